@@ -22,7 +22,8 @@ def _lstm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize("relax.grad.gru")
 def _gru(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return _call(bb, call, topi_recurrent.gru, *call.args)
+    bias = call.args[3] if len(call.args) == 4 else None
+    return _call(bb, call, topi_recurrent.gru, *call.args[:3], bias)
 
 
 @register_legalize("relax.grad.rnn_tanh")

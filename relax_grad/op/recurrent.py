@@ -15,6 +15,10 @@ LSTM      of the cell by the gates i, f, g; of the hidden state by the   i, f, g
           hidden state by the cell
 GRU       of the hidden state by the products of the gates r, z, n, and  r, z, n
           by the previous hidden state, which is z
+GRU that  of the state that the gate r resets by the sum of r; of the    r, z, n
+resets    hidden state by the sums of z, n, and by the previous hidden
+first     state, which is z; of the reset state by the previous hidden
+          state, which is r
 RNN       of the hidden state by its only gate                           one
 ========  =============================================================  =========
 """
@@ -31,7 +35,7 @@ from ._infer import shape_text, tensor_type, type_of_shape
 from .declare import declare_op
 
 #: The number of gates of each layer, by the number of its slopes.
-GATES = {6: 4, 4: 3, 1: 1}
+GATES = {6: 4, 5: 3, 4: 3, 1: 1}
 
 
 def lstm(data: relax.Expr, hidden: relax.Expr, cell: relax.Expr, weight: relax.Expr) -> relax.Call:
@@ -58,11 +62,17 @@ def lstm(data: relax.Expr, hidden: relax.Expr, cell: relax.Expr, weight: relax.E
     return relax.Call(Op.get("relax.grad.lstm"), [data, hidden, cell, weight])
 
 
-def gru(data: relax.Expr, hidden: relax.Expr, weight: relax.Expr, bias: relax.Expr) -> relax.Call:
+def gru(
+    data: relax.Expr, hidden: relax.Expr, weight: relax.Expr, bias: relax.Expr | None = None
+) -> relax.Call:
     """Gated recurrent unit: the recurrence of one layer over time.
 
     With ``r, z = sigmoid(...)`` of the sums of ``data[t]`` and ``h @ weight^T``, and ``n = tanh(data[t] + r * (h @
     weight^T + bias))``: ``h = (1 - z) * n + z * h``. The gates are in the order r, z, n.
+
+    Without ``bias``, the gate r resets the state before its product with the weight: ``n = tanh(data[t] + (r * h) @
+    weight^T)``. This is the formula of Cho et al. (2014), and ONNX's ``linear_before_reset=0``. All biases belong to the
+    data then. A layer that resets after the product and has no bias takes one of zeros.
 
     Parameters
     ----------
@@ -72,16 +82,18 @@ def gru(data: relax.Expr, hidden: relax.Expr, weight: relax.Expr, bias: relax.Ex
         The initial state, ``(batch, size)``.
     weight : relax.Expr
         The recurrent weight, ``(3 * size, size)``.
-    bias : relax.Expr
-        The recurrent bias of the gate n, ``(size,)``.
+    bias : relax.Expr, optional
+        The recurrent bias of the gate n, ``(size,)``. None: the state is reset before the product.
 
     Returns
     -------
     result : relax.Call
         The hidden states after each step, ``(steps, batch, size)``, the slopes, ``(steps, batch, 4 * size)``, and those
-        of the hidden states by the data of the gate n. Half precision is computed in float32.
+        of the hidden states by the data of the gate n. Without ``bias``, the hidden states and the slopes, ``(steps,
+        batch, 5 * size)``. Half precision is computed in float32.
     """
-    return relax.Call(Op.get("relax.grad.gru"), [data, hidden, weight, bias])
+    others = [] if bias is None else [bias]
+    return relax.Call(Op.get("relax.grad.gru"), [data, hidden, weight, *others])
 
 
 def rnn_tanh(data: relax.Expr, hidden: relax.Expr, weight: relax.Expr) -> relax.Call:
@@ -239,8 +251,8 @@ def slopes_of(slopes: relax.Expr, weight: relax.Expr) -> int:
             return count
     raise ValueError(
         "slopes and weight must have the extents 6 * size and (4 * size, size) for an LSTM, 4 * size and (3 * size, "
-        "size) for a GRU, or size and (size, size) for an RNN, but their shapes are "
-        + " and ".join(shape_text(shape.values) for shape in shapes)
+        "size) for a GRU, 5 * size and (3 * size, size) for a GRU that resets first, or size and (size, size) for an "
+        "RNN, but their shapes are " + " and ".join(shape_text(shape.values) for shape in shapes)
     )
 
 
@@ -311,8 +323,11 @@ def _infer_lstm(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
 
 
 def _infer_gru(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    data, outer, size = _infer_layer(call, ("data", "hidden", "weight", "bias"), 3)
+    names = ("data", "hidden", "weight", "bias")[: len(call.args)]
+    data, outer, size = _infer_layer(call, names, 3)
     states = _like(data, [*outer, size])
+    if "bias" not in names:
+        return relax.TupleType([states, _like(data, [*outer, size * 5])])
     return relax.TupleType([states, _like(data, [*outer, size * 4]), states])
 
 
@@ -417,7 +432,7 @@ declare_op(
 )
 declare_op(
     "gru",
-    [_DATA, _HIDDEN, _WEIGHT, ("bias", "Tensor", "The recurrent bias of the gate n.")],
+    [_DATA, _HIDDEN, _WEIGHT, ("bias", "Optional[Tensor]", "The recurrent bias of the gate n.")],
     _infer_gru,
     gru,
 )

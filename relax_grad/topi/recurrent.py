@@ -64,7 +64,9 @@ def lstm(data: te.Tensor, hidden: te.Tensor, cell: te.Tensor, weight: te.Tensor)
     return _made(body, [data, hidden, cell, weight], shapes, "lstm")
 
 
-def gru(data: te.Tensor, hidden: te.Tensor, weight: te.Tensor, bias: te.Tensor) -> list[te.Tensor]:
+def gru(
+    data: te.Tensor, hidden: te.Tensor, weight: te.Tensor, bias: te.Tensor | None
+) -> list[te.Tensor]:
     """Gated recurrent unit over time, with the gates r, z and n.
 
     Parameters
@@ -75,14 +77,16 @@ def gru(data: te.Tensor, hidden: te.Tensor, weight: te.Tensor, bias: te.Tensor) 
         The initial state, ``(batch, size)``.
     weight : te.Tensor
         The recurrent weight, ``(3 * size, size)``.
-    bias : te.Tensor
-        The recurrent bias of the gate n, ``(size,)``.
+    bias : te.Tensor or None
+        The recurrent bias of the gate n, ``(size,)``. None if the gate r resets the state before the product.
 
     Returns
     -------
     results : list[te.Tensor]
-        The hidden states, the slopes, and those of the hidden states by the data of the gate n.
+        The hidden states, the slopes, and, with a bias, those of the hidden states by the data of the gate n.
     """
+    if bias is None:
+        return _gru_that_resets_first(data, hidden, weight)
     steps, batch, _ = data.shape
     size = weight.shape[1]
 
@@ -107,6 +111,40 @@ def gru(data: te.Tensor, hidden: te.Tensor, weight: te.Tensor, bias: te.Tensor) 
     states = [steps, batch, size]
     shapes = [states, [steps, batch, 4 * size], states]
     return _made(body, [data, hidden, weight, bias], shapes, "gru")
+
+
+def _gru_that_resets_first(
+    data: te.Tensor, hidden: te.Tensor, weight: te.Tensor
+) -> list[te.Tensor]:
+    steps, batch, _ = data.shape
+    size = weight.shape[1]
+
+    def body(x, h0, w, states, slopes):
+        with tasks([batch]) as (b,), loops([steps]) as (t,):
+            before = _before(states, h0, t, b)
+            _sums(slopes, x, w, before, (t, b), 2 * size, size)
+            with loops([size]) as (j,):
+                r, z = (T.bind(_sigmoid(slopes[t, b, j + size * gate])) for gate in range(2))
+                last = T.bind(before(j))
+                for part, value in {0: last * r * (1 - r), 3: z, 4: r}.items():
+                    T.buffer_store(slopes, value, [t, b, j + size * part])
+
+            def reset(k):
+                return slopes[t, b, k + size * 4] * before(k)
+
+            _sums(slopes, x, w, reset, (t, b), size, size, first=2 * size)
+            with loops([size]) as (j,):
+                n = T.bind(tirx.tanh(slopes[t, b, j + size * 2]))
+                z, last = T.bind(slopes[t, b, j + size * 3]), T.bind(before(j))
+                T.buffer_store(states, (1 - z) * n + z * last, [t, b, j])
+                for part, value in {
+                    1: (last - n) * z * (1 - z),
+                    2: (1 - z) * (1 - n * n),
+                }.items():
+                    T.buffer_store(slopes, value, [t, b, j + size * part])
+
+    shapes = [[steps, batch, size], [steps, batch, 5 * size]]
+    return _made(body, [data, hidden, weight], shapes, "gru")
 
 
 def rnn(data: te.Tensor, hidden: te.Tensor, weight: te.Tensor, activation: str) -> te.Tensor:
@@ -165,7 +203,7 @@ def recurrent_backward(
     cells_grad : te.Tensor or None
         The gradient with respect to the cells of an LSTM.
     parts : int
-        The number of slopes of each unit: 6 for an LSTM, 4 for a GRU, 1 for an RNN.
+        The number of slopes of each unit: 6 for an LSTM, 4 for a GRU, 5 for one that resets first, 1 for an RNN.
 
     Returns
     -------
@@ -175,7 +213,7 @@ def recurrent_backward(
     steps, batch, size = output_grad.shape
     rows = weight.shape[0]
     zero = tirx.const(0, output_grad.dtype)
-    of_lstm = parts == 6
+    of_lstm, resets = parts == 6, parts == 5
     inputs = [output_grad, slopes, weight, *([] if cells_grad is None else [cells_grad])]
 
     def body(*buffers):
@@ -200,14 +238,26 @@ def recurrent_backward(
                             state = state + cells[0][t, b, j]
                         state = T.bind(state)
                     T.buffer_store(states, state, [t, b, j])
-                    for gate in range(3 if parts > 1 else 1):
+                    for gate in range(1 if resets else 0, 3 if parts > 1 else 1):
                         T.buffer_store(gates, slope(at, gate, j) * state, [t, b, j + size * gate])
                     if of_lstm:
                         T.buffer_store(gates, slope(at, 3, j) * through, [t, b, j + size * 3])
                         T.buffer_store(c0[0], slope(at, 4, j) * state, [b, j])
-                    kept = slope(at, 3, j) * state if parts == 4 else zero
+                    kept = slope(at, 3, j) * state if parts in (4, 5) else zero
                     T.buffer_store(h0, kept, [b, j])
-                with loops([rows, size]) as (k, j):
+                products = rows
+                if resets:
+                    # The gradient of the reset state goes through the place of that of the sum of r.
+                    with loops([size]) as (j,):
+                        T.buffer_store(gates, zero, [t, b, j])
+                        with loops([size]) as (k,):
+                            more = gates[t, b, k + 2 * size] * w[k + 2 * size, j]
+                            T.buffer_store(gates, gates[t, b, j] + more, [t, b, j])
+                        reset = T.bind(gates[t, b, j])
+                        T.buffer_store(h0, h0[b, j] + slope(at, 4, j) * reset, [b, j])
+                        T.buffer_store(gates, slope(at, 0, j) * reset, [t, b, j])
+                    products = 2 * size
+                with loops([products, size]) as (k, j):
                     T.buffer_store(h0, h0[b, j] + gates[t, b, k] * w[k, j], [b, j])
 
     initial = [batch, size]
@@ -240,7 +290,7 @@ def recurrent_tangent(
     """
     steps, batch, size = states.shape
     rows = weight.shape[0]
-    of_lstm = parts == 6
+    of_lstm, resets = parts == 6, parts == 5
     inputs = [gates, states, hidden, slopes, weight, *([cell] if of_lstm else [])]
 
     def body(*buffers):
@@ -248,17 +298,23 @@ def recurrent_tangent(
         found, sums, *cells = buffers[len(inputs) :]
         with tasks([batch]) as (b,), loops([steps]) as (t,):
             before = _before(found, h0, t, b)
-            _sums(sums, x, w, before, (t, b), rows, size)
+            _sums(sums, x, w, before, (t, b), 2 * size if resets else rows, size)
+            if resets:
+
+                def reset(k):
+                    return s[t, b, k] * sums[t, b, k] + s[t, b, k + size * 4] * before(k)
+
+                _sums(sums, x, w, reset, (t, b), size, size, first=2 * size)
             with loops([size]) as (j,):
                 slope = [s[t, b, j + size * part] for part in range(parts)]
                 value = own[t, b, j]
-                for gate in range(3 if parts > 1 else 1):
+                for gate in range(1 if resets else 0, 3 if parts > 1 else 1):
                     value = value + slope[gate] * sums[t, b, j + size * gate]
                 if of_lstm:
                     value = T.bind(value + slope[4] * _before(cells[0], c0[0], t, b)(j))
                     T.buffer_store(cells[0], value, [t, b, j])
                     value = slope[5] * value + slope[3] * sums[t, b, j + size * 3]
-                elif parts == 4:
+                elif parts in (4, 5):
                     value = value + slope[3] * before(j)
                 T.buffer_store(found, value, [t, b, j])
 
@@ -307,9 +363,10 @@ def _before(states, initial, t, b) -> Callable:
     return state
 
 
-def _sums(target, data, weight, before: Callable, at: tuple, rows, size) -> None:
-    """Emit the sums of the data of a step and the products of the state and the weight."""
+def _sums(target, data, weight, before: Callable, at: tuple, rows, size, first=0) -> None:
+    """Emit the sums of the data of a step and the products of the state and the weight, from its first row on."""
     with loops([rows]) as (j,):
+        j = j + first
         place = [*at, j]
         start = tirx.const(0, target.dtype) if data is None else data[tuple(place)]
         T.buffer_store(target, start, place)

@@ -426,6 +426,7 @@ def _recurrences() -> Iterator[KernelCase]:
         for name, gates, others in (
             ("lstm", 4, [initial, initial, (4 * size, size)]),
             ("gru", 3, [initial, (3 * size, size), (size,)]),
+            ("gru", 3, [initial, (3 * size, size)]),
             ("rnn_tanh", 1, [initial, (size, size)]),
             ("rnn_relu", 1, [initial, (size, size)]),
         ):
@@ -434,8 +435,10 @@ def _recurrences() -> Iterator[KernelCase]:
                 f"relax.grad.{name}",
                 [(steps, N, gates * size), *others],
                 lambda _, *tensors, function=function: function(*tensors),
+                detail=f"{len(others)} operands",
             )
-        for slopes, gates, cells in ((6, 4, True), (6, 4, False), (4, 3, False), (1, 1, False)):
+        parts = (6, 4, True), (6, 4, False), (5, 3, False), (4, 3, False), (1, 1, False)
+        for slopes, gates, cells in parts:
             yield KernelCase(
                 "relax.grad.recurrent_backward",
                 [states, (steps, N, slopes * size), (gates * size, size), *[states] * cells],

@@ -202,10 +202,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "frontend._arguments": ("frontend/onnx/test_model.py", "frontend/torch/test_model.py"),
     "frontend._philox": ("frontend/test_random.py",),
     **dict.fromkeys(
-        (
-            *("frontend.onnx._converters", "frontend.onnx._expand", "frontend.onnx._importer"),
-            "frontend.onnx._recurrent",
-        ),
+        ("frontend.onnx._converters", "frontend.onnx._expand", "frontend.onnx._importer"),
         ("frontend/onnx/test_operators.py",),
     ),
     "frontend.onnx._arguments": ("frontend/onnx/test_shapes.py", "frontend/onnx/test_model.py"),

@@ -35,6 +35,19 @@ def gru(data, hidden, weight, bias):
     return [np.stack(each) for each in zip(*found, strict=True)]
 
 
+def gru_reset(data, hidden, weight):
+    """A GRU that resets the state before the product."""
+    found, (w_r, w_z, w_n) = [], np.split(weight, 3)
+    for x in data:
+        x_r, x_z, x_n = np.split(x, 3, -1)
+        r, z, last = sigmoid(x_r + hidden @ w_r.T), sigmoid(x_z + hidden @ w_z.T), hidden
+        n = np.tanh(x_n + (r * last) @ w_n.T)
+        hidden = (1 - z) * n + z * last
+        slopes = [last * r * (1 - r), (last - n) * z * (1 - z), (1 - z) * (1 - n * n), z, r]
+        found.append((hidden, np.concatenate(slopes, -1)))
+    return [np.stack(each) for each in zip(*found, strict=True)]
+
+
 def rnn(activation):
     def forward(data, hidden, weight):
         found = []
@@ -57,17 +70,26 @@ def backward(grad, slopes, weight, cells=None):
             state = own[5] * through + cell + (0 if cells is None else cells[t])
             found = [own[0] * state, own[1] * state, own[2] * state, own[3] * through]
             cell = own[4] * state
+        elif len(own) == 5:
+            last = own[2] * state
+            reset = last @ weight[2 * size :]
+            found = [own[0] * reset, own[1] * state, last]
         else:
             found = [each * state for each in own[:3]]
         gates.insert(0, np.concatenate(found, -1))
         states.insert(0, state)
-        hidden = gates[0] @ weight + (own[3] * state if len(own) == 4 else 0)
+        if len(own) == 5:
+            both = gates[0][:, : 2 * size] @ weight[: 2 * size]
+            hidden = both + own[3] * state + own[4] * reset
+        else:
+            hidden = gates[0] @ weight + (own[3] * state if len(own) == 4 else 0)
     return [np.stack(gates), np.stack(states), hidden, *([cell] if len(own) == 6 else [])]
 
 
 LAYERS = {
     "lstm": lstm,
     "gru": gru,
+    "gru_reset": gru_reset,
     "rnn_tanh": rnn(np.tanh),
     "rnn_relu": rnn(lambda x: np.maximum(x, 0)),
 }

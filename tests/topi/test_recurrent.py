@@ -14,7 +14,7 @@ SIZE = 3
 
 
 #: The numbers of gates and of initial states.
-SIZES = {"lstm": (4, 2), "gru": (3, 1), "rnn_tanh": (1, 1), "rnn_relu": (1, 1)}
+SIZES = {"lstm": (4, 2), "gru": (3, 1), "gru_reset": (3, 1), "rnn_tanh": (1, 1), "rnn_relu": (1, 1)}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def machine():
         shapes += [[SIZE]] if name == "gru" else []
         params = [relax.Var(f"x{i}", relax.TensorType(s, "float64")) for i, s in enumerate(shapes)]
         with bb.function(name, params):
-            bb.emit_func_output(bb.emit(getattr(backward, name)(*params)))
+            bb.emit_func_output(bb.emit(getattr(backward, name.removesuffix("_reset"))(*params)))
     return relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
 
 
@@ -57,7 +57,7 @@ def test_no_steps_and_no_sequences(machine, name):
         assert all(each.shape[:2] == (steps, batch) for each in found)
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru"])
+@pytest.mark.parametrize("name", ["lstm", "gru", "gru_reset"])
 def test_saturated_gates(machine, name):
     """Sums beyond the range of exp give gates of 0 and 1, and slopes that are numbers."""
     arrays, found = run(machine, name, 4, 3, scale=1e4)

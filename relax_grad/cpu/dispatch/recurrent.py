@@ -22,7 +22,9 @@ _BACKWARD = "relax.grad.recurrent_backward"
 def layer(site: CallSite) -> Kernel | None:
     """Return the kernel of a layer."""
     call = site.call
-    of = _layer(site, call.op.name.removeprefix("relax.grad."), call.args)
+    kind = call.op.name.removeprefix("relax.grad.")
+    resets_first = kind == "gru" and len(call.args) == 3
+    of = _layer(site, "gru_reset" if resets_first else kind, call.args)
     return None if of is None else Kernel(partial(recurrence, of, site.cpu), call.args)
 
 

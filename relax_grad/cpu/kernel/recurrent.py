@@ -23,7 +23,7 @@ from .builder import Extent, Vectors, bind, ceil_div, const
 _MOST_ROWS = 32
 
 #: The numbers of slopes and gates of each unit, by the name of the layer.
-PARTS = {"lstm": (6, 4), "gru": (4, 3), "rnn": (1, 1)}
+PARTS = {"lstm": (6, 4), "gru": (4, 3), "gru_reset": (5, 3), "rnn": (1, 1)}
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Layer:
     Attributes
     ----------
     kind : str
-        ``"lstm"``, ``"gru"``, ``"rnn_tanh"`` or ``"rnn_relu"``; for the gradient also ``"rnn"``.
+        ``"lstm"``, ``"gru"``, ``"gru_reset"`` (the state is reset before the product), ``"rnn_tanh"`` or
+        ``"rnn_relu"``; for the gradient also ``"rnn"``.
     steps, batch : int or tirx.PrimExpr
         The extents.
     size : int
@@ -47,11 +48,15 @@ class Layer:
 
     @property
     def gates(self) -> int:
-        return PARTS[self.kind.partition("_")[0]][1]
+        return self._parts[1]
 
     @property
     def slopes(self) -> int:
-        return PARTS[self.kind.partition("_")[0]][0]
+        return self._parts[0]
+
+    @property
+    def _parts(self) -> tuple[int, int]:
+        return PARTS["rnn" if self.kind.startswith("rnn") else self.kind]
 
     def shape(self, parts: int = 1) -> list[Extent]:
         """Return the shape of values of each step."""
@@ -89,6 +94,7 @@ def recurrence(of: Layer, cpu: CPU) -> tirx.PrimFunc:
     results = {
         "lstm": [of.shape(), of.shape(), of.shape(6)],
         "gru": [of.shape(), of.shape(4), of.shape()],
+        "gru_reset": [of.shape(), of.shape(5)],
     }.get(of.kind, [of.shape()])
     names += [f"result{i}" for i in range(len(results))]
 
@@ -136,24 +142,28 @@ class _Weight:
     ----------
     columns, depth : int
         The extents of the matrix.
+    start : int
+        Its offset in the buffer.
     is_turned : bool
         Whether the matrix is stored as ``[columns, depth]``.
     rows : int
         The number of rows of a tile.
     """
 
-    def __init__(self, cpu: CPU, columns: int, depth: int, is_turned: bool, rows: int):
+    def __init__(
+        self, cpu: CPU, columns: int, depth: int, is_turned: bool, rows: int, start: int = 0
+    ):
         self._vectors, self._tile = Vectors(cpu.lanes), (rows, 2)
         matrix = Matmul(1, columns, depth, transpose_b=is_turned)
         self._packing = Packing(matrix, self._vectors, 2)
-        self._depth, self._width = depth, self._packing.width
+        self._depth, self._width, self._start = depth, self._packing.width, start
         self._panels = ceil_div(columns, self._width)
         #: The stride of the rows of a product.
         self.pitch = self._panels * self._width
 
     def pack(self, source: tirx.Buffer) -> None:
         """Emit the copy of the matrix."""
-        self._packed = Early(self._packing, source, const(0), b.parallel).panels
+        self._packed = Early(self._packing, source, const(self._start), b.parallel).panels
 
     def multiply(self, left: tuple, target: tirx.Buffer, rows, *, add: bool) -> None:
         """Emit the products of rows and the matrix.
@@ -217,10 +227,17 @@ class _Forward:
         self.of, self.tasks, self.vectors = of, _Tasks(of, cpu), Vectors(cpu.lanes)
         self.inputs, self.results = list(inputs), list(results)
         self.source = self.inputs[3 if of.kind == "lstm" else 2]
-        self.weight = _Weight(cpu, of.gates * of.size, of.size, True, self.tasks.height)
+        size, height = of.size, self.tasks.height
+        # The gate n of a GRU that resets first has a product of its own.
+        self.is_reset = of.kind == "gru_reset"
+        together = 2 if self.is_reset else of.gates
+        self.weight = _Weight(cpu, together * size, size, True, height)
+        self.last = _Weight(cpu, size, size, True, height, together * size * size)
 
     def emit(self) -> None:
         self.weight.pack(self.source)
+        if self.is_reset:
+            self.last.pack(self.source)
         self.tasks.each(self._block)
 
     def _block(self, first, rows) -> None:
@@ -231,22 +248,29 @@ class _Forward:
         b.copy(state, const(0), self.inputs[1], bind(first * size), rows * size)
         if cell is not None:
             b.copy(cell, const(0), self.inputs[2], bind(first * size), rows * size)
-        step = {"lstm": self._lstm, "gru": self._gru}.get(of.kind, self._rnn)
+        reset = b.scratch(self.tasks.rows * size) if self.is_reset else None
+        step = {"lstm": self._lstm, "gru": self._gru, "gru_reset": self._gates}.get(
+            of.kind, self._rnn
+        )
         with b.serial(0, of.steps) as t:
-            self.weight.multiply((state, const(0), size), sums, rows, add=False)
             start = bind(t * of.batch + first)
 
-            def unit(row, offset, number, start=start) -> None:
-                place = bind(start + row)
-                local = bind(row * size + offset)
-                step(place, row, offset, number, local, sums, state, cell)
+            def each(step: Callable, other, start=start) -> None:
+                def unit(row, offset, number) -> None:
+                    local = bind(row * size + offset)
+                    step(bind(start + row), row, offset, number, local, sums, state, other)
 
-            self.tasks.each_vector(rows, unit)
+                self.tasks.each_vector(rows, unit)
 
-    def _sum(self, sums, row, offset, gate: int, number):
-        return self.vectors.load(
-            sums, bind(row * self.weight.pitch + offset + gate * self.of.size), number
-        )
+            self.weight.multiply((state, const(0), size), sums, rows, add=False)
+            each(step, reset if self.is_reset else cell)
+            if self.is_reset:
+                self.last.multiply((reset, const(0), size), sums, rows, add=False)
+                each(self._reset, reset)
+
+    def _sum(self, sums, row, offset, gate: int, number, pitch: int | None = None):
+        pitch = self.weight.pitch if pitch is None else pitch
+        return self.vectors.load(sums, bind(row * pitch + offset + gate * self.of.size), number)
 
     def _data(self, place, offset, gate: int, number):
         of = self.of
@@ -320,6 +344,38 @@ class _Forward:
         for part, value in enumerate(found):
             self._store(1, place, offset, value, number, part, 4)
 
+    def _gates(self, place, row, offset, number, local, sums, state, reset) -> None:
+        """Emit the gates r and z of a GRU that resets first, and the reset state."""
+        vectors, one = self.vectors, self.vectors.splat(1.0)
+        r, z = (
+            self._sigmoid(
+                bind(
+                    self._data(place, offset, gate, number)
+                    + self._sum(sums, row, offset, gate, number)
+                )
+            )
+            for gate in range(2)
+        )
+        last = bind(vectors.load(state, local, number))
+        vectors.store(reset, local, r * last, number)
+        for part, value in {0: last * (r * (one - r)), 3: z, 4: r}.items():
+            self._store(1, place, offset, value, number, part, 5)
+
+    def _reset(self, place, row, offset, number, local, sums, state, _) -> None:
+        """Emit the gate n of a GRU that resets first, and the new state."""
+        vectors, one = self.vectors, self.vectors.splat(1.0)
+        product = self._sum(sums, row, offset, 0, number, self.last.pitch)
+        n = self._tanh(bind(self._data(place, offset, 2, number) + product))
+        at = bind(place * (5 * self.of.size) + offset + 3 * self.of.size)
+        z = bind(vectors.load(self.results[1], at, number))
+        last = bind(vectors.load(state, local, number))
+        rest = bind(one - z)
+        hidden = bind(rest * n + z * last)
+        vectors.store(state, local, hidden, number)
+        self._store(0, place, offset, hidden, number)
+        for part, value in {1: (last - n) * (z * rest), 2: rest * (one - n * n)}.items():
+            self._store(1, place, offset, value, number, part, 5)
+
     def _rnn(self, place, row, offset, number, local, sums, state, _) -> None:
         total = bind(self._data(place, offset, 0, number) + self._sum(sums, row, offset, 0, number))
         if self.of.kind == "rnn_tanh":
@@ -337,10 +393,16 @@ class _Backward:
         self.grad, self.slopes, self.source, *cells = inputs
         self.cells = cells[0] if cells else None
         self.gates, self.states, *self.initial = results
-        self.weight = _Weight(cpu, of.size, of.gates * of.size, False, self.tasks.height)
+        size, height = of.size, self.tasks.height
+        self.is_reset = of.kind == "gru_reset"
+        together = 2 if self.is_reset else of.gates
+        self.weight = _Weight(cpu, size, together * size, False, height)
+        self.last = _Weight(cpu, size, size, False, height, together * size * size)
 
     def emit(self) -> None:
         self.weight.pack(self.source)
+        if self.is_reset:
+            self.last.pack(self.source)
         self.tasks.each(self._block)
 
     def _block(self, first, rows) -> None:
@@ -353,6 +415,7 @@ class _Backward:
             cell = b.scratch(self.tasks.rows * pitch)
             b.clear(cell, const(0), self.tasks.rows * pitch)
         width = of.gates * size
+        reset = b.scratch(self.tasks.rows * pitch) if self.is_reset else None
         with b.serial(0, of.steps) as step:
             start = bind((of.steps - 1 - step) * of.batch + first)
 
@@ -363,7 +426,21 @@ class _Backward:
 
             self.tasks.each_vector(rows, unit)
             left = self.gates, bind(start * width), width
-            self.weight.multiply(left, through, rows, add=of.kind == "gru")
+            if self.is_reset:
+                of_last = self.gates, bind(start * width + 2 * size), width
+                self.last.multiply(of_last, reset, rows, add=False)
+                self.tasks.each_vector(
+                    rows,
+                    lambda row, offset, number, start=start: self._reset(
+                        bind(start + row),
+                        bind(row * pitch + offset),
+                        offset,
+                        number,
+                        through,
+                        reset,
+                    ),
+                )
+            self.weight.multiply(left, through, rows, add=of.kind.startswith("gru"))
         for target, source in zip(self.initial, (through, cell), strict=False):
             with b.serial(0, rows) as row:
                 b.copy(target, bind((first + row) * size), source, bind(row * pitch), const(size))
@@ -372,12 +449,10 @@ class _Backward:
         of, vectors = self.of, self.vectors
 
         def slope(part: int):
-            at = bind(place * (of.slopes * of.size) + offset + part * of.size)
-            return vectors.load(self.slopes, at, number)
+            return self._slope(part, place, offset, number)
 
         def store(part: int, value) -> None:
-            at = bind(place * (of.gates * of.size) + offset + part * of.size)
-            vectors.store(self.gates, at, value, number)
+            self._store(part, place, offset, number, value)
 
         own = bind(place * of.size + offset)
         hidden = bind(vectors.load(self.grad, own, number) + vectors.load(through, local, number))
@@ -389,8 +464,24 @@ class _Backward:
             state = bind(state)
             store(3, slope(3) * hidden)
             vectors.store(cell, local, slope(4) * state, number)
-        elif of.kind == "gru":
+        elif of.kind.startswith("gru"):
             vectors.store(through, local, slope(3) * state, number)
-        for part in range(min(3, of.gates)):
+        for part in range(1 if self.is_reset else 0, min(3, of.gates)):
             store(part, slope(part) * state)
         vectors.store(self.states, own, state, number)
+
+    def _reset(self, place, local, offset, number, through, reset) -> None:
+        """Emit the gradients through the reset state of a GRU that resets first."""
+        vectors = self.vectors
+        found = bind(vectors.load(reset, local, number))
+        self._store(0, place, offset, number, self._slope(0, place, offset, number) * found)
+        kept = self._slope(4, place, offset, number) * found
+        vectors.store(through, local, vectors.load(through, local, number) + kept, number)
+
+    def _slope(self, part: int, place, offset, number):
+        at = bind(place * (self.of.slopes * self.of.size) + offset + part * self.of.size)
+        return self.vectors.load(self.slopes, at, number)
+
+    def _store(self, part: int, place, offset, number, value) -> None:
+        at = bind(place * (self.of.gates * self.of.size) + offset + part * self.of.size)
+        self.vectors.store(self.gates, at, value, number)

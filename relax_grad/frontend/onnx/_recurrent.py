@@ -1,7 +1,7 @@
 """Converters of recurrent layers, which TVM has none of.
 
-Layers whose recurrence is an operator, with any number of steps, become this operator. Those with other activations, and
-a GRU that resets the state before the product, are written out step by step.
+Layers whose recurrence is an operator, with any number of steps, become this operator. An RNN with another activation is
+written out step by step.
 """
 
 from __future__ import annotations
@@ -25,56 +25,27 @@ def _lstm(bb, inputs, attrs, opset):
     if attrs.get("input_forget", 0):
         raise Refused("it couples the gates (input_forget=1); export it without")
 
-    def step(gates, state, weights):
-        hidden, cell = state
-        gates = bb.emit(op.add(gates, op.matmul(hidden, weights.recurrent)))
-        i, o, f, c = _split(bb, gates, 4, -1)
-        i, o, f = (bb.emit(op.sigmoid(each)) for each in (i, o, f))
-        cell = bb.emit(op.add(op.multiply(f, cell), op.multiply(i, op.tanh(c))))
-        return bb.emit(op.multiply(o, op.tanh(cell))), cell
-
     def operator(gates, state, weights):
         found = bb.emit(recurrent.lstm(gates, *state, weights.recurrent))
         return [bb.emit(relax.TupleGetItem(found, i)) for i in range(2)]
 
-    def whole(_):
-        return operator, [0, 2, 3, 1]
-
     activations = ["Sigmoid", "Tanh", "Tanh"]
-    return _layer(bb, inputs, attrs, step, 4, [inputs[5], inputs[6]], activations, whole)
+    whole = operator, [0, 2, 3, 1]
+    return _layer(bb, inputs, attrs, 4, [inputs[5], inputs[6]], activations, lambda _: whole)
 
 
 def _gru(bb, inputs, attrs, opset):
     """``z, r = sigmoid(...)``, ``h = (1 - z) * tanh(...) + z * h``; the gates are in the order z, r, h."""
     after = bool(attrs.get("linear_before_reset", 0))
 
-    def step(gates, state, weights):
-        (hidden,) = state
-        size = weights.size
-        z, r, h = _split(bb, gates, 3, -1)
-        if after:
-            products = bb.emit(op.matmul(hidden, weights.recurrent))
-            products = bb.emit(op.add(products, weights.recurrent_bias))
-            of_z, of_r, of_h = _split(bb, products, 3, -1)
-        else:
-            both, last = _split(bb, weights.recurrent, [2 * size], -1)
-            of_z, of_r = _split(bb, bb.emit(op.matmul(hidden, both)), 2, -1)
-        z = bb.emit(op.sigmoid(op.add(z, of_z)))
-        r = bb.emit(op.sigmoid(op.add(r, of_r)))
-        of_h = op.multiply(r, of_h) if after else op.matmul(bb.emit(op.multiply(r, hidden)), last)
-        h = bb.emit(op.tanh(op.add(h, of_h)))
-        kept = op.multiply(z, hidden)
-        return (bb.emit(op.add(op.multiply(op.subtract(_like(1, z), z), h), kept)),)
-
     def operator(gates, state, weights):
-        # The biases of the first two gates are added to the data by the layer.
+        # The layer adds the other biases to the data: all, if the state is reset before the product.
         found = bb.emit(recurrent.gru(gates, *state, weights.recurrent, weights.own_bias))
         return [bb.emit(relax.TupleGetItem(found, 0))]
 
-    def whole(_):
-        return (operator, [1, 0, 2]) if after else None
-
-    return _layer(bb, inputs, attrs, step, 3, [inputs[5]], ["Sigmoid", "Tanh"], whole, after)
+    whole = operator, [1, 0, 2]
+    activations = ["Sigmoid", "Tanh"]
+    return _layer(bb, inputs, attrs, 3, [inputs[5]], activations, lambda _: whole, apart=after)
 
 
 #: The activations of plain recurrent layers.
@@ -110,7 +81,7 @@ def _rnn(bb, inputs, attrs, opset):
             bb.emit(function(gates, *state, weights.recurrent))
         ], [0]
 
-    return _layer(bb, inputs, attrs, step, 1, [inputs[5]], kinds, whole)
+    return _layer(bb, inputs, attrs, 1, [inputs[5]], kinds, whole, step)
 
 
 def _split(bb, data, indices_or_count, axis: int) -> list[relax.Expr]:
@@ -126,7 +97,7 @@ class _Weights:
     order : list[int] or None
         The order of the gates for an operator. None for steps that are written out: ``recurrent`` is then transposed.
     apart : bool
-        Whether the biases of the products with the state stay apart from the others.
+        Whether the bias of the product of the last gate with the state stays apart from the others.
     """
 
     def __init__(self, bb, inputs, direction: int, gates: int, order: list[int] | None, apart):
@@ -153,19 +124,20 @@ class _Weights:
                 of(bb.emit(op.squeeze(part, [1])), None)
                 for part in _split(bb, bb.emit(op.reshape(both, shape)), 2, 1)
             )
-        self.recurrent_bias, self.own_bias = second, None
-        if order is not None and apart:
+        self.own_bias = None
+        if apart:
             parts = _split(bb, second, gates, 0)
             self.own_bias = parts[-1]
             none = relax.const(np.zeros(self.size), _dtype(inputs[0]))
             second = bb.emit(op.concat([*parts[:-1], none], 0))
-        self.bias = first if order is None and apart else bb.emit(op.add(first, second))
+        self.bias = bb.emit(op.add(first, second))
 
 
-def _layer(bb, inputs, attrs, step, gates, initial, activations, whole, apart=False):
+def _layer(bb, inputs, attrs, gates, initial, activations, whole, step=None, *, apart=False):
     """Return the hidden states of all steps, and the last states.
 
-    ``whole(direction)`` returns the recurrence as an operator with the order of its gates, or None.
+    ``whole(direction)`` returns the recurrence as an operator with the order of its gates, or None for a layer that
+    ``step`` writes out.
     """
     _check(attrs, activations)
     data = inputs[0]
@@ -253,8 +225,8 @@ def _written_out(bb, products, step, state, weights, lengths, backwards: bool):
     steps = _extents(products)[0]
     if not isinstance(steps, int):
         raise Refused(
-            f"the number of its steps is {steps}, and a layer of this kind is written out step by step (others are not: LSTM, "
-            "GRU with linear_before_reset=1, RNN with Tanh or Relu); give the extents of the inputs: shapes={...}"
+            f"the number of its steps is {steps}, and an RNN with this activation is written out step by step (others are "
+            "not: LSTM, GRU, RNN with Tanh or Relu); give the extents of the inputs: shapes={...}"
         )
     if steps > _MOST_STEPS:
         raise Refused(

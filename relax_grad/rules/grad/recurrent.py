@@ -6,8 +6,6 @@ those with respect to the coefficients are products of the states of both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tvm import relax
 from tvm.ir import Op
 from tvm.relax import op
@@ -15,7 +13,17 @@ from tvm.relax.op import grad as backward
 
 from ...op.recurrent import GATES, slopes_of
 from ...registry import register_gradient
-from .._util import cast_each, const_like, shape_of, wide_dtype, widen
+from .._util import cast_each, const_like, shape_of, wide_dtype
+from ._recurrent import (
+    elements,
+    gru_slopes,
+    joined,
+    lstm_slopes,
+    parts_of,
+    reset_slopes,
+    reset_weight,
+    wide,
+)
 
 _ZEROS = [Op.get("relax.zeros"), Op.get("relax.zeros_like")]
 
@@ -34,13 +42,13 @@ def lstm(orig_var, orig_call, output_grad, ctx):
     it is a contribution to the gradients of these.
     """
     data, hidden, cell, weight = orig_call.args
-    states, cells, _ = _elements(ctx, orig_var, 3)
-    states_grad, cells_grad, slopes_grad = _elements(ctx, output_grad, 3)
+    states, cells, _ = elements(ctx, orig_var, 3)
+    states_grad, cells_grad, slopes_grad = elements(ctx, output_grad, 3)
     before = _before(ctx, states, hidden)
     extra = _Extra(ctx, weight)
     if not _is_zero(ctx, slopes_grad):
         last = _before(ctx, cells, cell)
-        sums, of_last, of_cell = _lstm_slopes(ctx, data, before, last, cells, weight, slopes_grad)
+        sums, of_last, of_cell = lstm_slopes(ctx, data, before, last, cells, weight, slopes_grad)
         states_grad = extra.through(sums, states_grad)
         cells_grad = _added(ctx, cells_grad, of_cell)
         cells_grad = _added(ctx, cells_grad, _after(ctx, of_last))
@@ -69,26 +77,51 @@ def gru(orig_var, orig_call, output_grad, ctx):
     Backward form: ``p_grad, s, h_grad = recurrent_backward(h'_grad, slopes, w)``; ``x_grad`` is ``p_grad``, but ``s``
     times the third result for ``x_n``; ``w_grad = p_grad^T @ h`` over all steps at once, and ``b_grad = sum(p_n_grad)``.
 
+    Without a bias, the state is reset before the product: ``n = tanh(x_n + (r * h) @ w_n^T)``. Then ``x_grad`` is
+    ``p_grad``, and the rows of ``w_grad`` for n are the products with ``r * h``.
+
     The slopes have a gradient in derivatives of second order only, as those of an LSTM.
     """
+    if len(orig_call.args) == 3:
+        return _gru_that_resets_first(orig_var, orig_call, output_grad, ctx)
     data, hidden, weight, bias = orig_call.args
-    states, slopes, fresh = _elements(ctx, orig_var, 3)
-    states_grad, slopes_grad, fresh_grad = _elements(ctx, output_grad, 3)
+    states, slopes, fresh = elements(ctx, orig_var, 3)
+    states_grad, slopes_grad, fresh_grad = elements(ctx, output_grad, 3)
     before = _before(ctx, states, hidden)
     extra, of_data = _Extra(ctx, weight), None
     if not (_is_zero(ctx, slopes_grad) and _is_zero(ctx, fresh_grad)):
-        of_data, products, of_before = _gru_slopes(
+        of_data, products, of_before = gru_slopes(
             ctx, data, before, weight, bias, slopes_grad, fresh_grad
         )
         states_grad = extra.through(products, states_grad, of_before)
     gates, total, hidden_grad = _backward(ctx, states_grad, slopes, weight)
-    data_grad = _joined(ctx, [*_parts(ctx, gates, 3)[:2], op.multiply(total, fresh)])
+    data_grad = joined(ctx, [*parts_of(ctx, gates, 3)[:2], op.multiply(total, fresh)])
     gates = extra.added(gates, extra.sums)
     partials = [
         extra.added(data_grad, of_data),
         extra.added(hidden_grad, extra.hidden),
         _weight_grad(ctx, gates, before),
-        op.sum(widen(_parts(ctx, gates, 3)[2]), [0, 1]),
+        op.sum(wide(ctx, parts_of(ctx, gates, 3)[2]), [0, 1]),
+    ]
+    return cast_each(ctx, partials, orig_call.args)
+
+
+def _gru_that_resets_first(orig_var, orig_call, output_grad, ctx):
+    data, hidden, weight = orig_call.args
+    states, slopes = elements(ctx, orig_var, 2)
+    states_grad, slopes_grad = elements(ctx, output_grad, 2)
+    before = _before(ctx, states, hidden)
+    reset = ctx.emit(op.multiply(parts_of(ctx, slopes, 5)[4], before))
+    extra = _Extra(ctx, weight, slopes)
+    if not _is_zero(ctx, slopes_grad):
+        sums, of_before = reset_slopes(ctx, data, before, slopes, weight, slopes_grad)
+        states_grad = extra.through(sums, states_grad, of_before)
+    gates, _, hidden_grad = _backward(ctx, states_grad, slopes, weight)
+    gates = extra.added(gates, extra.sums)
+    partials = [
+        gates,
+        extra.added(hidden_grad, extra.hidden),
+        _weight_grad(ctx, gates, before, reset),
     ]
     return cast_each(ctx, partials, orig_call.args)
 
@@ -132,28 +165,32 @@ def recurrent_backward(orig_var, orig_call, output_grad, ctx):
     Forward form, from the last step to the first, for a GRU with the slopes k of the gates and q of the previous state:
     ``s = y_grad + q' * s' + d' @ w`` and ``d = k * s``, where the prime is the next step. An RNN has no q. An LSTM has
     two states, ``h = y_grad + d' @ w`` and ``s = c_grad + a * h + q' * s'``, with ``d = k * (s, s, s, h)``. The last
-    values of ``q * s`` and ``d @ w`` are the gradients of the initial states.
+    values of ``q * s`` and ``d @ w`` are the gradients of the initial states. A GRU that resets first with the slope a
+    has ``e = d_n @ w_n`` and ``d = k * (e, s, s)``, and ``a * e + (d_r, d_z) @ (w_r, w_z)`` in the place of ``d @ w``.
 
     Backward form: ``y_grad_grad, u, c_grad_grad = recurrent_tangent(d_grad, s_grad, initial_grads, slopes, w)``. With
     its results, the gradients of k, q and a are ``u * (s, s, s, h)``, ``c_grad_grad before * s`` and ``c_grad_grad * h``,
-    or ``y_grad_grad before * s`` for q of a GRU; that of w is ``d^T @ y_grad_grad before`` over all steps.
+    or ``y_grad_grad before * s`` for q of a GRU; that of w is ``d^T @ y_grad_grad before`` over all steps. For a GRU that
+    resets first, that of k_r is ``u_r * e``, that of a ``y_grad_grad before * e``, and the rows of that of w for n are the
+    products with ``k_r * u_r + a * y_grad_grad before``.
     """
     grad, slopes, weight, *cells = orig_call.args
     count = slopes_of(slopes, weight)
     of_lstm = count == 6
-    gates, total, *_ = _elements(ctx, orig_var, 4 if of_lstm else 3)
-    gates_grad, total_grad, hidden, *cell = _elements(ctx, output_grad, 4 if of_lstm else 3)
+    gates, total, *_ = elements(ctx, orig_var, 4 if of_lstm else 3)
+    gates_grad, total_grad, hidden, *cell = elements(ctx, output_grad, 4 if of_lstm else 3)
     found = ctx.emit(
         backward.recurrent_tangent(gates_grad, total_grad, hidden, slopes, weight, *cell)
     )
-    states, sums, *own = _elements(ctx, found, 3 if of_lstm else 2)
+    states, sums, *own = elements(ctx, found, 3 if of_lstm else 2)
     before = _before(ctx, states, hidden)
-    through = _with_products(ctx, grad, gates, weight) if of_lstm else total
+    through = _through(ctx, count, grad, gates, total, weight)
     last = _before(ctx, own[0], cell[0]) if of_lstm else before
+    reset = _reset_tangent(ctx, sums, before, slopes) if count == 5 else None
     partials = [
         states,
         _of_slopes(ctx, count, sums, total, through, last, *own),
-        _weight_grad(ctx, gates, before),
+        _weight_grad(ctx, gates, before, reset),
         *own[: len(cells)],
     ]
     return cast_each(ctx, partials, orig_call.args)
@@ -165,7 +202,8 @@ def recurrent_tangent(orig_var, orig_call, output_grad, ctx):
 
     Forward form, for a GRU with the slopes k of the gates and q of the previous state: ``u = d + y @ w^T`` and ``y' =
     s + sum(k * u) + q * y``. An RNN has no q. An LSTM has ``c' = s + sum(k * u) + q * c`` over three gates, and ``y' = a
-    * c' + k * u`` with the fourth one.
+    * c' + k * u`` with the fourth one. A GRU that resets first has ``u_n = d_n + (k_r * u_r + a * y) @ w_n^T`` and no
+    ``k_r * u_r`` in the sum.
 
     Backward form: ``d_grad, s_grad, y_grad, c_grad = recurrent_backward(y'_grad + next(u_grad @ w), slopes, w, c'_grad)``
     with ``u_grad`` added to the first one. The gradients of the slopes and of w are those in
@@ -174,22 +212,27 @@ def recurrent_tangent(orig_var, orig_call, output_grad, ctx):
     _, _, hidden, slopes, weight, *cell = orig_call.args
     count = slopes_of(slopes, weight)
     of_lstm = count == 6
-    states, sums, *own = _elements(ctx, orig_var, 3 if of_lstm else 2)
-    states_grad, sums_grad, *cells_grad = _elements(ctx, output_grad, 3 if of_lstm else 2)
-    extra = _Extra(ctx, weight)
+    states, sums, *own = elements(ctx, orig_var, 3 if of_lstm else 2)
+    states_grad, sums_grad, *cells_grad = elements(ctx, output_grad, 3 if of_lstm else 2)
+    extra = _Extra(ctx, weight, slopes if count == 5 else None)
     if not _is_zero(ctx, sums_grad):
         states_grad = extra.through(sums_grad, states_grad)
     gates, total, *initial = _backward(ctx, states_grad, slopes, weight, *cells_grad)
-    through = _with_products(ctx, states_grad, gates, weight) if of_lstm else total
+    if count == 6:
+        through = _through(ctx, count, states_grad, gates, total, weight)
+    gates = extra.added(gates, extra.sums)
+    if count != 6:
+        # The gradient of the reset state is that through all sums.
+        through = _through(ctx, count, states_grad, gates, total, weight)
     before = _before(ctx, states, hidden)
     last = _before(ctx, own[0], cell[0]) if of_lstm else before
-    gates = extra.added(gates, extra.sums)
+    reset = _reset_tangent(ctx, sums, before, slopes) if count == 5 else None
     partials = [
         gates,
         total,
         extra.added(initial[0], extra.hidden),
         _of_slopes(ctx, count, sums, total, through, last, *own),
-        _weight_grad(ctx, gates, before),
+        _weight_grad(ctx, gates, before, reset),
         *initial[1:],
     ]
     return cast_each(ctx, partials, orig_call.args)
@@ -220,14 +263,19 @@ def next_steps(orig_var, orig_call, output_grad, ctx):
 class _Extra:
     """Contributions to the gradients of the sums of the gates, which the backward operator does not take.
 
+    Parameters
+    ----------
+    slopes : relax.Expr, optional
+        The slopes of a GRU that resets first, whose gate n has the product with the reset state.
+
     Attributes
     ----------
     sums, hidden, cell : relax.Expr or None
         The contributions to the gradients of the sums, and of the initial states.
     """
 
-    def __init__(self, ctx, weight):
-        self._ctx, self._weight = ctx, weight
+    def __init__(self, ctx, weight, slopes=None):
+        self._ctx, self._weight, self._slopes = ctx, weight, slopes
         self.sums = self.hidden = self.cell = None
 
     def through(self, sums, states_grad, before_grad=None):
@@ -236,132 +284,74 @@ class _Extra:
         ``before_grad`` is a further gradient of the states before each step.
         """
         ctx = self._ctx
-        self.sums = sums
-        found = _product(ctx, sums, self._weight)
+        if self._slopes is None:
+            self.sums, found = sums, _product(ctx, sums, self._weight)
+        else:
+            self.sums, found = self._through_reset(sums)
         if before_grad is not None:
             found = ctx.emit(op.add(found, before_grad))
         self.hidden = _at_start(ctx, found)
         return _added(ctx, states_grad, _after(ctx, found))
 
+    def _through_reset(self, sums):
+        """Return the gradients of the sums, with that of r through the reset state, and of the states before."""
+        ctx = self._ctx
+        of_r, of_z, of_n = (wide(ctx, each) for each in parts_of(ctx, sums, 3))
+        slope, *_, kept = (wide(ctx, each) for each in parts_of(ctx, self._slopes, 5))
+        first, second, last = elements(ctx, ctx.emit(op.split(self._weight, 3, 0)), 3)
+        reset = _product(ctx, of_n, last)
+        of_r = ctx.emit(op.add(of_r, op.multiply(slope, reset)))
+        others = ctx.emit(op.concat([first, second], 0))
+        found = _product(ctx, joined(ctx, [of_r, of_z]), others)
+        found = ctx.emit(op.add(found, op.multiply(kept, reset)))
+        return joined(ctx, [of_r, of_z, of_n]), found
+
     def added(self, grad, contribution):
         return grad if contribution is None else _added(self._ctx, grad, contribution)
 
 
-def _lstm_slopes(ctx, data, before, last, cells, weight, grad):
-    """Return the gradients of the sums, the cells before each step and those after it, from that of the slopes."""
-    sums = _sums(ctx, data, before, weight)
-    one = const_like(1, sums)
-    i, f, g, o = _parts(ctx, sums, 4)
-    i, f, o = (ctx.emit(op.sigmoid(each)) for each in (i, f, o))
-    g, m = ctx.emit(op.tanh(g)), ctx.emit(op.tanh(_wide(ctx, cells)))
-    last = _wide(ctx, last)
-    of_i, of_f, of_g, of_o, of_keep, of_cell = _parts(ctx, _wide(ctx, grad), 6)
-
-    def emit(x):
-        return ctx.emit(x)
-
-    def slope(s):
-        return emit(op.multiply(s, op.subtract(one, s)))
-
-    def bend(s):
-        return emit(op.subtract(one, op.add(s, s)))
-
-    def times(*factors):
-        total, *others = factors
-        for each in others:
-            total = op.multiply(total, each)
-        return total
-
-    di, df, do = map(slope, (i, f, o))
-    dg, dm = (emit(op.subtract(one, op.multiply(each, each))) for each in (g, m))
-    two_g, two_m = (emit(op.add(each, each)) for each in (g, m))
-    found = [
-        op.add(times(of_i, g, di, bend(i)), times(of_g, dg, di)),
-        op.add(times(of_f, last, df, bend(f)), times(of_keep, df)),
-        op.subtract(times(of_i, di, dg), times(of_g, i, two_g, dg)),
-        op.add(times(of_o, m, do, bend(o)), times(of_cell, do, dm)),
-    ]
-    new = op.subtract(times(of_o, do, dm), times(of_cell, o, two_m, dm))
-    return _joined(ctx, found), emit(times(of_f, df)), emit(new)
+def _reset_tangent(ctx, sums, before, slopes):
+    """Return the derivative of the reset state along a direction."""
+    slope, *_, kept = parts_of(ctx, slopes, 5)
+    return ctx.emit(
+        op.add(op.multiply(slope, parts_of(ctx, sums, 3)[0]), op.multiply(kept, before))
+    )
 
 
-def _gru_slopes(ctx, data, before, weight, bias, slopes_grad, fresh_grad):
-    """Return the gradients of the data, of the products, and of the states before each step, from those of the slopes."""
-    before = _wide(ctx, before)
-    products = _parts(ctx, _sums(ctx, None, before, weight), 3)
-    given = _parts(ctx, _wide(ctx, data), 3)
-    one = const_like(1, before)
-    emit = ctx.emit
-    r, z = (emit(op.sigmoid(op.add(given[k], products[k]))) for k in range(2))
-    kept = emit(op.add(products[2], _wide(ctx, bias)))
-    n = emit(op.tanh(op.add(given[2], op.multiply(r, kept))))
-    of_r, of_z, of_n, of_keep = _parts(ctx, _wide(ctx, slopes_grad), 4)
+def _through(ctx, count: int, grad, gates, total, weight):
+    """Return the gradient of the hidden states of an LSTM, or of the reset state of a GRU that resets first.
 
-    def times(*factors):
-        total, *others = factors
-        for each in others:
-            total = op.multiply(total, each)
-        return total
-
-    rest = emit(op.subtract(one, z))
-    dr, dz = emit(times(r, op.subtract(one, r))), emit(times(z, rest))
-    dn = emit(op.subtract(one, op.multiply(n, n)))
-    slope = emit(times(rest, dn))
-    bend_r, bend_z = (emit(op.subtract(one, op.add(each, each))) for each in (r, z))
-    total = op.add(_wide(ctx, fresh_grad), op.add(times(of_n, r), times(of_r, kept, dr)))
-    total = emit(total)
-    kept_grad = times(of_r, slope, dr)
-    r_grad = op.add(times(of_n, slope), times(of_r, slope, kept, bend_r))
-    z_grad = op.add(times(of_z, op.subtract(before, n), bend_z), of_keep)
-    z_grad = op.subtract(z_grad, times(total, dn))
-    n_grad = op.negative(op.add(times(of_z, dz), times(total, rest, op.add(n, n))))
-    inner = emit(times(n_grad, dn))
-    # The sum of slope_r by r is not multiplied by the slope of r again: bend_r is the derivative of r * (1 - r) by r.
-    of_sums = [
-        emit(times(op.add(r_grad, times(inner, kept)), dr)),
-        emit(times(z_grad, dz)),
-        emit(op.add(kept_grad, times(inner, r))),
-    ]
-    return _joined(ctx, [*of_sums[:2], inner]), _joined(ctx, of_sums), emit(times(of_z, dz))
+    It is that of the states, ``total``, for the others.
+    """
+    if count == 6:
+        return _with_products(ctx, grad, gates, weight)
+    if count == 5:
+        return _product(ctx, parts_of(ctx, gates, 3)[2], reset_weight(ctx, weight))
+    return total
 
 
 def _of_slopes(ctx, count: int, sums, total, through, last, own=None):
     """Return the gradient of the slopes, from the states of the backward operator and of the tangent."""
-    gates = [_wide(ctx, each) for each in _parts(ctx, sums, GATES[count])]
-    total, through, last = (_wide(ctx, each) for each in (total, through, last))
+    gates = [wide(ctx, each) for each in parts_of(ctx, sums, GATES[count])]
+    total, through, last = (wide(ctx, each) for each in (total, through, last))
     found = [op.multiply(gate, total) for gate in gates[:3]]
     if count == 6:
         found += [
             op.multiply(gates[3], through),
             op.multiply(last, total),
-            op.multiply(_wide(ctx, own), through),
+            op.multiply(wide(ctx, own), through),
         ]
+    elif count == 5:
+        found[0] = op.multiply(gates[0], through)
+        found += [op.multiply(last, total), op.multiply(last, through)]
     elif count == 4:
         found.append(op.multiply(last, total))
-    return _joined(ctx, found)
+    return joined(ctx, found)
 
 
 def _backward(ctx, grad, slopes, weight, *cells_grad):
     found = ctx.emit(backward.recurrent_backward(grad, slopes, weight, *cells_grad))
-    return _elements(ctx, found, len(found.ty.fields))
-
-
-def _elements(ctx, tuple_, count: int) -> list[relax.Expr]:
-    return [ctx.emit(relax.TupleGetItem(tuple_, i)) for i in range(count)]
-
-
-def _parts(ctx, tensor, count: int) -> list[relax.Expr]:
-    """Return the parts of a tensor along its last axis."""
-    return [tensor] if count == 1 else _elements(ctx, ctx.emit(op.split(tensor, count, 2)), count)
-
-
-def _joined(ctx, parts: Sequence[relax.Expr]):
-    parts = [ctx.emit(each) for each in parts]
-    return parts[0] if len(parts) == 1 else ctx.emit(op.concat(parts, 2))
-
-
-def _wide(ctx, expr):
-    return ctx.emit(widen(expr))
+    return elements(ctx, found, len(found.ty.fields))
 
 
 def _added(ctx, one, other):
@@ -371,25 +361,25 @@ def _added(ctx, one, other):
     return ctx.emit(op.add(one, ctx.emit(cast_each(ctx, [other], [one])[0])))
 
 
-def _sums(ctx, data, before, weight):
-    """Return the sums of the gates, in float32 at least."""
-    turned = ctx.emit(op.permute_dims(_wide(ctx, weight), [1, 0]))
-    found = ctx.emit(op.matmul(_wide(ctx, before), turned))
-    return found if data is None else ctx.emit(op.add(_wide(ctx, data), found))
-
-
 def _product(ctx, gates, weight):
     """Return the gradient of the states before each step from that of the products."""
-    return ctx.emit(op.matmul(_wide(ctx, gates), _wide(ctx, weight)))
+    return ctx.emit(op.matmul(wide(ctx, gates), wide(ctx, weight)))
 
 
 def _with_products(ctx, grad, gates, weight):
     """Return the gradient of the hidden states of an LSTM through all later steps."""
-    return _added(ctx, _wide(ctx, grad), _after(ctx, _product(ctx, gates, weight)))
+    return _added(ctx, wide(ctx, grad), _after(ctx, _product(ctx, gates, weight)))
 
 
-def _weight_grad(ctx, gates, before):
-    """Return the sum of the products of the gates and the states before, over steps and batch."""
+def _weight_grad(ctx, gates, before, reset=None):
+    """Return the sum of the products of the gates and the states before, over steps and batch.
+
+    Those of the third gate are with the reset states, if they are given.
+    """
+    if reset is not None:
+        of_r, of_z, of_n = parts_of(ctx, gates, 3)
+        both = _weight_grad(ctx, joined(ctx, [of_r, of_z]), before)
+        return ctx.emit(op.concat([both, _weight_grad(ctx, of_n, reset)], 0))
     rows, size = (shape_of(each)[2] for each in (gates, before))
     gates = ctx.emit(op.reshape(gates, (-1, rows)))
     before = ctx.emit(op.reshape(before, (-1, size)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ._sample import Sample, register_samples
@@ -10,7 +12,7 @@ from ._sample import Sample, register_samples
 _EXTENTS = {"plain": (3, 2, 2), "one step": (1, 2, 3), "a sequence of its own": (4, 1, 1)}
 
 #: The slopes and the gates of the layers.
-_LAYERS = {"lstm": (6, 4), "gru": (4, 3), "rnn": (1, 1)}
+_LAYERS = {"lstm": (6, 4), "gru": (4, 3), "gru that resets first": (5, 3), "rnn": (1, 1)}
 
 
 def _sample(note: str, inputs: list, torch, states: int) -> Sample:
@@ -41,6 +43,11 @@ def gru(rng):
     for note, (steps, batch, size) in _EXTENTS.items():
         inputs = _normal(rng, (steps, batch, 3 * size), (batch, size), (3 * size, size), (size,))
         yield _sample(note, inputs, _torch_gru, states=1)
+    for note in ("plain", "one step"):
+        steps, batch, size = _EXTENTS[note]
+        inputs = _normal(rng, (steps, batch, 3 * size), (batch, size), (3 * size, size))
+        sample = _sample(note, inputs, _torch_gru_that_resets_first, states=1)
+        yield replace(sample, note=f"{note}, resets first")
 
 
 @register_samples("relax.grad.rnn_tanh")
@@ -147,6 +154,19 @@ def _torch_gru(torch, data, hidden, weight, bias):
     return tuple(map(torch.stack, found))
 
 
+def _torch_gru_that_resets_first(torch, data, hidden, weight):
+    found, (w_r, w_z, w_n) = [[], []], weight.chunk(3)
+    for x in data:
+        x_r, x_z, x_n = x.chunk(3, -1)
+        r, z = (x_r + hidden @ w_r.T).sigmoid(), (x_z + hidden @ w_z.T).sigmoid()
+        n = (x_n + (r * hidden) @ w_n.T).tanh()
+        slopes = [hidden * r * (1 - r), (hidden - n) * z * (1 - z), (1 - z) * (1 - n**2), z, r]
+        hidden = (1 - z) * n + z * hidden
+        for each, value in zip(found, (hidden, torch.cat(slopes, -1)), strict=True):
+            each.append(value)
+    return tuple(map(torch.stack, found))
+
+
 def _torch_rnn(activation: str):
     def forward(torch, data, hidden, weight):
         found = []
@@ -170,11 +190,19 @@ def _torch_backward(torch, grad, slopes, weight, cells_grad=None):
             state = state if cells_grad is None else state + cells_grad[t]
             found = [own[0] * state, own[1] * state, own[2] * state, own[3] * through]
             cell = own[4] * state
+        elif len(own) == 5:
+            last = own[2] * state
+            reset = last @ weight[2 * size :]
+            found = [own[0] * reset, own[1] * state, last]
         else:
             found = [each * state for each in own[:3]]
         gates.insert(0, torch.cat(found, -1))
         states.insert(0, state)
-        hidden = gates[0] @ weight + (own[3] * state if len(own) == 4 else 0)
+        if len(own) == 5:
+            both = gates[0][:, : 2 * size] @ weight[: 2 * size]
+            hidden = both + own[3] * state + own[4] * reset
+        else:
+            hidden = gates[0] @ weight + (own[3] * state if len(own) == 4 else 0)
     results = torch.stack(gates), torch.stack(states), hidden
     return (*results, cell) if len(own) == 6 else results
 
@@ -185,14 +213,19 @@ def _torch_tangent(torch, gates, states, hidden, slopes, weight, cell=None):
     for x, state, row in zip(gates, states, slopes, strict=True):
         own = row.split(size, -1)
         sums = x + hidden @ weight.T
+        if len(own) == 5:
+            both, last = x.split([2 * size, size], -1)
+            both = both + hidden @ weight[: 2 * size].T
+            reset = own[0] * both[:, :size] + own[4] * hidden
+            sums = torch.cat([both, last + reset @ weight[2 * size :].T], -1)
         parts = sums.split(size, -1)
-        for slope, each in list(zip(own, parts, strict=False))[:3]:
+        for slope, each in list(zip(own, parts, strict=False))[len(own) == 5 : 3]:
             state = state + slope * each
         if len(own) == 6:
             cell = state + own[4] * cell
             hidden = own[5] * cell + own[3] * parts[3]
         else:
-            hidden = state + (own[3] * hidden if len(own) == 4 else 0)
+            hidden = state + (own[3] * hidden if len(own) in (4, 5) else 0)
         for each, value in zip(found, (hidden, sums, cell), strict=True):
             each.append(value)
     return tuple(torch.stack(each) for each in found[: 2 + (len(own) == 6)])

@@ -30,7 +30,7 @@ def check(cases, target) -> None:
 def test_layers(target):
     cases = []
     for kind, reference in LAYERS.items():
-        for extents in EXTENTS if kind == "lstm" else EXTENTS[:1]:
+        for extents in EXTENTS if kind in ("lstm", "gru_reset") else EXTENTS[:1]:
             of = Layer(kind, *extents)
             shapes = [of.shape(of.gates), *[of.initial()] * (1 + (kind == "lstm")), of.weight()]
             shapes += [[of.size]] if kind == "gru" else []
@@ -41,8 +41,8 @@ def test_layers(target):
 @each_target
 def test_gradients(target):
     cases = []
-    for kind in ("lstm", "gru", "rnn"):
-        for extents in EXTENTS if kind == "lstm" else EXTENTS[:1]:
+    for kind in ("lstm", "gru", "gru_reset", "rnn"):
+        for extents in EXTENTS if kind in ("lstm", "gru_reset") else EXTENTS[:1]:
             of = Layer(kind, *extents)
             shapes = [of.shape(), of.shape(of.slopes), of.weight()]
             for cells in ([], [of.shape()]) if kind == "lstm" else ([],):

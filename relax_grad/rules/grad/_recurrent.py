@@ -1,0 +1,132 @@
+"""The derivatives of the slopes of recurrent layers by the sums of their gates, for derivatives of second order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from tvm import relax
+from tvm.relax import op
+
+from .._util import const_like, widen
+
+
+def lstm_slopes(ctx, data, before, last, cells, weight, grad):
+    """Return the gradients of the sums, the cells before each step and those after it, from that of the slopes."""
+    sums = gate_sums(ctx, data, before, weight)
+    one = const_like(1, sums)
+    i, f, g, o = parts_of(ctx, sums, 4)
+    i, f, o = (ctx.emit(op.sigmoid(each)) for each in (i, f, o))
+    g, m = ctx.emit(op.tanh(g)), ctx.emit(op.tanh(wide(ctx, cells)))
+    last = wide(ctx, last)
+    of_i, of_f, of_g, of_o, of_keep, of_cell = parts_of(ctx, wide(ctx, grad), 6)
+
+    def emit(x):
+        return ctx.emit(x)
+
+    def slope(s):
+        return emit(op.multiply(s, op.subtract(one, s)))
+
+    def bend(s):
+        return emit(op.subtract(one, op.add(s, s)))
+
+    di, df, do = map(slope, (i, f, o))
+    dg, dm = (emit(op.subtract(one, op.multiply(each, each))) for each in (g, m))
+    two_g, two_m = (emit(op.add(each, each)) for each in (g, m))
+    found = [
+        op.add(_times(of_i, g, di, bend(i)), _times(of_g, dg, di)),
+        op.add(_times(of_f, last, df, bend(f)), _times(of_keep, df)),
+        op.subtract(_times(of_i, di, dg), _times(of_g, i, two_g, dg)),
+        op.add(_times(of_o, m, do, bend(o)), _times(of_cell, do, dm)),
+    ]
+    new = op.subtract(_times(of_o, do, dm), _times(of_cell, o, two_m, dm))
+    return joined(ctx, found), emit(_times(of_f, df)), emit(new)
+
+
+def gru_slopes(ctx, data, before, weight, bias, slopes_grad, fresh_grad):
+    """Return the gradients of the data, of the products, and of the states before each step, from those of the slopes."""
+    before = wide(ctx, before)
+    products = parts_of(ctx, gate_sums(ctx, None, before, weight), 3)
+    given = parts_of(ctx, wide(ctx, data), 3)
+    one = const_like(1, before)
+    emit = ctx.emit
+    r, z = (emit(op.sigmoid(op.add(given[k], products[k]))) for k in range(2))
+    kept = emit(op.add(products[2], wide(ctx, bias)))
+    n = emit(op.tanh(op.add(given[2], op.multiply(r, kept))))
+    of_r, of_z, of_n, of_keep = parts_of(ctx, wide(ctx, slopes_grad), 4)
+    rest = emit(op.subtract(one, z))
+    dr, dz = emit(_times(r, op.subtract(one, r))), emit(_times(z, rest))
+    dn = emit(op.subtract(one, op.multiply(n, n)))
+    slope = emit(_times(rest, dn))
+    bend_r, bend_z = (emit(op.subtract(one, op.add(each, each))) for each in (r, z))
+    total = op.add(wide(ctx, fresh_grad), op.add(_times(of_n, r), _times(of_r, kept, dr)))
+    total = emit(total)
+    kept_grad = _times(of_r, slope, dr)
+    r_grad = op.add(_times(of_n, slope), _times(of_r, slope, kept, bend_r))
+    z_grad = op.add(_times(of_z, op.subtract(before, n), bend_z), of_keep)
+    z_grad = op.subtract(z_grad, _times(total, dn))
+    n_grad = op.negative(op.add(_times(of_z, dz), _times(total, rest, op.add(n, n))))
+    inner = emit(_times(n_grad, dn))
+    # The sum of slope_r by r is not multiplied by the slope of r again: bend_r is the derivative of r * (1 - r) by r.
+    of_sums = [
+        emit(_times(op.add(r_grad, _times(inner, kept)), dr)),
+        emit(_times(z_grad, dz)),
+        emit(op.add(kept_grad, _times(inner, r))),
+    ]
+    return joined(ctx, [*of_sums[:2], inner]), joined(ctx, of_sums), emit(_times(of_z, dz))
+
+
+def reset_slopes(ctx, data, before, slopes, weight, slopes_grad):
+    """Return the gradients of the sums and of the states before each step of a GRU that resets first."""
+    before, data = wide(ctx, before), wide(ctx, data)
+    of_r, of_z, of_n, of_keep, of_reset = parts_of(ctx, wide(ctx, slopes_grad), 5)
+    *_, z, r = parts_of(ctx, wide(ctx, slopes), 5)
+    one = const_like(1, before)
+    reset = ctx.emit(op.multiply(r, before))
+    n = gate_sums(ctx, parts_of(ctx, data, 3)[2], reset, reset_weight(ctx, weight))
+    n = ctx.emit(op.tanh(n))
+    emit = ctx.emit
+    rest = emit(op.subtract(one, z))
+    dr, dz = emit(_times(r, op.subtract(one, r))), emit(_times(z, rest))
+    dn = emit(op.subtract(one, op.multiply(n, n)))
+    bend_r, bend_z = (emit(op.subtract(one, op.add(each, each))) for each in (r, z))
+    r_grad = _times(op.add(_times(of_r, before, bend_r), of_reset), dr)
+    z_grad = op.add(_times(of_z, op.subtract(before, n), bend_z), of_keep)
+    z_grad = _times(op.subtract(z_grad, _times(of_n, dn)), dz)
+    n_grad = op.negative(op.add(_times(of_z, dz, dn), _times(of_n, rest, op.add(n, n), dn)))
+    return joined(ctx, [r_grad, z_grad, n_grad]), emit(op.add(_times(of_r, dr), _times(of_z, dz)))
+
+
+def reset_weight(ctx, weight):
+    """Return the rows of the weight for the gate n."""
+    return ctx.emit(relax.TupleGetItem(ctx.emit(op.split(weight, 3, 0)), 2))
+
+
+def _times(*factors):
+    """Return the product of factors."""
+    return functools.reduce(op.multiply, factors)
+
+
+def elements(ctx, tuple_, count: int) -> list[relax.Expr]:
+    return [ctx.emit(relax.TupleGetItem(tuple_, i)) for i in range(count)]
+
+
+def parts_of(ctx, tensor, count: int) -> list[relax.Expr]:
+    """Return the parts of a tensor along its last axis."""
+    return [tensor] if count == 1 else elements(ctx, ctx.emit(op.split(tensor, count, 2)), count)
+
+
+def joined(ctx, parts: Sequence[relax.Expr]):
+    parts = [ctx.emit(each) for each in parts]
+    return parts[0] if len(parts) == 1 else ctx.emit(op.concat(parts, 2))
+
+
+def wide(ctx, expr):
+    return ctx.emit(widen(expr))
+
+
+def gate_sums(ctx, data, before, weight):
+    """Return the sums of the gates, in float32 at least."""
+    turned = ctx.emit(op.permute_dims(wide(ctx, weight), [1, 0]))
+    found = ctx.emit(op.matmul(wide(ctx, before), turned))
+    return found if data is None else ctx.emit(op.add(wide(ctx, data), found))

@@ -1,0 +1,280 @@
+"""Recurrent layers of ONNX: values by ONNX's evaluator and onnxruntime, gradients by differences and PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import relax_grad
+
+onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: extra onnx")
+
+import onnx_models as models  # noqa: E402
+from onnx_models import node, normal  # noqa: E402
+
+from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
+
+
+def recurrent(kind, direction, dtype, **attributes):
+    """Return a recurrent layer with a state from outside, and values of its inputs."""
+    count = 2 if direction == "bidirectional" else 1
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    states = ["h", "c"] if kind == "LSTM" else ["h"]
+    weights = {
+        "w": normal(count, gates * 5, 4, dtype=dtype),
+        "r": normal(count, gates * 5, 5, dtype=dtype),
+        "b": normal(count, gates * 10, dtype=dtype),
+    }
+    shapes = {"x": [3, 2, 4], **{name: [count, 2, 5] for name in states}}
+    outputs = ["y", *(f"last_{name}" for name in states)]
+    layer = node(
+        kind,
+        ["x", "w", "r", "b", "", *states],
+        outputs,
+        hidden_size=5,
+        direction=direction,
+        **attributes,
+    )
+    model = models.model_of([layer], shapes, weights, outputs=outputs, dtype=dtype)
+    return model, {name: normal(*shape, dtype=dtype) for name, shape in shapes.items()}
+
+
+RECURRENT = [
+    ("LSTM", "forward", {}),
+    ("LSTM", "bidirectional", {}),
+    ("GRU", "forward", {}),
+    ("GRU", "reverse", {"linear_before_reset": 1}),
+    ("RNN", "forward", {}),
+    ("RNN", "bidirectional", {"activations": ["Sigmoid", "Relu"]}),
+]
+
+
+@pytest.mark.parametrize(("kind", "direction", "attributes"), RECURRENT)
+def test_a_recurrent_layer(kind, direction, attributes):
+    model, feeds = recurrent(kind, direction, "float64", **attributes)
+    imported = from_model(model)
+    assert list(imported.params) == ["w", "r", "b"]
+    models.check_parameter_gradients(imported, feeds)
+    if direction == "forward":  # the only one that ONNX's evaluator computes
+        model, feeds = recurrent(kind, direction, "float32", **attributes)
+        found = models.outputs(from_model(model), feeds)
+        for one, expected in zip(found, models.wanted(model, feeds), strict=True):
+            np.testing.assert_allclose(one, expected.reshape(one.shape), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "direction", "attributes"), RECURRENT)
+def test_a_recurrent_layer_has_the_values_of_onnxruntime(kind, direction, attributes):
+    reason = "onnxruntime is not installed, with which values are compared"
+    runtime = pytest.importorskip("onnxruntime", reason=reason)
+    model, feeds = recurrent(kind, direction, "float32", **attributes)
+    expected = runtime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    for one, other in zip(models.outputs(from_model(model), feeds), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "direction"),
+    [
+        ("RNN", "reverse"),
+        pytest.param("LSTM", "reverse", marks=pytest.mark.slow),
+        pytest.param("GRU", "bidirectional", marks=pytest.mark.slow),
+    ],
+)
+def test_sequences_of_different_lengths(kind, direction):
+    """Each sequence has the results of a model with this sequence alone, and zeros after its end."""
+    model, feeds = recurrent(kind, direction, "float64")
+    alone = from_model(
+        model, shapes={name: (*x.shape[:1], 1, x.shape[2]) for name, x in feeds.items()}
+    )
+    short = from_model(
+        model,
+        shapes={
+            name: (2 if name == "x" else x.shape[0], 1, x.shape[2]) for name, x in feeds.items()
+        },
+    )
+    imported = from_model(with_lengths(model))
+    feeds = {**feeds, "lengths": np.array([3, 2], "int32")}
+    models.check_parameter_gradients(imported, feeds)
+    found = models.outputs(imported, feeds)
+    assert not found[0][2:, :, 1].any()
+    for number, (one, length) in enumerate(((alone, 3), (short, 2))):
+        own = {
+            name: feeds[name][: length if name == "x" else None, number : number + 1]
+            for name in one.inputs
+        }
+        first, *last = models.outputs(
+            one, {name: np.ascontiguousarray(x) for name, x in own.items()}
+        )
+        np.testing.assert_allclose(found[0][:length, :, number], first[:, :, 0])
+        for whole, each in zip(found[1:], last, strict=True):
+            np.testing.assert_allclose(whole[:, number], each[:, 0])
+
+
+def symbolic(model):
+    """Give a model symbolic steps and batch."""
+    for each in model.graph.input:
+        extents = each.type.tensor_type.shape.dim
+        extents[{"x": 1, "lengths": 0}.get(each.name, 1)].dim_param = "batch"
+        if each.name == "x":
+            extents[0].dim_param = "steps"
+    return model
+
+
+def with_lengths(model):
+    """Let the sequences of a model end at lengths from outside."""
+    model.graph.node[0].input[4] = "lengths"
+    kind = onnx.TensorProto.INT32
+    model.graph.input.append(onnx.helper.make_tensor_value_info("lengths", kind, [2]))
+    return model
+
+
+def test_symbolic_steps():
+    """Layers with symbolic steps and batch have the values of those with fixed extents."""
+    for kind, direction, attributes in (
+        ("LSTM", "bidirectional", {}),
+        ("GRU", "reverse", {"linear_before_reset": 1}),
+        ("GRU", "bidirectional", {}),
+        ("RNN", "forward", {"activations": ["Relu"]}),
+    ):
+        model, feeds = recurrent(kind, direction, "float64", **attributes)
+        with_lengths(model)
+        feeds["lengths"] = np.array([3, 2], "int32")
+        fixed = models.outputs(from_model(model), feeds)
+        imported = from_model(symbolic(model))
+        for one, other in zip(models.outputs(imported, feeds), fixed, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def weighted(bb, *results):
+    """Build a loss in which the elements of a result, of any extents, have different weights."""
+    total = None
+    for each in results:
+        part = bb.emit(relax.op.sum(relax.op.sin(relax.op.multiply(each, each))))
+        total = part if total is None else bb.emit(relax.op.add(total, part))
+    return total
+
+
+@pytest.fixture(scope="module")
+def layers_of_symbolic_steps():
+    """Return functions of losses and gradients of layers with symbolic extents, compiled together, with their inputs."""
+    module, layers = tvm.IRModule(), {}
+    for number, (kind, direction, attributes) in enumerate(SYMBOLIC):
+        model, _ = recurrent(kind, direction, "float64", **attributes)
+        imported = from_model(symbolic(with_lengths(model)), trainable="*")
+        wrt = [name for name in (*imported.inputs, *imported.params) if name != "lengths"]
+        found = relax_grad.value_and_grad(imported.with_loss(weighted), "loss", wrt=wrt)
+        found = found["loss_adjoint"].with_attr("global_symbol", f"layer{number}")
+        module[f"layer{number}"] = found
+        layers[kind, direction, str(attributes)] = f"layer{number}", imported
+    return models.compiled(module, None), layers
+
+
+SYMBOLIC = [
+    ("LSTM", "bidirectional", {}),
+    ("GRU", "reverse", {}),
+    ("GRU", "bidirectional", {"linear_before_reset": 1}),
+    ("RNN", "reverse", {"activations": ["Relu"]}),
+    ("RNN", "bidirectional", {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "direction", "attributes"), SYMBOLIC)
+def test_gradients_of_symbolic_steps(layers_of_symbolic_steps, kind, direction, attributes):
+    """Gradients by all inputs, initial states and weights, of sequences of different lengths, against loops in PyTorch."""
+    torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
+    call, layers = layers_of_symbolic_steps
+    name, imported = layers[kind, direction, str(attributes)]
+    count = 2 if direction == "bidirectional" else 1
+    for steps, lengths in ((4, [4, 2, 3]), (1, [1]), (7, [0, 7])):
+        arrays = {"x": normal(steps, len(lengths), 4, dtype="float64")}
+        for state in list(imported.inputs)[1:]:
+            if state != "lengths":
+                arrays[state] = normal(count, len(lengths), 5, dtype="float64")
+        # Small weights, so that the states of an RNN with Relu do not grow.
+        weights = {key: value.numpy() / 3 for key, value in imported.params.items()}
+        given = {**arrays, "lengths": np.array(lengths, "int32")}
+        loss, gradients = call(name, *(given[key] for key in imported.inputs), *weights.values())
+        leaves = {
+            key: torch.tensor(value, requires_grad=True)
+            for key, value in {**arrays, **weights}.items()
+        }
+        wanted = torch_loss(torch, kind, direction, attributes, lengths, leaves)
+        assert float(loss) == pytest.approx(float(wanted.detach()), rel=1e-10)
+        differentiated = [key for key in (*imported.inputs, *weights) if key != "lengths"]
+        expected = torch.autograd.grad(wanted, [leaves[key] for key in differentiated])
+        for key, one, other in zip(differentiated, gradients, expected, strict=True):
+            np.testing.assert_allclose(one, other.numpy(), rtol=1e-9, atol=1e-10, err_msg=key)
+
+
+def torch_loss(torch, kind, direction, attributes, lengths, given):
+    """Return the loss of a layer by the formulas of ONNX, one sequence at a time."""
+    ways = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
+    total = 0.0
+    for number, backwards in enumerate(ways):
+        w, r, (bias, own) = given["w"][number], given["r"][number], given["b"][number].chunk(2)
+        for sequence, length in enumerate(lengths):
+            state = [given[key][number, sequence] for key in ("h", "c") if key in given]
+            for t in reversed(range(length)) if backwards else range(length):
+                x = w @ given["x"][t, sequence] + bias
+                state = torch_step(torch, kind, attributes, x, r, own, state)
+                total = total + torch.sin(state[0] ** 2).sum()
+            total = total + sum(torch.sin(each**2).sum() for each in state)
+    return total
+
+
+def torch_step(torch, kind, attributes, x, r, own, state):
+    hidden, *cell = state
+    if kind == "LSTM":
+        i, o, f, c = (x + r @ hidden + own).chunk(4)
+        new = f.sigmoid() * cell[0] + i.sigmoid() * c.tanh()
+        return [o.sigmoid() * new.tanh(), new]
+    if kind == "RNN":
+        total = x + r @ hidden + own
+        return [total.relu() if attributes else total.tanh()]
+    (x_z, x_r, x_h), (r_z, r_r, r_h), (b_z, b_r, b_h) = x.chunk(3), r.chunk(3), own.chunk(3)
+    z, reset = (x_z + r_z @ hidden + b_z).sigmoid(), (x_r + r_r @ hidden + b_r).sigmoid()
+    if attributes:
+        h = (x_h + reset * (r_h @ hidden + b_h)).tanh()
+    else:
+        h = (x_h + r_h @ (reset * hidden) + b_h).tanh()
+    return [(1 - z) * h + z * hidden]
+
+
+def test_symbolic_steps_of_a_layer_that_is_written_out():
+    model, _ = recurrent("RNN", "forward", "float32", activations=["Sigmoid"])
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "steps"
+    with pytest.raises(
+        UnsupportedOperatorError, match=r"RNN with this activation.*give the extents"
+    ):
+        from_model(model)
+
+
+def test_peepholes_are_refused():
+    model, _ = recurrent("LSTM", "forward", "float32")
+    model.graph.node[0].input.append("p")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(1, 15), "p"))
+    with pytest.raises(UnsupportedOperatorError, match="it has peepholes; export it without"):
+        from_model(model)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"activations": ["Relu", "Tanh", "Tanh"]}, "it has the activations Relu, Tanh, Tanh"),
+        ({"clip": 1.0}, "it has the attribute clip or layout=1"),
+        ({"input_forget": 1}, "it couples the gates"),
+    ],
+)
+def test_a_recurrent_layer_of_another_form_is_refused(attributes, message):
+    model, _ = recurrent("LSTM", "forward", "float32", **attributes)
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        from_model(model)
+
+
+def test_an_unknown_activation_is_refused():
+    model, _ = recurrent("RNN", "forward", "float32", activations=["Affine"])
+    message = "it has the activation Affine; known are Relu, Sigmoid, Softsign, Tanh"
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        from_model(model)
