@@ -25,8 +25,11 @@ class _Classifier(nn.Module):
         super().__init__()
         self.features, self.head = features, nn.Linear(width, classes)
 
+    def scores(self, images):
+        return self.head(self.features(images).mean((2, 3)))
+
     def forward(self, images, labels):
-        return F.cross_entropy(self.head(self.features(images).mean((2, 3))), labels)
+        return F.cross_entropy(self.scores(images), labels)
 
 
 class _Residual(nn.Module):
@@ -139,9 +142,12 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*(_Transformer(width, 6, True) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
 
-    def forward(self, tokens, targets):
+    def scores(self, tokens):
         x = self.norm(self.blocks(self.words(tokens) + self.places))
-        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+        return self.head(x).flatten(0, 1)
+
+    def forward(self, tokens, targets):
+        return F.cross_entropy(self.scores(tokens), targets.flatten())
 
 
 class ViT(nn.Module):
@@ -154,9 +160,12 @@ class ViT(nn.Module):
         self.blocks = nn.Sequential(*(_Transformer(width, 3, False) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
-    def forward(self, images, labels):
+    def scores(self, images):
         x = self.patches(images).flatten(2).transpose(1, 2) + self.places
-        return F.cross_entropy(self.head(self.norm(self.blocks(x)).mean(1)), labels)
+        return self.head(self.norm(self.blocks(x)).mean(1))
+
+    def forward(self, images, labels):
+        return F.cross_entropy(self.scores(images), labels)
 
 
 class MLP(nn.Module):
@@ -166,10 +175,13 @@ class MLP(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(map(nn.Linear, widths, widths[1:]))
 
-    def forward(self, x, labels):
+    def scores(self, x):
         for layer in self.layers[:-1]:
             x = F.relu(layer(x))
-        return F.cross_entropy(self.layers[-1](x), labels)
+        return self.layers[-1](x)
+
+    def forward(self, x, labels):
+        return F.cross_entropy(self.scores(x), labels)
 
 
 class UNet(nn.Module):

@@ -1,7 +1,8 @@
-"""Draw the time and the memory of training steps, relative to PyTorch, as SVG for light and for dark pages.
+"""Draw the time and the memory of training steps, as SVG for light and for dark pages.
 
-``python benchmarks/chart.py`` reads benchmarks/results/memory.json, and docs/_measured/cpu_others.json for torch.compile. It
-writes docs/_measured/steps_light.svg and steps_dark.svg. It needs the standard library only.
+``python benchmarks/chart.py`` reads docs/_measured/steps.json for the times of all frameworks, which benchmarks/steps.py writes, and
+benchmarks/results/memory.json for memory. It writes docs/_measured/steps_light.svg and steps_dark.svg. It needs the standard library
+only.
 """
 
 from __future__ import annotations
@@ -14,22 +15,34 @@ from xml.sax.saxutils import escape
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "benchmarks/results/memory.json"
 FOLDER = ROOT / "docs/_measured"
-OTHERS = FOLDER / "cpu_others.json"
+TIMES = FOLDER / "steps.json"
 
-#: The colours of text, of PyTorch's bars and of relax_grad's bars.
+#: The colours of text, of others' bars and of relax_grad's bars.
 THEMES = {"light": ("#1f2328", "#b9c0c8", "#1f6feb"), "dark": ("#e6edf3", "#59636e", "#58a6ff")}
+
+#: The names of the contestants in the chart.
+LABELS = {"PyTorch": "PyTorch eager", "TVM": "TVM alone"}
+
+#: Labels, bars and values fit a page 400 pixels wide: there, the text has 11 pixels.
+_WIDTH, _LEFT, _BAR = 520, 96, 18
+
+#: The pixels of a bar of length 1, and of the longest one: a longer bar is cut, and ends in a point.
+_UNIT, _LONGEST = 90, 230
+
+
+class Bar(NamedTuple):
+    """A bar: the contestant, and its length or the reason why there is none."""
+
+    name: str
+    length: float | None
+    reason: str = ""
 
 
 class Panel(NamedTuple):
-    """Bars of relax_grad beside bars of length 1: a title, the other's name, and the steps' values."""
+    """Bars in groups: a title, and the bars by the labels of their steps."""
 
     title: str
-    other: str
-    values: dict[str, float]
-
-
-#: Labels, bars and values fit a page 400 pixels wide: there, the text has 11 pixels.
-_WIDTH, _BARS, _LEFT, _BAR, _GROUP = 520, 240, 110, 18, 52
+    groups: dict[str, list[Bar]]
 
 
 def steps(measured: dict) -> list[tuple[str, dict, dict]]:
@@ -39,67 +52,93 @@ def steps(measured: dict) -> list[tuple[str, dict, dict]]:
     return [(name, rows[name, "none"], rows[name, "PyTorch"]) for name in names]
 
 
-def panels(measured: dict, others: dict) -> list[Panel]:
-    """Return the panels of the chart. The steps with torch.compile were measured on another day."""
-    rows = steps(measured)
-    compiled = others["torch_compile"]["steps"]
+def _label(step: str) -> str:
+    return step.partition(",")[0].partition(" ")[0]
+
+
+def panels(measured: dict, times: dict) -> list[Panel]:
+    """Return the panels of the chart: times relative to relax_grad's, and memory relative to PyTorch's."""
+    groups = {}
+    for row in times["rows"]:
+        ours, reasons = row["ms"]["relax_grad"], row.get("reason", {})
+        groups[_label(row["step"])] = [
+            Bar(name, None if ms is None else ms / ours, reasons.get(name, ""))
+            for name, ms in row["ms"].items()
+        ]
+    memory = {
+        _label(name): [Bar("relax_grad", row["memory"]), Bar("PyTorch", 1.0)]
+        for name, row, _ in steps(measured)
+    }
     return [
-        Panel("Time of a training step", "PyTorch", {name: row["time"] for name, row, _ in rows}),
-        Panel("Peak memory of a step", "PyTorch", {name: row["memory"] for name, row, _ in rows}),
-        Panel(
-            "Time of a training step", "torch.compile", {name: compiled[name] for name, *_ in rows}
-        ),
+        Panel("Time of a training step, relax_grad = 1", groups),
+        Panel("Peak memory of a step, PyTorch eager = 1", memory),
     ]
 
 
 def conditions(measured: dict) -> str:
-    """Return the machine and the versions in one line."""
+    """Return the machine and the versions of the measurement of memory in one line."""
     return (
         f"{measured['processor']} ({measured['target']}), {measured['threads']} threads, "
         f"TVM {measured['tvm']}, PyTorch {measured['torch']} eager"
     )
 
 
-def _conditions_of_compile(others: dict) -> str:
-    about = others["torch_compile"]["about"]
-    return (
-        f"torch.compile: {about['processor'].partition(' (')[0]}, {about['threads']} threads, "
-        f"PyTorch {about['torch']}, {about['recorded']}"
-    )
+def _lines_of_conditions(measured: dict, times: dict) -> list[str]:
+    versions = f"TVM {times['tvm']}, PyTorch {times['torch']}"
+    if "jax" in times:
+        versions += f", JAX {times['jax']}"
+    return [
+        f"{times['processor']} ({times['target']}), {times['threads']} threads, {times['date']}",
+        versions,
+        f"memory: {measured['processor']} ({measured['target']}), {measured['date']}",
+    ]
 
 
-def draw(measured: dict, others: dict, theme: str) -> str:
+def draw(measured: dict, times: dict, theme: str) -> str:
     """Return the chart as SVG."""
     text, theirs, ours = THEMES[theme]
     parts, y = [], 24
-    for title, other, values in panels(measured, others):
-        name = "PyTorch eager" if other == "PyTorch" else other
-        parts.append(f'<text x="0" y="{y}" font-weight="bold">{title}, {name} = 1</text>')
+    for title, groups in panels(measured, times):
+        parts.append(f'<text x="0" y="{y}" font-weight="bold">{title}</text>')
         y += 14
-        for step, value in values.items():
-            label = escape(step.partition(",")[0])
-            parts.append(f'<text x="{_LEFT - 10}" y="{y + 24}" text-anchor="end">{label}</text>')
-            for i, (who, length, color) in enumerate(
-                (("relax_grad", value, ours), (other, 1.0, theirs))
-            ):
-                top, width = y + i * (_BAR + 2), round(_BARS * length, 1)
-                parts.append(
-                    f'<rect x="{_LEFT}" y="{top}" width="{width}" height="{_BAR}" fill="{color}"/>'
-                )
-                parts.append(
-                    f'<text x="{_LEFT + width + 6}" y="{top + 15}">{length:.2f} {who}</text>'
-                )
-            y += _GROUP
+        for label, bars in groups.items():
+            middle = y + len(bars) * (_BAR + 2) / 2 + 4
+            parts.append(
+                f'<text x="{_LEFT - 8}" y="{middle:g}" text-anchor="end">{escape(label)}</text>'
+            )
+            for name, length, reason in bars:
+                color = ours if name == "relax_grad" else theirs
+                parts += _bar(y, LABELS.get(name, name), length, reason, color)
+                y += _BAR + 2
+            y += 12
         y += 24
-    for line in (conditions(measured).removesuffix(" eager"), _conditions_of_compile(others)):
+    for line in _lines_of_conditions(measured, times):
         parts.append(f'<text x="0" y="{y - 8}" font-size="13">{escape(line)}</text>')
-        y += 16
+        y += 18
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y}" width="{_WIDTH}" '
         f'height="{y}" font-family="sans-serif" font-size="15" fill="{text}" role="img" '
-        f'aria-label="Time and memory of training steps relative to PyTorch">\n{body}\n</svg>\n'
+        f'aria-label="Time and memory of training steps relative to others">\n{body}\n</svg>\n'
     )
+
+
+def _bar(y: float, name: str, length: float | None, reason: str, color: str) -> list[str]:
+    """Return a bar with its text, or the reason why there is none."""
+    if length is None:
+        return [f'<text x="{_LEFT}" y="{y + 15}">{escape(f"{name}: {reason}")}</text>']
+    width = min(_UNIT * length, _LONGEST)
+    right, bottom, tip = _LEFT + width, y + _BAR, 8 if _UNIT * length > _LONGEST else 0
+    outline = (
+        f"M{_LEFT} {y}H{right - tip:.1f}L{right:.1f} {y + _BAR / 2:g}L{right - tip:.1f} {bottom}H{_LEFT}Z"
+        if tip
+        else f"M{_LEFT} {y}H{right:.1f}V{bottom}H{_LEFT}Z"
+    )
+    number = f"{length:.2f}" if length < 10 else f"{length:.0f}"
+    return [
+        f'<path d="{outline}" fill="{color}"/>',
+        f'<text x="{right + 6:.1f}" y="{y + 15}">{number} {escape(name)}</text>',
+    ]
 
 
 def table(measured: dict) -> list[str]:
@@ -114,10 +153,9 @@ def table(measured: dict) -> list[str]:
 
 
 def main() -> None:
-    measured = json.loads(SOURCE.read_text())
-    others = json.loads(OTHERS.read_text())
+    measured, times = json.loads(SOURCE.read_text()), json.loads(TIMES.read_text())
     for theme in THEMES:
-        (FOLDER / f"steps_{theme}.svg").write_text(draw(measured, others, theme))
+        (FOLDER / f"steps_{theme}.svg").write_text(draw(measured, times, theme))
     print("\n".join(table(measured)))
 
 

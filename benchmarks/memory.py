@@ -17,7 +17,7 @@ import time
 from datetime import date
 from pathlib import Path
 
-NAMES = ("ResNet-18", "GPT", "ViT-tiny")
+NAMES = ("ResNet-18", "GPT, 6 layers", "ViT-tiny")
 POLICY = "dots_with_no_batch_dims_saveable"
 
 #: The budgets, as shares of the planned peak without recomputation.

@@ -38,7 +38,8 @@ def run() -> dict:
     with contextlib.redirect_stdout(printed):
         exec(compile("\n".join(blocks), str(PAGE), "exec"), found)
     images = tvm.runtime.tensor(found["test_images"])
-    answers = found["machine"]["predict"](images, *found["values"]).numpy().argmax(1)
+    values = found["trainer"].params.values()
+    answers = found["machine"]["predict"](images, *values).numpy().argmax(1)
     labels = found["test_labels"]
     wrong = np.flatnonzero(answers != labels)
     shown = {"first": range(COUNT), "misread": wrong[:COUNT]}

@@ -27,12 +27,18 @@ def measured():
 @pytest.mark.parametrize("theme", chart.THEMES)
 def test_the_pictures_are_of_the_measurements(measured, theme):
     text = (ROOT / f"docs/_measured/steps_{theme}.svg").read_text()
-    others = json.loads(chart.OTHERS.read_text())
-    assert text == chart.draw(measured, others, theme), "run python benchmarks/chart.py"
+    times = json.loads(chart.TIMES.read_text())
+    assert text == chart.draw(measured, times, theme), "run python benchmarks/chart.py"
     root = ElementTree.fromstring(text)
     svg = "{http://www.w3.org/2000/svg}"
-    widths = [float(each.get("width")) for each in root.iter(f"{svg}rect")]
-    assert len(widths) == 3 * 2 * len(chart.steps(measured))
+    bars = [
+        bar
+        for panel in chart.panels(measured, times)
+        for group in panel.groups.values()
+        for bar in group
+    ]
+    assert len(list(root.iter(f"{svg}path"))) == sum(bar.length is not None for bar in bars)
+    assert all(bar.reason for bar in bars if bar.length is None)
     # Text fits: a sign is at most 0.6 of the size of the font wide.
     size, whole = float(root.get("font-size")), float(root.get("width"))
     for each in root.iter(f"{svg}text"):
@@ -43,6 +49,26 @@ def test_the_pictures_are_of_the_measurements(measured, theme):
             assert float(each.get("x")) + width <= whole, each.text
     # On a page of 400 pixels, 360 are the picture's.
     assert size * 360 / whole >= 10
+
+
+def test_the_times_name_the_machine_and_the_contestants():
+    times = json.loads(chart.TIMES.read_text())
+    assert {"date", "processor", "target", "threads", "tvm", "torch", "load"} <= set(times)
+    for row in times["rows"]:
+        assert list(row["ms"])[:2] == ["relax_grad", "PyTorch"]
+        assert ("JAX" in row["ms"]) == ("jax" in times)
+        missing = [name for name, ms in row["ms"].items() if ms is None]
+        assert missing == list(row.get("reason", {}))
+        assert all(ms is None or ms > 0 for ms in row["ms"].values())
+
+
+def test_a_long_bar_is_cut_and_keeps_its_number(measured):
+    times = json.loads(chart.TIMES.read_text())
+    times["rows"] = [{"step": "MLP 1-2, 3", "ms": {"relax_grad": 2.0, "TVM": 2000.0}}]
+    root = ElementTree.fromstring(chart.draw(measured, times, "light"))
+    texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "1000 TVM alone" in texts
+    assert max(map(len, texts)) < 60
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the extra 'bench' is missing: no torch")
 
 import _memory
+import steps
 import torch
 from _contestants import contestants, difference
 from _models import MLP, STEPS, Llama, Step, UNet, ViT, resnet9
@@ -56,6 +57,21 @@ def test_contestants_agree_on_loss_and_gradients(step):
         assert difference(each.results, [loss, gradients]) < 1e-4
     calls, different = found["relax_grad"].kernels
     assert calls >= different > 0
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_chart_update_alike():
+    """relax_grad's step, which writes to its arguments, has the losses of PyTorch."""
+    ours, torchs = steps._by_relax_grad(MLP_), steps._by_others(MLP_, "PyTorch")
+    for _ in range(3):
+        loss, *_ = ours()
+        np.testing.assert_allclose(loss.numpy(), torchs()[0].detach().numpy(), rtol=1e-5)
+
+
+def test_the_chart_has_steps_of_the_benchmark():
+    chosen = [step for name in steps.NAMES for step in STEPS if step.name.startswith(name)]
+    assert len(chosen) == len(steps.NAMES)
+    assert all(hasattr(step.network(), "scores") for step in chosen[:1])
 
 
 def test_steps_have_names_of_their_own():

@@ -1,0 +1,186 @@
+"""Measure training steps of several frameworks, for the chart of the first page.
+
+``python benchmarks/steps.py`` measures an MLP, ResNet-18, GPT and ViT-tiny in turn in one process: forward pass, backward pass and
+SGD in float32, by relax_grad and by the contestants of ``--against``. TVM alone, ``relax.training.SetupTrainer`` with TVM's default
+pipeline, runs in a process without relax_grad. It writes docs/_measured/steps.json; ``python benchmarks/chart.py`` draws it. It takes
+about three minutes with two threads. JAX is measured if it is installed, in this environment or in a folder of PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NAMES = ("MLP", "ResNet-18", "GPT, 6 layers", "ViT-tiny")
+
+#: The contestants beside relax_grad, by their names in the chart.
+CONTESTANTS = ("PyTorch", "torch.compile", "JAX", "TVM")
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    from measure import _limit_threads, processor
+
+    _limit_threads(args.threads)
+    import torch
+    import tvm
+    from _models import STEPS
+    from _timing import raise_mmap_threshold
+
+    import relax_grad
+
+    if "JAX" in args.against and importlib.util.find_spec("jax") is None:
+        raise SystemExit(
+            "JAX is not installed: pip install '.[bench]', or leave it out of --against"
+        )
+    torch.set_num_threads(args.threads)
+    raise_mmap_threshold()
+    about = {
+        "date": date.today().isoformat(),
+        "processor": processor(),
+        "target": relax_grad.target.host().attrs["mcpu"],
+        "threads": args.threads,
+        "tvm": tvm.__version__,
+        "torch": torch.__version__,
+        **({"jax": version("jax")} if "JAX" in args.against else {}),
+        "load": round(os.getloadavg()[0], 1),  # of other programs, before the first step
+        "unit": "least milliseconds of a training step; null if the framework cannot train the network",
+    }
+    steps = [step for name in NAMES for step in STEPS if step.name.startswith(name)]
+    steps = [step for step in steps if (args.only or "") in step.name]
+    if not steps:
+        raise SystemExit(f"no step contains {args.only!r}")
+    rows = []
+    for step in steps:
+        rows.append(_measured(step, args))
+        _write(args.out, about, rows)  # a run that is interrupted keeps its rows
+    print(f"written to {args.out}")
+    return 0
+
+
+def _write(path: Path, about: dict, rows: list[dict]) -> None:
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    heads = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in about.items())
+    path.write_text(f'{{\n{heads} "rows": [\n{lines}\n ]\n}}\n')
+
+
+def _measured(step, args: argparse.Namespace) -> dict:
+    """Return the least times of a step, and print them."""
+    from _timing import measure
+
+    runs, reasons = {"relax_grad": _by_relax_grad(step)}, {}
+    for name in args.against:
+        if name == "TVM":
+            continue
+        try:
+            runs[name] = _by_others(step, name)
+            runs[name]()  # it compiles
+        except Exception:  # the others are still measured
+            traceback.print_exc()
+            runs.pop(name, None)
+            reasons[name] = "an error"
+    samples = measure(runs, args.repeats, args.seconds)
+    least = {name: min(times) for name, times in samples.items()}
+    if "TVM" in args.against:
+        stock = _by_tvm(step, args)
+        least.update({"TVM": stock["seconds"]} if "seconds" in stock else {})
+        reasons.update({"TVM": stock["reason"]} if "reason" in stock else {})
+    milliseconds = {
+        name: round(least[name] * 1e3, 2) if name in least else None
+        for name in ("relax_grad", *CONTESTANTS)
+        if name in least or name in reasons
+    }
+    row = {"step": step.name, "ms": milliseconds, **({"reason": reasons} if reasons else {})}
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def _by_relax_grad(step) -> Callable[[], object]:
+    """Return a step as the trainer takes it, with the parameters in the memory of the old ones."""
+    import _steps
+    import numpy as np
+    import tvm
+    from tvm import relax
+
+    import relax_grad
+    from relax_grad.frontend.torch import from_module
+    from relax_grad.training import SGD, train_step
+    from relax_grad.training._donation import donating
+
+    network, inputs = _steps.initial(step)
+    made = train_step(from_module(network, inputs), SGD(lr=_steps.RATE))
+    target = relax_grad.target.host()
+    executable = tvm.compile(donating(made), target, relax_pipeline="relax_grad")
+    function = relax.VirtualMachine(executable, tvm.cpu())["step"]
+    scalars = [np.array(value, "float64") for value in made.hyperparameters.values()]
+    arrays = [*(tensor.numpy() for tensor in inputs), *scalars, np.array(0, "int64")]
+    arguments = [tvm.runtime.tensor(array) for array in arrays]
+    arguments += [list(group.values()) for group in made.initial()]
+    return lambda: function(*arguments)  # the step writes to its arguments
+
+
+def _by_others(step, name: str) -> Callable[[], object]:
+    import _steps
+
+    network, inputs = _steps.initial(step)
+    if name == "JAX":
+        return _steps.in_jax(network, inputs)
+    return _steps.in_torch(network, inputs, name == "torch.compile")
+
+
+def _by_tvm(step, args: argparse.Namespace) -> dict:
+    """Return the time of TVM alone, or the reason why it cannot train the network."""
+    script = Path(__file__).with_name("_stock.py")
+    command = [sys.executable, str(script), step.name, str(args.repeats)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=args.limit)
+    except subprocess.TimeoutExpired:
+        return {"reason": f"not compiled and run in {args.limit:.0f} s"}
+    if done.returncode:
+        print(done.stderr, file=sys.stderr)
+        return {"reason": "an error"}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", metavar="TEXT", help="a part of the name of the step")
+    parser.add_argument(
+        "--against",
+        nargs="*",
+        choices=CONTESTANTS,
+        default=list(CONTESTANTS),
+        help="the contestants (default: all)",
+    )
+    parser.add_argument("--threads", type=int, default=2, help="of each (default: 2)")
+    parser.add_argument("--repeats", type=int, default=7, help="samples of each (default: 7)")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="stop a step after this time (default: 15)"
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=40.0,
+        help="seconds in which TVM alone must compile and run a step (default: 40)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "docs/_measured/steps.json",
+        help="the file of the results (default: docs/_measured/steps.json)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
