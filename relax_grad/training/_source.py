@@ -12,6 +12,7 @@ from .._validation import alternatives
 from ..activity import holds_floats
 from ..ir.compat import dtype_of
 from ..ir.module import relax_function
+from ..transform import FuseAttention
 from ._lora import Lora
 from ._models import Import, OnnxImport, TorchImport
 from ._signature import Signature
@@ -125,6 +126,8 @@ def _of_module(
     states: Sequence[str],
     adapted: Lora | None = None,
 ) -> Source:
+    relax_function(model, name)  # refuses a name without a function
+    model = FuseAttention()(model)
     function = relax_function(model, name)
     places = {param.name: i for i, param in enumerate(function.params)}
     if len(places) < len(function.params):

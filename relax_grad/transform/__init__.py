@@ -7,6 +7,7 @@ from ..cpu import passes
 from ..cpu.passes import (
     DivideSlices,
     FoldConstants,
+    FuseAttention,
     InlineSingleUse,
     JoinProducts,
     JoinSlices,

@@ -159,6 +159,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         ),
         ("training/test_remat.py",),
     ),
+    "cpu.passes._masks": ("cpu/passes/test_attention.py",),
     "cpu.passes._slices": ("cpu/passes/test_join.py", "cpu/passes/test_divide.py"),
     "cpu.passes._sums": ("cpu/passes/test_join.py", "cpu/passes/test_products.py"),
     "cpu.passes._target": ("cpu/passes/test_schedule.py", "cpu/passes/test_siblings.py"),

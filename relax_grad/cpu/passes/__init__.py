@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from .attention import FuseAttention
 from .divide import DivideSlices
 from .fold import FoldConstants
 from .inline import InlineSingleUse
@@ -32,6 +33,7 @@ __all__ = [
     "DispatchKernels",
     "DivideSlices",
     "FoldConstants",
+    "FuseAttention",
     "FuseSiblings",
     "InlineSingleUse",
     "JoinProducts",

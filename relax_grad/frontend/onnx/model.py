@@ -15,6 +15,7 @@ from tvm.ir import GlobalVar
 
 from ...ir.module import unused, with_functions
 from ...training import Trainer
+from ...transform import FuseAttention
 from .._arguments import Trainable, check_trainable
 from ._arguments import (
     DynamicShapes,
@@ -332,7 +333,7 @@ def from_model(
         other, _ = inference.imported(simplify, has_onnxsim)
         module = _with_inference(module, other, len(values))
     return Imported(
-        module,
+        FuseAttention()(module),
         {param.name: param.ty for param in main.params[draws:count]},
         {name: each.ty for name, each in zip(prepared.outputs, results_of(main), strict=False)},
         *({name: values[name] for name in group} for group in groups),

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from tvm import relax
 
+from ...transform import FuseAttention
 from ._export import Program, mode
 from ._graph import raise_problems, text_of
 from ._hooks import check_hooks
@@ -96,7 +97,7 @@ class Build:
             )
         inputs = {param.name: param.ty for param in params[1 : 1 + len(training.inputs)]}
         return Imported(
-            module,
+            FuseAttention()(module),
             dict(list(inputs.items())[:count]),
             dict(list(inputs.items())[count:]),
             outputs,

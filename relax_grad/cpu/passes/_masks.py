@@ -1,0 +1,87 @@
+"""The values of masks that are computed from constants alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.ir import Op
+
+from ...ir.compat import constant_value, dtype_of
+
+#: The most elements of a mask whose value is computed.
+_MOST_ELEMENTS = 2**24
+
+
+def _shape(call: relax.Call) -> list[int] | None:
+    shape = call.ty.shape if isinstance(call.ty, relax.TensorType) else None
+    if not isinstance(shape, relax.ShapeExpr):
+        return None
+    extents = [int(n) if isinstance(n, tirx.IntImm) else None for n in shape.values]
+    return None if None in extents or np.prod(extents) > _MOST_ELEMENTS else extents
+
+
+def _triangle(function: Callable) -> Callable:
+    return lambda call, x: function(x, int(call.args[1].value))
+
+
+def _of(function: Callable) -> Callable:
+    return lambda _, *operands: function(*operands)
+
+
+_BINARY = ("add", "subtract", "multiply", "equal", "not_equal", "greater", "greater_equal", "less")
+_BINARY += ("less_equal", "logical_and", "logical_or", "logical_xor")
+
+#: The values of operators from a call, whose shape is known, and its tensors.
+_VALUES: dict[str, Callable] = {
+    **{name: _of(getattr(np, name)) for name in (*_BINARY, "logical_not", "where")},
+    "bitwise_and": _of(np.bitwise_and),
+    "bitwise_or": _of(np.bitwise_or),
+    "bitwise_not": _of(np.bitwise_not),
+    "arange": lambda call: np.arange(*(int(arg.value) for arg in call.args)),
+    "astype": lambda call, x: x.astype(dtype_of(call.ty)),
+    "broadcast_to": lambda call, x: np.broadcast_to(x, _shape(call)),
+    "expand_dims": lambda call, x: x.reshape(_shape(call)),
+    "full": lambda call, x: np.full(_shape(call), x),
+    "ones": lambda call: np.ones(_shape(call), dtype_of(call.ty)),
+    "reshape": lambda call, x: x.reshape(_shape(call)),
+    "squeeze": lambda call, x: x.reshape(_shape(call)),
+    "tril": _triangle(np.tril),
+    "triu": _triangle(np.triu),
+    "zeros": lambda call: np.zeros(_shape(call), dtype_of(call.ty)),
+}
+
+_OPERATORS = {Op.get(f"relax.{name}"): function for name, function in _VALUES.items()}
+
+
+def value_of(
+    expr: relax.Expr, values: Mapping[relax.Var, relax.Expr], known: dict
+) -> np.ndarray | None:
+    """Return the value of an expression of constants, or None for any other one.
+
+    Parameters
+    ----------
+    expr : relax.Expr
+        The expression.
+    values : Mapping[relax.Var, relax.Expr]
+        The values that variables are bound to.
+    known : dict
+        The results for variables, which this function adds to.
+    """
+    if isinstance(expr, relax.Var):
+        if expr not in known:
+            known[expr] = None  # for a variable that refers to itself
+            known[expr] = value_of(values[expr], values, known) if expr in values else None
+        return known[expr]
+    constant = constant_value(expr)
+    if constant is not None:
+        return constant
+    if not isinstance(expr, relax.Call) or expr.op not in _OPERATORS or _shape(expr) is None:
+        return None
+    tensors = [arg for arg in expr.args if isinstance(arg.ty, relax.TensorType)]
+    operands = [value_of(tensor, values, known) for tensor in tensors]
+    if any(operand is None for operand in operands):
+        return None
+    with np.errstate(all="ignore"):
+        return _OPERATORS[expr.op](expr, *operands)

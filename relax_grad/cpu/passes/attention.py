@@ -1,0 +1,401 @@
+"""The replacement of an attention that is written out by one operator."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+from tvm.ir import Op
+from tvm.relax import op
+
+from ...ir.aliases import Memory, may_write
+from ...ir.bindings import bindings_of, used
+from ...ir.compat import constant_value, dtype_of
+from ...ir.dataflow import with_changed_blocks
+from ...ir.expressions import are_equal
+from ._masks import value_of
+
+_MATMUL, _SOFTMAX = Op.get("relax.matmul"), Op.get("relax.nn.softmax")
+_PERMUTE, _WHERE = Op.get("relax.permute_dims"), Op.get("relax.where")
+_ADD, _MULTIPLY, _DIVIDE = (Op.get(f"relax.{name}") for name in ("add", "multiply", "divide"))
+
+#: The largest number in the place of masked scores: beside a score that is not masked, its weight is zero.
+_MASKED = -1e4
+
+#: A number that stays the same if any score is added: queries whose keys are all masked attend to all of them equally.
+_LOWEST = -1e30
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.FuseAttention")
+class FuseAttention:
+    """Replace attentions that are written out by ``relax.nn.attention`` or ``attention_bias``.
+
+    An attention is ``matmul(softmax(scores, -1), values)``. Its scores are ``matmul(queries, keys^T)``, perhaps with factors of one
+    element, biases, and masks: ``where(mask, scores, number)`` with a number below -1e4, or the other way round. A mask that
+    constants determine and that lets each query see the keys up to its own becomes the attribute ``causal_mask``. The
+    operator has kernels for CPUs whose memory grows with the number of keys, not with the number of scores; its gradient
+    computes the scores again. Run the pass before differentiation. The imports of PyTorch and ONNX models, and ``train_step``, run it.
+
+    Tensors have three or four axes and the dtype float32, all batch axes are equal, and the head and the features have static
+    extents. An attention whose scores or weights have other uses stays, and so does one with dropout of its weights.
+    Results differ by rounding. A query whose keys are all masked has the result of the original: NaN for minus infinity, and the
+    mean of the values for a finite number.
+
+    Examples
+    --------
+    >>> from tvm import relax
+    >>> from relax_grad import transform
+    >>> q, k, v = (relax.Var(n, relax.TensorType((2, 4, 64, 16), "float32")) for n in "qkv")
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("main", [q, k, v]):
+    ...     with bb.dataflow():
+    ...         turned = bb.emit(relax.op.permute_dims(k, [0, 1, 3, 2]))
+    ...         scores = bb.emit(relax.op.matmul(q, turned))
+    ...         weights = bb.emit(relax.op.nn.softmax(scores, -1))
+    ...         y = bb.emit_output(relax.op.matmul(weights, v))
+    ...     _ = bb.emit_func_output(y)
+    >>> text = transform.FuseAttention()(bb.get()).script()
+    >>> text.count("R.nn.attention"), text.count("R.matmul")
+    (1, 0)
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return with_changed_blocks(mod, _has_attention, _fused_in)
+
+
+def _has_attention(function: relax.Function) -> bool:
+    """Tell whether a function has a softmax between two products, and no call that writes to memory."""
+    values = [binding.value for binding in bindings_of(function.body)]
+    operators = Counter(value.op for value in values if isinstance(value, relax.Call))
+    return operators[_SOFTMAX] > 0 and operators[_MATMUL] > 1 and not any(map(may_write, values))
+
+
+def _fused_in(function: relax.Function, _memory: Memory):
+    counts = Counter(
+        variable for binding in bindings_of(function.body) for variable in used(binding.value)
+    )
+    counts.update(relax.analysis.free_vars(function.body.body))
+
+    def changed(block: relax.DataflowBlock) -> relax.DataflowBlock:
+        matcher = _Matcher(block, counts)
+        bindings = list(map(matcher.fused, block.bindings[:]))
+        if all(new is old for new, old in zip(bindings, block.bindings[:], strict=True)):
+            return block
+        return relax.DataflowBlock(bindings, block.span)
+
+    return changed
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A change of the scores: the addition of a bias, or the replacement of masked ones by a number.
+
+    Attributes
+    ----------
+    tensor : relax.Expr
+        The bias, or the condition of the mask.
+    number : float, optional
+        The number of a mask.
+    keeps : bool
+        Whether the condition holds for the scores that stay.
+    value : np.ndarray, optional
+        The bias or the condition, if constants determine it.
+    may_be_infinite : bool
+        Whether some scores may become minus infinity.
+    """
+
+    tensor: relax.Expr
+    number: float | None
+    keeps: bool
+    value: np.ndarray | None
+    may_be_infinite: bool
+
+    @property
+    def allowed(self) -> np.ndarray | None:
+        """The scores that a constant mask keeps; of a bias, those with zero, if all others are masked."""
+        if self.value is None:
+            return None
+        if self.number is not None:
+            return self.value if self.keeps else ~self.value
+        hides = self.value <= _MASKED
+        return ~hides if np.all(hides | (self.value == 0)) else None
+
+    @property
+    def is_selection(self) -> bool:
+        """Whether a finite number replaces scores."""
+        return self.number is not None and math.isfinite(self.number)
+
+    @property
+    def may_add_a_mask(self) -> bool:
+        """Whether it is a bias that may have numbers as low as masks have."""
+        return self.number is None and (self.value is None or bool(np.any(self.value <= _MASKED)))
+
+    def after(self, bias: relax.Expr | None) -> relax.Expr:
+        """Return the bias of this term and of those before it."""
+        if self.number is None:
+            return self.tensor if bias is None else op.add(bias, self.tensor)
+        kept = relax.const(0.0, "float32") if bias is None else bias
+        hidden = relax.const(min(self.number, _LOWEST), "float32")
+        return op.where(self.tensor, *((kept, hidden) if self.keeps else (hidden, kept)))
+
+
+class _Matcher:
+    """The search for attentions in a dataflow block."""
+
+    def __init__(self, block: relax.DataflowBlock, counts: Counter):
+        self._values = {
+            binding.var: binding.value
+            for binding in block.bindings[:]
+            if isinstance(binding, relax.VarBinding)
+        }
+        self._counts = counts
+        self._constants: dict[relax.Var, np.ndarray | None] = {}
+
+    def fused(self, binding: relax.Binding) -> relax.Binding:
+        """Return the binding of an operator in the place of that of an attention's last product, or the same binding."""
+        product = binding.value
+        if not isinstance(binding, relax.VarBinding) or not _calls(product, _MATMUL):
+            return binding
+        weights, rank = self._used_once(product.args[0]), product.ty.ndim
+        if rank not in (3, 4) or not _calls(weights, _SOFTMAX):
+            return binding
+        if int(weights.attrs.axis) not in (-1, rank - 1):
+            return binding
+        scale, factors, terms = 1.0, [], []
+        scores = self._used_once(weights.args[0])
+        while scores is not None and not _calls(scores, _MATMUL):
+            step = self._step(scores)
+            if step is None:
+                return binding
+            inner, change = step
+            if isinstance(change, _Term):
+                if scale != 1.0 or factors:  # of the bias too
+                    return binding
+                terms.insert(0, change)
+            elif isinstance(change, float):
+                scale *= change
+            else:
+                factors.append(change)
+            scores = self._used_once(inner)
+        if scores is None or not _fit(*scores.args, *product.args, product):
+            return binding
+        if not math.isfinite(scale) or not all(_spans(term, weights) for term in terms):
+            return binding
+        result = self._attention(*scores.args, product.args[1], scale, factors, terms)
+        return binding if result is None else relax.VarBinding(binding.var, result, binding.span)
+
+    def _attention(self, query, turned, value, scale, factors, terms) -> relax.Expr | None:
+        """Return an attention as an operator, or None if its masks have a meaning that the operator has not."""
+        rank = query.ty.ndim
+        for factor in factors:
+            query = op.multiply(query, factor)
+        query, value = (self._with_heads(expr, rank) for expr in (query, value))
+        key = self._permuted(turned, [0, 2, 1] if rank == 3 else [0, 3, 1, 2])
+        key = op.expand_dims(key, 2) if rank == 3 else key
+        masks = [term for term in terms if term.number is not None or term.allowed is not None]
+        causal = _causal(masks[0]) if len(masks) == 1 else None
+        others = [term for term in terms if term not in masks]
+        if causal and not any(term.may_be_infinite for term in others):
+            if not others or masks[0].may_be_infinite:
+                terms = others  # no query is without a key
+            else:
+                causal = None  # the keys of a query that the others mask would count
+        else:
+            causal = None
+        if any(term.is_selection for term in terms) and any(term.may_add_a_mask for term in terms):
+            return None
+        bias = None
+        for term in terms:
+            bias = term.after(bias)
+        if bias is None:
+            result = op.nn.attention(query, key, value, scale=scale, causal_mask=causal)
+        else:
+            bias = _with_four_axes(bias, terms, rank)
+            query = _guarded(query, bias, terms)
+            attention = op.nn.attention_bias
+            result = attention(query, key, value, bias, scale=scale, causal_mask=causal)
+        result = op.permute_dims(result, [0, 2, 1, 3])
+        return op.squeeze(result, [1]) if rank == 3 else result
+
+    def _with_heads(self, expr: relax.Expr, rank: int) -> relax.Expr:
+        """Return a tensor as (batch, positions, heads, features)."""
+        return op.expand_dims(expr, 2) if rank == 3 else self._permuted(expr, [0, 2, 1, 3])
+
+    def _permuted(self, expr: relax.Expr, axes: list[int]) -> relax.Expr:
+        """Return a tensor with its axes permuted, by one permutation in the place of several."""
+        while isinstance(expr, relax.Var) and _calls(value := self._values.get(expr), _PERMUTE):
+            own = value.attrs.axes
+            own = range(len(axes))[::-1] if own is None else own
+            axes, expr = [int(own[axis]) % len(axes) for axis in axes], value.args[0]
+        return expr if axes == sorted(axes) else op.permute_dims(expr, axes)
+
+    def _used_once(self, expr: relax.Expr) -> relax.Call | None:
+        """Return the call that a variable with a single use is bound to."""
+        value = self._values.get(expr) if isinstance(expr, relax.Var) else None
+        is_single = isinstance(value, relax.Call) and self._counts[expr] == 1
+        return value if is_single else None
+
+    def _step(self, call: relax.Call) -> tuple[relax.Expr, _Term | float | relax.Expr] | None:
+        """Return scores before a call, and how it changes them: by a term, a number, or a factor of one element."""
+        if call.op == _WHERE:
+            condition, left, right = call.args
+            for scores, other, keeps in ((left, right, True), (right, left, False)):
+                number = _number(other)
+                if number is not None and number <= _MASKED and self._are_scores(scores, call):
+                    value = self._value_of(condition)
+                    term = _Term(condition, number, keeps, value, math.isinf(number))
+                    return scores, term
+            return None
+        if call.op not in (_ADD, _MULTIPLY, _DIVIDE):
+            return None
+        left, right = call.args
+        for scores, other in [(left, right), (right, left)][: 1 if call.op == _DIVIDE else 2]:
+            if not self._are_scores(scores, call):
+                continue
+            if call.op == _ADD:
+                value = self._value_of(other)
+                infinite = self._may_be_infinite(other) if value is None else np.isinf(value).any()
+                return scores, _Term(other, None, True, value, bool(infinite))
+            number = _number(other)
+            if number is not None:
+                return scores, (
+                    1 / number if number else math.inf
+                ) if call.op == _DIVIDE else number
+            if call.op == _MULTIPLY and all(_is_one(extent) for extent in _extents(other)):
+                return scores, other
+        return None
+
+    def _are_scores(self, expr: relax.Expr, call: relax.Call) -> bool:
+        """Tell whether an operand of a call, of the same shape, comes from a product by steps of an attention."""
+        operand = self._used_once(expr)
+        if operand is None or not _are_equal(_extents(expr), _extents(call)):
+            return False
+        if operand.op == _MATMUL:
+            return True
+        steps = _WHERE, _ADD, _MULTIPLY, _DIVIDE
+        return operand.op in steps and any(self._are_scores(arg, operand) for arg in operand.args)
+
+    def _value_of(self, expr: relax.Expr) -> np.ndarray | None:
+        return value_of(expr, self._values, self._constants)
+
+    def _may_be_infinite(self, expr: relax.Expr) -> bool:
+        """Tell whether a bias may be minus infinity: not if it selects one of two finite numbers."""
+        value = self._values.get(expr) if isinstance(expr, relax.Var) else None
+        if not _calls(value, _WHERE):
+            return True
+        numbers = list(map(_number, value.args[1:]))
+        return None in numbers or not all(map(math.isfinite, numbers))
+
+
+def _with_four_axes(bias: relax.Expr, terms: list[_Term], rank: int) -> relax.Expr:
+    """Return the bias of scores of three or four axes as (batch, heads, queries, keys)."""
+    missing = rank - max(term.tensor.ty.ndim for term in terms)
+    if missing:
+        bias = op.expand_dims(bias, list(range(missing)))
+    return op.expand_dims(bias, 1) if rank == 3 else bias
+
+
+def _guarded(query: relax.Expr, bias: relax.Expr, terms: list[_Term]) -> relax.Expr:
+    """Return queries with which those without a key have the results of the original."""
+    hiding = [term for term in terms if term.is_selection or term.may_be_infinite]
+    allowed = hiding[0].allowed if len(hiding) == 1 else None
+    if not hiding or (allowed is not None and np.all(np.any(allowed, axis=-1))):
+        return query  # each query has a key
+    # The operator returns zero for a query without a key, and softmax NaN. TVM's largest of minus infinities is finite.
+    is_finite = op.where(op.greater(bias, relax.const(-math.inf, "float32")), *_constants(1.0, 0.0))
+    has_key = op.greater(_largest(is_finite), relax.const(0.0, "float32"))
+    zero_or_nan = op.where(has_key, *_constants(0.0, math.nan))
+    if not any(term.is_selection for term in terms):
+        return op.add(query, zero_or_nan)
+    # A selection does not pass gradients to the scores of hidden keys: with zeros as the query, the operator does not either.
+    is_hidden = op.less_equal(_largest(bias), relax.const(_LOWEST, "float32"))
+    return op.where(is_hidden, zero_or_nan, query)
+
+
+def _largest(numbers: relax.Expr) -> relax.Expr:
+    """Return the largest number of each query as (batch, queries, heads, 1)."""
+    return op.permute_dims(op.max(numbers, -1, keepdims=True), [0, 2, 1, 3])
+
+
+def _constants(*numbers: float) -> list[relax.Expr]:
+    return [relax.const(number, "float32") for number in numbers]
+
+
+def _calls(value: relax.Expr | None, operator: Op) -> bool:
+    return isinstance(value, relax.Call) and value.op == operator
+
+
+def _number(expr: relax.Expr) -> float | None:
+    """Return the number of a constant of one element, or None."""
+    value = constant_value(expr)
+    return float(value.reshape(())) if value is not None and value.size == 1 else None
+
+
+def _extents(expr: relax.Expr) -> list | None:
+    """Return the extents of a tensor of known shape, or None."""
+    shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
+    return list(shape.values) if isinstance(shape, relax.ShapeExpr) else None
+
+
+def _is_one(extent) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+
+
+def _are_equal(extents: Sequence | None, others: Sequence | None) -> bool:
+    """Tell whether shapes are known and equal for all values of their variables."""
+    if extents is None or others is None or len(extents) != len(others):
+        return False
+    return all(map(are_equal, extents, others))
+
+
+def _fit(query, turned, weights, value, product) -> bool:
+    """Tell whether the operator supports queries, keys with the features before the positions, and values."""
+    tensors = query, turned, weights, value, product
+    shapes = [_extents(tensor) for tensor in tensors]
+    if None in shapes or any(dtype_of(tensor.ty) != "float32" for tensor in tensors):
+        return False
+    rank = len(shapes[0])
+    if any(len(shape) != rank for shape in shapes):
+        return False
+    first, keys, _, values, _ = shapes
+    static = [*first[1:-2], first[-1], values[-1]]
+    if not all(isinstance(extent, tirx.IntImm) and int(extent) > 0 for extent in static):
+        return False
+    pairs = [(first[-1], keys[-2]), (keys[-1], values[-2])]
+    batches = [shape[:-2] for shape in (keys, values)]
+    return all(are_equal(*pair) for pair in pairs) and all(
+        _are_equal(first[:-2], batch) for batch in batches
+    )
+
+
+def _spans(term: _Term, weights: relax.Call) -> bool:
+    """Tell whether a term has a number for each key, and broadcasts to the scores."""
+    own, full = _extents(term.tensor), _extents(weights)
+    if not own or len(own) > len(full):
+        return False
+    full = full[len(full) - len(own) :]
+    others = zip(own[:-1], full[:-1], strict=True)
+    return are_equal(own[-1], full[-1]) and all(
+        _is_one(extent) or are_equal(extent, all_) for extent, all_ in others
+    )
+
+
+def _causal(term: _Term) -> str | None:
+    """Return the attribute of a constant mask that lets each query see the keys up to its own, or None."""
+    allowed = term.allowed
+    if allowed is None or allowed.ndim < 2 or allowed.size != math.prod(allowed.shape[-2:]):
+        return None
+    allowed = allowed.reshape(allowed.shape[-2:])
+    queries, keys = allowed.shape
+    if np.array_equal(allowed, np.tri(queries, keys, dtype=bool)):
+        return "TopLeft"
+    if keys > queries and np.array_equal(
+        allowed, np.tri(queries, keys, keys - queries, dtype=bool)
+    ):
+        return "BottomRight"
+    return None

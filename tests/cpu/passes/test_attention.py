@@ -1,0 +1,254 @@
+"""Attentions that are written out become operators with the same values and gradients."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tvm
+from programs import build, tensor, to_numpy
+from sweep import TARGET
+from tvm import relax, tirx
+from tvm.relax import op
+
+import relax_grad
+from relax_grad.ir.bindings import bindings_of
+from relax_grad.transform import FuseAttention
+
+RNG = np.random.default_rng(0)
+B, H, T, S, D, E = 2, 3, 6, 9, 8, 5
+N = tirx.Var("n", "int64")
+
+INFINITE = -math.inf
+LEAST = float(np.finfo("float32").min)
+
+
+def number(value, dtype="float32"):
+    return relax.const(np.asarray(value, dtype))
+
+
+def attention(
+    *steps, batch=(B, H), queries=T, keys=S, extra=None, kind="float32", on_weights=(), before=0
+):
+    """Return the module of an attention with steps between its products, and the shapes of its parameters.
+
+    A step takes the block builder, the scores and the extra tensor. ``on_weights`` are steps after the softmax.
+    """
+    shapes = [(*batch, queries, D), (*batch, keys, D), (*batch, keys, E)]
+    params = [tensor(name, shape, "float32") for name, shape in zip("qkv", shapes, strict=True)]
+    if extra is not None:
+        params.append(tensor("extra", extra, kind))
+        shapes.append(extra)
+
+    def body(bb, q, k, v, *others):
+        rank = len(batch) + 2
+        turned = bb.emit(op.permute_dims(k, [*range(rank - 2), rank - 1, rank - 2]))
+        scores = bb.emit(op.matmul(q, turned))
+        for step in steps:
+            scores = bb.emit(step(bb, scores, *others))
+        weights = bb.emit(op.nn.softmax(scores, -1))
+        for step in on_weights:
+            weights = bb.emit(step(bb, weights, *others))
+        y = bb.emit(op.matmul(weights, v))
+        return bb.emit(op.sum(bb.emit(op.multiply(y, bb.emit(op.sin(y))))))
+
+    return build(params, body), shapes
+
+
+def times(factor):
+    return lambda bb, scores, *_: op.multiply(scores, number(factor))
+
+
+def over(divisor):
+    return lambda bb, scores, *_: op.divide(scores, number(divisor))
+
+
+def plus(bb, scores, extra):
+    return op.add(extra, scores)
+
+
+def constant_bias(value):
+    return lambda bb, scores, *_: op.add(scores, number(value))
+
+
+def where(value, keeps=True, mask=None):
+    """Return a step that replaces scores by a number where a mask, by default the extra tensor, says so."""
+
+    def step(bb, scores, extra=None):
+        kept = extra if mask is None else relax.const(mask)
+        hidden = number(value)
+        return op.where(kept, *((scores, hidden) if keeps else (hidden, scores)))
+
+    return step
+
+
+def computed_triangle(bb, scores, *_):
+    """A causal mask as PyTorch's programs compute it."""
+    ones = bb.emit(op.ones((T, S), "bool"))
+    above = bb.emit(op.triu(bb.emit(op.astype(ones, "int8")), 1))
+    return op.where(bb.emit(op.not_equal(above, number(0, "int8"))), number(INFINITE), scores)
+
+
+CAUSAL = np.tri(T, S, dtype=bool)
+BOTTOM = np.tri(T, S, S - T, dtype=bool)
+ALL = (B, H, T, S)
+HIDES_ALL = CAUSAL & (np.arange(T) != 2)[:, None]
+
+#: The attention, the operator, its attribute causal_mask, and the values of the extra tensor.
+FUSED = {
+    "plain": (attention(), "attention", None),
+    "three axes": (attention(times(0.3), batch=(4,)), "attention", None),
+    "symbolic": (attention(over(2.0), batch=(N, H)), "attention", None),
+    "one factor": (
+        attention(lambda bb, s, f: op.multiply(s, f), extra=(1, 1, 1, 1)),
+        "attention",
+        None,
+    ),
+    "bias": (attention(times(0.5), plus, extra=(H, T, S)), "attention_bias", None),
+    "bias of three axes": (attention(plus, batch=(4,), extra=(T, S)), "attention_bias", None),
+    "bias of keys": (attention(plus, extra=(B, 1, 1, S)), "attention_bias", None),
+    "causal": (attention(times(0.5), where(INFINITE, mask=CAUSAL)), "attention", "TopLeft"),
+    "causal, least": (attention(where(LEAST, False, mask=~CAUSAL)), "attention", "TopLeft"),
+    "causal bias": (attention(constant_bias(np.where(CAUSAL, 0, -1e9))), "attention", "TopLeft"),
+    "causal, last": (attention(where(-1e4, mask=BOTTOM[None])), "attention", "BottomRight"),
+    "computed triangle": (attention(over(3.0), computed_triangle), "attention", "TopLeft"),
+    "causal with bias": (
+        attention(constant_bias(RNG.normal(size=(T, S))), where(INFINITE, mask=CAUSAL)),
+        "attention_bias",
+        "TopLeft",
+    ),
+    "constant mask": (attention(where(INFINITE, mask=RNG.random(ALL) < 2)), "attention_bias", None),
+    "mask": (attention(where(-1e9), extra=ALL, kind="bool"), "attention_bias", None),
+    "infinite mask": (
+        attention(where(INFINITE), extra=(B, 1, T, S), kind="bool"),
+        "attention_bias",
+        None,
+    ),
+    "hiding mask": (
+        attention(where(LEAST, False), extra=(S,), kind="bool"),
+        "attention_bias",
+        None,
+    ),
+    "causal and padding": (
+        attention(where(LEAST, mask=CAUSAL), where(LEAST), extra=(B, 1, 1, S), kind="bool"),
+        "attention_bias",
+        None,
+    ),
+    "query without keys": (attention(where(LEAST, mask=HIDES_ALL)), "attention_bias", None),
+    "query without keys, infinite": (
+        attention(where(INFINITE, mask=HIDES_ALL)),
+        "attention_bias",
+        None,
+    ),
+    "selection and bias": (
+        attention(constant_bias(RNG.normal(size=(T, S))), where(-1e9), extra=(T, S), kind="bool"),
+        "attention_bias",
+        None,
+    ),
+    "causal and infinite padding": (
+        attention(where(INFINITE, mask=CAUSAL), where(INFINITE), extra=(B, 1, 1, S), kind="bool"),
+        "attention_bias",
+        None,
+    ),
+}
+
+LEFT = {
+    "dropout": attention(on_weights=[lambda bb, w: op.multiply(w, number(RNG.random((T, S))))]),
+    "number above the limit": attention(where(-100.0), extra=ALL, kind="bool"),
+    "scale of a bias": attention(plus, times(0.5), extra=(H, T, S)),
+    "factors of rows": attention(lambda bb, s, f: op.multiply(s, f), extra=(T, 1)),
+    "mask of rows": attention(where(LEAST), extra=(T, 1), kind="bool"),
+    "mask and bias that may hide": attention(where(-1e9, mask=CAUSAL), plus, extra=(B, 1, 1, S)),
+    "other function": attention(lambda bb, s: op.tanh(s)),
+}
+
+
+def calls(function, name: str) -> list[relax.Call]:
+    values = [binding.value for binding in bindings_of(function.body)]
+    return [v for v in values if isinstance(v, relax.Call) and v.op.name == f"relax.nn.{name}"]
+
+
+def drawn(shapes, module) -> list[np.ndarray]:
+    """Return values of the parameters; a mask hides all keys of one query."""
+    values = []
+    for shape, param in zip(shapes, module["main"].params, strict=True):
+        shape = [4 if extent is N else extent for extent in shape]
+        if param.name != "extra" or str(param.ty.dtype) != "bool":
+            values.append(RNG.normal(size=shape).astype("float32"))
+            continue
+        mask = RNG.random(shape) < 0.6
+        mask[..., 0] = True
+        if len(shape) > 1:
+            mask[(0,) * (len(shape) - 2) + (-1,)] = False
+        values.append(mask)
+    return values
+
+
+@pytest.fixture(scope="module")
+def differentiated():
+    """The programs before and after the pass, with their gradients, compiled as one module."""
+    functions = {}
+    for case, ((module, _), *_) in FUSED.items():
+        for when, each in (("before", module), ("after", FuseAttention()(module))):
+            wrt = [p.name for p in each["main"].params if str(p.ty.dtype) == "float32"]
+            adjoint = relax_grad.value_and_grad(each, "main", wrt)["main_adjoint"]
+            functions[f"{when} {case}".replace(" ", "_").replace(",", "")] = adjoint
+    module = tvm.IRModule({k: f.with_attr("global_symbol", k) for k, f in functions.items()})
+    executable = tvm.compile(module, TARGET, relax_pipeline="relax_grad")
+    return relax.VirtualMachine(executable, tvm.cpu())
+
+
+@pytest.mark.parametrize("case", FUSED)
+def test_fused_attention(case, differentiated):
+    (module, shapes), name, causal = FUSED[case]
+    fused = FuseAttention()(module)
+    relax.analysis.well_formed(fused)
+    (call,) = calls(fused["main"], name)
+    assert call.attrs.causal_mask == causal
+    assert not calls(fused["main"], "softmax")
+    values = [tvm.runtime.tensor(value) for value in drawn(shapes, module)]
+    key = case.replace(" ", "_").replace(",", "")
+    before, after = (
+        to_numpy(differentiated[f"{when}_{key}"](*values)) for when in ("before", "after")
+    )
+    assert np.isnan(before[0]) == ("infinite" in case)
+    np.testing.assert_allclose(after[0], before[0], rtol=1e-4)
+    for found, wanted in zip(after[1], before[1], strict=True):
+        # Where the loss is NaN, the gradient of keys is NaN too; a selection passes zeros to them.
+        assert not np.any(np.isnan(wanted) & ~np.isnan(found))
+        if not np.isnan(before[0]):
+            np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_others_are_left(case):
+    module, _ = LEFT[case]
+    tvm.ir.assert_structural_equal(FuseAttention()(module), module)
+
+
+def test_weights_with_other_uses_are_left():
+    params = [tensor(name, (B, H, T, D), "float32") for name in "qkv"]
+
+    def body(bb, q, k, v):
+        scores = bb.emit(op.matmul(q, bb.emit(op.permute_dims(k, [0, 1, 3, 2]))))
+        weights = bb.emit(op.nn.softmax(scores, -1))
+        return relax.Tuple([bb.emit(op.matmul(weights, v)), weights])
+
+    module = build(params, body)
+    tvm.ir.assert_structural_equal(FuseAttention()(module), module)
+
+
+def test_permutations_are_joined():
+    """Heads that stand behind the positions are permuted for the product, and need no permutation for the operator."""
+    params = [tensor(name, (B, T, H, D), "float32") for name in "qkv"]
+
+    def body(bb, q, k, v):
+        q, v = (bb.emit(op.permute_dims(x, [0, 2, 1, 3])) for x in (q, v))
+        turned = bb.emit(op.permute_dims(bb.emit(op.permute_dims(k, [0, 2, 1, 3])), [0, 1, 3, 2]))
+        weights = bb.emit(op.nn.softmax(bb.emit(op.matmul(q, turned)), -1))
+        return bb.emit(op.matmul(weights, v))
+
+    fused = FuseAttention()(build(params, body))["main"]
+    (call,) = calls(fused, "attention")
+    assert list(call.args) == list(fused.params)
