@@ -89,6 +89,7 @@ ABOVE = {
         (
             *("activity", "autodiff", "cpu.pipeline", "cpu.target", "cpu.threads", "op"),
             "training",
+            "transform",
         ),
         (1, 478),
     ),
