@@ -22,6 +22,7 @@ from . import (
     pad,
     pool,
     qdq,
+    quantized,
     recurrent,
     scan,
     statistical,

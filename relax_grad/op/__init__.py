@@ -21,6 +21,7 @@ from . import (
     norm_statistics,
     pad,
     pool,
+    quantized,
     recurrent,
     scan,
     statistical,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -20,6 +20,7 @@ from relax_grad.op.activation import log_softmax_backward, softmax_backward
 from relax_grad.op.attention import attention_backward
 from relax_grad.op.index import gather_elements_backward_data, take_backward
 from relax_grad.op.index_nd import gather_nd_backward_data, index_tensor_backward_data
+from relax_grad.op.quantized import quantized_matmul, quantized_matmul_backward_data
 from relax_grad.transform import DispatchKernels
 
 #: The extent that may be symbolic.
@@ -40,19 +41,26 @@ class KernelCase:
         The shapes of the parameters, in which :data:`N` stands for the batch.
     body : Callable
         A function of the batch and the parameters that returns the call.
-    integers : str
-        The dtype of the last parameter, if it is not float32.
+    integers : str or Mapping[int, str]
+        The dtype of the last parameter, or of parameters by their places, if it is not float32.
     """
 
     op: str
     shapes: Sequence[tuple]
     body: Callable
-    integers: str = ""
+    integers: str | Mapping[int, str] = ""
     detail: str = ""
 
     @property
     def name(self) -> str:
-        return " ".join(filter(None, [self.op, str(self.shapes[0]), self.integers, self.detail]))
+        integers = self.integers if isinstance(self.integers, str) else ""
+        return " ".join(filter(None, [self.op, str(self.shapes[0]), integers, self.detail]))
+
+    def dtype(self, place: int, dtype: str = "float32") -> str:
+        """Return the dtype of a parameter, where that of floats is given."""
+        if isinstance(self.integers, str):
+            return (place == len(self.shapes) - 1 and self.integers) or dtype
+        return dtype if self.integers.get(place, "float32") == "float32" else self.integers[place]
 
     def takes(self, dtype: str) -> bool:
         """Tell whether the kernels of the operator take floats of a dtype in half precision."""
@@ -62,10 +70,11 @@ class KernelCase:
     def module(self, batch: int | None, dtype: str = "float32") -> tvm.IRModule:
         """Return the module of the call with floats of a dtype; if ``batch`` is None, the batch is symbolic."""
         n = tirx.Var("n", "int64") if batch is None else batch
-        dtypes = [dtype] * (len(self.shapes) - 1) + [self.integers or dtype]
         params = [
-            tensor(f"x{i}", [n if extent == N else extent for extent in shape], dtype)
-            for i, (shape, dtype) in enumerate(zip(self.shapes, dtypes, strict=True))
+            tensor(
+                f"x{i}", [n if extent == N else extent for extent in shape], self.dtype(i, dtype)
+            )
+            for i, shape in enumerate(self.shapes)
         ]
         return build(params, lambda _, *arguments: self.body(n, *arguments))
 
@@ -128,6 +137,7 @@ def _cases() -> Iterator[KernelCase]:
     yield from _softmaxes()
     yield from _attentions()
     yield from _recurrences()
+    yield from _quantized()
     yield from _sums()
     yield from _takes()
     yield from _points()
@@ -445,6 +455,37 @@ def _recurrences() -> Iterator[KernelCase]:
                 lambda _, *tensors: recurrent.recurrent_backward(*tensors),
                 detail=f"{slopes} {cells}",
             )
+
+
+def _quantized() -> Iterator[KernelCase]:
+    # Incomplete groups, tiles and panels; three stretches of the sum.
+    for outputs, inputs, groups, size, dtype, zeros in (
+        (45, 70, 3, 32, "uint8", None),
+        (19, 33, 3, 16, "int8", "float32"),
+        (35, 515, 9, 64, "uint8", "uint8"),
+        (515, 35, 3, 16, "int8", "int8"),
+    ):
+        of_groups = (outputs, groups)
+        weight = (*of_groups, size if dtype == "int8" else size // 2)
+        operands = [weight, of_groups, *([of_groups] if zeros else [])]
+        integers = {1: dtype, **({3: zeros} if zeros else {})}
+        detail = f"{outputs} {dtype} {zeros}"
+        yield KernelCase(
+            "relax.grad.quantized_matmul",
+            [(N, inputs), *operands],
+            lambda _, *tensors: quantized_matmul(*tensors),
+            integers,
+            detail,
+        )
+        yield KernelCase(
+            "relax.grad.quantized_matmul_backward_data",
+            [(N, outputs), *operands],
+            lambda n, grad, *weight, inputs=inputs: quantized_matmul_backward_data(
+                grad, (n, inputs), *weight
+            ),
+            integers,
+            detail,
+        )
 
 
 def _sums() -> Iterator[KernelCase]:

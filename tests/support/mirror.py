@@ -59,6 +59,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "ir.remat": ("training/test_remat.py",),
     "ir.wide": ("cpu/schedule/test_schedule.py", "tir/test_functions.py"),
     # Operators: rules, declarations, legalizations and tensor expressions.
+    "legalize.quantized": ("cpu/dispatch/test_quantized.py", "op/test_conformance.py"),
     "legalize.recurrent": ("topi/test_recurrent.py", "op/test_conformance.py"),
     "rules._linear": ("rules/grad/test_index.py", "rules/grad/test_pool.py"),
     "rules.control": ("op/test_control.py",),
@@ -91,6 +92,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "legalize.manipulate_order": ("rules/test_manipulate_order.py", "legalize/test_stock.py"),
     "legalize.scan": ("rules/test_scan.py",),
     "legalize.vision": ("legalize/test_image.py", "testing/test_samples.py"),
+    "topi.quantized": ("cpu/dispatch/test_quantized.py", "testing/test_samples.py"),
     "topi._loops": ("topi/test_threads.py",),
     "topi._scatter": ("topi/test_index_write.py",),
     "topi.binary": ("legalize/test_binary.py", "tir/test_conventions.py"),

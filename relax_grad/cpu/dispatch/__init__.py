@@ -9,6 +9,7 @@ from . import (
     norm,
     norm_residuals,
     pool,
+    quantized,
     recurrent,
     reduce,
     softmax,

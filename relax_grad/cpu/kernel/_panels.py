@@ -34,6 +34,10 @@ class Packing:
     vectors: Vectors
     tile_vectors: int
 
+    def aligned(self, depth: Extent) -> Extent:
+        """Return the steps of k that are packed for a stretch of a size."""
+        return depth
+
     @property
     def width(self) -> int:
         """The columns of a panel."""
@@ -115,7 +119,8 @@ class Late:
     def __init__(self, packing: Packing, bb, b0):
         self.packing, self.bb, self.b0 = packing, bb, b0
         depth = packing.p.depth
-        self.size = (min(depth, DEPTH) if isinstance(depth, int) else DEPTH) * packing.width
+        steps = min(depth, DEPTH) if isinstance(depth, int) else DEPTH
+        self.size = packing.aligned(steps) * packing.width
         # Rows of B are read in several cache lines at a time; transposed, a panel has rows of its own.
         self.group = 1 if packing.p.transpose_b else _GROUP
 

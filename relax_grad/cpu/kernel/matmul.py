@@ -31,7 +31,7 @@ _FEW_SYMBOLIC = 8
 _ROWS_OF_LATE = 64
 
 #: Nanoseconds of work up to which one thread computes a product: a parallel region takes 400 to 5000.
-_ONE_THREAD_NS = 4000
+ONE_THREAD_NS = 4000
 
 #: Bytes of A that one task reads, about half of a second-level cache.
 _TASK_BYTES = 384 * 1024
@@ -70,7 +70,7 @@ def matmul(
 
 
 def _emit(p: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
-    is_small = p.nanoseconds(cpu) <= _ONE_THREAD_NS
+    is_small = p.nanoseconds(cpu) <= ONE_THREAD_NS
     if is_small:
         cpu = replace(cpu, cores=1)
 
@@ -79,7 +79,7 @@ def _emit(p: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
         rows.emit(*tensors, p.batch, p.starts)
 
     def many() -> None:
-        _Generator(p, cpu).emit(*tensors)
+        Generator(p, cpu).emit(*tensors)
 
     most = p.most_few_rows(cpu)
     with b.one_thread(is_small):
@@ -93,7 +93,17 @@ def _emit(p: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
             b.either(p.rows <= min(most, _FEW_SYMBOLIC), few, many)
 
 
-class _Generator:
+class Generator:
+    """A generator of products whose second factor is packed into panels.
+
+    Parameters
+    ----------
+    product : Matmul
+        The products.
+    cpu : CPU
+        The target CPU.
+    """
+
     def __init__(self, product: Matmul, cpu: CPU):
         self.p, self.cpu = product, cpu
         self.vectors = Vectors(cpu.lanes)
@@ -184,7 +194,7 @@ class _Generator:
             return
         size = DEPTH
         if isinstance(depth, int):
-            size = ceil_div(depth, ceil_div(depth, DEPTH))
+            size = self.packing.aligned(ceil_div(depth, ceil_div(depth, DEPTH)))
         stretches = ceil_div(depth, size)
         if not isinstance(depth, int):
             # The empty sum is 0.

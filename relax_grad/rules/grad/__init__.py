@@ -20,6 +20,7 @@ from . import (
     norm,
     pad,
     pool,
+    quantized,
     recurrent,
     scan,
     statistical,

@@ -13,7 +13,7 @@ from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel.matmul import WAYS, Matmul, _Generator, matmul
+from relax_grad.cpu.kernel.matmul import WAYS, Generator, Matmul, matmul
 from relax_grad.cpu.target import CPU
 
 RNG = np.random.default_rng(0)
@@ -182,7 +182,7 @@ def test_some_products(cases):
 @pytest.mark.parametrize("size", [(512, 512, 512), (1024, 768, 768), (1000, 1000, 1000)])
 def test_threads_get_equal_parts(size, cores):
     rows, columns, depth = size
-    generator = _Generator(Matmul(rows, columns, depth), CPU(16, 32, cores))
+    generator = Generator(Matmul(rows, columns, depth), CPU(16, 32, cores))
     strips, panels = generator._blocks()
     tasks = [
         min(strips, generator.strips - i) * min(panels, generator.panels - j)

@@ -1,0 +1,58 @@
+"""Legalization of products with weights of 8 and 4 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import relax
+from tvm.relax import op
+
+from ..ir.compat import dtype_of
+from ..ir.dtypes import accumulation_dtype
+from ..ir.module import short_name
+from ..registry import register_legalize
+from ..topi import quantized as topi_quantized
+from ._util import shape_values
+
+
+@register_legalize("relax.grad.quantized_matmul")
+def _quantized_matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    data, weight, scale, *zero_point = call.args
+    return _product(bb, call, topi_quantized.quantized_matmul, data, weight, scale, zero_point)
+
+
+@register_legalize("relax.grad.quantized_matmul_backward_data")
+def _quantized_matmul_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, data_shape, weight, scale, *zero_point = call.args
+    shape = shape_values(data_shape)
+
+    def backward(gradient, *others):
+        return topi_quantized.quantized_matmul_backward_data(gradient, shape, *others)
+
+    return _product(bb, call, backward, output_grad, weight, scale, zero_point)
+
+
+def _product(
+    bb: relax.BlockBuilder,
+    call: relax.Call,
+    function: Callable,
+    data: relax.Expr,
+    weight: relax.Expr,
+    scale: relax.Expr,
+    zero_point: list[relax.Expr],
+) -> relax.Expr:
+    """Return the product; floating-point numbers of other dtypes are cast to that of the accumulator first."""
+    dtype = dtype_of(data.ty)
+    wide = accumulation_dtype(dtype)
+    floats = [each for each in (data, scale, *zero_point) if "float" in dtype_of(each.ty)]
+    if all(dtype_of(each.ty) == wide for each in floats):
+        zeros = zero_point[0] if zero_point else None
+        return bb.call_te(function, data, weight, scale, zeros, primfunc_name_hint=short_name(call))
+    arguments = [
+        bb.emit(op.astype(each, wide))
+        if any(each.same_as(one) for one in floats) and dtype_of(each.ty) != wide
+        else each
+        for each in call.args
+    ]
+    found = relax.Call(call.op, arguments)
+    return found if wide == dtype else op.astype(bb.emit(found), dtype)
