@@ -2,7 +2,8 @@
 
 The text is that of ``pydoc_data.topics``, which every Python has. ``python examples/char_gpt.py`` takes about two minutes on
 two cores. With ``--lora RANK`` the trained network is then adapted to another text, the sources of Python's library, by
-low-rank adapters: the network stays as it is, and only the adapters are trained and saved.
+low-rank adapters: the network stays as it is, and only the adapters are trained and saved. ``--frozen int4`` stores its weights
+in 4 bits meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from relax_grad.frontend.torch import from_module
-from relax_grad.training import AdamW, Trainer, lora, train_step
+from relax_grad.training import AdamW, Trainer, lora, memory_of, train_step
 
 
 def manual() -> str:
@@ -165,6 +166,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         parser.add_argument(
             f"--{name}", type=int, default=default, help=f"{text} (default {default})"
         )
+    parser.add_argument("--frozen", choices=["int8", "int4"], help="the form of frozen weights")
     parser.add_argument("--lr", type=float, default=3e-3, help="the largest learning rate")
     parser.add_argument("--save", type=Path, help="a file for the trained adapters or network")
     parser.add_argument(
@@ -223,12 +225,15 @@ def _run(options, workers) -> dict[str, float]:
 
     imported.copy_to(network, trainer.params)
     imported = imported.copy_from(network)
-    adapted = lora(imported, options.lora, ["*qkv.weight", "*out.weight", "*mlp.*.weight"])
-    trainer = Trainer(train_step(adapted, AdamW(weight_decay=0.0), clip_norm=1.0))
+    targets = ["*qkv.weight", "*out.weight", "*mlp.*.weight"]
+    adapted = lora(imported, options.lora, targets, frozen=options.frozen)
+    step = train_step(adapted, AdamW(weight_decay=0.0), clip_norm=1.0)
+    trainer = Trainer(step)
     code = Text(sources(), alphabet)
     found["code before"] = perplexity(trainer, code, options)
     size = sum(math.prod(each.shape) for each in adapted.params.values())
     print(f"\nadapters of rank {options.lora}: {size:,} parameters")
+    print(f"frozen weights: {memory_of(step).frozen:,} bytes")
     train(trainer, code, options, options.lora_steps)
     found["code"] = perplexity(trainer, code, options)
     print(

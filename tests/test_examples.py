@@ -39,6 +39,7 @@ WITHOUT = {
             "relax_grad.training.History",
             "relax_grad.training.Lora",
             "relax_grad.training.Memory",
+            "relax_grad.training.QuantizedWeight",
             "relax_grad.training.StepResult",
             "relax_grad.training.TrainStep",
         ),

@@ -1,6 +1,7 @@
 """Training: one compiled step of a loss and an optimizer, and ``relax.training``'s trainer."""
 
 from ._lora import Adapter, Lora, lora
+from ._quantized import QuantizedWeight
 from .history import History
 from .memory import Memory, memory_of
 from .optimizers import (
@@ -31,6 +32,7 @@ __all__ = [
     "Memory",
     "Muon",
     "Optimizer",
+    "QuantizedWeight",
     "RMSprop",
     "SetupTrainer",
     "StepResult",

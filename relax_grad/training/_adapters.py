@@ -1,4 +1,4 @@
-"""The uses of weights in functions of Relax, and the calls of their adapters."""
+"""The uses of weights in functions of Relax, the calls of their adapters, and products with quantised weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 from tvm.relax import op
+from tvm.relax.op import grad as backward
 
 from ..ir.bindings import bindings_of
 from ..ir.compat import dtype_of
@@ -47,8 +48,15 @@ def _swaps_last_axes(call: relax.Call) -> bool:
     return call.args[0].ty.ndim == 2 and (axes is None or [int(each) for each in axes] == [1, 0])
 
 
-def _uses(function: relax.Function, weights: Mapping[relax.Var, str]):
+def uses_of(function: relax.Function, weights: Mapping[relax.Var, str]):
     """Yield each use of weights, and of their casts and transposes: the binding, the name and the kind, or no kind."""
+    for binding, name, kind in _reads(function, weights):
+        if kind not in ("alias", "turn"):
+            yield binding, name, kind
+
+
+def _reads(function: relax.Function, weights: Mapping[relax.Var, str]):
+    """Yield what :func:`uses_of` does, and casts and transposes too: their kinds are ``"alias"`` and ``"turn"``."""
     known = {variable: (name, False) for variable, name in weights.items()}
     for binding in bindings_of(function.body):
         value = binding.value
@@ -58,8 +66,7 @@ def _uses(function: relax.Function, weights: Mapping[relax.Var, str]):
             kind = _kind(value, variable, is_turned)
             if kind in ("alias", "turn"):
                 known[binding.var] = name, is_turned ^ (kind == "turn")
-            else:
-                yield binding, name, kind
+            yield binding, name, kind
     for variable in relax.analysis.free_vars(function.body.body):
         if variable in known:
             yield None, known[variable][0], None
@@ -89,7 +96,7 @@ def kinds_of(module, functions, chosen: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for function_name, weights in functions.items():
         wanted = {weights[name]: name for name in chosen}
-        for binding, name, kind in _uses(module[function_name], wanted):
+        for binding, name, kind in uses_of(module[function_name], wanted):
             reader = (
                 "the result" if binding is None else _operator(binding.value).removeprefix("relax.")
             )
@@ -108,55 +115,91 @@ def kinds_of(module, functions, chosen: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def adapted(function, weights, adapters, params, scale, model) -> relax.Function:
-    """Return a function with the parameters of the adapters, in front of the weights of an import."""
-    variables = {
-        name: relax.Var(
-            name, relax.TensorType([int(each) for each in value.shape], str(value.dtype))
-        )
-        for name, value in params.items()
-    }
+def adapted(function, weights, adapters, params, scale, model, base, quantized) -> relax.Function:
+    """Return a function with the parameters of the adapters, in front of the weights of an import.
+
+    Numbers and scales, of the types of their values in ``base``, take the places of quantised weights.
+    """
+    variables = {name: _variable(name, value) for name, value in params.items()}
     old = list(function.params)
+    stored = {
+        weights[each.weight]: [_variable(name, base[name]) for name in (each.numbers, each.scale)]
+        for each in quantized
+    }
+    new = [each for param in old for each in stored.get(param, [param])]
     if isinstance(model, tvm.IRModule):
-        new = [*old, *variables.values()]
+        new = [*new, *variables.values()]
     else:
         first = len(old) - len(model.params) - len(model.frozen) - len(model.states)
-        new = [*old[:first], *variables.values(), *old[first:]]
-    targets = {weights[each.weight]: each.weight for each in adapters}
+        new = [*new[:first], *variables.values(), *new[first:]]
     by_name = {each.weight: each for each in adapters}
-    calls = [
-        (binding.value, by_name[name])
-        for binding, name, _ in _uses(function, targets)
-        if binding is not None
-    ]
+    products = {each.weight: stored[weights[each.weight]] for each in quantized}
+    targets = {weights[name]: name for name in {**by_name, **products}}
+    calls, dropped = [], []
+    for binding, name, kind in _reads(function, targets):
+        if binding is not None and kind not in ("alias", "turn"):
+            calls.append((binding.value, by_name.get(name), products.get(name)))
+        elif binding is not None and name in products:
+            dropped.append(binding.var)
     whole = relax.Function(new, function.body, function.ret_ty, function.is_pure, function.attrs)
-    return _Adapting(calls, variables, scale).visit_expr(whole)
+    return _Adapting(calls, dropped, variables, scale).visit_expr(whole)
+
+
+def _variable(name: str, value: tvm.runtime.Tensor) -> relax.Var:
+    shape = [int(each) for each in value.shape]
+    return relax.Var(name, relax.TensorType(shape, str(value.dtype)))
 
 
 @relax.expr_functor.mutator
 class _Adapting(relax.PyExprMutator):
-    """Adds the outputs of adapters to those of calls."""
+    """Adds the outputs of adapters to those of calls, and lets products read quantised weights."""
 
     def __init__(
         self,
-        calls: Sequence[tuple[relax.Call, Adapter]],
+        calls: Sequence[tuple[relax.Call, Adapter | None, Sequence[relax.Var] | None]],
+        dropped: Sequence[relax.Var],
         variables: Mapping[str, relax.Var],
         scale: float,
     ):
         super().__init__()
-        self._calls, self._variables, self._scale = calls, variables, scale
+        self._calls, self._dropped = calls, set(dropped)
+        self._variables, self._scale = variables, scale
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        if binding.var not in self._dropped:
+            super().visit_var_binding_(binding)
+
+    def visit_match_cast_(self, binding: relax.MatchCast) -> None:
+        if binding.var not in self._dropped:
+            super().visit_match_cast_(binding)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        new = super().visit_call_(call)
-        adapter = next((adapter for each, adapter in self._calls if each.same_as(call)), None)
+        adapter, stored = next(
+            (found for each, *found in self._calls if each.same_as(call)), (None, None)
+        )
+        if adapter is None and stored is None:
+            return super().visit_call_(call)
+        if stored is not None:
+            data = self.visit_expr(call.args[0])
+            new = self._product(data, stored, dtype_of(call.ty))
+        else:
+            new = super().visit_call_(call)
+            data = new.args[1 if adapter.kind == "embedding" else 0]
         if adapter is None:
             return new
         whole = self.builder_.emit(new)
-        return op.add(whole, self._change(adapter, whole, self.builder_.lookup_binding(whole)))
+        return op.add(whole, self._change(adapter, whole, call, data))
 
-    def _change(self, adapter: Adapter, whole: relax.Var, call: relax.Call) -> relax.Expr:
+    def _product(self, data: relax.Expr, stored: Sequence[relax.Var], dtype: str) -> relax.Expr:
+        """Return the product of data and a quantised weight, of the dtype of the product that it replaces."""
+        if dtype_of(data.ty) != dtype:
+            data = self.builder_.emit(op.astype(data, dtype))
+        return backward.quantized_matmul(data, *stored)
+
+    def _change(
+        self, adapter: Adapter, whole: relax.Var, call: relax.Call, data: relax.Expr
+    ) -> relax.Expr:
         emit = self.builder_.emit
-        data = call.args[1 if adapter.kind == "embedding" else 0]
         dtype = dtype_of(whole.ty)
         a, b = (self._variables[name] for name in (adapter.a, adapter.b))
         if dtype_of(a.ty) != dtype:

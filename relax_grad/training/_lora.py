@@ -21,6 +21,7 @@ from .._validation import check_integer, matching
 from ..ir.module import relax_function
 from . import _files
 from ._adapters import Adapter, adapted, kinds_of
+from ._quantized import FORMS, QuantizedWeight, choice, tensors_of
 
 #: The metadata of a file of adapters.
 _METADATA = "relax_grad.lora"
@@ -44,6 +45,10 @@ class Lora:
         The rank of the products B A.
     scale : float
         Their factor: alpha / rank.
+    quantized : tuple[QuantizedWeight, ...]
+        The frozen weights that are stored in 8 or 4 bits.
+    kept : dict[str, str]
+        If weights are to be stored so: the names of the others, and the reasons.
     """
 
     model: object
@@ -52,9 +57,14 @@ class Lora:
     base: dict[str, tvm.runtime.Tensor]
     rank: int
     scale: float
+    quantized: tuple[QuantizedWeight, ...] = ()
+    kept: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def merged(self, values: Mapping[str, object] | None = None) -> dict[str, tvm.runtime.Tensor]:
         """Return the weights with their adapters added, under the names of the model without adapters.
+
+        Weights of 8 and 4 bits are returned as floating-point numbers, of the dtype of the weights that they were made of: the
+        numbers times their scales, to which the adapters are added. They are not the weights from before the quantisation.
 
         Parameters
         ----------
@@ -62,7 +72,14 @@ class Lora:
             The trained parameters, such as ``trainer.params``; by default the initial ones.
         """
         given = self._checked(self.params if values is None else values)
-        found = dict(self.base)
+        stored = {each.numbers: each for each in self.quantized}
+        scales = {each.scale for each in self.quantized}
+        found = {}
+        for name, value in self.base.items():
+            if name in stored:
+                found[stored[name].weight] = stored[name].restored(self.base)
+            elif name not in scales:
+                found[name] = value
         for each in self.adapters:
             old = found[each.weight].numpy()
             a, b = (given[name].astype("float64") for name in (each.a, each.b))
@@ -139,6 +156,8 @@ def lora(
     seed: int = 0,
     values: Mapping[str, object] | None = None,
     func_name: str = "loss",
+    frozen: str | None = None,
+    group_size: int = 32,
 ) -> Lora:
     """Add low-rank adapters to weights, and freeze all weights.
 
@@ -164,6 +183,13 @@ def lora(
         function are inputs.
     func_name : str
         For a module: the function.
+    frozen : str, optional
+        ``"int8"`` or ``"int4"`` stores the frozen weights of matrix products in 8 or 4 bits, with one scale for each group of
+        ``group_size`` elements of an output. They are read by ``relax.grad.quantized_matmul``, whose kernel on CPUs widens
+        them in registers. :attr:`Lora.quantized` lists them, and :attr:`Lora.kept` the others, such as tables and weights of
+        convolutions, with the reasons.
+    group_size : int
+        The elements of a group, a multiple of 16. An output is padded to whole groups.
 
     Returns
     -------
@@ -173,7 +199,8 @@ def lora(
     Raises
     ------
     TypeError, ValueError
-        If a target matches no weight, if a weight has another use, or if the rank exceeds an extent of a weight.
+        If a target matches no weight, if a weight has another use, if the rank exceeds an extent of a weight, or if ``frozen``
+        fits no weight.
 
     Examples
     --------
@@ -203,6 +230,7 @@ def lora(
     ):
         raise ValueError(f"alpha must be a finite number other than 0, but it is {alpha!r}")
     seed = check_integer("seed", seed, 0)
+    group_size = _check_frozen(frozen, group_size)
     scale = 1.0 if alpha is None else alpha / rank
     if isinstance(model, tvm.IRModule):
         if values is None:
@@ -242,8 +270,12 @@ def lora(
     taken = {*base, *(getattr(model, "states", {}))}
     adapters = tuple(Adapter(name, kinds[name], *_names(name, taken)) for name in chosen)
     params = _initial(adapters, base, rank, seed)
+    quantized, kept = (), {}
+    if frozen is not None:
+        quantized, kept = choice(module, functions, base, frozen, group_size, taken)
+        base = tensors_of(base, quantized, group_size)
     changed = {
-        name: adapted(module[name], weights, adapters, params, scale, model)
+        name: adapted(module[name], weights, adapters, params, scale, model, base, quantized)
         for name, weights in functions.items()
     }
     new = tvm.IRModule(
@@ -256,7 +288,17 @@ def lora(
     )
     if not isinstance(model, tvm.IRModule):
         new = dataclasses.replace(model, module=new, params=params, frozen=base)
-    return Lora(new, adapters, params, base, rank, scale)
+    return Lora(new, adapters, params, base, rank, scale, quantized, kept)
+
+
+def _check_frozen(frozen: object, group_size: object) -> int:
+    """Check the form of frozen weights, and return the size of a group."""
+    if frozen is not None and (not isinstance(frozen, str) or frozen not in FORMS):
+        raise ValueError(f'frozen must be None, "int8" or "int4", but it is {frozen!r}')
+    size = check_integer("group_size", group_size, 16)
+    if size % 16:
+        raise ValueError(f"group_size must be a multiple of 16, but it is {size}")
+    return size
 
 
 def _with_params(model, params):

@@ -36,7 +36,7 @@ def test_a_gpt_of_characters_and_adapters(tmp_path):
         [
             *small,
             *("--steps", "150", "--lora", "4", "--lora-steps", "100", "--sample", "5"),
-            *("--lr", "0.01", "--save", str(path)),
+            *("--lr", "0.01", "--save", str(path), "--frozen", "int4"),
         ]
     )
     assert found["manual"] < 20  # 96 for equal chances of all characters

@@ -1,0 +1,211 @@
+"""Frozen weights of 8 and 4 bits: the numbers, the scales, and the choice of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from ..ir.compat import dtype_of
+from ._adapters import uses_of
+
+#: The bits of each form of frozen weights.
+FORMS = {"int8": 8, "int4": 4}
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A frozen weight of 8 or 4 bits.
+
+    Attributes
+    ----------
+    weight : str
+        The name of the weight.
+    numbers, scale : str
+        The names of its numbers and of its scales among the frozen tensors, in the layout of
+        ``relax.grad.quantized_matmul``.
+    bits : int
+        8 or 4.
+    transposed : bool
+        Whether the shape of the weight is (inputs, outputs).
+    shape : tuple[int, int]
+        The shape of the weight.
+    dtype : str
+        The dtype of the weight.
+    """
+
+    weight: str
+    numbers: str
+    scale: str
+    bits: int
+    transposed: bool
+    shape: tuple[int, int]
+    dtype: str
+
+    def restored(self, tensors: Mapping[str, tvm.runtime.Tensor]) -> tvm.runtime.Tensor:
+        """Return the elements that the numbers stand for, in the shape and dtype of the weight."""
+        numbers, scale = (tensors[name].numpy() for name in (self.numbers, self.scale))
+        inputs = self.shape[0] if self.transposed else self.shape[1]
+        found = dequantized(numbers, scale)[:, :inputs]
+        found = found.T if self.transposed else found
+        like = tvm.runtime.empty((0,), self.dtype).numpy().dtype  # NumPy has no bfloat16 of its own
+        return tvm.runtime.tensor(np.ascontiguousarray(found).astype(like))
+
+
+def quantized(matrix: np.ndarray, bits: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Round the rows of a matrix to numbers of a few bits, by groups.
+
+    Of 8 bits, the element of the largest magnitude of a group is -127 or 127 times its scale. Of 4 bits, it is -8 times its
+    scale, which may be negative, so that all 16 numbers are used.
+
+    Parameters
+    ----------
+    matrix : np.ndarray
+        ``(outputs, inputs)``, finite. Rows are padded to whole groups by numbers that stand for 0.
+    bits : int
+        8 or 4.
+    size : int
+        The elements of a group.
+
+    Returns
+    -------
+    numbers, scale : np.ndarray
+        ``(outputs, groups, width)`` and ``(outputs, groups)``, as ``relax.grad.quantized_matmul`` takes them. Scales are of
+        float64 for a matrix of float64, and of float32 else.
+    """
+    outputs, inputs = matrix.shape
+    dtype = np.dtype("float64" if matrix.dtype == np.float64 else "float32")
+    groups = -(-inputs // size)
+    padded = np.zeros((outputs, groups * size), dtype)
+    padded[:, :inputs] = matrix
+    parts = padded.reshape(outputs, groups, size)
+    largest = np.take_along_axis(parts, np.abs(parts).argmax(-1)[..., None], -1)
+    scale = np.abs(largest) / dtype.type(127) if bits == 8 else largest / dtype.type(-8)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        levels = np.where(scale == 0, 0, np.rint(parts / scale))
+    if bits == 8:
+        return np.clip(levels, -127, 127).astype("int8"), scale[..., 0]
+    levels = (np.clip(levels, -8, 7) + 8).astype("uint8")
+    return levels[..., ::2] | levels[..., 1::2] << 4, scale[..., 0]
+
+
+def dequantized(numbers: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Return the elements that numbers stand for, ``(outputs, inputs)`` of the dtype of the scales."""
+    if numbers.dtype == np.uint8:
+        pairs = np.stack([numbers & 15, numbers >> 4], -1).astype("int8") - np.int8(8)
+        numbers = pairs.reshape(*numbers.shape[:2], -1)
+    return (numbers.astype(scale.dtype) * scale[..., None]).reshape(len(numbers), -1)
+
+
+def choice(
+    module: tvm.IRModule,
+    functions: Mapping[str, Mapping[str, relax.Var]],
+    base: Mapping[str, tvm.runtime.Tensor],
+    form: str,
+    size: int,
+    taken: Iterable[str],
+) -> tuple[tuple[QuantizedWeight, ...], dict[str, str]]:
+    """Return the weights that can be quantised, and the reasons of the others by their names.
+
+    Parameters
+    ----------
+    module : tvm.IRModule
+        The module.
+    functions : Mapping
+        The parameters of the weights by their names, for each function.
+    base : Mapping[str, tvm.runtime.Tensor]
+        The weights.
+    form : str
+        One of :data:`FORMS`.
+    size : int
+        The elements of a group.
+    taken : Iterable[str]
+        Names that exist.
+    """
+    uses: dict[str, list[tuple]] = {name: [] for name in base}
+    for function_name, weights in functions.items():
+        wanted = {variable: name for name, variable in weights.items() if name in base}
+        for binding, name, kind in uses_of(module[function_name], wanted):
+            uses[name].append((binding, kind))
+    names, bits = set(taken), FORMS[form]
+    found, kept = [], {}
+    for name, tensor in base.items():
+        shape, dtype = tuple(map(int, tensor.shape)), str(tensor.dtype)
+        reason = _reason(shape, dtype, uses[name], bits, size)
+        if reason:
+            kept[name] = reason
+            continue
+        own = f"{name}.{form}", f"{name}.scale"
+        for each in own:
+            if each in names:
+                raise ValueError(f"frozen: the model has a tensor {each!r} already")
+        names.update(own)
+        transposed = uses[name][0][1] == "transposed"
+        found.append(QuantizedWeight(name, *own, bits, transposed, shape, dtype))
+    if not found:
+        shown = "; ".join(f"{name}: {reason}" for name, reason in list(kept.items())[:8])
+        raise ValueError(f"frozen: no weight can be stored in {bits} bits ({shown})")
+    return tuple(found), kept
+
+
+def _reason(shape: tuple, dtype: str, uses: list[tuple], bits: int, size: int) -> str:
+    """Return why a weight stays as it is, or an empty text."""
+    if not dtype.startswith(("float", "bfloat")):
+        return f"it is of {dtype}"
+    if not uses:
+        return "no function reads it"
+    kinds = {kind for _, kind in uses}
+    for binding, kind in uses:
+        if kind not in ("linear", "transposed"):
+            called = binding is not None and isinstance(
+                getattr(binding.value, "op", None), tvm.ir.Op
+            )
+            name = binding.value.op.name.removeprefix("relax.") if called else "the result"
+            return f"{name} reads it; only weights of matrix products are stored in few bits"
+        data = binding.value.args[0].ty
+        if not isinstance(data.shape, relax.ShapeExpr) or data.dtype is None:
+            return "the shape of the other factor is unknown"
+        if not isinstance(data.shape.values[-1], tirx.IntImm):
+            return "the axis that is summed over is symbolic"
+        if not dtype_of(data).startswith(("float", "bfloat")):
+            return f"the other factor is of {dtype_of(data)}"
+    if len(kinds) > 1:
+        return "it is read as it is, and transposed"
+    outputs, inputs = shape if kinds == {"linear"} else shape[::-1]
+    groups, wide = -(-inputs // size), 8 if dtype == "float64" else 4
+    if (
+        outputs * groups * (size * bits // 8 + wide)
+        >= outputs * inputs * tvm.DataType(dtype).bits // 8
+    ):
+        return f"groups of {size} would take no less memory than its {inputs} inputs"
+    return ""
+
+
+def tensors_of(
+    base: Mapping[str, tvm.runtime.Tensor], weights: Iterable[QuantizedWeight], size: int
+) -> dict[str, tvm.runtime.Tensor]:
+    """Return the frozen tensors in the order of the weights, with numbers and scales in the places of some of them.
+
+    Raises
+    ------
+    ValueError
+        If an element of a weight is not finite.
+    """
+    by_name = {each.weight: each for each in weights}
+    found = {}
+    for name, tensor in base.items():
+        each = by_name.get(name)
+        if each is None:
+            found[name] = tensor
+            continue
+        matrix = tensor.numpy()
+        matrix = matrix.astype("float32") if matrix.dtype != np.float64 else matrix
+        if not np.isfinite(matrix).all():
+            raise ValueError(f"frozen: {name} has elements that are not finite")
+        numbers, scale = quantized(matrix.T if each.transposed else matrix, each.bits, size)
+        found[each.numbers] = tvm.runtime.tensor(numbers)
+        found[each.scale] = tvm.runtime.tensor(np.ascontiguousarray(scale))
+    return found
