@@ -1,4 +1,4 @@
-"""Attention and quantised products as ONNX Runtime's optimizer and its builder of models write them."""
+"""Attention as ONNX Runtime's optimizer and its builder of models write them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from ...ir.compat import constant_value
 from ._converters import Refused, _dtype, _extents, _rank
 from ._fused import FUSED, _converts, _split
 from ._values import Extents
@@ -265,54 +264,6 @@ def _embed_layer_norm(bb, inputs, attrs, opset):
         count = bb.emit(op.sum(mask, [1]))
     outputs = attrs["tvm_custom"]["num_outputs"]
     return result if outputs == 1 else relax.Tuple([result, count, total][:outputs])
-
-
-@_converts("MatMulNBits")
-def _matmul_n_bits(bb, inputs, attrs, opset):
-    """Multiply with a frozen weight of 2, 4 or 8 bits: ``(q - zero) * scale``, by blocks of its rows."""
-    data, packed, scales, zeros, order, bias = (inputs[i] for i in range(6))
-    rows, width, bits, block = (attrs[name] for name in ("N", "K", "bits", "block_size"))
-    if bits not in (2, 4, 8):
-        raise Refused(f"it has {bits} bits; supported are 2, 4 and 8")
-    if attrs.get("weight_prepacked", 0) or order is not None:
-        raise Refused(
-            "it has the operand g_idx or the attribute weight_prepacked; quantise it without"
-        )
-    numbers, blocks = constant_value(packed), -(-width // block)
-    if numbers is None:
-        raise Refused("its weight B is no constant")
-    dtype = _dtype(data)
-    numbers = _unpacked(numbers.reshape(rows, blocks, -1), bits)[:, :, :block]
-    middle = 1 << (bits - 1)
-    if zeros is None:
-        centre = relax.const(np.full((1, 1, 1), middle), dtype)
-    elif "float" in _dtype(zeros):
-        centre = bb.emit(op.reshape(zeros, [rows, blocks, 1]))
-    else:
-        value = constant_value(zeros)
-        if value is None:
-            raise Refused("its zero_points are no constants")
-        value = _unpacked(value.reshape(rows, -1), bits)[:, :blocks]
-        centre = relax.const(value[:, :, None], dtype)
-    weight = bb.emit(op.astype(relax.const(numbers, "uint8"), dtype))
-    scale = bb.emit(op.reshape(scales, [rows, blocks, 1]))
-    scale, centre = (
-        each if _dtype(each) == dtype else bb.emit(op.astype(each, dtype))
-        for each in (scale, centre)
-    )
-    weight = bb.emit(op.multiply(bb.emit(op.subtract(weight, centre)), scale))
-    weight = bb.emit(op.reshape(weight, [rows, blocks * block]))
-    if blocks * block > width:
-        weight = bb.emit(op.strided_slice(weight, [1], [0], [width], [1]))
-    result = bb.emit(op.matmul(data, bb.emit(op.permute_dims(weight, [1, 0]))))
-    return result if bias is None else op.add(result, bias)
-
-
-def _unpacked(values: np.ndarray, bits: int) -> np.ndarray:
-    """Return the numbers of a few bits in bytes, the lowest bits first, along the last axis."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    parts = (values[..., None] >> shifts) & np.uint8((1 << bits) - 1)
-    return parts.reshape(*values.shape[:-1], -1)
 
 
 # Further operators that the optimizer writes

@@ -146,7 +146,7 @@ _MICROSOFT = {
     "FusedMatMul": Support("trains", "without transBatchA and transBatchB"),
     "BiasSoftmax": Support("trains", "over the last axis"),
     "GroupQueryAttention": Support("trains", "without past"),
-    "MatMulNBits": Support("trains", "its weight is frozen; 2, 4 or 8 bits, without g_idx"),
+    "MatMulNBits": Support("trains", "its weight is frozen; 2, 4 or 8 bits; groups of g_idx have block_size columns, all but one"),
     "MultiHeadAttention": Support("trains", "without past"),
     "TransposeMatMul": Support("trains"),
     "QuantizeLinear": Support("forward", "before DequantizeLinear of the same scale, both train"),

@@ -114,17 +114,18 @@ SQUARE = np.tril(np.ones((BATCH, STEPS, STEPS), "int32"))
 LAST = np.array([STEPS - 1, STEPS - 1], "int32")
 
 
-def packed(rows, width, bits, block, zeros: bool):
-    """Return packed numbers, scales, packed zero points, and the dequantised weight (rows, width)."""
+def packed(rows, width, bits, block, zeros, groups=None):
+    """Return packed numbers, scales, zero points (packed, floating-point or none), g_idx, and the weight (rows, width)."""
     rng, blocks = np.random.default_rng(bits), -(-width // block)
     q = rng.integers(0, 1 << bits, (rows, blocks, block))
-    zero = (
-        rng.integers(0, 1 << bits, (rows, blocks))
-        if zeros
-        else np.full((rows, blocks), 1 << (bits - 1))
-    )
+    zero = np.full((rows, blocks), float(1 << (bits - 1)))
+    if zeros == "float":
+        zero = rng.uniform(0, 1 << bits, (rows, blocks))
+    elif zeros:
+        zero = rng.integers(0, 1 << bits, (rows, blocks))
     scales = rng.uniform(0.1, 0.3, (rows, blocks))
-    weight = ((q - zero[..., None]) * scales[..., None]).reshape(rows, -1)[:, :width]
+    of = np.arange(blocks * block) // block if groups is None else np.array(groups)
+    weight = (q.reshape(rows, -1)[:, :width] - zero[:, of[:width]]) * scales[:, of[:width]]
 
     def in_bytes(values):
         per = 8 // bits
@@ -132,16 +133,22 @@ def packed(rows, width, bits, block, zeros: bool):
         values = values.reshape(*values.shape[:-1], -1, per) << (np.arange(per) * bits)
         return values.sum(-1).astype("uint8")
 
-    operands = [in_bytes(q), scales.reshape(-1)]
-    if zeros:
-        operands.append(in_bytes(zero).reshape(-1))
-    return tuple(operands), torch.tensor(weight)
+    points = zero.reshape(-1) if zeros == "float" else in_bytes(zero).reshape(-1) if zeros else None
+    order = None if groups is None else np.array(groups, "int32")
+    return (in_bytes(q), scales.reshape(-1), points, order), torch.tensor(weight)
 
 
-def n_bits(bits, block, zeros, width=WIDTH):
-    operands, weight = packed(5, width, bits, block, zeros)
+def n_bits(bits, block, zeros, width=WIDTH, groups=None):
+    operands, weight = packed(5, width, bits, block, zeros, groups)
+    while operands[-1] is None:
+        operands = operands[:-1]
     attributes = {"N": 5, "K": width, "bits": bits, "block_size": block}
     return Case("MatMulNBits", operands, lambda x, *_: x @ weight.T, attributes)
+
+
+def shuffled(*sizes):
+    """Return groups of these sizes in random order."""
+    return np.random.default_rng(len(sizes)).permutation(np.repeat(np.arange(len(sizes)), sizes))
 
 
 TWO = {"num_heads": 2}
@@ -203,6 +210,15 @@ CASES = {
     "bits_4_rest": n_bits(4, 128, True),
     "bits_8": n_bits(8, 16, True),
     "bits_2": n_bits(2, 16, False),
+    "bits_2_zeros": n_bits(2, 16, True),
+    "bits_4_float": n_bits(4, 16, "float"),
+    "bits_8_float": n_bits(8, 32, "float"),
+    "bits_4_order": n_bits(4, 16, False, groups=shuffled(16, 16, 16, 16)),
+    "bits_4_order_zeros": n_bits(4, 16, True, groups=shuffled(16, 16, 16, 16)),
+    "bits_8_order": n_bits(8, 32, False, groups=shuffled(32, 32)),
+    "bits_4_order_float": n_bits(4, 32, "float", groups=shuffled(32, 32)),
+    "bits_4_order_rest": n_bits(4, 48, "float", groups=shuffled(16, 48)),
+    "bits_2_order": n_bits(2, 32, True, groups=np.repeat([0, 1], 32)),
     "softmax": Case("BiasSoftmax", (double(2, 6, WIDTH),), lambda x, b: (x + b).softmax(-1), {"axis": 2, "is_inner_broadcast": 0}),
     "gemm_gelu": Case("GemmFastGelu", (double(WIDTH, 3), double(3)), lambda x, w, b: F.gelu(x @ w + b, approximate="tanh")),
     "add": Case("BiasAdd", (double(WIDTH), double(2, 6, WIDTH)), lambda x, b, s: x + b + s),
@@ -210,8 +226,12 @@ CASES = {
     "transposed": Case("TransposeMatMul", (double(5, WIDTH),), lambda x, w: x @ w.T, {"transB": 1}),
 }  # fmt: skip
 
-#: Operators that onnxruntime has for GPUs only, or in another form.
-WITHOUT_RUNTIME = {"softmax", "gemm_gelu", "add", "split_gelu"}
+#: Operators that onnxruntime has for GPUs only, or in another form. Version 1.32 refuses g_idx and floating-point zero points of 8
+#: bits, and gives other numbers for g_idx with packed zero points, also where g_idx is in order.
+WITHOUT_RUNTIME = {
+    *("softmax", "gemm_gelu", "add", "split_gelu"),
+    *("bits_8_float", "bits_8_order", "bits_2_order", "bits_4_order_zeros", "bits_4_order_rest"),
+}
 
 
 def model_of(dtype, names):
@@ -360,6 +380,11 @@ REFUSED = {
     "past": ("MultiHeadAttention", ["x", "x", "x", "", "", "", "w", "w"], TWO, "past_key; export the model without caches"),
     "past_group": ("GroupQueryAttention", ["x", "x", "x", "w", "w", "n", "n"], FOUR, "past_key; export the model without caches"),
     "bits": ("MatMulNBits", ["x", "q", "w"], {"N": 2, "K": 8, "bits": 3, "block_size": 16}, "it has 3 bits; supported are 2, 4 and 8"),
+    "g_idx": ("MatMulNBits", ["x", "q", "s", "", "g"], {"N": 2, "K": 8, "bits": 4, "block_size": 4},
+              r"its g_idx has groups of \[3, 5\] columns; all but one must have block_size=4"),
+    "g_idx_range": ("MatMulNBits", ["x", "q", "s", "", "h"], {"N": 2, "K": 8, "bits": 4, "block_size": 4},
+                    "its g_idx must have 8 numbers from 0 to 1"),
+    "odd_block": ("MatMulNBits", ["x", "q", "w"], {"N": 2, "K": 8, "bits": 8, "block_size": 3}, "its block_size is 3; it must be even"),
     "rotary": ("Attention", ["x", "w"], {"num_heads": 2, "do_rotary": 1}, "do_rotary=1"),
 }  # fmt: skip
 
@@ -370,7 +395,10 @@ def test_what_has_no_meaning_in_training_is_refused(case):
     weights = {
         "w": normal(8, 24),
         "n": np.array([5, 5], "int32"),
-        "q": np.zeros((2, 1, 6), "uint8"),
+        "q": np.zeros((2, 2, 2), "uint8"),
+        "s": np.ones(4, "float32"),
+        "g": np.array([0, 1, 0, 1, 0, 1, 0, 0], "int32"),
+        "h": np.array([0, 1, 0, 1, 0, 1, 0, 2], "int32"),
     }
     nodes = [helper.make_node(kind, operands, ["y"], name="it", domain=MICROSOFT, **attributes)]
     model = models.model_of(nodes, {"x": [2, 6, 8]}, weights)
