@@ -68,6 +68,7 @@ ROWS = {
         "test_exactness.py::test_dtypes",
     ),
     "`scaled_dot_product_attention`": ("test_features.py::test_three_steps",),
+    "attention written out": ("test_page.py::test_an_attention_that_is_written_out",),
     "`LSTM`, `GRU`, `RNN`": (
         "test_features.py::test_three_steps",
         "test_packed.py::test_packed_sequences",
@@ -256,3 +257,50 @@ def test_dropout_of_an_infinity():
         "training", torch.tensor(0), torch.full((64,), torch.inf)
     )
     assert set(outputs[0].tolist()) == {0.0, torch.inf}
+
+
+class Written(nn.Module):
+    """Attention written out, as models that return its weights if asked do, with one of several masks."""
+
+    def __init__(self, masks):
+        super().__init__()
+        self.masks, self.mix = masks, nn.Linear(8, 24)
+        self.register_buffer("kept", torch.ones(7, 7).tril().bool())
+
+    def forward(self, x, padding):
+        q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.mix(x).split(8, -1))
+        length = x.shape[1]
+        scores = q @ k.transpose(-2, -1) / 2
+        if self.masks == "buffer":
+            scores = scores.masked_fill(~self.kept, -torch.inf)
+        elif self.masks == "constant":
+            scores = scores.masked_fill(torch.ones(length, length).triu(1) > 0, -torch.inf)
+        elif self.masks == "added":
+            scores = scores + padding[:, None, None] * torch.finfo(torch.float32).min
+        elif self.masks == "both":
+            scores = scores.masked_fill(~self.kept | (padding[:, None, None] > 0), -1e9)
+        y = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return (y * y.cos()).sum()
+
+
+@pytest.mark.parametrize("masks", ["none", "buffer", "constant", "added", "both"])
+def test_an_attention_that_is_written_out(masks):
+    from torch_models import close, compiled
+
+    torch.manual_seed(0)
+    module = Written(masks)
+    x, padding = torch.randn(3, 7, 8), torch.zeros(3, 7)
+    padding[1, 5:], padding[2] = 1, 1  # all keys of the last sequence are hidden
+    has_length = masks in ("none", "added")
+    axes = {0: "batch", 1: "length"} if has_length else {0: "batch"}
+    imported = from_module(module, (x, padding), dynamic_shapes={"x": axes, "padding": axes})
+    assert "R.nn.attention" in imported.module["loss"].script()
+    run = compiled(imported, forward=False)
+    values = [torch.from_numpy(value.numpy()) for value in imported.values]
+    for batch, length in ((3, 7), (2, 3 if has_length else 7)):
+        data, hidden = x[:batch, :length], padding[:batch, :length]
+        wanted = module(data, hidden)
+        gradients = torch.autograd.grad(wanted, list(module.parameters()))
+        (loss, *_), found = run("loss_adjoint", torch.tensor(0), data, hidden, *values)
+        close("loss", [loss], [wanted])
+        close("gradients", found, gradients)
