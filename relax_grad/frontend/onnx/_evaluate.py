@@ -216,6 +216,11 @@ def _reduced(name: str) -> Callable:
     return apply
 
 
+def _transpose(extents, node, data):
+    order = attribute(node, "perm")
+    return data.transpose(order) if order else data.transpose()
+
+
 def _concat(extents, node, *parts):
     return np.concatenate(parts, axis=attribute(node, "axis", 0))
 
@@ -238,6 +243,8 @@ _FUNCTIONS: dict[str, Callable] = {
     "Min": _elementwise("least"),
     "Mod": _elementwise("modulo"),
     "Mul": _elementwise("multiply"),
+    "Pow": _elementwise("power"),
+    "Transpose": _transpose,
     "Neg": lambda e, node, data: _mapped(lambda x: e.multiply(x, -1), data),
     "ReduceMax": _reduced("largest"),
     "ReduceMin": _reduced("least"),

@@ -18,9 +18,10 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from ...errors import UnsupportedOperatorError
 from ...ir.compat import constant_value
+from ...ir.expressions import variables
 from ...ir.module import ending_blocks, with_functions
 from . import _attention, _indices, _n_bits, _normalize, _padding, _symbolic, _transforms, _windows  # noqa: F401  their converters are entered in CONVERTERS
-from ._converters import CONVERTERS, Refused
+from ._converters import CONVERTERS, Refused, _dtype
 from ._evaluate import evaluated, known_constant
 from ._fused import DOMAIN, FUSED, in_domain
 from ._graph import STANDARD, every_node, label, opset_of
@@ -28,7 +29,7 @@ from ._graph import operands as all_operands
 from ._recurrent import RECURRENT
 from ._resize import RESIZING
 from ._support import reason_of
-from ._values import Extents, Known, is_symbolic, plain
+from ._values import Extents, Known, is_symbolic, objects, plain
 
 _CONVERTERS = {
     **CONVERTERS,
@@ -128,6 +129,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
         self._known: dict[str, Known] = {}
         self._tensors: dict[str, relax.Expr] = {}
         self._operands: list[Known | None] | None = None
+        self._branches = 0
         self.draws = False
 
     def _draw(self) -> tuple[relax.Var, int]:
@@ -153,16 +155,25 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
                 # A converter that takes elements has them from ``known``.
                 is_taken = name in elements and self._known[name].is_symbolic
                 self._nodes[name] = None if is_taken else self._tensor(name)
-            self._operands = None if node.op_type == "If" else operands
+            is_choice = node.op_type == "If"
+            self._operands = None if is_choice else operands
+            self._branches += is_choice
             super()._construct_nodes(SimpleNamespace(node=[node]))
+            self._branches -= is_choice
         for each in graph.output:
             if each.name in self._known:
                 self._nodes[each.name] = self._tensor(each.name)
 
     def _elements(self, name: str) -> Known | None:
         """Return the elements of a value, if they are known before the run."""
-        if not name or name in self._known:
-            return self._known.get(name)
+        if not name:
+            return None
+        if name in self._known:
+            known = self._known[name]
+            if known.is_symbolic:
+                values = map(self._extents.refreshed, known.elements.flat)
+                known = Known(objects(values, known.elements.shape), known.dtype)
+            return known
         value = self._nodes.get(name)
         constant = constant_value(value) if isinstance(value, relax.Expr) else None
         return None if constant is None else known_constant(constant)
@@ -181,31 +192,74 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             self._tensors[name] = _symbolic.tensor_of(self.bb, self._known[name])
         return self._tensors[name]
 
-    def _check_broadcast(self, operands, found: relax.Expr) -> None:
-        """Refuse operands with extents that may differ: the extents of their result are unknown."""
-        kind = found.ty
-        if not isinstance(kind, relax.TensorType) or isinstance(kind.shape, relax.ShapeExpr):
+    def _broadcast(self, operands: list) -> list:
+        """Return operands that are broadcast to each other with extents that are known to be equal."""
+        shapes = [_shape_of(each) for each in operands]
+        if any(each is None for each in shapes):
+            return operands  # an operand's own extents are unknown
+        rank, result = max(map(len, shapes), default=0), list(operands)
+        for place in range(1, rank + 1):
+            column = [shape[-place] if len(shape) >= place else 1 for shape in shapes]
+            places = [i for i, each in enumerate(column) if is_symbolic(each) or each != 1]
+            for i, value in self._aligned(result, [column[i] for i in places], places, -place):
+                result[i] = value
+        return result
+
+    def _joined(self, operands: list, axis: int) -> list:
+        """Return the operands of a concatenation, whose other extents are known to be equal."""
+        shapes, result = [_shape_of(each) for each in operands], list(operands)
+        if any(each is None for each in shapes) or len(set(map(len, shapes))) > 1:
+            return operands
+        for i in range(len(shapes[0])):
+            if i != axis % len(shapes[0]):
+                column = [shape[i] for shape in shapes]
+                for place, value in self._aligned(result, column, range(len(column)), i):
+                    result[place] = value
+        return result
+
+    def _aligned(self, operands: list, extents: list, places, axis: int):
+        """Yield the operands whose extent of an axis must be that of others, and is not known to be it, with that extent.
+
+        Extents of different symbols are refused. Those of the same symbols are compared at run time.
+        """
+        wanted = next((each for each in extents if isinstance(each, (int, tirx.Var))), None)
+        wanted = extents[0] if wanted is None and extents else wanted
+        for place, each in zip(places, extents, strict=True):
+            if self._extents.equal(wanted, each):
+                continue
+            are_related = (
+                is_symbolic(wanted)
+                and is_symbolic(each)
+                and variables(wanted) == variables(each)
+                and not self._extents.differ(wanted, each)
+                and "float" in _dtype(operands[place])
+            )
+            if not are_related:
+                raise Refused(
+                    f"its operands have the extents {wanted} and {each}, which are not known to be equal; give the "
+                    f"inputs the same symbols or extents: shapes={{...}}"
+                )
+            yield place, _indices.with_extent(self.bb, operands[place], axis, wanted)
+
+    def _learn(self, found: relax.Expr, least: int) -> None:
+        """Take the extents of a tensor that is there to be no less than this; those of a branch may not be there."""
+        if self._branches:
             return
-        shapes = [
-            getattr(each.ty, "shape", None) for each in operands if isinstance(each, relax.Expr)
-        ]
-        if not all(isinstance(each, relax.ShapeExpr) for each in shapes):
-            return  # the operands' own extents are unknown
-        columns = itertools.zip_longest(*(list(each.values)[::-1] for each in shapes), fillvalue=1)
-        for column in columns:
-            others = [each for each in map(plain, column) if is_symbolic(each) or each != 1]
-            for each in others[1:]:
-                if not self._extents.equal(others[0], each):
-                    raise Refused(
-                        f"its operands have the extents {others[0]} and {each}, which are not known to be equal; give the "
-                        f"inputs the same symbols or extents: shapes={{...}}"
-                    )
+        kind = found.ty
+        for each in kind.fields if isinstance(kind, relax.TupleType) else [kind]:
+            if isinstance(each, relax.TensorType) and isinstance(each.shape, relax.ShapeExpr):
+                for extent in each.shape.values:
+                    self._extents.learn(extent, least)
 
     def _convert_operator(self, op_name, inputs, attrs, opset):
         name = attrs["tvm_custom"]["name"]
-        attrs["tvm_custom"].update(draw=self._draw, known=self._operands)
+        attrs["tvm_custom"].update(draw=self._draw, known=self._operands, extents=self._extents)
         try:
             found, inputs = None, onnx_frontend.onnx_input(inputs)
+            if op_name == "Concat":
+                inputs = onnx_frontend.onnx_input(self._joined(list(inputs), attrs["axis"]))
+            elif op_name in _BROADCASTING:
+                inputs = onnx_frontend.onnx_input(self._broadcast(list(inputs)))
             if op_name in _CONVERTERS:
                 found = _CONVERTERS[op_name](self.bb, inputs, attrs, opset)
             if found is None:
@@ -213,8 +267,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             if not isinstance(found, relax.Expr):
                 return found
             found = self.bb.normalize(found)
-            if op_name in _BROADCASTING:
-                self._check_broadcast(inputs, found)
+            self._learn(found, 1 if op_name in _WINDOWED else 0)
             return found
         except Refused as error:
             text = re.sub(
@@ -226,6 +279,9 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
                 f"TVM cannot import the node {op_name} {name!r}: {error}. {_advice(inputs)}"
             ) from error
 
+
+#: Operators of windows, whose results have at least one element along each axis.
+_WINDOWED = {"AveragePool", "Conv", "LpPool", "MaxPool"}
 
 #: Operators whose operands are broadcast to each other.
 _BROADCASTING = {
@@ -260,6 +316,14 @@ def _advice(operands: Iterable[relax.Expr | None]) -> str:
         )
     kinds = ", ".join(str(each.ty) for each in given) or "none"
     return f"Its operands are {kinds}; cut the graph before it with onnx.utils.extract_model"
+
+
+def _shape_of(value: relax.Expr | None) -> list | None:
+    """Return the extents of a tensor, or None if they are unknown."""
+    kind = getattr(value, "ty", None)
+    if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
+        return None
+    return list(map(plain, kind.shape.values))
 
 
 def _has_constant_shape(value: relax.Expr) -> bool:

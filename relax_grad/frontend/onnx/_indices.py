@@ -62,3 +62,19 @@ def _reverse_sequence(bb, inputs, attrs, opset):
     sources = bb.emit(op.where(op.less(places, lengths), mirrored, places))
     sources = bb.emit(op.broadcast_to(sources, relax.ShapeExpr(_extents(data))))
     return op.gather_elements(data, sources, time)
+
+
+def with_extent(bb, data: relax.Expr, axis: int, extent) -> relax.Expr:
+    """Return floating-point data whose extent of an axis is another one, and NaN if it is not.
+
+    TVM cannot compile a ``match_cast`` of extents of the same symbol.
+    """
+    axis %= _rank(data)
+    own, wanted = (
+        tensor_of(bb, Known(objects([each], ()), "int64"))
+        for each in (_extents(data)[axis], extent)
+    )
+    places = bb.emit(op.arange(0, extent, 1, "int64"))
+    behind = bb.emit(op.add(places, own))
+    places = bb.emit(op.where(bb.emit(op.equal(own, wanted)), places, behind))
+    return bb.emit(op.take(data, places, axis, "nan"))

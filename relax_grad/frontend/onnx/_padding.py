@@ -6,7 +6,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ._converters import Refused, _constant, _converts, _dtype, _extents, _rank, _text
-from ._symbolic import elements_of, tensor_of
+from ._symbolic import arithmetic, elements_of, tensor_of
 from ._values import Extents, Known, is_symbolic, objects
 
 #: The modes of Relax's operator.
@@ -36,7 +36,7 @@ def _pad(bb, inputs, attrs, opset):
             before[axis % rank], after[axis % rank] = int(low), int(high)
     data = _by_numbers(bb, data, before, after, mode, value)
     for axis, (low, high) in computed.items():
-        data = _by_extents(bb, data, axis, low, high, mode, value)
+        data = _by_extents(bb, data, arithmetic(attrs), axis, low, high, mode, value)
     return data
 
 
@@ -55,9 +55,11 @@ def _by_numbers(bb, data, before: list[int], after: list[int], mode: str, value)
     return bb.normalize(op.nn.pad(data, widths, _MODES[mode], value))
 
 
-def _by_extents(bb, data, axis: int, before, after, mode: str, value) -> relax.Expr:
+def _by_extents(
+    bb, data, extents: Extents, axis: int, before, after, mode: str, value
+) -> relax.Expr:
     """Pad an axis by computed extents."""
-    extents, extent, dtype = Extents(), _extents(data)[axis], _dtype(data)
+    extent, dtype = _extents(data)[axis], _dtype(data)
     are_positive = extents.proves(before >= 0) and extents.proves(after >= 0)
     if mode == "constant" and are_positive:
         parts, filling = [data], relax.const(value, dtype)

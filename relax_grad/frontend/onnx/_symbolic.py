@@ -55,6 +55,11 @@ def elements_of(inputs, attrs, i: int) -> Known | None:
     return None if constant is None else known_constant(constant)
 
 
+def arithmetic(attrs: dict) -> Extents:
+    """Return the arithmetic of the extents of a model."""
+    return attrs.get("tvm_custom", {}).get("extents") or Extents()
+
+
 def tensor_of(bb, known: Known) -> relax.Expr:
     """Return the tensor of known elements."""
     if not known.is_symbolic:
@@ -101,7 +106,7 @@ def _reshape(bb, inputs, attrs, opset):
     wanted = _numbers(known) if known is not None else attrs.get("shape")
     if wanted is None or not _is_tensor(data) or not isinstance(data.ty.shape, relax.ShapeExpr):
         return None
-    given, extents = _extents(data), Extents()
+    given, extents = _extents(data), arithmetic(attrs)
     if not attrs.get("allowzero", 0):
         wanted = [
             given[i] if not is_symbolic(each) and each == 0 else each
@@ -126,7 +131,7 @@ def _expand(bb, inputs, attrs, opset):
     data, wanted = inputs[0], _numbers(elements_of(inputs, attrs, 1))
     if wanted is None or not _is_tensor(data):
         return None
-    given, extents = _extents(data), Extents()
+    given, extents = _extents(data), arithmetic(attrs)
     rank = max(len(given), len(wanted))
     given = [1] * (rank - len(given)) + given
     wanted = [1] * (rank - len(wanted)) + wanted
@@ -161,7 +166,7 @@ def _range(bb, inputs, attrs, opset):
     known = [elements_of(inputs, attrs, i) for i in range(3)]
     if any(each is None for each in known) or not any(each.is_symbolic for each in known):
         return None
-    extents, dtype = Extents(), known[0].dtype
+    extents, dtype = arithmetic(attrs), known[0].dtype
     start, limit, step = (each.elements.item() for each in known)
     if is_symbolic(step):
         raise _unknown(f"its step {step}")
@@ -198,9 +203,9 @@ def _slice(bb, inputs, attrs, opset):
     steps = [1] * len(starts) if steps is None else steps
     given = _extents(data)
     bounds = list(zip((axis % len(given) for axis in axes), starts, ends, steps, strict=True))
-    if any(map(is_symbolic, [*starts, *ends, *steps])):
+    if any(map(is_symbolic, [*starts, *ends, *steps, *(given[each[0]] for each in bounds)])):
         for each in bounds:
-            data = bb.normalize(_sliced(bb, data, *each))
+            data = bb.normalize(_sliced(bb, data, arithmetic(attrs), *each))
         return data
     taken = []
     for axis, start, end, step in bounds:
@@ -212,13 +217,15 @@ def _slice(bb, inputs, attrs, opset):
     return op.strided_slice(data, *map(list, zip(*taken, strict=True))) if taken else data
 
 
-def _sliced(bb, data, axis: int, start, end, step) -> relax.Expr:
-    """Return a slice of an axis, whose bounds are computed extents."""
-    extents, extent = Extents(), _extents(data)[axis]
-    if is_symbolic(step) or step < 0:
+def _sliced(bb, data, extents: Extents, axis: int, start, end, step) -> relax.Expr:
+    """Return a slice of an axis, whose bounds or whose extent are computed extents."""
+    extent = _extents(data)[axis]
+    if is_symbolic(step):
         raise Refused(
-            f"its step is {step}, with bounds that are computed; only positive steps are supported then"
+            f"its step {step} is a computed extent; give the extents of the inputs: shapes={{...}}"
         )
+    if step < 0:
+        return _backwards(bb, data, extents, axis, start, end, step)
     start, end = (_from_front(extents, each, extent) for each in (start, end))
     start = extents.largest(start, 0)
     if not extents.proves(start <= extent):
@@ -235,12 +242,30 @@ def _sliced(bb, data, axis: int, start, end, step) -> relax.Expr:
     return op.strided_slice(data, [axis], [start], [end], [step], assume_inbound=True)
 
 
-def _from_front(extents: Extents, bound, extent):
+def _backwards(bb, data, extents: Extents, axis: int, start, end, step: int) -> relax.Expr:
+    """Return a slice with a negative step."""
+    extent = _extents(data)[axis]
+    last = extents.add(extent, -1)
+    if not is_symbolic(start) and start >= _BEYOND:
+        start = last
+    else:
+        start = extents.least(_from_front(extents, start, extent, -1), last)
+    is_open = not is_symbolic(end) and end <= -_BEYOND
+    end = -1 if is_open else _from_front(extents, end, extent, -1)
+    distance = extents.add(extents.subtract(start, end), -step - 1)
+    count = extents.quotient([extents.largest(distance, 0)], [-step])
+    places = bb.emit(op.arange(0, count, 1, "int64"))
+    first, each = (tensor_of(bb, Known(objects([value], ()), "int64")) for value in (start, step))
+    places = bb.emit(op.add(bb.emit(op.multiply(places, each)), first))
+    return op.take(data, places, axis, "clip")
+
+
+def _from_front(extents: Extents, bound, extent, lowest: int = 0):
     """Return a bound of a slice without negative numbers, which count from the end of the axis."""
     if extents.proves(bound >= 0):
         return bound
     if extents.proves(bound < 0):
-        return extents.largest(extents.add(bound, extent), 0)
+        return extents.largest(extents.add(bound, extent), lowest)
     if extents.proves(bound <= 0) and extents.proves(bound + extent >= 0):  # 0 is the front
         return extents.modulo(extents.add(bound, extent), extent)
     raise Refused(
@@ -277,7 +302,7 @@ def _tile(bb, inputs, attrs, opset):
         return None
     if not any(map(is_symbolic, repeats)):
         return op.tile(inputs[0], repeats)
-    given, extents = _extents(inputs[0]), Extents()
+    given, extents = _extents(inputs[0]), arithmetic(attrs)
     pairs = list(zip(repeats, given, strict=True))
     data = bb.emit(op.reshape(inputs[0], [each for _, own in pairs for each in (1, own)]))
     data = bb.emit(op.broadcast_to(data, [each for pair in pairs for each in pair]))
@@ -291,7 +316,11 @@ def _split(bb, inputs, attrs, opset):
     if not _is_tensor(data) or not isinstance(data.ty.shape, relax.ShapeExpr):
         return None
     axis = attrs.get("axis", 0) % _rank(data)
-    extent, extents, count = _extents(data)[axis], Extents(), attrs["tvm_custom"]["num_outputs"]
+    extent, extents, count = (
+        _extents(data)[axis],
+        arithmetic(attrs),
+        attrs["tvm_custom"]["num_outputs"],
+    )
     if opset >= 13:
         sizes = _numbers(elements_of(inputs, attrs, 1))
         if sizes is None and inputs[1] is not None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import tirx
 
 from ...ir.compat import Analyzer
@@ -18,6 +19,9 @@ LARGEST_DENOMINATOR = 1 << 10
 
 #: The strength of proofs that use the bounds of symbols, ``ProofStrength.SYMBOLIC_BOUND``.
 _SYMBOLIC_BOUND = 1
+
+#: The largest power of an extent.
+_LARGEST_POWER = 4
 
 #: A symbolic extent is at least 1 and less than this.
 _LIMIT = 1 << 31
@@ -80,16 +84,53 @@ class Extents:
 
     def __init__(self) -> None:
         self._analyzer = Analyzer()
-        self._bound: set[tirx.Var] = set()
+        self._least: dict[tirx.Var, int] = {}
 
     def _bind(self, *values) -> None:
         for value in values:
             if not is_symbolic(value):
                 continue
-            for variable in variables(value) - self._bound:
-                self._bound.add(variable)
-                low, count = (tirx.IntImm("int64", each) for each in (1, _LIMIT - 1))
-                self._analyzer.bind(variable, tvm.ir.Range.from_min_extent(low, count))
+            for variable in variables(value) - self._least.keys():
+                self._set_least(variable, 1)
+
+    def _set_least(self, variable: tirx.Var, least: int) -> None:
+        self._least[variable] = least
+        low, count = (tirx.IntImm("int64", each) for each in (least, _LIMIT - least))
+        self._analyzer.bind(variable, tvm.ir.Range.from_min_extent(low, count), True)
+
+    def learn(self, extent, least: int) -> None:
+        """Take an expression of one symbolic extent to be at least a number, as that of a tensor is: the extent is large enough."""
+        value = plain(extent)
+        while is_symbolic(value) and not isinstance(value, (tirx.Var, Ratio)):
+            other = plain(getattr(value, "b", value))
+            if is_symbolic(other) or not -_LIMIT < least < _LIMIT:
+                return
+            if isinstance(value, tirx.Add):
+                least -= other
+            elif isinstance(value, tirx.Sub):
+                least += other
+            elif isinstance(value, tirx.FloorDiv) and other > 0:
+                least *= other
+            elif isinstance(value, tirx.Mul) and other > 0:
+                least = -(-least // other)
+            else:
+                return
+            value = plain(value.a)
+        if isinstance(value, tirx.Var) and 1 < least < _LIMIT:
+            self._bind(value)
+            if self._least[value] < least:
+                self._set_least(value, least)
+
+    def refreshed(self, value):
+        """Return a number whose bounds, such as ``max(n - 1, 0)``, are simplified by what was learnt since."""
+        if isinstance(value, Ratio):
+            return self.ratio(self.refreshed(value.numerator), value.denominator)
+        if not is_symbolic(value) or not _has_bounds(value):
+            return value
+        number, factors = self._factors([value])
+        return self.product(
+            [number, *(self.simplified(each) if _has_bounds(each) else each for each in factors)]
+        )
 
     def simplified(self, value):
         """Return an expression in its simplest form, as a number if it is one."""
@@ -113,6 +154,10 @@ class Extents:
             return True
         self._bind(one, other)
         return bool(self._analyzer.can_prove_equal(_expression(one), _expression(other)))
+
+    def differ(self, one, other) -> bool:
+        """Tell whether two numbers are different for all extents."""
+        return self.proves(tirx.NE(_expression(one), _expression(other)))
 
     def product(self, values: Iterable):
         """Return a product, whose factors stay as they are."""
@@ -181,9 +226,24 @@ class Extents:
             if b == 0:
                 raise Unknown
             return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-        if not self.proves(b > 0) or not self.proves(a >= 0):
+        if not self.proves(b > 0):
             raise Unknown
+        if not self.proves(a >= 0):
+            if not self.proves(a + b > 0):
+                raise Unknown
+            a = self.largest(a, 0)  # the quotient of a small negative number is 0
         return self.quotient([a], [b])
+
+    def power(self, a, b):
+        """Return a whole power of a number."""
+        if isinstance(b, Ratio) and b.denominator == 1:
+            b = b.numerator
+        if is_symbolic(b) or isinstance(b, Ratio) or not 0 <= b <= _LARGEST_POWER:
+            raise Unknown
+        result = Ratio(1, 1) if isinstance(a, Ratio) else 1
+        for _ in range(int(b)):
+            result = self.multiply(result, a)
+        return result
 
     def modulo(self, a, b):
         if not is_symbolic(a) and not is_symbolic(b) and b:
@@ -247,6 +307,13 @@ class Extents:
             raise Unknown
 
         return holds
+
+
+def _has_bounds(value) -> bool:
+    """Tell whether an expression has a minimum or a maximum."""
+    found = []
+    tvm_ffi.structural_walk(value, ((tirx.Min, tirx.Max), found.append))
+    return bool(found)
 
 
 def _ratio(value) -> tuple:

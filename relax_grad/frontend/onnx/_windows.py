@@ -10,7 +10,8 @@ from tvm.relax import op
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from ._converters import Refused, _converts, _dtype, _extents, _like, _only_first, _rank, _text
-from ._values import Extents, is_symbolic
+from ._symbolic import arithmetic
+from ._values import is_symbolic
 
 
 def _padded(bb, data, kernel: Sequence[int], attrs: dict, value: float = 0.0) -> relax.Expr:
@@ -27,26 +28,24 @@ def _padded(bb, data, kernel: Sequence[int], attrs: dict, value: float = 0.0) ->
         return data
     strides = attrs.get("strides") or [1] * count
     dilations = attrs.get("dilations") or [1] * count
-    arithmetic, starts, ends, cuts = Extents(), [0] * count, [0] * count, []
+    extents, starts, ends, cuts = arithmetic(attrs), [0] * count, [0] * count, []
     widths = [0] * (2 * _rank(data))
     for i, extent in enumerate(_extents(data)[2:]):
         window = (kernel[i] - 1) * dilations[i] + 1
         if is_symbolic(extent) and strides[i] == 1:
             extent = 1  # the padding is the same for every extent
-        steps = arithmetic.quotient([arithmetic.add(extent, strides[i] - 1)], [strides[i]])
-        length = arithmetic.add(
-            arithmetic.product([arithmetic.subtract(steps, 1), strides[i]]), window
-        )
-        total = arithmetic.largest(arithmetic.subtract(length, extent), 0)
-        less = arithmetic.quotient([total], [2])
-        first = less if mode == "SAME_UPPER" else arithmetic.subtract(total, less)
+        steps = extents.quotient([extents.add(extent, strides[i] - 1)], [strides[i]])
+        length = extents.add(extents.product([extents.subtract(steps, 1), strides[i]]), window)
+        total = extents.largest(extents.subtract(length, extent), 0)
+        less = extents.quotient([total], [2])
+        first = less if mode == "SAME_UPPER" else extents.subtract(total, less)
         if not is_symbolic(extent):
             starts[i], ends[i] = first, total - first
             continue
         # The widths are constant, and a slice of the padded data begins at the first window.
         widths[2 * i + 4], widths[2 * i + 5] = window, window
-        begin = arithmetic.subtract(window, first)
-        cuts.append((i + 2, begin, arithmetic.add(begin, length)))
+        begin = extents.subtract(window, first)
+        cuts.append((i + 2, begin, extents.add(begin, length)))
     attrs["pads"] = [*starts, *ends]
     if cuts:
         data = bb.emit(op.nn.pad(data, widths, "constant", value))

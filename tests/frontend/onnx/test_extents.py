@@ -22,7 +22,7 @@ from relax_grad.ir.expressions import substitute, variables  # noqa: E402
 SIZES = ((2, 7), (3, 10), (1, 6))
 
 #: Numbers by their names; a list is a vector.
-NUMBERS = {"zero": [0], "one": [1], "two": [2], "three": [3], "four": [4], "minus": [-1], "many": [2**62], "at": 1, "at_0": 0, "s0": 0, "s1": 1, "s2": 2}  # fmt: skip
+NUMBERS = {"zero": [0], "one": [1], "two": [2], "three": [3], "four": [4], "minus": [-1], "minus_two": [-2], "minus_three": [-3], "many": [2**62], "lowest": [-(2**62)], "at": 1, "at_0": 0, "s0": 0, "s1": 1, "s2": 2}  # fmt: skip
 
 #: The batch ``n``, the steps ``t`` and the half of the steps of the input ``x``, as vectors and as numbers.
 COMMON = [
@@ -40,6 +40,39 @@ CASES = {
     "slice_last": [node("Neg", ["half"], ["back"]), node("Slice", ["h", "back", "many", "one"])],
     "slice_steps": [node("Slice", ["h", "one", "t", "one", "two"])],
     "slice_past_end": [node("Add", ["t", "three"], ["end"]), node("Slice", ["h", "half", "end", "one"])],
+    "slice_last_three": [node("Slice", ["h", "minus_three", "many", "one"])],
+    "slice_without_last": [node("Slice", ["h", "one", "minus", "one"])],
+    "slice_flipped": [node("Slice", ["h", "minus", "lowest", "one", "minus"])],
+    "slice_backwards": [node("Slice", ["h", "minus_two", "one", "one", "minus_two"])],
+    "slice_backwards_half": [node("Slice", ["h", "half", "lowest", "one", "minus_three"])],
+    "power": [
+        node("Pow", ["t", "two"], ["square"]),
+        node("Div", ["square", "t"], ["same"]),
+        node("Div", ["same", "two"], ["end"]),
+        node("Slice", ["h", "zero", "end", "one"]),
+    ],
+    "windows": [  # the steps are enough for the windows, as the pool shows
+        node("Transpose", ["h"], ["turned"], perm=[0, 2, 1]),
+        node("MaxPool", ["turned"], ["pooled"], kernel_shape=[3], strides=[2]),
+        node("Sub", ["t", "three"], ["room"]),
+        node("Div", ["room", "two"], ["gaps"]),
+        node("Add", ["gaps", "one"], ["count"]),
+        node("Concat", ["n", "two", "two", "count"], ["wanted"], axis=0),
+        node("Reshape", ["pooled", "wanted"], ["parts"]),
+        node("Squeeze", ["gaps", "zero"], ["last"]),
+        node("Range", ["s0", "last", "s1"], ["places"]),
+        node("Gather", ["parts", "places"], ["rows"], axis=3),
+        node("Slice", ["parts", "zero", "minus", "three"], ["front"]),
+        node("Add", ["rows", "front"]),
+    ],
+    "pairs": [  # as PyTorch's exporter writes the widths of paddings
+        node("Concat", ["half", "zero", "zero", "one"], ["ends"], axis=0),
+        node("Reshape", ["ends", "pair"], ["rows"]),
+        node("Slice", ["rows", "minus", "lowest", "zero", "minus"], ["turned"]),
+        node("Transpose", ["turned"], ["columns"], perm=[1, 0]),
+        node("Reshape", ["columns", "minus"], ["flat"]),
+        node("Pad", ["h", "flat", "", "last_axes"], mode="reflect"),
+    ],
     "table": [
         node("Slice", ["positions", "zero", "t", "zero"], ["front"]),
         node("Add", ["h", "front"]),
@@ -149,6 +182,8 @@ WEIGHTS = {
 
 CONSTANTS = {
     **{name: np.array(value, "int64") for name, value in NUMBERS.items()},
+    "pair": np.array([2, 2]),
+    "last_axes": np.array([1, 2]),
     "f0": np.array(0.0),
     "f1": np.array(1.0),
     "half_number": np.array(0.5),
@@ -257,6 +292,34 @@ def test_rows_behind_a_table_are_nan(case):
     found = models.outputs(from_model(model), {"x": normal(1, 20, 4, dtype="float64")})[0]
     assert np.isfinite(found[:, :16]).all()
     assert np.isnan(found[:, 16:]).all()
+
+
+def test_extents_that_are_equal_for_some_sizes_are_compared_at_run_time():
+    """A shortcut is joined with, and added to, what was halved and doubled; results are NaN where the extents differ."""
+    nodes = [
+        node("Mul", ["x", "w"], ["h"]),
+        node("MaxPool", ["h"], ["small"], kernel_shape=[3], strides=[2], pads=[1, 1]),
+        node("Resize", ["small", "", "double"], ["large"]),
+        node("Concat", ["h", "large"], ["joined"], axis=1),
+        node("Add", ["large", "h"], ["total"]),
+    ]
+    weights = {"w": normal(2, 1, dtype="float64"), "double": np.array([1, 1, 2], "float32")}
+    outputs = ("joined", "total")
+    model = models.model_of(nodes, {"x": [1, 2, "t"]}, weights, outputs, dtype="float64")
+    imported = from_model(model)
+    assert [str(each.shape) for each in imported.outputs.values()] == ["R.shape([1, 4, t])", "R.shape([1, 2, t])"]  # fmt: skip
+    module = relax_grad.value_and_grad(imported.with_loss(loss), "loss", wrt=["w"])
+    call, w = models.compiled(module, None), imported.params["w"].numpy()
+    for steps in (4, 10):
+        x = normal(1, 2, steps, dtype="float64")
+        for one, other in zip(call("main", x, w), models.wanted(model, {"x": x}), strict=True):
+            np.testing.assert_allclose(one, other, 1e-9)
+        (gradient,) = call("loss_adjoint", x, w)[1]
+        ahead, behind = (call("loss", x, w + step) for step in (1e-6, -1e-6))
+        np.testing.assert_allclose(gradient.sum(), (ahead - behind) / 2e-6, rtol=1e-6)
+    joined, total = call("main", normal(1, 2, 7, dtype="float64"), w)
+    assert np.isnan(joined[:, 2:]).all()
+    assert np.isnan(total).all()
 
 
 REFUSED = {
