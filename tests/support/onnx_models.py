@@ -110,6 +110,17 @@ def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
     return found
 
 
+def in_single(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a model whose initializers of float64 are of float32."""
+    found = onnx.ModelProto()
+    found.CopyFrom(model)
+    for each in found.graph.initializer:
+        if each.data_type == onnx.TensorProto.DOUBLE:
+            value = numpy_helper.to_array(each).astype("float32")
+            each.CopyFrom(numpy_helper.from_array(value, each.name))
+    return found
+
+
 def wanted(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     """Return the outputs by ONNX's evaluator."""
     return ReferenceEvaluator(model).run(None, feeds)

@@ -69,16 +69,30 @@ def _swapped(data: relax.Expr) -> relax.Expr:
     return op.permute_dims(data, [*range(rank - 2), rank - 1, rank - 2])
 
 
+def _batches_first(data: relax.Expr) -> relax.Expr:
+    """Return a tensor with its first axis before the last one."""
+    rank = _rank(data)
+    return op.permute_dims(data, [*range(1, rank - 1), 0, rank - 1])
+
+
 @_converts("FusedMatMul")
 def _fused_matmul(bb, inputs, attrs, opset):
-    """Return ``alpha * A B``, of which each operand may be transposed."""
-    if attrs.get("transBatchA", 0) or attrs.get("transBatchB", 0):
-        raise Refused("it transposes the axes of batches; optimise the model without this fusion")
+    """Return ``alpha * A B``, of which each operand may be transposed; the first axis may stand behind the batches."""
     a, b = inputs[:2]
+    a = bb.normalize(_batches_first(a)) if attrs.get("transBatchA", 0) and _rank(a) > 2 else a
+    b = bb.normalize(_batches_first(b)) if attrs.get("transBatchB", 0) and _rank(b) > 2 else b
     a = bb.normalize(_swapped(a)) if attrs.get("transA", 0) and _rank(a) > 1 else a
     b = bb.normalize(_swapped(b)) if attrs.get("transB", 0) and _rank(b) > 1 else b
     product, alpha = bb.normalize(op.matmul(a, b)), attrs.get("alpha", 1.0)
     return product if alpha == 1.0 else op.multiply(product, _like(alpha, product))
+
+
+@_converts("FusedMatMulActivation")
+def _fused_matmul_activation(bb, inputs, attrs, opset):
+    product = bb.normalize(_fused_matmul(bb, inputs, attrs, opset))
+    names = ("activation_alpha", "activation_beta", "activation_gamma")
+    values = [attrs[name] for name in names if name in attrs]
+    return _activated(bb, product, _text(attrs, "activation", ""), values)
 
 
 @_converts("FusedGemm")
@@ -263,14 +277,19 @@ def _split(bb, data, indices_or_count, axis: int) -> list[relax.Expr]:
 
 #: Operators whose first result has the type of the first operand.
 _ELEMENTWISE = {
+    "BiasAdd",
+    "BiasDropout",
     "BiasGelu",
+    "BiasSoftmax",
     "FakeQuantize",
     "FastGelu",
     "Gelu",
+    "GroupNorm",
     "LayerNormalization",
     "QuickGelu",
     "RotaryEmbedding",
     "SimplifiedLayerNormalization",
+    "SkipGroupNorm",
     "SkipLayerNormalization",
     "SkipSimplifiedLayerNormalization",
 }
@@ -300,9 +319,12 @@ def _of_same_type(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     kind, make = node.op_type, onnx.helper.make_node
     attributes = {each.name: each for each in node.attribute}
     if kind in _ELEMENTWISE:
-        same = [node.output[0], *list(node.output)[3:4]]
+        same = [node.output[0], *list(node.output)[1 if kind == "SkipGroupNorm" else 3 :][:1]]
         return [make("Identity", [node.input[0]], [name]) for name in same if name]
-    if kind == "FusedMatMul":
+    are_moved = any(
+        attributes[name].i for name in ("transBatchA", "transBatchB") if name in attributes
+    )
+    if kind in ("FusedMatMul", "FusedMatMulActivation") and not are_moved:
         turned = [name in attributes and attributes[name].i for name in ("transA", "transB")]
         if not any(turned):
             return [make("MatMul", node.input[:2], node.output)]

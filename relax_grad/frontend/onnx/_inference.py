@@ -10,6 +10,9 @@ from onnx import numpy_helper
 from ._graph import attribute, every_graph, every_node, operands, opset_of
 from ._weights import is_training
 
+#: The operand that tells whether a node drops elements.
+_TRAINING_MODE = {"Dropout": 2, "BiasDropout": 4}
+
 
 def computes_in_training(model: onnx.ModelProto) -> bool:
     """Tell whether a node drops elements, or normalises by the statistics of a batch."""
@@ -18,8 +21,9 @@ def computes_in_training(model: onnx.ModelProto) -> bool:
     for node in every_node(model.graph):
         if node.op_type == "BatchNormalization" and is_training(node, opset):
             return True
-        if node.op_type == "Dropout" and opset >= 12 and len(node.input) > 2 and node.input[2]:
-            mode = tensors.get(node.input[2])
+        place = _TRAINING_MODE.get(node.op_type, len(node.input))
+        if opset >= 12 and len(node.input) > place and node.input[place]:
+            mode = tensors.get(node.input[place])
             if mode is None or numpy_helper.to_array(mode).any():
                 return True
     return False
@@ -39,10 +43,11 @@ def set_inference(model: onnx.ModelProto, normalisation: bool = True) -> None:
         nodes = []
         for node in graph.node:
             nodes.append(node)
-            if node.op_type == "Dropout":
+            if node.op_type in _TRAINING_MODE:
+                place = _TRAINING_MODE[node.op_type]
                 if opset >= 12:
-                    unused.update(node.input[2:])
-                    del node.input[2:]
+                    unused.update(node.input[place:])
+                    del node.input[place:]
                 elif opset < 7:
                     _set(node, "is_test", 1)
             elif (

@@ -101,7 +101,7 @@ _LAYOUT = "it has the layout of an execution provider; save the model optimised 
 
 _FUSED = """
     BiasGelu EmbedLayerNormalization FastGelu Gelu QuickGelu SimplifiedLayerNormalization SkipLayerNormalization
-    SkipSimplifiedLayerNormalization FusedGemm BiasAdd BiasSplitGelu GemmFastGelu
+    SkipSimplifiedLayerNormalization FusedGemm BiasAdd BiasSplitGelu FusedMatMul GemmFastGelu SkipGroupNorm
 """
 
 _QUANTISED_OPERATORS = """
@@ -143,7 +143,9 @@ _MICROSOFT = {
     "Attention": Support("trains", "without past and do_rotary; masks of the keys and of pairs"),
     "DequantizeLinear": Support("forward", "behind QuantizeLinear of the same scale, both train"),
     "FusedConv": Support("trains", "with the activations Relu, Sigmoid, Tanh, LeakyRelu, Clip, HardSigmoid and Elu"),
-    "FusedMatMul": Support("trains", "without transBatchA and transBatchB"),
+    "FusedMatMulActivation": Support("trains", "with the activations of FusedConv"),
+    "BiasDropout": Support("trains", "its ratio and training_mode are constants"),
+    "GroupNorm": Support("trains", "of pictures, without an activation or with SiLU"),
     "BiasSoftmax": Support("trains", "over the last axis"),
     "GroupQueryAttention": Support("trains", "without past"),
     "MatMulNBits": Support("trains", "its weight is frozen; 2, 4 or 8 bits; groups of g_idx have block_size columns, all but one"),

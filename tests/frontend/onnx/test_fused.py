@@ -272,7 +272,7 @@ def test_the_reference_is_onnxruntime():
 @pytest.mark.parametrize(
     ("kind", "attributes", "message"),
     [
-        ("FusedMatMul", {"transBatchA": 1}, "it transposes the axes of batches"),
+        ("FusedMatMulActivation", {"activation": "Softsign"}, "it has the activation Softsign"),
         ("FusedGemm", {"activation": "Softsign"}, "it has the activation Softsign"),
         ("NoSuchOperator", {}, "com.microsoft.NoSuchOperator: 1"),
     ],

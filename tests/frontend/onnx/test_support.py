@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: extra onnx")
 
+import onnx_microsoft as microsoft  # noqa: E402
 import onnx_models as models  # noqa: E402
 import onnx_operators as operators  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
@@ -121,11 +121,32 @@ def test_an_operator_that_a_later_version_replaces_trains(kind):
     models.check_parameter_gradients(imported, {"x": models.normal(*shape, dtype="float64")})
 
 
-def test_operators_of_onnx_runtime_that_train_have_tests():
-    """Those files hold their values and gradients against PyTorch."""
-    texts = "".join(
-        (Path(__file__).parent / f"test_{name}.py").read_text() for name in ("fused", "attention")
-    )
-    for name, each in support.MICROSOFT_OPERATORS.items():
-        if each.kind == "trains":
-            assert f'"{name}"' in texts, name
+def by_onnxruntime(kind: str) -> np.ndarray:
+    """Return the result of a case in float32."""
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    model, outputs = operators.model_of({kind: microsoft.CASES[kind]}, 17)
+    return runtime.InferenceSession(models.in_single(model).SerializeToString()).run(
+        outputs[kind], {"x": X}
+    )[0]
+
+
+def test_every_operator_of_onnx_runtime_that_trains_has_the_gradients_of_differences():
+    trains = {name for name, each in support.MICROSOFT_OPERATORS.items() if each.kind == "trains"}
+    assert trains == microsoft.CASES.keys()
+    values = {
+        kind: function(*(each for each in microsoft.CASES[kind].operands if each is not None))
+        for kind, function in microsoft.BY_NUMPY.items()
+    }
+    operators.check(microsoft.CASES, 17, values, trains - values.keys(), 1e-9)
+
+
+def test_the_operators_of_onnx_runtime_have_its_values():
+    kinds = microsoft.CASES.keys() - microsoft.BY_NUMPY.keys()
+    values = {kind: by_onnxruntime(kind) for kind in kinds}
+    cases = {kind: microsoft.CASES[kind] for kind in kinds}
+    model, outputs = operators.model_of(cases, 17)
+    imported = from_model(model)
+    found = models.compiled(imported.module)(X, *imported.values)
+    found = dict(zip([each.name for each in model.graph.output], found, strict=True))
+    for kind in kinds:
+        np.testing.assert_allclose(found[outputs[kind][0]], values[kind], 2e-4, 2e-4, err_msg=kind)
