@@ -9,7 +9,8 @@ from tvm import relax
 from tvm.relax import op
 
 from ._converters import Refused, _constant, _converts, _dtype, _extents, _like, _rank
-from ._values import Extents, is_symbolic
+from ._symbolic import arithmetic, tensor_of
+from ._values import Known, is_symbolic, objects
 
 #: The longest Fourier transform, whose matrix has the square of elements.
 _LONGEST = 4096
@@ -100,7 +101,7 @@ def _stft(bb, inputs, attrs, opset):
         raise Refused(
             f"its frame_length is {length}; transforms of at most {_LONGEST} are supported"
         )
-    extents = Extents()
+    extents = arithmetic(attrs)
     steps = _extents(signal)[1]
     frames = extents.add(extents.quotient([extents.subtract(steps, length)], [step]), 1)
     starts = bb.emit(op.arange(0, frames, 1, "int64"))
@@ -222,7 +223,7 @@ def _col2im(bb, inputs, attrs, opset):
     room = [image[i] + pads[i] + pads[count + i] - reach[i] for i in range(count)]
     counts = [each // stride + 1 for each, stride in zip(room, strides, strict=True)]
     extra = [each % stride for each, stride in zip(room, strides, strict=True)]
-    number, extents = math.prod(block), Extents()
+    number, extents = math.prod(block), arithmetic(attrs)
     kernel = np.zeros((*block, 1, *reach))
     for place in np.ndindex(*block):
         kernel[(*place, 0, *(i * d for i, d in zip(place, dilations, strict=True)))] = 1
@@ -245,39 +246,41 @@ def _deform_conv(bb, inputs, attrs, opset):
     data, weight, offsets, bias, mask = (inputs[i] for i in range(5))
     if _rank(data) != 4:
         raise Refused(f"its operand has {_rank(data)} axes; pictures of 4 axes are supported")
-    batch, channels, height, width = (
-        _known(each, "an extent of its operand") for each in _extents(data)
-    )
+    extents, (batch, channels, height, width) = arithmetic(attrs), _extents(data)
+    channels = _known(channels, "the number of its channels")
     outs, _, rows, columns = _extents(weight)
     groups, shifts = attrs.get("group", 1), attrs.get("offset_group", 1)
     strides, dilations = attrs.get("strides", [1, 1]), attrs.get("dilations", [1, 1])
     pads, taps = attrs.get("pads", [0, 0, 0, 0]), rows * columns
     high, wide = _extents(offsets)[2:]
-    dtype = _dtype(data)
-    grid = bb.emit(op.reshape(offsets, [batch * shifts, taps, 2, high, wide]))
-    places = []
+    dtype, images = _dtype(data), extents.product([batch, shifts])
+    grid = bb.emit(op.reshape(offsets, [images, taps, 2, high, wide]))
+    places, joined = [], extents.product([high, taps])
     for axis, extent, size, kernel in (
         (0, high, height, (rows, columns)),
         (1, wide, width, (rows, columns)),
     ):
-        step = np.arange(extent) * strides[axis] - pads[axis]
-        tap = np.indices(kernel)[axis].reshape(-1) * dilations[axis]
-        shape = (1, taps, extent, 1) if axis == 0 else (1, taps, 1, extent)
-        base = (tap[:, None] + step[None]).reshape(shape)
+        steps = bb.emit(op.arange(0, extent, 1, "int64"))
+        steps = bb.emit(op.multiply(steps, relax.const(strides[axis], "int64")))
+        tap = np.indices(kernel)[axis].reshape(-1) * dilations[axis] - pads[axis]
+        base = bb.emit(
+            op.add(bb.emit(op.expand_dims(steps, 0)), relax.const(tap[:, None], "int64"))
+        )
+        base = bb.emit(op.astype(base, dtype))
+        base = bb.emit(op.expand_dims(base, [0, 3] if axis == 0 else [0, 2]))
         shift = bb.emit(
             op.squeeze(bb.emit(op.strided_slice(grid, [2], [axis], [axis + 1], [1])), [2])
         )
-        place = bb.emit(op.add(shift, relax.const(base, dtype)))
-        # The corners of the data are -1 and 1.
-        scale = 2 / max(size - 1, 1)
-        place = bb.emit(op.multiply(place, relax.const(scale, dtype)))
-        place = bb.emit(op.subtract(place, relax.const(1, dtype)))
-        places.append(bb.emit(op.reshape(place, [batch * shifts, taps * high, wide])))
-    if min(height, width) < 2:
-        raise Refused("its operand has an extent of 1, which TVM does not interpolate")
+        place = bb.emit(op.add(shift, base))
+        # The edges of the data are -1 and 1, half an element outside of the first and the last place.
+        double = bb.emit(op.add(bb.emit(op.multiply(place, _like(2, data))), _like(1, data)))
+        whole = tensor_of(bb, Known(objects([size], ()), "int64"))
+        whole = bb.emit(op.astype(whole, dtype))
+        place = bb.emit(op.subtract(bb.emit(op.divide(double, whole)), _like(1, data)))
+        places.append(bb.emit(op.reshape(place, [images, joined, wide])))
     grid = bb.emit(op.stack(places[::-1], 1))
-    data = bb.emit(op.reshape(data, [batch * shifts, channels // shifts, height, width]))
-    found = bb.emit(op.image.grid_sample(data, grid, "bilinear", "NCHW", "zeros", True))
+    data = bb.emit(op.reshape(data, [images, channels // shifts, height, width]))
+    found = bb.emit(op.image.grid_sample(data, grid, "bilinear", "NCHW", "zeros", False))
     shape = [batch, shifts, channels // shifts, taps, high, wide]
     found = bb.emit(op.reshape(found, shape))
     if mask is not None:

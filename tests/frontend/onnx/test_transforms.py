@@ -10,7 +10,9 @@ onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: ex
 import onnx_models as models  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx_operators import Case, chain, check, floats, integers, node, scalar, symmetric  # noqa: E402
+from tvm import relax  # noqa: E402
 
+import relax_grad  # noqa: E402
 from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
 
 OPSET = min(23, onnx.defs.onnx_opset_version())
@@ -184,3 +186,48 @@ def test_the_frames_of_a_symbolic_signal():
         expected = np.fft.rfft(frames)
         found = run(x, *imported.values)
         np.testing.assert_allclose(found[..., 0] + 1j * found[..., 1], expected, 1e-4, 1e-5)
+
+
+def test_a_deformed_convolution_of_symbolic_extents():
+    """One compilation for all batches and pictures, also those with a side of one element."""
+    weights = {
+        "to_offset": 0.3 * models.normal(16, 2, 3, 3, dtype="float64"),
+        "weight": models.normal(3, 2, 2, 2, dtype="float64"),
+        "bias": models.normal(3, dtype="float64"),
+    }
+    nodes = [
+        node("Conv", ["x", "to_offset"], ["offset"], pads=[1, 1, 1, 1], strides=[2, 1]),
+        node("DeformConv", ["x", "weight", "offset", "bias"], ["y"], pads=[1, 1, 0, 0], strides=[2, 1], offset_group=2),
+    ]  # fmt: skip
+    model = models.model_of(nodes, {"x": ["n", 2, "h", "w"]}, weights, opset=19, dtype="float64")
+    imported = from_model(model)
+    names = list(imported.params)
+    assert sorted(names) == sorted(weights)
+
+    def loss(bb, y):
+        return bb.emit(relax.op.sum(relax.op.sin(y)))
+
+    module = relax_grad.value_and_grad(imported.with_loss(loss), "loss", wrt=names)
+    call, values = models.compiled(module, None), [weights[name] for name in names]
+    rng = np.random.default_rng(0)
+    directions = [rng.normal(size=each.shape) for each in values]
+    # The evaluator divides by zero for a side of one element: the same picture with a column of zeros has two.
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    wide.graph.initializer.append(
+        numpy_helper.from_array(np.array([0, 0, 0, 0, 0, 0, 0, 1]), "one")
+    )
+    wide.graph.node.insert(1, node("Pad", ["x", "one"], ["wide"]))
+    wide.graph.node[2].input[0] = "wide"
+    next(each for each in wide.graph.node[2].attribute if each.name == "pads").ints[3] = -1
+    for shape in ((1, 2, 5, 4), (3, 2, 4, 7), (1, 2, 3, 1)):
+        x = models.normal(*shape, dtype="float64")
+        found, (expected,) = call("main", x, *values), models.wanted(wide, {"x": x})
+        np.testing.assert_allclose(found, expected, 1e-5, 1e-5)  # the evaluator has float32
+        gradients = call("loss_adjoint", x, *values)[1]
+        slope = sum(np.sum(g * d) for g, d in zip(gradients, directions, strict=True))
+        ahead, behind = (
+            call("loss", x, *(v + step * d for v, d in zip(values, directions, strict=True)))
+            for step in (1e-6, -1e-6)
+        )
+        np.testing.assert_allclose(slope, (ahead - behind) / 2e-6, rtol=1e-5)
