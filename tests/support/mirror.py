@@ -221,6 +221,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "frontend.onnx._inference": ("frontend/onnx/test_training.py",),
     "frontend.onnx._load": ("frontend/onnx/test_write.py", "frontend/onnx/test_model.py"),
     "frontend.onnx._unroll": ("frontend/onnx/test_transforms.py",),
+    "frontend.onnx._contrib": ("frontend/onnx/test_support.py",),
     "frontend.onnx._interpolate": ("frontend/onnx/test_resize.py",),
     "frontend.onnx._loss": ("frontend/onnx/test_training.py",),
     "frontend.onnx._selection": ("frontend/onnx/test_explain.py", "frontend/onnx/test_model.py"),

@@ -20,7 +20,17 @@ from ...errors import UnsupportedOperatorError
 from ...ir.compat import constant_value
 from ...ir.expressions import variables
 from ...ir.module import ending_blocks, with_functions
-from . import _attention, _contrib, _indices, _n_bits, _normalize, _padding, _symbolic, _transforms, _windows  # noqa: F401  their converters are entered in CONVERTERS
+from . import (  # noqa: F401  their converters are entered in CONVERTERS
+    _attention,
+    _contrib,
+    _indices,
+    _n_bits,
+    _normalize,
+    _padding,
+    _symbolic,
+    _transforms,
+    _windows,
+)
 from ._converters import CONVERTERS, Refused, _dtype
 from ._evaluate import evaluated, known_constant
 from ._fused import DOMAIN, FUSED, in_domain
