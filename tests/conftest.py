@@ -27,7 +27,7 @@ WITHOUT_ASSERTIONS = (
 )
 
 #: Files in those folders whose errors come from these assertions.
-WITH_ASSERTIONS = ("frontend/torch/test_wrap.py",)
+WITH_ASSERTIONS = ("frontend/torch/run/test_wrap.py",)
 
 #: Folders whose tests compile without LLVM's optimizations, where the target has no level and the pipeline is TVM's.
 UNOPTIMIZED = (

@@ -68,7 +68,7 @@ NEEDED = {
     "distributed/tensor_trainer.py": ("torch",),
     "distributed/trainer.py": ("torch",),
     "frontend/torch/_imported.py": ("torch",),
-    "frontend/torch/_wrap.py": ("torch",),
+    "frontend/torch/run/wrap.py": ("torch",),
     "frontend/torch/model.py": ("torch",),
     "testing/parity.py": ("torch",),
 }

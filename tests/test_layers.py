@@ -103,6 +103,20 @@ def test_allowed_imports_are_used():
     assert {(name, to) for name, part in layers.PARTS.items() for to in part.imports} <= used
 
 
+#: The rooms of frontend.torch that the import of a module passes, from the top.
+ROOMS = ("run", "model", "_build", "_importer", "export", "tracing", "inputs")
+
+
+def test_the_rooms_of_the_import_of_pytorch_are_passed_once():
+    start = "frontend.torch."
+    for each in IMPORTS:
+        names = [each.module, each.imported]
+        if all(name.startswith(start) for name in names):
+            user, used = (name.removeprefix(start).partition(".")[0] for name in names)
+            if user != used and {user, used} <= {*ROOMS}:
+                assert ROOMS.index(user) < ROOMS.index(used), each
+
+
 @pytest.mark.parametrize("part", ["topi", "cpu.kernel"])
 def test_relax_stays_out_of(part):
     for module, path in layers.modules().items():

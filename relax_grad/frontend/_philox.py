@@ -86,26 +86,26 @@ def _uniform(words: Sequence, digits: int) -> list:
     shift = _u64(32 - digits)
     # Conversions of signed numbers are single instructions.
     whole = [tirx.Cast("int32", tirx.shift_right(word, shift)) for word in words]
-    return [tirx.Cast("float32", each) * unit for each in whole]
+    return [tirx.Cast("float32", number) * unit for number in whole]
 
 
 def _long_uniform(words: Sequence, _parameter: int) -> list:
     """Return float64 numbers in [0, 1) of 53 binary digits."""
     unit = tirx.const(2.0**-53, "float64")
-    whole = [tirx.Cast("int64", tirx.shift_right(each, _u64(11))) for each in _long(words)]
-    return [tirx.Cast("float64", each) * unit for each in whole]
+    whole = [tirx.Cast("int64", tirx.shift_right(word, _u64(11))) for word in _long(words)]
+    return [tirx.Cast("float64", number) * unit for number in whole]
 
 
 def _positive(words: Sequence, _parameter: int) -> list:
     """Return float32 numbers in (0, 1], whose least is 2**-33."""
-    unit, half = (tirx.const(2.0**each, "float32") for each in (-32, -33))
+    unit, half = (tirx.const(2.0**exponent, "float32") for exponent in (-32, -33))
     return [tirx.Cast("float32", tirx.Cast("int64", word)) * unit + half for word in words]
 
 
 def _long_positive(words: Sequence, _parameter: int) -> list:
     """Return float64 numbers in (0, 1), whose least is 2**-54."""
     half = tirx.const(2.0**-54, "float64")
-    return [each + half for each in _long_uniform(words, 0)]
+    return [number + half for number in _long_uniform(words, 0)]
 
 
 def _below(words: Sequence, threshold: int) -> list:
@@ -161,7 +161,7 @@ def philox(rows: int | None, form: Form) -> tirx.PrimFunc:
                 T.writes([result[row, 0 : form.per_block, lane]])
                 words = T.alloc_buffer([4], "uint64", scope="local")
                 block = tirx.Cast("uint64", row) * _u64(LANES) + tirx.Cast("uint64", lane)
-                key, high = (tirx.Cast("uint64", each[()]) for each in (seed, stream))
+                key, high = (tirx.Cast("uint64", scalar[()]) for scalar in (seed, stream))
                 _encrypt(words, *map(T.Bind, (key, block, high)))
                 drawn = _FORMS[form.kind][2]([words[i] for i in range(4)], form.parameter)
                 for number, value in enumerate(drawn):
@@ -180,7 +180,7 @@ def _encrypt(words: tirx.Buffer, key, low, high) -> None:
         T.buffer_store(words, word, [i])
     for i in range(_ROUNDS):
         first, second = (
-            _low(each + _u64(i * by % 2**32)) for each, by in zip(keys, _INCREMENTS, strict=True)
+            _low(key + _u64(i * by % 2**32)) for key, by in zip(keys, _INCREMENTS, strict=True)
         )
         even, odd = (
             T.Bind(words[at] * _u64(by)) for at, by in zip((0, 2), _MULTIPLIERS, strict=True)

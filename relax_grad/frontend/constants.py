@@ -144,7 +144,9 @@ def _chooser(select: Select | None) -> tuple[Callable, list[str]]:
             )
 
         def named(name, constant):
-            return next((each for each, one in select.items() if constant.same_as(one)), None)
+            return next(
+                (key for key, candidate in select.items() if constant.same_as(candidate)), None
+            )
 
         return named, list(select)
     if not callable(select):
@@ -153,9 +155,9 @@ def _chooser(select: Select | None) -> tuple[Callable, list[str]]:
     def chosen(name, constant):
         value = constant_tensor(constant).numpy()
         value.flags.writeable = False
-        found = select(name, value)
-        if not (found is None or isinstance(found, (bool, np.bool_, str))):
-            raise TypeError(f"select must return a bool or a name, but it returns {found!r}")
-        return found if isinstance(found, str) else bool(found)
+        choice = select(name, value)
+        if not (choice is None or isinstance(choice, (bool, np.bool_, str))):
+            raise TypeError(f"select must return a bool or a name, but it returns {choice!r}")
+        return choice if isinstance(choice, str) else bool(choice)
 
     return chosen, []

@@ -282,10 +282,10 @@ def randint(
     def shifted(x: te.Tensor) -> te.Tensor:
         def element(*index):
             # Numbers of 63 bits are positive as int64, and no operation overflows.
-            found = tirx.Cast("int64", tirx.shift_right(x(*index), tirx.const(1, "uint64")))
+            number = tirx.Cast("int64", tirx.shift_right(x(*index), tirx.const(1, "uint64")))
             if span < 2**63:
-                found = tirx.truncmod(found, tirx.const(span, "int64"))
-            return found + first
+                number = tirx.truncmod(number, tirx.const(span, "int64"))
+            return number + first
 
         return te.compute(x.shape, element, name="randint")
 
@@ -427,7 +427,7 @@ def _simplified(extent):
 def _rows_of(bb: relax.BlockBuilder, seed, stream, rows, form: Form) -> relax.Var:
     """Emit rows of numbers."""
     function = bb.add_func(philox(rows if isinstance(rows, int) else None, form), "philox")
-    operands = [_scalar(each) for each in (seed, stream)]
+    operands = [_scalar(scalar) for scalar in (seed, stream)]
     kind = relax.TensorType(
         [rows, *map(int, (form.per_block, form.per_row // form.per_block))], form.dtype
     )

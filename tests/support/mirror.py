@@ -42,7 +42,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "autodiff._checks": ("autodiff/test_gradient.py",),
     "autodiff._cotangents": ("autodiff/test_targets.py",),
     "autodiff._reverse": ("autodiff/test_gradient.py", "autodiff/test_branches.py"),
-    "autodiff.local": ("frontend/torch/test_gradients.py",),
+    "autodiff.local": ("frontend/torch/tracing/test_gradients.py",),
     "autodiff.missing": ("test_coverage.py",),
     "autodiff.obstacles": ("test_coverage.py", "autodiff/test_gradient.py"),
     # Helpers for modules.
@@ -229,15 +229,14 @@ TABLE: dict[str, tuple[str, ...]] = {
     "frontend.onnx._weights": ("frontend/onnx/test_explain.py", "frontend/onnx/test_model.py"),
     "frontend.onnx.*": ("frontend/onnx/test_model.py",),
     "frontend.torch": ("frontend/torch/test_model.py",),
-    "frontend.torch._aliases": ("frontend/torch/test_writes.py",),
-    "frontend.torch._compiled": ("frontend/torch/test_wrap.py",),
-    "frontend.torch._ctc": ("frontend/torch/test_features.py",),
-    "frontend.torch._dynamic": ("frontend/torch/test_symbolic.py",),
+    "frontend.torch.export.aliases": ("frontend/torch/export/test_writes.py",),
+    "frontend.torch.run.*": ("frontend/torch/run/test_wrap.py",),
+    "frontend.torch.tracing.ctc": ("frontend/torch/test_features.py",),
     "frontend.torch._operators": (
-        *("frontend/torch/test_functions.py", "frontend/torch/test_gradients.py"),
+        *("frontend/torch/tracing/test_functions.py", "frontend/torch/tracing/test_gradients.py"),
     ),
     "frontend.torch._symbols": (
-        "frontend/torch/test_symbolic.py",
+        "frontend/torch/inputs/test_extents.py",
         "frontend/torch/test_exactness.py",
     ),
     "frontend.torch._converters.attention": (
@@ -247,10 +246,10 @@ TABLE: dict[str, tuple[str, ...]] = {
         *("frontend/torch/test_model.py", "frontend/torch/test_features.py"),
     ),
     "frontend.torch._converters.control": (
-        *("frontend/torch/test_functions.py", "frontend/torch/test_gradients.py"),
+        *("frontend/torch/tracing/test_functions.py", "frontend/torch/tracing/test_gradients.py"),
         "frontend/torch/test_model.py",
     ),
-    "frontend.torch._converters.recurrent": ("frontend/torch/test_recurrent.py",),
+    "frontend.torch._converters.recurrent": ("frontend/torch/tracing/test_recurrent.py",),
     "frontend.torch._converters.random": ("frontend/torch/test_random.py",),
     "frontend.torch._converters.*": ("frontend/torch/test_converters.py",),
     "frontend.torch.*": ("frontend/torch/test_model.py", "frontend/torch/test_features.py"),

@@ -9,8 +9,10 @@ import torch
 from torch import fx, nn
 
 from relax_grad.errors import UnsupportedOperatorError
-from relax_grad.frontend.torch import _export
-from relax_grad.frontend.torch._arguments import shapes_of
+from relax_grad.frontend.torch.export.program import Program
+from relax_grad.frontend.torch.export.trace import export
+from relax_grad.frontend.torch.inputs.extents import DynamicShapes
+from relax_grad.frontend.torch.inputs.names import Inputs
 
 DATA = torch.tensor([1.0, 2.0, -3.0, 0.5], dtype=torch.float64)
 
@@ -92,9 +94,8 @@ def outcome(function: Callable) -> str:
     wanted = loss.detach(), module.w.grad, module.b.detach()
     module = Module(function)
     try:
-        graph = _export.export(
-            module, (DATA,), {}, None, (), shapes_of(module, (DATA,), {}, (), None), ()
-        )
+        inputs = Inputs.of(module, (DATA,), {})
+        graph = export(module, inputs, None, DynamicShapes(None, inputs), ())
     except UnsupportedOperatorError as error:
         return f"refused {error}"
     if graph.problems:
@@ -111,7 +112,7 @@ def outcome(function: Callable) -> str:
     return "equal"
 
 
-def _run(graph: _export.Program, tensors: dict[str, torch.Tensor]) -> tuple:
+def _run(graph: Program, tensors: dict[str, torch.Tensor]) -> tuple:
     """Return the results of a graph, which PyTorch computes."""
     module = graph.exported.graph_module
     given = []

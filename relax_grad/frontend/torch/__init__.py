@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
 
 from ...errors import UnsupportedOperatorError  # noqa: E402
 from ._imported import Imported  # noqa: E402
-from ._wrap import wrap  # noqa: E402
 from .model import from_exported_program, from_module  # noqa: E402
+from .run.wrap import wrap  # noqa: E402
 
 __all__ = ["Imported", "UnsupportedOperatorError", "from_exported_program", "from_module", "wrap"]

@@ -1,31 +1,14 @@
-"""Checks of the arguments of an import, and the symbolic extents that they ask for."""
+"""Checks of the arguments of an import."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from .._arguments import check_trainable
-from ._dynamic import DynamicShapes
-from ._export import target_names
 from ._tensors import described
-
-
-def shapes_of(module, args, kwargs, targets, given) -> DynamicShapes:
-    """Return the symbolic extents that are asked for."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    positional = [
-        each.name
-        for each in parameters
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-    ]
-    variadic = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), None)
-    return DynamicShapes(
-        given, positional[: len(args)], variadic, list(kwargs), target_names(targets)
-    )
 
 
 def check_arguments(module, args, kwargs, loss, targets, custom) -> None:
@@ -55,7 +38,7 @@ def check_arguments(module, args, kwargs, loss, targets, custom) -> None:
 def check_map(custom) -> None:
     if custom is not None and not (
         isinstance(custom, Mapping)
-        and all(isinstance(name, str) and callable(each) for name, each in custom.items())
+        and all(isinstance(name, str) and callable(converter) for name, converter in custom.items())
     ):
         raise TypeError(
             f"custom_convert_map must be a mapping of operators to functions, but it is {described(custom)}"

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from tvm import relax
 
 from ...transform import FuseAttention
-from ._export import Program, mode
-from ._graph import raise_problems, text_of
-from ._hooks import check_hooks
 from ._imported import Imported
 from ._importer import Importer
+from ._problems import raise_problems, text_of
 from ._tensors import copied, merged
+from .export.program import Program
+from .tracing.hooks import check_hooks
 
 
 class Options(NamedTuple):
@@ -28,125 +26,132 @@ class Options(NamedTuple):
     custom: dict[str, Callable]
 
 
-class Build:
-    """The functions of one import."""
+class Values(NamedTuple):
+    """The parameters and buffers of a module and its loss.
 
-    def __init__(self, values, aliases, params: list[str], options: Options):
-        self._values, self._aliases, self._params = values, aliases, params
-        self._options = options
+    Attributes
+    ----------
+    tensors : dict[str, torch.Tensor]
+        Each tensor once, by its first key.
+    aliases : dict[str, str]
+        The first keys of tied tensors by their other keys.
+    params : list[str]
+        The keys of the parameters to train.
+    """
 
-    def imported(
-        self, training: Program, evaluation: Program | None, count: int, reasons: str | None
-    ) -> Imported:
-        """Return the import of the graphs in training and in evaluation mode; the others of the inputs are targets."""
-        programs = [each for each in (training, evaluation) if each is not None]
-        for each in programs:
-            each.rename(self._aliases)
-        read = {key for each in programs for key in each.tensors.values()}
-        states = [key for key in self._values if key in training.states]
-        frozen = [
-            key
-            for key, each in self._values.items()
-            if (isinstance(each, nn.Parameter) or key in read)
-            and key not in self._params
-            and key not in states
-        ]
-        groups = {"params": self._params, "frozen": frozen, "states": states}
-        values = {key: self._values[key] for keys in groups.values() for key in keys}
-        bb = relax.BlockBuilder()
-        importer = Importer(bb, self._options.custom, self._options.batch_norm == "frozen")
-        outputs: dict[str, relax.TensorType] = {}
+    tensors: dict[str, torch.Tensor]
+    aliases: dict[str, str]
+    params: list[str]
 
-        def of_training(results, tensors):
-            found = [results[i] for i in training.outputs.values()]
-            outputs.update(
-                {name: each.ty for name, each in zip(training.outputs, found, strict=True)}
-            )
-            new = [results[training.states[key]] for key in states]
-            fields = [relax.Tuple(found), relax.Tuple(new)]
-            if training.loss is not None:
-                loss = results[training.loss]
-                if loss.ty.ndim:
-                    loss = bb.emit(relax.op.reshape(loss, ()))
-                fields.insert(0, loss)
-            return relax.Tuple(fields)
 
-        def of_evaluation(results, tensors):
-            return relax.Tuple([results[i] for i in evaluation.outputs.values()])
+def imported_from(
+    training: Program,
+    evaluation: Program | None,
+    values: Values,
+    options: Options,
+    num_inputs: int,
+    reasons: str | None = None,
+) -> Imported:
+    """Return the import of the graphs in training and in evaluation mode.
 
-        name = "training" if training.loss is None else "loss"
-        params = importer.function(name, training, values, of_training, keeps_seed=True)
-        raise_problems(importer.problems)
-        module = bb.get()
-        if evaluation is not None:
-            importer.function("forward", evaluation, values, of_evaluation, keeps_seed=False)
-            if importer.problems:
-                reasons = text_of(importer.problems)
-            else:
-                module = bb.get()
-        if reasons:
-            warnings.warn(
-                f"the import has no function forward, since evaluation mode cannot be imported:\n{reasons}",
-                stacklevel=3,
-            )
-        elif evaluation is not None and evaluation.states:
-            warnings.warn(
-                "the function forward does not return the buffers that the module writes in evaluation mode: "
-                + ", ".join(evaluation.states),
-                stacklevel=3,
-            )
-        inputs = {param.name: param.ty for param in params[1 : 1 + len(training.inputs)]}
-        return Imported(
-            FuseAttention()(module),
-            dict(list(inputs.items())[:count]),
-            dict(list(inputs.items())[count:]),
-            outputs,
-            **{each: {key: copied(values[key]) for key in keys} for each, keys in groups.items()},
-            aliases=self._aliases,
+    Parameters
+    ----------
+    training, evaluation : Program
+        The graphs; that in evaluation mode may be missing.
+    values : Values
+        The tensors of the module.
+    options : Options
+        The options of the import.
+    num_inputs : int
+        The number of inputs of the module. The other inputs of the graph in training mode are targets.
+    reasons : str, optional
+        The reasons for which evaluation mode cannot be imported, for a warning.
+    """
+    programs = [program for program in (training, evaluation) if program is not None]
+    for program in programs:
+        program.rename(values.aliases)
+    groups = _groups(values, training, programs)
+    tensors = {key: values.tensors[key] for keys in groups.values() for key in keys}
+    bb = relax.BlockBuilder()
+    importer = Importer(bb, options.custom, options.batch_norm == "frozen")
+    outputs: dict[str, relax.TensorType] = {}
+
+    def of_training(results, _):
+        fields = {name: results[i] for name, i in training.outputs.items()}
+        outputs.update({name: field.ty for name, field in fields.items()})
+        new_states = [results[training.states[key]] for key in groups["states"]]
+        result = [relax.Tuple(list(fields.values())), relax.Tuple(new_states)]
+        if training.loss is not None:
+            loss = results[training.loss]
+            if loss.ty.ndim:
+                loss = bb.emit(relax.op.reshape(loss, ()))
+            result.insert(0, loss)
+        return relax.Tuple(result)
+
+    def of_evaluation(results, _):
+        return relax.Tuple([results[i] for i in evaluation.outputs.values()])
+
+    name = "training" if training.loss is None else "loss"
+    params = importer.function(name, training, tensors, of_training, keeps_seed=True)
+    raise_problems(importer.problems)
+    module = bb.get()
+    if evaluation is not None:
+        importer.function("forward", evaluation, tensors, of_evaluation, keeps_seed=False)
+        if importer.problems:
+            reasons = text_of(importer.problems)
+        else:
+            module = bb.get()
+    if reasons:
+        warnings.warn(
+            f"the import has no function forward, since evaluation mode cannot be imported:\n{reasons}",
+            stacklevel=3,
         )
+    elif evaluation is not None and evaluation.states:
+        warnings.warn(
+            "the function forward does not return the buffers that the module writes in evaluation mode: "
+            + ", ".join(evaluation.states),
+            stacklevel=3,
+        )
+    types = [(param.name, param.ty) for param in params[1 : 1 + len(training.inputs)]]
+    copies = {group: {key: copied(tensors[key]) for key in keys} for group, keys in groups.items()}
+    return Imported(
+        FuseAttention()(module),
+        dict(types[:num_inputs]),
+        dict(types[num_inputs:]),
+        outputs,
+        **copies,
+        aliases=values.aliases,
+    )
 
 
-def values_of(whole: Mapping[str, nn.Module]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the parameters and buffers of a module and its loss, and the keys of tied ones."""
+def _groups(values: Values, training: Program, programs: Sequence[Program]) -> dict[str, list[str]]:
+    """Return the keys of the parameters to train, of the frozen tensors, and of the states."""
+    read = {key for program in programs for key in program.tensors.values()}
+    states = [key for key in values.tensors if key in training.states]
+    frozen = [
+        key
+        for key, tensor in values.tensors.items()
+        if (isinstance(tensor, nn.Parameter) or key in read)
+        and key not in values.params
+        and key not in states
+    ]
+    return {"params": values.params, "frozen": frozen, "states": states}
+
+
+def values_of(owners: Mapping[str, nn.Module]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the parameters and buffers of modules by their prefixes, and the keys of tied ones."""
     params: dict[str, torch.Tensor] = {}
     buffers: dict[str, torch.Tensor] = {}
-    for prefix, module in whole.items():
+    for prefix, module in owners.items():
         check_hooks(module)
-        for found, named in (
+        for group, named in (
             (params, module.named_parameters(prefix, remove_duplicate=False)),
             (buffers, module.named_buffers(prefix, remove_duplicate=False)),
         ):
-            for key, each in named:
+            for key, tensor in named:
                 if key in params or key in buffers:
                     raise ValueError(
                         f"the module and the loss both have {key!r}; rename one of them"
                     )
-                found[key] = each
+                group[key] = tensor
     return merged(params, buffers)
-
-
-@contextlib.contextmanager
-def modes(whole: Mapping[str, nn.Module], training: bool) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for module in whole.values():
-            stack.enter_context(mode(module, training))
-        yield
-
-
-@contextlib.contextmanager
-def frozen_statistics(whole: Mapping[str, nn.Module], batch_norm: str) -> Iterator[None]:
-    """Put batch normalisations with running statistics into evaluation mode, if that is asked for."""
-    found = [
-        each
-        for module in whole.values()
-        for each in module.modules()
-        if isinstance(each, _BatchNorm) and each.running_mean is not None and each.training
-    ]
-    found = found if batch_norm == "frozen" else []
-    for each in found:
-        each.training = False
-    try:
-        yield
-    finally:
-        for each in found:
-            each.training = True

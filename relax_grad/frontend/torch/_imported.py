@@ -86,9 +86,9 @@ class Imported:
             If the module has no such tensor, or one of another shape or dtype.
         """
         tensors = tensors_of(module)
-        for key, each in self._given(values).items():
+        for key, value in self._given(values).items():
             if key in tensors or not key.startswith("loss."):
-                write_to(module, key, as_torch(each), tensors)
+                write_to(module, key, as_torch(value), tensors)
 
     def copy_from(self, module: nn.Module) -> Imported:
         """Return the import with the values of a module with the same keys.
@@ -120,7 +120,7 @@ class Imported:
         [0.0, 0.0]
         """
         tensors = tensors_of(module)
-        kept = {key: each for key, each in self._named().items() if key.startswith("loss.")}
+        kept = {key: tensor for key, tensor in self._named().items() if key.startswith("loss.")}
         return self._with({**kept, **tensors}, type(module).__name__)
 
     def save(self, path: str | os.PathLike, values: Mapping[str, object] | None = None) -> None:
@@ -163,13 +163,13 @@ class Imported:
         known = self._named()
         if values is None:
             return known
-        found = {self.aliases.get(key, key): each for key, each in values.items()}
-        for key in found:
+        by_first_key = {self.aliases.get(key, key): value for key, value in values.items()}
+        for key in by_first_key:
             if key not in known:
                 raise ValueError(
                     f"values: the import has no parameter, frozen parameter or state {key!r}"
                 )
-        return found
+        return by_first_key
 
     def _with(self, values: Mapping[str, torch.Tensor], source: str) -> Imported:
         """Return the import with other values."""
@@ -178,10 +178,10 @@ class Imported:
         for name in ("params", "frozen", "states"):
             groups[name] = {}
             for key, old in getattr(self, name).items():
-                found = key if key in values else others.get(key, key)
-                if found not in values:
+                present = key if key in values else others.get(key, key)
+                if present not in values:
                     raise ValueError(f"{source} has no {key!r}")
-                value, wanted = as_torch(values[found]), torch.from_dlpack(old)
+                value, wanted = as_torch(values[present]), torch.from_dlpack(old)
                 if value.shape != wanted.shape or value.dtype != wanted.dtype:
                     raise ValueError(
                         f"{key} has shape {tuple(value.shape)} and dtype {value.dtype} in {source}, but the import has "

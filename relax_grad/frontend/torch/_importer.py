@@ -14,14 +14,14 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from ...ir.compat import dtype_of, shapes_may_differ
 from ...ir.module import ending_blocks, unused
-from . import _graph
 from ._converters import CONVERTERS, Refused
-from ._export import Program
-from ._functions import levels, operands_of
-from ._graph import Problem, problem
 from ._operators import GRADIENT
+from ._problems import Problem, problem
 from ._symbols import Symbols
 from ._tensors import copied
+from .export import regions
+from .export.program import Program
+from .tracing.functions import levels, operands_of
 
 #: The operators that check something at run time or bound symbols.
 _CHECKS = {
@@ -35,7 +35,7 @@ _CHECKS = {
 #: The libraries whose operators TVM has converters for.
 _LIBRARIES = {
     *("aten", "prims", "torchvision", "_operator", "higher_order", "relax_grad"),
-    _graph.__name__,
+    regions.__name__,
 }
 
 
@@ -152,13 +152,13 @@ class Importer(ExportedProgramImporter):
         self.seed = relax.Var("seed", relax.TensorType((), "int64"))
         taken = {"seed", *values}
         inputs = {
-            place: self._variable(unused(each, taken), nodes[place].meta["val"])
-            for each, place in program.inputs.items()
+            place: self._variable(unused(name, taken), nodes[place].meta["val"])
+            for name, place in program.inputs.items()
         }
-        tensors = {key: self._variable(key, each) for key, each in values.items()}
+        tensors = {key: self._variable(key, tensor) for key, tensor in values.items()}
         self.env = {nodes[place]: variable for place, variable in inputs.items()}
         self.env |= {nodes[place]: tensors[key] for place, key in program.tensors.items()}
-        self.env |= {nodes[place]: constant(each) for place, each in program.constants.items()}
+        self.env |= {nodes[place]: constant(tensor) for place, tensor in program.constants.items()}
         params = [self.seed, *inputs.values(), *tensors.values()]
         bb, count = self.block_builder, len(inputs)
         branches = any(node.target is torch.ops.higher_order.cond for node in nodes.values())
@@ -195,8 +195,10 @@ class Importer(ExportedProgramImporter):
                 self._check_operands(node)
                 return list(self._retrieve_args(node.args[0]))
             if node.op == "get_attr":
-                found = getattr(module, node.target)
-                self.env[node] = constant(found) if isinstance(found, torch.Tensor) else found
+                attribute = getattr(module, node.target)
+                self.env[node] = (
+                    constant(attribute) if isinstance(attribute, torch.Tensor) else attribute
+                )
             elif node.op == "call_function" and self.levels[node] == self.level:
                 self.convert(node)
         raise ValueError("the graph has no output")
@@ -205,20 +207,20 @@ class Importer(ExportedProgramImporter):
         """Enter the value of a node, or note a problem."""
         self._check_operands(node)
         try:
-            found = self._converted(node)
+            result = self._converted(node)
         except Refused as error:
             self._fail(node, str(error))
             return
         if any(user.target is GRADIENT and node in user.args[1] for user in node.users):
-            found = self.emit(found)  # never the variable of an operand, which has other uses
-        self.env[node] = found
+            result = self.emit(result)  # never the variable of an operand, which has other uses
+        self.env[node] = result
 
     def _check_operands(self, node: fx.Node) -> None:
         """Refuse operands that only the backward function of a torch.autograd.Function computes."""
-        for each in operands_of(node):
-            if each.op == "call_function" and each not in self.env:
+        for operand in operands_of(node):
+            if operand.op == "call_function" and operand not in self.env:
                 self._fail(
-                    each,
+                    operand,
                     "a backward function writes to a tensor, or computes a value that others take",
                 )
 
@@ -248,7 +250,7 @@ class Importer(ExportedProgramImporter):
         if name not in self._custom and any(map(_is_complex, pytree.tree_leaves(value))):
             raise Refused("its result has complex numbers, which Relax does not have")
         try:
-            found = convert()
+            result = convert()
         except Refused:
             raise
         except Exception as error:  # the converters raise every kind
@@ -260,7 +262,7 @@ class Importer(ExportedProgramImporter):
                 ) from error
             message = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             raise Refused(f"its converter fails: {message}") from error
-        return self._checked(node, found, value)
+        return self._checked(node, result, value)
 
     def _number(self, node: fx.Node, name: str):
         """Return a number that symbolic extents make: a tensor of float64 without axes."""
@@ -295,42 +297,42 @@ class Importer(ExportedProgramImporter):
                 return lambda: self.convert_map[name](node)
         raise Refused("it has no converter")
 
-    def _checked(self, node: fx.Node, found, value):
+    def _checked(self, node: fx.Node, result, value):
         """Return the value of a node if it has PyTorch's shape and dtype."""
         if isinstance(value, (tuple, list)):
-            if isinstance(found, relax.Expr):
-                found = self.block_builder.normalize(found)
-                if not isinstance(found.ty, relax.TupleType):
+            if isinstance(result, relax.Expr):
+                result = self.block_builder.normalize(result)
+                if not isinstance(result.ty, relax.TupleType):
                     raise Refused(f"its converter returns one tensor, PyTorch {len(value)}")
-                count = len(found.ty.fields)
-                found = [self.emit(relax.TupleGetItem(found, i)) for i in range(count)]
-            if len(found) != len(value):
-                raise Refused(f"its converter returns {len(found)} results, PyTorch {len(value)}")
+                count = len(result.ty.fields)
+                result = [self.emit(relax.TupleGetItem(result, i)) for i in range(count)]
+            if len(result) != len(value):
+                raise Refused(f"its converter returns {len(result)} results, PyTorch {len(value)}")
             taken = _taken(node)
             return tuple(
-                None if one is None or i not in taken else self._checked(node, each, one)
-                for i, (each, one) in enumerate(zip(found, value, strict=True))
+                None if expected is None or i not in taken else self._checked(node, item, expected)
+                for i, (item, expected) in enumerate(zip(result, value, strict=True))
             )
         if not isinstance(value, torch.Tensor):
-            return found
-        if not isinstance(found, relax.Expr):
-            raise Refused(f"its converter returns {found!r}, which is no tensor")
-        found = self.block_builder.normalize(found)
-        if not isinstance(found, relax.Var):
-            found = self.emit(found)
+            return result
+        if not isinstance(result, relax.Expr):
+            raise Refused(f"its converter returns {result!r}, which is no tensor")
+        result = self.block_builder.normalize(result)
+        if not isinstance(result, relax.Var):
+            result = self.emit(result)
         wanted = self.type_of(value)
-        if not isinstance(found.ty, relax.TensorType) or shapes_may_differ(found.ty, wanted):
-            raise Refused(f"its converter returns {found.ty}, but PyTorch's result is {wanted}")
-        if found.ty.shape is None:
-            found = self.block_builder.match_cast(
-                found, relax.TensorType(wanted.shape, dtype_of(found.ty))
+        if not isinstance(result.ty, relax.TensorType) or shapes_may_differ(result.ty, wanted):
+            raise Refused(f"its converter returns {result.ty}, but PyTorch's result is {wanted}")
+        if result.ty.shape is None:
+            result = self.block_builder.match_cast(
+                result, relax.TensorType(wanted.shape, dtype_of(result.ty))
             )
-        dtype, expected = dtype_of(found.ty), dtype_of(wanted)
+        dtype, expected = dtype_of(result.ty), dtype_of(wanted)
         if dtype != expected:
             if "float" in dtype and not _is_wider(dtype, expected):
                 raise Refused(f"its converter computes in {dtype}, but PyTorch in {expected}")
-            found = self.emit(relax.op.astype(found, expected))
-        return found
+            result = self.emit(relax.op.astype(result, expected))
+        return result
 
     def _fail(self, node: fx.Node, reason: str) -> None:
         """Note a problem, and continue with a value of the right type to find the others."""
@@ -353,11 +355,11 @@ class Importer(ExportedProgramImporter):
 
 def _float_dtypes(node: fx.Node) -> list[str]:
     """Return the floating-point dtypes of the operands of a node."""
-    values = (each.meta.get("val") for each in node.all_input_nodes)
+    values = (operand.meta.get("val") for operand in node.all_input_nodes)
     floats = (
-        each for each in values if isinstance(each, torch.Tensor) and each.is_floating_point()
+        item for item in values if isinstance(item, torch.Tensor) and item.is_floating_point()
     )
-    return sorted({str(each.dtype) for each in floats})
+    return sorted({str(item.dtype) for item in floats})
 
 
 def _is_complex(value) -> bool:

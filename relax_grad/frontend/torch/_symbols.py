@@ -26,7 +26,7 @@ class Symbols:
 
     def extents(self, shape) -> list[int | tirx.Expr]:
         """Return the extents of a shape."""
-        return [self.expression(each) for each in shape]
+        return [self.expression(extent) for extent in shape]
 
     def expression(self, value) -> int | tirx.Expr:
         """Return an integer of torch.export as a number or as an expression of int64."""
@@ -52,7 +52,7 @@ class Symbols:
         # Numbers of Python's float type stand in extents such as int(2.0 * float(height)).
         if isinstance(value, (sympy.Integer, sympy.Float)) and float(value).is_integer():
             return tirx.IntImm("int64", int(value))
-        args = [self._of(each) for each in value.args] if isinstance(value, sympy.Expr) else []
+        args = [self._of(arg) for arg in value.args] if isinstance(value, sympy.Expr) else []
         kind = type(value).__name__
         if kind == "Pow" and isinstance(value.args[1], sympy.Integer) and value.args[1] > 0:
             args, kind = [args[0]] * int(value.args[1]), "Mul"
@@ -61,8 +61,8 @@ class Symbols:
         if len(args) == 1:
             return _FUNCTIONS[kind](args[0])
         result = args[0]
-        for each in args[1:]:
-            result = _FUNCTIONS[kind](result, each)
+        for arg in args[1:]:
+            result = _FUNCTIONS[kind](result, arg)
         return result
 
 

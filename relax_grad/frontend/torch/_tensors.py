@@ -50,29 +50,29 @@ def merged(
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
     spans: dict[int, list[tuple[int, int, str]]] = {}
-    for key, each in [*params.items(), *buffers.items()]:
-        if each.is_meta:
+    for key, tensor in [*params.items(), *buffers.items()]:
+        if tensor.is_meta:
             raise ValueError(
                 f'{key} is on the device meta, and has no values; load them, or move the module by .to_empty(device="cpu")'
             )
-        if each.layout is not torch.strided:
+        if tensor.layout is not torch.strided:
             kind = "parameter" if key in params else "buffer"
             owner, _, name = f"module.{key}".rpartition(".")
             raise ValueError(
-                f"the {kind} {key} has the layout {each.layout}, and the import takes dense tensors; register "
+                f"the {kind} {key} has the layout {tensor.layout}, and the import takes dense tensors; register "
                 f"{owner}.{name}.to_dense() in its place"
             )
-        if id(each) in first:
-            aliases[key] = first[id(each)]
+        if id(tensor) in first:
+            aliases[key] = first[id(tensor)]
             continue
-        first[id(each)] = key
-        values[key] = each
-        if key not in params or not each.numel():
+        first[id(tensor)] = key
+        values[key] = tensor
+        if key not in params or not tensor.numel():
             continue
-        start = each.data_ptr()
-        reach = sum((n - 1) * s for n, s in zip(each.shape, each.stride(), strict=True))
-        end = start + (reach + 1) * each.element_size()
-        others = spans.setdefault(each.untyped_storage().data_ptr(), [])
+        start = tensor.data_ptr()
+        reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        end = start + (reach + 1) * tensor.element_size()
+        others = spans.setdefault(tensor.untyped_storage().data_ptr(), [])
         for low, high, other in others:
             if low < end and start < high:
                 raise ValueError(
@@ -85,18 +85,18 @@ def merged(
 
 def chosen(trainable, values: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> list[str]:
     """Return the keys of the parameters to train, in the order of the module."""
-    known = [key for key, each in values.items() if isinstance(each, nn.Parameter)]
+    known = [key for key, tensor in values.items() if isinstance(tensor, nn.Parameter)]
     if trainable is None:
         return [key for key in known if values[key].requires_grad]
     floats = [key for key in known if values[key].is_floating_point()]
     if callable(trainable):
         return [key for key in floats if trainable(key)]
     every = [*floats, *(key for key, first in aliases.items() if first in floats)]
-    found = set()
+    chosen_keys = set()
     for pattern in [trainable] if isinstance(trainable, str) else trainable:
         keys = matching("trainable", pattern, every, "parameter")
-        found.update(aliases.get(key, key) for key in keys)
-    return [key for key in floats if key in found]
+        chosen_keys.update(aliases.get(key, key) for key in keys)
+    return [key for key in floats if key in chosen_keys]
 
 
 def write_to(module: nn.Module, key: str, value: torch.Tensor, tensors: Mapping) -> None:
@@ -140,7 +140,7 @@ def _safetensors(user: str):
 
 def write_file(path, values: Mapping[str, object]) -> None:
     """Write tensors to a file of safetensors."""
-    tensors = {key: as_torch(each).contiguous() for key, each in values.items()}
+    tensors = {key: as_torch(value).contiguous() for key, value in values.items()}
     _safetensors("save").save_file(tensors, path)
 
 

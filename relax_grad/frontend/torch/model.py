@@ -10,11 +10,14 @@ from torch.utils import _pytree as pytree
 
 from ...errors import UnsupportedOperatorError
 from .._arguments import Trainable
-from ._arguments import check_arguments, check_map, check_options, shapes_of
-from ._build import Build, Options, frozen_statistics, modes, values_of
-from ._export import export, from_program, named_inputs
+from ._arguments import check_arguments, check_map, check_options
+from ._build import Options, Values, imported_from, values_of
 from ._imported import Imported
 from ._tensors import chosen, described, merged
+from .export.trace import export, from_program
+from .inputs.extents import DynamicShapes
+from .inputs.names import Inputs
+from .tracing.modes import frozen_statistics, modes
 
 
 def from_module(
@@ -86,24 +89,22 @@ def from_module(
     """
     check_arguments(module, args, kwargs, loss, targets, custom_convert_map)
     check_options(trainable, batch_norm)
-    args, kwargs, targets = tuple(args), dict(kwargs or {}), tuple(targets)
-    named_inputs(module, args, kwargs, targets)  # refuses names that do not fit
-    whole = {"": module, **({"loss": loss} if isinstance(loss, nn.Module) else {})}
-    values, aliases = values_of(whole)
-    params = chosen(trainable, values, aliases)
+    inputs = Inputs.of(module, args, kwargs, targets)
+    owners = {"": module, **({"loss": loss} if isinstance(loss, nn.Module) else {})}
+    tensors, aliases = values_of(owners)
+    values = Values(tensors, aliases, chosen(trainable, tensors, aliases))
     options = Options(batch_norm, dict(custom_convert_map or {}))
-    shapes = shapes_of(module, args, kwargs, targets, dynamic_shapes)
-    with modes(whole, True), frozen_statistics(whole, batch_norm):
-        training = export(module, args, kwargs, loss, targets, shapes, options.custom)
-    reasons = None
-    with modes(whole, False):
+    shapes = DynamicShapes(dynamic_shapes, inputs)
+    with modes(owners, True), frozen_statistics(owners, batch_norm):
+        training = export(module, inputs, loss, shapes, options.custom)
+    evaluation, reasons = None, None
+    with modes(owners, False):
         try:
-            evaluation = export(module, args, kwargs, None, (), shapes, options.custom)
+            evaluation = export(module, inputs.without_targets(), None, shapes, options.custom)
         except UnsupportedOperatorError as error:
-            evaluation, reasons = None, str(error)
-    marks = len([each for each in pytree.tree_leaves(targets) if isinstance(each, torch.Tensor)])
-    build = Build(values, aliases, params, options)
-    return build.imported(training, evaluation, len(training.inputs) - marks, reasons)
+            reasons = str(error)
+    num_inputs = len(training.inputs) - len(inputs.target_tensors)
+    return imported_from(training, evaluation, values, options, num_inputs, reasons)
 
 
 def from_exported_program(
@@ -157,16 +158,14 @@ def from_exported_program(
         )
     options = Options(batch_norm, dict(custom_convert_map or {}))
     program = from_program(ep, options.custom)
-    buffers = dict(ep.named_buffers())
-    values, aliases = merged(dict(ep.named_parameters()), buffers)
-    build = Build(values, aliases, chosen(trainable, values, aliases), options)
-    return build.imported(program, None, len(program.inputs), None)
+    tensors, aliases = merged(dict(ep.named_parameters()), dict(ep.named_buffers()))
+    values = Values(tensors, aliases, chosen(trainable, tensors, aliases))
+    return imported_from(program, None, values, options, len(program.inputs))
 
 
-def as_it_is(
+def import_for_wrap(
     module: nn.Module,
-    args: tuple,
-    kwargs: Mapping,
+    inputs: Inputs,
     dynamic_shapes: Mapping | Sequence | None,
     custom_convert_map: Mapping[str, Callable] | None,
 ) -> tuple[Imported, tuple[pytree.TreeSpec, list]]:
@@ -174,18 +173,18 @@ def as_it_is(
 
     The import has one function, ``training``. All floating-point parameters are in ``params``.
     """
-    values, aliases = values_of({"": module})
-    params = chosen(lambda key: True, values, aliases)
-    custom = dict(custom_convert_map or {})
-    shapes = shapes_of(module, args, kwargs, (), dynamic_shapes)
-    frozen = [values[key] for key in params if not values[key].requires_grad]
+    tensors, aliases = values_of({"": module})
+    values = Values(tensors, aliases, chosen(lambda key: True, tensors, aliases))
+    options = Options("update", dict(custom_convert_map or {}))
+    shapes = DynamicShapes(dynamic_shapes, inputs)
+    params = [tensors[key] for key in values.params]
+    frozen = [param for param in params if not param.requires_grad]
     try:
-        for each in frozen:  # the gradient may be wanted later
-            each.requires_grad_(True)
-        program = export(module, args, kwargs, None, (), shapes, custom, has_gradients=True)
+        for param in frozen:  # the gradient may be wanted later
+            param.requires_grad_(True)
+        program = export(module, inputs, None, shapes, options.custom, has_gradients=True)
     finally:
-        for each in frozen:
-            each.requires_grad_(False)
+        for param in frozen:
+            param.requires_grad_(False)
     program.loss = None  # it is among the outputs
-    build = Build(values, aliases, params, Options("update", custom))
-    return build.imported(program, None, len(program.inputs), None), program.form
+    return imported_from(program, None, values, options, len(program.inputs)), program.form

@@ -23,23 +23,25 @@ ROWS = {
     "`from_module` of a module in evaluation mode": (
         "test_page.py::test_the_loss_is_that_of_training_mode",
         "test_model.py::test_flags_of_submodules_are_kept",
-        "test_wrap.py::test_states_modes_dropout_and_structures",
+        "run/test_wrap.py::test_states_modes_dropout_and_structures",
     ),
     "`detach`, `detach_`, `data`": (
         "test_model.py::test_regions_without_gradients",
         "test_model.py::test_a_straight_through_estimator",
         "test_messages.py::test_inference_mode",
-        "test_writes.py::test_gradients_that_a_detach_cuts",
+        "export/test_writes.py::test_gradients_that_a_detach_cuts",
     ),
     "in-place operators, also on views": (
-        "test_writes.py::test_graphs_of_operators_that_write",
-        "test_writes.py::test_compiled_writes",
+        "export/test_writes.py::test_graphs_of_operators_that_write",
+        "export/test_writes.py::test_compiled_writes",
     ),
     "in-place operators on a detached tensor": (
-        "test_writes.py::test_writes_that_are_refused_name_their_line",
-        "test_writes.py::test_random_programs_are_equal_or_refused",
+        "export/test_writes.py::test_writes_that_are_refused_name_their_line",
+        "export/test_writes.py::test_random_programs_are_equal_or_refused",
     ),
-    "`set_`, `resize_`": ("test_writes.py::test_every_operator_that_writes_is_in_one_table",),
+    "`set_`, `resize_`": (
+        "export/test_writes.py::test_every_operator_that_writes_is_in_one_table",
+    ),
     "BatchNorm statistics": (
         "test_model.py::test_running_statistics",
         "test_model.py::test_written_buffers_are_states",
@@ -71,15 +73,17 @@ ROWS = {
     "attention written out": ("test_page.py::test_an_attention_that_is_written_out",),
     "`LSTM`, `GRU`, `RNN`": (
         "test_features.py::test_three_steps",
-        "test_packed.py::test_packed_sequences",
-        "test_recurrent.py::test_layers_are_operators",
+        "tracing/test_packed.py::test_packed_sequences",
+        "tracing/test_recurrent.py::test_layers_are_operators",
     ),
     "symbolic steps and batch": (
-        "test_recurrent.py::test_symbolic_steps_and_batch",
-        "test_recurrent.py::test_projections_are_written_out",
+        "tracing/test_recurrent.py::test_symbolic_steps_and_batch",
+        "tracing/test_recurrent.py::test_projections_are_written_out",
     ),
     "`ctc_loss`": ("test_features.py::test_connectionist_temporal_classification",),
-    "`index_put`, `index_copy`": ("test_writes.py::test_values_of_writes_at_places_that_repeat",),
+    "`index_put`, `index_copy`": (
+        "export/test_writes.py::test_values_of_writes_at_places_that_repeat",
+    ),
     "`interpolate`, `roll`": ("test_exactness.py::test_images_of_symbolic_size",),
     "`linalg.solve`": ("test_converters.py::test_all_cases",),
     "checks of values": (
@@ -91,21 +95,21 @@ ROWS = {
     "a generator": ("test_random.py::test_other_draws_are_refused",),
     "`max_norm`": (),
     "`torch.autograd.Function`": (
-        "test_functions.py::test_gradients_are_those_of_the_backward_function",
-        "test_functions.py::test_second_derivatives_are_those_of_the_backward_function",
-        "test_functions.py::test_functions_that_cannot_be_exact_are_errors_with_their_line",
-        "test_gradients.py::test_gradients_within_the_model",
-        "test_gradients.py::test_gradients_that_are_refused_name_the_line",
+        "tracing/test_functions.py::test_gradients_are_those_of_the_backward_function",
+        "tracing/test_functions.py::test_second_derivatives_are_those_of_the_backward_function",
+        "tracing/test_functions.py::test_functions_that_cannot_be_exact_are_errors_with_their_line",
+        "tracing/test_gradients.py::test_gradients_within_the_model",
+        "tracing/test_gradients.py::test_gradients_that_are_refused_name_the_line",
     ),
     "hooks of gradients": (
-        "test_hooks.py::test_hooks_of_gradients_are_refused",
+        "tracing/test_hooks.py::test_hooks_of_gradients_are_refused",
         "test_model.py::test_operations_that_cannot_be_exact_are_errors_with_their_line",
     ),
     "hooks of forward passes that change": (
-        "test_hooks.py::test_hooks_that_change_tensors_are_parts_of_the_graph",
+        "tracing/test_hooks.py::test_hooks_that_change_tensors_are_parts_of_the_graph",
     ),
     "hooks of forward passes that only look": (
-        "test_hooks.py::test_hooks_that_only_look_are_refused",
+        "tracing/test_hooks.py::test_hooks_that_only_look_are_refused",
     ),
     "attributes that a call": (
         "test_zoo.py::test_state_of_python_is_an_error",

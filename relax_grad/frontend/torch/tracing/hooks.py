@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules import module as _global
 from torch.utils import _pytree as pytree
 
-from ._graph import is_user_file
+from .._problems import is_user_file
 
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 _ALL = (*_FORWARD, "_backward_hooks", "_backward_pre_hooks")
@@ -25,8 +25,8 @@ def check_hooks(module: nn.Module) -> None:
     ValueError
         If a parameter or a submodule has such a hook.
     """
-    for key, each in module.named_parameters():
-        if each._backward_hooks or getattr(each, "_post_accumulate_grad_hooks", None):
+    for key, param in module.named_parameters():
+        if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
             raise ValueError(
                 f"the parameter {key.removeprefix('module.')} has a hook of its gradient, which is not imported; remove it"
             )
@@ -34,8 +34,8 @@ def check_hooks(module: nn.Module) -> None:
         raise ValueError(
             "there is a backward hook of all modules, which is not imported; remove it"
         )
-    for key, each in module.named_modules():
-        if each._backward_hooks or each._backward_pre_hooks:
+    for key, submodule in module.named_modules():
+        if submodule._backward_hooks or submodule._backward_pre_hooks:
             raise ValueError(
                 f"the submodule {key.removeprefix('module').removeprefix('.') or '(itself)'} has a backward hook, which is "
                 "not imported; remove it"
@@ -44,7 +44,7 @@ def check_hooks(module: nn.Module) -> None:
 
 def hooks_of(modules: Sequence[nn.Module]) -> Callable[[], list[int]]:
     """Return a function of the hooks that modules, and all modules, have now."""
-    tables = [getattr(each, name) for each in modules for name in _ALL]
+    tables = [getattr(submodule, name) for submodule in modules for name in _ALL]
     tables += [getattr(_global, f"_global{name}") for name in _ALL]
     return lambda: [*itertools.chain.from_iterable(tables)]
 
@@ -59,23 +59,23 @@ def watching_hooks(module: nn.Module, note: Callable[[str, str, str], None]) -> 
     tensors = [*module.parameters(), *module.buffers()]
     tables = [
         (
-            getattr(each, name),
-            f"of {key.removeprefix('module').removeprefix('.') or type(each).__name__}",
+            getattr(submodule, name),
+            f"of {key.removeprefix('module').removeprefix('.') or type(submodule).__name__}",
         )
-        for key, each in module.named_modules()
+        for key, submodule in module.named_modules()
         for name in _FORWARD
-        if key and getattr(each, name)
+        if key and getattr(submodule, name)
     ]
     tables += [(getattr(_global, f"_global{name}"), "of all modules") for name in _FORWARD]
     before = [(table, dict(table)) for table, _ in tables]
 
     def watched(hook: Callable, owner: str):
         def run(module, *args, **kwargs):
-            found = [each for each in pytree.tree_leaves((args, kwargs)) if _is_tensor(each)]
-            state = _state(module, [*found, *tensors])
+            operands = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
+            state = _state(module, [*operands, *tensors])
             result = hook(module, *args, **kwargs)
-            is_same = result is None or any(result is each for each in args)
-            if is_same and state == _state(module, [*found, *tensors]):
+            is_same = result is None or any(result is arg for arg in args)
+            if is_same and state == _state(module, [*operands, *tensors]):
                 note(
                     f"the forward hook {getattr(hook, '__qualname__', type(hook).__name__)} {owner}",
                     "it runs once, in the import, on a tensor without values; remove it, and return the tensor as an output "
@@ -105,8 +105,8 @@ def _is_tensor(value) -> bool:
 def _state(module: nn.Module, tensors: Sequence[torch.Tensor]) -> tuple:
     """Return the numbers of the writes to tensors, and the attributes of a module."""
     groups = (vars(module), module._parameters, module._buffers, module._modules)
-    attributes = [(name, id(value)) for each in groups for name, value in each.items()]
-    return [each._version for each in tensors], attributes
+    attributes = [(name, id(value)) for group in groups for name, value in group.items()]
+    return [tensor._version for tensor in tensors], attributes
 
 
 def _line(hook: Callable) -> str:

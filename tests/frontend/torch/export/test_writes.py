@@ -20,7 +20,7 @@ from relax_grad.frontend.torch import (  # noqa: E402
     from_exported_program,
     from_module,
 )
-from relax_grad.frontend.torch import _writes as tables  # noqa: E402
+from relax_grad.frontend.torch.export import writes as tables  # noqa: E402
 
 F = torch.nn.functional
 
@@ -51,7 +51,7 @@ def test_every_operator_that_writes_is_in_one_table():
         for name, schemas in found.items()
         if not all(any(each.is_out for each in schema.arguments) for schema in schemas)
     }
-    assert plain - set(listed) == set(), "add these to relax_grad/frontend/torch/_writes.py"
+    assert plain - set(listed) == set(), "add these to relax_grad/frontend/torch/export/writes.py"
     assert set(listed) - set(found) == set(), "PyTorch has no such operators"
 
 

@@ -1,111 +1,18 @@
-"""Graphs of torch.export: regions without gradients, checkpointed sections, and messages with the user's lines."""
+"""Graphs of torch.export: regions without gradients, and checkpointed sections."""
 
 from __future__ import annotations
 
 import operator
-import os
-import re
-import traceback
 from collections import defaultdict
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Collection
 
 import torch
 from torch import fx
 
-from ...errors import UnsupportedOperatorError
-from ._operators import GRADIENT
+from .._operators import GRADIENT
 
 #: The mark of the nodes of a region without gradients.
 WITHOUT_GRADIENT = "relax_grad.without_gradient"
-
-_OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
-_LIBRARY = os.path.dirname(os.__file__) + os.sep
-_FRAME = re.compile(
-    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(\n\s+(?P<code>.*))?'
-)
-
-
-class Problem(NamedTuple):
-    """An operation that cannot be imported.
-
-    Attributes
-    ----------
-    operator : str
-        The name of its operator.
-    reason : str
-        The reason, and a way to go on.
-    line : str
-        The line of the user's code that made it.
-    """
-
-    operator: str
-    reason: str
-    line: str
-
-
-def problem(node: fx.Node, reason: str) -> Problem:
-    """Return the problem of a node."""
-    return Problem(operator_of(node), reason, line_of(node))
-
-
-def operator_of(node: fx.Node) -> str:
-    """Return the name of the operator of a node for a message."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        return str(node.target)
-    return getattr(node.target, "__name__", str(node.target))
-
-
-def is_user_file(name: str) -> bool:
-    """Tell whether a file is outside PyTorch, this package, and Python's standard library."""
-    is_standard = name.startswith(_LIBRARY) and "-packages" not in name
-    return not (name.startswith(_OWN) or is_standard or name.startswith("<"))
-
-
-def user_line(frames: Iterable[traceback.FrameSummary]) -> str | None:
-    """Return the innermost line of code outside PyTorch among the frames of a stack."""
-    found = [each for each in frames if is_user_file(each.filename)]
-    if not found:
-        return None
-    return f"{found[-1].filename}:{found[-1].lineno}, in {found[-1].name}: {found[-1].line}"
-
-
-def line_of(node: fx.Node) -> str:
-    """Return the innermost line of code outside PyTorch that made a node, and its submodule."""
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    frames = [each for each in frames if is_user_file(each["file"])]
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    path = ".".join(str(stack[-1][0]).split(".")[1:]).removeprefix("module") if stack else ""
-    where = f"the submodule {path.removeprefix('.')}" if path.removeprefix(".") else ""
-    if frames:
-        frame = frames[-1]
-        code = (frame["code"] or "").strip().removeprefix("code: ")
-        line = (
-            f"{frame['file']}:{frame['line']}, in {frame['function']}{f': {code}' if code else ''}"
-        )
-        return f"{line} ({where})" if where else line
-    return where or "an unknown line"
-
-
-def raise_problems(problems: Iterable[Problem]) -> None:
-    """Raise one error that lists problems, if there are any; those of one operator in one line are listed once."""
-    text = text_of(problems)
-    if text:
-        raise UnsupportedOperatorError(
-            "these operations of the model cannot be imported with the meaning that they have in PyTorch:\n"
-            + text
-            + "\nChange these lines, or give converters of one's own: custom_convert_map={...}."
-        )
-
-
-def text_of(problems: Iterable[Problem]) -> str:
-    """Return a list of problems as text."""
-    unique = {}
-    for each in problems:
-        unique.setdefault((each.operator, each.line), each)
-    return "\n".join(
-        f"  {each.operator}: {each.reason}\n    at {each.line}" for each in unique.values()
-    )
 
 
 def stop_gradients_of_no_grad(module: fx.GraphModule) -> None:
@@ -137,23 +44,23 @@ def _write_out(module: fx.GraphModule, node: fx.Node, region: fx.GraphModule) ->
     places = region.graph.find_nodes(op="placeholder")
     values = dict(zip(places, node.args[2:], strict=True))
     with module.graph.inserting_before(node):
-        for each in region.graph.nodes:
-            if each.op == "get_attr":
-                name = each.target
+        for inner in region.graph.nodes:
+            if inner.op == "get_attr":
+                name = inner.target
                 while hasattr(module, name):
                     name += "_"
-                setattr(module, name, getattr(region, each.target))
-                values[each] = module.graph.get_attr(name)
-                values[each].meta.update(each.meta)
-            elif each.op == "call_function":
-                values[each] = module.graph.node_copy(each, values.__getitem__)
-                values[each].meta[WITHOUT_GRADIENT] = node.args[0] is False
+                setattr(module, name, getattr(region, inner.target))
+                values[inner] = module.graph.get_attr(name)
+                values[inner].meta.update(inner.meta)
+            elif inner.op == "call_function":
+                values[inner] = module.graph.node_copy(inner, values.__getitem__)
+                values[inner].meta[WITHOUT_GRADIENT] = node.args[0] is False
     results = fx.node.map_arg(region.graph.output_node().args[0], values.__getitem__)
     for user in list(node.users):
         user.replace_all_uses_with(results[user.args[1]])
         module.graph.erase_node(user)
     module.graph.erase_node(node)
-    return [values[each] for each in region.graph.nodes if each.op == "call_function"]
+    return [values[inner] for inner in region.graph.nodes if inner.op == "call_function"]
 
 
 def _detach_inputs(region: fx.GraphModule) -> None:
@@ -185,11 +92,15 @@ def _writes(node: fx.Node, operand: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return False
-    given = {**dict(zip((each.name for each in schema.arguments), node.args, strict=False))}
-    given.update(node.kwargs)
+    operands = {
+        **dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
+    }
+    operands.update(node.kwargs)
     return any(
-        given.get(each.name) is operand and each.alias_info is not None and each.alias_info.is_write
-        for each in schema.arguments
+        operands.get(argument.name) is operand
+        and argument.alias_info is not None
+        and argument.alias_info.is_write
+        for argument in schema.arguments
     )
 
 
@@ -207,7 +118,7 @@ def keep_only(module: fx.GraphModule, annotations: Collection[str]) -> None:
         if isinstance(inner, fx.GraphModule):
             for node in inner.graph.nodes:
                 custom = node.meta.pop("custom", None) or {}
-                kept = {key: each for key, each in custom.items() if key in annotations}
+                kept = {key: entry for key, entry in custom.items() if key in annotations}
                 if kept:
                     node.meta["custom"] = kept
 
@@ -217,15 +128,15 @@ def mark_checkpoints(graph: fx.Graph, annotation: str) -> None:
     sections: dict[int, list[fx.Node]] = defaultdict(list)
     number: dict[fx.Node, int] = {}
     for node in graph.nodes:
-        found = (node.meta.get("custom") or {}).get(annotation)
+        section = (node.meta.get("custom") or {}).get(annotation)
         if node.target is operator.getitem:
-            found = number.get(node.args[0])
-        if found is not None and node.op == "call_function":
-            number[node] = found
-            sections[found].append(node)
+            section = number.get(node.args[0])
+        if section is not None and node.op == "call_function":
+            number[node] = section
+            sections[section].append(node)
     for section in sections.values():
         inside = set(section)
-        operands = {each: None for node in section for each in node.all_input_nodes}
+        operands = {operand: None for node in section for operand in node.all_input_nodes}
         for operand in operands:
             if operand not in inside and operand.op != "get_attr" and _is_tensor(operand):
                 user = next(node for node in section if operand in node.all_input_nodes)

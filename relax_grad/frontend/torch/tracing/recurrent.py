@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch._decomp import decompositions
 
-from ._operators import GRU, LSTM, RNN
+from .._operators import GRU, LSTM, RNN
 
 _LAYERS = decompositions._rnn_helper
 
@@ -64,8 +64,8 @@ def _as_operator(layer: Callable) -> Callable:
     cell = layer.keywords["hidden_fn"]
     if cell is decompositions.gru_cell:
         return partial(_gru, layer)
-    captured = [each.cell_contents for each in cell.__closure__ or ()]
-    recurrence = next((RNN[each] for each in captured if each in RNN), None)
+    captured = [variable.cell_contents for variable in cell.__closure__ or ()]
+    recurrence = next((RNN[function] for function in captured if function in RNN), None)
     return layer if recurrence is None else partial(_rnn, layer, recurrence)
 
 
@@ -108,4 +108,4 @@ def _rnn(steps: Callable, recurrence: Callable, data, hidden, params, has_biases
 
 def _of_one_dtype(*tensors: torch.Tensor) -> bool:
     """Tell whether tensors have one dtype, unlike those under autocast."""
-    return len({each.dtype for each in tensors}) == 1
+    return len({tensor.dtype for tensor in tensors}) == 1

@@ -26,8 +26,8 @@ def ctc_loss(
         log_probs = log_probs.unsqueeze(1)
         targets = targets.unsqueeze(0) if targets.ndim == 1 else targets
     sizes, counts = (
-        torch.as_tensor(each, dtype=torch.int64).reshape(-1)
-        for each in (input_lengths, target_lengths)
+        torch.as_tensor(lengths, dtype=torch.int64).reshape(-1)
+        for lengths in (input_lengths, target_lengths)
     )
     targets = (_padded(targets, counts) if targets.ndim == 1 else targets).long()
     losses = _losses(log_probs, targets, sizes, counts, blank)
@@ -83,8 +83,8 @@ def _losses(log_probs, targets, sizes, counts, blank: int) -> torch.Tensor:
             _shifted(chance, 1, low),
             torch.where(skips, _shifted(chance, 2, low), low),
         ]
-        found = torch.stack(terms).logsumexp(0) + own
-        chance = torch.where((sizes > time).unsqueeze(1), found, chance)
+        reached = torch.stack(terms).logsumexp(0) + own
+        chance = torch.where((sizes > time).unsqueeze(1), reached, chance)
     last = (2 * counts).unsqueeze(1)
     ends = [
         chance.gather(1, last),

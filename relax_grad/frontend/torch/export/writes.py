@@ -126,7 +126,7 @@ def refusal(target) -> str | None:
     schema = getattr(target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return None
-    name, has_out = name_of(target), any(each.is_out for each in schema.arguments)
+    name, has_out = name_of(target), any(argument.is_out for argument in schema.arguments)
     if name in REFUSED:
         return REFUSED[name]
     if target.namespace == "aten" and is_known(name, has_out):
@@ -139,12 +139,12 @@ def writes(node: fx.Node) -> list[fx.Node]:
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable or name_of(node.target) in VIEWS | FLAGS:
         return []
-    given = dict(zip((each.name for each in schema.arguments), node.args, strict=False))
-    given.update(node.kwargs)
-    found: list[fx.Node] = []
-    for each in schema.arguments:
-        if each.alias_info is not None and each.alias_info.is_write:
-            value = given.get(each.name)
+    operands = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
+    operands.update(node.kwargs)
+    written: list[fx.Node] = []
+    for argument in schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = operands.get(argument.name)
             value = value if isinstance(value, (list, tuple)) else [value]
-            found += [one for one in value if isinstance(one, fx.Node)]
-    return found
+            written += [operand for operand in value if isinstance(operand, fx.Node)]
+    return written

@@ -19,7 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from ._graph import user_line
+from .._problems import user_line
 
 #: The attributes that every module has.
 _OWN = frozenset(vars(nn.Module()))
@@ -38,8 +38,12 @@ def watching_state(module: nn.Module, note: Callable[[str, str, str], None]) -> 
     attributes that PyTorch's own layers write, such as the lists of weights of a recurrent network, are no state, and
     neither are private flags, such as those of hooks that a library installs once.
     """
-    modules = [each for each in module.modules() if each is not module]
-    before = {(id(each), name): value for each in modules for name, value in _attributes(each)}
+    modules = [submodule for submodule in module.modules() if submodule is not module]
+    before = {
+        (id(submodule), name): value
+        for submodule in modules
+        for name, value in _attributes(submodule)
+    }
     own, read, written = set(map(id, modules)), set(), set()
 
     # The line that writes an attribute, or else the first one that reads it, where a container is changed.
@@ -75,18 +79,18 @@ def watching_state(module: nn.Module, note: Callable[[str, str, str], None]) -> 
                 "the graph has the number of the first call; draw it by torch.rand",
                 "the forward function",
             )
-    for each in modules:
-        kind = type(each).__name__
-        for name, value in _attributes(each):
-            old = before.get((id(each), name))
-            new = vars(each)[name]
+    for submodule in modules:
+        kind = type(submodule).__name__
+        for name, value in _attributes(submodule):
+            old = before.get((id(submodule), name))
+            new = vars(submodule)[name]
             is_mark = name.startswith("_") and isinstance(new, bool)  # that something is done
-            if (id(each), name) not in read or old == value or is_mark or _is_cache(new):
+            if (id(submodule), name) not in read or old == value or is_mark or _is_cache(new):
                 continue
             note(
                 f"a write to the attribute {name} of {kind}",
                 "the graph has the value of the first call; make it a buffer, or a variable of the function",
-                user_line([lines[id(each), name]]) or f"the forward function of {kind}",
+                user_line([lines[id(submodule), name]]) or f"the forward function of {kind}",
             )
 
 
@@ -132,13 +136,13 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
 @functools.cache
 def _written_by_torch(kind: type[nn.Module]) -> frozenset[str]:
     """Return the attributes that PyTorch's own classes among the bases of a module write."""
-    bases = [each for each in kind.__mro__ if each.__module__.startswith("torch.nn.modules.")]
+    bases = [base for base in kind.__mro__ if base.__module__.startswith("torch.nn.modules.")]
     functions = [f for base in bases for f in vars(base).values() if inspect.isfunction(f)]
     return frozenset(
-        each.argval
+        instruction.argval
         for function in functions
-        for each in dis.get_instructions(function)
-        if each.opname == "STORE_ATTR"
+        for instruction in dis.get_instructions(function)
+        if instruction.opname == "STORE_ATTR"
     )
 
 
@@ -152,9 +156,9 @@ def _frozen(value, depth: int):
         return value.shape, value.tobytes()
     if depth and isinstance(value, Mapping):
         items = list(value.items())[:_ELEMENTS]
-        return len(value), [(id(key), _frozen(each, depth - 1)) for key, each in items]
+        return len(value), [(id(key), _frozen(item, depth - 1)) for key, item in items]
     if depth and isinstance(value, (list, tuple, deque, set, frozenset)):
-        return len(value), [_frozen(each, depth - 1) for each in list(value)[:_ELEMENTS]]
+        return len(value), [_frozen(item, depth - 1) for item in list(value)[:_ELEMENTS]]
     return id(value)  # libraries note in objects, such as a configuration, how they were called
 
 
@@ -165,8 +169,8 @@ def _is_cache(value) -> bool:
     mode = get_proxy_mode()
     if not isinstance(value, FakeTensor) or mode is None:
         return False
-    found = get_proxy_slot(value, mode.tracer, None, lambda slot: slot.proxy.node)
-    nodes, seen = [found], set()
+    result = get_proxy_slot(value, mode.tracer, None, lambda slot: slot.proxy.node)
+    nodes, seen = [result], set()
     while nodes:
         node = nodes.pop()
         if node is None or node.op == "placeholder":

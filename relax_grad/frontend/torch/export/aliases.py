@@ -17,9 +17,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ._graph import WITHOUT_GRADIENT, Problem, line_of, problem
-from ._operators import GRADIENT
-from ._writes import KEEPING, name_of, refusal, writes
+from .._operators import GRADIENT
+from .._problems import Problem, line_of, problem
+from .regions import WITHOUT_GRADIENT
+from .writes import KEEPING, name_of, refusal, writes
 
 _DETACH = torch.ops.aten.detach.default
 _DETACH_IN_PLACE = torch.ops.aten.detach_.default
@@ -162,13 +163,13 @@ class Aliases:
         if inner is not None:
             return inner
         if getattr(node.target, "__name__", "") == "getitem":
-            found = self._families.get(node.args[0])
-            return found[node.args[1]] if isinstance(found, tuple) else None
+            families = self._families.get(node.args[0])
+            return families[node.args[1]] if isinstance(families, tuple) else None
         reason = refusal(node.target)
         if reason is not None:
             self.problems.append(problem(node, reason))
-        operands = [family for each in node.all_input_nodes for family in self._of(each)]
-        written = [family for each in writes(node) for family in self._of(each)]
+        operands = [family for source in node.all_input_nodes for family in self._of(source)]
+        written = [family for source in writes(node) for family in self._of(source)]
         if node.target in (_DETACH, _DETACH_IN_PLACE):
             node.target = _DETACH
             return self._detached(node, *operands)
@@ -176,7 +177,7 @@ class Aliases:
         records = not node.meta.get(WITHOUT_GRADIENT)
         value = node.meta.get("val")
         needs = node.target is GRADIENT or records
-        needs = needs and any(each.gradient for each in operands)
+        needs = needs and any(operand.gradient for operand in operands)
         if not (records or written or node.target is GRADIENT) and isinstance(value, torch.Tensor):
             self._read_without_gradient(node, operands)
         if written or not _may_be_view(node):
@@ -191,13 +192,13 @@ class Aliases:
 
     def _results(self, value, operands: list[Family], node: fx.Node, needs: bool):
         if isinstance(value, (tuple, list)):
-            return tuple(self._results(each, operands, node, needs) for each in value)
+            return tuple(self._results(item, operands, node, needs) for item in value)
         if not isinstance(value, torch.Tensor):
             return None
         if self._has_memory:
             place = _memory_of(value)
             root = None if place is None else self._roots.get(place)
-            views = [each for each in operands if root and each.memory is root.memory]
+            views = [operand for operand in operands if root and operand.memory is root.memory]
         else:
             views = operands if _may_be_view(node) else []
         return views[0] if views else self._fresh(value, needs)
@@ -205,7 +206,7 @@ class Aliases:
     def _fresh(self, value, needs: bool):
         """Return new families of a value, or the family that has its memory already."""
         if isinstance(value, (tuple, list)):
-            return tuple(self._fresh(each, needs) for each in value)
+            return tuple(self._fresh(item, needs) for item in value)
         if not isinstance(value, torch.Tensor):
             return None
         place = _memory_of(value) if self._has_memory else None
@@ -221,7 +222,7 @@ class Aliases:
 
     def _write(self, node: fx.Node, family: Family, operands: list, records: bool) -> None:
         memory, number = family.memory, next(self._numbers)
-        needs = records and any(each.gradient for each in operands if each is not family)
+        needs = records and any(operand.gradient for operand in operands if operand is not family)
         if family.is_detached:
             memory.gradient, memory.cut = number if needs else _NONE, _NONE
             memory.through.append(node)
@@ -237,7 +238,7 @@ class Aliases:
 
     def _read(self, node: fx.Node) -> None:
         """Note the operands whose value or gradient is another one than PyTorch's."""
-        for family in (family for each in node.all_input_nodes for family in self._of(each)):
+        for family in (family for source in node.all_input_nodes for family in self._of(source)):
             memory = family.memory
             if memory.written is None:
                 continue
@@ -257,26 +258,34 @@ class Aliases:
 
     def _of(self, node: fx.Node) -> Iterator[Family]:
         leaves = pytree.tree_leaves(self._families.get(node))
-        return (each for each in leaves if isinstance(each, Family))
+        return (leaf for leaf in leaves if isinstance(leaf, Family))
 
     def _region(self, module: fx.GraphModule, node: fx.Node) -> tuple | None:
         """Read the graph that a node calls once, such as a region of autocast, and return the families of its results."""
-        inner = [each for each in node.args if isinstance(each, fx.Node) and each.op == "get_attr"]
-        inner = [(each, getattr(module, each.target, None)) for each in inner]
-        inner = [(each, one) for each, one in inner if isinstance(one, fx.GraphModule)]
+        inner = [
+            argument
+            for argument in node.args
+            if isinstance(argument, fx.Node) and argument.op == "get_attr"
+        ]
+        inner = [(argument, getattr(module, argument.target, None)) for argument in inner]
+        inner = [
+            (argument, attribute)
+            for argument, attribute in inner
+            if isinstance(attribute, fx.GraphModule)
+        ]
         if len(inner) != 1:
             return None
         ((place, region),) = inner
-        given = node.args[node.args.index(place) + 1 :]
+        operands = node.args[node.args.index(place) + 1 :]
         places = region.graph.find_nodes(op="placeholder")
-        if len(given) != len(places):
+        if len(operands) != len(places):
             return None
-        for one, other in zip(places, given, strict=True):
-            self._families[one] = self._families.get(other)
+        for placeholder, operand in zip(places, operands, strict=True):
+            self._families[placeholder] = self._families.get(operand)
         self._walk(region)
         results = region.graph.output_node().args[0]
         results = results if isinstance(results, (tuple, list)) else (results,)
-        return tuple(self._families.get(each) for each in results)
+        return tuple(self._families.get(result) for result in results)
 
 
 def _copy(node: fx.Node) -> None:
@@ -301,7 +310,9 @@ def _cut(node: fx.Node) -> None:
 def _may_be_view(node: fx.Node) -> bool:
     """Tell whether a result may share memory with an operand by the schema of the operator."""
     schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(each.alias_info is not None for each in schema.returns)
+    return schema is not None and any(
+        argument.alias_info is not None for argument in schema.returns
+    )
 
 
 def _memory_of(value: torch.Tensor) -> int | None:

@@ -50,28 +50,28 @@ class PackedSequences:
         return function
 
     def _numbers(self, value) -> list[int] | None:
-        found = self._known.get(id(value))
-        return found[1] if found else None
+        packed = self._known.get(id(value))
+        return packed[1] if packed else None
 
     def _noted(self, tensor: torch.Tensor, numbers: list[int]) -> torch.Tensor:
         self._known[id(tensor)] = tensor, numbers  # the tensor keeps its identity
         return tensor
 
     def _sorted(self, function: Callable, numbers: list[int], args, options):
-        found = function(*args, **options)
-        self._noted(found[0], sorted(numbers, reverse=options.get("descending", False)))
-        return found
+        packed = function(*args, **options)
+        self._noted(packed[0], sorted(numbers, reverse=options.get("descending", False)))
+        return packed
 
     def _pack(self, data: torch.Tensor, lengths: list[int], batch_first: bool):
         """Return the valid elements, time by time, and the number of those of each time."""
         data = data.transpose(0, 1) if batch_first else data
-        if any(one < other for one, other in itertools.pairwise(lengths)):
+        if any(length < other for length, other in itertools.pairwise(lengths)):
             raise ValueError(
                 "the lengths must descend; give pack_padded_sequence enforce_sorted=False"
             )
-        sizes = [sum(each > time for each in lengths) for time in range(lengths[0])]
-        found = torch.cat([data[time, :size] for time, size in enumerate(sizes)])
-        return found, self._noted(torch.tensor(sizes), sizes)
+        sizes = [sum(length > time for length in lengths) for time in range(lengths[0])]
+        packed = torch.cat([data[time, :size] for time, size in enumerate(sizes)])
+        return packed, self._noted(torch.tensor(sizes), sizes)
 
     def _pad(self, data, sizes: list[int], batch_first: bool, value: float, total: int):
         """Return the padded sequences and their lengths."""
@@ -90,5 +90,5 @@ def _are_numbers(value) -> bool:
     return (
         isinstance(value, (list, tuple))
         and bool(value)
-        and all(type(each) is int for each in value)
+        and all(type(length) is int for length in value)
     )

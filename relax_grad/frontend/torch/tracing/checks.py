@@ -37,9 +37,9 @@ def _adaptive_softmax(module: nn.AdaptiveLogSoftmaxWithLoss, data, target):
         )
     if is_single:
         data, target = data.unsqueeze(0), target.unsqueeze(0)
-    found = module.log_prob(data).gather(1, target.unsqueeze(1)).squeeze(1)
-    loss = (-found).mean()
-    return nn.modules.adaptive._ASMoutput(found.squeeze(0) if is_single else found, loss)
+    chances = module.log_prob(data).gather(1, target.unsqueeze(1)).squeeze(1)
+    loss = (-chances).mean()
+    return nn.modules.adaptive._ASMoutput(chances.squeeze(0) if is_single else chances, loss)
 
 
 @contextlib.contextmanager

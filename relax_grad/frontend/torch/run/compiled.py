@@ -12,11 +12,11 @@ import tvm_ffi
 from torch.autograd.function import once_differentiable
 from tvm import relax
 
-from ...autodiff.gradient import Gradient, add_adjoint
-from ...autodiff.split import is_checkpointed, split
-from ...cpu.threads import let_torch_threads_sleep
-from ...ir.module import with_functions
-from ._imported import Imported
+from ....autodiff.gradient import Gradient, add_adjoint
+from ....autodiff.split import is_checkpointed, split
+from ....cpu.threads import let_torch_threads_sleep
+from ....ir.module import with_functions
+from .._imported import Imported
 
 _PIPELINE = "relax_grad"
 
@@ -72,19 +72,19 @@ class Compiled:
     def run(self, arguments: Sequence[torch.Tensor]) -> tuple[list, list, object]:
         """Return the outputs in memory of their own, as the caller may write to them, the new states and the residuals."""
         residuals = None
-        found = self.forward(*arguments)
+        result = self.forward(*arguments)
         if self.backward is not None:
-            found, residuals = _item(found, 0), _item(found, 1)
-        outputs = _items(_item(found, 0), len(self.is_float))
-        states = _items(_item(found, 1), self.count) if self.count else []
+            result, residuals = _item(result, 0), _item(result, 1)
+        outputs = _items(_item(result, 0), len(self.is_float))
+        states = _items(_item(result, 1), self.count) if self.count else []
         if self.copied is None:  # a property of the compiled function
             kept = _items(residuals, self.residuals) if self.residuals else []
-            taken = {_memory(each) for each in [*arguments, *states, *kept]}
+            taken = {_memory(tensor) for tensor in [*arguments, *states, *kept]}
             self.copied = []
-            for i, each in enumerate(outputs):
-                if each.numel() and _memory(each) in taken:
+            for i, output in enumerate(outputs):
+                if output.numel() and _memory(output) in taken:
                     self.copied.append(i)
-                taken.add(_memory(each))
+                taken.add(_memory(output))
         for i in self.copied:
             outputs[i] = outputs[i].clone()
         return outputs, states, residuals
@@ -120,7 +120,7 @@ def compiled(
     let_torch_threads_sleep()
     module = imported.module
     function = module["training"]
-    is_float = ["float" in str(each.dtype) for each in imported.outputs.values()]
+    is_float = ["float" in str(kind.dtype) for kind in imported.outputs.values()]
     states = len(function.params) - len(imported.states), len(imported.states)
     settings = {"relax_pipeline": _PIPELINE, **options}
     if not wrt or not any(is_float):
@@ -136,14 +136,14 @@ def compiled(
     parts = split(joint, "adjoint", count, "forward", "backward")
     backward = parts.module["backward"]
     read = set(relax.analysis.free_vars(backward.body))
-    used = iter([each in read for each in list(backward.params)[-count:]])
+    used = iter([param in read for param in list(backward.params)[-count:]])
     machine = relax.VirtualMachine(tvm.compile(parts.module, target, **settings), tvm.cpu())
     return Compiled(
         machine["forward"],
         machine["backward"],
         is_float,
         *states,
-        [each and next(used) for each in is_float],
+        [has_cotangent and next(used) for has_cotangent in is_float],
         parts.arguments,
         parts.results,
         parts.residuals,
@@ -158,7 +158,7 @@ def _with_kernels(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModu
     function has the calls of both passes.
     """
     # Imported here: the import of kernels takes a while.
-    from ...cpu.stages import kernel_passes
+    from ....cpu.stages import kernel_passes
 
     with target:
         return tvm.transform.Sequential(list(kernel_passes(target)))(module)
@@ -198,8 +198,8 @@ class Run(torch.autograd.Function):
         if not all(functions.has_gradient):
             ctx.mark_non_differentiable(
                 *(
-                    each
-                    for each, has in zip(outputs, functions.has_gradient, strict=True)
+                    output
+                    for output, has in zip(outputs, functions.has_gradient, strict=True)
                     if not has
                 )
             )
@@ -214,12 +214,12 @@ class Run(torch.autograd.Function):
 
 def _gradients(ctx, *cotangents):
     functions = ctx.functions
-    given = list(ctx.saved_tensors)
+    arguments = list(ctx.saved_tensors)
     if functions.residuals:
         count = len(functions.arguments) + len(functions.results)
-        given[count:] = [given[count].residuals if ctx.is_whole else given[count:]]
-    given += map(plain, itertools.compress(cotangents, functions.is_float))
-    return (None, None, None, *_items(functions.backward(*given), functions.gradients))
+        arguments[count:] = [arguments[count].residuals if ctx.is_whole else arguments[count:]]
+    arguments += map(plain, itertools.compress(cotangents, functions.is_float))
+    return (None, None, None, *_items(functions.backward(*arguments), functions.gradients))
 
 
 _differentiated_once = once_differentiable(_gradients)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import traceback
 from collections.abc import Iterator
@@ -11,20 +10,18 @@ from unittest import mock
 
 import torch
 import torch.utils.checkpoint
-from torch import nn
 from torch._functorch import eager_transforms
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import traceback as annotations
 from torch.fx.proxy import TracerBase
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from . import _gradients
-from ._checks import gaussian_nll_loss, is_validation, without_checks
-from ._ctc import ctc_loss
-from ._functions import FunctionCalls
-from ._graph import Problem, is_user_file, user_line
-from ._packed import PackedSequences
+from .._problems import Problem, is_user_file, user_line
+from . import gradients
+from .checks import gaussian_nll_loss, is_validation, without_checks
+from .ctc import ctc_loss
+from .functions import FunctionCalls
+from .packed import PackedSequences
 
 #: The annotation of the nodes of a checkpointed section: the number of the section.
 CHECKPOINT = "relax_grad.checkpoint"
@@ -102,8 +99,8 @@ class Tracer(TorchFunctionMode):
             )
         if function is torch.Tensor.requires_grad_ or accessor is torch.Tensor.requires_grad:
             self._check_flag(*args, **kwargs)
-        tensors = [each for each in _tensors(args, kwargs) if type(each) is not torch.Size]
-        if any(each.requires_grad and not isinstance(each, FakeTensor) for each in tensors):
+        tensors = [tensor for tensor in _tensors(args, kwargs) if type(tensor) is not torch.Size]
+        if any(tensor.requires_grad and not isinstance(tensor, FakeTensor) for tensor in tensors):
             self._note(
                 _name(function),
                 "it takes a tensor that needs a gradient and is no parameter of the module; register it as one",
@@ -114,7 +111,7 @@ class Tracer(TorchFunctionMode):
         """Note a change of the flag of a parameter, which the graph does not have."""
         if requires_grad is None or requires_grad == tensor.requires_grad:
             return
-        if any(each is tensor for each in self.parameters):
+        if any(parameter is tensor for parameter in self.parameters):
             self._note(
                 "Tensor.requires_grad",
                 "the flag of a parameter changes during the call; use parameter.detach(), or set the flag before the import",
@@ -177,9 +174,9 @@ class Tracer(TorchFunctionMode):
             patch(torch.autograd.Function, "apply", classmethod(apply)),
             patch(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", generator),
             patch(torch, "cond", cond),
-            patch(torch.autograd, "grad", _gradients.grad),
-            patch(eager_transforms, "grad_and_value_impl", _gradients.grad_and_value),
-            patch(eager_transforms, "_vjp_with_argnums", _gradients.vjp),
+            patch(torch.autograd, "grad", gradients.grad),
+            patch(eager_transforms, "grad_and_value_impl", gradients.grad_and_value),
+            patch(eager_transforms, "_vjp_with_argnums", gradients.vjp),
             patch(torch.autograd, "_engine_run_backward", backward),
             patch(saved, "__enter__", pack),
             patch(inference, "__enter__", enter),
@@ -205,54 +202,20 @@ class Tracer(TorchFunctionMode):
             yield
 
 
-@contextlib.contextmanager
-def averaging_statistics(module: nn.Module) -> Iterator[None]:
-    """Let batch normalisations whose momentum is None compute it as a tensor, and not as a number of Python."""
-    found = [
-        each
-        for each in module.modules()
-        if isinstance(each, _BatchNorm) and each.momentum is None and each.running_mean is not None
-    ]
-    for each in found:
-        each.forward = functools.partial(_average, each)
-    try:
-        yield
-    finally:
-        for each in found:
-            del each.forward
-
-
-def _average(norm: _BatchNorm, data: torch.Tensor) -> torch.Tensor:
-    """Normalise with running statistics that are the averages over all batches."""
-    norm._check_input_dim(data)
-    functional = torch.nn.functional.batch_norm
-    if not norm.training:
-        statistics = norm.running_mean, norm.running_var
-        return functional(data, *statistics, norm.weight, norm.bias, False, 0.0, norm.eps)
-    norm.num_batches_tracked.add_(1)
-    old = norm.running_mean.clone(), norm.running_var.clone()
-    result = functional(
-        data, norm.running_mean, norm.running_var, norm.weight, norm.bias, True, 1.0, norm.eps
-    )
-    # With momentum 1, the running statistics are those of the batch.
-    with torch.no_grad():
-        for running, before in zip((norm.running_mean, norm.running_var), old, strict=True):
-            running.copy_(before + (running - before) / norm.num_batches_tracked)
-    return result
-
-
 def _user_frames(_, stack: traceback.StackSummary) -> traceback.StackSummary:
     """Return the frames of the user's code, of all functions; torch.export keeps only those named forward."""
-    return traceback.StackSummary.from_list(each for each in stack if is_user_file(each.filename))
+    return traceback.StackSummary.from_list(
+        frame for frame in stack if is_user_file(frame.filename)
+    )
 
 
 def _tensors(args, kwargs) -> list[torch.Tensor]:
     """Return the tensors among arguments, and in lists of them."""
-    found = []
-    for each in (*args, *kwargs.values()):
-        inner = each if isinstance(each, (list, tuple)) else [each]
-        found += [one for one in inner if isinstance(one, torch.Tensor)]
-    return found
+    tensors = []
+    for arg in (*args, *kwargs.values()):
+        inner = arg if isinstance(arg, (list, tuple)) else [arg]
+        tensors += [item for item in inner if isinstance(item, torch.Tensor)]
+    return tensors
 
 
 def _name(function) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from ._operators import GRADIENT, JOIN
+from .._operators import GRADIENT, JOIN
 
 #: The names of the nodes in PyTorch's graph of gradients of operators whose own gradients are not known there.
 _TRACED = {
-    f"GeneratedBackwardFor_{each.namespace}_{each._opname}_defaultBackward"
-    for each in (GRADIENT, JOIN)
+    f"GeneratedBackwardFor_{operator.namespace}_{operator._opname}_defaultBackward"
+    for operator in (GRADIENT, JOIN)
 }
 
 
@@ -34,20 +34,22 @@ def grad(
     cotangents = [None] * len(outputs) if grad_outputs is None else _sequence(grad_outputs)
     cotangents = [_cotangent(*pair) for pair in zip(outputs, cotangents, strict=True)]
     reached = _reached(outputs)
-    if allow_unused and any(each.name() in _TRACED for each, _ in reached):
+    if allow_unused and any(node.name() in _TRACED for node, _ in reached):
         raise NotImplementedError(
             "torch.autograd.grad with allow_unused is imported for first derivatives only; leave the unused tensors out"
         )
-    uses = [_edge(each) in reached for each in inputs]
+    uses = [_edge(tensor) in reached for tensor in inputs]
     if not all(uses) and not allow_unused and not materialize_grads:
         raise RuntimeError(
             "one of the differentiated tensors is not used in the graph; set allow_unused=True"
         )
-    wanted = [each for each, use in zip(inputs, uses, strict=True) if use]
+    wanted = [tensor for tensor, use in zip(inputs, uses, strict=True) if use]
     found = GRADIENT(outputs, wanted, cotangents) if wanted else []
-    found = iter(found if create_graph else [each.detach() for each in found])
-    rest = torch.zeros_like if materialize_grads else lambda each: None
-    return tuple(next(found) if use else rest(each) for each, use in zip(inputs, uses, strict=True))
+    found = iter(found if create_graph else [gradient.detach() for gradient in found])
+    rest = torch.zeros_like if materialize_grads else lambda _: None
+    return tuple(
+        next(found) if use else rest(tensor) for tensor, use in zip(inputs, uses, strict=True)
+    )
 
 
 def grad_and_value(
@@ -55,15 +57,15 @@ def grad_and_value(
 ):
     """Trace ``torch.func.grad_and_value(function, argnums, has_aux)(*args, **kwargs)``."""
     places = [argnums] if isinstance(argnums, int) else argnums
-    places = [each % len(args) for each in places]
-    args = [_fresh(each) if i in places else each for i, each in enumerate(args)]
+    places = [place % len(args) for place in places]
+    args = [_fresh(arg) if i in places else arg for i, arg in enumerate(args)]
     with torch.enable_grad():
         result = function(*args, **kwargs)
         output = result[0] if has_aux else result
         chosen = args[argnums] if isinstance(argnums, int) else tuple(args[i] for i in places)
         leaves, spec = pytree.tree_flatten(chosen)
-        found = grad(output, leaves, create_graph=True, materialize_grads=True)
-    return pytree.tree_unflatten(found, spec), result
+        gradients = grad(output, leaves, create_graph=True, materialize_grads=True)
+    return pytree.tree_unflatten(gradients, spec), result
 
 
 def vjp(function: Callable, *primals, argnums=None, has_aux: bool = False):
@@ -77,16 +79,16 @@ def vjp(function: Callable, *primals, argnums=None, has_aux: bool = False):
     leaves, spec = pytree.tree_flatten(primals)
 
     def pulled(*cotangents, retain_graph=True, create_graph=None):
-        given = cotangents[0] if len(cotangents) == 1 else cotangents
+        grad_outputs = cotangents[0] if len(cotangents) == 1 else cotangents
         with torch.enable_grad():
-            found = grad(
+            gradients = grad(
                 pytree.tree_leaves(output),
                 leaves,
-                pytree.tree_leaves(given),
+                pytree.tree_leaves(grad_outputs),
                 create_graph=True,
                 materialize_grads=True,
             )
-        return pytree.tree_unflatten(found, spec)
+        return pytree.tree_unflatten(gradients, spec)
 
     return output, pulled, *aux
 
@@ -104,20 +106,22 @@ def _fresh(value):
 
 
 def _sequence(value) -> list:
-    found = [value] if isinstance(value, torch.Tensor) else list(value)
-    for each in found:
-        if each is not None and not isinstance(each, torch.Tensor):
+    tensors = [value] if isinstance(value, torch.Tensor) else list(value)
+    for tensor in tensors:
+        if tensor is not None and not isinstance(tensor, torch.Tensor):
             raise NotImplementedError(
-                f"torch.autograd.grad of {type(each).__name__} is not imported"
+                f"torch.autograd.grad of {type(tensor).__name__} is not imported"
             )
-    return found
+    return tensors
 
 
-def _cotangent(output: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:
-    if given is not None:
-        if given.shape != output.shape:
-            raise RuntimeError(f"grad_outputs has shape {given.shape}, the output {output.shape}")
-        return given
+def _cotangent(output: torch.Tensor, grad_output: torch.Tensor | None) -> torch.Tensor:
+    if grad_output is not None:
+        if grad_output.shape != output.shape:
+            raise RuntimeError(
+                f"grad_outputs has shape {grad_output.shape}, the output {output.shape}"
+            )
+        return grad_output
     if output.numel() != 1:
         raise RuntimeError("grad can be implicitly created only for scalar outputs")
     return torch.ones_like(output)
@@ -134,13 +138,13 @@ def _edge(tensor: torch.Tensor) -> tuple:
 def _reached(outputs: Sequence[torch.Tensor]) -> set[tuple]:
     """Return the nodes that take a gradient from outputs."""
     pending = list(map(_edge, outputs))
-    found, nodes = set(pending), set()
+    reached, nodes = set(pending), set()
     while pending:
         node, _ = pending.pop()
         if node in nodes:
             continue
         nodes.add(node)
-        edges = [each for each in node.next_functions if each[0] is not None]
-        found.update(edges)
+        edges = [edge for edge in node.next_functions if edge[0] is not None]
+        reached.update(edges)
         pending += edges
-    return found
+    return reached

@@ -17,8 +17,8 @@ from torch.autograd.function import FunctionCtx, _SingleLevelFunction, once_diff
 from torch.fx import traceback as annotations
 from torch.utils import _pytree as pytree
 
-from ._graph import user_line
-from ._operators import COTANGENT, JOIN
+from .._operators import COTANGENT, JOIN
+from .._problems import user_line
 
 #: The annotation of the nodes of backward functions: the numbers of their calls, from the outermost one on.
 SECTION = "relax_grad.function"
@@ -78,34 +78,34 @@ class FunctionCalls:
         if getattr(ctx, "dirty_tensors", None):
             self._note(f"{cls.__name__}.apply", "it writes to its inputs (mark_dirty)")
         outputs = result if isinstance(result, tuple) else (result,)
-        constant = {id(each) for each in getattr(ctx, "non_differentiable", None) or ()}
-        differentiable = [_is_float(each) and id(each) not in constant for each in outputs]
-        places = [i for i, each in enumerate(args) if _is_float(each)]
+        constant = {id(tensor) for tensor in getattr(ctx, "non_differentiable", None) or ()}
+        differentiable = [_is_float(output) and id(output) not in constant for output in outputs]
+        places = [i for i, arg in enumerate(args) if _is_float(arg)]
         if not torch.is_grad_enabled() or not places or not any(differentiable):
             return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
-        wanted = [each for each, has in zip(outputs, differentiable, strict=True) if has]
+        wanted = [output for output, has in zip(outputs, differentiable, strict=True) if has]
         operands = [*(args[i] for i in places), *pytree.tree_leaves(ctx.to_save)]
-        operands = [each for each in operands if isinstance(each, torch.Tensor)]
-        versions = [each._version for each in operands]
+        operands = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+        versions = [operand._version for operand in operands]
         # The engine calls backward functions outside of the autocast around their forward function.
         with self._section(number), torch.enable_grad(), _without_autocast():
-            cotangents = [COTANGENT(each.detach(), number) for each in wanted]
-            given = iter(cotangents)
+            cotangents = [COTANGENT(output.detach(), number) for output in wanted]
+            rest = iter(cotangents)
             filled = [
-                next(given) if has else _filler(each, ctx.materialize_grads)
-                for each, has in zip(outputs, differentiable, strict=True)
+                next(rest) if has else _filler(output, ctx.materialize_grads)
+                for output, has in zip(outputs, differentiable, strict=True)
             ]
             try:
                 gradients = self._gradients(cls, ctx, filled, args)
             except Exception as error:  # the user's code raises every kind
                 self._fail(cls, error)
                 gradients = [None] * len(args)
-        if any(each._version != old for each, old in zip(operands, versions, strict=True)):
+        if any(operand._version != old for operand, old in zip(operands, versions, strict=True)):
             self._note(f"{cls.__name__}.backward", "it writes to a saved tensor or to an input")
         pairs = [(args[i], gradients[i]) for i in places if gradients[i] is not None]
         found = JOIN(
             wanted,
-            [one for one, _ in pairs],
+            [tensor for tensor, _ in pairs],
             [other for _, other in pairs],
             cotangents,
             number,
@@ -113,8 +113,8 @@ class FunctionCalls:
         )
         found = iter(found)
         outputs = [
-            next(found) if has else each.detach() if isinstance(each, torch.Tensor) else each
-            for each, has in zip(outputs, differentiable, strict=True)
+            next(found) if has else output.detach() if isinstance(output, torch.Tensor) else output
+            for output, has in zip(outputs, differentiable, strict=True)
         ]
         return tuple(outputs) if isinstance(result, tuple) else outputs[0]
 
@@ -123,14 +123,14 @@ class FunctionCalls:
         backward = _backward(cls)
         function = backward.__wrapped__ if backward.__code__ is _ONCE else backward
         with torch.no_grad() if function is not backward else contextlib.nullcontext():
-            found = function(ctx, *cotangents)
-        found = list(found) if isinstance(found, (tuple, list)) else [found]
-        extra = found[len(args) :]
-        if len(found) < len(args) or any(each is not None for each in extra):
-            raise ValueError(f"it returns {len(found)} gradients for {len(args)} arguments")
+            gradients = function(ctx, *cotangents)
+        gradients = list(gradients) if isinstance(gradients, (tuple, list)) else [gradients]
+        extra = gradients[len(args) :]
+        if len(gradients) < len(args) or any(gradient is not None for gradient in extra):
+            raise ValueError(f"it returns {len(gradients)} gradients for {len(args)} arguments")
         return [
-            None if each is None or not _is_float(argument) else _fitting(each, argument)
-            for each, argument in zip(found, args, strict=False)
+            None if gradient is None or not _is_float(argument) else _fitting(gradient, argument)
+            for gradient, argument in zip(gradients, args, strict=False)
         ]
 
     def _fail(self, cls, error: Exception) -> None:
@@ -188,17 +188,17 @@ def levels(graph: fx.Graph) -> dict[fx.Node, tuple[int, ...]]:
 
     Nodes without the annotation, such as those of regions of autocast, belong to the functions of their operands.
     """
-    found: dict[fx.Node, tuple[int, ...]] = {}
+    known: dict[fx.Node, tuple[int, ...]] = {}
     for node in graph.nodes:
-        found[node] = _level(node, found) if node.op == "call_function" else ()
-    return found
+        known[node] = _level(node, known) if node.op == "call_function" else ()
+    return known
 
 
 def _level(node: fx.Node, known: Mapping[fx.Node, tuple[int, ...]]) -> tuple[int, ...]:
     annotated = (node.meta.get("custom") or {}).get(SECTION)
     if annotated:
         return annotated
-    level = max((known[each] for each in operands_of(node)), key=len, default=())
+    level = max((known[operand] for operand in operands_of(node)), key=len, default=())
     return (*level, node.args[1]) if node.target is COTANGENT else level
 
 

@@ -1,0 +1,1 @@
+"""Modules as graphs of core operators, with the roles of their inputs and outputs."""

@@ -1,0 +1,67 @@
+"""The errors of torch.export as errors of the import."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+
+from torch._dynamo.exc import Unsupported, UserError, UserErrorType
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from ....errors import UnsupportedOperatorError
+from .._problems import user_line
+from .._tensors import described
+
+#: The kinds of errors of torch.export that symbolic extents make.
+_SHAPE_FAULTS = {
+    UserErrorType.CONSTRAINT_VIOLATION,
+    UserErrorType.DYNAMIC_DIM,
+    UserErrorType.INVALID_INPUT,
+}
+
+
+_CONTROL_FLOW = (
+    "\nControl flow that depends on the values of tensors must be torch.where or torch.cond."
+)
+
+
+def translated(error: Exception, inputs: Mapping[str, object] | None = None) -> Exception:
+    """Return the exception that says where torch.export stopped, with the examples if the trace failed on them."""
+    if isinstance(error, (TypeError, ValueError)) and not type(error).__module__.startswith(
+        "torch."
+    ):
+        return error
+    if isinstance(error, UserError) and error.error_type in _SHAPE_FAULTS:
+        reasons = str(error).partition("\n\n")[0].strip().splitlines()
+        return ValueError(
+            "dynamic_shapes does not fit the module or the examples (Dim is torch.export.Dim):\n  "
+            + "\n  ".join(line for line in reasons if not line.startswith("Constraints violated"))
+            + "\n  A write to a parameter or a buffer fixes extents, too."
+        )
+    reason = next(iter(str(error).strip().splitlines()), "")
+    line = user_line(traceback.extract_tb(error.__traceback__))
+    if isinstance(error, NotImplementedError):
+        return UnsupportedOperatorError(reason + (f"\n  at {line}" if line else ""))
+    return UnsupportedOperatorError(
+        f"torch.export cannot trace the module: {type(error).__name__}: {reason}"
+        + (f"\n  at {line}" if line else "")
+        + (_CONTROL_FLOW if _depends_on_values(error) else _examples(inputs))
+    )
+
+
+def _depends_on_values(error: Exception) -> bool:
+    """Tell whether a trace stopped at a decision or a shape that depends on values."""
+    kinds = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+    return isinstance(error, (*kinds, Unsupported)) or "data-dependent" in str(error)
+
+
+def _examples(inputs: Mapping[str, object] | None) -> str:
+    """Return the sentence that names the example arguments."""
+    if not inputs:
+        return ""
+    shown = "; ".join(f"{name} is {described(example)}" for name, example in inputs.items())
+    return f"\nThe examples must be arguments that the module takes in PyTorch, too: {shown}."

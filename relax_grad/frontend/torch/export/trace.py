@@ -1,0 +1,134 @@
+"""PyTorch modules, and exported programs, as graphs of core operators."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Collection
+
+import torch
+from torch import nn
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.fx import traceback as annotations
+from torch.utils import _pytree as pytree
+
+from .._problems import raise_problems
+from ..inputs.extents import DynamicShapes
+from ..inputs.names import Inputs
+from ..inputs.results import loss_of, named_tensors
+from ..tracing.modes import averaging_statistics
+from ..tracing.recurrent import layers_as_operators
+from ..tracing.tracer import Tracer
+from ..tracing.wrapper import Result, Wrapper
+from .decompose import decomposed
+from .errors import translated
+from .program import Program
+from .quiet import quiet
+
+
+def export(
+    module: nn.Module,
+    inputs: Inputs,
+    loss: Callable | None,
+    shapes: DynamicShapes,
+    kept: Collection[str],
+    has_gradients: bool | None = None,
+) -> Program:
+    """Export a module in the mode that it is in.
+
+    Parameters
+    ----------
+    module, loss
+        As for :func:`relax_grad.frontend.torch.from_module`.
+    inputs : Inputs
+        The example arguments.
+    shapes : DynamicShapes
+        The symbolic extents.
+    kept : Collection[str]
+        The operators that are not decomposed, besides those with converters in this package.
+    has_gradients : bool, optional
+        Whether gradients matter; by default those of a module in training mode.
+    """
+    result = Result()
+    tracer = Tracer(module.training if has_gradients is None else has_gradients)
+    wrapper = Wrapper(module, loss, result, tracer)
+    wrapper.training = module.training
+    names = [
+        name if isinstance(leaf, torch.Tensor) else None for name, leaf in inputs.leaves.items()
+    ]
+    extents = shapes.of(inputs)
+    with torch.inference_mode(False):
+        examples = _distinct((inputs.args, inputs.kwargs, inputs.targets), module, loss)
+    with (
+        quiet(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        annotations.preserve_node_meta(),
+        averaging_statistics(module),
+        layers_as_operators(),
+    ):
+        try:
+            exported = torch.export.export(
+                wrapper, examples, dynamic_shapes=extents.specification, strict=False
+            )
+        except Exception as error:  # torch.export raises every kind
+            raise_problems(tracer.problems)
+            raise translated(error, inputs.leaves) from error
+    roles = names, result.names, result.has_loss
+    program = decomposed(exported, *roles, kept, _key, tracer.training, has_memory=True)
+    program.problems[:0] = tracer.problems
+    program.form = result.form
+    program.symbols = extents.symbols(program.exported, list(program.inputs.values()))
+    return program
+
+
+def _distinct(examples, *owners):
+    """Return example arguments as tensors of their own, outside of the inference mode.
+
+    torch.export takes one tensor in two places for one input.
+    """
+    taken: set[int] = set()
+    for owner in owners:
+        if isinstance(owner, nn.Module):
+            taken.update(map(id, itertools.chain(owner.parameters(), owner.buffers())))
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in taken or tensor.is_inference():
+            tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        taken.add(id(tensor))
+        return tensor
+
+    return pytree.tree_map_only(torch.Tensor, own, examples)
+
+
+def _key(target: str) -> str:
+    return target.removeprefix("module.")
+
+
+def from_program(exported: torch.export.ExportedProgram, kept: Collection[str]) -> Program:
+    """Return the graph of an exported program, which stays as it is."""
+    signature = exported.graph_signature
+    names = [
+        spec.arg.name if isinstance(spec.arg, TensorArgument) else None
+        for spec in signature.input_specs
+        if spec.kind is InputKind.USER_INPUT
+    ]
+    results = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    nodes = {node.name: node for node in exported.graph.nodes}
+    leaves = [
+        nodes[result.name].meta["val"] if isinstance(result, TensorArgument) else None
+        for result in results
+    ]
+    result = pytree.tree_unflatten(leaves, exported.call_spec.out_spec)
+    loss, named = loss_of(result), dict(named_tensors(result))
+    arguments = copy.deepcopy(exported), names, None, False, kept, str
+    program = decomposed(*arguments, has_gradients=True, has_memory=False)
+    positions = [
+        i for i, leaf in zip(program.outputs.values(), leaves, strict=True) if leaf is not None
+    ]
+    program.outputs = dict(zip(named, positions, strict=True))
+    if loss is not None:
+        program.loss = positions[
+            next(i for i, tensor in enumerate(named.values()) if tensor is loss)
+        ]
+    return program

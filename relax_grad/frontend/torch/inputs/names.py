@@ -1,0 +1,132 @@
+"""The example arguments of a module and its loss, with the names of their leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The example arguments of a module and its loss, with their names.
+
+    Attributes
+    ----------
+    args : tuple
+        The positional arguments of the module.
+    kwargs : dict[str, object]
+        Its keyword arguments.
+    targets : tuple
+        The further arguments of the loss.
+    leaves : dict[str, object]
+        Tensors and constants by their names, in the order of the graph: those of the targets come last.
+    positional : tuple[str, ...]
+        The names of the positional arguments, without those of ``*args``.
+    variadic : str or None
+        The name of ``*args``, whose elements the other positional arguments are.
+    """
+
+    args: tuple
+    kwargs: dict[str, object]
+    targets: tuple
+    leaves: dict[str, object]
+    positional: tuple[str, ...]
+    variadic: str | None
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, args: Sequence, kwargs: Mapping | None, targets: Sequence = ()
+    ) -> Inputs:
+        """Name the example arguments.
+
+        Raises
+        ------
+        TypeError
+            If ``forward`` does not take them.
+        ValueError
+            If a tensor is sparse or on the device meta.
+        """
+        args, kwargs, targets = tuple(args), dict(kwargs or {}), tuple(targets)
+        signature = inspect.signature(module.forward)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"args and kwargs do not fit {type(module).__name__}.forward: {error}"
+            ) from None
+        bound = signature.bind_partial(*args).arguments
+        arguments = [*bound.items(), *kwargs.items()]
+        arguments += zip(target_names(targets), targets, strict=True)
+        params = signature.parameters.values()
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        positional = [param.name for param in params if param.kind in kinds]
+        variadic = (param.name for param in params if param.kind is param.VAR_POSITIONAL)
+        return cls(
+            args,
+            kwargs,
+            targets,
+            _leaves(arguments),
+            tuple(positional[: len(args)]),
+            next(variadic, None),
+        )
+
+    @property
+    def target_names(self) -> list[str]:
+        """The names of the targets."""
+        return target_names(self.targets)
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors by their names."""
+        return {name: leaf for name, leaf in self.leaves.items() if isinstance(leaf, torch.Tensor)}
+
+    @property
+    def target_tensors(self) -> list[torch.Tensor]:
+        """The tensors among the targets."""
+        leaves = pytree.tree_leaves(self.targets)
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def without_targets(self) -> Inputs:
+        """Return the arguments of the module alone."""
+        count = len(self.leaves) - len(pytree.tree_leaves(self.targets))
+        leaves = dict(list(self.leaves.items())[:count])
+        return dataclasses.replace(self, targets=(), leaves=leaves)
+
+
+def _leaves(arguments: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return the leaves of named arguments by their names."""
+    leaves: dict[str, object] = {}
+    for argument, value in arguments:
+        for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+            name = ".".join([argument, *map(key_name, path)])
+            if isinstance(leaf, torch.Tensor) and leaf.is_meta:
+                raise ValueError(f"{name} is on the device meta; give an example on the CPU")
+            if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+                raise ValueError(
+                    f"{name} has the layout {leaf.layout}, and the import takes dense tensors; give {name}.to_dense()"
+                )
+            while name in leaves:
+                name += "_"
+            leaves[name] = leaf
+    return leaves
+
+
+def key_name(key) -> str:
+    """Return a step of the path to a leaf as text: the key, the index or the name of a field."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def target_names(targets: Sequence) -> list[str]:
+    """Return the names of targets."""
+    if len(targets) > 1:
+        return [f"target{i}" for i in range(len(targets))]
+    return ["target"] * len(targets)

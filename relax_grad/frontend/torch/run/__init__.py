@@ -1,0 +1,1 @@
+"""Modules whose forward and backward run through TVM."""

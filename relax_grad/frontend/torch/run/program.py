@@ -1,0 +1,186 @@
+"""The compiled functions of a module in one mode."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+import tvm
+from torch import nn
+from torch.utils import _pytree as pytree
+from tvm import relax, tirx
+
+from ....ir.compat import dtype_of
+from ....ir.index_ranges import index_ranges
+from .._imported import Imported
+from ..model import import_for_wrap
+from ..tracing.wrapper import TENSOR
+from .compiled import ALIGNMENT, Compiled, Run, compiled, plain
+from .examples import Examples
+
+#: The constants that a module may return beside tensors.
+_CONSTANTS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
+
+
+class Options:
+    """The arguments of :func:`wrap` besides the module and the examples."""
+
+    def __init__(self, target, compile_options, dynamic_shapes, custom_convert_map):
+        self.target = str(target)  # a target cannot be copied by deepcopy
+        self.compile_options = dict(compile_options or {})
+        self.dynamic_shapes = dynamic_shapes
+        self.custom_convert_map = custom_convert_map
+
+    def compiled(self, imported: Imported, wrt: Sequence[int]) -> Compiled:
+        return compiled(imported, wrt, tvm.target.Target(self.target), self.compile_options)
+
+
+class Program:
+    """The functions of a module in one mode."""
+
+    def __init__(self, module: nn.Module, examples: Examples, options: Options):
+        self._imported, (self._spec, leaves) = import_for_wrap(
+            module, examples.inputs, options.dynamic_shapes, options.custom_convert_map
+        )
+        for leaf in leaves:
+            if leaf is not TENSOR and not isinstance(leaf, _CONSTANTS):
+                raise ValueError(
+                    f"the module returns a {type(leaf).__name__}, which a wrapped module cannot: return tensors and constants "
+                    "in tuples, lists and dicts (models of transformers: use_cache=False)"
+                )
+        self._leaves = leaves
+        self._is_tensor = self._spec.is_leaf() and leaves[0] is TENSOR
+        self._options = options
+        imported = self._imported
+        groups = imported.params, imported.frozen, imported.states
+        self.keys = [key for group in groups for key in group]
+        self._num_params, self._num_states = len(imported.params), len(imported.states)
+        function = imported.module["training"]
+        self._types = [param.ty for param in function.params[1:]]
+        self._names = [*imported.inputs, *self.keys]
+        self._is_random = function.params[0] in relax.analysis.free_vars(function.body)
+        self._seed = torch.zeros((), dtype=torch.int64)
+        self._expected = [
+            (name, getattr(torch, dtype_of(kind)), _extents(kind))
+            for name, kind in imported.inputs.items()
+        ]
+        self._sizes = [
+            None if None in extents else torch.Size(extents) for _, _, extents in self._expected
+        ]
+        self._compiled: dict[tuple[bool, ...], Compiled] = {}
+        names = list(imported.inputs)
+        ranges = index_ranges(imported.module, "training", names)
+        self._ranges = [(names.index(index_range.input), index_range) for index_range in ranges]
+        # The values are those of the module at each call.
+        for group in groups:
+            group.update(dict.fromkeys(group))
+
+    def check(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Raise an error if an input does not fit."""
+        for tensor, size, (name, dtype, extents) in zip(
+            inputs, self._sizes, self._expected, strict=True
+        ):
+            shape = tensor.shape
+            if (
+                not tensor.is_cpu
+                or tensor.dtype is not dtype
+                or tensor.layout is not torch.strided
+                or (
+                    shape != size
+                    if size is not None
+                    else len(shape) != len(extents)
+                    or any(e is not None and n != e for n, e in zip(shape, extents, strict=True))
+                )
+            ):
+                kind = self._types[self._names.index(name)]
+                raise ValueError(_misfit(name, tensor, dtype, kind))
+        if self._ranges:
+            symbols = {
+                extent.name: n
+                for tensor, kind in zip(inputs, self._types, strict=False)
+                for n, extent in zip(tensor.shape, kind.shape.values, strict=True)
+                if isinstance(extent, tirx.Var)
+            }
+            for at, index_range in self._ranges:
+                if isinstance(index_range.extent, int) or index_range.extent in symbols:
+                    index_range.check(inputs[at].detach().numpy(), symbols)
+
+    def run(self, inputs: list[torch.Tensor], tensors: list[torch.Tensor]):
+        """Run the function, and return its outputs in their structure."""
+        seed = torch.randint(2**63 - 1, ()) if self._is_random else self._seed
+        operands = [*inputs, *tensors]
+        candidates = operands[: len(inputs) + self._num_params]
+        needs = (
+            tuple([tensor.requires_grad for tensor in candidates])
+            if torch.is_grad_enabled()
+            else ()
+        )
+        tracked = list(itertools.compress(candidates, needs))
+        if not tracked:
+            needs = ()
+        functions = self._compiled.get(needs)
+        if functions is None:
+            wrt = [i for i, need in enumerate(needs, 1) if need]
+            functions = self._compiled[needs] = self._options.compiled(self._imported, wrt)
+        # Most tensors are as they must be, and a function call for each would take longer than the test.
+        arguments = [
+            tensor
+            if tensor.is_contiguous() and not tensor.data_ptr() % ALIGNMENT
+            else plain(tensor)
+            for tensor in operands
+        ]
+        arguments.insert(0, seed)
+        states: list[torch.Tensor] = []
+        try:
+            if functions.backward is None:
+                outputs, states, _ = functions.run(arguments)
+            else:
+                outputs = Run.apply(functions, arguments, states, *tracked)
+        except Exception as error:
+            self._explain(operands, error)
+            raise
+        if states:
+            torch._foreach_copy_(tensors[-self._num_states :], states)
+        if self._is_tensor:
+            return outputs[0]
+        rest = iter(outputs)
+        leaves = [next(rest) if leaf is TENSOR else leaf for leaf in self._leaves]
+        return pytree.tree_unflatten(leaves, self._spec)
+
+    def _explain(self, operands: Sequence[torch.Tensor], error: Exception) -> None:
+        """Raise an error that names the tensor that does not fit, if there is one."""
+        extents: dict[tirx.Var, tuple[int, str]] = {}
+        for name, kind, tensor in zip(self._names, self._types, operands, strict=True):
+            dtype, shape = getattr(torch, dtype_of(kind)), _extents(kind)
+            fits = tensor.is_cpu and tensor.dtype is dtype and tensor.ndim == len(shape)
+            if not fits or any(
+                e is not None and n != e for n, e in zip(tensor.shape, shape, strict=True)
+            ):
+                raise ValueError(_misfit(name, tensor, dtype, kind)) from error
+            for n, extent in zip(tensor.shape, kind.shape.values, strict=True):
+                if isinstance(extent, tirx.Var):
+                    first, other = extents.setdefault(extent, (n, name))
+                    if first != n:
+                        raise ValueError(
+                            f"the symbolic extent {extent.name} is {first} in {other}, but {n} in {name}"
+                        ) from error
+
+
+def _extents(kind: relax.TensorType) -> list[int | None]:
+    """Return the extents of a type, with None for symbolic ones."""
+    return [int(n) if isinstance(n, tirx.IntImm) else None for n in kind.shape.values]
+
+
+def _misfit(name: str, tensor: torch.Tensor, dtype: torch.dtype, kind: relax.TensorType) -> str:
+    if not tensor.is_cpu or tensor.layout is not torch.strided:
+        return (
+            f"{name} is a tensor of layout {tensor.layout} on the device {tensor.device}, but the compiled functions take dense "
+            'tensors on the CPU; move it by .to("cpu")'
+        )
+    extents = zip(_extents(kind), kind.shape.values, strict=True)
+    shape = ", ".join(str(extent if n is None else n) for n, extent in extents)
+    return (
+        f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}, but the functions were compiled for ({shape}) and "
+        f"{dtype}; give such a tensor, or wrap the module again (dynamic_shapes makes extents symbolic)"
+    )

@@ -1,0 +1,188 @@
+"""Modules of PyTorch whose forward and backward run through TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import tvm
+from torch import nn
+
+from ....cpu.target import CPU, host
+from .._arguments import check_arguments
+from .._tensors import described
+from ..inputs.names import Inputs
+from .examples import Examples
+from .layout import Layout
+from .program import Options, Program
+
+
+def wrap(
+    module: nn.Module,
+    args: Sequence,
+    kwargs: Mapping | None = None,
+    *,
+    target: tvm.target.Target | str | Mapping | None = None,
+    compile_options: Mapping[str, object] | None = None,
+    dynamic_shapes: Mapping | Sequence | None = None,
+    custom_convert_map: Mapping[str, Callable] | None = None,
+) -> nn.Module:
+    """Return a module whose forward and backward run through TVM.
+
+    It trains in any loop of PyTorch. Its parameters, buffers and submodules are those of the given module, under the same
+    keys of the ``state_dict``. Functions are compiled at the first call: for each combination of training and evaluation
+    mode of the submodules, and of tensors that need a gradient.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The module, on the CPU.
+    args : Sequence
+        Example arguments. Later arguments have their shapes and dtypes; values that are no tensors are constants.
+    kwargs : Mapping, optional
+        Example keyword arguments.
+    target : tvm.target.Target or str or Mapping, optional
+        The target, a CPU; by default :func:`relax_grad.target.host`.
+    compile_options : Mapping, optional
+        Further arguments of ``tvm.compile``, such as ``relax_pipeline``.
+    dynamic_shapes : Mapping or Sequence, optional
+        Symbolic extents, as for :func:`from_module`.
+    custom_convert_map : Mapping[str, Callable], optional
+        Converters, as for :func:`from_module`.
+
+    Returns
+    -------
+    wrapped : nn.Module
+        The module. After a forward pass in training mode, its buffers have their new values. Random numbers have a seed
+        from the generator of PyTorch.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument does not fit. A call raises them for tensors of another device, dtype or shape.
+    IndexError
+        At a call, if an index or a class among the arguments is out of range.
+    UnsupportedOperatorError
+        At a call, if operations cannot be imported exactly.
+    GradientError
+        At a call, if an operation has no gradient.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from relax_grad.frontend.torch import wrap
+    >>> model = wrap(torch.nn.Linear(3, 2), (torch.ones(4, 3),))
+    >>> list(model.state_dict())
+    ['weight', 'bias']
+    """
+    check_arguments(module, args, kwargs, None, (), custom_convert_map)
+    if isinstance(module, Wrapped):
+        raise ValueError("module is wrapped already")
+    chosen = host() if target is None else _target(target)
+    if CPU.of(chosen) is None:
+        raise ValueError(f"target must be a CPU, but it is {chosen}")
+    if compile_options is not None and not isinstance(compile_options, Mapping):
+        raise TypeError(
+            f"compile_options must be a mapping of arguments of tvm.compile, but it is {described(compile_options)}"
+        )
+    examples = Examples(module, Inputs.of(module, args, kwargs))
+    options = Options(chosen, compile_options, dynamic_shapes, custom_convert_map)
+    return Wrapped(module, examples, options)
+
+
+def _target(target: tvm.target.Target | str | Mapping) -> tvm.target.Target:
+    if not isinstance(target, tvm.target.Target | str | Mapping):
+        raise TypeError(
+            f"target must be a tvm.target.Target, a string or a mapping, but it is {target!r}"
+        )
+    try:
+        return tvm.target.Target(dict(target) if isinstance(target, Mapping) else target)
+    except (ValueError, TypeError, tvm.error.InternalError) as error:
+        raise ValueError(f"target is not one of TVM's, {target!r}: {error}") from error
+
+
+class Wrapped(nn.Module):
+    """The result of :func:`wrap`. Other attributes are those of the original module."""
+
+    def __init__(self, module: nn.Module, examples: Examples, options: Options):
+        super().__init__()
+        self.__dict__["_original"] = module
+        self.__dict__["_examples"] = examples
+        self.__dict__["_options"] = options
+        self.__dict__["_functions"] = _Functions()
+        self.__dict__["_layout"] = None
+        # Both modules have the same tensors and submodules.
+        for name in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
+            self.__dict__[name] = module.__dict__[name]
+        self.training = module.training
+
+    def __getattr__(self, name: str):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_original" not in self.__dict__:  # while it is unpickled
+                raise
+            return getattr(self.__dict__["_original"], name)
+
+    def __getstate__(self):
+        return {**self.__dict__, "_layout": None}
+
+    def __repr__(self) -> str:
+        return f"wrap({self._original!r})"
+
+    def train(self, mode: bool = True) -> Wrapped:
+        """Set training or evaluation mode."""
+        self._original.train(mode)
+        self.training = self._original.training
+        return self
+
+    def state_dict(self, *args, **kwargs):
+        """Return the state_dict of the original module."""
+        return self._original.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args, **kwargs):
+        """Load the state_dict of the original module."""
+        return self._original.load_state_dict(*args, **kwargs)
+
+    def forward(self, *args, **kwargs):
+        """Run the module through TVM."""
+        if torch.is_autocast_enabled("cpu"):
+            raise ValueError(
+                "a wrapped module runs in the dtypes that it was traced with: call it outside of torch.autocast, or enter "
+                "torch.autocast within the forward function of the original module"
+            )
+        original = self._original
+        if original.training is not self.training:
+            original.training = self.training
+        layout = self._layout
+        if layout is None or not layout.is_current():
+            if layout is not None:
+                self._functions.clear()
+            layout = self.__dict__["_layout"] = Layout(original)
+        inputs = self._examples.tensors(args, kwargs)
+        flags = layout.flags()
+        program = self._functions.programs.get(flags)
+        if program is None:
+            self._examples.check_dtypes(inputs)
+            program = Program(original, self._examples, self._options)
+            self._functions.programs[flags] = program
+        program.check(inputs)
+        return program.run(inputs, layout.tensors(flags, program.keys))
+
+
+class _Functions:
+    """The compiled functions of a wrapped module, which its deep copies share and pickling leaves out."""
+
+    def __init__(self):
+        self.programs: dict[tuple[bool, ...], Program] = {}
+
+    def clear(self) -> None:
+        self.programs = {}
+
+    def __deepcopy__(self, memo) -> _Functions:
+        copy = _Functions()
+        copy.programs = dict(self.programs)
+        return copy
+
+    def __reduce__(self):
+        return _Functions, ()
