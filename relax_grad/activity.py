@@ -39,55 +39,55 @@ def varied(
     constants : Collection[str]
         Operators that count as constants here.
     """
-    found = set(sources)
+    reached = set(sources)
     is_quantized = False  # an element of a tuple may be integers that carry gradients
     for binding in bindings:
         value = binding.value
         if not passes(value, constants):
             continue
-        inputs = [variable for variable in _operands(value) if variable in found]
+        inputs = [variable for variable in _operands(value) if variable in reached]
         if inputs and (
             _may_carry(binding.var.ty)
             or _calls(value, _QUANTIZE)
             or not all(holds_floats(variable.ty) for variable in inputs)
             or (is_quantized and isinstance(value, relax.TupleGetItem))
         ):
-            found.add(binding.var)
+            reached.add(binding.var)
             is_quantized = is_quantized or _calls(value, _QUANTIZE)
-    return found
+    return reached
 
 
 def useful(
     bindings: Sequence[relax.Binding], target: relax.Expr, constants: Collection[str] = ()
 ) -> set[relax.Var]:
     """Return the variables that the target depends on; arguments as for :func:`varied`."""
-    found: dict[relax.Var, set[int] | None] = {}  # elements of a tuple; None for all
-    _need(found, target, None)
+    needed: dict[relax.Var, set[int] | None] = {}  # elements of a tuple; None for all
+    _need(needed, target, None)
     for binding in reversed(bindings):
-        if binding.var in found and passes(binding.value, constants):
-            _need(found, binding.value, found[binding.var])
-    return set(found)
+        if binding.var in needed and passes(binding.value, constants):
+            _need(needed, binding.value, needed[binding.var])
+    return set(needed)
 
 
-def _need(found: dict, value: relax.Expr, elements: set[int] | None) -> None:
+def _need(needed: dict, value: relax.Expr, elements: set[int] | None) -> None:
     """Add to ``found`` the variables from which a value, or some of its elements, are computed."""
     if isinstance(value, relax.SeqExpr):
         value = value.body
     if isinstance(value, relax.Var):
-        known = found.get(value, set())
-        found[value] = None if known is None or elements is None else known | elements
+        known = needed.get(value, set())
+        needed[value] = None if known is None or elements is None else known | elements
     elif isinstance(value, relax.If):
-        _need(found, value.true_branch, elements)
-        _need(found, value.false_branch, elements)
+        _need(needed, value.true_branch, elements)
+        _need(needed, value.false_branch, elements)
     elif isinstance(value, relax.TupleGetItem):
-        _need(found, value.tuple_value, {value.index})
+        _need(needed, value.tuple_value, {value.index})
     elif isinstance(value, relax.Tuple):
         for i, field in enumerate(value.fields):
             if elements is None or i in elements:
-                _need(found, field, None)
+                _need(needed, field, None)
     else:
         for variable in _operands(value):
-            found[variable] = None
+            needed[variable] = None
 
 
 def _operands(value: relax.Expr) -> list[relax.Var]:
@@ -102,29 +102,29 @@ def passes(value: relax.Expr, constants: Collection[str] = ()) -> bool:
         return True
     if value.op.name in constants:
         return False
-    found = classify(value.op.name)
-    return found.kind != "non-differentiable" or found.refused
+    classification = classify(value.op.name)
+    return classification.kind != "non-differentiable" or classification.refused
 
 
-def holds_floats(found: relax.Type) -> bool:
+def holds_floats(kind: relax.Type) -> bool:
     """Tell whether a type holds, or may hold, floating-point tensors."""
-    if isinstance(found, relax.TupleType):
-        return any(map(holds_floats, found.fields))
-    if not isinstance(found, relax.TensorType):
-        return isinstance(found, relax.ObjectType)  # its contents are unknown
-    return found.dtype is None or "float" in dtype_of(found)
+    if isinstance(kind, relax.TupleType):
+        return any(map(holds_floats, kind.fields))
+    if not isinstance(kind, relax.TensorType):
+        return isinstance(kind, relax.ObjectType)  # its contents are unknown
+    return kind.dtype is None or "float" in dtype_of(kind)
 
 
-def _may_carry(found: relax.Type) -> bool:
+def _may_carry(kind: relax.Type) -> bool:
     """Tell whether a value of a type may depend on the sources; a function may do so by its captures."""
-    if isinstance(found, relax.TupleType):
-        return any(map(_may_carry, found.fields))
-    return holds_floats(found) or isinstance(found, relax.FuncType)
+    if isinstance(kind, relax.TupleType):
+        return any(map(_may_carry, kind.fields))
+    return holds_floats(kind) or isinstance(kind, relax.FuncType)
 
 
-def has_gradient(found: relax.Type) -> bool:
+def has_gradient(kind: relax.Type) -> bool:
     """Tell whether variables of a type can have a gradient; objects have none."""
-    return holds_floats(found) and not isinstance(found, relax.ObjectType)
+    return holds_floats(kind) and not isinstance(kind, relax.ObjectType)
 
 
 def _calls(value: relax.Expr, op_name: str) -> bool:

@@ -84,7 +84,7 @@ def differentiable_arguments(op_name: str) -> tuple[str, ...]:
     classification = classify(op_name)  # raises for an unknown operator
     if classification.kind == "unclassified" or op_name not in sampled_operators():
         return ()
-    found: set[int] = set()
+    places: set[int] = set()
     count = 0
     for sample in samples(op_name):
         try:
@@ -96,7 +96,7 @@ def differentiable_arguments(op_name: str) -> tuple[str, ...]:
             continue
         for partials in of_calls:
             count = max(count, len(partials))
-            found |= {i for i, partial in enumerate(partials) if not is_no_grad(partial)}
+            places |= {i for i, partial in enumerate(partials) if not is_no_grad(partial)}
     names = [argument.name for argument in Op.get(op_name).arguments]
     names += [f"argument {i}" for i in range(len(names), count)]
-    return tuple(names[i] for i in sorted(found))
+    return tuple(names[i] for i in sorted(places))

@@ -142,9 +142,9 @@ def jvp(
         allow_zero=allow_zero,
     )
     second = unused(f"{name}_adjoint", _names(transposed))
-    found = add_adjoint(transposed, twice, second)
-    function = _without_params(found[second], count, len(transposed[name].params) - count)
-    return _extended(mod, found, f"{func_name}_jvp", function)
+    adjoints = add_adjoint(transposed, twice, second)
+    function = _without_params(adjoints[second], count, len(transposed[name].params) - count)
+    return _extended(mod, adjoints, f"{func_name}_jvp", function)
 
 
 def hvp(
@@ -234,8 +234,8 @@ def derivatives(
     ['x', 'x_vector', 'x_vector2']
     """
     order = check_integer("order", order, 1)
-    found, name = _repeated(mod, func_name, order, wrt, target_index, allow_zero)
-    function = found[name]
+    repeated, name = _repeated(mod, func_name, order, wrt, target_index, allow_zero)
+    function = repeated[name]
     result, orders = function.body.body, []
     for _ in range(order):
         result, products = result.fields
@@ -245,7 +245,7 @@ def derivatives(
     flat = relax.Function(
         params, normalized(params, body), is_pure=function.is_pure, attrs=function.attrs
     )
-    return _extended(mod, found, f"{func_name}_order{order}", flat)
+    return _extended(mod, repeated, f"{func_name}_order{order}", flat)
 
 
 def _repeated(
@@ -266,20 +266,20 @@ def _repeated(
     positions = [params.index(variable) for variable in variables]
     name = unused(f"{func_name}_adjoint", _names(mod))
     first = Gradient(func_name, variables, target_index, allow_zero=allow_zero)
-    found = add_adjoint(mod, first, name)
+    module = add_adjoint(mod, first, name)
     for step in range(1, order):
         again = Gradient(
             name,
-            [found[name].params[i] for i in positions],
+            [module[name].params[i] for i in positions],
             target_index=1,
             cotangents=_leaf_names(
-                variables, f"vector{step if step > 1 else ''}", found[name].params
+                variables, f"vector{step if step > 1 else ''}", module[name].params
             ),
             allow_zero=allow_zero,
         )
-        name = unused(f"{name}_adjoint", _names(found))
-        found = add_adjoint(found, again, name)
-    return found, name
+        name = unused(f"{name}_adjoint", _names(module))
+        module = add_adjoint(module, again, name)
+    return module, name
 
 
 def _transposed(
@@ -309,19 +309,19 @@ def _leaf_names(
 ) -> list[str]:
     """Return a new name, distinct from those of ``params``, for each floating-point tensor in variables."""
     taken = {param.name for param in params}
-    found = []
+    names = []
 
     def collect(name: str, kind: relax.Type) -> None:
         if isinstance(kind, relax.TupleType):
             for i, field in enumerate(kind.fields):
                 collect(f"{name}_{i}", field)
         elif has_gradient(kind):
-            found.append(unused(f"{name}_{suffix}", taken))
-            taken.add(found[-1])
+            names.append(unused(f"{name}_{suffix}", taken))
+            taken.add(names[-1])
 
     for variable in variables:
         collect(variable.name, variable.ty)
-    return found
+    return names
 
 
 def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] | None:
@@ -333,7 +333,7 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
     named: dict[str, list[relax.Var]] = {}
     for param in params:
         named.setdefault(param.name, []).append(param)
-    found: dict[relax.Var, None] = {}  # in order
+    chosen: dict[relax.Var, None] = {}  # in order
     # TVM's own lists, such as the parameters of a function, are sequences too. A string is also a sequence.
     several = isinstance(wrt, Sequence) and not isinstance(wrt, str)
     for item in wrt if several else [wrt]:
@@ -342,7 +342,7 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
             (param,) = namesakes
         elif is_integer(item) and 0 <= item < len(params):
             param = params[item]
-        elif isinstance(item, relax.Var) and any(each.same_as(item) for each in namesakes):
+        elif isinstance(item, relax.Var) and any(namesake.same_as(item) for namesake in namesakes):
             param = item
         elif isinstance(item, str) and namesakes:
             raise ValueError(
@@ -360,10 +360,10 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
                     "a position"
                 )
             raise ValueError(message)
-        if param in found:
+        if param in chosen:
             raise ValueError(f"wrt: {param.name} appears more than once")
-        found[param] = None
-    return list(found)
+        chosen[param] = None
+    return list(chosen)
 
 
 def _names(mod: tvm.IRModule) -> set[str]:
@@ -371,21 +371,23 @@ def _names(mod: tvm.IRModule) -> set[str]:
 
 
 def _extended(
-    mod: tvm.IRModule, found: tvm.IRModule, name: str, function: relax.Function
+    mod: tvm.IRModule, source: tvm.IRModule, name: str, function: relax.Function
 ) -> tvm.IRModule:
     """Return ``mod`` with a new function and its callees, which are taken from ``found``."""
     if name in _names(mod):
         raise ValueError(f"the module has a function {name} already; rename or remove it")
-    kept = {variable: found[variable] for variable in found.get_global_vars()}
-    kept = {variable: each for variable, each in kept.items() if variable.name_hint in _names(mod)}
+    kept = {variable: source[variable] for variable in source.get_global_vars()}
+    kept = {
+        variable: callee for variable, callee in kept.items() if variable.name_hint in _names(mod)
+    }
     pending = [function]
     while pending:
         for variable in relax.analysis.all_global_vars(pending.pop()):
-            if variable not in kept and variable in found.functions:
-                kept[variable] = found[variable]
+            if variable not in kept and variable in source.functions:
+                kept[variable] = source[variable]
                 if isinstance(kept[variable], relax.Function):  # a tensor function calls no other
                     pending.append(kept[variable])
-    only = tvm.IRModule(kept, attrs=found.attrs, global_infos=found.global_infos)
+    only = tvm.IRModule(kept, attrs=source.attrs, global_infos=source.global_infos)
     return with_functions(only, {name: function})
 
 

@@ -280,13 +280,13 @@ def classify(op_name: str) -> Classification:
     _check_operator(op_name)
     if op_name in _PASS_OPS:
         return Classification(op_name, "differentiable", "the pass")
-    found = Op.get(op_name).get_attr("FPrimalGradient")
+    registered = Op.get(op_name).get_attr("FPrimalGradient")
     key = (op_name, "FPrimalGradient")
-    if found is None:
+    if registered is None:
         return Classification(op_name, "unclassified")
     if key in _declarations and key not in _installed:  # taken back by uninstall
         return Classification(op_name, "differentiable", "TVM")
-    if key in _installed and found != _installed[key]:
+    if key in _installed and registered != _installed[key]:
         return Classification(op_name, "differentiable", "user")
     rule = "relax_grad" if key in _installed else "TVM"
     if op_name in _reasons:

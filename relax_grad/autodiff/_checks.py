@@ -60,9 +60,9 @@ def check_unchanged(
     memory = Memory(adjoint, writers)
     bindings = list(bindings_of(adjoint.body))
     written = [
-        each.var
-        for each in bindings
-        if each.var in forward and each.var in active and is_call(each.value)
+        binding.var
+        for binding in bindings
+        if binding.var in forward and binding.var in active and is_call(binding.value)
     ]
     read = [
         (variable, binding.var in forward)
@@ -76,7 +76,7 @@ def check_unchanged(
     for variable, is_forward in read:
         if not is_forward:
             reader = "the gradient needs"
-        elif any(memory.shares(variable, each) for each in written):
+        elif any(memory.shares(variable, other) for other in written):
             reader = "a binding reads"
         else:
             continue
@@ -99,7 +99,7 @@ def check_gradients(missing: Sequence[MissingGradient], func_name: str) -> None:
         raise GradientError(
             f"{func_name} cannot be differentiated: {len(missing)} of its bindings have no "
             "gradient:\n"
-            + "\n".join(f"- {each}" for each in missing)
+            + "\n".join(f"- {operator}" for operator in missing)
             + "\nRegister a rule with relax_grad.register_gradient, or name operators in allow_zero to "
             "treat them as constants."
         )

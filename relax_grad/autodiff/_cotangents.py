@@ -45,20 +45,20 @@ def seeds(
         If the number of cotangents, a dtype or a shape differs from that of the target.
     """
     if cotangents is True:
-        given = [unused(f"cotangent{i}", params) for i in range(len(leaves))]
+        items = [unused(f"cotangent{i}", params) for i in range(len(leaves))]
     else:
-        given = _flat(cotangents)
-    if len(given) != len(leaves):
+        items = _flat(cotangents)
+    if len(items) != len(leaves):
         raise ValueError(
             f"cotangents: the target holds {len(leaves)} floating-point tensors, but there are "
-            f"{len(given)} cotangents"
+            f"{len(items)} cotangents"
         )
-    found = [
+    parsed = [
         _cotangent(item, kind, resolve, f"cotangents[{i}]")
-        for i, (item, kind) in enumerate(zip(given, types, strict=True))
+        for i, (item, kind) in enumerate(zip(items, types, strict=True))
     ]
-    new = [c for c, item in zip(found, given, strict=True) if isinstance(item, str)]
-    return list(zip(leaves, found, strict=True)), new
+    new = [c for c, item in zip(parsed, items, strict=True) if isinstance(item, str)]
+    return list(zip(leaves, parsed, strict=True)), new
 
 
 def _flat(cotangents: Cotangents) -> list:

@@ -136,5 +136,7 @@ def may_call(value: relax.Expr) -> bool:
     """Tell whether a value may call a Relax function, itself or in a branch."""
     if isinstance(value, relax.If):
         branches = (value.true_branch, value.false_branch)
-        return any(may_call(binding.value) for each in branches for binding in bindings_of(each))
+        return any(
+            may_call(binding.value) for branch in branches for binding in bindings_of(branch)
+        )
     return isinstance(value, relax.Call) and isinstance(value.op, (GlobalVar, relax.Var))

@@ -163,8 +163,8 @@ class Reverse:
             seen, seen_call = self._checkpoints.recomputed(self._bb, variable, call)
         name = call.args[0].name_hint
         with failing_as(f"gradient of {name}, binding {variable.name!r}"):
-            found = partials(self._functions, self._bb, seen, seen_call, cotangents, wrt)
-        for i, partial in found.items():
+            by_argument = partials(self._functions, self._bb, seen, seen_call, cotangents, wrt)
+        for i, partial in by_argument.items():
             self.add(arguments[i], partial)
 
     def _call_tir(

@@ -79,7 +79,9 @@ def _without_gradients(function: relax.Function) -> relax.Function:
 
 def _without_gradients_of(body: relax.SeqExpr) -> relax.SeqExpr:
     blocks = [
-        type(block)([with_value(each, _without_gradient(each.value)) for each in block.bindings])
+        type(block)(
+            [with_value(binding, _without_gradient(binding.value)) for binding in block.bindings]
+        )
         for block in body.blocks
     ]
     return relax.SeqExpr(blocks, body.body)

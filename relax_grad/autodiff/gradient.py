@@ -190,7 +190,7 @@ class _Differentiation:
             self._function, renamed = _without_dataflow(mod, settings.func_name)
         self._renamed = renamed
         self._named: dict[str, list[relax.Var]] = {}
-        for variable in [*function.params, *(each.var for each in _own_bindings(function))]:
+        for variable in [*function.params, *(binding.var for binding in _own_bindings(function))]:
             self._named.setdefault(variable.name, []).append(variable)
         self._wrt = self._check_require_grads()
         self._bindings = [without_cast(binding) for binding in self._forward_bindings()]
@@ -262,24 +262,26 @@ class _Differentiation:
         wanted = self._settings.require_grads
         if wanted is None:
             return [param for param in self._function.params if has_gradient(param.ty)]
-        found: dict[relax.Var, None] = {}  # in order
+        chosen: dict[relax.Var, None] = {}  # in order
         for item in wanted:
             variable = self._own(item, self._argument)
-            if variable in found:
+            if variable in chosen:
                 raise ValueError(f"{self._argument}: {variable.name} appears more than once")
             if not has_gradient(variable.ty):
                 raise ValueError(
                     f"{self._argument}: only tensors of floating-point numbers and tuples of them have "
                     f"gradients, but the type of {variable.name} is {variable.ty}"
                 )
-            found[variable] = None
-        return list(found)
+            chosen[variable] = None
+        return list(chosen)
 
     def _own(self, item: relax.Var | str, argument: str) -> relax.Var:
         """Return the variable of the flattened function for a variable, or its name, of the original."""
         is_name = isinstance(item, str)
         namesakes = self._named.get(item if is_name else getattr(item, "name", None), [])
-        named = namesakes if is_name else [each for each in namesakes if each.same_as(item)]
+        named = (
+            namesakes if is_name else [namesake for namesake in namesakes if namesake.same_as(item)]
+        )
         if not named:
             message = f"{argument}: {item} is not a variable of {self._settings.func_name}"
             if isinstance(item, relax.Var) and namesakes:
@@ -323,7 +325,7 @@ class _Differentiation:
         writers: set[GlobalVar] = set()
         if any(may_write(binding.value) for binding in bindings_of(adjoint.body)):
             writers = writing_functions(self._mod)
-        has_writes = any(may_write(each.value, writers) for each in bindings_of(adjoint.body))
+        has_writes = any(may_write(binding.value, writers) for binding in bindings_of(adjoint.body))
         adjoint = simplify(adjoint, has_writes)
         if has_writes:
             forward = {binding.var for binding in expanded(self._bindings)}
@@ -388,10 +390,10 @@ def _target(
         kind = target.ty
         count = len(kind.fields) if isinstance(kind, relax.TupleType) else 0
         if not 0 <= index < count:
-            found = f"a tuple of {count} elements" if count else "one value"
+            content = f"a tuple of {count} elements" if count else "one value"
             raise ValueError(
                 f"target_index: {index} is out of range in the result of "
-                f"{settings.func_name}: it indexes {found} of type {kind}"
+                f"{settings.func_name}: it indexes {content} of type {kind}"
             )
         while target not in wrt and isinstance(bound.get(target), (relax.Var, relax.Tuple)):
             target = bound[target]
@@ -430,11 +432,12 @@ def _erased(
         for extent in relax.analysis.definable_tir_vars_in_type(variable.ty)
     }
     return {
-        each: relax.Var(
-            each.name, relax.TensorType(None, dtype_of(each.ty), each.ty.vdevice, each.ty.ndim)
+        variable: relax.Var(
+            variable.name,
+            relax.TensorType(None, dtype_of(variable.ty), variable.ty.vdevice, variable.ty.ndim),
         )
-        for each in cotangents
-        if any(extent not in defined for extent in relax.analysis.tir_vars_in_type(each.ty))
+        for variable in cotangents
+        if any(extent not in defined for extent in relax.analysis.tir_vars_in_type(variable.ty))
     }
 
 

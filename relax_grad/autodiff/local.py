@@ -47,9 +47,9 @@ def emit_gradients(
     for output, cotangent in zip(outputs, cotangents, strict=True):
         reverse.add(output, cotangent)
     reverse.walk(bindings)
-    found = []
-    for each in inputs:
-        adjoint = reverse.adjoint(each)
-        total = adjoint.total(bb, f"{each.name}_adjoint")
-        found.append(adjoint.zeros(bb) if total is None else total)
-    return found
+    gradients = []
+    for variable in inputs:
+        adjoint = reverse.adjoint(variable)
+        total = adjoint.total(bb, f"{variable.name}_adjoint")
+        gradients.append(adjoint.zeros(bb) if total is None else total)
+    return gradients

@@ -66,7 +66,7 @@ def obstacles(
         The tensor functions of the module.
     """
     wanted = useful(bindings, target, constants)
-    found = [
+    missing = [
         MissingGradient(binding.var.name, *obstacle, _span(binding))
         for binding in bindings
         if binding.var in active
@@ -76,7 +76,11 @@ def obstacles(
         for obstacle in _obstacles(binding.value, active, functions)
     ]
     # A callee that is called twice repeats its missing gradients: report each once.
-    return [each for i, each in enumerate(found) if each.span is None or each not in found[:i]]
+    return [
+        gradient
+        for i, gradient in enumerate(missing)
+        if gradient.span is None or gradient not in missing[:i]
+    ]
 
 
 def _obstacles(
@@ -99,13 +103,13 @@ def _obstacles(
         except GradientError as error:
             yield str(getattr(value.args[0], "name_hint", value.args[0])), str(error)
     elif isinstance(callee, Op):
-        found = classify(callee.name)
-        if found.kind == "unclassified":
+        classification = classify(callee.name)
+        if classification.kind == "unclassified":
             yield (
                 callee.name,
                 "no gradient is registered; register one with relax_grad.register_gradient",
             )
-        elif found.refused:
+        elif classification.refused:
             yield callee.name, refusal(value)
     elif isinstance(callee, relax.ExternFunc):
         yield (

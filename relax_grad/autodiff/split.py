@@ -157,25 +157,27 @@ class _Division:
         count = len(function.params) - cotangents
         params = list(function.params)
         self._params, self._cotangents = params[:count], params[count:]
-        self._own = set(self._params)
-        self._bindings = [each for block in function.body.blocks[:] for each in block.bindings[:]]
-        self._bound = {each.var: each for each in self._bindings}
+        self._param_set = set(self._params)
+        self._bindings = [
+            binding for block in function.body.blocks[:] for binding in block.bindings[:]
+        ]
+        self._bound = {binding.var: binding for binding in self._bindings}
         self._attrs, self._is_pure = function.attrs, function.is_pure
         writers = writing_functions(mod)
-        if any(may_write(each.value, writers) for each in self._bindings):
+        if any(may_write(binding.value, writers) for binding in self._bindings):
             raise GradientError(
                 f"{name} cannot be divided into a forward and a backward function: it has calls that write to their "
                 "arguments"
             )
         self._result, self._gradients = self._fields(function.body.body)
         self._leaves = self._tensors(self._result)
-        self._returned = {each for each in self._leaves if isinstance(each, relax.Var)}
+        self._returned = {leaf for leaf in self._leaves if isinstance(leaf, relax.Var)}
         self._dependent = self._reached()
         self._forward = self._needed([*relax.analysis.free_vars(self._result)])
-        self._repeated = self._repetitions()
-        self._taken: set[relax.Var] = set()
+        self._checkpointed = self._sections()
+        self._saved_arguments: set[relax.Var] = set()
         self._residuals: dict[relax.Var, None] = {}  # in order
-        self._again: set[relax.Var] = set()
+        self._recomputed: set[relax.Var] = set()
 
     def _fields(self, value: relax.Expr) -> list[relax.Expr]:
         """Return the fields of a tuple, which may be bound to a variable."""
@@ -195,7 +197,7 @@ class _Division:
                 break
             value = bound
         if isinstance(value, relax.Tuple):
-            return [leaf for each in value.fields for leaf in self._tensors(each)]
+            return [leaf for field in value.fields for leaf in self._tensors(field)]
         return [
             leaf
             for i in range(len(value.ty.fields))
@@ -204,26 +206,26 @@ class _Division:
 
     def _reached(self) -> set[relax.Var]:
         """Return the variables that depend on cotangents."""
-        found = set(self._cotangents)
-        for each in self._bindings:
-            if any(variable in found for variable in _operands(each.value)):
-                found.add(each.var)
-        return found
+        dependent = set(self._cotangents)
+        for binding in self._bindings:
+            if any(variable in dependent for variable in _operands(binding.value)):
+                dependent.add(binding.var)
+        return dependent
 
     def _needed(self, variables: list[relax.Var]) -> set[relax.Var]:
         """Return the variables that some variables are computed from."""
-        found = set(variables)
-        for each in reversed(self._bindings):
-            if each.var in found:
-                found.update(_operands(each.value))
-        return found
+        live = set(variables)
+        for binding in reversed(self._bindings):
+            if binding.var in live:
+                live.update(_operands(binding.value))
+        return live
 
-    def _repetitions(self) -> set[relax.Var]:
+    def _sections(self) -> set[relax.Var]:
         """Return the variables of checkpointed sections: the backward pass computes a value of the forward pass again."""
         numbers: dict[object, int] = {}
         of: dict[relax.Var, int] = {}
         first: dict[int, relax.Var] = {}
-        found = set()
+        checkpointed = set()
 
         def key(value):
             if isinstance(value, relax.Var):
@@ -237,66 +239,71 @@ class _Division:
                 return ("item", value.index, key(value.tuple_value))
             return value
 
-        for each in self._bindings:
-            of[each.var] = number = numbers.setdefault(key(each.value), len(numbers))
-            is_first = first.setdefault(number, each.var).same_as(each.var)
-            reads_repeated = any(operand in found for operand in _operands(each.value))
-            if each.var not in self._forward and (reads_repeated or not is_first):
-                found.add(each.var)
-        return found
+        for binding in self._bindings:
+            of[binding.var] = number = numbers.setdefault(key(binding.value), len(numbers))
+            is_first = first.setdefault(number, binding.var).same_as(binding.var)
+            reads_repeated = any(operand in checkpointed for operand in _operands(binding.value))
+            if binding.var not in self._forward and (reads_repeated or not is_first):
+                checkpointed.add(binding.var)
+        return checkpointed
 
     def split(self, forward: str, backward: str) -> Split:
-        computed = [each for each in self._bindings if each.var in self._dependent]
+        computed = [binding for binding in self._bindings if binding.var in self._dependent]
         live = self._needed(
-            [leaf for each in self._gradients for leaf in relax.analysis.free_vars(each)]
+            [leaf for gradient in self._gradients for leaf in relax.analysis.free_vars(gradient)]
         )
-        computed = [each for each in computed if each.var in live]
+        computed = [binding for binding in computed if binding.var in live]
         wanted = [
             operand
-            for value in [*(each.value for each in computed), *self._gradients]
+            for value in [*(binding.value for binding in computed), *self._gradients]
             for operand in _operands(value)
             if operand not in self._dependent
         ]
-        self._bring(wanted)
+        self._classify(wanted)
         self._define_extents(computed)
         # In the order of the forward pass, which does not depend on the backward pass.
-        self._residuals = {each.var: None for each in self._bindings if each.var in self._residuals}
-        arguments = [i for i, each in enumerate(self._params) if each in self._taken]
+        self._residuals = {
+            binding.var: None for binding in self._bindings if binding.var in self._residuals
+        }
+        arguments = [i for i, param in enumerate(self._params) if param in self._saved_arguments]
         results = {
-            each: i
-            for i, each in reversed([*enumerate(self._leaves)])
-            if each in self._returned & self._taken - self._own
+            leaf: i
+            for i, leaf in reversed([*enumerate(self._leaves)])
+            if leaf in self._returned & self._saved_arguments - self._param_set
         }
         in_order = sorted(results, key=results.get)
-        saved = [(each, leaf) for each in self._residuals for leaf in self._tensors(each)]
+        saved = [
+            (residual, leaf) for residual in self._residuals for leaf in self._tensors(residual)
+        ]
         return Split(
             self._module(forward, backward, computed, arguments, in_order, saved),
             arguments,
-            [results[each] for each in in_order],
+            [results[leaf] for leaf in in_order],
             len(saved),
         )
 
-    def _bring(self, wanted: list[relax.Var]) -> None:
+    def _classify(self, wanted: list[relax.Var]) -> None:
         """Decide for each value that the backward function reads: argument, residual, or computed there."""
         candidates: dict[relax.Var, None] = {}
         pending = wanted[::-1]
         while pending:
             variable = pending.pop()
-            if variable in self._taken or variable in self._residuals or variable in self._again:
+            classes = self._saved_arguments, self._residuals, self._recomputed
+            if any(variable in chosen for chosen in classes):
                 continue
-            if variable in self._own or variable in self._returned:
-                self._taken.add(variable)
+            if variable in self._param_set or variable in self._returned:
+                self._saved_arguments.add(variable)
             elif self._is_free(variable):
-                self._again.add(variable)
+                self._recomputed.add(variable)
                 pending += _operands(self._bound[variable].value)
             elif self._is_elementwise(variable):
                 candidates[variable] = None
             else:
                 self._residuals[variable] = None
-        for variable in (each.var for each in self._bindings if each.var in candidates):
+        for variable in (binding.var for binding in self._bindings if binding.var in candidates):
             inner, outer = self._cone(variable)
             if sum(map(_size, outer)) <= _size(variable):
-                self._again |= inner
+                self._recomputed |= inner
                 self._residuals.update(dict.fromkeys(outer))
             else:
                 self._residuals[variable] = None
@@ -308,8 +315,8 @@ class _Division:
             current = pending.pop()
             if current in self._residuals or current in inner or current in outer:
                 continue
-            if current in self._own or current in self._returned:
-                self._taken.add(current)
+            if current in self._param_set or current in self._returned:
+                self._saved_arguments.add(current)
             elif self._is_free(current) or self._is_elementwise(current):
                 inner.add(current)
                 pending += _operands(self._bound[current].value)
@@ -320,7 +327,7 @@ class _Division:
     def _is_free(self, variable: relax.Var) -> bool:
         binding = self._bound[variable]
         value = binding.value
-        if variable in self._repeated or isinstance(value, (relax.Var, relax.Tuple)):
+        if variable in self._checkpointed or isinstance(value, (relax.Var, relax.Tuple)):
             return not isinstance(binding, relax.MatchCast)
         if constant_tensor(value) is not None:
             return True
@@ -333,7 +340,7 @@ class _Division:
         ):
             return True
         if value.op.name == "relax.permute_dims":
-            return value.args[0] in self._own
+            return value.args[0] in self._param_set
         is_pure = not relax.analysis.contains_impure_call(value)
         return is_pure and value.op.name in _FILLED and not _operands(value)
 
@@ -350,39 +357,42 @@ class _Division:
 
     def _define_extents(self, computed: list[relax.Binding]) -> None:
         """Add arguments or residuals whose shapes define the symbolic extents that the backward function reads."""
-        values = [*computed, *(each for each in self._bindings if each.var in self._again)]
-        seen = {extent for each in values for extent in _extents(each)}
-        for each in self._gradients:
-            seen.update(relax.analysis.free_symbolic_vars(each))
-        for each in self._inputs():
-            seen.update(relax.analysis.tir_vars_in_type(each.ty))
+        values = [
+            *computed,
+            *(binding for binding in self._bindings if binding.var in self._recomputed),
+        ]
+        seen = {extent for binding in values for extent in _extents(binding)}
+        for gradient in self._gradients:
+            seen.update(relax.analysis.free_symbolic_vars(gradient))
+        for variable in self._inputs():
+            seen.update(relax.analysis.tir_vars_in_type(variable.ty))
         known = {
             extent
-            for each in [
+            for variable in [
                 *self._inputs(),
                 *(b.var for b in values if isinstance(b, relax.MatchCast)),
             ]
-            for extent in relax.analysis.definable_tir_vars_in_type(each.ty)
+            for extent in relax.analysis.definable_tir_vars_in_type(variable.ty)
         }
         others = [
             *(
-                each
-                for each in self._params
-                if isinstance(each.ty, (relax.TensorType, relax.ShapeType))
+                param
+                for param in self._params
+                if isinstance(param.ty, (relax.TensorType, relax.ShapeType))
             ),
-            *(each.var for each in self._bindings if each.var not in self._dependent),
+            *(binding.var for binding in self._bindings if binding.var not in self._dependent),
         ]
         for extent in seen - known:
             if extent in known:
                 continue
-            for each in others:
-                defined = relax.analysis.definable_tir_vars_in_type(each.ty)
+            for variable in others:
+                defined = relax.analysis.definable_tir_vars_in_type(variable.ty)
                 if extent in defined:
-                    if each in self._own:
-                        self._taken.add(each)
+                    if variable in self._param_set:
+                        self._saved_arguments.add(variable)
                     else:
-                        self._residuals[each] = None
-                        self._again.discard(each)
+                        self._residuals[variable] = None
+                        self._recomputed.discard(variable)
                     known.update(defined)
                     break
             else:
@@ -391,13 +401,13 @@ class _Division:
                 )
 
     def _inputs(self) -> list[relax.Var]:
-        return [*self._taken, *self._residuals, *self._cotangents]
+        return [*self._saved_arguments, *self._residuals, *self._cotangents]
 
     def _module(self, forward, backward, computed, arguments, results, saved) -> tvm.IRModule:
-        names = {each.name for each in self._params}
+        names = {param.name for param in self._params}
         roots = [*relax.analysis.free_vars(self._result), *self._residuals]
         kept = self._needed(roots)
-        bindings = [each for each in self._bindings if each.var in kept]
+        bindings = [binding for binding in self._bindings if binding.var in kept]
         first = self._function(
             self._params,
             bindings,
@@ -411,27 +421,27 @@ class _Division:
             names.add(name)
             return relax.Var(name, kind)
 
-        for i, each in enumerate(results):
-            replaced[each] = fresh(f"result{i}", each.ty)
+        for i, leaf in enumerate(results):
+            replaced[leaf] = fresh(f"result{i}", leaf.ty)
         params = [*(self._params[i] for i in arguments), *replaced.values()]
         rebuilt = []
         if saved:
             whole = fresh("residuals", relax.TupleType([leaf.ty for _, leaf in saved]))
             params.append(whole)
         leaves = (relax.TupleGetItem(whole, i) for i in range(len(saved)))
-        for each in self._residuals:
-            if not isinstance(each.ty, relax.TupleType):
-                rebuilt.append(relax.VarBinding(each, next(leaves)))
+        for residual in self._residuals:
+            if not isinstance(residual.ty, relax.TupleType):
+                rebuilt.append(relax.VarBinding(residual, next(leaves)))
                 continue
             parts = []
-            for leaf in self._tensors(each):
+            for leaf in self._tensors(residual):
                 parts.append(relax.Var("part", leaf.ty))
                 rebuilt.append(relax.VarBinding(parts[-1], next(leaves)))
-            rebuilt.append(relax.VarBinding(each, _rebuilt(each.ty, parts)))
-        rebuilt += [relax.VarBinding(each, param) for each, param in replaced.items()]
-        again = [each for each in self._bindings if each.var in self._again]
-        chosen = {each.var for each in [*again, *computed]}
-        ordered = [each for each in self._bindings if each.var in chosen]
+            rebuilt.append(relax.VarBinding(residual, _rebuilt(residual.ty, parts)))
+        rebuilt += [relax.VarBinding(leaf, param) for leaf, param in replaced.items()]
+        again = [binding for binding in self._bindings if binding.var in self._recomputed]
+        chosen = {binding.var for binding in [*again, *computed]}
+        ordered = [binding for binding in self._bindings if binding.var in chosen]
         second = self._function(
             [*params, *self._cotangents], [*rebuilt, *ordered], self._gradient, None
         )
@@ -462,12 +472,12 @@ def _operands(value: relax.Expr) -> list[relax.Var]:
 
 def _extents(binding: relax.Binding) -> list[tirx.Var]:
     """Return the symbolic extents in a binding."""
-    found = list(relax.analysis.tir_vars_in_type(binding.var.ty))
+    extents = list(relax.analysis.tir_vars_in_type(binding.var.ty))
     if isinstance(binding.value, relax.Call):
-        for each in binding.value.args[:]:
-            if isinstance(each, relax.ShapeExpr):
-                found += relax.analysis.tir_vars_in_type(each.ty)
-    return found
+        for argument in binding.value.args[:]:
+            if isinstance(argument, relax.ShapeExpr):
+                extents += relax.analysis.tir_vars_in_type(argument.ty)
+    return extents
 
 
 def _size(variable: relax.Var) -> float:

@@ -96,30 +96,30 @@ def writing_functions(mod: tvm.IRModule) -> set[GlobalVar]:
     A tensor function writes to its results, which are arguments in a direct call.
     """
     functions = dict(mod.functions_items())
-    found = {v for v, f in functions.items() if not isinstance(f, relax.Function)}
+    writers = {v for v, f in functions.items() if not isinstance(f, relax.Function)}
     relax_functions = {v: f for v, f in functions.items() if isinstance(f, relax.Function)}
     if not any(
-        may_write(binding.value, found)
+        may_write(binding.value, writers)
         for function in relax_functions.values()
         for binding in _all_bindings(function)
     ):
-        return found
+        return writers
     # By callee, the functions that write to their parameters if the callee writes to its arguments.
     through: dict[GlobalVar, set[GlobalVar]] = {}
     for variable, function in relax_functions.items():
         memory = Memory(function)
         callees = memory.writers_of(function.params)
-        if any(callee is None or callee in found for callee in callees):
-            found.add(variable)
+        if any(callee is None or callee in writers for callee in callees):
+            writers.add(variable)
         for callee in callees:
             if callee is not None:
                 through.setdefault(callee, set()).add(variable)
-    pending = list(found)
+    pending = list(writers)
     while pending:
-        new = through.get(pending.pop(), set()) - found
-        found |= new
+        new = through.get(pending.pop(), set()) - writers
+        writers |= new
         pending += new
-    return found
+    return writers
 
 
 def kept_copies(mod: tvm.IRModule) -> dict[GlobalVar, Callable[[relax.Binding], bool]]:
@@ -131,15 +131,15 @@ def kept_copies(mod: tvm.IRModule) -> dict[GlobalVar, Callable[[relax.Binding], 
     """
     writers = writing_functions(mod)
     functions = {v: f for v, f in mod.functions_items() if isinstance(f, relax.Function)}
-    found: dict[GlobalVar, Callable[[relax.Binding], bool]] = {}
+    kept: dict[GlobalVar, Callable[[relax.Binding], bool]] = {}
     for variable, function in functions.items():
         if any(may_write(binding.value, writers) for binding in _all_bindings(function)):
             memory = Memory(function, writers)
-            found[variable] = partial(_is_kept, memory)
-    if found:
+            kept[variable] = partial(_is_kept, memory)
+    if kept:
         called = referred_to(functions.values()) & set(functions)
-        found.update(dict.fromkeys(called, lambda _: True))
-    return found
+        kept.update(dict.fromkeys(called, lambda _: True))
+    return kept
 
 
 def _is_kept(memory: Memory, binding: relax.Binding) -> bool:
@@ -230,11 +230,11 @@ class Memory:
 
     def shares(self, variable: relax.Var, other: relax.Var) -> bool:
         """Tell whether two variables may refer to the same memory."""
-        one, two = (
-            {self._find(leaf) for leaf in leaves(self._trees.get(each))}
-            for each in (variable, other)
+        places, two = (
+            {self._find(leaf) for leaf in leaves(self._trees.get(value))}
+            for value in (variable, other)
         )
-        return bool(one & two)
+        return bool(places & two)
 
     def writers_of(self, variables: Iterable[relax.Var]) -> set[GlobalVar | None]:
         """Return the functions whose calls may write to variables; None represents any other call."""
@@ -272,7 +272,7 @@ class Memory:
                 variable, value = binding.var, binding.value
                 if isinstance(value, relax.If):
                     branches = value.true_branch, value.false_branch
-                    tree = self._merged([self._walk(each, scope) for each in branches])
+                    tree = self._merged([self._walk(branch, scope) for branch in branches])
                 elif isinstance(value, relax.Function):
                     # A call of a local function may write to all captured variables. The function may call itself.
                     tree = self._merged([self._tree(v) for v in relax.analysis.free_vars(value)])
@@ -390,7 +390,7 @@ def _is_reshape(call: relax.Call) -> bool:
 def leaves(tensors) -> list:
     """Return the tensors in the nested lists that :func:`named_by` returns."""
     if isinstance(tensors, list):
-        return [leaf for each in tensors for leaf in leaves(each)]
+        return [leaf for tensor in tensors for leaf in leaves(tensor)]
     return [] if tensors is None else [tensors]
 
 

@@ -91,9 +91,9 @@ def _match(param, argument, known: dict) -> None:
     dims = [_dims(ty) for ty in (param, argument)]
     if None in dims or len(dims[0]) != len(dims[1]):
         return
-    for dim, found in zip(*dims, strict=True):
+    for dim, extent in zip(*dims, strict=True):
         if isinstance(dim, tirx.Var):
-            known.setdefault(dim, found)
+            known.setdefault(dim, extent)
 
 
 def _dims(ty) -> list | None:

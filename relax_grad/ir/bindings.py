@@ -34,32 +34,32 @@ def used(value: relax.Expr) -> list[relax.Var]:
 
     For a conditional, these are the variables in the results of its branches; for a function, the captured variables.
     """
-    found: list[relax.Var] = []
-    _add_used(value, found)
-    return found
+    used: list[relax.Var] = []
+    _add_used(value, used)
+    return used
 
 
-def _add_used(value: relax.Expr, found: list[relax.Var]) -> None:
+def _add_used(value: relax.Expr, used: list[relax.Var]) -> None:
     kind = type(value)
     if kind is relax.DataflowVar or kind is relax.Var:
-        found.append(value)
+        used.append(value)
     elif kind is relax.Call:
         if isinstance(value.op, relax.Var):
-            found.append(value.op)
+            used.append(value.op)
         for argument in value.args[:]:
-            _add_used(argument, found)
+            _add_used(argument, used)
     elif kind is relax.Tuple:
         for field in value.fields[:]:
-            _add_used(field, found)
+            _add_used(field, used)
     elif kind is relax.TupleGetItem:
-        _add_used(value.tuple_value, found)
+        _add_used(value.tuple_value, used)
     elif kind is relax.SeqExpr:
-        _add_used(value.body, found)
+        _add_used(value.body, used)
     elif kind is relax.If:
-        _add_used(value.true_branch, found)
-        _add_used(value.false_branch, found)
+        _add_used(value.true_branch, used)
+        _add_used(value.false_branch, used)
     elif kind is relax.Function:
-        found.extend(relax.analysis.free_vars(value))
+        used.extend(relax.analysis.free_vars(value))
 
 
 def with_value(binding: relax.Binding, value: relax.Expr) -> relax.Binding:

@@ -167,51 +167,51 @@ def dtype_of(tensor_type) -> str:
 MAPS_FUNCTIONS = hasattr(tvm.tirx.op, "masked_load")  # 0.27 and later
 
 
-def shapes_differ(found, expected) -> bool:
+def shapes_differ(actual, expected) -> bool:
     """Tell whether two tensor types provably differ in rank or in an extent."""
-    if -1 not in (found.ndim, expected.ndim) and found.ndim != expected.ndim:
+    if -1 not in (actual.ndim, expected.ndim) and actual.ndim != expected.ndim:
         return True
-    if not all(isinstance(ty.shape, tvm.relax.ShapeExpr) for ty in (found, expected)):
+    if not all(isinstance(ty.shape, tvm.relax.ShapeExpr) for ty in (actual, expected)):
         return False
-    if structural_equal(found.shape, expected.shape):  # the usual case, and faster than a proof
+    if structural_equal(actual.shape, expected.shape):  # the usual case, and faster than a proof
         return False
     analyzer = Analyzer()
     return any(
         analyzer.can_prove(a != b)
-        for a, b in zip(found.shape.values, expected.shape.values, strict=True)
+        for a, b in zip(actual.shape.values, expected.shape.values, strict=True)
     )
 
 
-def shapes_agree(found, expected) -> bool:
+def shapes_agree(actual, expected) -> bool:
     """Tell whether two types are tensor types with provably equal extents."""
     if not all(
         isinstance(ty, tvm.relax.TensorType) and isinstance(ty.shape, tvm.relax.ShapeExpr)
-        for ty in (found, expected)
+        for ty in (actual, expected)
     ):
         return False
     analyzer = Analyzer()
-    return found.ndim == expected.ndim and all(
+    return actual.ndim == expected.ndim and all(
         analyzer.can_prove_equal(a, b)
-        for a, b in zip(found.shape.values, expected.shape.values, strict=True)
+        for a, b in zip(actual.shape.values, expected.shape.values, strict=True)
     )
 
 
-def shapes_may_differ(found, expected) -> bool:
+def shapes_may_differ(actual, expected) -> bool:
     """Tell whether two tensor types may differ in rank or in an extent.
 
     Two extents that are each a symbol or a number differ unless they are provably equal. Other expressions differ only
     if this is provable, because their equality cannot be proved in general.
     """
-    if not all(isinstance(ty.shape, tvm.relax.ShapeExpr) for ty in (found, expected)):
-        return shapes_differ(found, expected)
-    if structural_equal(found.shape, expected.shape):
+    if not all(isinstance(ty.shape, tvm.relax.ShapeExpr) for ty in (actual, expected)):
+        return shapes_differ(actual, expected)
+    if structural_equal(actual.shape, expected.shape):
         return False
-    if shapes_differ(found, expected):
+    if shapes_differ(actual, expected):
         return True
     plain, analyzer = (tvm.tirx.Var, tvm.tirx.IntImm), Analyzer()
     return any(
         isinstance(a, plain) and isinstance(b, plain) and not analyzer.can_prove_equal(a, b)
-        for a, b in zip(found.shape.values, expected.shape.values, strict=True)
+        for a, b in zip(actual.shape.values, expected.shape.values, strict=True)
     )
 
 
@@ -224,11 +224,11 @@ def layout_decision(layout: str | None):
     The layout of a 0-d tensor is ``""``, and that of a value that is no tensor is None.
     """
     if layout == "":  # slayout treats it as no layout
-        found = tvm.ir.make_node(_LAYOUT_KEY, name="", axes=[])
+        axes = tvm.ir.make_node(_LAYOUT_KEY, name="", axes=[])
     else:
-        found = layout and slayout(layout)
+        axes = layout and slayout(layout)
     return tvm.ir.make_node(
-        "relax.transform.LayoutDecision", layout=found, is_unknown_dim=layout is None
+        "relax.transform.LayoutDecision", layout=axes, is_unknown_dim=layout is None
     )
 
 
@@ -267,25 +267,25 @@ def replace_attrs(attrs, **changes):
     return tvm.ir.make_node(info.type_key, **{**fields, **changes})
 
 
-def types_differ(found, expected) -> bool:
+def types_differ(actual, expected) -> bool:
     """Tell whether two types provably differ: one is no tensor, or the dtypes, ranks or extents differ."""
     if isinstance(expected, tvm.relax.TupleType):
         return (
-            not isinstance(found, tvm.relax.TupleType)
-            or len(found.fields) != len(expected.fields)
-            or any(map(types_differ, found.fields, expected.fields))
+            not isinstance(actual, tvm.relax.TupleType)
+            or len(actual.fields) != len(expected.fields)
+            or any(map(types_differ, actual.fields, expected.fields))
         )
     if not isinstance(expected, tvm.relax.TensorType):
         return False
-    if not isinstance(found, tvm.relax.TensorType):
-        return not isinstance(found, tvm.relax.ObjectType)  # which may be any value
+    if not isinstance(actual, tvm.relax.TensorType):
+        return not isinstance(actual, tvm.relax.ObjectType)  # which may be any value
     if (
-        found.dtype is not None
+        actual.dtype is not None
         and expected.dtype is not None
-        and dtype_of(found) != dtype_of(expected)
+        and dtype_of(actual) != dtype_of(expected)
     ):
         return True
-    return shapes_differ(found, expected)
+    return shapes_differ(actual, expected)
 
 
 def applies_softmax(attrs) -> bool:

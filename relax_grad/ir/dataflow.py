@@ -33,8 +33,8 @@ def in_dataflow(function: relax.Function) -> relax.Function:
         ]
     )
     hidden = hide_checks(function)
-    found = passes(tvm.IRModule({GlobalVar("function"): hidden}))["function"]
-    return found if hidden is function else show_checks(found)
+    transformed = passes(tvm.IRModule({GlobalVar("function"): hidden}))["function"]
+    return transformed if hidden is function else show_checks(transformed)
 
 
 def hide_checks(function: relax.Function) -> relax.Function:
@@ -46,7 +46,7 @@ def hide_checks(function: relax.Function) -> relax.Function:
     if not checks:
         return function
     return with_changed_bindings(
-        function, lambda each: _hidden(each) if each.var in checks else each
+        function, lambda value: _hidden(value) if value.var in checks else value
     )
 
 
@@ -69,13 +69,13 @@ def _checks(function: relax.Function) -> set[relax.Var]:
     """Return the variables of casts to types with extents that are already defined."""
     definable = relax.analysis.definable_tir_vars_in_type
     known = {extent for param in function.params for extent in definable(param.ty)}
-    found = set()
+    variables = set()
     for binding in bindings_of(function.body):
         if isinstance(binding, relax.MatchCast):
             if any(extent in known for extent in relax.analysis.tir_vars_in_type(binding.ty)):
-                found.add(binding.var)
+                variables.add(binding.var)
             known.update(definable(binding.ty))
-    return found
+    return variables
 
 
 def _hidden(binding: relax.MatchCast) -> relax.Binding:
@@ -137,15 +137,15 @@ def with_changed_blocks(
         Takes such a function and the analysis of its writes. Returns a callable that takes a block and returns a
         changed block or the same one.
     """
-    found = {
+    affected = {
         variable: function
         for variable, function in mod.functions_items()
         if isinstance(function, relax.Function) and is_affected(function)
     }
-    if not found:
+    if not affected:
         return mod
     functions, writers = dict(mod.functions_items()), writing_functions(mod)
-    for variable, function in found.items():
+    for variable, function in affected.items():
         changed = change(function, Memory(function, writers))
         blocks = [
             changed(block) if isinstance(block, relax.DataflowBlock) else block

@@ -13,23 +13,23 @@ from .module import is_buffer
 
 def loads(expr) -> list:
     """Return the loads in an expression or a statement, including loads in the indices of other loads."""
-    found = []
-    tvm_ffi.structural_walk(expr, (BufferLoad, found.append))
-    return found
+    nodes = []
+    tvm_ffi.structural_walk(expr, (BufferLoad, nodes.append))
+    return nodes
 
 
 def variables(expr) -> set[tirx.Var]:
     """Return the variables in an expression or a statement, including its buffers."""
-    found = set()
-    tvm_ffi.structural_walk(expr, (tirx.Var, found.add))
-    return found
+    variables = set()
+    tvm_ffi.structural_walk(expr, (tirx.Var, variables.add))
+    return variables
 
 
-def are_equal(one, other) -> bool:
+def are_equal(expr, other) -> bool:
     """Tell whether two expressions have the same structure and buffers; TVM 0.26 ignores the buffers of loads."""
-    return tvm_ffi.structural_equal(one, other) and all(
+    return tvm_ffi.structural_equal(expr, other) and all(
         loaded_buffer(a).same_as(loaded_buffer(b))
-        for a, b in zip(loads(one), loads(other), strict=True)
+        for a, b in zip(loads(expr), loads(other), strict=True)
     )
 
 

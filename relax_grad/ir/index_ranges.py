@@ -72,8 +72,8 @@ class IndexRange:
         if not part.size or (low <= int(part.min()) and int(part.max()) < high):
             return
         wrong = (part < low) | (part >= high)
-        for each in self.ignored:
-            wrong &= part != each
+        for ignored in self.ignored:
+            wrong &= part != ignored
         if not wrong.any():
             return
         place = [int(i) for i in np.argwhere(wrong)[0]]
@@ -82,7 +82,7 @@ class IndexRange:
             place[axis] = first + step * place[axis]
         name = f"{self.input}[{', '.join(map(str, place))}]" if place else self.input
         wanted = f"must be from {low} to {high - 1}" if low < high else "cannot be an index"
-        ignored = "".join(f" or the ignored {each}" for each in self.ignored)
+        ignored = "".join(f" or the ignored {value}" for value in self.ignored)
         raise IndexError(
             f"{name} is {value}, but it selects one of {extent} elements, and {wanted}{ignored}{remedy}"
         )
@@ -120,7 +120,7 @@ class _Part:
                 return None
             begin = first if first >= 0 else first - first // step * step
             slices.append((begin, max(int(behind), 0), step))
-        is_whole = all(each == (0, 0, 1) for each in slices)
+        is_whole = all(step == (0, 0, 1) for step in slices)
         return replace(self, axes=None, slices=() if is_whole else tuple(slices))
 
 
@@ -166,7 +166,7 @@ def _ranges(
     """Yield the ranges of a function, some of whose parameters are parts."""
     parts, values = dict(known), {}
     blocks = function.body.blocks[:] if isinstance(function.body, relax.SeqExpr) else []
-    for binding in (each for block in blocks for each in block.bindings[:]):
+    for binding in (binding for block in blocks for binding in block.bindings[:]):
         variable, value = binding.var, binding.value
         values[variable] = value
         if isinstance(value, relax.Var) and value in parts:
@@ -174,25 +174,25 @@ def _ranges(
         if not isinstance(value, relax.Call):
             continue
         args = value.args[:]
-        given = [parts.get(each) if isinstance(each, relax.Var) else None for each in args]
-        if not any(given):
+        operand_parts = [parts.get(arg) if isinstance(arg, relax.Var) else None for arg in args]
+        if not any(operand_parts):
             continue
         if isinstance(value.op, relax.GlobalVar):
             callee = module[value.op.name_hint]
             if isinstance(callee, relax.Function):
-                pairs = zip(callee.params, given, strict=True)
-                yield from _ranges(module, callee, {p: each for p, each in pairs if each})
+                pairs = zip(callee.params, operand_parts, strict=True)
+                yield from _ranges(module, callee, {p: part for p, part in pairs if part})
         elif isinstance(value.op, tvm.ir.Op):
-            yield from _uses(value, given)
-            yield from _tested(value, given[0])
-            found = _passed(variable, value, given, values)
-            if found is not None:
-                parts[variable] = found
+            yield from _uses(value, operand_parts)
+            yield from _tested(value, operand_parts[0])
+            passed = _passed(variable, value, operand_parts, values)
+            if passed is not None:
+                parts[variable] = passed
 
 
-def _uses(call: relax.Call, given: list[_Part | None]) -> Iterator[IndexRange]:
+def _uses(call: relax.Call, parts: list[_Part | None]) -> Iterator[IndexRange]:
     """Yield the ranges of the parts that a call uses as indices."""
-    name, index, ignored = call.op.name, given[1] if len(given) > 1 else None, ()
+    name, index, ignored = call.op.name, parts[1] if len(parts) > 1 else None, ()
     if index is None:
         return
     data, from_end = call.args[0].ty, True
@@ -234,23 +234,23 @@ def _tested(call: relax.Call, part: _Part | None) -> Iterator[IndexRange]:
 def _passed(
     variable: relax.Var,
     call: relax.Call,
-    given: list[_Part | None],
+    parts: list[_Part | None],
     values: Mapping[relax.Var, relax.Expr],
 ) -> _Part | None:
     """Return the part that the result of a call is; None if it is another value."""
     name, args = call.op.name, call.args[:]
     if name == "relax.where":
-        return _selected(args, given, values)
+        return _selected(args, parts, values)
     if name in ("relax.add", "relax.subtract"):
-        part, offset = given[0], _integer(args[1])
+        part, offset = parts[0], _integer(args[1])
         if name == "relax.add" and part is None:
-            part, offset = given[1], _integer(args[0])
+            part, offset = parts[1], _integer(args[0])
         if part is None or offset is None or part.is_positive or part.is_wrapped:
             return None
-        if variable.ty.ndim != args[0 if part is given[0] else 1].ty.ndim:
+        if variable.ty.ndim != args[0 if part is parts[0] else 1].ty.ndim:
             return None
         return replace(part, shift=part.shift + (offset if name == "relax.add" else -offset))
-    part = given[0]
+    part = parts[0]
     if part is None:
         return None
     if name == "relax.astype":
@@ -262,7 +262,7 @@ def _passed(
     if name == "relax.strided_slice":
         return _sliced(part, call)
     if name == "relax.nn.pad" and call.attrs.pad_mode == "constant":
-        before = [int(each) for each in call.attrs.pad_width][::2]
+        before = [int(width) for width in call.attrs.pad_width][::2]
         pairs = zip(part.axes, before, strict=True)
         return replace(part, axes=tuple((first - step * n, step) for (first, step), n in pairs))
     return None
@@ -270,27 +270,27 @@ def _passed(
 
 def _sliced(part: _Part, call: relax.Call) -> _Part | None:
     _, axes, begins, _, *rest = call.args[:]
-    numbers = [_numbers(each) for each in (axes, begins, *rest)]
-    if any(each is None for each in numbers):
+    numbers = [_numbers(expr) for expr in (axes, begins, *rest)]
+    if any(value is None for value in numbers):
         return None
     steps = numbers[2] if rest else [1] * len(numbers[0])
-    found = list(part.axes)
+    new_axes = list(part.axes)
     for axis, begin, step in zip(*numbers[:2], steps, strict=True):
         if begin < 0 or step < 1:
             return None
-        first, inner = found[axis]
-        found[axis] = first + inner * begin, inner * step
-    return replace(part, axes=tuple(found))
+        first, inner = new_axes[axis]
+        new_axes[axis] = first + inner * begin, inner * step
+    return replace(part, axes=tuple(new_axes))
 
 
-def _selected(args: list, given: list[_Part | None], values: Mapping) -> _Part | None:
+def _selected(args: list, parts: list[_Part | None], values: Mapping) -> _Part | None:
     """Return the part of ``where`` with a condition on the values of a part, such as those of ignored targets."""
     test = values.get(args[0]) if isinstance(args[0], relax.Var) else args[0]
     if not isinstance(test, relax.Call) or not isinstance(test.op, tvm.ir.Op):
         return None
     operand, bound = test.args[0], _integer(test.args[1]) if len(test.args) > 1 else None
     kept = 1 if test.op.name == "relax.not_equal" else 2
-    part = given[kept]
+    part = parts[kept]
     if bound is None or part is None or not args[kept].same_as(operand):
         return None
     if test.op.name in ("relax.equal", "relax.not_equal"):
@@ -298,9 +298,9 @@ def _selected(args: list, given: list[_Part | None], values: Mapping) -> _Part |
     if test.op.name != "relax.less" or bound != 0 or part.is_positive or part.is_wrapped:
         return None
     other = values.get(args[1]) if isinstance(args[1], relax.Var) else args[1]
-    if isinstance(other, relax.Call) and other.op.name == "relax.add" and given[1] is not None:
+    if isinstance(other, relax.Call) and other.op.name == "relax.add" and parts[1] is not None:
         return replace(part, is_wrapped=True)
-    return replace(part, is_positive=True) if given[1] is None else None
+    return replace(part, is_positive=True) if parts[1] is None else None
 
 
 def _is_one(extent) -> bool:

@@ -118,7 +118,9 @@ def _bound_twice(function: relax.Function) -> set[relax.Var]:
         bindings = list(bindings_of(current.body))
         for variable in [*current.params, *(binding.var for binding in bindings)]:
             (twice if variable in bound else bound).add(variable)
-        functions += [each.value for each in bindings if isinstance(each.value, relax.Function)]
+        functions += [
+            binding.value for binding in bindings if isinstance(binding.value, relax.Function)
+        ]
     return twice
 
 
@@ -185,16 +187,16 @@ def has_conditions(function: tvm.ir.BaseFunc) -> bool:
     """Tell whether the extents or values of a function have conditions; False if TVM cannot map Relax functions."""
     if not MAPS_FUNCTIONS:
         return False
-    found = []
+    selections = []
     tvm_ffi.structural_walk(
-        function, (Call, lambda call: found.append(call.op.same_as(IF_THEN_ELSE)))
+        function, (Call, lambda call: selections.append(call.op.same_as(IF_THEN_ELSE)))
     )
-    return any(found)
+    return any(selections)
 
 
-def is_known(found: relax.Type, wanted: relax.Type) -> bool:
+def is_known(actual: relax.Type, wanted: relax.Type) -> bool:
     """Tell whether each value of the found type is known to have the wanted type."""
-    check = relax.analysis.type_base_check(wanted, found)
+    check = relax.analysis.type_base_check(wanted, actual)
     return check == relax.analysis.BaseCheckResult.PASS
 
 
@@ -217,8 +219,8 @@ def tuple_fields(expr: relax.Expr) -> list[relax.Expr]:
 
 def referred_to(functions: Iterable[tvm.ir.BaseFunc]) -> set[GlobalVar]:
     """Return the functions that the given Relax functions refer to. Other functions are ignored."""
-    found: set[GlobalVar] = set()
+    called: set[GlobalVar] = set()
     for function in functions:
         if isinstance(function, relax.Function):
-            found.update(relax.analysis.all_global_vars(function))
-    return found
+            called.update(relax.analysis.all_global_vars(function))
+    return called

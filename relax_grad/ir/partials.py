@@ -71,32 +71,32 @@ def check_partial(
     return partial
 
 
-def _may_be_gradient(found: relax.Type, argument: relax.Type) -> bool:
+def _may_be_gradient(actual: relax.Type, argument: relax.Type) -> bool:
     """Tell whether a value of the found type may be the gradient of an argument, as far as is known."""
-    if isinstance(found, relax.ObjectType):
+    if isinstance(actual, relax.ObjectType):
         return True
     if isinstance(argument, relax.TupleType):
         return (
-            isinstance(found, relax.TupleType)
-            and len(found.fields) == len(argument.fields)
-            and all(map(_may_be_gradient, found.fields, argument.fields))
+            isinstance(actual, relax.TupleType)
+            and len(actual.fields) == len(argument.fields)
+            and all(map(_may_be_gradient, actual.fields, argument.fields))
         )
     if not isinstance(argument, relax.TensorType):
         return True
     is_float = argument.dtype is None or dtype_of(argument).startswith(("float", "bfloat"))
-    if not isinstance(found, relax.TensorType):
+    if not isinstance(actual, relax.TensorType):
         return not is_float  # an element without a gradient may have any partial in a tuple
-    if _is_quantized(argument) and found.dtype is not None and "float" in dtype_of(found):
-        return not shapes_differ(found, argument)
-    return not types_differ(found, argument)
+    if _is_quantized(argument) and actual.dtype is not None and "float" in dtype_of(actual):
+        return not shapes_differ(actual, argument)
+    return not types_differ(actual, argument)
 
 
-def _is_gradient(found: relax.Type, argument: relax.Type) -> bool:
+def _is_gradient(actual: relax.Type, argument: relax.Type) -> bool:
     """Tell whether the type of a partial agrees with that of the argument, as far as is known."""
-    return not types_differ(found, argument)
+    return not types_differ(actual, argument)
 
 
-def _is_gradient_of_quantized(found: relax.Type, argument: relax.Type) -> bool:
+def _is_gradient_of_quantized(actual: relax.Type, argument: relax.Type) -> bool:
     """Tell whether the types agree, with float32 for the gradients of integer and float8 tensors.
 
     The gradient of a quantized tensor is that of the numbers that it represents.
@@ -104,7 +104,7 @@ def _is_gradient_of_quantized(found: relax.Type, argument: relax.Type) -> bool:
     if _is_quantized(argument):
         ndim = argument.ndim if argument.shape is None else -1
         argument = relax.TensorType(argument.shape, "float32", ndim=ndim)
-    return _is_gradient(found, argument)
+    return _is_gradient(actual, argument)
 
 
 def check_length(partials, expected: int) -> None:

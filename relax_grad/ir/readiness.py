@@ -26,7 +26,7 @@ def in_order_of_readiness(
         Further variables that are used behind the bindings.
     """
     serves = _served(bindings, set(wanted), kept)
-    defined = {each.var: i for i, each in enumerate(bindings)}
+    defined = {binding.var: i for i, binding in enumerate(bindings)}
     #: For each binding, the one behind which it comes, or itself.
     places: list[int] = []
     extents = -1
@@ -35,7 +35,9 @@ def in_order_of_readiness(
         if isinstance(binding, relax.MatchCast):
             extents = i  # later types may name the extents that it defines
         elif serves[i]:
-            operands = [places[defined[each]] for each in _operands(binding) if each in defined]
+            operands = [
+                places[defined[operand]] for operand in _operands(binding) if operand in defined
+            ]
             if operands:
                 place = min(i, max(*operands, extents))
         places.append(place)
@@ -48,15 +50,15 @@ def _served(
     """Tell for each binding whether exactly one of the wanted results depends on it, and nothing else."""
     several = object()
     serves: dict[relax.Var, object] = dict.fromkeys(kept, several)
-    found = [False] * len(bindings)
+    is_single = [False] * len(bindings)
     for i in reversed(range(len(bindings))):
         variable = bindings[i].var
         by = variable if variable in wanted else serves.get(variable, several)
-        found[i] = by is not several
-        for each in _operands(bindings[i]):
-            if serves.setdefault(each, by) is not by:
-                serves[each] = several
-    return found
+        is_single[i] = by is not several
+        for operand in _operands(bindings[i]):
+            if serves.setdefault(operand, by) is not by:
+                serves[operand] = several
+    return is_single
 
 
 def _operands(binding: relax.Binding) -> list[relax.Var]:

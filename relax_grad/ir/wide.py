@@ -57,13 +57,13 @@ def with_wide_indices(expr: tirx.PrimExpr, names: Mapping, known: Analyzer) -> t
 
 def wide_index(expr: tirx.PrimExpr, names: Mapping, known: Analyzer) -> tirx.PrimExpr:
     """Return an index in 64 bits, simplified if it does not depend on data."""
-    found = wide(expr, names, known)
-    if loads(found):
-        return found
+    index = wide(expr, names, known)
+    if loads(index):
+        return index
     try:
-        return known.simplify(found)
+        return known.simplify(index)
     except (tvm.error.InternalError, TypeError, ValueError):
-        return found
+        return index
 
 
 def wide(expr: tirx.PrimExpr, names: Mapping, known: Analyzer) -> tirx.PrimExpr:

@@ -28,15 +28,15 @@ class Difference:
     wanted: float = 0.0
 
 
-def difference(found: np.ndarray, wanted: np.ndarray) -> Difference:
+def difference(actual: np.ndarray, wanted: np.ndarray) -> Difference:
     """Compare two arrays of the same shape; infinities of the same sign are equal, and NaN equals NaN."""
     if not wanted.size:
         return Difference(0.0)
-    found, wanted = np.asarray(found, "float64"), np.asarray(wanted, "float64")
-    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    actual, wanted = np.asarray(actual, "float64"), np.asarray(wanted, "float64")
+    same = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
     with np.errstate(invalid="ignore"):
-        error = np.where(same, 0.0, np.abs(found - wanted))
+        error = np.where(same, 0.0, np.abs(actual - wanted))
     scale = max(1.0, np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
     worst = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
     at = ", ".join(str(int(i)) for i in worst)
-    return Difference(float(error[worst] / scale), at, float(found[worst]), float(wanted[worst]))
+    return Difference(float(error[worst] / scale), at, float(actual[worst]), float(wanted[worst]))

@@ -364,7 +364,7 @@ def assemble(module: tvm.runtime.Module, target: tvm.target.Target) -> None:
     if target.kind.name != "llvm" or target.export().get("opt-level") != 0:
         return
     imported = list(module.imports)
-    if [each.kind for each in imported] == ["llvm"] and not list(imported[0].imports):
+    if [module.kind for module in imported] == ["llvm"] and not list(imported[0].imports):
         module.clear_imports()
         module.import_module(assembled(imported[0], target))
 

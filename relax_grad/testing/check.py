@@ -266,18 +266,18 @@ def levels(
 
 def check_together(prepared: Sequence, target) -> Iterator[GradientReport]:
     """Compile prepared checks in one module and run them. An error ends with the shapes and attributes of its case."""
-    run = _program.compile_together([m for each in prepared for m in each.modules], target)
+    run = _program.compile_together([m for case in prepared for m in case.modules], target)
 
-    def check(each, first: int) -> GradientReport:
+    def check(case, first: int) -> GradientReport:
         try:
-            return each.check(run, first)
+            return case.check(run, first)
         except GradientCheckError as error:
-            raise GradientCheckError(f"{error} ({each.description})") from None
+            raise GradientCheckError(f"{error} ({case.description})") from None
 
     first = 1
-    for each in prepared:
-        yield check(each, first)
-        first += len(each.modules)
+    for case in prepared:
+        yield check(case, first)
+        first += len(case.modules)
 
 
 class _Chain:
@@ -360,18 +360,18 @@ class _Check:
         arguments = _by_name(level.program)
         references = reference.gradients(order, level.program.values())
         pairs = zip(own.gradients(order), references, strict=True)
-        for name, (found, expected) in zip(level.wrt, pairs, strict=True):
+        for name, (gradient, expected) in zip(level.wrt, pairs, strict=True):
             if not expected.size:
                 continue
             rtol = TOLERANCES[arguments[name].dtype] if self.rtol is None else self.rtol
             atol = rtol if self.atol is None else self.atol
             scale = np.abs(expected).max()
-            error = np.abs(found - expected)
+            error = np.abs(gradient - expected)
             self._record(error.max() / max(scale, 1.0), expected.size)
             if not np.all(error <= atol + rtol * scale):
                 worst = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
                 raise _failure(
-                    own.name, order, name, worst, found[worst], expected[worst], "float64 gives"
+                    own.name, order, name, worst, gradient[worst], expected[worst], "float64 gives"
                 )
 
     def _compare_directions(self, order, chain: _Chain, gradients) -> None:
@@ -402,15 +402,15 @@ class _Check:
                 direction = rng.choice([-1.0, 1.0], gradient.shape)
                 direction *= rng.uniform(0.5, 1.0, gradient.shape)
                 expected = difference(index, direction)
-                found = float(np.sum(gradient * direction))
+                slope = float(np.sum(gradient * direction))
                 scale = float(np.sqrt(np.sum((gradient * direction) ** 2)))
-                error = abs(found - expected)
+                error = abs(slope - expected)
                 self._record(error / max(scale, 1.0), 1)
                 if not error <= atol + rtol * max(scale, abs(expected)):
                     self._locate(order, name, gradient, lambda d, i=index: difference(i, d))
                     raise GradientCheckError(
                         f"{self.name}, order {order}: the gradient of {name} along a random direction is "
-                        f"{found:.9g}, but central differences give {expected:.9g}"
+                        f"{slope:.9g}, but central differences give {expected:.9g}"
                     )
 
     def _locate(self, order, name, gradient, difference) -> None:
@@ -430,11 +430,11 @@ class _Check:
         self.comparisons += comparisons
 
 
-def _failure(function, order, name, position, found, expected, source) -> GradientCheckError:
+def _failure(function, order, name, position, actual, expected, source) -> GradientCheckError:
     at = ", ".join(map(str, (int(i) for i in position)))
     return GradientCheckError(
         f"{function}, order {order}: the gradient of {name} is wrong; the worst element is "
-        f"[{at}], where the gradient is {found:.9g}, but {source} {expected:.9g}"
+        f"[{at}], where the gradient is {actual:.9g}, but {source} {expected:.9g}"
     )
 
 

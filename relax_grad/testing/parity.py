@@ -200,8 +200,8 @@ class PreparedParity:
         return total.detach().numpy(), [gradient.numpy() for gradient in gradients]
 
 
-def _compare(name, tensor, found, expected, rtol) -> float:
-    worst = difference(found, expected)
+def _compare(name, tensor, actual, expected, rtol) -> float:
+    worst = difference(actual, expected)
     if not worst.error <= rtol:
         raise GradientCheckError(
             f"{name}: {tensor} differs from PyTorch's; the worst element is [{worst.at}], which is "
