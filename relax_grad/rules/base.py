@@ -60,9 +60,9 @@ def hint_on_device(orig_var, orig_call, output_grad, ctx):
 
 def _is_hinted(vdevice, hint) -> bool:
     """Tell whether a virtual device is the one that ``hint_on_device`` names."""
-    found = (
+    device = (
         vdevice.target.get_target_device_type(),
         int(vdevice.vdevice_id),
         str(vdevice.memory_scope),
     )
-    return found == (int(hint.device_type), int(hint.index), str(hint.memory_scope))
+    return device == (int(hint.device_type), int(hint.index), str(hint.memory_scope))

@@ -29,9 +29,9 @@ def with_backward(orig_var, orig_call, output_grad, ctx):
         )
     arguments = [*map(tuple_fields, (orig_var, residuals, output_grad))]
     arguments = [
-        each if isinstance(each, (relax.Var, relax.ShapeExpr)) else ctx.emit(each)
+        field if isinstance(field, (relax.Var, relax.ShapeExpr)) else ctx.emit(field)
         for fields in arguments
-        for each in fields
+        for field in fields
     ]
     function = with_shapes(module[backward], arguments)
     values = dict(zip(function.params, arguments, strict=True))
@@ -45,5 +45,5 @@ def with_backward(orig_var, orig_call, output_grad, ctx):
     result = substitute(function.body.body, values)
     fields = tuple_fields(result)
     if not isinstance(result, relax.Tuple):
-        fields = [ctx.emit(each) for each in fields]
+        fields = [ctx.emit(field) for field in fields]
     return [no_grad(outputs), relax.Tuple(fields), no_grad(residuals), no_grad(backward)]

@@ -194,14 +194,14 @@ def _einsum_operand(
 def _check_extents(terms: list[tuple[relax.Expr, str]]) -> None:
     """Check that the extents of each subscript are 1 or known to be equal."""
     analyzer = Analyzer()
-    found = {}
+    extents = {}
     for operand, letters in terms:
         for letter, extent in zip(letters, shape_of(operand), strict=True):
             if is_one(extent):
                 continue
-            if not analyzer.can_prove_equal(found.setdefault(letter, extent), extent):
+            if not analyzer.can_prove_equal(extents.setdefault(letter, extent), extent):
                 raise GradientError(
-                    f"the extents {found[letter]} and {extent} of one subscript must be known to be "
+                    f"the extents {extents[letter]} and {extent} of one subscript must be known to be "
                     "equal; give them the same symbolic variable with relax.match_cast"
                 )
 

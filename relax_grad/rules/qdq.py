@@ -141,8 +141,8 @@ def _is_quantized(ctx: relax.BlockBuilder, data: relax.Expr) -> bool:
     while pending:
         value = pending.pop()
         if isinstance(value, relax.If) and any(
-            isinstance(each, relax.Call) and each.op == _QUANTIZE
-            for each in (binding.value for binding in expanded([relax.VarBinding(data, value)]))
+            isinstance(bound, relax.Call) and bound.op == _QUANTIZE
+            for bound in (binding.value for binding in expanded([relax.VarBinding(data, value)]))
         ):
             raise GradientError(
                 f"{data} is the result of a conditional that quantizes; dequantize within its branches"

@@ -190,8 +190,8 @@ def _share_among_equals(
     If the result is NaN, no element is equal to it, and the gradient is NaN, as in PyTorch.
     """
     (x,) = reduction.args
-    found = ctx.emit(restore_axes(reduction, reduced))
-    equal = ctx.emit(relax.op.astype(relax.op.equal(candidates, found), wide_dtype(x)))
+    extremum = ctx.emit(restore_axes(reduction, reduced))
+    equal = ctx.emit(relax.op.astype(relax.op.equal(candidates, extremum), wide_dtype(x)))
     count = relax.op.sum(equal, reduction.attrs.axis, keepdims=True)
     grad = restore_axes(reduction, widen(output_grad))
     return cast_like(ctx, equal * grad / count, x)

@@ -19,7 +19,7 @@ def log_softmax_backward(orig_var, orig_call, output_grad, ctx):
     """
     dy, y = orig_call.args
     axis = int(orig_call.attrs.axis)
-    grad, wide_dy, wide_y = (ctx.emit(widen(each)) for each in (output_grad, dy, y))
+    grad, wide_dy, wide_y = (ctx.emit(widen(tensor)) for tensor in (output_grad, dy, y))
 
     def total(expr):
         return op.sum(expr, axis, keepdims=True)
@@ -43,7 +43,7 @@ def softmax_backward(orig_var, orig_call, output_grad, ctx):
     """
     dy, y = orig_call.args
     axis = int(orig_call.attrs.axis)
-    grad, wide_dy, wide_y = (ctx.emit(widen(each)) for each in (output_grad, dy, y))
+    grad, wide_dy, wide_y = (ctx.emit(widen(tensor)) for tensor in (output_grad, dy, y))
 
     def total(expr):
         return op.sum(op.multiply(expr, wide_y), axis, keepdims=True)

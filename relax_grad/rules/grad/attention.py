@@ -69,7 +69,7 @@ def attention_backward(orig_var, orig_call, output_grad, ctx):
     )
     query_twist = ctx.emit(op.multiply(by_position(query_twist), scale))
     key_twist, value_twist = by_feature(key_twist), by_feature(value_twist)
-    keys, values = (for_heads(ctx, each, heads) for each in (parts.key, parts.value))
+    keys, values = (for_heads(ctx, tensor, heads) for tensor in (parts.key, parts.value))
     g, queries = by_position(grad), turned(parts.query)
 
     weights_grad = ctx.emit(op.matmul(g, values))
@@ -98,4 +98,4 @@ def attention_backward(orig_var, orig_call, output_grad, ctx):
         of_keys(v_partial, parts.value),
     ]
     partials = cast_each(ctx, partials, orig_call.args[:5])
-    return [*partials, *(cast_like(ctx, unbroadcast(ctx, s_twist, each), each) for each in bias)]
+    return [*partials, *(cast_like(ctx, unbroadcast(ctx, s_twist, term), term) for term in bias)]

@@ -59,13 +59,13 @@ def _partials(orig_var, orig_call, output_grad, ctx):
     """Return the partials of queries, keys and values."""
     query, *others = orig_call.args[:3]
     check_masks(orig_call)
-    for each in others:
-        shared_by(each, shape_of(query)[2], axis=2)
+    for tensor in others:
+        shared_by(tensor, shape_of(query)[2], axis=2)
     if _precise(orig_var) is None:
         return gradients(ctx, orig_call, None, output_grad)[0]
     arguments = [output_grad, orig_var, *orig_call.args]
-    found = ctx.emit(relax.Call(_BACKWARD, arguments, orig_call.attrs))
-    return [relax.TupleGetItem(found, i) for i in range(3)]
+    partials = ctx.emit(relax.Call(_BACKWARD, arguments, orig_call.attrs))
+    return [relax.TupleGetItem(partials, i) for i in range(3)]
 
 
 def _precise(output):

@@ -86,26 +86,26 @@ class Call:
 
     def arguments(self) -> dict:
         """Return the arguments by name, with PyTorch's defaults and Relax values in the place of nodes."""
-        return self._named(lambda each: self.importer.env[each])
+        return self._named(lambda operand: self.importer.env[operand])
 
     def meta(self) -> dict:
         """Return the arguments by name with PyTorch's fake tensors."""
-        return self._named(lambda each: each.meta["val"])
+        return self._named(lambda operand: operand.meta["val"])
 
     def _named(self, value: Callable) -> dict:
         args = fx.node.map_arg(self.node.args, value)
         kwargs = fx.node.map_arg(self.node.kwargs, value)
         result = {}
-        for i, each in enumerate(self.node.target._schema.arguments):
-            if each.name in _PLACEMENT:
+        for i, argument in enumerate(self.node.target._schema.arguments):
+            if argument.name in _PLACEMENT:
                 continue
             if i < len(args):
-                found = args[i]
-            elif each.name in kwargs:
-                found = kwargs[each.name]
+                entry = args[i]
+            elif argument.name in kwargs:
+                entry = kwargs[argument.name]
             else:
-                found = each.default_value
-            result[_DATA.get(each.name, each.name)] = _plain(found)
+                entry = argument.default_value
+            result[_DATA.get(argument.name, argument.name)] = _plain(entry)
         return result
 
     @property
@@ -134,15 +134,15 @@ class Call:
 
     def cast(self, value: relax.Expr, dtype: str) -> relax.Expr:
         """Return a tensor in another dtype; a number other than zero is true."""
-        found = dtype_of(value.ty)
-        if found == dtype:
+        source = dtype_of(value.ty)
+        if source == dtype:
             return value
         if dtype == "bool":
-            truth = self.emit(relax.op.not_equal(value, relax.const(0, found)))
-            if "float" not in found:
+            truth = self.emit(relax.op.not_equal(value, relax.const(0, source)))
+            if "float" not in source:
                 return truth
             # TVM's comparison with NaN is false in every form, PyTorch's != is true.
-            wrong = relax.op.isnan(self.cast(value, wide(found)))
+            wrong = relax.op.isnan(self.cast(value, wide(source)))
             return self.emit(relax.op.logical_or(truth, wrong))
         return self.emit(relax.op.astype(value, dtype))
 
@@ -158,15 +158,16 @@ class Call:
     def count(self, extents, dtype: str) -> relax.Expr:
         """Return the product of extents as a tensor."""
         total = tirx.IntImm("int64", 1)
-        for each in extents:
-            total = total * each
+        for extent in extents:
+            total = total * extent
         total = plain_extent(total)
         return self.tensor(total, dtype)
 
     def numbers(self, count, dtype: str = "int64") -> relax.Expr:
         """Return the integers from 0 on."""
         bounds = [
-            tirx.IntImm("int64", each) if isinstance(each, int) else each for each in (0, count, 1)
+            tirx.IntImm("int64", bound) if isinstance(bound, int) else bound
+            for bound in (0, count, 1)
         ]
         return self.cast(self.emit(relax.op.arange(*bounds, "int64")), dtype)
 
@@ -185,7 +186,7 @@ class Call:
 
 def _plain(value):
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value
 
 
@@ -213,7 +214,7 @@ def extents_of(kind) -> list:
     kind = getattr(kind, "ty", kind)
     if not isinstance(kind.shape, relax.ShapeExpr):
         raise Refused("the shape of its operand is unknown")
-    return [plain_extent(each) for each in kind.shape.values]
+    return [plain_extent(extent) for extent in kind.shape.values]
 
 
 def dtype(value: relax.Expr) -> str:
@@ -245,12 +246,12 @@ def axes_of(dims, rank: int) -> list[int]:
     """Return dimensions as numbers from 0 on; none or an empty list are all."""
     if dims is None or dims == []:
         return list(range(rank))
-    return [axis_of(each, rank) for each in ([dims] if isinstance(dims, int) else dims)]
+    return [axis_of(dim, rank) for dim in ([dims] if isinstance(dims, int) else dims)]
 
 
 def static(extents, what: str = "its shape") -> list[int]:
     """Return extents that must be numbers."""
-    if not all(isinstance(each, int) for each in extents):
+    if not all(isinstance(extent, int) for extent in extents):
         raise Refused(f"{what} is symbolic; export the model with a static one")
     return list(extents)
 

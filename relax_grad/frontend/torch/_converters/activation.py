@@ -165,6 +165,6 @@ def _softmax(call, data, dim, dtype=None, half_to_float=False):
     rank = data.ty.ndim
     function = _op.nn.log_softmax if logarithm else _op.nn.softmax
     if not rank:
-        found = call.emit(function(call.reshape(data, [1]), 0))
-        return call.cast(call.reshape(found, []), call.dtype)
+        result = call.emit(function(call.reshape(data, [1]), 0))
+        return call.cast(call.reshape(result, []), call.dtype)
     return call.cast(call.emit(function(data, axis_of(dim, rank))), call.dtype)

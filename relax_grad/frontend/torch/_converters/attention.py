@@ -31,7 +31,7 @@ def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, 
     if not dropout_p and _is_operator(query, key, value, attn_mask, is_causal):
         return _operator(call, (query, key, value), attn_mask, is_causal, scale)
     if enable_gqa:
-        key, value = (_repeated(call, query, each) for each in (key, value))
+        key, value = (_repeated(call, query, tensor) for tensor in (key, value))
     rank = key.ty.ndim
     turned = call.emit(_op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
     scores = call.cast(call.emit(_op.matmul(query, turned)), inner)
@@ -66,9 +66,9 @@ def _is_operator(query, key, value, mask, is_causal: bool) -> bool:
     It has no matrix of weights in memory on CPUs. In half precision, it would not round as PyTorch does.
     """
     operands = query, key, value
-    if any(dtype(each) != "float32" or each.ty.ndim != 4 for each in operands):
+    if any(dtype(operand) != "float32" or operand.ty.ndim != 4 for operand in operands):
         return False
-    shapes = [extents_of(each) for each in operands]
+    shapes = [extents_of(operand) for operand in operands]
     batch, heads, queries, features = shapes[0]
     keys = shapes[1][2]
     fixed = [heads, shapes[1][1], features, shapes[2][3]]
@@ -88,7 +88,8 @@ def _is_operator(query, key, value, mask, is_causal: bool) -> bool:
         and bool(extents)
         and _are_same(extents[-1:], full[-1:])
         and all(
-            one == 1 or _are_same([one], [all_]) for one, all_ in zip(extents, full, strict=True)
+            extent == 1 or _are_same([extent], [all_])
+            for extent, all_ in zip(extents, full, strict=True)
         )
     )
 
@@ -96,7 +97,7 @@ def _is_operator(query, key, value, mask, is_causal: bool) -> bool:
 def _are_same(extents: list, others: list) -> bool:
     """Tell whether extents are equal whatever the values of their variables are."""
     one, other = (
-        [tirx.IntImm("int64", each) if isinstance(each, int) else each for each in list_]
+        [tirx.IntImm("int64", extent) if isinstance(extent, int) else extent for extent in list_]
         for list_ in (extents, others)
     )
     return all(map(Analyzer().can_prove_equal, one, other))
@@ -104,18 +105,18 @@ def _are_same(extents: list, others: list) -> bool:
 
 def _operator(call, operands: tuple, mask, is_causal: bool, scale: float) -> relax.Expr:
     """Return an attention as an operator, whose operands have the positions before the heads."""
-    operands = [call.emit(_op.permute_dims(each, [0, 2, 1, 3])) for each in operands]
+    operands = [call.emit(_op.permute_dims(operand, [0, 2, 1, 3])) for operand in operands]
     if mask is None:
         causal = "TopLeft" if is_causal else None
-        found = _op.nn.attention(*operands, scale=scale, causal_mask=causal)
+        result = _op.nn.attention(*operands, scale=scale, causal_mask=causal)
     else:
         if dtype(mask) == "bool":
             zero, infinite = (scalar(value, "float32") for value in (0, -math.inf))
             mask = call.emit(_op.where(mask, zero, infinite))
         missing = 4 - mask.ty.ndim
         bias = call.emit(_op.expand_dims(mask, list(range(missing)))) if missing else mask
-        found = _op.nn.attention_bias(*operands, bias, scale=scale)
-    return _op.permute_dims(call.emit(found), [0, 2, 1, 3])
+        result = _op.nn.attention_bias(*operands, bias, scale=scale)
+    return _op.permute_dims(call.emit(result), [0, 2, 1, 3])
 
 
 def dropped(call, data, share: float) -> relax.Expr:
@@ -140,7 +141,7 @@ def _causal(call, rows, columns) -> relax.Expr:
     """Return the matrix that lets each query see the keys up to its own place."""
     if isinstance(rows, int) and isinstance(columns, int):
         return relax.const(np.tri(rows, columns, dtype="bool"))
-    places = [call.numbers(each) for each in (rows, columns)]
+    places = [call.numbers(bounds) for bounds in (rows, columns)]
     return call.emit(
         _op.greater_equal(_op.expand_dims(places[0], 1), _op.expand_dims(places[1], 0))
     )

@@ -50,8 +50,8 @@ def _normalized(importer, data, weight, bias, mean, variance, epsilon, training:
     All operands are computed in the wider of their dtypes, and in float32 if these are of half precision.
     """
     kind = dtype_of(data.ty)
-    given = [each for each in (weight, bias, mean, variance) if each is not None]
-    widest = wide(max([kind, *(dtype_of(each.ty) for each in given)], key=_bits))
+    present = [tensor for tensor in (weight, bias, mean, variance) if tensor is not None]
+    widest = wide(max([kind, *(dtype_of(tensor.ty) for tensor in present)], key=_bits))
     channels = [data.ty.shape.values[1]]
 
     def operand(value, fill: float) -> relax.Expr:
@@ -86,8 +86,8 @@ def _moved(importer, old, new, momentum: float) -> relax.Expr:
     """Return the running statistic, moved towards that of the batch."""
     kind = wide(dtype_of(old.ty))
     shares = [
-        importer.emit(relax.op.multiply(each, relax.const(share, kind)))
-        for each, share in (
+        importer.emit(relax.op.multiply(statistic, relax.const(share, kind)))
+        for statistic, share in (
             (_cast(importer, new, kind), momentum),
             (_cast(importer, old, kind), 1 - momentum),
         )
@@ -98,8 +98,8 @@ def _moved(importer, old, new, momentum: float) -> relax.Expr:
 def _unbiased(importer, data, variance) -> relax.Expr:
     """Return the variance with Bessel's correction."""
     kind = dtype_of(variance.ty)
-    extents = [each for i, each in enumerate(data.ty.shape.values) if i != 1]
-    if all(isinstance(each, tirx.IntImm) for each in extents):
+    extents = [extent for i, extent in enumerate(data.ty.shape.values) if i != 1]
+    if all(isinstance(extent, tirx.IntImm) for extent in extents):
         count = math.prod(map(int, extents))
         return importer.emit(relax.op.multiply(variance, relax.const(count / (count - 1), kind)))
     sizes = importer.emit(relax.op.shape_to_tensor(relax.ShapeExpr(extents)))

@@ -31,7 +31,7 @@ def _cond(importer, node) -> relax.Expr:
             "it is in the backward function of a torch.autograd.Function; use torch.where"
         )
     predicate, yes, no, operands = importer.args(node)
-    branches = (importer.branch(each, operands) for each in (yes, no))
+    branches = (importer.branch(graph, operands) for graph in (yes, no))
     return importer.emit(relax.If(predicate, *branches))
 
 
@@ -39,10 +39,10 @@ def _with_backward(importer, node) -> relax.Expr:
     """Join the outputs of a function and the function of its gradients."""
     outputs, inputs, _, _, number, _ = node.args
     level = (*importer.level, number)
-    inside = [each for each in node.graph.nodes if importer.levels[each][: len(level)] == level]
+    inside = [inner for inner in node.graph.nodes if importer.levels[inner][: len(level)] == level]
     residuals, function = _backward(importer, node, inside, level)
     function = importer.block_builder.add_func(function, f"backward{number}")
-    fields = ([importer.env[each] for each in group] for group in (outputs, inputs))
+    fields = ([importer.env[inner] for inner in group] for group in (outputs, inputs))
     return importer.emit(with_backward(*map(relax.Tuple, fields), relax.Tuple(residuals), function))
 
 
@@ -53,42 +53,46 @@ def _backward(importer, node, inside, level) -> tuple[list[relax.Expr], relax.Fu
     """
     outputs, inputs, gradients, cotangents, _, once = node.args
     members = set(inside)
-    operands = {each: None for one in inside for each in one.all_input_nodes}
+    operands = {operand: None for inner in inside for operand in inner.all_input_nodes}
     operands.update(dict.fromkeys(gradients))
     kept = [
-        each
-        for each in operands
-        if each not in members and each not in outputs and _is_variable(importer.env.get(each))
+        operand
+        for operand in operands
+        if operand not in members
+        and operand not in outputs
+        and _is_variable(importer.env.get(operand))
     ]
-    sources = relax.Tuple([importer.env[each] for each in inputs])
+    sources = relax.Tuple([importer.env[operand] for operand in inputs])
     residuals = []
-    for each in kept:
-        value = importer.env[each]
-        if each not in inputs and each.op != "placeholder" and is_float(value):
+    for operand in kept:
+        value = importer.env[operand]
+        if operand not in inputs and operand.op != "placeholder" and is_float(value):
             # PyTorch takes intermediate results for constants in second derivatives, which is wrong in general.
             value = importer.emit(differentiable_once(value, sources))
         residuals.append(value)
     params = {
-        each: relax.Var(
-            each.name,
-            importer.env[each].ty if each in importer.env else importer.type_of(each.meta["val"]),
+        operand: relax.Var(
+            operand.name,
+            importer.env[operand].ty
+            if operand in importer.env
+            else importer.type_of(operand.meta["val"]),
         )
-        for each in (*outputs, *kept, *cotangents)
+        for operand in (*outputs, *kept, *cotangents)
     }
     bb, outer = importer.block_builder, (importer.env, importer.level, importer.leaves)
     importer.env, importer.level = {**importer.env, **params}, level
-    importer.leaves = {params[each] for each in kept if each.op == "placeholder"}
+    importer.leaves = {params[operand] for operand in kept if operand.op == "placeholder"}
     bb._begin_dataflow_block()
     try:
-        for each in inside:
-            if importer.levels[each] == level and each not in params:
-                importer.convert(each)
-        found = [importer.env[each] for each in gradients]
+        for inner in inside:
+            if importer.levels[inner] == level and inner not in params:
+                importer.convert(inner)
+        values = [importer.env[gradient] for gradient in gradients]
         if once:
-            read = [params[each] for each in params if each in operands or each in cotangents]
-            sources = relax.Tuple([each for each in read if is_float(each)])
-            found = [importer.emit(differentiable_once(each, sources)) for each in found]
-        result = bb.emit_output(relax.Tuple(found))
+            read = [params[param] for param in params if param in operands or param in cotangents]
+            sources = relax.Tuple([param for param in read if is_float(param)])
+            values = [importer.emit(differentiable_once(gradient, sources)) for gradient in values]
+        result = bb.emit_output(relax.Tuple(values))
     finally:
         block = bb._end_block()
         importer.env, importer.level, importer.leaves = outer
@@ -112,11 +116,11 @@ def _gradient(importer, node) -> tuple[relax.Expr, ...]:
     bb._begin_dataflow_block() if isinstance(
         block, relax.DataflowBlock
     ) else bb._begin_binding_block()
-    for each in bindings:
-        bb.emit_normalized(each)
+    for binding in bindings:
+        bb.emit_normalized(binding)
     if importer.leaves is not None:
-        free = useful(bindings, relax.Tuple(outputs)) - {each.var for each in bindings}
-        if any(each not in importer.leaves and each not in inputs for each in free):
+        free = useful(bindings, relax.Tuple(outputs)) - {binding.var for binding in bindings}
+        if any(variable not in importer.leaves and variable not in inputs for variable in free):
             raise Refused(
                 "the differentiated tensor depends on others that are computed outside of the branch or the backward "
                 "function; detach those inside"

@@ -29,17 +29,19 @@ def _convolution(
 ):
     rank = data.ty.ndim - 2
     stride, padding, dilation, extra = (
-        _repeated(each, rank) for each in (stride, padding, dilation, output_padding)
+        _repeated(setting, rank) for setting in (stride, padding, dilation, output_padding)
     )
     if transposed:
         function = getattr(_op.nn, f"conv{rank}d_transpose")
-        found = function(data, weight, stride, padding * 2, extra, dilation=dilation, groups=groups)
+        result = function(
+            data, weight, stride, padding * 2, extra, dilation=dilation, groups=groups
+        )
     else:
         function = getattr(_op.nn, f"conv{rank}d")
-        found = function(data, weight, stride, padding * 2, dilation, groups)
+        result = function(data, weight, stride, padding * 2, dilation, groups)
     if bias is None:
-        return found
-    return _op.add(found, call.reshape(bias, [1, -1, *[1] * rank]))
+        return result
+    return _op.add(result, call.reshape(bias, [1, -1, *[1] * rank]))
 
 
 def _batched(call, data, rank: int) -> relax.Expr:
@@ -47,9 +49,9 @@ def _batched(call, data, rank: int) -> relax.Expr:
     return data if data.ty.ndim == rank + 2 else call.reshape(data, [1, *extents_of(data)])
 
 
-def _unbatched(call, found) -> relax.Expr:
-    found = call.emit(found)
-    return found if found.ty.ndim == len(call.shape) else call.reshape(found, call.shape)
+def _unbatched(call, result) -> relax.Expr:
+    result = call.emit(result)
+    return result if result.ty.ndim == len(call.shape) else call.reshape(result, call.shape)
 
 
 def _avg_pool(rank: int) -> Callable:
@@ -69,7 +71,7 @@ def _avg_pool(rank: int) -> Callable:
             raise Refused("ceil_mode with divisor_override has no form in Relax")
         counts_all = count_include_pad or bool(divisor_override)
         kind = dtype(data)
-        found = getattr(_op.nn, f"avg_pool{rank}d")(
+        result = getattr(_op.nn, f"avg_pool{rank}d")(
             call.cast(_batched(call, data, rank), wide(kind)),
             kernel,
             stride,
@@ -80,8 +82,8 @@ def _avg_pool(rank: int) -> Callable:
         )
         if divisor_override:
             factor = math.prod(kernel) / divisor_override
-            found = _op.multiply(found, scalar(factor, wide(kind)))
-        return call.cast(_unbatched(call, found), kind)
+            result = _op.multiply(result, scalar(factor, wide(kind)))
+        return call.cast(_unbatched(call, result), kind)
 
     return convert
 
@@ -93,8 +95,8 @@ def _max_pool(rank: int) -> Callable:
         stride = _repeated(stride, rank) if stride else kernel
         if "indices" in call.node.target.__name__ and call.uses(1):
             places = [
-                _window_places(*each)
-                for each in zip(
+                _window_places(*window)
+                for window in zip(
                     static(extents_of(data)[-rank:]),
                     static(call.shape[-rank:]),
                     *(kernel, stride, padding, dilation),
@@ -102,11 +104,11 @@ def _max_pool(rank: int) -> Callable:
                 )
             ]
             return _maxima(call, data, places)
-        found = getattr(_op.nn, f"max_pool{rank}d")(
+        result = getattr(_op.nn, f"max_pool{rank}d")(
             _batched(call, data, rank), kernel, stride, padding * 2, dilation, ceil_mode
         )
-        found = _unbatched(call, found)
-        return (found, None) if isinstance(call.value, (tuple, list)) else found
+        result = _unbatched(call, result)
+        return (result, None) if isinstance(call.value, (tuple, list)) else result
 
     return convert
 
@@ -116,11 +118,11 @@ def _adaptive_avg_pool(rank: int) -> Callable:
         kind = dtype(data)
         data = call.cast(_batched(call, data, rank), wide(kind))
         sizes = call.shape[-rank:]
-        if all(each == 1 for each in sizes):
-            found = _op.mean(data, list(range(2, rank + 2)), True)
+        if all(size == 1 for size in sizes):
+            result = _op.mean(data, list(range(2, rank + 2)), True)
         else:
-            found = getattr(_op.nn, f"adaptive_avg_pool{rank}d")(data, static(sizes))
-        return call.cast(_unbatched(call, found), kind)
+            result = getattr(_op.nn, f"adaptive_avg_pool{rank}d")(data, static(sizes))
+        return call.cast(_unbatched(call, result), kind)
 
     return convert
 
@@ -150,7 +152,7 @@ def _window_places(extent, size, kernel, stride, padding, dilation) -> np.ndarra
 
 def _maxima(call, data, places: list[np.ndarray]) -> tuple[relax.Expr, relax.Expr | None]:
     """Gather the windows, whose elements are given for each axis, and take each one's first maximum and its index."""
-    rank, sizes = len(places), [len(each) for each in places]
+    rank, sizes = len(places), [len(bounds) for bounds in places]
     data = _batched(call, data, rank)
     shape = static(extents_of(data))
     flat = None
@@ -160,7 +162,7 @@ def _maxima(call, data, places: list[np.ndarray]) -> tuple[relax.Expr, relax.Exp
         step = inside.reshape([*[1] * (2 * k), *inside.shape, *[1] * (2 * (rank - 1 - k))])
         flat = step if flat is None else flat * shape[2 + k] + step
     order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
-    moved = call.emit(_op.permute_dims(data, [0, 1, *(2 + each for each in order)]))
+    moved = call.emit(_op.permute_dims(data, [0, 1, *(2 + axis for axis in order)]))
     windows = call.reshape(moved, [*shape[:2], *sizes, -1])
     place = place_of_extreme(call, windows, rank + 2, True)
     value = call.emit(_op.gather_elements(windows, place, rank + 2))
@@ -179,8 +181,8 @@ def _max_unpool(call, data, indices, output_size, stride=None, padding=None):
     shape, rank = call.shape, len(output_size)
     flat = [*shape[:-rank], math.prod(static(shape[-rank:]))]
     data, indices = (
-        call.reshape(each, [*shape[:-rank], math.prod(static(extents_of(each)[-rank:]))])
-        for each in (data, indices)
+        call.reshape(tensor, [*shape[:-rank], math.prod(static(extents_of(tensor)[-rank:]))])
+        for tensor in (data, indices)
     )
     none = call.emit(_op.broadcast_to(scalar(0, dtype(data)), flat))
     axis = len(flat) - 1
@@ -212,7 +214,7 @@ def _affine(call, value, fill: float, shape, kind: str) -> relax.Expr:
 
 
 def _widest(*values) -> str:
-    kinds = [wide(dtype(each)) for each in values if each is not None]
+    kinds = [wide(dtype(tensor)) for tensor in values if tensor is not None]
     return "float64" if "float64" in kinds else kinds[0]
 
 
@@ -224,10 +226,10 @@ def _layer_norm(call, data, normalized_shape, weight, bias, eps, cudnn_enable=Tr
     inner = call.cast(data, kind)
     shape = extents_of(data)[rank - count :]
     scale, shift = (_affine(call, e, f, shape, kind) for e, f in ((weight, 1), (bias, 0)))
-    found = call.cast(call.emit(_op.nn.layer_norm(inner, scale, shift, axes, eps)), call.dtype)
+    result = call.cast(call.emit(_op.nn.layer_norm(inner, scale, shift, axes, eps)), call.dtype)
     if not isinstance(call.value, (tuple, list)):
-        return found
-    return found, *_statistics(call, inner, axes, eps, None)
+        return result
+    return result, *_statistics(call, inner, axes, eps, None)
 
 
 def _statistics(call, data, axes, epsilon: float, shape) -> tuple:
@@ -235,13 +237,15 @@ def _statistics(call, data, axes, epsilon: float, shape) -> tuple:
     if not call.uses(1) and not call.uses(2):
         return None, None
     kind = dtype(data)
-    found = []
+    statistics = []
     mean = call.emit(_op.mean(data, axes, True))
     variance = _op.add(_op.variance(data, axes, True), scalar(epsilon, kind))
-    for i, each in ((1, mean), (2, call.emit(_op.rsqrt(variance)))):
+    for i, statistic in ((1, mean), (2, call.emit(_op.rsqrt(variance)))):
         wanted = call.importer.type_of(call.value[i])
-        found.append(call.cast(call.reshape(each, extents_of(wanted)), dtype_of_type(wanted)))
-    return tuple(found)
+        statistics.append(
+            call.cast(call.reshape(statistic, extents_of(wanted)), dtype_of_type(wanted))
+        )
+    return tuple(statistics)
 
 
 def dtype_of_type(kind: relax.TensorType) -> str:
@@ -258,18 +262,18 @@ def _group_norm(call, data, weight, bias, eps, num_groups=None, group=None, **_)
     axes = list(range(2, len(shape)))
     scale, shift = (_affine(call, e, f, [shape[1]], kind) for e, f in ((weight, 1), (bias, 0)))
     if axes:
-        found = call.emit(_op.nn.group_norm(inner, scale, shift, groups, 1, axes, eps))
+        result = call.emit(_op.nn.group_norm(inner, scale, shift, groups, 1, axes, eps))
     else:
         inner = call.reshape(inner, [*shape, 1])
-        found = call.emit(_op.nn.group_norm(inner, scale, shift, groups, 1, [2], eps))
-        found = call.reshape(found, shape)
-    found = call.cast(found, call.dtype)
+        result = call.emit(_op.nn.group_norm(inner, scale, shift, groups, 1, [2], eps))
+        result = call.reshape(result, shape)
+    result = call.cast(result, call.dtype)
     if not isinstance(call.value, (tuple, list)):
-        return found
+        return result
     if not call.uses(1) and not call.uses(2):
-        return found, None, None
+        return result, None, None
     parts = call.reshape(inner, [shape[0], groups, -1])
-    return found, *_statistics(call, parts, [2], eps, None)
+    return result, *_statistics(call, parts, [2], eps, None)
 
 
 @converts(CONVOLUTION, "rms_norm.default")
@@ -280,5 +284,5 @@ def _rms_norm(call, data, normalized_shape, weight, eps):
         eps = float(np.finfo(kind).eps)
     scale = _affine(call, weight, 1, extents_of(data)[rank - count :], kind)
     axes = list(range(rank - count, rank))
-    found = call.emit(_op.nn.rms_norm(call.cast(data, kind), scale, axes, eps))
-    return call.cast(found, call.dtype)
+    result = call.emit(_op.nn.rms_norm(call.cast(data, kind), scale, axes, eps))
+    return call.cast(result, call.dtype)

@@ -77,7 +77,7 @@ def _arange(call, end, start=0, step=1, **_):
 
 @converts(CREATION, "linspace.default")
 def _linspace(call, start, end, steps, **_):
-    if not all(isinstance(each, (int, float)) for each in (start, end, steps)):
+    if not all(isinstance(number, (int, float)) for number in (start, end, steps)):
         raise Refused("its bounds are computed at run time")
     return relax.const(torch.linspace(start, end, steps, dtype=torch.float64).numpy(), call.dtype)
 

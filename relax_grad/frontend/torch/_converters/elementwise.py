@@ -23,7 +23,7 @@ _BITS = {"int8": 8, "uint8": 8, "int16": 16, "int32": 32, "int64": 64}
 def promoted(call: Call, *names: str) -> str:
     """Return the dtype to which PyTorch promotes the named operands."""
     meta = call.meta()
-    values = [meta[each] for each in names if meta[each] is not None]
+    values = [meta[name] for name in names if meta[name] is not None]
     kind = KIND.NO_OPMATH
     return DTYPES[elementwise_dtypes(*values, type_promotion_kind=kind)[0]]
 
@@ -57,7 +57,7 @@ def log1p(call: Call, data: relax.Expr) -> relax.Expr:
     """
     kind = dtype(data)
     value = call.emit(_op.log(_op.add(data, scalar(1, kind))))
-    fixed, rounded = (call.emit(stop_gradient(each)) for each in (data, value))
+    fixed, rounded = (call.emit(stop_gradient(tensor)) for tensor in (data, value))
     small = call.emit(_op.less(_op.abs(fixed), scalar(0.05, kind)))
     fixed = call.emit(_op.where(small, fixed, scalar(0, kind)))
     z = call.emit(_op.divide(fixed, _op.add(fixed, scalar(2, kind))))
@@ -75,7 +75,7 @@ def expm1(call: Call, data: relax.Expr) -> relax.Expr:
     kind = dtype(data)
     power = call.emit(_op.exp(data))
     value = call.emit(_op.subtract(power, scalar(1, kind)))
-    x, u, v = (call.emit(stop_gradient(each)) for each in (data, power, value))
+    x, u, v = (call.emit(stop_gradient(tensor)) for tensor in (data, power, value))
     same = call.emit(_op.equal(u, scalar(1, kind)))
     small = call.emit(_op.less(_op.abs(x), scalar(0.5, kind)))
     safe = call.emit(_op.where(_op.logical_or(same, _op.logical_not(small)), scalar(2, kind), u))
@@ -99,8 +99,8 @@ def _softsign(call, data):
 
 _FLOATING = {
     **{
-        f"{each}.default": _plain(getattr(_op, each))
-        for each in (
+        f"{name}.default": _plain(getattr(_op, name))
+        for name in (
             *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp"),
             *("log", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh"),
         )
@@ -183,7 +183,7 @@ def _binary(
         kind = promoted(call, *names)
         if in_float:
             kind = _floating(kind)
-        operands = [call.tensor(arguments[each], kind) for each in names]
+        operands = [call.tensor(arguments[name], kind) for name in names]
         if kind == "bool":
             if logical is None:
                 raise Refused("it has no form for booleans")
@@ -222,13 +222,13 @@ def _extreme(function: Callable, logical: Callable) -> Callable:
         data, other = call.tensor(data, kind), call.tensor(other, kind)
         if kind == "bool":
             return logical(data, other)
-        found = call.emit(function(data, other))
+        result = call.emit(function(data, other))
         if "float" not in kind:
-            return found
+            return result
         # Relax's extreme is the second operand where the operands have no order.
         fixed = call.emit(stop_gradient(data))
         wrong = call.emit(_op.isnan(call.cast(fixed, wide(kind))))
-        return _op.add(found, call.emit(_op.where(wrong, fixed, scalar(0, kind))))
+        return _op.add(result, call.emit(_op.where(wrong, fixed, scalar(0, kind))))
 
     return convert
 
@@ -329,15 +329,15 @@ def _sinc(call, data):
     origin = call.emit(_op.equal(inner, scalar(0, kind)))
     safe = call.emit(_op.where(origin, scalar(1, kind), inner))
     angle = call.emit(_op.multiply(safe, scalar(math.pi, kind)))
-    found = call.emit(_op.divide(_op.sin(angle), angle))
-    return call.cast(call.emit(_op.where(origin, scalar(1, kind), found)), call.dtype)
+    quotient = call.emit(_op.divide(_op.sin(angle), angle))
+    return call.cast(call.emit(_op.where(origin, scalar(1, kind), quotient)), call.dtype)
 
 
 @converts(ELEMENTWISE, "xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
 def _xlogy(call, data, other):
     """Zero times the logarithm of zero is zero, without a gradient."""
     kind = call.dtype
-    data, other = (call.cast(call.tensor(each, kind), wide(kind)) for each in (data, other))
+    data, other = (call.cast(call.tensor(operand, kind), wide(kind)) for operand in (data, other))
     zero = scalar(0, dtype(data))
     lost = call.emit(_op.logical_and(_op.equal(data, zero), call.emit(_op.less_equal(other, zero))))
     safe = call.emit(_op.where(lost, scalar(1, dtype(data)), other))
@@ -410,15 +410,15 @@ _COMPARISONS = {
 def _comparison(function: Callable) -> Callable:
     def convert(call, data, other):
         kind = promoted(call, "data", "other")
-        operands = [call.tensor(each, kind) for each in (data, other)]
+        operands = [call.tensor(operand, kind) for operand in (data, other)]
         if kind == "bool":
-            operands = [call.cast(each, "int8") for each in operands]
-        found = function(*operands)
+            operands = [call.cast(operand, "int8") for operand in operands]
+        result = function(*operands)
         if function is _op.not_equal and "float" in kind:
-            for each in operands:  # TVM's != is false for NaN
-                wrong = _op.isnan(call.cast(each, wide(kind)))
-                found = _op.logical_or(call.emit(found), wrong)
-        return found
+            for operand in operands:  # TVM's != is false for NaN
+                wrong = _op.isnan(call.cast(operand, wide(kind)))
+                result = _op.logical_or(call.emit(result), wrong)
+        return result
 
     return convert
 
@@ -435,8 +435,8 @@ for _name in ("and", "or", "xor"):
     _function = getattr(_op, f"logical_{_name}")
     converts(ELEMENTWISE, f"logical_{_name}.default")(_logical(_function))
     _names = (
-        f"{each}.{kind}"
-        for each in (f"bitwise_{_name}", f"__{_name}__")
+        f"{prefix}.{kind}"
+        for prefix in (f"bitwise_{_name}", f"__{_name}__")
         for kind in ("Tensor", "Scalar")
     )
     converts(ELEMENTWISE, *_names)(_binary(getattr(_op, f"bitwise_{_name}"), logical=_function))

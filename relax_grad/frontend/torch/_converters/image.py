@@ -23,7 +23,7 @@ def _grid_sample(call, data, grid, interpolation_mode, padding_mode, align_corne
     kind = dtype(data)
     data, grid = call.cast(data, wide(kind)), call.cast(grid, wide(kind))
     grid = call.emit(_op.permute_dims(grid, [0, rank - 1, *range(1, rank - 1)]))
-    found = _op.image.grid_sample(
+    result = _op.image.grid_sample(
         data,
         grid,
         ("bilinear", "nearest", "bicubic")[interpolation_mode],
@@ -31,7 +31,7 @@ def _grid_sample(call, data, grid, interpolation_mode, padding_mode, align_corne
         ("zeros", "border", "reflection")[padding_mode],
         align_corners,
     )
-    return call.cast(call.emit(found), kind)
+    return call.cast(call.emit(result), kind)
 
 
 def _axes(call, data, scale_factors) -> list[tuple]:
@@ -119,9 +119,9 @@ def _antialiased(
     cubic = "bicubic" in call.node.target.__name__
     extents = extents_of(data)
     static([*extents[2:], *shape[2:]], "the size of its image")
-    given = scale_factors or [scales_h, scales_w]
+    factors = scale_factors or [scales_h, scales_w]
     data = call.cast(data, wide(kind))
-    for axis, factor in zip((2, 3), given, strict=True):
+    for axis, factor in zip((2, 3), factors, strict=True):
         extent, size = extents[axis], shape[axis]
         if align_corners:
             scale = (extent - 1) / (size - 1) if size > 1 else 0.0
@@ -173,7 +173,7 @@ def _weighted(call, data, axis: int, extent, size, factor, align_corners: bool, 
     places = call.numbers(size, kind)
     if align_corners:
         one = relax.const(1, kind)
-        rest = [call.emit(_op.subtract(call.tensor(each, kind), one)) for each in (extent, size)]
+        rest = [call.emit(_op.subtract(call.tensor(count, kind), one)) for count in (extent, size)]
         step = call.emit(_op.divide(rest[0], _op.maximum(rest[1], one)))
         places = _scaled(call, places, step)
     else:
@@ -188,11 +188,11 @@ def _weighted(call, data, axis: int, extent, size, factor, align_corners: bool, 
     begin = call.cast(begin, "int64")
     result = None
     for offset, weight in weights(_Number(call, part)):
-        found = call.emit(_op.add(begin, relax.const(offset, "int64")))
-        found = _taken(call, data, found, extent, axis)
+        place = call.emit(_op.add(begin, relax.const(offset, "int64")))
+        pixels = _taken(call, data, place, extent, axis)
         shape = [size, *[1] * (data.ty.ndim - axis - 1)]
-        found = call.emit(_op.multiply(found, call.reshape(weight.value, shape)))
-        result = found if result is None else call.emit(_op.add(result, found))
+        term = call.emit(_op.multiply(pixels, call.reshape(weight.value, shape)))
+        result = term if result is None else call.emit(_op.add(result, term))
     return result
 
 

@@ -24,10 +24,10 @@ def _in_bytes(function: Callable) -> Callable:
         if dtype(data) != "bool":
             return function(call, data, **arguments)
         arguments = {
-            name: call.cast(each, "int8")
-            if name in ("src", "source", "values") and isinstance(each, relax.Expr)
-            else each
-            for name, each in arguments.items()
+            name: call.cast(value, "int8")
+            if name in ("src", "source", "values") and isinstance(value, relax.Expr)
+            else value
+            for name, value in arguments.items()
         }
         return call.cast(call.emit(function(call, call.cast(data, "int8"), **arguments)), "bool")
 
@@ -72,8 +72,8 @@ def _front(call, data, axis: int, count) -> relax.Expr:
 def _index_select(call, data, dim, index):
     if not data.ty.ndim:
         return data
-    found = call.emit(_rows(call, data, _vector(call, index), axis_of(dim, data.ty.ndim)))
-    return _op.reshape(found, call.shape)
+    rows = call.emit(_rows(call, data, _vector(call, index), axis_of(dim, data.ty.ndim)))
+    return _op.reshape(rows, call.shape)
 
 
 def _vector(call, index) -> relax.Expr:
@@ -98,8 +98,8 @@ def _from_zero(call, index, extent) -> relax.Expr:
 
 def _product(extents):
     total = 1
-    for each in extents:
-        total = each if isinstance(total, int) and total == 1 else total * each
+    for extent in extents:
+        total = extent if isinstance(total, int) and total == 1 else total * extent
     return total
 
 
@@ -112,9 +112,9 @@ class _Places:
     def __init__(self, call, data, indices):
         self.call = call
         indices = [*indices, *[None] * (data.ty.ndim - len(indices))]
-        self.axes = [i for i, each in enumerate(indices) if each is not None]
-        given = [indices[axis] for axis in self.axes]
-        if any(dtype(each) == "bool" for each in given):
+        self.axes = [i for i, index in enumerate(indices) if index is not None]
+        present = [indices[axis] for axis in self.axes]
+        if any(dtype(index) == "bool" for index in present):
             raise Refused(
                 "a boolean mask selects a number of elements that depends on values; use torch.where"
             )
@@ -129,7 +129,7 @@ class _Places:
         self.inner = ordered[self.axis : self.axis + len(self.axes)]
         self.shape = shape
         total = None
-        for index, extent in zip(given, self.inner, strict=True):
+        for index, extent in zip(present, self.inner, strict=True):
             index = _from_zero(call, index, extent)
             if total is None:
                 total = index
@@ -172,7 +172,7 @@ def _index(call, data, indices):
 @_in_bytes
 def _index_put(call, data, indices, values, accumulate, unsafe=False):
     values = call.cast(values, dtype(data))
-    first = next(each for each in indices if each is not None)
+    first = next(index for index in indices if index is not None)
     if dtype(first) == "bool":
         return _masked_put(call, data, indices, values, accumulate)
     places = _Places(call, data, indices)
@@ -207,13 +207,13 @@ def written(call, rows, index, values, accumulate: bool) -> relax.Expr:
 
 def _masked_put(call, data, indices, values, accumulate: bool) -> relax.Expr:
     """Write one value, or a row of values, at all places where a mask is true."""
-    taken = [i for i, each in enumerate(indices) if each is not None]
+    taken = [i for i, index in enumerate(indices) if index is not None]
     if len(taken) > 1:
         raise Refused("a boolean mask beside another index has no form in Relax")
     mask, axis, rank = indices[taken[0]], taken[0], data.ty.ndim
     inner = rank - axis - mask.ty.ndim
     value = values.ty.ndim
-    if value > inner and any(each != 1 for each in extents_of(values)[: value - inner]):
+    if value > inner and any(extent != 1 for extent in extents_of(values)[: value - inner]):
         raise Refused(
             "a boolean mask that takes one value for each true element depends on values; use "
             "torch.where or masked_scatter"
@@ -250,12 +250,12 @@ def _index_add(call, data, dim, index, source=None, alpha=1, value=None):
         data, source = call.reshape(data, [1]), call.reshape(source, [count])
     order = [axis, *(i for i in range(rank) if i != axis)]
     if axis:
-        data, source = (call.emit(_op.permute_dims(each, order)) for each in (data, source))
+        data, source = (call.emit(_op.permute_dims(tensor, order)) for tensor in (data, source))
     adds = call.node.target.__name__.startswith("index_add")
-    found = written(call, data, index, source, adds)
+    result = written(call, data, index, source, adds)
     if axis:
-        found = call.emit(_op.permute_dims(found, np.argsort(order).tolist()))
-    return found if rank else _op.reshape(found, [])
+        result = call.emit(_op.permute_dims(result, np.argsort(order).tolist()))
+    return result if rank else _op.reshape(result, [])
 
 
 _REDUCTIONS = {
@@ -286,15 +286,15 @@ def _scatter(call, data, dim, index, src=None, value=None, reduce=None, include_
     index = _positive(call, index, extents_of(data)[axis])
     if src is None:
         src = call.emit(_op.broadcast_to(call.tensor(value, kind), extents_of(index)))
-    for each in range(data.ty.ndim):
-        src = _front(call, src, each, extents_of(index)[each])
+    for other_axis in range(data.ty.ndim):
+        src = _front(call, src, other_axis, extents_of(index)[other_axis])
     if call.node.target.__name__ == "scatter_add.default":
         reduce = "add"
     if reduce is None:
-        found = _op.scatter_elements(data, index, src, axis, "update")
+        result = _op.scatter_elements(data, index, src, axis, "update")
     else:
-        found = _reduced(call, data, index, src, axis, reduce, include_self)
-    return _op.reshape(found, call.shape) if not shape else found
+        result = _reduced(call, data, index, src, axis, reduce, include_self)
+    return _op.reshape(result, call.shape) if not shape else result
 
 
 def _neutral(reduce: str, kind: str) -> relax.Expr:
@@ -340,7 +340,7 @@ def _scattered_mean(call, data, index, src, axis: int, include_self: bool) -> re
 def _scattered_extreme(call, data, index, src, axis: int, reduce: str) -> relax.Expr:
     """Return the extremes; equal ones share the gradient evenly, the operand's own element too."""
     kind = dtype(data)
-    fixed, source = (call.emit(stop_gradient(each)) for each in (data, src))
+    fixed, source = (call.emit(stop_gradient(tensor)) for tensor in (data, src))
     best = call.emit(
         stop_gradient(
             call.emit(_op.scatter_elements(fixed, index, source, axis, _REDUCTIONS[reduce]))
@@ -368,12 +368,12 @@ def _embedding(call, weight, indices, padding_idx, scale_grad_by_freq, sparse):
     """The row of the padding has no gradient."""
     if scale_grad_by_freq:
         raise Refused("scale_grad_by_freq changes the gradient only, which Relax cannot express")
-    found = call.emit(_rows(call, weight, indices, 0))
+    rows = call.emit(_rows(call, weight, indices, 0))
     if padding_idx < 0:
-        return found
+        return rows
     shape = [*extents_of(indices), *[1] * (weight.ty.ndim - 1)]
     padding = call.emit(_op.equal(indices, scalar(padding_idx, dtype(indices))))
-    return _op.where(call.reshape(padding, shape), stop_gradient(found), found)
+    return _op.where(call.reshape(padding, shape), stop_gradient(rows), rows)
 
 
 @converts(INDEXING, "embedding_renorm.default", "embedding_renorm_.default")
@@ -422,15 +422,15 @@ def _embedding_bag(
     if mode == 2:
         lowest = call.filled(shape, -math.inf, kind)
         index = call.emit(_op.broadcast_to(_op.expand_dims(bag, 1), [number, width]))
-        found = _first_maximum(call, lowest, index, rows)
+        result = _first_maximum(call, lowest, index, rows)
     else:
-        found = written(call, call.emit(_op.zeros(shape, kind)), bag, rows, True)
+        result = written(call, call.emit(_op.zeros(shape, kind)), bag, rows, True)
     if mode == 1:
         ones = call.emit(_op.ones([number], kind))
         count = written(call, call.emit(_op.zeros([bags + 1], kind)), bag, ones, True)
         count = call.emit(_op.maximum(count, scalar(1, kind)))
-        found = call.emit(_op.divide(found, _op.expand_dims(count, 1)))
-    return _front(call, found, 0, bags), None, None, None
+        result = call.emit(_op.divide(result, _op.expand_dims(count, 1)))
+    return _front(call, result, 0, bags), None, None, None
 
 
 def _first_maximum(call, lowest, index, rows) -> relax.Expr:

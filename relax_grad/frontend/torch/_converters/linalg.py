@@ -95,10 +95,10 @@ def _solve(call, A, B, left, check_errors):
         B = call.emit(_op.expand_dims(B, B.ty.ndim))
     elif not left:
         A, B = _transposed(call, A), _transposed(call, B)
-    found = _eliminated(call, A, B)[0]
+    solution = _eliminated(call, A, B)[0]
     if not left and not is_vector:
-        found = _transposed(call, found)
-    return call.reshape(found, call.shape), None, None, _information(call, A)
+        solution = _transposed(call, solution)
+    return call.reshape(solution, call.shape), None, None, _information(call, A)
 
 
 @converts(LINALG, "linalg_inv_ex.default")
@@ -117,8 +117,8 @@ def _cholesky(call, data, upper=False, check_errors=False):
     half = call.emit(_op.multiply(data, scalar(0.5, kind)))
     mean = call.emit(_op.add(half, _transposed(call, half)))
     error = call.emit(stop_gradient(call.emit(_op.subtract(data, mean))))
-    found = _factor(call, call.emit(_op.add(mean, error)))
-    return _transposed(call, found) if upper else found, _information(call, data)
+    factor = _factor(call, call.emit(_op.add(mean, error)))
+    return _transposed(call, factor) if upper else factor, _information(call, data)
 
 
 def _factor(call: Call, rest) -> relax.Expr:
@@ -160,8 +160,8 @@ def _cholesky_solve(call, data, input2=None, upper=False):
     product = call.emit(_op.matmul(read, _transposed(call, read)))
     error = call.emit(stop_gradient(call.emit(_op.subtract(product, whole))))
     factor = _factor(call, call.emit(_op.add(whole, error)))
-    found = _substituted(call, factor, data, upper=False)
-    return _substituted(call, _transposed(call, factor), found, upper=True)
+    solution = _substituted(call, factor, data, upper=False)
+    return _substituted(call, _transposed(call, factor), solution, upper=True)
 
 
 def _substituted(call: Call, data, right, upper, left=True, unitriangular=False) -> relax.Expr:
@@ -170,20 +170,20 @@ def _substituted(call: Call, data, right, upper, left=True, unitriangular=False)
         data, right, upper = _transposed(call, data), _transposed(call, right), not upper
     rows, kind, rank = _few_rows(data), dtype(data), len(call.shape)
     shape = call.shape if left else [*call.shape[:-2], call.shape[-1], call.shape[-2]]
-    found = call.emit(_op.broadcast_to(right, shape))
+    solution = call.emit(_op.broadcast_to(right, shape))
     batch = call.shape[:-2]
     data = call.emit(_op.broadcast_to(data, [*batch, rows, rows]))
     places = np.arange(rows).reshape(rows, 1)
     for k in reversed(range(rows)) if upper else range(rows):
-        row = sliced(call, found, rank - 2, k, 1)
+        row = sliced(call, solution, rank - 2, k, 1)
         column = sliced(call, data, rank - 1, k, 1)
         if not unitriangular:
             row = call.emit(_op.divide(row, sliced(call, column, rank - 2, k, 1)))
         later = relax.const(places < k if upper else places > k)
         column = call.emit(_op.where(later, column, scalar(0, kind)))
-        rest = call.emit(_op.subtract(found, call.emit(_op.multiply(column, row))))
-        found = call.emit(_op.where(relax.const(places == k), row, rest))
-    return found if left else _transposed(call, found)
+        rest = call.emit(_op.subtract(solution, call.emit(_op.multiply(column, row))))
+        solution = call.emit(_op.where(relax.const(places == k), row, rest))
+    return solution if left else _transposed(call, solution)
 
 
 def _pivots(call: Call, data) -> tuple:
@@ -228,14 +228,14 @@ def _exponential(call, data):
     allowed = call.emit(_op.less_equal(halvings, scalar(_SQUARINGS, "float64")))
     small = call.emit(_op.where(allowed, small, scalar(math.nan, "float64")))
     data = call.emit(_op.multiply(data, small))
-    found = one
+    result = one
     for k in range(_TERMS, 0, -1):
-        term = call.emit(_op.matmul(data, found)) if k < _TERMS else data
-        found = call.emit(_op.add(one, _op.multiply(term, scalar(1 / k, "float64"))))
+        term = call.emit(_op.matmul(data, result)) if k < _TERMS else data
+        result = call.emit(_op.add(one, _op.multiply(term, scalar(1 / k, "float64"))))
     for k in range(_SQUARINGS):
         more = call.emit(_op.greater(halvings, scalar(k, "float64")))
-        found = call.emit(_op.where(more, call.emit(_op.matmul(found, found)), found))
-    return call.cast(found, kind)
+        result = call.emit(_op.where(more, call.emit(_op.matmul(result, result)), result))
+    return call.cast(result, kind)
 
 
 @converts(LINALG, "linalg_householder_product.default")
@@ -244,14 +244,14 @@ def _reflections(call, data, tau):
     kind, rank = dtype(data), data.ty.ndim
     rows, columns = static(extents_of(data)[-2:], "the size of the matrix")
     (count,) = static(extents_of(tau)[-1:], "the number of reflections")
-    found = call.emit(_op.broadcast_to(_identity(rows, columns, kind), extents_of(data)))
+    orthogonal = call.emit(_op.broadcast_to(_identity(rows, columns, kind), extents_of(data)))
     for k in reversed(range(count)):
         places = np.arange(rows).reshape(rows, 1)
         own = _op.where(relax.const(places == k), scalar(1, kind), scalar(0, kind))
         vector = sliced(call, data, rank - 1, k, 1)
         vector = call.emit(_op.where(relax.const(places > k), vector, call.emit(own)))
         factor = call.emit(_op.expand_dims(sliced(call, tau, rank - 2, k, 1), -1))
-        product = call.emit(_op.matmul(_transposed(call, vector), found))
+        product = call.emit(_op.matmul(_transposed(call, vector), orthogonal))
         change = call.emit(_op.matmul(vector, product))
-        found = call.emit(_op.subtract(found, _op.multiply(factor, change)))
-    return found
+        orthogonal = call.emit(_op.subtract(orthogonal, _op.multiply(factor, change)))
+    return orthogonal

@@ -27,7 +27,7 @@ def _parts(call: Call, data, target, bound: float) -> tuple:
     An infinite difference has no square, whose gradient would be NaN.
     """
     kind = wide(call.dtype)
-    operands = (call.cast(each, kind) for each in (data, target))
+    operands = (call.cast(operand, kind) for operand in (data, target))
     difference = call.emit(_op.subtract(*operands))
     size = call.emit(_op.abs(difference))
     wrong = call.emit(_op.isnan(difference))

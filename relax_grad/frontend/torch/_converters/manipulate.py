@@ -58,23 +58,23 @@ def _t(call, data):
 def _cat(call, tensors, dim):
     """An empty vector joins tensors of every rank."""
     rank = len(call.shape)
-    taken = [each for each in tensors if each.ty.ndim == rank and 0 not in extents_of(each)]
-    taken = [call.cast(each, call.dtype) for each in taken]
+    taken = [tensor for tensor in tensors if tensor.ty.ndim == rank and 0 not in extents_of(tensor)]
+    taken = [call.cast(tensor, call.dtype) for tensor in taken]
     return taken[0] if len(taken) == 1 else _op.concat(taken, dim % rank)
 
 
 @converts(MANIPULATE, "stack.default")
 def _stack(call, tensors, dim):
     rank = len(call.shape)
-    return _op.stack([call.cast(each, call.dtype) for each in tensors], dim % rank)
+    return _op.stack([call.cast(tensor, call.dtype) for tensor in tensors], dim % rank)
 
 
 @converts(MANIPULATE, "split.Tensor", "split_with_sizes.default", "chunk.default", "unbind.int")
 def _split(call, data, dim, **_):
     axis = axis_of(dim, data.ty.ndim)
     flat = call.node.target.__name__ == "unbind.int"
-    kinds = [call.importer.type_of(each) for each in call.value]
-    sizes = [1 if flat else extents_of(each)[axis] for each in kinds]
+    kinds = [call.importer.type_of(value) for value in call.value]
+    sizes = [1 if flat else extents_of(kind)[axis] for kind in kinds]
     if len(sizes) == 1:
         parts = [data]
     else:
@@ -83,7 +83,7 @@ def _split(call, data, dim, **_):
         parts = [call.item(whole, i) for i in range(len(sizes))]
     if flat:
         parts = [
-            call.reshape(each, extents_of(kind)) for each, kind in zip(parts, kinds, strict=True)
+            call.reshape(part, extents_of(kind)) for part, kind in zip(parts, kinds, strict=True)
         ]
     return tuple(parts)
 
@@ -171,10 +171,10 @@ def _repeat(call, data, repeats=None, dims=None):
     shape = extents_of(data)
     shape = [1] * (len(repeats) - len(shape)) + shape
     data = call.reshape(data, shape)
-    if all(isinstance(each, int) for each in repeats):
+    if all(isinstance(count, int) for count in repeats):
         return _op.tile(data, repeats)
-    apart = [each for pair in zip(repeats, shape, strict=True) for each in pair]
-    data = call.reshape(data, [each for one in shape for each in (1, one)])
+    apart = [extent for pair in zip(repeats, shape, strict=True) for extent in pair]
+    data = call.reshape(data, [extent for size in shape for extent in (1, size)])
     return _op.reshape(call.emit(_op.broadcast_to(data, apart)), call.shape)
 
 
@@ -205,9 +205,9 @@ def _diagonal_places(offset: int, extents, count) -> tuple:
 def _diagonal(call, data, offset, dim1, dim2):
     rank, shape = data.ty.ndim, extents_of(data)
     dim1, dim2 = dim1 % rank, dim2 % rank
-    rest = [each for each in range(rank) if each not in (dim1, dim2)]
+    rest = [axis for axis in range(rank) if axis not in (dim1, dim2)]
     moved = call.emit(_op.permute_dims(data, [*rest, dim1, dim2]))
-    outer = [shape[each] for each in rest]
+    outer = [shape[axis] for axis in rest]
     matrix = static([shape[dim1], shape[dim2]], "the extent of its matrix")
     flat = call.reshape(moved, [*outer, matrix[0] * matrix[1]])
     begin, end, step = _diagonal_places(offset, matrix, call.shape[-1])
@@ -218,14 +218,14 @@ def _diagonal(call, data, offset, dim1, dim2):
 def _diagonal_scatter(call, data, src, offset, dim1, dim2):
     rank, shape = data.ty.ndim, extents_of(data)
     dim1, dim2 = dim1 % rank, dim2 % rank
-    rest = [each for each in range(rank) if each not in (dim1, dim2)]
+    rest = [axis for axis in range(rank) if axis not in (dim1, dim2)]
     order = [*rest, dim1, dim2]
-    outer = [shape[each] for each in rest]
+    outer = [shape[axis] for axis in rest]
     matrix = static([shape[dim1], shape[dim2]], "the extent of its matrix")
     flat = call.reshape(call.emit(_op.permute_dims(data, order)), [*outer, matrix[0] * matrix[1]])
     begin, end, step = _diagonal_places(offset, matrix, extents_of(src)[-1])
-    found = call.emit(_op.slice_scatter(flat, src, begin, end, step, len(outer)))
-    moved = call.reshape(found, [*outer, *matrix])
+    written = call.emit(_op.slice_scatter(flat, src, begin, end, step, len(outer)))
+    moved = call.reshape(written, [*outer, *matrix])
     return _op.permute_dims(moved, np.argsort(order).tolist())
 
 
@@ -245,8 +245,8 @@ def _places(call, size, stride, storage_offset) -> np.ndarray:
 def _as_strided(call, data, size, stride, storage_offset):
     places = _places(call, size, stride, storage_offset)
     flat = call.reshape(data, [math.prod(static(extents_of(data)))])
-    found = call.emit(_op.take(flat, relax.const(places), 0))
-    return _op.reshape(found, call.shape)
+    elements = call.emit(_op.take(flat, relax.const(places), 0))
+    return _op.reshape(elements, call.shape)
 
 
 @converts(MANIPULATE, "as_strided_scatter.default")
@@ -256,8 +256,8 @@ def _as_strided_scatter(call, data, src, size, stride, storage_offset):
         raise Refused("it writes to an element twice, and the order is not defined")
     flat = call.reshape(data, [math.prod(static(extents_of(data)))])
     src = call.reshape(call.cast(src, dtype(data)), [len(places)])
-    found = call.emit(_op.scatter_elements(flat, relax.const(places), src, 0, "update"))
-    return _op.reshape(found, call.shape)
+    written = call.emit(_op.scatter_elements(flat, relax.const(places), src, 0, "update"))
+    return _op.reshape(written, call.shape)
 
 
 @converts(MANIPULATE, "unfold.default")
@@ -268,9 +268,9 @@ def _unfold(call, data, dimension, size, step):
     axis = dimension % rank
     count = static([call.shape[axis]], "the extent of its dimension")[0]
     places = np.arange(count)[:, None] * step + np.arange(size)
-    found = call.emit(_op.take(data, relax.const(places.astype("int64")), axis))
-    axes = [each for each in range(rank + 1) if each != axis + 1]
-    return _op.permute_dims(found, [*axes, axis + 1])
+    elements = call.emit(_op.take(data, relax.const(places.astype("int64")), axis))
+    axes = [other for other in range(rank + 1) if other != axis + 1]
+    return _op.permute_dims(elements, [*axes, axis + 1])
 
 
 @converts(MANIPULATE, "im2col.default")
@@ -314,8 +314,8 @@ def _col2im(call, data, output_size, kernel_size, dilation, padding, stride):
         o + 2 * p - r - (n - 1) * s
         for o, p, r, n, s in zip(output_size, padding, reach, counts, stride, strict=True)
     ]
-    found = call.emit(_op.nn.conv2d_transpose(columns, kernel, stride, list(padding) * 2, extra))
-    return _op.reshape(found, shape)
+    result = call.emit(_op.nn.conv2d_transpose(columns, kernel, stride, list(padding) * 2, extra))
+    return _op.reshape(result, shape)
 
 
 @converts(MANIPULATE, "slice_scatter.default")
@@ -361,7 +361,7 @@ def _padded(call, data, pad, mode: str, value=None) -> relax.Expr:
             before[axis], after[axis] = max(low, 0), max(high, 0)
     if not any(before) and not any(after):
         return data
-    widths = [each for pair in zip(before, after, strict=True) for each in pair]
+    widths = [width for pair in zip(before, after, strict=True) for width in pair]
     kind = dtype(data)
     if kind == "bool":
         padded = _op.nn.pad(call.cast(data, "int8"), widths, mode, float(value or 0))
@@ -395,5 +395,5 @@ def _masked_scatter(call, data, mask, source):
     values = call.reshape(source, [math.prod(static(extents_of(source)))])
     last = scalar(max(extents_of(values)[0] - 1, 0), "int64")
     places = call.emit(_op.minimum(places, last))
-    found = call.reshape(call.emit(_op.take(values, places, 0)), shape)
-    return _op.where(mask, found, _op.broadcast_to(data, shape))
+    elements = call.reshape(call.emit(_op.take(values, places, 0)), shape)
+    return _op.where(mask, elements, _op.broadcast_to(data, shape))

@@ -24,8 +24,8 @@ def _mm(call, data, **other):
 @converts(MATMUL, "linear.default")
 def _linear(call, data, weight, bias):
     transposed = call.emit(_op.permute_dims(weight))
-    found = call.emit(_op.matmul(data, transposed))
-    return found if bias is None else _op.add(found, bias)
+    product = call.emit(_op.matmul(data, transposed))
+    return product if bias is None else _op.add(product, bias)
 
 
 def _scaled(call, value, factor) -> relax.Expr:
@@ -48,8 +48,8 @@ def _addmm(call, data, beta, alpha, **operands):
 def _trilinear(call, i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim):
     """Three factors get new dimensions; their product is summed."""
     factors = [
-        call.emit(_op.expand_dims(each, axes)) if axes else each
-        for each, axes in ((i1, expand1), (i2, expand2), (i3, expand3))
+        call.emit(_op.expand_dims(factor, axes)) if axes else factor
+        for factor, axes in ((i1, expand1), (i2, expand2), (i3, expand3))
     ]
     product = call.emit(_op.multiply(_op.multiply(factors[0], factors[1]), factors[2]))
     return _op.sum(product, sumdim)
@@ -67,8 +67,8 @@ def _cdist(call, x1, x2, p, compute_mode):
 def _pdist(call, data, p):
     count = static(extents_of(data))[0]
     rows, columns = (
-        call.emit(_op.take(data, relax.const(each.astype("int64")), 0))
-        for each in np.triu_indices(count, 1)
+        call.emit(_op.take(data, relax.const(places.astype("int64")), 0))
+        for places in np.triu_indices(count, 1)
     )
     return norm(call, call.emit(_op.subtract(rows, columns)), float(p), [1], False)
 
@@ -79,8 +79,8 @@ def _grouped_mm(call, data, mat2, offs, bias, out_dtype):
     left, right = data.ty.ndim, mat2.ty.ndim
     kind = call.dtype
     if offs is None:
-        found = call.emit(_op.matmul(data, mat2))
-        return call.cast(found if bias is None else call.emit(_op.add(found, bias)), kind)
+        result = call.emit(_op.matmul(data, mat2))
+        return call.cast(result if bias is None else call.emit(_op.add(result, bias)), kind)
     groups = extents_of(offs)[0]
     if left == 2 and right == 2:
         extent = extents_of(data)[1]
@@ -105,14 +105,14 @@ def _grouped_mm(call, data, mat2, offs, bias, out_dtype):
         return call.emit(_op.where(mask, _op.expand_dims(value, 0), scalar(0, dtype(value))))
 
     if left == 2 and right == 2:
-        found = call.emit(_op.matmul(of_group(data, 1), mat2))
+        result = call.emit(_op.matmul(of_group(data, 1), mat2))
     elif left == 2:
         product = call.emit(_op.matmul(of_group(data, 0), mat2))
         product = call.cast(product, wide(dtype(product)))
-        found = call.emit(_op.sum(product, [0]))
+        result = call.emit(_op.sum(product, [0]))
     else:
         product = call.emit(_op.matmul(data, of_group(mat2, 1)))
         product = call.cast(product, wide(dtype(product)))
-        found = call.emit(_op.sum(product, [0]))
-    found = call.cast(found, kind)
-    return found if bias is None else _op.add(found, call.cast(bias, kind))
+        result = call.emit(_op.sum(product, [0]))
+    result = call.cast(result, kind)
+    return result if bias is None else _op.add(result, call.cast(bias, kind))

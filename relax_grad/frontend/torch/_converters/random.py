@@ -27,14 +27,14 @@ _ALPHA = 1.7580993408473766
 def _arguments(importer, node: fx.Node) -> dict:
     """Return the arguments by name, the omitted ones with their defaults."""
     schema = node.target._schema.arguments
-    found = {each.name: each.default_value for each in schema}
-    found.update(zip((each.name for each in schema), importer.args(node), strict=False))
-    found.update(node.kwargs)
-    if found.get("generator") is not None:
+    arguments = {argument.name: argument.default_value for argument in schema}
+    arguments.update(zip((argument.name for argument in schema), importer.args(node), strict=False))
+    arguments.update(node.kwargs)
+    if arguments.get("generator") is not None:
         raise Refused(
             "it draws from a torch.Generator, which the compiled function does not have; leave the argument generator out"
         )
-    return found
+    return arguments
 
 
 def _type(importer, node: fx.Node) -> tuple[list, str]:
@@ -124,12 +124,12 @@ def _alpha(importer, node: fx.Node, noise_shape: Callable) -> relax.Expr:
 
 def _rrelu(importer, node: fx.Node) -> tuple:
     """Multiply negative elements by uniform numbers; return the result and the factors of all elements."""
-    found = _arguments(importer, node)
-    data, low, high = (found[name] for name in ("self", "lower", "upper"))
+    arguments = _arguments(importer, node)
+    data, low, high = (arguments[name] for name in ("self", "lower", "upper"))
     shape, dtype = _type(importer, node)
     zero, one = relax.const(0.0, dtype), relax.const(1.0, dtype)
     positive = importer.emit(relax.op.greater(data, zero))
-    if found["training"]:
+    if arguments["training"]:
         slope = drawn(importer, random.uniform, shape, dtype, low, high)
     else:
         slope = relax.const((low + high) / 2, dtype)
@@ -142,9 +142,9 @@ def _rrelu(importer, node: fx.Node) -> tuple:
 
 
 def _bernoulli(importer, node: fx.Node) -> relax.Expr:
-    found = _arguments(importer, node)
+    arguments = _arguments(importer, node)
     shape, dtype = _type(importer, node)
-    probability = found["p"] if "p" in found else found["self"]
+    probability = arguments["p"] if "p" in arguments else arguments["self"]
     return _as(importer, drawn(importer, random.bernoulli, shape, probability), dtype)
 
 
@@ -157,8 +157,10 @@ def _rand(importer, node: fx.Node) -> relax.Expr:
 
 
 def _uniform(importer, node: fx.Node) -> relax.Expr:
-    found = _arguments(importer, node)
-    return drawn(importer, random.uniform, *_type(importer, node), found["from"], found["to"])
+    arguments = _arguments(importer, node)
+    return drawn(
+        importer, random.uniform, *_type(importer, node), arguments["from"], arguments["to"]
+    )
 
 
 def _randn(importer, node: fx.Node) -> relax.Expr:
@@ -168,11 +170,11 @@ def _randn(importer, node: fx.Node) -> relax.Expr:
 
 def _normal(importer, node: fx.Node) -> relax.Expr:
     """Each of mean and deviation is a number or a tensor."""
-    found = _arguments(importer, node)
+    arguments = _arguments(importer, node)
     shape, dtype = _type(importer, node)
     result = drawn(importer, random.normal, shape, dtype)
     for function, name in ((relax.op.multiply, "std"), (relax.op.add, "mean")):
-        operand = found[name]
+        operand = arguments[name]
         if isinstance(operand, relax.Expr):
             operand = importer.emit(stop_gradient(_as(importer, operand, dtype)))
         else:
@@ -187,20 +189,22 @@ def _exponential(importer, node: fx.Node) -> relax.Expr:
 
 
 def _log_normal(importer, node: fx.Node) -> relax.Expr:
-    found = _arguments(importer, node)
+    arguments = _arguments(importer, node)
     shape, dtype = _type(importer, node)
     result = drawn(importer, random.normal, shape, _wide(dtype))
-    result = importer.emit(relax.op.exp(_scaled(importer, result, found["std"], found["mean"])))
+    result = importer.emit(
+        relax.op.exp(_scaled(importer, result, arguments["std"], arguments["mean"]))
+    )
     return _as(importer, result, dtype)
 
 
 def _cauchy(importer, node: fx.Node) -> relax.Expr:
     """The tangent of a uniform angle; 0.5 is the angle of the median."""
-    found = _arguments(importer, node)
+    arguments = _arguments(importer, node)
     shape, dtype = _type(importer, node)
     angle = drawn(importer, random.uniform, shape, _wide(dtype), -math.pi / 2, math.pi / 2)
     result = importer.emit(relax.op.tan(angle))
-    return _as(importer, _scaled(importer, result, found["sigma"], found["median"]), dtype)
+    return _as(importer, _scaled(importer, result, arguments["sigma"], arguments["median"]), dtype)
 
 
 def _geometric(importer, node: fx.Node) -> relax.Expr:
@@ -219,14 +223,14 @@ def _wide(dtype: str) -> str:
 
 
 def _randint(importer, node: fx.Node) -> relax.Expr:
-    found = _arguments(importer, node)
-    return _integers(importer, node, found.get("low", 0), found["high"])
+    arguments = _arguments(importer, node)
+    return _integers(importer, node, arguments.get("low", 0), arguments["high"])
 
 
 def _random(importer, node: fx.Node) -> relax.Expr:
     """``Tensor.random_``: without an upper bound, up to the largest number of the dtype."""
-    found = _arguments(importer, node)
-    low, high = found.get("from") or 0, found.get("to")
+    arguments = _arguments(importer, node)
+    low, high = arguments.get("from") or 0, arguments.get("to")
     return _integers(importer, node, low, high)
 
 

@@ -14,10 +14,10 @@ def _converter(name: str, count: int) -> Callable:
     """Return the converter of an operator of the trace with a number of results."""
 
     def convert(importer, node: fx.Node):
-        found = importer.emit(getattr(recurrent, name)(*importer.args(node)))
-        if isinstance(found.ty, relax.TensorType):
-            return found
-        results = tuple(importer.emit(relax.TupleGetItem(found, i)) for i in range(count))
+        result = importer.emit(getattr(recurrent, name)(*importer.args(node)))
+        if isinstance(result.ty, relax.TensorType):
+            return result
+        results = tuple(importer.emit(relax.TupleGetItem(result, i)) for i in range(count))
         return results if count > 1 else results[0]
 
     return convert

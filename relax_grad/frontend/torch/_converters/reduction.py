@@ -66,9 +66,9 @@ def _extreme(call, data, dim=None, keepdim=False):
     kind = dtype(data)
     if kind == "bool":
         data = call.cast(data, "int8")
-    found = call.cast(_reduced(call, function, data, dim, keepdim), kind)
+    result = call.cast(_reduced(call, function, data, dim, keepdim), kind)
     if "float" not in kind:
-        return found
+        return result
     # Relax's extreme leaves NaN out, and is finite where all elements are infinite: the sum of the others' number is
     # NaN and zero there.
     fixed = call.cast(call.emit(stop_gradient(data)), wide(kind))
@@ -79,7 +79,7 @@ def _extreme(call, data, dim=None, keepdim=False):
     number = _reduced(call, _op.sum, others, dim, keepdim)
     wrong = call.emit(_op.where(_op.isnan(number), number, zero))
     change = _op.where(_op.equal(number, zero), lowest, wrong)
-    return _op.add(found, call.cast(call.emit(change), kind))
+    return _op.add(result, call.cast(call.emit(change), kind))
 
 
 @converts(REDUCTION, "any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims")
@@ -143,26 +143,26 @@ def _variance(call, data, dim, correction, keepdim) -> relax.Expr:
     if not rank:
         data, rank, keepdim, dim = call.reshape(data, [1]), 1, False, None
     axes = axes_of(dim, rank)
-    found = call.emit(_op.variance(data, axes, keepdim))
+    variance = call.emit(_op.variance(data, axes, keepdim))
     if correction == 0:
-        return found
+        return variance
     count = call.count([extents_of(data)[axis] for axis in axes], kind)
     less = _op.maximum(_op.subtract(count, scalar(correction, kind)), scalar(0, kind))
-    return call.emit(_op.multiply(found, _op.divide(count, less)))
+    return call.emit(_op.multiply(variance, _op.divide(count, less)))
 
 
 @converts(REDUCTION, "var.correction", "var.dim", "var.default")
 def _var(call, data, dim=None, correction=None, keepdim=False, unbiased=None):
     correction = correction if unbiased is None else int(unbiased)
-    found = _variance(call, call.cast(data, wide(dtype(data))), dim, correction, keepdim)
-    return call.cast(found, call.dtype)
+    variance = _variance(call, call.cast(data, wide(dtype(data))), dim, correction, keepdim)
+    return call.cast(variance, call.dtype)
 
 
 @converts(REDUCTION, "std.correction", "std.dim", "std.default")
 def _std(call, data, dim=None, correction=None, keepdim=False, unbiased=None):
     correction = correction if unbiased is None else int(unbiased)
-    found = _variance(call, call.cast(data, wide(dtype(data))), dim, correction, keepdim)
-    return call.cast(safe_sqrt(call, found), call.dtype)
+    variance = _variance(call, call.cast(data, wide(dtype(data))), dim, correction, keepdim)
+    return call.cast(safe_sqrt(call, variance), call.dtype)
 
 
 @converts(REDUCTION, "var_mean.correction")
@@ -229,13 +229,13 @@ def _logcumsumexp(call, data, dim):
     shape = extents_of(data)
     (extent,) = static([shape[axis]], "the axis of logcumsumexp")
     kind = dtype(data)
-    found, step = call.cast(data, wide(kind)), 1
+    total, step = call.cast(data, wide(kind)), 1
     while step < extent:
-        none = call.filled([*shape[:axis], step, *shape[axis + 1 :]], -math.inf, dtype(found))
-        before = sliced(call, found, axis, 0, extent - step)
+        none = call.filled([*shape[:axis], step, *shape[axis + 1 :]], -math.inf, dtype(total))
+        before = sliced(call, total, axis, 0, extent - step)
         shifted = call.emit(_op.concat([none, before], axis))
-        found, step = call.emit(_op.log_add_exp(found, shifted)), 2 * step
-    return call.cast(found, kind)
+        total, step = call.emit(_op.log_add_exp(total, shifted)), 2 * step
+    return call.cast(total, kind)
 
 
 @converts(REDUCTION, "cummax.default", "cummin.default")
@@ -249,7 +249,7 @@ def _cumulative_extreme(call, data, dim):
     (extent,) = static([shape[axis]], f"the axis of {name.partition('.')[0]}")
     inner = call.cast(data, "int8" if dtype(data) == "bool" else wide(dtype(data)))
     beats = _op.greater if "max" in name else _op.less
-    found = call.emit(stop_gradient(inner))
+    best = call.emit(stop_gradient(inner))
     place = call.reshape(relax.const(np.arange(extent)), [extent, *[1] * (data.ty.ndim - axis - 1)])
     place = call.emit(_op.broadcast_to(place, shape))
     step = 1
@@ -262,14 +262,14 @@ def _cumulative_extreme(call, data, dim):
             )
             return call.emit(_op.concat([first, rest], axis))
 
-        before = shifted(found)
-        wins = call.emit(beats(before, found))
+        before = shifted(best)
+        wins = call.emit(beats(before, best))
         if "float" in dtype(inner):
-            wrong = call.emit(_op.isnan(found))
+            wrong = call.emit(_op.isnan(best))
             wins = call.emit(_op.logical_or(wins, _op.isnan(before)))
             wins = call.emit(_op.logical_and(wins, _op.logical_not(wrong)))
         place = call.emit(_op.where(wins, shifted(place), place))
-        found, step = call.emit(_op.where(wins, before, found)), 2 * step
+        best, step = call.emit(_op.where(wins, before, best)), 2 * step
     value = call.emit(_op.gather_elements(inner, place, axis))
     return call.cast(value, dtype(data)), place
 
@@ -288,5 +288,5 @@ def _logsumexp(call, data, dim, keepdim):
     infinite = call.emit(_op.isinf(base))
     base = call.emit(_op.where(infinite, scalar(0, inner), base))
     total = call.emit(_op.sum(_op.exp(_op.subtract(data, base)), axes, True))
-    found = call.emit(_op.add(_op.log(total), base))
-    return call.cast(call.reshape(found, call.shape), kind)
+    result = call.emit(_op.add(_op.log(total), base))
+    return call.cast(call.reshape(result, call.shape), kind)

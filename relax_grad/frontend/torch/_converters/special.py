@@ -47,10 +47,10 @@ class _Argument:
         """Return the sum of terms times the inverse square of the large number to the powers from 0 on."""
         inverse = self.call.emit(_op.divide(scalar(1, _KIND), self.large))
         square = self.call.emit(_op.multiply(inverse, inverse))
-        found = scalar(0, _KIND)
+        polynomial = scalar(0, _KIND)
         for k in reversed(range(len(_BERNOULLI))):
-            found = _op.add(_op.multiply(found, square), scalar(term(k), _KIND))
-        return self.call.emit(_op.multiply(self.call.emit(found), inverse))
+            polynomial = _op.add(_op.multiply(polynomial, square), scalar(term(k), _KIND))
+        return self.call.emit(_op.multiply(self.call.emit(polynomial), inverse))
 
 
 @converts(SPECIAL, "lgamma.default")
@@ -59,20 +59,20 @@ def _lgamma(call, data):
     x = _Argument(call, data)
     half = scalar(0.5, _KIND)
     log = call.emit(_op.log(x.large))
-    found = _op.subtract(_op.multiply(_op.subtract(x.large, half), log), x.large)
-    found = _op.add(found, scalar(0.5 * math.log(2 * math.pi), _KIND))
+    result = _op.subtract(_op.multiply(_op.subtract(x.large, half), log), x.large)
+    result = _op.add(result, scalar(0.5 * math.log(2 * math.pi), _KIND))
     tail = x.series(lambda k: _BERNOULLI[k] / ((2 * k + 1) * (2 * k + 2)))
-    found = call.emit(_op.add(found, tail))
+    result = call.emit(_op.add(result, tail))
     product = x.base
     for k in range(1, _SHIFT):
         product = call.emit(_op.multiply(product, _op.add(x.base, scalar(k, _KIND))))
-    lowered = call.emit(_op.subtract(found, _op.log(product)))
-    found = x.chosen(x.small, lowered, found)
+    lowered = call.emit(_op.subtract(result, _op.log(product)))
+    result = x.chosen(x.small, lowered, result)
     turned = _op.subtract(scalar(math.log(math.pi), _KIND), _op.log(_op.abs(_op.sin(x.angle))))
-    found = x.chosen(x.reflected, _op.subtract(turned, found), found)
+    result = x.chosen(x.reflected, _op.subtract(turned, result), result)
     infinite = call.emit(_op.isinf(x.data))
-    found = x.chosen(infinite, _op.abs(x.data), found)
-    return call.cast(found, call.dtype)
+    result = x.chosen(infinite, _op.abs(x.data), result)
+    return call.cast(result, call.dtype)
 
 
 @converts(SPECIAL, "digamma.default")
@@ -82,17 +82,17 @@ def _digamma(call, data):
     one = scalar(1, _KIND)
     tail = x.series(lambda k: _BERNOULLI[k] / (2 * k + 2))
     tail = call.emit(_op.add(scalar(0.5, _KIND), tail))
-    found = call.emit(_op.subtract(_op.log(x.large), _op.divide(tail, x.large)))
-    lowered = found
+    result = call.emit(_op.subtract(_op.log(x.large), _op.divide(tail, x.large)))
+    lowered = result
     for k in range(_SHIFT):
         inverse = _op.divide(one, _op.add(x.base, scalar(k, _KIND)))
         lowered = call.emit(_op.subtract(lowered, inverse))
-    found = x.chosen(x.small, lowered, found)
+    result = x.chosen(x.small, lowered, result)
     slope = call.emit(_op.divide(_op.cos(x.angle), _op.sin(x.angle)))
-    turned = _op.subtract(found, _op.multiply(scalar(math.pi, _KIND), slope))
+    turned = _op.subtract(result, _op.multiply(scalar(math.pi, _KIND), slope))
     whole = call.emit(_op.equal(x.angle, scalar(0, _KIND)))
     turned = x.chosen(whole, scalar(math.nan, _KIND), call.emit(turned))
-    found = x.chosen(x.reflected, turned, found)
+    result = x.chosen(x.reflected, turned, result)
     origin = call.emit(_op.equal(x.data, scalar(0, _KIND)))
     pole = call.emit(_op.divide(scalar(-1, _KIND), x.chosen(origin, x.data, one)))
-    return call.cast(x.chosen(origin, pole, found), call.dtype)
+    return call.cast(x.chosen(origin, pole, result), call.dtype)

@@ -103,7 +103,7 @@ class FunctionCalls:
         if any(operand._version != old for operand, old in zip(operands, versions, strict=True)):
             self._note(f"{cls.__name__}.backward", "it writes to a saved tensor or to an input")
         pairs = [(args[i], gradients[i]) for i in places if gradients[i] is not None]
-        found = JOIN(
+        joined = JOIN(
             wanted,
             [tensor for tensor, _ in pairs],
             [other for _, other in pairs],
@@ -111,9 +111,9 @@ class FunctionCalls:
             number,
             _backward(cls).__code__ is _ONCE,
         )
-        found = iter(found)
+        rest = iter(joined)
         outputs = [
-            next(found) if has else output.detach() if isinstance(output, torch.Tensor) else output
+            next(rest) if has else output.detach() if isinstance(output, torch.Tensor) else output
             for output, has in zip(outputs, differentiable, strict=True)
         ]
         return tuple(outputs) if isinstance(result, tuple) else outputs[0]

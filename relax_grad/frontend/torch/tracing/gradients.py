@@ -44,11 +44,11 @@ def grad(
             "one of the differentiated tensors is not used in the graph; set allow_unused=True"
         )
     wanted = [tensor for tensor, use in zip(inputs, uses, strict=True) if use]
-    found = GRADIENT(outputs, wanted, cotangents) if wanted else []
-    found = iter(found if create_graph else [gradient.detach() for gradient in found])
+    gradients = GRADIENT(outputs, wanted, cotangents) if wanted else []
+    computed = iter(gradients if create_graph else [gradient.detach() for gradient in gradients])
     rest = torch.zeros_like if materialize_grads else lambda _: None
     return tuple(
-        next(found) if use else rest(tensor) for tensor, use in zip(inputs, uses, strict=True)
+        next(computed) if use else rest(tensor) for tensor, use in zip(inputs, uses, strict=True)
     )
 
 
