@@ -492,9 +492,8 @@ def _size(variable: relax.Var) -> float:
 
 def _rebuilt(kind: relax.TupleType, parts: list[relax.Var]) -> relax.Tuple:
     """Return a nested tuple of tensors, which are taken from the list."""
-    return relax.Tuple(
-        [
-            _rebuilt(field, parts) if isinstance(field, relax.TupleType) else parts.pop(0)
-            for field in kind.fields
-        ]
-    )
+    fields = [
+        _rebuilt(field, parts) if isinstance(field, relax.TupleType) else parts.pop(0)
+        for field in kind.fields
+    ]
+    return relax.Tuple(fields)

@@ -19,9 +19,9 @@ from ..errors import GradientError
 from ..ir.compat import Analyzer, BufferLoad, loaded_buffer
 from ..ir.dtypes import accumulation_dtype
 from ..ir.expressions import are_equal, loads, substitute, variables
+from .derivatives import derivative
 from .emit import is_parallel
 from .flat import ADD, combined
-from .partials import derivative
 from .program import (
     Bind,
     If,

@@ -15,9 +15,10 @@ from ..ir.expressions import loads, substitute, variables
 from . import emit, products, sums
 from .access import Range, renamed
 from .bits import from_bits
+from .derivatives import Contribution, derivative, widened
 from .flat import ASSIGN, EXTREMA, MAXIMUM, PRODUCT, Item, Nest, elements_of, nests
 from .general import General
-from .partials import Contribution, derivative, wide
+from .int64_loops import with_int64_loops
 from .primal import Primal
 from .program import (
     Bind,
@@ -37,7 +38,6 @@ from .program import (
     unsupported,
     walk,
 )
-from .wide import with_wide_loops
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def adjoint(
     GradientError
         If a part of the function has no derivative; the error names the block.
     """
-    program = with_wide_loops(parse(function, num_outputs, inplace))
+    program = with_int64_loops(parse(function, num_outputs, inplace))
     return _Reverse(program, wrt, cotangents).adjoint(keep_all)
 
 
@@ -261,7 +261,7 @@ class _Reverse:
 
     def _contributions(self, number: int, nest: Nest, item: Item) -> list[Contribution]:
         """Return the contributions of a store to the loads of active buffers."""
-        cotangent = wide(emit.load(self._gradients[item.buffer].buffer, item.indices))
+        cotangent = widened(emit.load(self._gradients[item.buffer].buffer, item.indices))
         guards, value = [self._value(number, guard) for guard in item.guards], item.value
         undefined = None
         if item.kind == PRODUCT:
@@ -293,7 +293,7 @@ class _Reverse:
         """Emit the product of a cotangent and all factors but one, and return the load of it."""
         elements = elements_of(item, nest.loops)
         reduced = [each for each in nest.loops if each not in elements]
-        value = wide(self._value(number, item.value))
+        value = widened(self._value(number, item.value))
         if item.guards:
             condition = conjunction([self._value(number, guard) for guard in item.guards])
             value = tirx.if_then_else(condition, value, tirx.const(1.0, dtype_of(value)))
@@ -329,10 +329,10 @@ class _Reverse:
             )
 
         def nan_at(indices):
-            here = wide(self._value(number, emit.load(item.buffer, indices), after=True))
+            here = widened(self._value(number, emit.load(item.buffer, indices), after=True))
             return tirx.Select(tirx.isnan(here), here, tirx.const(0.0, dtype))
 
-        mapped_to(share, lambda at: wide(emit.load(gradient.buffer, at)) / emit.load(count, at))
+        mapped_to(share, lambda at: widened(emit.load(gradient.buffer, at)) / emit.load(count, at))
         mapped_to(undefined, nan_at)
         return share, undefined
 

@@ -12,8 +12,8 @@ from ..ir.compat import BufferLoad, loaded_buffer
 from ..ir.expressions import loads, substitute
 from . import emit
 from .access import Gather, Range, gather, renamed
+from .derivatives import Contribution
 from .flat import same
-from .partials import Contribution
 from .program import (
     Loop,
     Store,

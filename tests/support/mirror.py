@@ -57,7 +57,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "ir.module": ("autodiff/test_gradient.py", "autodiff/test_gradient_pass.py"),
     "ir.partials": ("test_registry.py", "autodiff/test_gradient.py"),
     "ir.remat": ("training/test_remat.py",),
-    "ir.wide": ("cpu/schedule/test_schedule.py", "tir/test_functions.py"),
+    "ir.int64": ("cpu/schedule/test_schedule.py", "tir/test_functions.py"),
     # Operators: rules, declarations, legalizations and tensor expressions.
     "legalize.quantized": ("cpu/dispatch/test_quantized.py", "op/test_conformance.py"),
     "legalize.recurrent": ("topi/test_recurrent.py", "op/test_conformance.py"),
@@ -115,7 +115,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "tir.bits": ("tir/test_refusals.py",),
     "tir.call": ("tir/test_calls.py",),
     "tir.general": ("tir/test_functions.py",),
-    "tir.partials": ("tir/test_conventions.py", "tir/test_functions.py"),
+    "tir.derivatives": ("tir/test_conventions.py", "tir/test_functions.py"),
     "tir.primal": ("tir/test_functions.py",),
     "tir.program": ("tir/test_functions.py", "tir/test_refusals.py"),
     "tir.*": ("tir/test_functions.py", "tir/test_accesses.py"),

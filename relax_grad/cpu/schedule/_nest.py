@@ -13,8 +13,8 @@ from tvm.ir import Range
 
 from ...ir.compat import Analyzer, BufferLoad, SBlock, SBlockRealize, loaded_buffer
 from ...ir.expressions import loads, substitute, variables
+from ...ir.int64 import int64_index, with_int64_indices
 from ...ir.module import is_buffer
-from ...ir.wide import wide_index, with_wide_indices
 from ._dependence import are_disjoint, is_pure
 from ._integers import with_folding_integers
 
@@ -274,14 +274,14 @@ def _wide(nest: Nest | None) -> Nest | None:
     known = Analyzer()
     found = {}
     for axis in axes:
-        extent = wide_index(axis.extent, names, known)
+        extent = int64_index(axis.extent, names, known)
         found[axis.var] = Axis(names[axis.var], extent)
         known.bind(names[axis.var], Range(0, extent))
     return replace(
         nest,
         axes=[found[axis.var] for axis in nest.axes],
-        indices=[wide_index(index, names, known) for index in nest.indices],
-        value=with_wide_indices(nest.value, names, known),
+        indices=[int64_index(index, names, known) for index in nest.indices],
+        value=with_int64_indices(nest.value, names, known),
         reduced=[found[axis.var] for axis in nest.reduced],
     )
 

@@ -142,7 +142,7 @@ class Call:
             if "float" not in source:
                 return truth
             # TVM's comparison with NaN is false in every form, PyTorch's != is true.
-            wrong = relax.op.isnan(self.cast(value, wide(source)))
+            wrong = relax.op.isnan(self.cast(value, wide_dtype(source)))
             return self.emit(relax.op.logical_or(truth, wrong))
         return self.emit(relax.op.astype(value, dtype))
 
@@ -232,7 +232,7 @@ def is_half(kind: str) -> bool:
     return kind in ("float16", "bfloat16")
 
 
-def wide(kind: str) -> str:
+def wide_dtype(kind: str) -> str:
     """Return the dtype that PyTorch computes in: float32 for half precision."""
     return "float32" if is_half(kind) else kind
 

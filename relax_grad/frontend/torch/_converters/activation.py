@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tvm import relax
 
 from ....op import stop_gradient
-from ._call import axis_of, converts, dtype, scalar, wide
+from ._call import axis_of, converts, dtype, scalar, wide_dtype
 from .elementwise import expm1, log1p
 
 ACTIVATION: dict[str, Callable] = {}
@@ -21,7 +21,7 @@ def _activation(*names: str) -> Callable:
 
     def enter(function):
         def convert(call, data, **arguments):
-            inner = call.cast(data, wide(dtype(data)))
+            inner = call.cast(data, wide_dtype(dtype(data)))
             return call.cast(call.emit(function(call, inner, **arguments)), dtype(data))
 
         converts(ACTIVATION, *names)(convert)
@@ -161,7 +161,7 @@ def _threshold(call, data, threshold, value):
 def _softmax(call, data, dim, dtype=None, half_to_float=False):
     """Half precision is computed in float32."""
     logarithm = "log" in call.node.target.__name__
-    data = call.cast(data, wide(call.dtype))
+    data = call.cast(data, wide_dtype(call.dtype))
     rank = data.ty.ndim
     function = _op.nn.log_softmax if logarithm else _op.nn.softmax
     if not rank:

@@ -10,7 +10,7 @@ from tvm import relax, tirx
 
 from ....ir.compat import Analyzer
 from ...random import dropout
-from ._call import converts, dtype, extents_of, scalar, wide
+from ._call import converts, dtype, extents_of, scalar, wide_dtype
 from ._support import Refused
 from .random import drawn
 
@@ -22,7 +22,7 @@ _op = relax.op
 @converts(ATTENTION, "scaled_dot_product_attention.default")
 def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
     """A query that may see no key has the result zero, as in PyTorch."""
-    kind, inner = dtype(query), wide(dtype(query))
+    kind, inner = dtype(query), wide_dtype(dtype(query))
     if scale is None:
         width = extents_of(query)[-1]
         if not isinstance(width, int):

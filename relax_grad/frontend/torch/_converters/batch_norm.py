@@ -12,7 +12,7 @@ from tvm import relax, tirx
 
 from ....ir.compat import dtype_of
 from ....op.norm_statistics import batch_norm_statistics
-from ._call import wide
+from ._call import wide_dtype
 
 
 def _updating(importer, node: fx.Node) -> tuple:
@@ -51,7 +51,7 @@ def _normalized(importer, data, weight, bias, mean, variance, epsilon, training:
     """
     kind = dtype_of(data.ty)
     present = [tensor for tensor in (weight, bias, mean, variance) if tensor is not None]
-    widest = wide(max([kind, *(dtype_of(tensor.ty) for tensor in present)], key=_bits))
+    widest = wide_dtype(max([kind, *(dtype_of(tensor.ty) for tensor in present)], key=_bits))
     channels = [data.ty.shape.values[1]]
 
     def operand(value, fill: float) -> relax.Expr:
@@ -84,7 +84,7 @@ def _statistics(importer, node: fx.Node, data, epsilon) -> tuple:
 
 def _moved(importer, old, new, momentum: float) -> relax.Expr:
     """Return the running statistic, moved towards that of the batch."""
-    kind = wide(dtype_of(old.ty))
+    kind = wide_dtype(dtype_of(old.ty))
     shares = [
         importer.emit(relax.op.multiply(statistic, relax.const(share, kind)))
         for statistic, share in (

@@ -9,7 +9,7 @@ import numpy as np
 from tvm import relax
 
 from ....op import stop_gradient
-from ._call import converts, dtype, extents_of, scalar, static, wide
+from ._call import converts, dtype, extents_of, scalar, static, wide_dtype
 from ._support import Refused
 from .reduction import place_of_extreme
 
@@ -72,7 +72,7 @@ def _avg_pool(rank: int) -> Callable:
         counts_all = count_include_pad or bool(divisor_override)
         kind = dtype(data)
         result = getattr(_op.nn, f"avg_pool{rank}d")(
-            call.cast(_batched(call, data, rank), wide(kind)),
+            call.cast(_batched(call, data, rank), wide_dtype(kind)),
             kernel,
             stride,
             padding * 2,
@@ -82,7 +82,7 @@ def _avg_pool(rank: int) -> Callable:
         )
         if divisor_override:
             factor = math.prod(kernel) / divisor_override
-            result = _op.multiply(result, scalar(factor, wide(kind)))
+            result = _op.multiply(result, scalar(factor, wide_dtype(kind)))
         return call.cast(_unbatched(call, result), kind)
 
     return convert
@@ -116,7 +116,7 @@ def _max_pool(rank: int) -> Callable:
 def _adaptive_avg_pool(rank: int) -> Callable:
     def convert(call, data, output_size):
         kind = dtype(data)
-        data = call.cast(_batched(call, data, rank), wide(kind))
+        data = call.cast(_batched(call, data, rank), wide_dtype(kind))
         sizes = call.shape[-rank:]
         if all(size == 1 for size in sizes):
             result = _op.mean(data, list(range(2, rank + 2)), True)
@@ -214,7 +214,7 @@ def _affine(call, value, fill: float, shape, kind: str) -> relax.Expr:
 
 
 def _widest(*values) -> str:
-    kinds = [wide(dtype(tensor)) for tensor in values if tensor is not None]
+    kinds = [wide_dtype(dtype(tensor)) for tensor in values if tensor is not None]
     return "float64" if "float64" in kinds else kinds[0]
 
 
@@ -278,7 +278,7 @@ def _group_norm(call, data, weight, bias, eps, num_groups=None, group=None, **_)
 
 @converts(CONVOLUTION, "rms_norm.default")
 def _rms_norm(call, data, normalized_shape, weight, eps):
-    kind = wide(dtype(data))
+    kind = wide_dtype(dtype(data))
     rank, count = data.ty.ndim, len(normalized_shape)
     if eps is None:
         eps = float(np.finfo(kind).eps)

@@ -11,7 +11,7 @@ from torch._prims_common import elementwise_dtypes
 from tvm import relax
 
 from ....op import stop_gradient
-from ._call import DTYPES, Call, converts, dtype, scalar, wide
+from ._call import DTYPES, Call, converts, dtype, scalar, wide_dtype
 from ._support import Refused
 
 ELEMENTWISE: dict[str, Callable] = {}
@@ -24,8 +24,8 @@ def promoted(call: Call, *names: str) -> str:
     """Return the dtype to which PyTorch promotes the named operands."""
     meta = call.meta()
     values = [meta[name] for name in names if meta[name] is not None]
-    kind = KIND.NO_OPMATH
-    return DTYPES[elementwise_dtypes(*values, type_promotion_kind=kind)[0]]
+    dtypes = elementwise_dtypes(*values, type_promotion_kind=KIND.NO_OPMATH)
+    return DTYPES[dtypes[0]]
 
 
 def _floating(kind: str) -> str:
@@ -39,7 +39,7 @@ def _unary(function: Callable, in_float: bool = True, half: bool = True) -> Call
         kind = dtype(data)
         inner = _floating(kind) if in_float else kind
         if not half:
-            inner = wide(inner)
+            inner = wide_dtype(inner)
         return call.cast(call.emit(function(call, call.cast(data, inner))), call.dtype)
 
     return convert
@@ -139,7 +139,7 @@ def _finiteness(function: Callable, other: Callable) -> Callable:
     def convert(call, data):
         if "float" not in dtype(data):
             return other(data, "bool")
-        return function(call.cast(data, wide(dtype(data))))  # TVM has none for bfloat16
+        return function(call.cast(data, wide_dtype(dtype(data))))  # TVM has none for bfloat16
 
     return convert
 
@@ -168,7 +168,7 @@ def _sign(call, data):
 def _round(call, data, decimals):
     if "float" not in dtype(data):
         return data
-    kind = wide(dtype(data))
+    kind = wide_dtype(dtype(data))
     scale = scalar(10.0 ** abs(decimals), kind)
     there, back = (_op.multiply, _op.divide) if decimals >= 0 else (_op.divide, _op.multiply)
     return call.cast(
@@ -227,7 +227,7 @@ def _extreme(function: Callable, logical: Callable) -> Callable:
             return result
         # Relax's extreme is the second operand where the operands have no order.
         fixed = call.emit(stop_gradient(data))
-        wrong = call.emit(_op.isnan(call.cast(fixed, wide(kind))))
+        wrong = call.emit(_op.isnan(call.cast(fixed, wide_dtype(kind))))
         return _op.add(result, call.emit(_op.where(wrong, fixed, scalar(0, kind))))
 
     return convert
@@ -243,7 +243,7 @@ def _extreme_number(call, data, other):
         return (_op.logical_or if compare is _op.greater_equal else _op.logical_and)(data, other)
     first = call.emit(compare(data, other))
     if "float" in kind:
-        first = call.emit(_op.logical_or(first, _op.isnan(call.cast(other, wide(kind)))))
+        first = call.emit(_op.logical_or(first, _op.isnan(call.cast(other, wide_dtype(kind)))))
     return _op.where(first, data, other)
 
 
@@ -261,8 +261,8 @@ def _mul(call, data, other):
     kind = promoted(call, "data", "other")
     if "float" not in kind or not isinstance(other, (int, float)) or other:
         return _product_of(call, data=data, other=other)
-    fixed = call.emit(stop_gradient(call.cast(data, wide(kind))))
-    numbers = scalar(0, wide(kind)), scalar(math.nan, wide(kind))
+    fixed = call.emit(stop_gradient(call.cast(data, wide_dtype(kind))))
+    numbers = scalar(0, wide_dtype(kind)), scalar(math.nan, wide_dtype(kind))
     return call.cast(call.emit(_op.where(_op.isfinite(fixed), *numbers)), call.dtype)
 
 
@@ -324,7 +324,7 @@ def _modulo(call, data, other, rounding: Callable, exact: Callable) -> relax.Exp
 def _sinc(call, data):
     """The value at zero is one, without a gradient."""
     kind = dtype(data)
-    inner = call.cast(data, call.dtype if kind != call.dtype else wide(kind))
+    inner = call.cast(data, call.dtype if kind != call.dtype else wide_dtype(kind))
     kind = dtype(inner)
     origin = call.emit(_op.equal(inner, scalar(0, kind)))
     safe = call.emit(_op.where(origin, scalar(1, kind), inner))
@@ -337,7 +337,7 @@ def _sinc(call, data):
 def _xlogy(call, data, other):
     """Zero times the logarithm of zero is zero, without a gradient."""
     kind = call.dtype
-    data, other = (call.cast(call.tensor(operand, kind), wide(kind)) for operand in (data, other))
+    data, other = (call.cast(call.tensor(x, kind), wide_dtype(kind)) for x in (data, other))
     zero = scalar(0, dtype(data))
     lost = call.emit(_op.logical_and(_op.equal(data, zero), call.emit(_op.less_equal(other, zero))))
     safe = call.emit(_op.where(lost, scalar(1, dtype(data)), other))
@@ -416,7 +416,7 @@ def _comparison(function: Callable) -> Callable:
         result = function(*operands)
         if function is _op.not_equal and "float" in kind:
             for operand in operands:  # TVM's != is false for NaN
-                wrong = _op.isnan(call.cast(operand, wide(kind)))
+                wrong = _op.isnan(call.cast(operand, wide_dtype(kind)))
                 result = _op.logical_or(call.emit(result), wrong)
         return result
 
@@ -479,7 +479,7 @@ def _clamp(call, data, min=None, max=None):
         rest = data
         if "float" in kind:
             rest = call.emit(stop_gradient(data))
-            wrong = call.emit(_op.isnan(call.cast(bound, wide(kind))))
+            wrong = call.emit(_op.isnan(call.cast(bound, wide_dtype(kind))))
             rest = call.emit(_op.where(wrong, bound, rest))
         rest = call.emit(_op.where(outside(data, bound), bound, rest))
         data = call.emit(_op.where(inside(data, bound), data, rest)) if "float" in kind else rest

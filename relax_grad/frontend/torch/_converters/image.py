@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax
 
 from ....ir.compat import Analyzer
-from ._call import converts, dtype, extents_of, static, wide
+from ._call import converts, dtype, extents_of, static, wide_dtype
 
 IMAGE: dict[str, Callable] = {}
 
@@ -21,7 +21,7 @@ _op = relax.op
 def _grid_sample(call, data, grid, interpolation_mode, padding_mode, align_corners):
     rank = data.ty.ndim
     kind = dtype(data)
-    data, grid = call.cast(data, wide(kind)), call.cast(grid, wide(kind))
+    data, grid = call.cast(data, wide_dtype(kind)), call.cast(grid, wide_dtype(kind))
     grid = call.emit(_op.permute_dims(grid, [0, rank - 1, *range(1, rank - 1)]))
     result = _op.image.grid_sample(
         data,
@@ -120,7 +120,7 @@ def _antialiased(
     extents = extents_of(data)
     static([*extents[2:], *shape[2:]], "the size of its image")
     factors = scale_factors or [scales_h, scales_w]
-    data = call.cast(data, wide(kind))
+    data = call.cast(data, wide_dtype(kind))
     for axis, factor in zip((2, 3), factors, strict=True):
         extent, size = extents[axis], shape[axis]
         if align_corners:
@@ -128,7 +128,7 @@ def _antialiased(
         else:
             scale = 1 / factor if factor else extent / size
         if extent != size or scale != 1:
-            matrix = relax.const(_filters(extent, size, scale, cubic), wide(kind))
+            matrix = relax.const(_filters(extent, size, scale, cubic), wide_dtype(kind))
             data = _applied(call, data, matrix, axis)
     return call.cast(data, kind)
 
@@ -155,7 +155,7 @@ def _filters(extent: int, size: int, scale: float, cubic: bool) -> np.ndarray:
 
 def _separable(call, data, align_corners: bool, scale_factors, weights: Callable) -> relax.Expr:
     kind = dtype(data)
-    data = call.cast(data, wide(kind))
+    data = call.cast(data, wide_dtype(kind))
     for axis, extent, size, factor in _axes(call, data, scale_factors):
         if not (isinstance(extent, int) and isinstance(size, int)):
             data = _weighted(call, data, axis, extent, size, factor, align_corners, weights)
@@ -163,7 +163,7 @@ def _separable(call, data, align_corners: bool, scale_factors, weights: Callable
         scale = _step(call, extent, size, factor, "")
         matrix = _matrix(extent, size, scale, align_corners, weights)
         if matrix is not None:
-            data = _applied(call, data, relax.const(matrix, wide(kind)), axis)
+            data = _applied(call, data, relax.const(matrix, wide_dtype(kind)), axis)
     return call.cast(data, kind)
 
 

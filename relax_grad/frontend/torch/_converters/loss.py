@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from tvm import relax
 
-from ._call import Call, converts, dtype, extents_of, scalar, static, wide
+from ._call import Call, converts, dtype, extents_of, scalar, static, wide_dtype
 
 LOSS: dict[str, Callable] = {}
 
@@ -26,7 +26,7 @@ def _parts(call: Call, data, target, bound: float) -> tuple:
 
     An infinite difference has no square, whose gradient would be NaN.
     """
-    kind = wide(call.dtype)
+    kind = wide_dtype(call.dtype)
     operands = (call.cast(operand, kind) for operand in (data, target))
     difference = call.emit(_op.subtract(*operands))
     size = call.emit(_op.abs(difference))
@@ -59,7 +59,7 @@ def _huber(call, data, target, reduction, delta):
 @converts(LOSS, "multilabel_margin_loss.default")
 def _multilabel_margin(call, data, target, reduction):
     """The labels before the first -1 count; PyTorch's decomposition has another value if there is one."""
-    kind = wide(dtype(data))
+    kind = wide_dtype(dtype(data))
     (classes,) = static((extents_of(data) or [1])[-1:], "the number of classes")
     data = call.reshape(call.cast(data, kind), [-1, classes])
     target = call.reshape(target, [-1, classes])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from tvm import relax
 
-from ._call import converts, dtype, extents_of, scalar, static, wide
+from ._call import converts, dtype, extents_of, scalar, static, wide_dtype
 from .reduction import norm
 
 MATMUL: dict[str, Callable] = {}
@@ -108,11 +108,11 @@ def _grouped_mm(call, data, mat2, offs, bias, out_dtype):
         result = call.emit(_op.matmul(of_group(data, 1), mat2))
     elif left == 2:
         product = call.emit(_op.matmul(of_group(data, 0), mat2))
-        product = call.cast(product, wide(dtype(product)))
+        product = call.cast(product, wide_dtype(dtype(product)))
         result = call.emit(_op.sum(product, [0]))
     else:
         product = call.emit(_op.matmul(data, of_group(mat2, 1)))
-        product = call.cast(product, wide(dtype(product)))
+        product = call.cast(product, wide_dtype(dtype(product)))
         result = call.emit(_op.sum(product, [0]))
     result = call.cast(result, kind)
     return result if bias is None else _op.add(result, call.cast(bias, kind))

@@ -19,7 +19,7 @@ from ._call import (
     safe_sqrt,
     scalar,
     static,
-    wide,
+    wide_dtype,
 )
 from ._support import Refused
 from .manipulate import sliced
@@ -49,7 +49,7 @@ def _sum(call, data, dim=None, keepdim=False, dtype=None):
 
 @converts(REDUCTION, "mean.default", "mean.dim")
 def _mean(call, data, dim=None, keepdim=False, dtype=None):
-    data = call.cast(data, wide(call.dtype))
+    data = call.cast(data, wide_dtype(call.dtype))
     return call.cast(_reduced(call, _op.mean, data, dim, keepdim), call.dtype)
 
 
@@ -71,9 +71,9 @@ def _extreme(call, data, dim=None, keepdim=False):
         return result
     # Relax's extreme leaves NaN out, and is finite where all elements are infinite: the sum of the others' number is
     # NaN and zero there.
-    fixed = call.cast(call.emit(stop_gradient(data)), wide(kind))
-    lowest = scalar(-math.inf if function is _op.max else math.inf, wide(kind))
-    zero, one = scalar(0, wide(kind)), scalar(1, wide(kind))
+    fixed = call.cast(call.emit(stop_gradient(data)), wide_dtype(kind))
+    lowest = scalar(-math.inf if function is _op.max else math.inf, wide_dtype(kind))
+    zero, one = scalar(0, wide_dtype(kind)), scalar(1, wide_dtype(kind))
     others = call.emit(_op.where(_op.equal(fixed, lowest), zero, one))
     others = call.emit(_op.where(_op.isnan(fixed), fixed, others))
     number = _reduced(call, _op.sum, others, dim, keepdim)
@@ -92,7 +92,7 @@ def _any(call, data, dim=None, keepdim=False):
 def place_of_extreme(call, data, axis: int, largest: bool) -> relax.Expr:
     """Return the first place of the extreme of an axis, which is kept; NaN counts as extreme."""
     # TVM's search does not compile for bfloat16.
-    data = call.cast(data, "int8" if dtype(data) == "bool" else wide(dtype(data)))
+    data = call.cast(data, "int8" if dtype(data) == "bool" else wide_dtype(dtype(data)))
     function = _op.argmax if largest else _op.argmin
     place = call.emit(function(data, axis, True))
     if is_float(data):
@@ -154,20 +154,20 @@ def _variance(call, data, dim, correction, keepdim) -> relax.Expr:
 @converts(REDUCTION, "var.correction", "var.dim", "var.default")
 def _var(call, data, dim=None, correction=None, keepdim=False, unbiased=None):
     correction = correction if unbiased is None else int(unbiased)
-    variance = _variance(call, call.cast(data, wide(dtype(data))), dim, correction, keepdim)
+    variance = _variance(call, call.cast(data, wide_dtype(dtype(data))), dim, correction, keepdim)
     return call.cast(variance, call.dtype)
 
 
 @converts(REDUCTION, "std.correction", "std.dim", "std.default")
 def _std(call, data, dim=None, correction=None, keepdim=False, unbiased=None):
     correction = correction if unbiased is None else int(unbiased)
-    variance = _variance(call, call.cast(data, wide(dtype(data))), dim, correction, keepdim)
+    variance = _variance(call, call.cast(data, wide_dtype(dtype(data))), dim, correction, keepdim)
     return call.cast(safe_sqrt(call, variance), call.dtype)
 
 
 @converts(REDUCTION, "var_mean.correction")
 def _var_mean(call, data, dim, correction, keepdim):
-    inner = call.cast(data, wide(dtype(data)))
+    inner = call.cast(data, wide_dtype(dtype(data)))
     variance = _variance(call, inner, dim, correction, keepdim)
     mean = _reduced(call, _op.mean, inner, dim, keepdim)
     return call.cast(variance, call.dtype), call.cast(mean, call.dtype)
@@ -175,7 +175,7 @@ def _var_mean(call, data, dim, correction, keepdim):
 
 @converts(REDUCTION, "linalg_vector_norm.default")
 def _vector_norm(call, data, ord, dim, keepdim, dtype):
-    kind = wide(call.dtype)
+    kind = wide_dtype(call.dtype)
     data = call.cast(data, kind)
     return call.cast(norm(call, data, float(ord), dim, keepdim), call.dtype)
 
@@ -229,7 +229,7 @@ def _logcumsumexp(call, data, dim):
     shape = extents_of(data)
     (extent,) = static([shape[axis]], "the axis of logcumsumexp")
     kind = dtype(data)
-    total, step = call.cast(data, wide(kind)), 1
+    total, step = call.cast(data, wide_dtype(kind)), 1
     while step < extent:
         none = call.filled([*shape[:axis], step, *shape[axis + 1 :]], -math.inf, dtype(total))
         before = sliced(call, total, axis, 0, extent - step)
@@ -247,7 +247,7 @@ def _cumulative_extreme(call, data, dim):
     shape = extents_of(data)
     name = call.node.target.__name__
     (extent,) = static([shape[axis]], f"the axis of {name.partition('.')[0]}")
-    inner = call.cast(data, "int8" if dtype(data) == "bool" else wide(dtype(data)))
+    inner = call.cast(data, "int8" if dtype(data) == "bool" else wide_dtype(dtype(data)))
     beats = _op.greater if "max" in name else _op.less
     best = call.emit(stop_gradient(inner))
     place = call.reshape(relax.const(np.arange(extent)), [extent, *[1] * (data.ty.ndim - axis - 1)])
@@ -278,7 +278,7 @@ def _cumulative_extreme(call, data, dim):
 def _logsumexp(call, data, dim, keepdim):
     """An axis of equal infinities has its own value."""
     kind = call.dtype
-    data = call.cast(data, wide(kind))
+    data = call.cast(data, wide_dtype(kind))
     inner = dtype(data)
     rank = data.ty.ndim
     if not rank:

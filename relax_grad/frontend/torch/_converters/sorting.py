@@ -9,7 +9,7 @@ import numpy as np
 from tvm import relax
 
 from ....op import stop_gradient
-from ._call import axis_of, converts, dtype, extents_of, scalar, static, wide
+from ._call import axis_of, converts, dtype, extents_of, scalar, static, wide_dtype
 from ._support import Refused
 from .manipulate import sliced
 
@@ -20,7 +20,7 @@ _op = relax.op
 
 def _order(call, data, axis: int, descending: bool) -> relax.Expr:
     # TVM sorts bfloat16 as integers, by the bits.
-    data = call.cast(data, "int8" if dtype(data) == "bool" else wide(dtype(data)))
+    data = call.cast(data, "int8" if dtype(data) == "bool" else wide_dtype(dtype(data)))
     kind = dtype(data)
     if "float" in kind:
         # NaN is the largest number; TVM's sort needs numbers that have an order.
@@ -75,7 +75,7 @@ def _kth(call, data, k=None, dim=None, keepdim=False):
     place = sliced(call, _order(call, data, axis, False), axis, middle, 1)
     if k is None and "float" in dtype(data):
         # NaN anywhere is the median.
-        wrong = call.cast(call.emit(_op.isnan(call.cast(data, wide(dtype(data))))), "int8")
+        wrong = call.cast(call.emit(_op.isnan(call.cast(data, wide_dtype(dtype(data))))), "int8")
         some = call.cast(call.emit(_op.max(wrong, [axis], True)), "bool")
         place = call.emit(_op.where(some, _op.argmax(wrong, axis, True), place))
     value = call.reshape(_taken(call, data, place, axis), shape)

@@ -24,7 +24,7 @@ _ARITHMETIC = (
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 
 
-def with_wide_indices(expr: tirx.PrimExpr, names: Mapping, known: Analyzer) -> tirx.PrimExpr:
+def with_int64_indices(expr: tirx.PrimExpr, names: Mapping, known: Analyzer) -> tirx.PrimExpr:
     """Return an expression of the same dtype, with wide indices, comparisons and operands of casts.
 
     Parameters
@@ -38,26 +38,26 @@ def with_wide_indices(expr: tirx.PrimExpr, names: Mapping, known: Analyzer) -> t
     """
 
     def load(node):
-        indices = [wide_index(index, names, known) for index in node.indices]
+        indices = [int64_index(index, names, known) for index in node.indices]
         return tirx.BufferLoad(loaded_buffer(node), indices)
 
     def compare(node):
         if str(node.a.ty.dtype) != "int32" or loads(node):
             return node
-        return type(node)(wide(node.a, names, known), wide(node.b, names, known))
+        return type(node)(to_int64(node.a, names, known), to_int64(node.b, names, known))
 
     def widen(node):
         if str(node.value.ty.dtype) != "int32" or str(node.ty.dtype) != "int64":
             return node
-        return wide(node.value, names, known)
+        return to_int64(node.value, names, known)
 
     rules = [(BufferLoad, load), (_COMPARISONS, compare), (tirx.Cast, widen)]
     return substitute(tvm_ffi.structural_map(expr, rules, order="post"), names)
 
 
-def wide_index(expr: tirx.PrimExpr, names: Mapping, known: Analyzer) -> tirx.PrimExpr:
+def int64_index(expr: tirx.PrimExpr, names: Mapping, known: Analyzer) -> tirx.PrimExpr:
     """Return an index in 64 bits, simplified if it does not depend on data."""
-    index = wide(expr, names, known)
+    index = to_int64(expr, names, known)
     if loads(index):
         return index
     try:
@@ -66,15 +66,15 @@ def wide_index(expr: tirx.PrimExpr, names: Mapping, known: Analyzer) -> tirx.Pri
         return index
 
 
-def wide(expr: tirx.PrimExpr, names: Mapping, known: Analyzer) -> tirx.PrimExpr:
+def to_int64(expr: tirx.PrimExpr, names: Mapping, known: Analyzer) -> tirx.PrimExpr:
     """Return an integer expression in 64 bits."""
     if str(expr.ty.dtype) != "int32":
-        expr = with_wide_indices(expr, names, known)
+        expr = with_int64_indices(expr, names, known)
         return expr if str(expr.ty.dtype) == "int64" else tirx.Cast("int64", expr)
     if isinstance(expr, tirx.Var) and expr in names:
         return names[expr]
     if isinstance(expr, _ARITHMETIC) and not loads(expr):
-        return type(expr)(wide(expr.a, names, known), wide(expr.b, names, known))
+        return type(expr)(to_int64(expr.a, names, known), to_int64(expr.b, names, known))
     if isinstance(expr, tirx.IntImm):
         return tirx.IntImm("int64", int(expr))
-    return tirx.Cast("int64", with_wide_indices(expr, names, known))
+    return tirx.Cast("int64", with_int64_indices(expr, names, known))

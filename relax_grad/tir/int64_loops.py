@@ -9,11 +9,11 @@ from tvm.ir import Range as Interval
 
 from ..ir.compat import Analyzer
 from ..ir.expressions import loads
-from ..ir.wide import wide, wide_index, with_wide_indices
+from ..ir.int64 import int64_index, to_int64, with_int64_indices
 from .program import Bind, If, Loop, Part, Program, Statement, Store, dtype_of
 
 
-def with_wide_loops(program: Program) -> Program:
+def with_int64_loops(program: Program) -> Program:
     """Return a loop program with loops, bindings and indices of int64 in the place of int32.
 
     Indices are simplified within the ranges of the loops.
@@ -38,20 +38,20 @@ def _statements(statements: tuple, names: Mapping, known: Analyzer) -> tuple:
 
     for each in statements:
         if isinstance(each, Store):
-            indices = tuple(wide_index(index, names, known) for index in each.indices)
-            found.append(Store(each.buffer, indices, with_wide_indices(each.value, names, known)))
+            indices = tuple(int64_index(index, names, known) for index in each.indices)
+            found.append(Store(each.buffer, indices, with_int64_indices(each.value, names, known)))
         elif isinstance(each, Bind):
             is_narrow = dtype_of(each.var) == "int32"
-            value = with_wide_indices(each.value, names, known)
+            value = with_int64_indices(each.value, names, known)
             if is_narrow:
-                value = wide(each.value, names, known)
+                value = to_int64(each.value, names, known)
                 names[each.var] = tirx.Var(each.var.name, "int64")
             found.append(Bind(names.get(each.var, each.var), value))
         elif isinstance(each, If):
-            condition = with_wide_indices(each.condition, names, known)
+            condition = with_int64_indices(each.condition, names, known)
             found.append(If(condition, inner(each.body), inner(each.otherwise), each.is_init))
         else:
-            start, extent = (wide_index(expr, names, known) for expr in (each.start, each.extent))
+            start, extent = (int64_index(expr, names, known) for expr in (each.start, each.extent))
             var = tirx.Var(each.var.name, "int64")
             names[each.var] = var
             if not loads(start) and not loads(extent):

@@ -45,7 +45,7 @@ class Contribution:
     value: tirx.PrimExpr
 
 
-def wide(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+def widened(expr: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return an expression in the dtype that its numbers are accumulated in."""
     return cast(expr, accumulation_dtype(dtype_of(expr)))
 
@@ -70,7 +70,7 @@ def derivative(
         If a function in the expression has no derivative; the error names it.
     """
     walker = _Walker(sources)
-    walker.visit(value, wide(cotangent), ())
+    walker.visit(value, widened(cotangent), ())
     return walker.found
 
 
@@ -115,17 +115,17 @@ class _Walker:
         self.visit(expr.b, -cotangent, guards)
 
     def _mul(self, expr, cotangent, guards) -> None:
-        self.visit(expr.a, cotangent * wide(expr.b), guards)
-        self.visit(expr.b, cotangent * wide(expr.a), guards)
+        self.visit(expr.a, cotangent * widened(expr.b), guards)
+        self.visit(expr.b, cotangent * widened(expr.a), guards)
 
     def _div(self, expr, cotangent, guards) -> None:
-        b = wide(expr.b)
+        b = widened(expr.b)
         self.visit(expr.a, cotangent / b, guards)
-        self.visit(expr.b, -cotangent * (wide(expr.a) / b) / b, guards)
+        self.visit(expr.b, -cotangent * (widened(expr.a) / b) / b, guards)
 
     def _mod(self, expr, cotangent, guards) -> None:
         self.visit(expr.a, cotangent, guards)
-        self.visit(expr.b, -cotangent * tirx.trunc(wide(expr.a) / wide(expr.b)), guards)
+        self.visit(expr.b, -cotangent * tirx.trunc(widened(expr.a) / widened(expr.b)), guards)
 
     def _max(self, expr, cotangent, guards) -> None:
         self._extremum(expr, cotangent, guards, tirx.LT, tirx.GE)
@@ -177,18 +177,18 @@ class _Walker:
             return
         elif name == "fma":
             a, b, addend = expr.args
-            self.visit(a, cotangent * wide(b), guards)
-            self.visit(b, cotangent * wide(a), guards)
+            self.visit(a, cotangent * widened(b), guards)
+            self.visit(b, cotangent * widened(a), guards)
             self.visit(addend, cotangent, guards)
         elif name == "reinterpret" and not is_float(dtype_of(expr.args[-1])):
             return  # the bits of a number are refused before
         elif name in _UNARY:
             (x,) = expr.args
-            wide_x = wide(x)
+            wide_x = widened(x)
             self.visit(x, cotangent * _UNARY[name](wide_x), guards)
         elif name in _BINARY:
             a, b = expr.args
-            wide_a, wide_b = wide(a), cast(wide(b), dtype_of(wide(a)))
+            wide_a, wide_b = widened(a), cast(widened(b), dtype_of(widened(a)))
             for argument, partial in zip((a, b), _BINARY[name], strict=True):
                 if self._is_active(argument):
                     self.visit(argument, cotangent * partial(wide_a, wide_b), guards)
