@@ -64,9 +64,10 @@ dev: $(STAMP)cli,test,examples,docs,lint ## install everything for development b
 torch: $(BIN)/python ## install the PyTorch that the tests compare with
 	$(BIN)/python -m pip install torch==2.13.0
 
-lint: $(STAMP)lint ## check the style
+lint: $(STAMP)lint ## check the style, and the types of public functions
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/mypy
 
 format: $(STAMP)lint ## mend the style
 	$(BIN)/ruff check --fix
@@ -86,7 +87,7 @@ new-operator: $(STAMP)lint ## write the skeleton of a rule or a backward operato
 	$(BIN)/ruff format --quiet relax_grad
 
 clean: ## remove what was built
-	rm -rf build dist *.egg-info docs/_build .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find relax_grad tests examples docs -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove the virtual environments too

@@ -53,8 +53,10 @@ def check_integer(
         If it is out of bounds.
     """
     fits = is_integer(value)
-    if fits and (least is None or value >= least) and (most is None or value <= most):
-        return int(value)
+    if isinstance(value, Integral) and fits:
+        number = int(value)
+        if (least is None or number >= least) and (most is None or number <= most):
+            return number
     expected = f"a number of {of}" if of else "an integer"
     if fits and least == 1 and most is None:
         expected = f"a positive {expected.partition(' ')[2]}"

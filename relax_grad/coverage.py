@@ -58,7 +58,7 @@ def coverage_of(op_name: str) -> OperatorCoverage:
     ('differentiable', ('data', 'weight'))
     """
     classification = classify(op_name)
-    arguments = ()
+    arguments: tuple[str, ...] = ()
     if classification.kind == "differentiable" and classification.rule != "the pass":
         arguments = differentiable_arguments(op_name)
     return OperatorCoverage(classification, arguments)

@@ -7,6 +7,7 @@ built on :class:`relax_grad.transform.Gradient`, and can be applied to their own
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias, cast
 
 import tvm
 from tvm import relax
@@ -18,7 +19,7 @@ from .ir.bindings import without_unused
 from .ir.compat import dtype_of
 from .ir.module import normalized, relax_function, unused, with_functions
 
-Wrt = "relax.Var | str | int | Sequence[relax.Var | str | int] | None"
+Wrt: TypeAlias = "relax.Var | str | int | Sequence[relax.Var | str | int] | None"
 
 
 def value_and_grad(
@@ -64,7 +65,7 @@ def value_and_grad(
     ['x']
     """
     variables = _variables(mod, func_name, wrt)
-    return Gradient(func_name, variables, target_index, allow_zero=allow_zero)(mod)
+    return Gradient(func_name, variables, target_index, allow_zero=allow_zero)(mod)  # type: ignore[operator]
 
 
 def vjp(
@@ -236,7 +237,8 @@ def derivatives(
     order = check_integer("order", order, 1)
     repeated, name = _repeated(mod, func_name, order, wrt, target_index, allow_zero)
     function = repeated[name]
-    result, orders = function.body.body, []
+    result: relax.Expr = function.body.body
+    orders: list[relax.Expr] = []
     for _ in range(order):
         result, products = result.fields
         orders.insert(0, products)
@@ -336,8 +338,9 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
     chosen: dict[relax.Var, None] = {}  # in order
     # TVM's own lists, such as the parameters of a function, are sequences too. A string is also a sequence.
     several = isinstance(wrt, Sequence) and not isinstance(wrt, str)
-    for item in wrt if several else [wrt]:
-        namesakes = named.get(item if isinstance(item, str) else getattr(item, "name", None), [])
+    items = cast(Sequence, wrt if several else [wrt])
+    for item in items:
+        namesakes = named.get(item if isinstance(item, str) else getattr(item, "name", ""), [])
         if isinstance(item, str) and len(namesakes) == 1:
             (param,) = namesakes
         elif is_integer(item) and 0 <= item < len(params):

@@ -243,10 +243,20 @@ def register_nondifferentiable(
     if op_name in _reasons:
         raise ValueError(f"{op_name} is declared non-differentiable twice")
 
-    def constant(orig_var, orig_call, output_grad, ctx):
+    def constant(
+        orig_var: relax.Var,
+        orig_call: relax.Call,
+        output_grad: relax.Var,
+        ctx: relax.BlockBuilder,
+    ) -> list[relax.Expr]:
         return [_no_grad(argument) for argument in orig_call.args]
 
-    def refused(orig_var, orig_call, output_grad, ctx):
+    def refused(
+        orig_var: relax.Var,
+        orig_call: relax.Call,
+        output_grad: relax.Var,
+        ctx: relax.BlockBuilder,
+    ) -> list[relax.Expr]:
         raise GradientError(refusal(orig_call))
 
     if not stock:
@@ -372,7 +382,7 @@ def is_operator(op_name: str) -> bool:
     return True
 
 
-def _check_callable(function, op_name: str) -> None:
+def _check_callable(function: object, op_name: str) -> None:
     if not callable(function):
         raise TypeError(
             f"the rule or attribute of {op_name} must be a function, but it is {function!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import tvm
@@ -12,7 +13,7 @@ from ..ir.compat import constant_value, dtype_of, types_differ
 from ..ir.module import unused
 
 #: The accepted forms of cotangents; see :class:`relax_grad.transform.Gradient`.
-Cotangents = "bool | str | float | np.ndarray | relax.Expr | Sequence"
+Cotangents: TypeAlias = "bool | str | float | np.ndarray | relax.Expr | Sequence"
 
 
 def seeds(

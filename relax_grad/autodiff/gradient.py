@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import cast
 
 import tvm
 from tvm import relax
@@ -141,7 +142,7 @@ def _path(target_index: int | Sequence[int] | None) -> tuple[int, ...]:
         return ()
     is_sequence = isinstance(target_index, Sequence) and not isinstance(target_index, str)
     try:
-        path = target_index if is_sequence else [target_index]
+        path = cast(Sequence[int], target_index if is_sequence else [target_index])
         if any(isinstance(index, bool) for index in path):
             raise TypeError
         return tuple(map(operator.index, path))
@@ -184,11 +185,11 @@ class _Differentiation:
         function = mod[settings.func_name]
         # A function of one dataflow block keeps that form. Any other is brought into it at the end.
         self._is_plain = _is_plain(function)
+        self._renamed: dict[relax.Var, relax.Var] = {}
         if self._is_plain:
-            self._function, renamed = function, {}
+            self._function = function
         else:
-            self._function, renamed = _without_dataflow(mod, settings.func_name)
-        self._renamed = renamed
+            self._function, self._renamed = _without_dataflow(mod, settings.func_name)
         self._named: dict[str, list[relax.Var]] = {}
         for variable in [*function.params, *(binding.var for binding in _own_bindings(function))]:
             self._named.setdefault(variable.name, []).append(variable)
@@ -278,7 +279,7 @@ class _Differentiation:
     def _own(self, item: relax.Var | str, argument: str) -> relax.Var:
         """Return the variable of the flattened function for a variable, or its name, of the original."""
         is_name = isinstance(item, str)
-        namesakes = self._named.get(item if is_name else getattr(item, "name", None), [])
+        namesakes = self._named.get(item if is_name else getattr(item, "name", ""), [])
         named = (
             namesakes if is_name else [namesake for namesake in namesakes if namesake.same_as(item)]
         )

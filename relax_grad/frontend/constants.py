@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import tvm
@@ -109,7 +109,7 @@ def lift_constants(
                 )
             taken.add(name)
             replacement = relax.Var(name, constant.ty)
-            values[name] = tvm.runtime.tensor(constant_tensor(constant).numpy())
+            values[name] = tvm.runtime.tensor(_value(constant))
             params.append(replacement)
         seen[constant] = replacement
         return replacement
@@ -133,17 +133,21 @@ def lift_constants(
     return Lifted(with_functions(mod, {func_name: lifted}), values)
 
 
+def _value(constant: relax.Constant) -> np.ndarray:
+    return cast(tvm.runtime.Tensor, constant_tensor(constant)).numpy()
+
+
 def _chooser(select: Select | None) -> tuple[Callable, list[str]]:
     """Return the function that names a constant, and the names that must occur."""
     if select is None:
-        return (lambda name, constant: constant_tensor(constant).numpy().size > 1), []
+        return (lambda name, constant: _value(constant).size > 1), []
     if isinstance(select, Mapping):
         if not all(isinstance(name, str) for name in select):
             raise TypeError(
                 f"select must map names to constants of the function, but its keys are {list(select)!r}"
             )
 
-        def named(name, constant):
+        def named(name: str, constant: relax.Constant) -> str | None:
             return next(
                 (key for key, candidate in select.items() if constant.same_as(candidate)), None
             )
@@ -152,8 +156,8 @@ def _chooser(select: Select | None) -> tuple[Callable, list[str]]:
     if not callable(select):
         raise TypeError(f"select must be a function, a mapping or None, but it is {select!r}")
 
-    def chosen(name, constant):
-        value = constant_tensor(constant).numpy()
+    def chosen(name: str, constant: relax.Constant) -> str | bool:
+        value = _value(constant)
         value.flags.writeable = False
         choice = select(name, value)
         if not (choice is None or isinstance(choice, (bool, np.bool_, str))):

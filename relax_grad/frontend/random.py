@@ -280,7 +280,7 @@ def randint(
     span, first = high - low, tirx.const(low, "int64")
 
     def shifted(x: te.Tensor) -> te.Tensor:
-        def element(*index):
+        def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
             # Numbers of 63 bits are positive as int64, and no operation overflows.
             number = tirx.Cast("int64", tirx.shift_right(x(*index), tirx.const(1, "uint64")))
             if span < 2**63:
@@ -343,7 +343,7 @@ def _half_turns(share: tirx.PrimExpr, dtype: str) -> tuple:
     In float32, they are Taylor polynomials, which LLVM vectorises; their absolute errors are below 1e-7.
     """
 
-    def number(value: float):
+    def number(value: float) -> tirx.PrimExpr:
         return tirx.const(value, dtype)
 
     angle = (share - number(0.5)) * number(math.pi)
@@ -360,7 +360,7 @@ def _half_turns(share: tirx.PrimExpr, dtype: str) -> tuple:
 def _cosine_of_turns(share: te.Tensor) -> te.Tensor:
     """Return the cosine of ``2 * pi * (share - 1 / 2)``."""
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         sine, _ = _half_turns(share(*index), str(share.dtype))
         return tirx.const(1.0, str(share.dtype)) - tirx.const(2.0, str(share.dtype)) * sine * sine
 
@@ -370,7 +370,7 @@ def _cosine_of_turns(share: te.Tensor) -> te.Tensor:
 def _sine_of_turns(share: te.Tensor) -> te.Tensor:
     """Return the sine of ``2 * pi * (share - 1 / 2)``."""
 
-    def element(*index):
+    def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
         sine, cosine = _half_turns(share(*index), str(share.dtype))
         return tirx.const(2.0, str(share.dtype)) * sine * cosine
 
@@ -401,7 +401,13 @@ def _as(bb: relax.BlockBuilder, data: relax.Expr, dtype: str) -> relax.Expr:
     return data if dtype_of(data.ty) == dtype else bb.emit(relax.op.astype(data, dtype))
 
 
-def _drawn(bb: relax.BlockBuilder, seed, stream, shape: Extents, form: Form) -> relax.Var:
+def _drawn(
+    bb: relax.BlockBuilder,
+    seed: relax.Expr | int,
+    stream: relax.Expr | int,
+    shape: Extents,
+    form: Form,
+) -> relax.Var:
     """Emit numbers of a form in a shape."""
     rows, count = _rows(shape, form)
     numbers = _rows_of(bb, seed, stream, rows, form)
@@ -416,7 +422,7 @@ def _rows(shape: Extents, form: Form) -> tuple:
     return _simplified((count + (form.per_row - 1)) // form.per_row), count
 
 
-def _simplified(extent):
+def _simplified(extent: int | tirx.PrimExpr) -> int | tirx.PrimExpr:
     """Return an extent as an integer where it is known."""
     if isinstance(extent, int):
         return extent
@@ -424,7 +430,13 @@ def _simplified(extent):
     return int(extent) if isinstance(extent, tirx.IntImm) else extent
 
 
-def _rows_of(bb: relax.BlockBuilder, seed, stream, rows, form: Form) -> relax.Var:
+def _rows_of(
+    bb: relax.BlockBuilder,
+    seed: relax.Expr | int,
+    stream: relax.Expr | int,
+    rows: int | tirx.PrimExpr,
+    form: Form,
+) -> relax.Var:
     """Emit rows of numbers."""
     function = bb.add_func(philox(rows if isinstance(rows, int) else None, form), "philox")
     operands = [_scalar(scalar) for scalar in (seed, stream)]
@@ -441,16 +453,22 @@ def _scalar(value: relax.Expr | int) -> relax.Expr:
     return relax.const(np.uint64(int(value) % 2**64).astype("int64"), "int64")
 
 
-def _shaped(bb: relax.BlockBuilder, rows: relax.Expr, held, count, shape: Extents) -> relax.Var:
+def _shaped(
+    bb: relax.BlockBuilder,
+    rows: relax.Expr,
+    held: int | tirx.PrimExpr,
+    count: int | tirx.PrimExpr,
+    shape: Extents,
+) -> relax.Var:
     """Emit the first elements of rows in a shape."""
     if Analyzer().can_prove_equal(held, count):
         return bb.emit(relax.op.reshape(rows, list(shape)))
     flat = bb.emit(relax.op.reshape(rows, [held]))
 
-    def first(x: te.Tensor, extents) -> te.Tensor:
+    def first(x: te.Tensor, extents: Extents) -> te.Tensor:
         extents = list(extents)
 
-        def element(*index):
+        def element(*index: tirx.PrimExpr) -> tirx.PrimExpr:
             at = tirx.const(0, "int64")
             for i, extent in zip(index, extents, strict=True):
                 at = at * extent + i

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import tvm
@@ -64,12 +67,12 @@ def check_gradients(
     order: int = 1,
     dtypes: str | Sequence[str] = (),
     through: str = "relax_grad",
-    target=None,
+    target: tvm.target.Target | str | Mapping | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     symbolic: Mapping[int, Mapping[int, str]] | None = None,
     seed: int = 0,
-    **attrs,
+    **attrs: object,
 ) -> GradientReport:
     """Check the gradient of an operator, or of a function built of operators.
 
@@ -264,11 +267,13 @@ def levels(
                 wrt = [*wrt, *(a.name for a in program.arguments if _is_cotangent(a))]
 
 
-def check_together(prepared: Sequence, target) -> Iterator[GradientReport]:
+def check_together(
+    prepared: Sequence, target: tvm.target.Target | str | Mapping | None
+) -> Iterator[GradientReport]:
     """Compile prepared checks in one module and run them. An error ends with the shapes and attributes of its case."""
     run = _program.compile_together([m for case in prepared for m in case.modules], target)
 
-    def check(case, first: int) -> GradientReport:
+    def check(case: Any, first: int) -> GradientReport:
         try:
             return case.check(run, first)
         except GradientCheckError as error:
@@ -283,7 +288,9 @@ def check_together(prepared: Sequence, target) -> Iterator[GradientReport]:
 class _Chain:
     """A program that is differentiated repeatedly."""
 
-    def __init__(self, name, program: Program, wrt, order: int, through: str, seed):
+    def __init__(
+        self, name: str, program: Program, wrt: list[str], order: int, through: str, seed: int
+    ) -> None:
         self.name = name
         self.levels: list[Level] = []
         self.failure: Exception | None = None
@@ -303,10 +310,10 @@ class _Chain:
 
     def level(self, order: int) -> Level:
         if order > len(self.levels):
-            raise self.failure
+            raise cast(Exception, self.failure)
         return self.levels[order - 1]
 
-    def loss(self, order: int, values) -> float:
+    def loss(self, order: int, values: Sequence[np.ndarray]) -> float:
         return float(self._run(order, "", values))
 
     def gradients(self, order: int, values: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
@@ -325,7 +332,9 @@ class _Chain:
                 )
         return [gradient.astype("float64") for gradient in gradients]
 
-    def _check_types(self, order, program: Program, wrt, module) -> None:
+    def _check_types(
+        self, order: int, program: Program, wrt: Sequence[str], module: tvm.IRModule
+    ) -> None:
         types = module["main_adjoint"].ret_ty.fields[1].fields
         arguments = _by_name(program)
         for name, gradient_type in zip(wrt, types, strict=True):
@@ -339,7 +348,7 @@ class _Chain:
 class _Check:
     """The state of one check: its settings and measurements."""
 
-    def __init__(self, name, rtol, atol, seed):
+    def __init__(self, name: str, rtol: float | None, atol: float | None, seed: int) -> None:
         self.name, self.rtol, self.atol, self.seed = name, rtol, atol, seed
         self.max_error = 0.0
         self.comparisons = 0
@@ -374,7 +383,9 @@ class _Check:
                     own.name, order, name, worst, gradient[worst], expected[worst], "float64 gives"
                 )
 
-    def _compare_directions(self, order, chain: _Chain, gradients) -> None:
+    def _compare_directions(
+        self, order: int, chain: _Chain, gradients: Sequence[np.ndarray]
+    ) -> None:
         """Compare gradients with central differences along random directions, one input at a time."""
         program, wrt = chain.level(order).program, chain.level(order).wrt
         names = [argument.name for argument in program.arguments]
@@ -386,8 +397,8 @@ class _Check:
         atol = rounding if self.atol is None else self.atol
         rng = np.random.default_rng(self.seed)
 
-        def difference(index, direction):
-            def at(offset):
+        def difference(index: int, direction: np.ndarray) -> float:
+            def at(offset: int) -> float:
                 values = program.values()
                 moved = values[index].astype("float64") + offset * step * direction
                 values[index] = moved.astype(values[index].dtype)
@@ -407,15 +418,22 @@ class _Check:
                 error = abs(slope - expected)
                 self._record(error / max(scale, 1.0), 1)
                 if not error <= atol + rtol * max(scale, abs(expected)):
-                    self._locate(order, name, gradient, lambda d, i=index: difference(i, d))
+                    self._locate(order, name, gradient, partial(difference, index))
                     raise GradientCheckError(
                         f"{self.name}, order {order}: the gradient of {name} along a random direction is "
                         f"{slope:.9g}, but central differences give {expected:.9g}"
                     )
 
-    def _locate(self, order, name, gradient, difference) -> None:
+    def _locate(
+        self,
+        order: int,
+        name: str,
+        gradient: np.ndarray,
+        difference: Callable[[np.ndarray], float],
+    ) -> None:
         """Find the element with the largest error and raise an error that names it."""
-        worst, largest = None, -1.0
+        worst: tuple[tuple[int, ...], float, float] = ((), math.nan, math.nan)
+        largest = -1.0
         for position in np.ndindex(gradient.shape):
             direction = np.zeros(gradient.shape)
             direction[position] = 1.0
@@ -430,7 +448,15 @@ class _Check:
         self.comparisons += comparisons
 
 
-def _failure(function, order, name, position, actual, expected, source) -> GradientCheckError:
+def _failure(
+    function: str,
+    order: int,
+    name: str,
+    position: Sequence,
+    actual: float,
+    expected: float,
+    source: str,
+) -> GradientCheckError:
     at = ", ".join(map(str, (int(i) for i in position)))
     return GradientCheckError(
         f"{function}, order {order}: the gradient of {name} is wrong; the worst element is "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import tvm
 
 from .check import GradientCase, GradientReport, PreparedGradients, check_together
 from .parity import PreparedParity, TorchCase
@@ -15,7 +17,7 @@ def check_many_gradients(
     cases: Sequence[GradientCase | TorchCase],
     *,
     through: str = "relax_grad",
-    target=None,
+    target: tvm.target.Target | str | Mapping | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     seed: int = 0,
@@ -58,7 +60,7 @@ def check_many_gradients(
         if not isinstance(case, (GradientCase, TorchCase)):
             raise TypeError(f"cases must be of type GradientCase or TorchCase, but one is {case!r}")
 
-    def prepare(case):
+    def prepare(case: GradientCase | TorchCase) -> PreparedGradients | PreparedParity:
         if isinstance(case, TorchCase):
             return PreparedParity(case, through, _PARITY if rtol is None else rtol, seed)
         return PreparedGradients(case, through, rtol, atol, seed)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import tvm
 
 from ..errors import GradientCheckError
 from . import _program
@@ -45,10 +47,10 @@ def check_against_torch(
     *,
     wrt: Sequence[int | str] | None = None,
     through: str = "relax_grad",
-    target=None,
+    target: tvm.target.Target | str | Mapping | None = None,
     rtol: float = 1e-7,
     seed: int = 0,
-    **attrs,
+    **attrs: object,
 ) -> float:
     """Compare values and gradients with those of the same function in PyTorch, in float64.
 
@@ -79,7 +81,7 @@ def check_many_against_torch(
     cases: Sequence[TorchCase],
     *,
     through: str = "relax_grad",
-    target=None,
+    target: tvm.target.Target | str | Mapping | None = None,
     rtol: float = 1e-7,
     seed: int = 0,
 ) -> float:
@@ -170,7 +172,7 @@ class PreparedParity:
 
         leaves = {}
 
-        def to_torch(argument):
+        def to_torch(argument: Any) -> Any:
             if isinstance(argument, tuple):
                 return tuple(to_torch(item) for item in argument)
             tensor = torch.from_numpy(argument.value.copy())
@@ -200,7 +202,9 @@ class PreparedParity:
         return total.detach().numpy(), [gradient.numpy() for gradient in gradients]
 
 
-def _compare(name, tensor, actual, expected, rtol) -> float:
+def _compare(
+    name: str, tensor: str, actual: np.ndarray, expected: np.ndarray, rtol: float
+) -> float:
     worst = difference(actual, expected)
     if not worst.error <= rtol:
         raise GradientCheckError(

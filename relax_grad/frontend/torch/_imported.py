@@ -174,7 +174,7 @@ class Imported:
     def _with(self, values: Mapping[str, torch.Tensor], source: str) -> Imported:
         """Return the import with other values."""
         others = {first: key for key, first in self.aliases.items()}
-        groups = {}
+        groups: dict[str, dict[str, tvm.runtime.Tensor]] = {}
         for name in ("params", "frozen", "states"):
             groups[name] = {}
             for key, old in getattr(self, name).items():

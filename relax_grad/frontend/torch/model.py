@@ -168,7 +168,7 @@ def import_for_wrap(
     inputs: Inputs,
     dynamic_shapes: Mapping | Sequence | None,
     custom_convert_map: Mapping[str, Callable] | None,
-) -> tuple[Imported, tuple[pytree.TreeSpec, list]]:
+) -> tuple[Imported, tuple[pytree.TreeSpec, list] | None]:
     """Import a module in the modes that its submodules have, and return the form of its result too.
 
     The import has one function, ``training``. All floating-point parameters are in ``params``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import NoneType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import Dim
@@ -88,9 +88,12 @@ class DynamicShapes:
             (inputs.kwargs, kwargs),
             (inputs.targets, targets if inputs.targets else []),
         )
-        return Extents(tuple(self._specification(*pair, names) for pair in pairs), names)
+        specification = tuple(self._specification(value, shape, names) for value, shape in pairs)
+        return Extents(specification, names)
 
-    def _specification(self, value, shape, names: list[dict[int, str | None]]):
+    def _specification(
+        self, value: object, shape: Any, names: list[dict[int, str | None]]
+    ) -> object:
         """Return the specification of a value; the names of the extents of its tensors are added to ``names``."""
         if isinstance(value, torch.Tensor):
             dims = self._dims_of(value, shape)
@@ -114,7 +117,7 @@ class DynamicShapes:
             )
         return None
 
-    def _dims_of(self, tensor: torch.Tensor, shape) -> dict[int, object]:
+    def _dims_of(self, tensor: torch.Tensor, shape: object) -> dict[int, object]:
         """Return the dimensions of a tensor by their axes."""
         if not isinstance(shape, (tuple, list, Mapping, NoneType)):
             raise TypeError(
@@ -130,7 +133,7 @@ class DynamicShapes:
                 )
         return dims
 
-    def _dim(self, extent):
+    def _dim(self, extent: object) -> object:
         """Return a dimension; equal names are one dimension."""
         if not isinstance(extent, str):
             return extent

@@ -117,7 +117,7 @@ def _leaves(arguments: Sequence[tuple[str, object]]) -> dict[str, object]:
     return leaves
 
 
-def key_name(key) -> str:
+def key_name(key: object) -> str:
     """Return a step of the path to a leaf as text: the key, the index or the name of a field."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):

@@ -10,14 +10,14 @@ from torch.utils import _pytree as pytree
 from .names import key_name
 
 
-def named_tensors(result) -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(result: object) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a nested result with their names; other leaves are left out."""
     for path, leaf in pytree.tree_flatten_with_path(result)[0]:
         if isinstance(leaf, torch.Tensor):
             yield ".".join(map(key_name, path)) or "output", leaf
 
 
-def loss_of(result) -> torch.Tensor | None:
+def loss_of(result: object) -> torch.Tensor | None:
     """Return the loss in a module's result, or None."""
     if isinstance(result, Mapping):
         result = result.get("loss")
@@ -28,7 +28,7 @@ def loss_of(result) -> torch.Tensor | None:
     return result if is_loss(result) else None
 
 
-def is_loss(value) -> bool:
+def is_loss(value: object) -> bool:
     """Tell whether a value may be a loss: a floating-point tensor of one element."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import tvm
@@ -116,7 +117,7 @@ class Wrapped(nn.Module):
             self.__dict__[name] = module.__dict__[name]
         self.training = module.training
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -124,7 +125,7 @@ class Wrapped(nn.Module):
                 raise
             return getattr(self.__dict__["_original"], name)
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_layout": None}
 
     def __repr__(self) -> str:
@@ -136,15 +137,15 @@ class Wrapped(nn.Module):
         self.training = self._original.training
         return self
 
-    def state_dict(self, *args, **kwargs):
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the state_dict of the original module."""
         return self._original.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, *args, **kwargs):
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load the state_dict of the original module."""
         return self._original.load_state_dict(*args, **kwargs)
 
-    def forward(self, *args, **kwargs):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module through TVM."""
         if torch.is_autocast_enabled("cpu"):
             raise ValueError(
@@ -173,16 +174,16 @@ class Wrapped(nn.Module):
 class _Functions:
     """The compiled functions of a wrapped module, which its deep copies share and pickling leaves out."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.programs: dict[tuple[bool, ...], Program] = {}
 
     def clear(self) -> None:
         self.programs = {}
 
-    def __deepcopy__(self, memo) -> _Functions:
+    def __deepcopy__(self, memo: dict) -> _Functions:
         copy = _Functions()
         copy.programs = dict(self.programs)
         return copy
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type, tuple]:
         return _Functions, ()
