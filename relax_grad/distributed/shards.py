@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import tvm
 
 from .._validation import check_integer
+from ..ir.arrays import as_array
 
 
 @dataclass(frozen=True)
@@ -200,15 +200,6 @@ def join_values(
         else as_array(first)
         for name, first in shares[0].items()
     }
-
-
-def as_array(value: object) -> np.ndarray:
-    """Return a value as an array of NumPy."""
-    if isinstance(value, tvm.runtime.Tensor):
-        return value.numpy()
-    if hasattr(value, "detach"):  # a tensor of PyTorch
-        value = value.detach().cpu().numpy()
-    return np.asarray(value)
 
 
 def split(name: str, whole: np.ndarray, shard: Shard, num_workers: int) -> list[np.ndarray]:

@@ -18,6 +18,7 @@ import tvm
 from tvm import relax
 
 from .._validation import check_integer, matching
+from ..ir.arrays import as_array, is_tensor
 from ..ir.module import relax_function
 from . import _files
 from ._adapters import Adapter, adapted, kinds_of
@@ -132,9 +133,7 @@ class Lora:
         for name, old in self.params.items():
             if name not in values:
                 raise ValueError(f"{where}{name} is missing")
-            value = values[name]
-            value = value.detach() if hasattr(value, "detach") else value
-            value = np.ascontiguousarray(value.numpy() if hasattr(value, "numpy") else value)
+            value = np.ascontiguousarray(as_array(values[name]))
             if value.shape != tuple(old.shape) or str(value.dtype) != str(old.dtype):
                 raise ValueError(
                     f"{where}{name} must have shape {tuple(old.shape)} and dtype {old.dtype}, but it has {value.shape} "
@@ -308,10 +307,10 @@ def _with_params(model, params):
 def _tensor(name: str, value: object) -> tvm.runtime.Tensor:
     if isinstance(value, tvm.runtime.Tensor):
         return value
-    value = value.detach().numpy() if hasattr(value, "detach") else value
-    if not isinstance(value, np.ndarray):
+    if not is_tensor(value):
         raise TypeError(f"values: {name} must be an array or a tensor, but it is {value!r}")
-    return tvm.runtime.tensor(np.ascontiguousarray(value).reshape(value.shape))
+    array = as_array(value)
+    return tvm.runtime.tensor(np.ascontiguousarray(array).reshape(array.shape))
 
 
 def _chosen(targets, base: Mapping[str, tvm.runtime.Tensor]) -> list[str]:

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from ..ir.arrays import as_array
 from ..ir.compat import dtype_of
 
 Tensors = dict[str, tvm.runtime.Tensor]
@@ -35,10 +36,7 @@ def finite(x: relax.Expr) -> relax.Expr:
 
 def as_tensor(name: str, value: object, ty: relax.TensorType) -> tvm.runtime.Tensor:
     """Return a copy of a value, or raise ValueError if it has another type."""
-    array = value.numpy() if isinstance(value, tvm.runtime.Tensor) else value
-    if hasattr(array, "detach"):
-        array = tvm.runtime.from_dlpack(array.detach().clone()).numpy()
-    array = np.asarray(array)
+    array = as_array(value)
     shape = shape_of(ty)
     if array.shape != shape or str(array.dtype) != dtype_of(ty):
         raise ValueError(

@@ -16,6 +16,7 @@ import onnx.inliner
 import tvm
 from onnx import numpy_helper
 
+from ...ir.arrays import as_array
 from ...training import Trainer
 from ._graph import every_graph, every_node
 from ._inference import set_inference
@@ -123,11 +124,9 @@ def array_of(name: str, value: object, old: tvm.runtime.Tensor | None, places) -
             "; merge the adapters first: lora.merged(trainer.params)" if ".lora_" in name else ""
         )
         raise ValueError(f"values: the import has no tensor {name!r}; it has {shown}, ...{advice}")
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-    found = value.numpy() if hasattr(value, "numpy") else value
-    if not hasattr(found, "shape") or not hasattr(found, "astype"):
+    if not hasattr(value, "shape"):
         raise TypeError(f"values: {name} must be an array or a tensor, but it is {value!r}")
+    found = as_array(value)
     shape = tuple(map(int, old.shape))
     if tuple(found.shape) != shape:
         raise ValueError(
