@@ -387,7 +387,7 @@ def _is_reshape(call: relax.Call) -> bool:
     return type(call.op) is Op and call.op.name in _RESHAPES
 
 
-def leaves(tensors) -> list:
+def leaves(tensors: object) -> list:
     """Return the tensors in the nested lists that :func:`named_by` returns."""
     if isinstance(tensors, list):
         return [leaf for tensor in tensors for leaf in leaves(tensor)]

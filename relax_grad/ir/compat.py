@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from importlib import metadata
 
 import numpy as np
@@ -119,26 +120,28 @@ except ImportError:  # 0.26
     _CONSTANT, _LOADED = (Constant, "data"), "buffer"
 
 
-def constant_value(expr) -> np.ndarray | None:
+def constant_value(expr: object) -> np.ndarray | None:
     """Return the value of a constant tensor, or None for any other expression."""
     value = getattr(expr, _CONSTANT[1]) if isinstance(expr, _CONSTANT[0]) else None
     return value.numpy() if isinstance(value, tvm.runtime.Tensor) else None
 
 
-def constant_tensor(expr) -> tvm.runtime.Tensor | None:
+def constant_tensor(expr: object) -> tvm.runtime.Tensor | None:
     """Return the tensor of a constant without a copy, or None for any other expression."""
     value = getattr(expr, _CONSTANT[1]) if isinstance(expr, _CONSTANT[0]) else None
     return value if isinstance(value, tvm.runtime.Tensor) else None
 
 
-def remap_variable(mutator, old, new) -> None:
+def remap_variable(
+    mutator: tvm.relax.PyExprMutator, old: tvm.relax.Var, new: tvm.relax.Var
+) -> None:
     """Let a mutator write ``new`` in the place of later uses of ``old``."""
     mutator.set_var_remap(
         getattr(old, "vid", old), new
     )  # 0.26 takes the identity of the old variable
 
 
-def map_constants(expr, function):
+def map_constants(expr: tvm.relax.Expr, function: Callable) -> tvm.relax.Expr:
     """Return an expression with ``function(constant)`` in the place of each constant tensor."""
     from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -153,12 +156,12 @@ def map_constants(expr, function):
     return mutator(type("_Constants", (PyExprMutator,), {name: visit}))().visit_expr(expr)
 
 
-def loaded_buffer(load):
+def loaded_buffer(load: object) -> object:
     """Return the buffer that a load reads."""
     return getattr(load, _LOADED)
 
 
-def dtype_of(tensor_type) -> str:
+def dtype_of(tensor_type: tvm.relax.TensorType) -> str:
     """Return the dtype of a tensor type as a string. Some types hold the dtype inside another type."""
     return str(getattr(tensor_type.dtype, "dtype", tensor_type.dtype))
 
@@ -167,7 +170,7 @@ def dtype_of(tensor_type) -> str:
 MAPS_FUNCTIONS = hasattr(tvm.tirx.op, "masked_load")  # 0.27 and later
 
 
-def shapes_differ(actual, expected) -> bool:
+def shapes_differ(actual: tvm.relax.Type, expected: tvm.relax.Type) -> bool:
     """Tell whether two tensor types provably differ in rank or in an extent."""
     if -1 not in (actual.ndim, expected.ndim) and actual.ndim != expected.ndim:
         return True
@@ -182,7 +185,7 @@ def shapes_differ(actual, expected) -> bool:
     )
 
 
-def shapes_agree(actual, expected) -> bool:
+def shapes_agree(actual: tvm.relax.Type, expected: tvm.relax.Type) -> bool:
     """Tell whether two types are tensor types with provably equal extents."""
     if not all(
         isinstance(ty, tvm.relax.TensorType) and isinstance(ty.shape, tvm.relax.ShapeExpr)
@@ -196,7 +199,7 @@ def shapes_agree(actual, expected) -> bool:
     )
 
 
-def shapes_may_differ(actual, expected) -> bool:
+def shapes_may_differ(actual: tvm.relax.Type, expected: tvm.relax.Type) -> bool:
     """Tell whether two tensor types may differ in rank or in an extent.
 
     Two extents that are each a symbol or a number differ unless they are provably equal. Other expressions differ only
@@ -232,7 +235,7 @@ def layout_decision(layout: str | None):
     )
 
 
-def decided_layout(decision) -> str | None:
+def decided_layout(decision: object) -> str | None:
     """Return the name of the layout in a decision of ConvertLayout; see :func:`layout_decision`."""
     if decision.is_unknown_dim:
         return None
@@ -267,7 +270,7 @@ def replace_attrs(attrs, **changes):
     return tvm.ir.make_node(info.type_key, **{**fields, **changes})
 
 
-def types_differ(actual, expected) -> bool:
+def types_differ(actual: tvm.relax.Type, expected: tvm.relax.Type) -> bool:
     """Tell whether two types provably differ: one is no tensor, or the dtypes, ranks or extents differ."""
     if isinstance(expected, tvm.relax.TupleType):
         return (
@@ -288,7 +291,7 @@ def types_differ(actual, expected) -> bool:
     return shapes_differ(actual, expected)
 
 
-def applies_softmax(attrs) -> bool:
+def applies_softmax(attrs: tvm.ir.Attrs) -> bool:
     """Tell whether a multibox_transform_loc applies softmax to the scores. In 0.26 all of them do."""
     return bool(getattr(attrs, "apply_softmax", True))
 
@@ -311,7 +314,7 @@ def masked_store(buffer, value, ramp, mask) -> None:
         builder.buffer_store(buffer, value, [ramp], mask)
 
 
-def set_type(expr, ty) -> None:
+def set_type(expr: tvm.relax.Expr, ty: tvm.relax.Type) -> None:
     """Set the type of an expression without a type, as TVM's normalizer does."""
     tvm.relax.expr._update_type(expr, ty)
 

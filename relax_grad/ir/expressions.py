@@ -11,21 +11,21 @@ from .compat import BufferLoad, loaded_buffer
 from .module import is_buffer
 
 
-def loads(expr) -> list:
+def loads(expr: tirx.PrimExpr) -> list:
     """Return the loads in an expression or a statement, including loads in the indices of other loads."""
     nodes = []
     tvm_ffi.structural_walk(expr, (BufferLoad, nodes.append))
     return nodes
 
 
-def variables(expr) -> set[tirx.Var]:
+def variables(expr: tirx.PrimExpr) -> set[tirx.Var]:
     """Return the variables in an expression or a statement, including its buffers."""
     variables = set()
     tvm_ffi.structural_walk(expr, (tirx.Var, variables.add))
     return variables
 
 
-def are_equal(expr, other) -> bool:
+def are_equal(expr: tirx.PrimExpr, other: tirx.PrimExpr) -> bool:
     """Tell whether two expressions have the same structure and buffers; TVM 0.26 ignores the buffers of loads."""
     return tvm_ffi.structural_equal(expr, other) and all(
         loaded_buffer(a).same_as(loaded_buffer(b))
@@ -33,7 +33,7 @@ def are_equal(expr, other) -> bool:
     )
 
 
-def substitute(expr, values: Mapping[tirx.Var, tirx.PrimExpr]):
+def substitute(expr: tirx.PrimExpr, values: Mapping[tirx.Var, tirx.PrimExpr]):
     """Return an expression or a statement with values in the place of variables, in the dtypes of these.
 
     A value must not contain variables that have values themselves: it would be replaced within.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tvm_ffi
 from tvm import relax
@@ -107,7 +107,7 @@ def _is_gradient_of_quantized(actual: relax.Type, argument: relax.Type) -> bool:
     return _is_gradient(actual, argument)
 
 
-def check_length(partials, expected: int) -> None:
+def check_length(partials: Sequence, expected: int) -> None:
     # TVM returns its own class of array.
     if not isinstance(partials, (list, tvm_ffi.Array)) or len(partials) != expected:
         raise GradientError(

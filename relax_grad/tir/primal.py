@@ -41,7 +41,7 @@ class Primal:
         """Tell whether a part before this one writes to a buffer."""
         return any(each < number for each in self._writers[buffer])
 
-    def value(self, number: int, expr, after: bool = False):
+    def value(self, number: int, expr: tirx.PrimExpr, after: bool = False):
         """Return an expression with loads of the values before a part, or after it."""
 
         def change(load):

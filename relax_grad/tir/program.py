@@ -404,22 +404,22 @@ def backwards(loop: Loop) -> Loop:
 # Expressions
 
 
-def is_number(expr, number: int) -> bool:
+def is_number(expr: tirx.PrimExpr, number: int) -> bool:
     """Tell whether an expression is an integer constant with this value."""
     return isinstance(expr, tirx.IntImm) and int(expr) == number
 
 
-def is_true(expr) -> bool:
+def is_true(expr: tirx.PrimExpr) -> bool:
     """Tell whether a condition is the constant True."""
     return isinstance(expr, tirx.IntImm) and bool(int(expr))
 
 
-def dtype_of(expr) -> str:
+def dtype_of(expr: tirx.PrimExpr) -> str:
     """Return the dtype of an expression or a buffer."""
     return str(expr.dtype) if is_buffer_var(expr) else str(expr.ty.dtype)
 
 
-def is_buffer_var(expr) -> bool:
+def is_buffer_var(expr: object) -> bool:
     """Tell whether an expression is a buffer."""
     return isinstance(expr, tirx.Var) and is_buffer(expr)
 
@@ -480,7 +480,7 @@ def cast(expr: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
     return tirx.IntImm(dtype, int(expr)) if is_integer(expr, dtype) else tirx.Cast(dtype, expr)
 
 
-def is_integer(expr, dtype: str) -> bool:
+def is_integer(expr: tirx.PrimExpr, dtype: str) -> bool:
     """Tell whether an expression is an integer constant, and a dtype one of integers."""
     return isinstance(expr, tirx.IntImm) and dtype.startswith("int")
 

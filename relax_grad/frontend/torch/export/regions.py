@@ -104,11 +104,11 @@ def _writes(node: fx.Node, operand: fx.Node) -> bool:
     )
 
 
-def start_checkpoint(value):
+def start_checkpoint(value: torch.Tensor) -> torch.Tensor:
     """Mark the input of a checkpointed section in a graph; converted, never called."""
 
 
-def end_checkpoint(value):
+def end_checkpoint(value: torch.Tensor) -> torch.Tensor:
     """Mark the result of a checkpointed section in a graph; converted, never called."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import tvm
@@ -172,7 +173,13 @@ class Run(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, functions: Compiled, arguments, states, *_tracked):
+    def forward(
+        ctx: Any,
+        functions: Compiled,
+        arguments: Sequence[torch.Tensor],
+        states: list[torch.Tensor],
+        *_tracked: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
         outputs, new, residuals = functions.run(arguments)
         saved = [arguments[i] for i in functions.arguments]
         if new:
@@ -206,7 +213,7 @@ class Run(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx, *cotangents):
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple:
         if torch.is_grad_enabled():
             return _differentiated_once(ctx, *cotangents)
         return _gradients(ctx, *cotangents)

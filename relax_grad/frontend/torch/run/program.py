@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import tvm
@@ -26,7 +26,13 @@ _CONSTANTS = (type(None), bool, int, float, complex, str, torch.dtype, torch.dev
 class Options:
     """The arguments of :func:`wrap` besides the module and the examples."""
 
-    def __init__(self, target, compile_options, dynamic_shapes, custom_convert_map):
+    def __init__(
+        self,
+        target: tvm.target.Target,
+        compile_options: Mapping[str, object] | None,
+        dynamic_shapes: Mapping | Sequence | None,
+        custom_convert_map: Mapping[str, Callable] | None,
+    ):
         self.target = str(target)  # a target cannot be copied by deepcopy
         self.compile_options = dict(compile_options or {})
         self.dynamic_shapes = dynamic_shapes

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import torch
@@ -16,12 +17,12 @@ from torch import distributions, nn
 _DISTRIBUTIONS = os.path.dirname(distributions.__file__) + os.sep
 
 
-def is_validation(function, caller: str) -> bool:
+def is_validation(function: Callable, caller: str) -> bool:
     """Tell whether a function decides for a file of torch.distributions whether values are valid."""
     return function is torch._is_all_true and caller.startswith(_DISTRIBUTIONS)
 
 
-def gaussian_nll_loss(*args, **kwargs) -> torch.Tensor:
+def gaussian_nll_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
     """Return the loss of ``torch.nn.functional.gaussian_nll_loss`` without a look for negative variances."""
     with mock.patch.object(torch, "any", return_value=False):
         return torch.nn.functional.gaussian_nll_loss(*args, **kwargs)

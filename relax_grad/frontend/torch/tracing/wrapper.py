@@ -67,7 +67,7 @@ class Wrapper(nn.Module):
         self.result = result
         self.tracer = tracer
 
-    def forward(self, args, kwargs, targets):
+    def forward(self, args: tuple, kwargs: dict, targets: tuple) -> tuple[torch.Tensor, ...]:
         self.tracer.parameters = list(self.parameters())
         with (
             watching_state(self, self._note_state),
