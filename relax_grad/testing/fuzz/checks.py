@@ -79,7 +79,7 @@ def check(programs: Sequence[Program], settings: Settings) -> list[Outcome]:
         return outcomes
     with _program.without_assertions():
         # TVM plans the memory of a function as if all its branches were taken.
-        machine = compile_all([LiftBranches()(each.module) for each, _ in ready])
+        machine = compile_all([LiftBranches()(check.module) for check, _ in ready])
     for each, outcome in ready:
         if _record(outcome, "running", lambda each=each: each.run(machine)):
             _record(outcome, "value", lambda e=each, o=outcome: e.compare(o))
@@ -109,9 +109,9 @@ def _compare_pipelines(ready) -> None:
     from ...cpu.target import host
 
     targets = {"this machine": host()}
-    for each, outcome in ready:
+    for case, outcome in ready:
         if outcome.failure is None:
-            check = functools.partial(check_pipelines, [each.program], (BATCH, 3), targets)
+            check = functools.partial(check_pipelines, [case.program], (BATCH, 3), targets)
             if _record(outcome, "pipeline", check):
                 outcome.compared.add("pipeline")
 
@@ -167,9 +167,9 @@ class _Check:
 
         torch.set_num_threads(1)
         reference = Reference(torch, self.program)
-        wanted = [each.detach().numpy() for each in float_leaves(reference.result)]
+        wanted = [leaf.detach().numpy() for leaf in float_leaves(reference.result)]
         compare("forward", result, wanted, tolerance, "PyTorch")
-        wanted = [each.numpy() for each in reference.gradients()]
+        wanted = [gradient.numpy() for gradient in reference.gradients()]
         compare("gradient", self.gradients, wanted, tolerance, "PyTorch")
 
     def compare_differences(self) -> bool:
@@ -178,20 +178,20 @@ class _Check:
         rng = np.random.default_rng(self.program.seed)
         trusted = 0
         for _ in range(_DIRECTIONS):
-            directions = [rng.uniform(-1, 1, each.shape) for each in self.gradients]
+            directions = [rng.uniform(-1, 1, gradient.shape) for gradient in self.gradients]
             products = [
                 float(np.sum(g * d)) for g, d in zip(self.gradients, directions, strict=True)
             ]
-            found, scale = sum(products), max(1.0, *map(abs, products))
-            one, other = (self.difference(directions, h) for h in (step, step / 2))
+            slope, scale = sum(products), max(1.0, *map(abs, products))
+            full, other = (self.difference(directions, h) for h in (step, step / 2))
             scale = max(scale, abs(other))
-            if not abs(one - other) <= tolerance / 2 * scale:
+            if not abs(full - other) <= tolerance / 2 * scale:
                 continue
             trusted += 1
-            if not abs(found - other) <= tolerance * scale:
+            if not abs(slope - other) <= tolerance * scale:
                 raise Mismatch(
                     "gradient",
-                    f"along a random direction the derivative is {found:.9g}, but central "
+                    f"along a random direction the derivative is {slope:.9g}, but central "
                     f"differences give {other:.9g}",
                 )
         return trusted > 0

@@ -27,9 +27,9 @@ def parse(program: Program, name: str) -> tvm.IRModule:
 def variables(module: tvm.IRModule, name: str, program: Program) -> list[relax.Var]:
     """Return the variables of a function for the values of ``program.wrt``."""
     function = module[name]
-    found = {binding.var.name: binding.var for binding in bindings_of(function.body)}
-    found.update((param.name, param) for param in function.params)
-    return [found[value.name] for value in program.wrt]
+    variables = {binding.var.name: binding.var for binding in bindings_of(function.body)}
+    variables.update((param.name, param) for param in function.params)
+    return [variables[value.name] for value in program.wrt]
 
 
 def compile_all(modules: Sequence) -> relax.VirtualMachine:
@@ -114,10 +114,10 @@ class Reference:
         """Return the gradients of the target with respect to each of these tensors."""
         deltas = [zeros.requires_grad_() for zeros in self.zeros()]
         target = self.target_at(deltas)
-        found = [None] * len(deltas)
+        gradients = [None] * len(deltas)
         if target.requires_grad:
-            found = self.torch.autograd.grad(target, deltas, allow_unused=True)
-        pairs = zip(found, deltas, strict=True)
+            gradients = self.torch.autograd.grad(target, deltas, allow_unused=True)
+        pairs = zip(gradients, deltas, strict=True)
         return [self.torch.zeros_like(d) if g is None else g for g, d in pairs]
 
     def target_at(self, deltas: Sequence):
@@ -151,7 +151,7 @@ class Mismatch(Exception):
         self.kind, self.message = kind, message
 
 
-def compare(kind: str, found: Sequence, wanted: Sequence, tolerance: float, other: str) -> None:
+def compare(kind: str, actual: Sequence, wanted: Sequence, tolerance: float, other: str) -> None:
     """Compare arrays pairwise, relative to the largest number of each expected array.
 
     Raises
@@ -159,12 +159,12 @@ def compare(kind: str, found: Sequence, wanted: Sequence, tolerance: float, othe
     Mismatch
         If they differ by more than the tolerance.
     """
-    if len(found) != len(wanted):
-        raise Mismatch(kind, f"{len(found)} tensors, but {other} has {len(wanted)}")
-    for i, (one, two) in enumerate(zip(found, wanted, strict=True)):
-        if one.shape != two.shape:
-            raise Mismatch(kind, f"tensor {i} has the shape {one.shape}, {two.shape} in {other}")
-        worst = difference(one, two)
+    if len(actual) != len(wanted):
+        raise Mismatch(kind, f"{len(actual)} tensors, but {other} has {len(wanted)}")
+    for i, (tensor, two) in enumerate(zip(actual, wanted, strict=True)):
+        if tensor.shape != two.shape:
+            raise Mismatch(kind, f"tensor {i} has the shape {tensor.shape}, {two.shape} in {other}")
+        worst = difference(tensor, two)
         if not worst.error <= tolerance:
             raise Mismatch(
                 kind,

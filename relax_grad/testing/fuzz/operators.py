@@ -76,10 +76,10 @@ class Pen:
 
     def pick(self, accept: Callable[[Tensor], bool] = lambda tensor: True) -> Value | None:
         """Choose an operand, more often a recent one, so that programs become deep."""
-        found = self.leaves(accept)
-        if not found:
+        leaves = self.leaves(accept)
+        if not leaves:
             return None
-        return self.rng.choice(found[-6:] if self.rng.random() < 0.6 else found)
+        return self.rng.choice(leaves[-6:] if self.rng.random() < 0.6 else leaves)
 
 
 def _elementwise(pen: Pen):
@@ -412,10 +412,10 @@ def _argmax(pen: Pen):
 
 def _of_integers(pen: Pen):
     """Write a conversion of integers back to floating-point numbers."""
-    found = [leaf for value in pen.values for leaf in value.leaves() if leaf.kind.dtype == "int64"]
-    if not found:
+    leaves = [leaf for value in pen.values for leaf in value.leaves() if leaf.kind.dtype == "int64"]
+    if not leaves:
         return _argmax(pen)
-    x = pen.rng.choice(found)
+    x = pen.rng.choice(leaves)
     shape = x.kind.shape
     if len(shape) < 3 and pen.rng.random() < 0.6:
         return pen.let(

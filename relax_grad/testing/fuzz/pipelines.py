@@ -63,7 +63,9 @@ def machines_of(module: tvm.IRModule, targets: Mapping) -> Mapping[str, relax.Vi
         for name, target in targets.items()
     }
     compiled["default"] = tvm.compile(module, tvm.target.Target(TARGET), relax_pipeline="default")
-    return {name: relax.VirtualMachine(each, tvm.cpu()) for name, each in compiled.items()}
+    return {
+        name: relax.VirtualMachine(executable, tvm.cpu()) for name, executable in compiled.items()
+    }
 
 
 def check_pipelines(
@@ -102,6 +104,6 @@ def check_pipelines(
             values = values_of(program, batch)
             wanted = float_leaves(call(stock, name, values))
             for target, machine in machines.items():
-                found = float_leaves(call(machine, name, values))
+                results = float_leaves(call(machine, name, values))
                 other = f"TVM's pipeline ({program}, {name}, compiled for {target}, batch {batch})"
-                compare("pipeline", found, wanted, TOLERANCES[program.is_half], other)
+                compare("pipeline", results, wanted, TOLERANCES[program.is_half], other)

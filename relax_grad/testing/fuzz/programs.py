@@ -116,7 +116,7 @@ class _Author:
                 write(pen)
 
     def ways(self, depth: int) -> list[Callable]:
-        found = [
+        steps = [
             method
             for feature, method in (
                 ("match_cast", self.match_cast),
@@ -126,11 +126,11 @@ class _Author:
             if feature in self.features
         ]
         if depth > 0:
-            found += [self.branch] * 2 if "branches" in self.features else []
-            found += [self.call] * 2 if "calls" in self.features else []
+            steps += [self.branch] * 2 if "branches" in self.features else []
+            steps += [self.call] * 2 if "calls" in self.features else []
             if depth == 2 and "locals" in self.features:
-                found += [self.local_call] * 2
-        return found
+                steps += [self.local_call] * 2
+        return steps
 
     def match_cast(self, pen: Pen, depth: int) -> None:
         x = pen.pick()
@@ -168,17 +168,17 @@ class _Author:
             self.write(each, self.rng.randint(0, 5), depth)
         known = len(pen.values)
         pairs = [
-            (one, other, rank)
-            for one, other, rank in _pairs(*(each.values for each in pens), known)
+            (first, other, rank)
+            for first, other, rank in _pairs(*(pen.values for pen in pens), known)
         ]
         best = max(rank for *_, rank in pairs)
-        one, other, _ = self.rng.choice([p for p in pairs if p[2] == best][-8:])
+        first, other, _ = self.rng.choice([p for p in pairs if p[2] == best][-8:])
         bodies = tuple(
-            Body(tuple(each.statements), value)
-            for each, value in zip(pens, (one, other), strict=True)
+            Body(tuple(pen.statements), value)
+            for pen, value in zip(pens, (first, other), strict=True)
         )
         name = pen.name()
-        pen.add(If(name, condition, bodies, one.kind), max(one.bound, other.bound))
+        pen.add(If(name, condition, bodies, first.kind), max(first.bound, other.bound))
 
     def call(self, pen: Pen, depth: int) -> None:
         """Call an existing or a new function of the module."""
@@ -204,10 +204,10 @@ class _Author:
     def local_call(self, pen: Pen, depth: int) -> None:
         """Call a local function, which may use earlier variables."""
         # Its parameters have no batch: in TVMScript it would be a new variable, not that of the outer function.
-        found = [v for v in _all(pen) if not has_batch([v.kind])]
-        if not found:
+        values = [v for v in _all(pen) if not has_batch([v.kind])]
+        if not values:
             return
-        operands = [self.rng.choice(found) for _ in range(self.rng.randint(1, 2))]
+        operands = [self.rng.choice(values) for _ in range(self.rng.randint(1, 2))]
         function = self.function(pen, operands, pen.values, 0, is_local=True)
         pen.statements.append(function)
         self.add_call(pen, function, operands)
@@ -259,23 +259,23 @@ class _Author:
         return pen.let(text, compute, operands, kind, 1.0), target
 
     def segments(self, statements) -> list[bool]:
-        is_dataflow, found = True, []
+        is_dataflow, flags = True, []
         for statement in statements:
             if "blocks" in self.features and self.rng.random() < 0.15:
                 is_dataflow = not is_dataflow
-            found.append(is_dataflow and not _needs_binding_block(statement))
-        return found
+            flags.append(is_dataflow and not _needs_binding_block(statement))
+        return flags
 
     def wrt(self, params: list[Value], pen: Pen) -> list[Value]:
         floats = [v for v in params if _holds_floats(v.kind)]
         if "intermediates" in self.features:
             markers = ("R.grad", "{0}")
             floats += [
-                Value(each.name, each.kind)
-                for each in pen.statements
-                if not isinstance(each, Function)
-                and _holds_floats(each.kind)
-                and not getattr(each, "template", "").startswith(markers)
+                Value(statement.name, statement.kind)
+                for statement in pen.statements
+                if not isinstance(statement, Function)
+                and _holds_floats(statement.kind)
+                and not getattr(statement, "template", "").startswith(markers)
             ]
         return self.rng.sample(floats, self.rng.randint(1, min(4, len(floats))))
 
@@ -292,23 +292,23 @@ def _holds_floats(kind) -> bool:
 
 def _all(pen: Pen) -> list[Value]:
     """Return every value and every element of a tuple, at any depth."""
-    found = []
+    values = []
     pending = list(pen.values)
     while pending:
         value = pending.pop(0)
-        found.append(value)
+        values.append(value)
         pending += value.elements()
-    return found
+    return values
 
 
 def _of_kind(pen: Pen, kind, rng: random.Random) -> Value | None:
-    found = [value for value in _all(pen) if value.kind == kind]
-    return rng.choice(found) if found else None
+    values = [value for value in _all(pen) if value.kind == kind]
+    return rng.choice(values) if values else None
 
 
 def _pairs(ones, others, known: int):
     """Yield pairs of the same kind, and the number of new values in each pair."""
-    for i, one in enumerate(ones):
+    for i, first in enumerate(ones):
         for j, other in enumerate(others):
-            if one.kind == other.kind:
-                yield one, other, (i >= known) + (j >= known)
+            if first.kind == other.kind:
+                yield first, other, (i >= known) + (j >= known)

@@ -98,8 +98,8 @@ def write_of_torch(pen) -> Value | None:
 
 def _write(pen, accept: Callable[[Sample], bool]) -> Value | None:
     operator = pen.rng.choice(sampled_operators())
-    found = [i for i, sample in enumerate(_samples(operator)) if accept(sample)]
-    chosen = _form_or_reason(operator, pen.rng.choice(found)) if found else ""
+    samples = [i for i, sample in enumerate(_samples(operator)) if accept(sample)]
+    chosen = _form_or_reason(operator, pen.rng.choice(samples)) if samples else ""
     return write_form(pen, chosen) if isinstance(chosen, Form) else None
 
 
@@ -193,7 +193,7 @@ def form(sample: Sample) -> Form:
     return Form(
         sample.op,
         tuple(lines),
-        tuple(_rounded(each.value) for each in builder.arguments),
+        tuple(_rounded(argument.value) for argument in builder.arguments),
         tuple("".join(f"[{i}]" for i in path) for path, _ in leaves),
         tuple(shapes),
         builder.torch,
@@ -219,17 +219,17 @@ class _Builder:
         def take(item):
             if isinstance(item, tuple):
                 return tuple(map(take, item))
-            found = [v for a, v in zip(self.arguments, values, strict=True) if a is item]
-            return found[0] if found else torch.from_numpy(_rounded(item.value))
+            own_values = [v for a, v in zip(self.arguments, values, strict=True) if a is item]
+            return own_values[0] if own_values else torch.from_numpy(_rounded(item.value))
 
-        arrays = [each for each in self.inputs if isinstance(each, (tuple, _program.Argument))]
+        arrays = [item for item in self.inputs if isinstance(item, (tuple, _program.Argument))]
         return self.sample.torch(torch, *map(take, arrays))
 
     def lines(self) -> tuple[list[str], relax.Type]:
         """Return the right sides of the bindings, and the type of the result."""
         _, function = resolve(self.sample.function or self.sample.op)
         bb = relax.BlockBuilder()
-        arguments = [self.argument(each) for each in self.inputs]
+        arguments = [self.argument(item) for item in self.inputs]
         with bb.function("probe", self.params):
             result = bb.emit(function(*arguments, **self.sample.attrs))
             bb.emit_func_output(result)

@@ -182,7 +182,7 @@ class Program:
 
     def lets(self) -> Iterator[Let]:
         """Yield every :class:`Let` statement: no conditionals, calls or functions."""
-        return (each for each in self.statements() if isinstance(each, Let))
+        return (statement for statement in self.statements() if isinstance(statement, Let))
 
     @property
     def has_torch(self) -> bool:
@@ -209,13 +209,13 @@ class Program:
     def has_jumps(self) -> bool:
         """Whether its result may be discontinuous."""
         jumps = ("R.floor(", "R.argmax(", "R.greater(")
-        return any(isinstance(each, If) for each in self.statements()) or any(
+        return any(isinstance(statement, If) for statement in self.statements()) or any(
             jump in let.template for let in self.lets() for jump in jumps
         )
 
     @property
     def has_local_functions(self) -> bool:
-        return any(isinstance(each, Function) for each in self.statements())
+        return any(isinstance(statement, Function) for statement in self.statements())
 
     def evaluate(self, torch, values: Sequence, moved: dict | None = None):
         """Compute the result in PyTorch.
@@ -325,7 +325,7 @@ class _Writer:
             statements, later = body.statements[start:end], body.statements[end:]
             block = [line for statement in statements for line in self.statement(statement)]
             needed = {body.result.name}.union(*map(_mentioned, later))
-            outputs = [each.name for each in statements if each.name in needed]
+            outputs = [statement.name for statement in statements if statement.name in needed]
             lines += _dataflow(block, outputs) if is_dataflow and outputs else block
             start = end
         return lines
@@ -382,14 +382,14 @@ def _mentioned(statement) -> set[str]:
     """Return the names of all variables that a statement uses, and of some variables that it defines."""
     if isinstance(statement, (If, Function)):
         bodies = statement.branches if isinstance(statement, If) else (statement.body,)
-        found = {statement.condition.name} if isinstance(statement, If) else set()
+        names = {statement.condition.name} if isinstance(statement, If) else set()
         for body in bodies:
-            found |= {body.result.name}.union(*map(_mentioned, body.statements))
-        return found
-    found = {operand.name for operand in statement.operands}
+            names |= {body.result.name}.union(*map(_mentioned, body.statements))
+        return names
+    names = {operand.name for operand in statement.operands}
     if isinstance(statement, Call) and statement.function.is_local:
-        found |= _mentioned(statement.function)
-    return found
+        names |= _mentioned(statement.function)
+    return names
 
 
 def _dataflow(lines: list[str], names: list[str]) -> list[str]:

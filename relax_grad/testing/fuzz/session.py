@@ -183,28 +183,28 @@ class Session:
         """Check programs together; if their process fails, check each half separately."""
         if len(programs) == 1:
             return [self.check_one(programs[0])]
-        found = self.in_a_process(lambda: self.subject.check(programs), _SECONDS)
-        if isinstance(found, Failure):
+        outcome = self.in_a_process(lambda: self.subject.check(programs), _SECONDS)
+        if isinstance(outcome, Failure):
             half = len(programs) // 2
             return [*self.check(programs[:half]), *self.check(programs[half:])]
-        return found
+        return outcome
 
     def check_one(self, program) -> Outcome:
-        found = self.in_a_process(lambda: self.subject.check_one(program), _SECONDS_OF_ONE)
-        if not isinstance(found, Failure):
-            return found
-        return Outcome(None, {"TVM"}) if self.is_of_stock(program) else Outcome(found)
+        outcome = self.in_a_process(lambda: self.subject.check_one(program), _SECONDS_OF_ONE)
+        if not isinstance(outcome, Failure):
+            return outcome
+        return Outcome(None, {"TVM"}) if self.is_of_stock(program) else Outcome(outcome)
 
     def is_of_stock(self, program) -> bool:
         """Tell whether the program as TVM compiles it without relax_grad also crashes or times out."""
-        found = self.in_a_process(lambda: (self.subject.check_stock(program),), _SECONDS_OF_ONE)
-        return isinstance(found, Failure)
+        outcome = self.in_a_process(lambda: (self.subject.check_stock(program),), _SECONDS_OF_ONE)
+        return isinstance(outcome, Failure)
 
     def failure_of(self, program) -> Failure | None:
-        found = self.in_a_process(lambda: (self.subject.failure_of(program),), _SECONDS_OF_ONE)
-        if not isinstance(found, Failure):
-            return found[0]
-        return None if self.is_of_stock(program) else found
+        outcome = self.in_a_process(lambda: (self.subject.failure_of(program),), _SECONDS_OF_ONE)
+        if not isinstance(outcome, Failure):
+            return outcome[0]
+        return None if self.is_of_stock(program) else outcome
 
     def shrunk(self, number: int, program, failure: Failure) -> Finding:
         """Shrink a program that failed and return its finding."""
@@ -215,13 +215,13 @@ class Session:
             if time.monotonic() > ends:
                 raise TimeoutError
             try:
-                found = self.failure_of(candidate)
+                smaller = self.failure_of(candidate)
             except KeyboardInterrupt:  # the finding so far is reported first
                 self.is_interrupted = True
                 raise TimeoutError from None
-            if found is None or found.kind != failure.kind:
+            if smaller is None or smaller.kind != failure.kind:
                 return False
-            smallest[0] = found
+            smallest[0] = smaller
             return True
 
         return Finding(number, program, self.subject.shrink(program, fails), smallest[0])
@@ -272,10 +272,10 @@ def _work(function: Callable, sender) -> None:
         os.dup2(nowhere, 2)
         faulthandler.disable()  # it writes to its own output; the session reports the crash
         try:
-            found = function()
+            outcome = function()
         except Exception as error:  # any error is reported to the waiting process
-            found = Failure("batch", f"{type(error).__name__}: {error}")
-        sender.send(found)
+            outcome = Failure("batch", f"{type(error).__name__}: {error}")
+        sender.send(outcome)
         code = 0
     finally:
         os._exit(code)

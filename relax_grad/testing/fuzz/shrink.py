@@ -28,7 +28,9 @@ def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
     except TimeoutError:
         return program
     program, sound = (program, [tidy]) if unused else (tidy, [])
-    return search.smallest(program, fails, lambda each: candidates(each, unused), _identity, sound)
+    return search.smallest(
+        program, fails, lambda candidate: candidates(candidate, unused), _identity, sound
+    )
 
 
 def _identity(program: Program) -> tuple:
@@ -39,8 +41,8 @@ def size(program: Program) -> tuple[int, ...]:
     """Return the sizes that the search minimises, the most important first."""
     statements = list(program.statements())
     return (
-        sum(not isinstance(each, Let) for each in statements),
-        sum(1 + each.template.count("\n") for each in statements if isinstance(each, Let)),
+        sum(not isinstance(item, Let) for item in statements),
+        sum(1 + item.template.count("\n") for item in statements if isinstance(item, Let)),
         len(program.main.body.statements),
         len(program.main.params) + len(program.wrt) + len(program.target),
         int(program.is_symbolic) + (len(set(program.segments)) > 1),
@@ -65,7 +67,7 @@ class _NothingLeftError(Exception):
 
 def _candidates(program: Program) -> Iterator[Program]:
     statements = program.main.body.statements
-    kept = [each for each in statements if not isinstance(each, Function)]
+    kept = [statement for statement in statements if not isinstance(statement, Function)]
     # Shorten the end: the sum of an earlier value becomes the result.
     for each in kept[:-1]:
         yield _ending(program, each)
@@ -123,11 +125,11 @@ def _with_parameter(program: Program, statement, param: Value) -> Program:
 
 def _bypassed(program: Program, statement) -> Iterator[Program]:
     """Yield programs with a statement replaced by an operand or a parameter."""
-    found = list(getattr(statement, "operands", ()))
-    for value in (*found, *program.main.params):
-        for each in (value, *value.elements()):
-            if each.kind == statement.kind and each.name != statement.name:
-                yield _substituted(_without(program, statement), statement.name, each)
+    operands = list(getattr(statement, "operands", ()))
+    for value in (*operands, *program.main.params):
+        for element in (value, *value.elements()):
+            if element.kind == statement.kind and element.name != statement.name:
+                yield _substituted(_without(program, statement), statement.name, element)
 
 
 def _inlined(program: Program, statement) -> Iterator[Program]:
@@ -146,13 +148,13 @@ def _lessened(program: Program) -> Iterator[Program]:
     """Yield programs without one of the unused statements, of the program or of a branch."""
     body = program.main.body
     used: set[str] = {body.result.name}
-    for each in body.statements:
-        _uses(each, used, used)
-    for each in reversed(body.statements):
-        if each.name not in used:
-            yield _without(program, each)
-        elif isinstance(each, If):
-            yield from (_replaced(program, smaller) for smaller in _lessened_branches(each, used))
+    for inner in body.statements:
+        _uses(inner, used, used)
+    for inner in reversed(body.statements):
+        if inner.name not in used:
+            yield _without(program, inner)
+        elif isinstance(inner, If):
+            yield from (_replaced(program, smaller) for smaller in _lessened_branches(inner, used))
 
 
 def _lessened_branches(statement: If, used: Collection[str]) -> Iterator[If]:
@@ -171,16 +173,16 @@ def _lessened_branches(statement: If, used: Collection[str]) -> Iterator[If]:
 def _emptied(program: Program, statement: If) -> Iterator[Program]:
     """Yield programs with a branch that returns a parameter of the program, or an earlier value of its own."""
     for i, branch in enumerate(statement.branches):
-        found = [
-            Value(each.name, each.kind)
-            for each in branch.statements
-            if not isinstance(each, Function)
+        values = [
+            Value(inner.name, inner.kind)
+            for inner in branch.statements
+            if not isinstance(inner, Function)
         ]
-        for value in (*program.main.params, *found[:-1]):
-            for each in (value, *value.elements()):
-                if each.kind == statement.kind and each != branch.result:
+        for value in (*program.main.params, *values[:-1]):
+            for element in (value, *value.elements()):
+                if element.kind == statement.kind and element != branch.result:
                     branches = list(statement.branches)
-                    branches[i] = Body(branch.statements, each)
+                    branches[i] = Body(branch.statements, element)
                     yield _replaced(program, replace(statement, branches=tuple(branches)))
 
 
@@ -212,7 +214,7 @@ def _without(program: Program, statement) -> Program:
 
 def _substituted(program: Program, name: str, value: Value) -> Program:
     body = _renamed(program.main.body, {name: value}, "")
-    wrt = tuple(each for each in program.wrt if each.name != name)
+    wrt = tuple(variable for variable in program.wrt if variable.name != name)
     return replace(program, main=replace(program.main, body=body), wrt=wrt)
 
 
@@ -245,10 +247,10 @@ def _with_operands(statement, mapping: dict[str, Value], suffix: str):
 
 
 def _mapped(value: Value, mapping: dict[str, Value]) -> Value:
-    found = mapping.get(value.name)
-    if found is None:
+    replacement = mapping.get(value.name)
+    if replacement is None:
         return value
-    return Value(found.name, value.kind, value.bound, (*found.path, *value.path))
+    return Value(replacement.name, value.kind, value.bound, (*replacement.path, *value.path))
 
 
 def cleaned(program: Program, unused: bool = False) -> Program:
@@ -280,14 +282,14 @@ def cleaned(program: Program, unused: bool = False) -> Program:
             segments.insert(0, is_dataflow)
             _uses(statement, needed, functions)
     params = tuple(param for param in program.main.params if param.name in needed)
-    known = {param.name for param in params} | {each.name for each in statements}
+    known = {param.name for param in params} | {statement.name for statement in statements}
     wrt = tuple(value for value in program.wrt if value.name in known)
     if not wrt:
         wrt = tuple(p for p in params if any(t.is_float for t in flat(p.kind)))
     if not wrt:
         raise _NothingLeftError
     main = replace(program.main, params=params, body=Body(tuple(statements), body.result))
-    kept = tuple(each for each in program.functions if each.name in functions)
+    kept = tuple(function for function in program.functions if function.name in functions)
     return replace(program, main=main, functions=kept, segments=tuple(segments), wrt=wrt)
 
 

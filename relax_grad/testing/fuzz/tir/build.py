@@ -72,7 +72,7 @@ def _called(builder, call: ir.Call, function, operands: list, kinds: list) -> li
         result = relax.op.call_tir_inplace(function, operands, list(call.inplace), kind)
     else:
         result = relax.op.call_tir(function, operands, kind)
-    names = [each.name for each in call.results]
+    names = [result.name for result in call.results]
     if len(kinds) == 1:
         return [builder.emit(result, names[0])]
     result = builder.emit(result, "_".join(names))
@@ -93,9 +93,9 @@ class _Function:
         function = self.function
         with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
             T.func_name(function.name)
-            for each in (*function.inputs, *function.outputs):
-                buffer = T.buffer(self.shape(each), each.dtype, layout=None)
-                self.buffers[each.name] = T.arg(each.name, buffer)
+            for tensor in (*function.inputs, *function.outputs):
+                buffer = T.buffer(self.shape(tensor), tensor.dtype, layout=None)
+                self.buffers[tensor.name] = T.arg(tensor.name, buffer)
             self.allocate(function.allocated)
             self.write(function.body)
         return builder.get()
@@ -104,9 +104,9 @@ class _Function:
         return [_extent(size, self.n, self.is_symbolic) for size in buffer.shape]
 
     def allocate(self, buffers: Sequence[ir.Buffer]) -> None:
-        for each in buffers:
-            buffer = T.sblock_alloc_buffer(self.shape(each), each.dtype, layout=None)
-            self.buffers[each.name] = IRBuilder.name(each.name, buffer)
+        for tensor in buffers:
+            buffer = T.sblock_alloc_buffer(self.shape(tensor), tensor.dtype, layout=None)
+            self.buffers[tensor.name] = IRBuilder.name(tensor.name, buffer)
 
     # Statements
 
@@ -144,9 +144,9 @@ class _Function:
     def write_block(self, block: ir.Block) -> None:
         with T.sblock(block.name):
             axes = {}
-            for each in block.axes:
-                axis = getattr(T.axis, each.kind)(self.domain(each), self.expr(each.value))
-                axes[each.name] = IRBuilder.name(each.name, axis)
+            for spec in block.axes:
+                axis = getattr(T.axis, spec.kind)(self.domain(spec), self.expr(spec.value))
+                axes[spec.name] = IRBuilder.name(spec.name, axis)
             if block.where is not None:
                 T.where(self.expr(block.where))
             # The bindings above refer to the names of the loops, so the axes are named only now.

@@ -124,13 +124,13 @@ def run(
     """
     places = [functools.partial(guarded, at_end=at_end) for at_end in (True, False)]
     try:
-        for each, place in itertools.product(runs, places if is_guarded else [tvm.runtime.tensor]):
-            params = [place(value) for value in each.inputs]
-            found = _leaves(machine[name](*params))
+        for run, place in itertools.product(runs, places if is_guarded else [tvm.runtime.tensor]):
+            params = [place(value) for value in run.inputs]
+            leaves = _leaves(machine[name](*params))
             for tensor, param in zip(program.params, params, strict=True):
-                _compare(program, tensor.name, param.numpy(), each)
-            for result, value in zip(program.results, found, strict=True):
-                _compare(program, result, value.numpy(), each)
+                _compare(program, tensor.name, param.numpy(), run)
+            for result, value in zip(program.results, leaves, strict=True):
+                _compare(program, result, value.numpy(), run)
     except Exception as error:  # any is a finding
         return failure("running", error)
     return None
@@ -148,7 +148,7 @@ def _leaves(value) -> list:
     return list(value) if hasattr(value, "__len__") and not hasattr(value, "numpy") else [value]
 
 
-def _compare(program: Program, name: str, found: np.ndarray, run: Run) -> None:
+def _compare(program: Program, name: str, actual: np.ndarray, run: Run) -> None:
     """Compare the written elements of a tensor with NumPy's values.
 
     Raises
@@ -159,13 +159,13 @@ def _compare(program: Program, name: str, found: np.ndarray, run: Run) -> None:
     where = f"{name} (n = {run.n})" if program.is_symbolic else name
     wanted = run.wanted[name]
     values = wanted.values
-    if found.shape != values.shape or found.dtype != values.dtype:
+    if actual.shape != values.shape or actual.dtype != values.dtype:
         raise Mismatch(
-            "value", f"{where} is {found.dtype}{found.shape}, not {values.dtype}{values.shape}"
+            "value", f"{where} is {actual.dtype}{actual.shape}, not {values.dtype}{values.shape}"
         )
     is_exact = name not in program.inexact or str(values.dtype) not in _TOLERANCES
     tolerance = 0.0 if is_exact else _TOLERANCES[str(values.dtype)]
-    worst = difference(np.where(wanted.written, found, values), values)
+    worst = difference(np.where(wanted.written, actual, values), values)
     if not worst.error <= tolerance:
         raise Mismatch(
             "value", f"{where}[{worst.at}] is {worst.found:.9g}, but {worst.wanted:.9g} by NumPy"

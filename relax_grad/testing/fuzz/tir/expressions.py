@@ -129,11 +129,11 @@ class Scope:
         if known:
             name = self.rng.choice(known)
             return ir.Name(name, dtype), self.bound[name][1]
-        found = [each for each in self.readable if each.buffer.dtype == dtype]
-        if found and self.rng.random() < 0.85:
+        readable = [item for item in self.readable if item.buffer.dtype == dtype]
+        if readable and self.rng.random() < 0.85:
             # The last ones have not been read yet.
-            each = self.rng.choice(found[-3:] if self.rng.random() < 0.6 else found)
-            return self.load(each), each.range
+            chosen = self.rng.choice(readable[-3:] if self.rng.random() < 0.6 else readable)
+            return self.load(chosen), chosen.range
         if self.readable and dtype != "bool" and self.rng.random() < 0.3:
             return self.cast(dtype, 0)
         return self.number(dtype)
@@ -147,8 +147,8 @@ class Scope:
         value = self.rng.randrange(0 if dtype == "uint8" else -3, 5)
         return constant(value, dtype), Range(abs(value))
 
-    def load(self, each: Readable) -> ir.Load:
-        return ir.Load(each.buffer.name, self.indices(each.buffer), each.buffer.dtype)
+    def load(self, readable: Readable) -> ir.Load:
+        return ir.Load(readable.buffer.name, self.indices(readable.buffer), readable.buffer.dtype)
 
     def arithmetic(self, dtype: str, depth: int) -> tuple[object, Range]:
         (x, one), (y, other) = self.expr(dtype, depth), self.expr(dtype, depth)
@@ -191,19 +191,21 @@ class Scope:
 
     def padded(self, dtype: str, depth: int) -> tuple[object, Range]:
         """Return an expression that reads a neighbouring element if it exists, else a constant."""
-        found = [each for each in self.readable if each.buffer.dtype == dtype and each.buffer.shape]
+        readable = [
+            item for item in self.readable if item.buffer.dtype == dtype and item.buffer.shape
+        ]
         pairs = [
-            (each, i, axis)
-            for each in found
-            for i, size in enumerate(each.buffer.shape)
+            (item, i, axis)
+            for item in readable
+            for i, size in enumerate(item.buffer.shape)
             for axis in self.axes
             if axis.extent == size and size > 1
         ]
         if not pairs:
             return self.leaf(dtype)
         self.kinds.add("padding")
-        each, i, axis = self.rng.choice(pairs)
-        indices = list(self.indices(each.buffer))
+        chosen, i, axis = self.rng.choice(pairs)
+        indices = list(self.indices(chosen.buffer))
         name = ir.Name(axis.name)
         if self.rng.random() < 0.5:
             condition = ir.Op("less_equal", (index(1), name), "bool")
@@ -213,8 +215,8 @@ class Scope:
             condition = ir.Op("less", (name, last), "bool")
             indices[i] = ir.Op("add", (name, index(1)), ir.INDEX)
         other, known = self.number(dtype)
-        load = ir.Load(each.buffer.name, tuple(indices), dtype)
-        return ir.Op(CHOICE, (condition, load, other), dtype), known.joined(each.range)
+        load = ir.Load(chosen.buffer.name, tuple(indices), dtype)
+        return ir.Op(CHOICE, (condition, load, other), dtype), known.joined(chosen.range)
 
     def let(self, dtype: str, depth: int) -> tuple[object, Range]:
         self.kinds.add("let")
@@ -226,13 +228,13 @@ class Scope:
         return ir.Let(name, value, body), found
 
     def cast(self, dtype: str, depth: int) -> tuple[object, Range]:
-        found = {each.buffer.dtype for each in self.readable} - {dtype}
+        dtypes = {item.buffer.dtype for item in self.readable} - {dtype}
         if self.axes and self.rng.random() < 0.3 and dtype not in ("bool", "uint8", "int8"):
             axis = self.rng.choice(self.axes)
             return ir.Op(CAST, (ir.Name(axis.name),), dtype), Range(axis.extent)
-        if not found:
+        if not dtypes:
             return self.leaf(dtype) if depth > 0 else self.number(dtype)
-        other = self.rng.choice(sorted(found))
+        other = self.rng.choice(sorted(dtypes))
         x, known = self.expr(other, depth) if depth > 0 else self.leaf(other)
         return self.converted(x, known, other, dtype)
 
@@ -269,9 +271,9 @@ class Scope:
         if depth > 1 and self.rng.random() < 0.2:
             one, other = self.condition(depth - 1), self.condition(depth - 1)
             return ir.Op(self.rng.choice(["and", "or"]), (one, other), "bool")
-        found = sorted({each.buffer.dtype for each in self.readable})
-        if found:
-            dtype = self.rng.choice(found)
+        dtypes = sorted({item.buffer.dtype for item in self.readable})
+        if dtypes:
+            dtype = self.rng.choice(dtypes)
             x, known = self.leaf(dtype)
             if dtype == "bool":
                 return x if self.rng.random() < 0.5 else ir.Op("not", (x,), "bool")
@@ -287,15 +289,15 @@ class Scope:
         """Return in-bounds indices of a buffer, mostly the axes in order."""
         is_plain = self.rng.random() < 0.6
         free = list(self.axes)
-        found = []
+        expressions = []
         for size in buffer.shape:
             same = [axis for axis in free if axis.extent == size]
             if same and is_plain:
                 free.remove(same[0])
-                found.append(ir.Name(same[0].name))
+                expressions.append(ir.Name(same[0].name))
             else:
-                found.append(self.index(size))
-        return tuple(found)
+                expressions.append(self.index(size))
+        return tuple(expressions)
 
     def index(self, size: int) -> object:
         """Return an index below an extent."""
@@ -303,21 +305,21 @@ class Scope:
         for axis in self.axes:
             ways += self.ways(axis, size)
         gathered = [
-            each
-            for each in self.readable
-            if each.below is not None and _fits(each.below, size) and each.buffer.shape
+            item
+            for item in self.readable
+            if item.below is not None and _fits(item.below, size) and item.buffer.shape
         ]
         if gathered and self.rng.random() < 0.4:
             self.kinds.add("gather")
-            each = self.rng.choice(gathered)
-            inner = [self.plain(extent) for extent in each.buffer.shape]
-            return ir.Load(each.buffer.name, tuple(inner), each.buffer.dtype)
+            chosen = self.rng.choice(gathered)
+            inner = [self.plain(extent) for extent in chosen.buffer.shape]
+            return ir.Load(chosen.buffer.name, tuple(inner), chosen.buffer.dtype)
         if not ways or self.rng.random() < 0.05:
             low = min(ir.extent_at(size, n) for n in ir.BATCHES)
             return index(self.rng.randrange(low))
-        kind, found = self.rng.choice(ways)
+        kind, expression = self.rng.choice(ways)
         self.kinds.add(kind)
-        return found
+        return expression
 
     def plain(self, size: int) -> object:
         """Return an index below an extent that reads no buffer."""

@@ -38,14 +38,14 @@ class Author(Whole, Reductions):
             for buffer, argument in zip(inputs, arguments, strict=True)
         ]
         written = [
-            each
-            for each, argument in zip(self.readable, arguments, strict=True)
+            item
+            for item, argument in zip(self.readable, arguments, strict=True)
             if argument.is_written
         ]
         self.writable = list(written)
         results = [ir.Buffer(f"Y{i}", shape, dtype) for i, (shape, dtype) in enumerate(outputs)]
-        for each in written:
-            self.more(each)
+        for item in written:
+            self.more(item)
         for result in results:
             for _ in range(self.rng.choice([0, 0, 1, 1, 2, 3])):
                 self.stage()
@@ -53,12 +53,12 @@ class Author(Whole, Reductions):
         for _ in range(self.rng.choice([0, 0, 0, 1, 2])):
             if self.writable:
                 self.more(self.rng.choice(self.writable))
-        made = {each.buffer.name: each.range for each in self.readable}
+        made = {item.buffer.name: item.range for item in self.readable}
         function = ir.PrimFunc(
             name, tuple(inputs), tuple(results), tuple(self.allocated), tuple(self.body)
         )
-        found = [made[each.buffer.name] for each in written] + [made[r.name] for r in results]
-        return function, found
+        ranges = [made[item.buffer.name] for item in written] + [made[r.name] for r in results]
+        return function, ranges
 
     # Stages
 
@@ -87,14 +87,14 @@ class Author(Whole, Reductions):
         self.kinds.add(way.__name__)
         return self.add(buffer, way(buffer))
 
-    def more(self, each: Readable) -> None:
+    def more(self, readable: Readable) -> None:
         """Write to a tensor that already has values."""
         ways = [self.partial] * 3 + [self.accumulate] * 3 + [self.rewrite]
         ways += [self.partial_copy]
-        if each.buffer.dtype != "bool":
+        if readable.buffer.dtype != "bool":
             ways += [self.reduce_more] * 2
-        if each.buffer.shape and not self.is_plain:
+        if readable.buffer.shape and not self.is_plain:
             ways += [self.shift_within]
         way = self.rng.choice(ways)
         self.kinds.add(way.__name__)
-        each.range = each.range.joined(way(each)).rounded(each.buffer.dtype)
+        readable.range = readable.range.joined(way(readable)).rounded(readable.buffer.dtype)

@@ -117,7 +117,7 @@ def _call(program: ir.Program, call: ir.Call, arrays: dict[str, Array], n: int) 
     operands = [arrays[name] for name in call.operands]
     inplace = call.inplace or (-1,) * len(call.results)
     for written in (operands[i] for i in inplace if i >= 0):
-        if any(each.memory is written.memory and each is not written for each in operands):
+        if any(operand.memory is written.memory and operand is not written for operand in operands):
             raise InvalidError("an argument is written to, and another one may be a view of it")
     fresh = []
     for result, index in zip(call.results, inplace, strict=True):
@@ -133,11 +133,13 @@ def _call(program: ir.Program, call: ir.Call, arrays: dict[str, Array], n: int) 
 
 def _apply(step: ir.Operator, arrays: dict[str, Array], n: int) -> None:
     operands = [arrays[name] for name in step.operands]
-    if not all(each.written.all() for each in operands):
+    if not all(operand.written.all() for operand in operands):
         raise InvalidError("an operator reads elements that nothing wrote")
-    found = OPERATORS[step.name].compute(n, *(each.values for each in operands), *step.attributes)
+    computed = OPERATORS[step.name].compute(
+        n, *(operand.values for operand in operands), *step.attributes
+    )
     (result,) = step.results
-    values = np.array(found, result.dtype)
+    values = np.array(computed, result.dtype)
     shape = tuple(ir.extent_at(size, n) for size in result.shape)
     if values.shape != shape:
         raise InvalidError(f"{step.name} has the shape {values.shape}, not {shape}")
@@ -245,8 +247,8 @@ class _Evaluation:
 
     def value_op(self, expr: ir.Op):
         if expr.name == CHOICE:
-            condition, one, other = expr.args
-            return self.value(one if self.value(condition) else other)
+            condition, chosen, other = expr.args
+            return self.value(chosen if self.value(condition) else other)
         args = [self.value(arg) for arg in expr.args]
         if expr.name == CAST:
             return np.dtype(expr.dtype).type(args[0])

@@ -269,12 +269,12 @@ class Program:
         return BATCHES if self.is_symbolic else (BATCH,)
 
     def function(self, name: str) -> PrimFunc:
-        return next(each for each in self.functions if each.name == name)
+        return next(function for function in self.functions if function.name == name)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the Relax function by their names."""
-        found = [*self.params, *(result for step in self.steps for result in step.results)]
-        return {tensor.name: tensor for tensor in found}
+        tensors = [*self.params, *(result for step in self.steps for result in step.results)]
+        return {tensor.name: tensor for tensor in tensors}
 
 
 # Trees

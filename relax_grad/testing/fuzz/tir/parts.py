@@ -47,27 +47,27 @@ class Parts:
         return buffer
 
     def shape(self) -> tuple[int, ...]:
-        known = [each.buffer.shape for each in self.readable if each.buffer.shape]
+        known = [item.buffer.shape for item in self.readable if item.buffer.shape]
         if known and self.rng.random() < 0.7:
             return self.rng.choice(known)
         rank = self.rng.choice([0, 1, 1, 2, 2, 3])
         return tuple(self.rng.choice(self.sizes) for _ in range(rank))
 
     def dtype(self) -> str:
-        known = [each.buffer.dtype for each in self.readable]
+        known = [item.buffer.dtype for item in self.readable]
         if known and self.rng.random() < 0.6:
             return self.rng.choice(known)
         return self.rng.choices(list(DTYPES), list(DTYPES.values()))[0]
 
     def add(self, buffer: ir.Buffer, known: Range) -> Readable:
         """Make a tensor readable and writable in later stages."""
-        each = Readable(buffer, known.rounded(buffer.dtype))
-        self.readable.append(each)
-        self.writable.append(each)
-        return each
+        readable = Readable(buffer, known.rounded(buffer.dtype))
+        self.readable.append(readable)
+        self.writable.append(readable)
+        return readable
 
     def scope(self, axes: Sequence[tuple[str, str, int]], but: ir.Buffer | None = None) -> Scope:
-        readable = [each for each in self.readable if each.buffer != but]
+        readable = [item for item in self.readable if item.buffer != but]
         return Scope(self.rng, self.names, readable, indices_of(axes), self.kinds)
 
     def spatial(self, shape: Sequence[int]) -> list[tuple[str, str, int]]:

@@ -115,9 +115,9 @@ class _Author:
             is_symbolic=self.is_symbolic,
             is_dataflow=is_dataflow,
             inexact=frozenset(
-                each.tensor.name
-                for each in self.values
-                if not each.range.is_exact(each.tensor.dtype)
+                value.tensor.name
+                for value in self.values
+                if not value.range.is_exact(value.tensor.dtype)
             ),
             kinds=frozenset(self.kinds),
             seed=self.rng.randrange(2**32),
@@ -126,7 +126,7 @@ class _Author:
     # Tensors
 
     def shape(self) -> tuple[int, ...]:
-        known = [each.tensor.shape for each in self.values]
+        known = [value.tensor.shape for value in self.values]
         if known and self.rng.random() < 0.6:
             return self.rng.choice(known)
         most = _MANY if self.is_large else _ELEMENTS
@@ -151,7 +151,7 @@ class _Author:
             bits = 2 if is_float(dtype) else 0
             self.parameter(ir.Tensor(f"x{i}", shape, dtype), Range(bound, bits))
         if self.rng.random() < 0.4:
-            sizes = [s for each in self.values for s in each.tensor.shape]
+            sizes = [s for value in self.values for s in value.tensor.shape]
             below = self.rng.choice(sizes or [4])
             shape = (self.rng.choice(sizes or [3]),)
             dtype = self.rng.choice(["int32", "int64"])
@@ -168,8 +168,8 @@ class _Author:
         """Return all tensors that no step reads, and some others."""
         made = [r.name for step in self.steps for r in step.results]
         read = {name for step in self.steps for name in step.operands}
-        found = [m for m in made if m not in read or m in self.inplace or self.rng.random() < 0.2]
-        return found or made[-1:]
+        results = [m for m in made if m not in read or m in self.inplace or self.rng.random() < 0.2]
+        return results or made[-1:]
 
     # Steps
 
@@ -182,11 +182,13 @@ class _Author:
                 operands.append(each)
         written = []
         if target is not None:
-            operands = [target, *(each for each in operands if each is not target)]
+            operands = [target, *(operand for operand in operands if operand is not target)]
             written = [target]
         elif self.rng.random() < 0.3:
-            written = [each for each in operands if not each.is_index][: self.rng.choice([1, 1, 2])]
-        symbols = {s for each in operands for s in each.tensor.shape if s % ir.BATCH == 0}
+            written = [operand for operand in operands if not operand.is_index][
+                : self.rng.choice([1, 1, 2])
+            ]
+        symbols = {s for operand in operands for s in operand.tensor.shape if s % ir.BATCH == 0}
         # The function knows the symbolic extent only if an argument has it.
         sizes = [s for s in self.sizes if s % ir.BATCH or not self.is_symbolic or symbols]
         outputs = []
@@ -194,7 +196,7 @@ class _Author:
             shape = self.shape()
             if self.is_symbolic and not symbols:
                 shape = tuple(4 if s % ir.BATCH == 0 else s for s in shape)
-            same = [each.tensor.dtype for each in operands]
+            same = [operand.tensor.dtype for operand in operands]
             dtype = self.rng.choice(same) if self.rng.random() < 0.7 else self.dtype()
             outputs.append((shape, dtype))
         author = Author(self.rng, self.kinds, sizes, self.rng.random() < 0.55)
@@ -220,10 +222,10 @@ class _Author:
             for each, now in zip(written, known, strict=False):
                 for other in each.same:
                     other.range = other.range.joined(now)
-        names = tuple(each.tensor.name for each in operands)
+        names = tuple(operand.tensor.name for operand in operands)
         self.steps.append(ir.Call(tuple(results), name, names, tuple(inplace) if written else ()))
-        groups = [each.same for each in written] + [[] for _ in outputs]
-        self.values += [_Value(*each) for each in zip(results, known, groups, strict=True)]
+        groups = [operand.same for operand in written] + [[] for _ in outputs]
+        self.values += [_Value(*fields) for fields in zip(results, known, groups, strict=True)]
 
     def again(self) -> None:
         """Call a function again, on other tensors whose numbers have the same or smaller bounds."""
@@ -231,16 +233,16 @@ class _Author:
         if not calls:
             return
         step = self.rng.choice(calls)
-        known = {each.tensor.name: each for each in self.values}
+        known = {value.tensor.name: value for value in self.values}
         operands = []
         for old in (known[name] for name in step.operands):
-            found = [
-                each
-                for each in self.values
-                if replace(each.tensor, name="") == replace(old.tensor, name="")
-                and old.range.joined(each.range) == old.range
+            candidates = [
+                value
+                for value in self.values
+                if replace(value.tensor, name="") == replace(old.tensor, name="")
+                and old.range.joined(value.range) == old.range
             ]
-            operands.append(self.rng.choice(found).tensor.name)
+            operands.append(self.rng.choice(candidates).tensor.name)
         self.kinds.add("called_again")
         results = tuple(self.tensor(r.shape, r.dtype) for r in step.results)
         self.steps.append(ir.Call(results, step.function, tuple(operands)))
@@ -249,14 +251,14 @@ class _Author:
 
     def around(self) -> None:
         """Write to a tensor in place, between operators that read it."""
-        found = [
-            each
-            for each in self.values
-            if not each.is_index and each.tensor.dtype != "bool" and each.tensor.shape
+        candidates = [
+            value
+            for value in self.values
+            if not value.is_index and value.tensor.dtype != "bool" and value.tensor.shape
         ]
-        if not found:
+        if not candidates:
             return
-        x = self.rng.choice(found)
+        x = self.rng.choice(candidates)
         if self.rng.random() < 0.6:
             x = self.binary(x)
         before = self.rng.choice([self.permute, self.permute, self.flip, self.unary, self.reshape])(
@@ -264,17 +266,19 @@ class _Author:
         )
         self.call(x)
         self.kinds.add("inplace_between")
-        for each in (before, x):
-            if len(each.tensor.shape) == 2 and self.rng.random() < 0.5:
-                self.matmul(each)
+        for operand in (before, x):
+            if len(operand.tensor.shape) == 2 and self.rng.random() < 0.5:
+                self.matmul(operand)
             else:
-                self.binary(each)
+                self.binary(operand)
 
     def operator(self) -> None:
-        found = [each for each in self.values if not each.is_index and each.tensor.dtype != "bool"]
-        if not found:
+        candidates = [
+            value for value in self.values if not value.is_index and value.tensor.dtype != "bool"
+        ]
+        if not candidates:
             return
-        x = self.rng.choice(found)
+        x = self.rng.choice(candidates)
         ways = [self.binary] * 3 + [self.unary]
         if x.tensor.shape:
             ways += [self.permute] * 2 + [self.reshape] * 2 + [self.reduce, self.flip, self.concat]
@@ -285,20 +289,20 @@ class _Author:
     def apply(self, name: str, operands: list[_Value], shape, known: Range, *attributes) -> _Value:
         self.kinds.add(f"R.{name}")
         result = self.tensor(tuple(shape), operands[0].tensor.dtype)
-        names = tuple(each.tensor.name for each in operands)
+        names = tuple(operand.tensor.name for operand in operands)
         self.steps.append(ir.Operator((result,), name, names, attributes))
         self.values.append(_Value(result, known.rounded(result.dtype)))
         return self.values[-1]
 
     def same_kind(self, x: _Value) -> _Value:
-        found = [
-            each
-            for each in self.values
-            if not each.is_index
-            and each.tensor.dtype == x.tensor.dtype
-            and each.tensor.shape == x.tensor.shape
+        candidates = [
+            value
+            for value in self.values
+            if not value.is_index
+            and value.tensor.dtype == x.tensor.dtype
+            and value.tensor.shape == x.tensor.shape
         ]
-        return self.rng.choice(found)
+        return self.rng.choice(candidates)
 
     def binary(self, x: _Value) -> _Value:
         y = self.same_kind(x)
@@ -365,14 +369,14 @@ class _Author:
         """Multiply by a transpose, possibly with a call in between."""
         if x.tensor.dtype not in ("float32", "float64"):
             return
-        found = [
-            each
-            for each in self.values
-            if each.tensor.dtype == x.tensor.dtype
-            and len(each.tensor.shape) == 2
-            and each.tensor.shape[1] == x.tensor.shape[1]
+        candidates = [
+            value
+            for value in self.values
+            if value.tensor.dtype == x.tensor.dtype
+            and len(value.tensor.shape) == 2
+            and value.tensor.shape[1] == x.tensor.shape[1]
         ]
-        y = self.rng.choice(found)
+        y = self.rng.choice(candidates)
         turned = self.apply("permute_dims", [y], y.tensor.shape[::-1], y.range, (1, 0))
         if self.rng.random() < 0.5:
             self.call()

@@ -36,7 +36,7 @@ class Reductions(Parts):
         spatial = self.spatial(buffer.shape)
         count = self.rng.choice([1, 1, 2])
         extents = [self.rng.choice(self.sizes) for _ in range(count)]
-        known = [s for each in self.readable for s in each.buffer.shape]
+        known = [s for item in self.readable for s in item.buffer.shape]
         extents = [
             self.rng.choice(known) if known and self.rng.random() < 0.7 else e for e in extents
         ]
@@ -98,25 +98,25 @@ class Reductions(Parts):
 
     def arg_reduction(self, buffer: ir.Buffer) -> Range:
         """Compute the largest value and its index by one block of two stores."""
-        found = [
-            each
-            for each in self.readable
-            if each.buffer.shape
-            and each.buffer.dtype not in ("bool", "uint8")
-            and each.range.is_exact(each.buffer.dtype)
+        candidates = [
+            item
+            for item in self.readable
+            if item.buffer.shape
+            and item.buffer.dtype not in ("bool", "uint8")
+            and item.range.is_exact(item.buffer.dtype)
         ]
-        if not found:
+        if not candidates:
             return self.map(buffer)
-        each = self.rng.choice(found)
-        dtype = each.buffer.dtype
+        chosen = self.rng.choice(candidates)
+        dtype = chosen.buffer.dtype
         largest = self.allocate(buffer.shape, dtype)
         spatial = self.spatial(buffer.shape)
-        size = each.buffer.shape[-1]
+        size = chosen.buffer.shape[-1]
         axis = (f"r{next(self.names)}", "reduce", size)
         scope = self.scope(spatial)
         value = ir.Load(
-            each.buffer.name,
-            (*(scope.index(s) for s in each.buffer.shape[:-1]), ir.Name(axis[0])),
+            chosen.buffer.name,
+            (*(scope.index(s) for s in chosen.buffer.shape[:-1]), ir.Name(axis[0])),
             dtype,
         )
         at = names_of(spatial)
@@ -133,19 +133,19 @@ class Reductions(Parts):
             ir.Store(largest.name, at, constant(-LIMITS[dtype], dtype)),
         ]
         self.emit(self.loops.nest([*spatial, axis]).block(next(self.blocks), stores, init))
-        self.add(largest, Range(LIMITS[dtype], each.range.bits))
+        self.add(largest, Range(LIMITS[dtype], chosen.range.bits))
         return Range(size)
 
-    def reduce_more(self, each: Readable) -> Range:
+    def reduce_more(self, readable: Readable) -> Range:
         """Reduce into the existing values."""
-        buffer = each.buffer
+        buffer = readable.buffer
         name, value, known, start, spatial, reduced = self.reduced(buffer)
         if name == "multiply":
             name, known = "max", known
-        if name == "add" and each.range.bound + known.bound > LIMITS[buffer.dtype]:
+        if name == "add" and readable.range.bound + known.bound > LIMITS[buffer.dtype]:
             name = "max"
         if name == "add":
-            known = Range(each.range.bound + known.bound, known.bits)
+            known = Range(readable.range.bound + known.bound, known.bits)
         store, _ = self.combined(buffer, name, value, names_of(spatial), start)
         nest = self.loops.nest([*spatial, *reduced], is_partial=self.rng.random() < 0.4)
         self.emit(nest.block(next(self.blocks), [store]))

@@ -81,7 +81,7 @@ def script(finding: Finding, seed: int) -> str:
 
 def _run(program: ir.Program, run: Run) -> str:
     """Return the inputs and the outputs of a run, as Python literals."""
-    given = [
+    arguments = [
         (param.name, (value.ravel().tolist(), value.shape), param.dtype)
         for param, value in zip(program.params, run.inputs, strict=True)
     ]
@@ -89,7 +89,7 @@ def _run(program: ir.Program, run: Run) -> str:
         _known(name, run.wanted[name])
         for name in (*(p.name for p in program.params), *program.results)
     ]
-    return repr((given, wanted))
+    return repr((arguments, wanted))
 
 
 def _known(name: str, array) -> tuple:

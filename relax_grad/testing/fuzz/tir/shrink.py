@@ -21,7 +21,7 @@ def shrink(program: ir.Program, fails: Callable[[ir.Program], bool]) -> ir.Progr
     fails : Callable[[Program], bool]
         Tells whether a program fails in the same way; raises ``TimeoutError`` to end the search.
     """
-    return search.smallest(program, fails, candidates, lambda each: each)
+    return search.smallest(program, fails, candidates, lambda tree: tree)
 
 
 def size(program: ir.Program) -> tuple[int, ...]:
@@ -251,9 +251,9 @@ def _smaller_blocks(block: ir.Block) -> Iterator:
     if not block.axes:
         yield block.body
     for i, axis in enumerate(block.axes):
-        one = tuple(_named(each, axis.name, axis.start) for each in block.body)
-        init = tuple(_named(each, axis.name, axis.start) for each in block.init)
-        yield replace(block, axes=_but(block.axes, i), body=one, init=init)
+        body = tuple(_named(statement, axis.name, axis.start) for statement in block.body)
+        init = tuple(_named(statement, axis.name, axis.start) for statement in block.init)
+        yield replace(block, axes=_but(block.axes, i), body=body, init=init)
         if not isinstance(axis.value, (ir.Name, ir.Const)):
             names = [n for n in ir.nodes(axis.value) if isinstance(n, ir.Name)]
             for name in names:
@@ -268,7 +268,7 @@ def _named(tree, name: str, value):
     if isinstance(tree, ir.Name):
         return value if tree.name == name else tree
     if isinstance(tree, tuple):
-        return tuple(_named(each, name, value) for each in tree)
+        return tuple(_named(item, name, value) for item in tree)
     if not hasattr(tree, "__dataclass_fields__"):
         return tree
     return replace(

@@ -11,9 +11,9 @@ from .parts import Parts, names_of, plus
 class Updates(Parts):
     """Draws blocks that write to a tensor that already has values."""
 
-    def partial(self, each: Readable) -> Range:
+    def partial(self, readable: Readable) -> Range:
         """Overwrite some elements."""
-        buffer = each.buffer
+        buffer = readable.buffer
         axes = self.spatial(buffer.shape)
         value, known = self.scope(axes, buffer).expr(buffer.dtype, 2)
         statement = ir.Store(buffer.name, names_of(axes), value)
@@ -24,9 +24,9 @@ class Updates(Parts):
         self.emit(nest.block(next(self.blocks), [statement]))
         return known
 
-    def partial_copy(self, each: Readable) -> Range:
+    def partial_copy(self, readable: Readable) -> Range:
         """Write to a corner of a tensor by a block whose domain has the shape of that corner."""
-        buffer = each.buffer
+        buffer = readable.buffer
         inner = [self.rng.randint(1, size) if size % ir.BATCH else size for size in buffer.shape]
         axes = self.spatial(inner)
         value, known = self.scope(axes, buffer).expr(buffer.dtype, 2)
@@ -38,38 +38,38 @@ class Updates(Parts):
         self.emit(self.loops.nest(axes).block(next(self.blocks), [store]))
         return known
 
-    def rewrite(self, each: Readable) -> Range:
+    def rewrite(self, readable: Readable) -> Range:
         """Overwrite all elements, possibly by a function of their old values."""
-        axes = self.spatial(each.buffer.shape)
-        load = ir.Load(each.buffer.name, names_of(axes), each.buffer.dtype)
-        scope = self.scope(axes, each.buffer)
-        value, known = scope.expr(each.buffer.dtype, 2)
-        if each.buffer.dtype != "bool" and self.rng.random() < 0.5:
-            value = ir.Op("min", (load, value), each.buffer.dtype)
-        store = ir.Store(each.buffer.name, names_of(axes), value)
+        axes = self.spatial(readable.buffer.shape)
+        load = ir.Load(readable.buffer.name, names_of(axes), readable.buffer.dtype)
+        scope = self.scope(axes, readable.buffer)
+        value, known = scope.expr(readable.buffer.dtype, 2)
+        if readable.buffer.dtype != "bool" and self.rng.random() < 0.5:
+            value = ir.Op("min", (load, value), readable.buffer.dtype)
+        store = ir.Store(readable.buffer.name, names_of(axes), value)
         self.emit(self.loops.nest(axes).block(next(self.blocks), [store]))
         return known
 
-    def accumulate(self, each: Readable) -> Range:
+    def accumulate(self, readable: Readable) -> Range:
         """Accumulate into all or some of the elements, by a sum, a maximum or a logical or."""
-        buffer = each.buffer
+        buffer = readable.buffer
         axes = self.spatial(buffer.shape)
         value, known = self.scope(axes, buffer).expr(buffer.dtype, 2)
         load = ir.Load(buffer.name, names_of(axes), buffer.dtype)
         if buffer.dtype == "bool":
             value = ir.Op("or", (load, value), "bool")
-        elif each.range.bound + known.bound <= LIMITS[buffer.dtype]:
+        elif readable.range.bound + known.bound <= LIMITS[buffer.dtype]:
             value = ir.Op("add", (load, value), buffer.dtype)
-            known = Range(each.range.bound + known.bound, known.bits)
+            known = Range(readable.range.bound + known.bound, known.bits)
         else:
             value = ir.Op("max", (load, value), buffer.dtype)
         nest = self.loops.nest(axes, is_partial=self.rng.random() < 0.5)
         self.emit(nest.block(next(self.blocks), [ir.Store(buffer.name, names_of(axes), value)]))
         return known
 
-    def shift_within(self, each: Readable) -> Range:
+    def shift_within(self, readable: Readable) -> Range:
         """Read and write different elements of one tensor in an order that affects the result."""
-        buffer = each.buffer
+        buffer = readable.buffer
         along = self.rng.randrange(len(buffer.shape))
         axes = self.spatial(buffer.shape)
         nest = Nest()
@@ -79,10 +79,10 @@ class Updates(Parts):
             nest.axes.append(ir.Axis(name, kind, index(0), ir.Size(size), i))
         indices = list(names_of(axes))
         indices[along] = plus(indices[along], 1)
-        one = ir.Load(buffer.name, tuple(indices), buffer.dtype)
-        store = ir.Store(buffer.name, names_of(axes), one)
+        moved = ir.Load(buffer.name, tuple(indices), buffer.dtype)
+        store = ir.Store(buffer.name, names_of(axes), moved)
         if self.rng.random() < 0.5:
             here = ir.Load(buffer.name, names_of(axes), buffer.dtype)
             store = ir.Store(buffer.name, tuple(indices), here)
         self.emit(nest.block(next(self.blocks), [store]))
-        return each.range
+        return readable.range

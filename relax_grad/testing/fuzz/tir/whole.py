@@ -40,10 +40,10 @@ class Whole(Updates):
         """Fill with a number, and overwrite some elements."""
         value, known = self.scope([]).number(buffer.dtype)
         self.fill(buffer, value)
-        each = Readable(buffer, known)
+        readable = Readable(buffer, known)
         for _ in range(self.rng.randint(1, 2)):
-            each.range = each.range.joined(self.partial(each))
-        return each.range
+            readable.range = readable.range.joined(self.partial(readable))
+        return readable.range
 
     def pad(self, buffer: ir.Buffer) -> Range:
         """Fill with a number, and copy into the middle."""
@@ -51,14 +51,14 @@ class Whole(Updates):
         self.fill(buffer, value)
         inner = [size - 1 if size > 1 and size % ir.BATCH else size for size in buffer.shape]
         axes = self.spatial(inner)
-        value, found = self.scope(axes).expr(buffer.dtype, 2)
+        value, value_range = self.scope(axes).expr(buffer.dtype, 2)
         indices = [
             plus(name, size - extent)
             for name, size, extent in zip(names_of(axes), buffer.shape, inner, strict=True)
         ]
         store = ir.Store(buffer.name, tuple(indices), value)
         self.emit(self.loops.nest(axes).block(next(self.blocks), [store]))
-        return known.joined(found)
+        return known.joined(value_range)
 
     def concat(self, buffer: ir.Buffer) -> Range:
         """Write two parts along an axis by separate blocks."""
@@ -73,12 +73,12 @@ class Whole(Updates):
         for start, extent in parts:
             shape = [extent if k == along else s for k, s in enumerate(buffer.shape)]
             axes = self.spatial(shape)
-            value, found = self.scope(axes).expr(buffer.dtype, 2)
+            value, value_range = self.scope(axes).expr(buffer.dtype, 2)
             indices = list(names_of(axes))
             indices[along] = plus(indices[along], start)
             store = ir.Store(buffer.name, tuple(indices), value)
             self.emit(self.loops.nest(axes).block(next(self.blocks), [store]))
-            known = known.joined(found)
+            known = known.joined(value_range)
         return known
 
     def opaque(self, buffer: ir.Buffer) -> Range:
@@ -97,9 +97,9 @@ class Whole(Updates):
         condition = scope.condition(2)
         stores, known = [], Range(0)
         for _ in range(2):
-            value, found = scope.expr(buffer.dtype, 2)
+            value, value_range = scope.expr(buffer.dtype, 2)
             stores.append((ir.Store(buffer.name, names_of(axes), value),))
-            known = known.joined(found)
+            known = known.joined(value_range)
         statement = ir.If(condition, *stores)
         self.emit(self.loops.nest(axes).block(next(self.blocks), [statement]))
         return known
@@ -123,9 +123,9 @@ class Whole(Updates):
         temporary = ir.Buffer(f"K{next(self.names)}", (2,), buffer.dtype)
         stores, known = [], Range(0)
         for i in range(2):
-            value, found = scope.expr(buffer.dtype, 2)
+            value, value_range = scope.expr(buffer.dtype, 2)
             stores.append(ir.Store(temporary.name, (index(i),), value))
-            known = known.joined(found)
+            known = known.joined(value_range)
         loads = [ir.Load(temporary.name, (index(i),), buffer.dtype) for i in range(2)]
         value = ir.Op("max", tuple(loads), buffer.dtype) if buffer.dtype != "bool" else loads[1]
         stores.append(ir.Store(buffer.name, names_of(axes), value))
@@ -141,10 +141,10 @@ class Whole(Updates):
         stores = []
         value, known = scope.expr(buffer.dtype, 2)
         stores.append(ir.Store(buffer.name, names_of(axes), value))
-        value, found = scope.expr(other.dtype, 2)
+        value, value_range = scope.expr(other.dtype, 2)
         stores.append(ir.Store(other.name, names_of(axes), value))
         self.emit(self.loops.nest(axes).block(next(self.blocks), stores))
-        self.add(other, found)
+        self.add(other, value_range)
         return known
 
     def scan(self, buffer: ir.Buffer) -> Range:
@@ -207,9 +207,9 @@ class Whole(Updates):
             scope = self.scope(axes)
             scope.readable = [Readable(source, known)]
             load = scope.load(scope.readable[0])
-            value, found = scope.number(buffer.dtype)
+            value, value_range = scope.number(buffer.dtype)
             name = self.rng.choice(["add", "max"])
-            known = Range(known.bound + found.bound, max(known.bits, found.bits))
+            known = Range(known.bound + value_range.bound, max(known.bits, value_range.bits))
             store = ir.Store(target.name, names_of(axes), ir.Op(name, (load, value), buffer.dtype))
             self.emit(self.loops.nest(axes).block(next(self.blocks), [store]))
         self.add(other, known)
