@@ -12,7 +12,7 @@ from .activation import ACTIVATION
 from .attention import ATTENTION
 from .batch_norm import BATCH_NORM
 from .control import CONTROL
-from .convolution import CONVOLUTION
+from .conv import CONV
 from .creation import CREATION
 from .elementwise import ELEMENTWISE
 from .image import IMAGE
@@ -21,6 +21,8 @@ from .linalg import LINALG
 from .loss import LOSS
 from .manipulate import MANIPULATE
 from .matmul import MATMUL
+from .norm import NORM
+from .pool import POOL
 from .random import RANDOM
 from .recurrent import RECURRENT
 from .reduction import REDUCTION
@@ -34,7 +36,7 @@ CONVERTERS = {
     **ATTENTION,
     **BATCH_NORM,
     **CONTROL,
-    **CONVOLUTION,
+    **CONV,
     **CREATION,
     **ELEMENTWISE,
     **IMAGE,
@@ -43,6 +45,8 @@ CONVERTERS = {
     **LOSS,
     **MANIPULATE,
     **MATMUL,
+    **NORM,
+    **POOL,
     **RANDOM,
     **RECURRENT,
     **REDUCTION,

@@ -1,4 +1,4 @@
-"""Converters of convolution, pooling and the normalisations without running statistics."""
+"""Converters of pooling."""
 
 from __future__ import annotations
 
@@ -11,37 +11,12 @@ from tvm import relax
 from ....op import stop_gradient
 from ._call import converts, dtype, extents_of, scalar, static, wide_dtype
 from ._support import Refused
+from .conv import repeated
 from .reduction import place_of_extreme
 
-CONVOLUTION: dict[str, Callable] = {}
+POOL: dict[str, Callable] = {}
 
 _op = relax.op
-
-
-def _repeated(value, rank: int) -> list:
-    value = [value] if isinstance(value, int) else list(value)
-    return value * rank if len(value) == 1 else value
-
-
-@converts(CONVOLUTION, "convolution.default")
-def _convolution(
-    call, data, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-):
-    rank = data.ty.ndim - 2
-    stride, padding, dilation, extra = (
-        _repeated(setting, rank) for setting in (stride, padding, dilation, output_padding)
-    )
-    if transposed:
-        function = getattr(_op.nn, f"conv{rank}d_transpose")
-        result = function(
-            data, weight, stride, padding * 2, extra, dilation=dilation, groups=groups
-        )
-    else:
-        function = getattr(_op.nn, f"conv{rank}d")
-        result = function(data, weight, stride, padding * 2, dilation, groups)
-    if bias is None:
-        return result
-    return _op.add(result, call.reshape(bias, [1, -1, *[1] * rank]))
 
 
 def _batched(call, data, rank: int) -> relax.Expr:
@@ -65,8 +40,8 @@ def _avg_pool(rank: int) -> Callable:
         count_include_pad,
         divisor_override=None,
     ):
-        kernel, padding = _repeated(kernel_size, rank), _repeated(padding, rank)
-        stride = _repeated(stride, rank) if stride else kernel
+        kernel, padding = repeated(kernel_size, rank), repeated(padding, rank)
+        stride = repeated(stride, rank) if stride else kernel
         if divisor_override and ceil_mode:
             raise Refused("ceil_mode with divisor_override has no form in Relax")
         counts_all = count_include_pad or bool(divisor_override)
@@ -90,9 +65,9 @@ def _avg_pool(rank: int) -> Callable:
 
 def _max_pool(rank: int) -> Callable:
     def convert(call, data, kernel_size, stride, padding, dilation, ceil_mode):
-        kernel = _repeated(kernel_size, rank)
-        padding, dilation = _repeated(padding, rank), _repeated(dilation, rank)
-        stride = _repeated(stride, rank) if stride else kernel
+        kernel = repeated(kernel_size, rank)
+        padding, dilation = repeated(padding, rank), repeated(dilation, rank)
+        stride = repeated(stride, rank) if stride else kernel
         if "indices" in call.node.target.__name__ and call.uses(1):
             places = [
                 _window_places(*window)
@@ -175,7 +150,7 @@ def _maxima(call, data, places: list[np.ndarray]) -> tuple[relax.Expr, relax.Exp
     return value, call.reshape(index, call.shape)
 
 
-@converts(CONVOLUTION, "max_unpool2d.default", "max_unpool3d.default")
+@converts(POOL, "max_unpool2d.default", "max_unpool3d.default")
 def _max_unpool(call, data, indices, output_size, stride=None, padding=None):
     """Of windows that overlap, each has the whole gradient of the element that they have in common."""
     shape, rank = call.shape, len(output_size)
@@ -194,95 +169,13 @@ def _max_unpool(call, data, indices, output_size, stride=None, padding=None):
 
 
 for _rank in (1, 2, 3):
-    converts(CONVOLUTION, f"avg_pool{_rank}d.default")(_avg_pool(_rank))
-    converts(CONVOLUTION, f"max_pool{_rank}d.default", f"max_pool{_rank}d_with_indices.default")(
+    converts(POOL, f"avg_pool{_rank}d.default")(_avg_pool(_rank))
+    converts(POOL, f"max_pool{_rank}d.default", f"max_pool{_rank}d_with_indices.default")(
         _max_pool(_rank)
     )
     converts(
-        CONVOLUTION,
+        POOL,
         f"adaptive_avg_pool{_rank}d.default",
         f"_adaptive_avg_pool{_rank}d.default",
     )(_adaptive_avg_pool(_rank))
-    converts(CONVOLUTION, f"adaptive_max_pool{_rank}d.default")(_adaptive_max_pool(_rank))
-
-
-def _affine(call, value, fill: float, shape, kind: str) -> relax.Expr:
-    """Return a scale or a shift in the dtype of the computation; an absent one is neutral."""
-    if value is None:
-        return call.filled(shape, fill, kind)
-    return call.cast(value, kind)
-
-
-def _widest(*values) -> str:
-    kinds = [wide_dtype(dtype(tensor)) for tensor in values if tensor is not None]
-    return "float64" if "float64" in kinds else kinds[0]
-
-
-@converts(CONVOLUTION, "layer_norm.default", "native_layer_norm.default")
-def _layer_norm(call, data, normalized_shape, weight, bias, eps, cudnn_enable=True):
-    kind = _widest(data, weight, bias)
-    rank, count = data.ty.ndim, len(normalized_shape)
-    axes = list(range(rank - count, rank))
-    inner = call.cast(data, kind)
-    shape = extents_of(data)[rank - count :]
-    scale, shift = (_affine(call, e, f, shape, kind) for e, f in ((weight, 1), (bias, 0)))
-    result = call.cast(call.emit(_op.nn.layer_norm(inner, scale, shift, axes, eps)), call.dtype)
-    if not isinstance(call.value, (tuple, list)):
-        return result
-    return result, *_statistics(call, inner, axes, eps, None)
-
-
-def _statistics(call, data, axes, epsilon: float, shape) -> tuple:
-    """Return the mean and the reciprocal standard deviation, if another node takes them."""
-    if not call.uses(1) and not call.uses(2):
-        return None, None
-    kind = dtype(data)
-    statistics = []
-    mean = call.emit(_op.mean(data, axes, True))
-    variance = _op.add(_op.variance(data, axes, True), scalar(epsilon, kind))
-    for i, statistic in ((1, mean), (2, call.emit(_op.rsqrt(variance)))):
-        wanted = call.importer.type_of(call.value[i])
-        statistics.append(
-            call.cast(call.reshape(statistic, extents_of(wanted)), dtype_of_type(wanted))
-        )
-    return tuple(statistics)
-
-
-def dtype_of_type(kind: relax.TensorType) -> str:
-    """Return the dtype of a type."""
-    return dtype(relax.Var("_", kind))
-
-
-@converts(CONVOLUTION, "group_norm.default", "native_group_norm.default")
-def _group_norm(call, data, weight, bias, eps, num_groups=None, group=None, **_):
-    groups = num_groups or group
-    kind = _widest(data, weight, bias)
-    inner = call.cast(data, kind)
-    shape = extents_of(data)
-    axes = list(range(2, len(shape)))
-    scale, shift = (_affine(call, e, f, [shape[1]], kind) for e, f in ((weight, 1), (bias, 0)))
-    if axes:
-        result = call.emit(_op.nn.group_norm(inner, scale, shift, groups, 1, axes, eps))
-    else:
-        inner = call.reshape(inner, [*shape, 1])
-        result = call.emit(_op.nn.group_norm(inner, scale, shift, groups, 1, [2], eps))
-        result = call.reshape(result, shape)
-    result = call.cast(result, call.dtype)
-    if not isinstance(call.value, (tuple, list)):
-        return result
-    if not call.uses(1) and not call.uses(2):
-        return result, None, None
-    parts = call.reshape(inner, [shape[0], groups, -1])
-    return result, *_statistics(call, parts, [2], eps, None)
-
-
-@converts(CONVOLUTION, "rms_norm.default")
-def _rms_norm(call, data, normalized_shape, weight, eps):
-    kind = wide_dtype(dtype(data))
-    rank, count = data.ty.ndim, len(normalized_shape)
-    if eps is None:
-        eps = float(np.finfo(kind).eps)
-    scale = _affine(call, weight, 1, extents_of(data)[rank - count :], kind)
-    axes = list(range(rank - count, rank))
-    result = call.emit(_op.nn.rms_norm(call.cast(data, kind), scale, axes, eps))
-    return call.cast(result, call.dtype)
+    converts(POOL, f"adaptive_max_pool{_rank}d.default")(_adaptive_max_pool(_rank))
