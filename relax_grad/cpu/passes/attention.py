@@ -22,7 +22,11 @@ from ._masks import value_of
 
 _MATMUL, _SOFTMAX = Op.get("relax.matmul"), Op.get("relax.nn.softmax")
 _PERMUTE, _WHERE = Op.get("relax.permute_dims"), Op.get("relax.where")
-_ADD, _MULTIPLY, _DIVIDE = (Op.get(f"relax.{name}") for name in ("add", "multiply", "divide"))
+_ADD, _SUBTRACT = Op.get("relax.add"), Op.get("relax.subtract")
+_MULTIPLY, _DIVIDE = Op.get("relax.multiply"), Op.get("relax.divide")
+
+#: The operators between the two products, besides the softmax.
+_STEPS = _WHERE, _ADD, _SUBTRACT, _MULTIPLY, _DIVIDE
 
 #: The largest number in the place of masked scores: beside a score that is not masked, its weight is zero.
 _MASKED = -1e4
@@ -251,24 +255,34 @@ class _Matcher:
                     term = _Term(condition, number, keeps, value, math.isinf(number))
                     return scores, term
             return None
-        if call.op not in (_ADD, _MULTIPLY, _DIVIDE):
+        if call.op not in _STEPS:
             return None
         left, right = call.args
-        for scores, other in [(left, right), (right, left)][: 1 if call.op == _DIVIDE else 2]:
+        operands = [(left, right)]
+        if call.op in (_ADD, _MULTIPLY):
+            operands.append((right, left))
+        for scores, other in operands:
             if not self._are_scores(scores, call):
                 continue
-            if call.op == _ADD:
-                value = self._value_of(other)
-                infinite = self._may_be_infinite(other) if value is None else np.isinf(value).any()
-                return scores, _Term(other, None, True, value, bool(infinite))
+            if call.op in (_ADD, _SUBTRACT):
+                return scores, self._bias(other, call.op == _SUBTRACT)
             number = _number(other)
             if number is not None:
-                return scores, (
-                    1 / number if number else math.inf
-                ) if call.op == _DIVIDE else number
-            if call.op == _MULTIPLY and all(_is_one(extent) for extent in _extents(other)):
+                if call.op == _MULTIPLY:
+                    return scores, number
+                return scores, 1 / number if number else math.inf
+            extents = _extents(other)
+            if call.op == _MULTIPLY and extents is not None and all(map(_is_one, extents)):
                 return scores, other
         return None
+
+    def _bias(self, bias: relax.Expr, is_subtracted: bool) -> _Term:
+        value = self._value_of(bias)
+        infinite = self._may_be_infinite(bias) if value is None else bool(np.isinf(value).any())
+        if is_subtracted:
+            bias = relax.BlockBuilder().normalize(op.negative(bias))
+            value = None if value is None else -value
+        return _Term(bias, None, True, value, infinite)
 
     def _are_scores(self, expr: relax.Expr, call: relax.Call) -> bool:
         """Tell whether an operand of a call, of the same shape, comes from a product by steps of an attention."""
@@ -277,8 +291,7 @@ class _Matcher:
             return False
         if operand.op == _MATMUL:
             return True
-        steps = _WHERE, _ADD, _MULTIPLY, _DIVIDE
-        return operand.op in steps and any(self._are_scores(arg, operand) for arg in operand.args)
+        return operand.op in _STEPS and any(self._are_scores(arg, operand) for arg in operand.args)
 
     def _value_of(self, expr: relax.Expr) -> np.ndarray | None:
         return value_of(expr, self._values, self._constants)

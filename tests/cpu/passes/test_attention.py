@@ -107,6 +107,11 @@ FUSED = {
     ),
     "bias": (attention(times(0.5), plus, extra=(H, T, S)), "attention_bias", None),
     "bias of three axes": (attention(plus, batch=(4,), extra=(T, S)), "attention_bias", None),
+    "subtracted bias": (
+        attention(lambda bb, s, f: op.subtract(s, f), times(1), extra=(H, T, S)),
+        "attention_bias",
+        None,
+    ),
     "bias of keys": (attention(plus, extra=(B, 1, 1, S)), "attention_bias", None),
     "causal": (attention(times(0.5), where(INFINITE, mask=CAUSAL)), "attention", "TopLeft"),
     "causal, least": (attention(where(LEAST, False, mask=~CAUSAL)), "attention", "TopLeft"),
