@@ -60,12 +60,23 @@ def main() -> int:
     steps = [step for step in steps if (args.only or "") in step.name]
     if not steps:
         raise SystemExit(f"no step contains {args.only!r}")
-    rows = []
+    rows = _kept(args.out, about) if args.only else {}
     for step in steps:
-        rows.append(_measured(step, args))
-        _write(args.out, about, rows)  # a run that is interrupted keeps its rows
+        rows[step.name] = _measured(step, args)
+        _write(args.out, about, list(rows.values()))  # a run that is interrupted keeps its rows
     print(f"written to {args.out}")
     return 0
+
+
+def _kept(path: Path, about: dict) -> dict[str, dict]:
+    """Return the rows of a file by their steps, if the machine and the versions are the same."""
+    if not path.exists():
+        return {}
+    known = json.loads(path.read_text())
+    same = ("processor", "target", "threads", "tvm", "torch", "jax")
+    if any(known.get(key) != about.get(key) for key in same):
+        return {}
+    return {row["step"]: row for row in known["rows"]}
 
 
 def _write(path: Path, about: dict, rows: list[dict]) -> None:
@@ -154,7 +165,11 @@ def _by_tvm(step, args: argparse.Namespace) -> dict:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", metavar="TEXT", help="a part of the name of the step")
+    parser.add_argument(
+        "--only",
+        metavar="TEXT",
+        help="a part of the name of the step; the file keeps the others, of the same machine",
+    )
     parser.add_argument(
         "--against",
         nargs="*",

@@ -74,6 +74,17 @@ def test_the_chart_has_steps_of_the_benchmark():
     assert all(hasattr(step.network(), "scores") for step in chosen[:1])
 
 
+def test_rows_of_the_same_machine_are_kept(tmp_path):
+    about = {"date": "1", "processor": "a", "target": "b", "threads": 2, "tvm": "1", "torch": "2"}
+    row = {"step": "MLP", "ms": {"relax_grad": 1.0}}
+    path = tmp_path / "steps.json"
+    assert steps._kept(path, about) == {}
+    steps._write(path, about, [row])
+    assert steps._kept(path, {**about, "date": "2"}) == {"MLP": row}
+    assert steps._kept(path, {**about, "torch": "3"}) == {}
+    assert steps._kept(path, {**about, "jax": "1"}) == {}
+
+
 def test_steps_have_names_of_their_own():
     assert len({step.name for step in STEPS}) == len(STEPS)
 
