@@ -57,13 +57,15 @@ def main() -> int:
         "unit": "least milliseconds of a training step; null if the framework cannot train the network",
     }
     steps = [step for name in NAMES for step in STEPS if step.name.startswith(name)]
+    order = [step.name for step in steps]
     steps = [step for step in steps if (args.only or "") in step.name]
     if not steps:
         raise SystemExit(f"no step contains {args.only!r}")
     rows = _kept(args.out, about) if args.only else {}
     for step in steps:
         rows[step.name] = _measured(step, args)
-        _write(args.out, about, list(rows.values()))  # a run that is interrupted keeps its rows
+        ordered = sorted(rows.values(), key=lambda row: order.index(row["step"]))
+        _write(args.out, about, ordered)  # a run that is interrupted keeps its rows
     print(f"written to {args.out}")
     return 0
 
@@ -185,8 +187,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--limit",
         type=float,
-        default=40.0,
-        help="seconds in which TVM alone must compile and run a step (default: 40)",
+        default=60.0,
+        help="seconds in which TVM alone must compile and run a step (default: 60)",
     )
     parser.add_argument(
         "--out",
