@@ -103,14 +103,14 @@ def widened(value, dtype: str):
     return tirx.reinterpret(_of_lanes("float32", lanes), wide << _like(16, lanes))
 
 
-def narrowed(value, dtype: str, lanes: int):
+def narrowed(value, dtype: str, lanes: int, bind: Callable = T.Bind):
     """Return float32 elements as they are stored in a dtype, rounded to the nearest, ties to even."""
     if dtype == "float16":
         return tirx.Cast(_of_lanes(dtype, lanes), value)
-    bits = T.Bind(tirx.reinterpret(_of_lanes("uint32", lanes), value))
-    high = T.Bind(bits >> _like(16, lanes))
+    bits = bind(tirx.reinterpret(_of_lanes("uint32", lanes), value))
+    high = bind(bits >> _like(16, lanes))
     odd = high & _like(1, lanes)
-    rounded = T.Bind((bits + (odd + _like(0x7FFF, lanes))) >> _like(16, lanes))
+    rounded = bind((bits + (odd + _like(0x7FFF, lanes))) >> _like(16, lanes))
     # Rounding up may turn the bits of NaN into those of a number. The bit that makes NaN quiet is set last: LLVM 22 stores
     # four bytes for the only element of a masked store of truncated integers.
     is_nan = (bits & _like(0x7FFFFFFF, lanes)) > _like(0x7F800000, lanes)

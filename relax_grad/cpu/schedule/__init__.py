@@ -23,6 +23,7 @@ from ..target import CPU
 from ._blocks import over_flat_buffers, schedule_blocks
 from ._elements import Elements
 from ._fuse import Group, flat, fuse
+from ._halves import widened_sections, with_params
 from ._in_place import IN_PLACE, in_place, in_place_pairs
 from ._indices import as_analyzable
 from ._merge import Merged, Part, Pointwise, merge, pointwise
@@ -54,10 +55,13 @@ def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
         The target CPU.
     """
     found = sections_of(function)
+    if found is not None:
+        found = widened_sections(found[0], function.params, found[1])
     if found is None:
         return as_analyzable(schedule_blocks(function, cpu))
-    sections, allocated = found
-    body = _emitted(function.params, _grouped(sections, allocated), allocated, cpu, "scheduled")
+    sections, params, allocated = found
+    body = _emitted(params, _grouped(sections, allocated), allocated, cpu, "scheduled")
+    body = with_params(body, params, function.params)
     return as_analyzable(
         tirx.PrimFunc(function.params, body, function.ret_type, attrs=function.attrs)
     )
@@ -111,7 +115,9 @@ def schedule_merged(
     dropped = [name for name in merged.buffers if name not in {*inputs, *results}]
     allocated = [*merged.allocated, *(merged.buffers[name] for name in dropped)]
     groups = merged.groups(dropped)
-    function = tirx.PrimFunc(params, _emitted(params, groups, allocated, cpu, "merged"))
+    body = _emitted(params, groups, allocated, cpu, "merged")
+    originals = [merged.original(name) for name in (*inputs, *results)]
+    function = tirx.PrimFunc(originals, with_params(body, params, originals))
     found = []
     if len(groups) == 1:
         found = in_place_pairs(groups[0].nests, params[: len(inputs)], params[len(inputs) :])

@@ -17,11 +17,15 @@ from ..target import CPU
 from ._access import Accesses
 from ._functions import as_arithmetic, calls_in, has_functions, is_arithmetic, kept
 from ._fuse import Group
+from ._halves import rounded
 from ._nest import Axis, Nest, product, simplify
 from ._selections import selected_loads, selections, with_selections
 
 #: Functions that LLVM supports on vectors.
-_VECTOR_CALLS = {f"tirx.{name}" for name in ("exp", "log", "sqrt", "fabs", "floor", "ceil")}
+_VECTOR_CALLS = {
+    f"tirx.{name}"
+    for name in ("exp", "log", "sqrt", "fabs", "floor", "ceil", "reinterpret", "shift_left")
+}
 
 
 class Emitter:
@@ -95,10 +99,9 @@ class Emitter:
             value = result if is_sum else at_place(nest.value, at, values)
             simple = None if known is None else simplify(value, known)
             value = value if simple is None else simple
-            value = value if is_sum else as_arithmetic(value)
+            value = value if is_sum else rounded(as_arithmetic(value), _keep)
             if any(nest.buffer in later for later in self.read[i + 1 :]):
-                keep = kept if has_functions(value) else T.Bind
-                values[nest.buffer] = value = keep(value)
+                values[nest.buffer] = value = _keep(value)
             if nest.buffer in (stored or {}):
                 buffer, index = stored[nest.buffer]
                 T.buffer_store(buffer, value, [index])
@@ -139,6 +142,11 @@ class Emitter:
             outer.append(axis)
             count *= axis.size or 1
         return outer
+
+
+def _keep(value):
+    """Emit a statement that computes a value, and return the value."""
+    return (kept if has_functions(value) else T.Bind)(value)
 
 
 def at_place(expr, at: dict, known: dict):

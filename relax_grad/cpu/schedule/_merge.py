@@ -12,6 +12,7 @@ from ...ir.compat import BufferLoad, loaded_buffer
 from ...ir.expressions import substitute
 from ...ir.module import is_buffer
 from ._fuse import Group, fuse, weigh
+from ._halves import widened_sections
 from ._nest import Axis, Nest, nests_of
 
 #: The maximum number of tensors of one loop: each needs an address, and a memory stream of the processor.
@@ -33,11 +34,14 @@ class Pointwise:
         The nests of the function.
     allocated : Sequence[tirx.Buffer]
         The intermediate buffers.
+    dtypes : Sequence[str]
+        The dtypes of the tensors. The nests take the bits of tensors of bfloat16, as integers.
     """
 
     params: Sequence[tirx.Var]
     nests: Sequence[Nest]
     allocated: Sequence[tirx.Buffer]
+    dtypes: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,14 @@ class Merged:
     nests: list[Nest]
     allocated: list[tirx.Buffer]
     buffers: dict[Hashable, tirx.Buffer]
+    dtypes: dict[Hashable, str]
+
+    def original(self, name: Hashable) -> tirx.Buffer:
+        """Return the parameter for a tensor, in its own dtype."""
+        buffer, dtype = self.buffers[name], self.dtypes[name]
+        return (
+            buffer if str(buffer.dtype) == dtype else _parameter(buffer.shape, dtype, buffer.name)
+        )
 
     def groups(self, dropped: Sequence[Hashable] = ()) -> list[Group]:
         """Return the fused groups of nests; ``dropped`` are the tensors that only the parts use."""
@@ -80,7 +92,12 @@ def pointwise(function: tirx.PrimFunc) -> Pointwise | None:
     found = nests_of(function)
     if found is None or not _is_pointwise(found[0]) or not all(map(is_buffer, function.params)):
         return None
-    return Pointwise(list(function.params), *found)
+    dtypes = [str(param.dtype) for param in function.params]
+    wide = widened_sections(found[0], function.params, found[1])
+    if wide is None:
+        return None
+    nests, params, allocated = wide
+    return Pointwise(list(params), nests, allocated, dtypes)
 
 
 def _is_pointwise(nests: Sequence[Nest]) -> bool:
@@ -103,25 +120,26 @@ def _is_in_order(indices: Sequence, nest: Nest) -> bool:
 def merge(parts: Sequence[Part]) -> Merged | None:
     """Return several parts merged into one loop, or None if one loop cannot compute them."""
     buffers: dict[Hashable, tirx.Buffer] = {}
+    dtypes: dict[Hashable, str] = {}
     nests, allocated = [], []
     for part in parts:
+        dtypes.update(zip(part.tensors, part.function.dtypes, strict=True))
         for name, param, shape in zip(part.tensors, part.function.params, part.shapes, strict=True):
             if name not in buffers:
-                dtype = str(param.dtype)
-                buffers[name] = tirx.decl_buffer(
-                    shape,
-                    dtype,
-                    f"b{len(buffers)}",
-                    data_alignment=max(1, tvm_ffi.dtype(dtype).itemsize),
-                )
+                buffers[name] = _parameter(shape, str(param.dtype), f"b{len(buffers)}")
         found = _renamed(part, buffers)
         if found is None:
             return None
         nests += found[0]
         allocated += found[1]
     is_small = len(buffers) <= _MOST and sum(weigh(nest.value)[0] for nest in nests) <= _LARGEST
-    merged = Merged(nests, allocated, buffers)
+    merged = Merged(nests, allocated, buffers, dtypes)
     return merged if is_small and len(merged.groups()) == 1 else None
+
+
+def _parameter(shape: Sequence, dtype: str, name: str) -> tirx.Buffer:
+    align = max(1, tvm_ffi.dtype(dtype).itemsize)
+    return tirx.decl_buffer(shape, dtype, name, data_alignment=align)
 
 
 def _renamed(part: Part, buffers: dict) -> tuple[list[Nest], list[tirx.Buffer]] | None:

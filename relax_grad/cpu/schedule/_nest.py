@@ -107,8 +107,6 @@ def sections_of(
     -------
     found : tuple[list[Nest | tirx.Stmt], list[tirx.Buffer]] or None
         None if a buffer is not contiguous, or a statement has other effects than loads and stores of the buffers.
-        None for tensors of bfloat16 too: TVM lowers their arithmetic later, and that pass fails on the emitted loops
-        (erf gave 0, and types disagreed).
     """
     realize = function.body
     if not isinstance(realize, SBlockRealize) or realize.iter_values:
@@ -179,7 +177,7 @@ def _is_row(buffer: tirx.Buffer) -> bool:
     """Tell whether a buffer is contiguous, starts at offset 0 and holds scalar numbers of a supported dtype."""
     offset = buffer.elem_offset
     is_first = offset is None or (isinstance(offset, tirx.IntImm) and int(offset) == 0)
-    is_number = str(buffer.dtype).rstrip("0123456789") in ("float", "int", "uint", "bool")
+    is_number = str(buffer.dtype).rstrip("0123456789") in ("float", "bfloat", "int", "uint", "bool")
     is_scalar = tvm.DataType(str(buffer.dtype)).lanes == 1
     return not buffer.strides and is_first and is_number and is_scalar
 

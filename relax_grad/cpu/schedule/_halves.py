@@ -1,0 +1,251 @@
+"""Loop nests over tensors in half precision, computed in float32.
+
+Elements are widened when they are read, and rounded once when they are stored. Intermediate tensors of a function are in
+float32. Casts to half precision keep their rounding. TVM computes bfloat16 by rewriting the arithmetic of the emitted
+loops, and that pass fails on them; so elements of bfloat16 are integers of 16 bits here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, Op, StringImm
+
+from ...ir.compat import BufferLoad, loaded_buffer
+from ...ir.dtypes import HALVES
+from ...ir.module import is_buffer
+from ..kernel import functions
+from ..kernel.halves import narrowed, widened
+from ._integers import REINTERPRET
+from ._nest import Nest
+
+#: The name of the function that rounds a float32 to the bits of a bfloat16.
+_BITS = "relax_grad.bfloat16_bits"
+
+_BINARY = (
+    *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod),
+    *(tirx.Min, tirx.Max, tirx.And, tirx.Or),
+    *(tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE),
+)
+
+
+@dataclass(frozen=True)
+class Widened:
+    """Nests that compute in float32.
+
+    Attributes
+    ----------
+    nests : Sequence[Nest]
+        The nests.
+    params : Sequence[tirx.Var]
+        The parameters of the function. Those of bfloat16 are replaced by tensors of integers, their bits.
+    allocated : Sequence[tirx.Buffer]
+        The intermediate tensors.
+    """
+
+    nests: Sequence[Nest]
+    params: Sequence[tirx.Var]
+    allocated: Sequence[tirx.Buffer]
+
+
+class _UnsupportedError(Exception):
+    """An expression has no form in float32."""
+
+
+def widened_sections(
+    sections: Sequence, params: Sequence[tirx.Var], allocated: Sequence[tirx.Buffer]
+) -> tuple[Sequence, Sequence[tirx.Var], Sequence[tirx.Buffer]] | None:
+    """Return the sections, the parameters and the intermediate tensors of a function that computes in float32.
+
+    Statements that are no nests keep float16. None if they have bfloat16, which loops cannot compute.
+    """
+    dtypes = {str(each.dtype) for each in (*filter(is_buffer, params), *allocated)}
+    if dtypes.isdisjoint(HALVES):
+        return sections, params, allocated
+    found = None
+    if all(isinstance(each, Nest) for each in sections):
+        found = in_float32(sections, params, allocated)
+    if found is not None:
+        return found.nests, found.params, found.allocated
+    return None if "bfloat16" in dtypes else (sections, params, allocated)
+
+
+def with_params(
+    body: tirx.Stmt, params: Sequence[tirx.Var], originals: Sequence[tirx.Var]
+) -> tirx.Stmt:
+    """Return a body over the memory of other parameters."""
+    changed = {
+        param: original
+        for param, original in zip(params, originals, strict=True)
+        if not param.same_as(original)
+    }
+    if not changed:
+        return body
+    return tvm_ffi.structural_map(body, (tirx.Var, lambda each: changed.get(each, each)))
+
+
+def in_float32(
+    nests: Sequence[Nest], params: Sequence[tirx.Var], allocated: Sequence[tirx.Buffer]
+) -> Widened | None:
+    """Return nests that read and write the same tensors, and compute in float32; None if an expression cannot be."""
+    reader = _Reader()
+    for buffer in allocated:
+        if str(buffer.dtype) in HALVES:
+            reader.wide[buffer] = tirx.decl_buffer(buffer.shape, "float32", buffer.name)
+    for param in params:
+        if is_buffer(param) and str(param.dtype) == "bfloat16":
+            align = tvm_ffi.dtype("uint16").itemsize
+            reader.raw[param] = tirx.decl_buffer(
+                param.shape, "uint16", param.name, data_alignment=align
+            )
+    made: list[tirx.Buffer] = []
+    found: list[Nest] = []
+    try:
+        for nest in nests:
+            found += _wide(nest, reader, made)
+    except _UnsupportedError:
+        return None
+    return Widened(
+        found,
+        [reader.raw.get(param, param) for param in params],
+        [*(reader.wide.get(buffer, buffer) for buffer in allocated), *made],
+    )
+
+
+def _wide(nest: Nest, reader: _Reader, made: list[tirx.Buffer]) -> list[Nest]:
+    """Return a nest in float32. The rounding of a reduction is a nest of its own."""
+    buffer, dtype = nest.buffer, str(nest.buffer.dtype)
+    if dtype not in HALVES:
+        return [replace(nest, value=reader.read(nest.value), init=reader.init(nest))]
+    if buffer in reader.wide:
+        value, init = reader.read(nest.value), reader.init(nest)
+        return [replace(nest, buffer=reader.wide[buffer], value=value, init=init)]
+    target = reader.raw.get(buffer, buffer)
+    if not nest.combine:
+        if isinstance(nest.value, BufferLoad) and loaded_buffer(nest.value) not in reader.wide:
+            return [replace(nest, buffer=target, value=reader.stored(nest.value))]  # a copy
+        return [replace(nest, buffer=target, value=_stored_as(reader.read(nest.value), dtype))]
+    sums = tirx.decl_buffer(buffer.shape, "float32", f"{buffer.name}_sums")
+    made.append(sums)
+    value, init = reader.read(nest.value), reader.init(nest)
+    wide = replace(nest, buffer=sums, value=value, init=init)
+    last = _stored_as(sums[tuple(nest.indices)], dtype)
+    none = {"reduced": (), "combine": None, "init": None}
+    return [wide, replace(nest, buffer=target, value=last, **none)]
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A translator of expressions.
+
+    Attributes
+    ----------
+    raw : dict[tirx.Buffer, tirx.Buffer]
+        The integers of tensors of bfloat16.
+    wide : dict[tirx.Buffer, tirx.Buffer]
+        The tensors of float32 in place of intermediate ones.
+    """
+
+    raw: dict[tirx.Buffer, tirx.Buffer] = field(default_factory=dict)
+    wide: dict[tirx.Buffer, tirx.Buffer] = field(default_factory=dict)
+
+    def init(self, nest: Nest):
+        """Return the initial value of a reduction."""
+        return None if nest.init is None else self.read(nest.init)
+
+    def stored(self, load):
+        """Return an element of a tensor as it is stored."""
+        buffer = loaded_buffer(load)
+        return self.raw.get(buffer, buffer)[tuple(map(self.read, load.indices))]
+
+    def read(self, expr):
+        """Return an expression of float32 in place of one in half precision; others keep their dtype."""
+        is_half = str(expr.ty.dtype) in HALVES
+        if isinstance(expr, BufferLoad):
+            return self._element(expr)
+        if isinstance(expr, tirx.FloatImm) and is_half:
+            return tirx.const(expr.value, "float32")
+        if isinstance(expr, (tirx.FloatImm, tirx.IntImm, tirx.Var, StringImm)) and not is_half:
+            return expr
+        if isinstance(expr, tirx.Cast):
+            return self._cast(expr)
+        if isinstance(expr, _BINARY):
+            return type(expr)(self.read(expr.a), self.read(expr.b))
+        if isinstance(expr, tirx.Not):
+            return tirx.Not(self.read(expr.a))
+        if isinstance(expr, tirx.Select):
+            parts = expr.condition, expr.true_value, expr.false_value
+            return tirx.Select(*map(self.read, parts))
+        if isinstance(expr, Call) and isinstance(expr.op, Op):
+            return self._call(expr, is_half)
+        raise _UnsupportedError
+
+    def _element(self, load):
+        dtype = str(load.ty.dtype)
+        if dtype not in HALVES:
+            return self.stored(load)
+        buffer = loaded_buffer(load)
+        if buffer in self.wide:
+            return self.wide[buffer][tuple(map(self.read, load.indices))]
+        return widened(self.stored(load), dtype)
+
+    def _cast(self, cast: tirx.Cast):
+        source, target = str(cast.value.ty.dtype), str(cast.ty.dtype)
+        value = self.read(cast.value)
+        if source == target:
+            return value
+        if target in HALVES:
+            value = (
+                value if source in HALVES or source == "float32" else tirx.Cast("float32", value)
+            )
+            return widened(_stored_as(value, target), target)
+        return value if target == str(value.ty.dtype) else tirx.Cast(target, value)
+
+    def _call(self, call: Call, is_half: bool):
+        has_halves = any(str(each.ty.dtype) in HALVES for each in call.args)
+        if (is_half or has_halves) and call.op.same_as(REINTERPRET):
+            raise _UnsupportedError  # of the bits
+        args = list(map(self.read, call.args))
+        if all(new.same_as(old) for new, old in zip(args, call.args, strict=True)):
+            return call
+        dtype = "float32" if is_half else str(call.ty.dtype)
+        return tirx.call_intrin(dtype, call.op, *args)
+
+
+def _stored_as(value, dtype: str):
+    """Return a float32 as it is stored in a dtype."""
+    if dtype == "float16":
+        return tirx.Cast(dtype, value)
+    return tirx.call_pure_extern("uint16", _BITS, value)
+
+
+def rounded(value, keep: Callable):
+    """Return a value with the arithmetic of rounding to bfloat16; ``keep`` emits the statement that computes a value."""
+    if _rounds(value):
+        return narrowed(keep(_with_names(value.args[1])), "bfloat16", 1)
+    return _with_names(value)
+
+
+def _with_names(value):
+    """Return a value with roundings as expressions."""
+
+    def call(node):
+        return functions.expression(_narrowed, node.args[1]) if _rounds(node) else node
+
+    return tvm_ffi.structural_map(value, (Call, call))
+
+
+def _narrowed(value, bind: Callable):
+    return narrowed(value, "bfloat16", 1, bind)
+
+
+def _rounds(value) -> bool:
+    return (
+        isinstance(value, Call)
+        and len(value.args) == 2
+        and isinstance(value.args[0], StringImm)
+        and str(value.args[0].value) == _BITS
+    )
