@@ -211,3 +211,17 @@ def set_seeds(seed: int = 0) -> None:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  (models draw from it)
     torch.manual_seed(seed)
+
+
+def operators(imported) -> set[str]:
+    """Return the names of the operators of all functions of an imported model."""
+    found = set()
+
+    def visit(each):
+        if isinstance(each, relax.Call) and hasattr(each.op, "name"):
+            found.add(each.op.name)
+
+    for function in imported.module.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return found

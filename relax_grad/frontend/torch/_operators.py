@@ -15,6 +15,7 @@ _LIBRARY.define("lstm(Tensor data, Tensor hidden, Tensor cell, Tensor weight) ->
 _LIBRARY.define("gru(Tensor data, Tensor hidden, Tensor weight, Tensor bias) -> Tensor")
 _LIBRARY.define("rnn_tanh(Tensor data, Tensor hidden, Tensor weight) -> Tensor")
 _LIBRARY.define("rnn_relu(Tensor data, Tensor hidden, Tensor weight) -> Tensor")
+_LIBRARY.define("previous_steps(Tensor data, Tensor initial) -> Tensor")
 _KIND = "CompositeExplicitAutograd"
 _LIBRARY.impl("cotangent", lambda like, number: torch.empty_like(like), _KIND)
 _LIBRARY.impl("gradient", lambda outputs, inputs, _: list(map(torch.empty_like, inputs)), _KIND)
@@ -29,6 +30,7 @@ _LIBRARY.impl("lstm", lambda x, h, c, w: (_states(x, h), _states(x, h)), _KIND)
 _LIBRARY.impl("gru", lambda x, h, *_: _states(x, h), _KIND)
 for _name in ("rnn_tanh", "rnn_relu"):
     _LIBRARY.impl(_name, lambda x, h, w: _states(x, h), _KIND)
+_LIBRARY.impl("previous_steps", lambda x, _: torch.empty_like(x), _KIND)
 
 
 def _refused(ctx, *_):
@@ -36,7 +38,9 @@ def _refused(ctx, *_):
 
 
 # A gradient makes the results tensors that need one.
-for _name in ("gradient", "with_backward", "lstm", "gru", "rnn_tanh", "rnn_relu"):
+for _name in (
+    *("gradient", "with_backward", "lstm", "gru", "rnn_tanh", "rnn_relu", "previous_steps"),
+):
     torch.library.register_autograd(f"relax_grad::{_name}", _refused, lib=_LIBRARY)
 
 #: The cotangent of an output in the backward function of a call with a number.
@@ -55,3 +59,6 @@ RNN = {
     torch.tanh: torch.ops.relax_grad.rnn_tanh.default,
     torch.relu: torch.ops.relax_grad.rnn_relu.default,
 }
+
+#: The value of the step before each step.
+PREVIOUS = torch.ops.relax_grad.previous_steps.default

@@ -78,7 +78,7 @@ ROWS = {
     ),
     "symbolic steps and batch": (
         "tracing/test_recurrent.py::test_symbolic_steps_and_batch",
-        "tracing/test_recurrent.py::test_projections_are_written_out",
+        "tracing/test_recurrent.py::test_projections_of_symbolic_steps_and_batch",
     ),
     "`ctc_loss`": ("test_features.py::test_connectionist_temporal_classification",),
     "`index_put`, `index_copy`": (

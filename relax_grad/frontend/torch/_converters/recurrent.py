@@ -25,5 +25,11 @@ def _converter(name: str, count: int) -> Callable:
 
 RECURRENT = {
     f"{name}.default": _converter(name, count)
-    for name, count in {"lstm": 2, "gru": 1, "rnn_tanh": 1, "rnn_relu": 1}.items()
+    for name, count in {
+        "lstm": 2,
+        "gru": 1,
+        "rnn_tanh": 1,
+        "rnn_relu": 1,
+        "previous_steps": 1,
+    }.items()
 }

@@ -6,6 +6,7 @@ PyTorch's decompositions write out the steps, and leave the dropout out.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from unittest import mock
@@ -14,9 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch._decomp import decompositions
 
-from .._operators import GRU, LSTM, RNN
+from .._operators import GRU, LSTM, PREVIOUS, RNN
 
 _LAYERS = decompositions._rnn_helper
+
+#: The layers of PyTorch step by step: of LSTMs, and of the others, whose cell is an argument.
+_LSTMS = (
+    decompositions.one_layer_lstm,
+    decompositions.mkldnn_one_layer_lstm,
+    decompositions.one_layer_lstm_data,
+)
+_OTHERS = (decompositions.one_layer_rnn, decompositions.one_layer_rnn_data)
+_GRU_CELLS = (decompositions.gru_cell, decompositions.gru_cell_data)
 
 
 @contextlib.contextmanager
@@ -56,54 +66,132 @@ def _layers(
 
 
 def _as_operator(layer: Callable) -> Callable:
-    """Return a layer as an operator; layers of packed sequences stay as they are."""
-    if layer in (decompositions.one_layer_lstm, decompositions.mkldnn_one_layer_lstm):
-        return partial(_lstm, layer)
-    if not isinstance(layer, partial) or layer.func is not decompositions.one_layer_rnn:
+    """Return a layer as an operator, of whole or of packed sequences."""
+    function, given = layer, {}
+    if isinstance(layer, partial):
+        function, given = layer.func, layer.keywords
+    order = _Packed(given["batch_sizes"]) if "batch_sizes" in given else _Whole()
+    if function in _LSTMS:
+        if function is decompositions.mkldnn_one_layer_lstm:
+            layer = decompositions.one_layer_lstm  # of any dtype
+        return partial(_lstm, layer, order)
+    if function not in _OTHERS:
         return layer
-    cell = layer.keywords["hidden_fn"]
-    if cell is decompositions.gru_cell:
-        return partial(_gru, layer)
-    captured = [variable.cell_contents for variable in cell.__closure__ or ()]
-    recurrence = next((RNN[function] for function in captured if function in RNN), None)
-    return layer if recurrence is None else partial(_rnn, layer, recurrence)
+    cell = given["hidden_fn"]
+    if cell in _GRU_CELLS:
+        return partial(_gru, layer, order)
+    captured = [each.cell_contents for each in cell.__closure__ or ()]
+    recurrence = next((RNN[each] for each in captured if each in RNN), None)
+    return layer if recurrence is None else partial(_rnn, layer, recurrence, order)
 
 
-def _lstm(steps: Callable, data, hidden, params, has_biases, reverse=False):
-    """Return the hidden states of a layer and the last states; ``steps`` is the layer step by step."""
-    if len(params) not in (2, 4):  # a projection
-        return steps(data, hidden, params, has_biases, reverse)
+class _Whole:
+    """The order of the steps of sequences of the same length, ``(steps, batch, features)``."""
+
+    def steps(self, data: torch.Tensor, reverse: bool) -> torch.Tensor:
+        """Return the steps in the order of a direction."""
+        return data.flip(0) if reverse else data
+
+    def back(self, states: torch.Tensor, reverse: bool) -> torch.Tensor:
+        """Return the states of :meth:`steps` in the order of the data."""
+        return self.steps(states, reverse)
+
+    def last(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the states after the last step of each sequence."""
+        return states[-1]
+
+
+class _Packed:
+    """The order of the steps of packed sequences, ``(elements, features)``, whose lengths descend.
+
+    Parameters
+    ----------
+    sizes : Sequence[int]
+        The number of sequences that have each step.
+    """
+
+    def __init__(self, sizes: Sequence[int]):
+        self._steps, self._batch = len(sizes), sizes[0]
+        starts = [0, *itertools.accumulate(sizes)]
+        self._lengths = [sum(size > i for size in sizes) for i in range(self._batch)]
+        # A step after the end of a sequence reads its own last element: no other sequence can make it NaN. No result
+        # reads the states there.
+        clamped = [[min(t, length - 1) for length in self._lengths] for t in range(self._steps)]
+        self._places = [[starts[t] + i for i, t in enumerate(row)] for row in clamped]
+        self._reversed = [
+            [starts[length - 1 - t] + i for i, (t, length) in enumerate(self._of(row))]
+            for row in clamped
+        ]
+        self._elements = [(t, i) for t, size in enumerate(sizes) for i in range(size)]
+
+    def _of(self, row: Sequence[int]) -> Iterator[tuple[int, int]]:
+        return zip(row, self._lengths, strict=True)
+
+    def steps(self, data: torch.Tensor, reverse: bool) -> torch.Tensor:
+        places = self._reversed if reverse else self._places
+        found = data.index_select(0, _indices(itertools.chain(*places), data))
+        return found.reshape(self._steps, self._batch, -1)
+
+    def back(self, states: torch.Tensor, reverse: bool) -> torch.Tensor:
+        turned = ((self._lengths[i] - 1 - t if reverse else t, i) for t, i in self._elements)
+        return self._taken(states, turned)
+
+    def last(self, states: torch.Tensor) -> torch.Tensor:
+        return self._taken(states, ((length - 1, i) for i, length in enumerate(self._lengths)))
+
+    def _taken(self, states: torch.Tensor, places: Iterator[tuple[int, int]]) -> torch.Tensor:
+        rows = states.reshape(self._steps * self._batch, -1)
+        return rows.index_select(0, _indices((t * self._batch + i for t, i in places), rows))
+
+
+def _indices(numbers: Iterator[int], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(list(numbers), dtype=torch.int64, device=like.device)
+
+
+def _lstm(steps: Callable, order, data, hidden, params, has_biases, reverse=False):
+    """Return the hidden states of a layer and the last states; ``steps`` is the layer step by step.
+
+    With a projection P, the hidden states are ``m @ P^T``. So the recurrence of m has the weight ``W @ P`` and no hidden
+    state at the start, whose product is added to the data of the first step.
+    """
+    weight = params[1]
     bias = params[2] + params[3] if has_biases else None
-    products = F.linear(data, params[0], bias)
-    products = products.flip(0) if reverse else products
-    if not _of_one_dtype(products, *hidden, params[1]):
-        return decompositions.one_layer_lstm(data, hidden, params, has_biases, reverse)
-    states, cells = LSTM(products, *hidden, params[1])
-    return states.flip(0) if reverse else states, (states[-1], cells[-1])
+    products = order.steps(F.linear(data, params[0], bias), reverse)
+    if not _of_one_dtype(products, *hidden, *params):
+        return steps(data, hidden, params, has_biases, reverse=reverse)
+    projection = params[-1] if len(params) in (3, 5) else None
+    start = hidden[0]
+    if projection is not None:
+        products = products + PREVIOUS(torch.zeros_like(products), F.linear(start, weight))
+        weight, start = weight @ projection, torch.zeros_like(hidden[1])
+    states, cells = LSTM(products, start, hidden[1], weight)
+    if projection is not None:
+        states = F.linear(states, projection)
+    return order.back(states, reverse), (order.last(states), order.last(cells))
 
 
-def _gru(steps: Callable, data, hidden, params, has_biases, reverse=False):
+def _gru(steps: Callable, order, data, hidden, params, has_biases, reverse=False):
     size = hidden.shape[-1]
     bias, own = None, hidden.new_zeros(size)
     if has_biases:
         own = params[3][2 * size :]
         bias = params[2] + torch.cat([params[3][: 2 * size], torch.zeros_like(own)])
-    products = F.linear(data, params[0], bias)
-    products = products.flip(0) if reverse else products
+    products = order.steps(F.linear(data, params[0], bias), reverse)
     if not _of_one_dtype(products, hidden, params[1], own):
-        return steps(data, hidden, params, has_biases, reverse)
+        return steps(data, hidden, params, has_biases, reverse=reverse)
     states = GRU(products, hidden, params[1], own)
-    return states.flip(0) if reverse else states, states[-1]
+    return order.back(states, reverse), order.last(states)
 
 
-def _rnn(steps: Callable, recurrence: Callable, data, hidden, params, has_biases, reverse=False):
+def _rnn(
+    steps: Callable, recurrence: Callable, order, data, hidden, params, has_biases, reverse=False
+):
     bias = params[2] + params[3] if has_biases else None
-    products = F.linear(data, params[0], bias)
-    products = products.flip(0) if reverse else products
+    products = order.steps(F.linear(data, params[0], bias), reverse)
     if not _of_one_dtype(products, hidden, params[1]):
-        return steps(data, hidden, params, has_biases, reverse)
+        return steps(data, hidden, params, has_biases, reverse=reverse)
     states = recurrence(products, hidden, params[1])
-    return states.flip(0) if reverse else states, states[-1]
+    return order.back(states, reverse), order.last(states)
 
 
 def _of_one_dtype(*tensors: torch.Tensor) -> bool:

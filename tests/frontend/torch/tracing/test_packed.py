@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
-from torch_models import check, set_seeds  # noqa: E402
+from torch_models import check, operators, set_seeds  # noqa: E402
 
 nn = torch.nn
 rnn = nn.utils.rnn
@@ -40,4 +40,7 @@ def test_packed_sequences(batch_first):
     set_seeds()
     x = torch.randn(4, 5, 3, dtype=torch.float64)
     x = x if batch_first else x.transpose(0, 1).contiguous()
-    check(Packed(batch_first, [2, 5, 1, 4]).double(), (x,))
+    imported = check(Packed(batch_first, [2, 5, 1, 4]).double(), (x,))
+    layers = {"lstm", "gru", "rnn_relu", "rnn_tanh"} if batch_first else {"lstm", "rnn_tanh"}
+    assert operators(imported) >= {f"relax.grad.{name}" for name in layers}
+    assert not operators(imported) & {"relax.tanh", "relax.sigmoid"}

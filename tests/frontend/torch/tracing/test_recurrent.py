@@ -6,8 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
-from torch_models import check, close, compiled  # noqa: E402
-from tvm import relax  # noqa: E402
+from torch_models import check, close, compiled, operators  # noqa: E402
 
 from relax_grad.frontend.torch import from_module  # noqa: E402
 
@@ -35,19 +34,6 @@ class Networks(nn.Module):
             for each in last if isinstance(last, tuple) else (last,):
                 total = total + (each**3).mean()
         return total
-
-
-def operators(imported) -> set[str]:
-    found = set()
-
-    def visit(each):
-        if isinstance(each, relax.Call) and hasattr(each.op, "name"):
-            found.add(each.op.name)
-
-    for function in imported.module.functions.values():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
-    return found
 
 
 RECURRENCES = {f"relax.grad.{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
@@ -82,17 +68,32 @@ def test_symbolic_steps_and_batch():
         close("gradients", found, torch.autograd.grad(wanted, values))
 
 
-def test_projections_are_written_out():
+def test_projections_of_symbolic_steps_and_batch():
+    """The recurrence of a layer with a projection is that of the states before the projection."""
     torch.manual_seed(2)
 
     class Projected(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net = nn.LSTM(3, 4, proj_size=2)
+            self.net = nn.LSTM(3, 4, 2, proj_size=2, bidirectional=True)
+            self.plain = nn.LSTM(3, 5, proj_size=1, bias=False)
 
-        def forward(self, data):
-            out, (hidden, cell) = self.net(data)
-            return (out**2).mean() + hidden.mean() + (cell**2).mean()
+        def forward(self, data, first, cell):
+            out, (hidden, last) = self.net(data, (first, cell))
+            other, (end, _) = self.plain(data)
+            total = (out**2).mean() + hidden.mean() + (last**2).mean()
+            return total + (other**3).mean() + end.mean()
 
-    imported = from_module(Projected(), (torch.randn(3, 2, 3),))
-    assert "relax.grad.lstm" not in operators(imported)
+    module = Projected()
+    axes = {"data": {0: "steps", 1: "batch"}, "first": {1: "batch"}, "cell": {1: "batch"}}
+    given = torch.randn(4, 3, 3), torch.randn(4, 3, 2), torch.randn(4, 3, 4)
+    imported = from_module(module, given, dynamic_shapes=axes)
+    assert "relax.grad.lstm" in operators(imported)
+    assert "relax.tanh" not in operators(imported)
+    run, values = compiled(imported, forward=False), list(module.parameters())
+    for steps, batch in ((4, 3), (1, 1), (6, 2)):
+        given = (torch.randn(steps, batch, 3), *(torch.randn(4, batch, n) for n in (2, 4)))
+        wanted = module(*given)
+        (loss, *_), found = run("loss_adjoint", torch.tensor(0), *given, *values)
+        close("loss", [loss], [wanted])
+        close("gradients", found, torch.autograd.grad(wanted, values))
