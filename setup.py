@@ -52,6 +52,8 @@ setup(
         "torch": [torch],
         # gloo, which moves the bytes between workers, comes with PyTorch.
         "distributed": [torch],
+        # It needs a library of MPI: one of the machine, or the packages mpich or openmpi.
+        "mpi": ["mpi4py>=4,<5"],
         # The trainer's progress bar, picture of the loss and files.
         "train": [*cli, matplotlib, safetensors],
         # Files of the values of an imported PyTorch module.

@@ -1,68 +1,42 @@
 """Measure data parallel training by several workers, and compare it with a model of the network.
 
-``python benchmarks/scaling.py`` trains ResNet-18, GPT and ViT-tiny with the same batch by one worker with all threads and by
-workers with one thread each: the time of a step, the bytes that a worker gives to collectives, and the share of time in them. It
-repeats the latter with collectives that take as long as on networks of 1, 10 and 100 Gbit/s. The model is fitted to allreduces of
-several sizes alone, and predicts the steps. It writes scaling.json to benchmarks/results.
+``python benchmarks/scaling.py`` takes about 4 minutes on two cores that do nothing else. It trains ResNet-18, GPT and ViT-tiny with
+the same batch by one worker with two threads and by two workers with one thread each: the time of a step, the bytes that a worker
+gives to collectives, and the share of the communication that is hidden behind computations. Then 2, 4 and 8 workers train a small
+GPT with collectives that take as long as on networks of 1, 10 and 100 Gbit/s, and the model of ``_network.py`` predicts these steps
+from those without the limit. From the recorded steps it predicts the efficiency of up to 1,024 workers. The results are those of the
+page ``docs/distributed.md``: ``--out docs/_measured/scaling.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
-import math
 import os
+import statistics
 import time
 from pathlib import Path
 
+from _network import NETWORKS, Network, efficiency, fitted, replayed, seconds_of
+
 NAMES = ("ResNet-18", "GPT", "ViT-tiny")
 
-#: Networks by name: the bandwidth in bytes a second, and the latency in seconds.
-NETWORKS = {
-    "1 Gbit/s": (1e9 / 8, 50e-6),
-    "10 Gbit/s": (1e10 / 8, 20e-6),
-    "100 Gbit/s": (1e11 / 8, 5e-6),
-}
-
-#: The elements of the allreduces that the model is fitted to.
+#: The elements of the allreduces that the network of this machine is fitted to.
 SIZES = (1, 2**10, 2**14, 2**18, 2**20, 2**22)
 
-#: The numbers of workers that the model predicts.
-PREDICTED = (8, 16, 32, 64, 128, 256, 512, 1024)
+#: The numbers of workers on slower networks, and those of predictions.
+MEASURED, PREDICTED = (2, 4, 8), (8, 16, 32, 64, 128, 256, 512, 1024)
 
-
-def seconds_of(workers: int, buckets: list[int], latency: float, bandwidth: float) -> float:
-    """Return the time of ring allreduces of these bytes: the communication of a step.
-
-    Parameters
-    ----------
-    workers : int
-        The workers of the ring.
-    buckets : list[int]
-        The bytes of each allreduce.
-    latency, bandwidth : float
-        Seconds of a message, and bytes a second.
-    """
-    hops = 2 * (workers - 1)
-    return sum(hops * (latency + size / workers / bandwidth) for size in buckets)
-
-
-def fitted(workers: int, sizes: list[int], seconds: list[float]) -> tuple[float, float]:
-    """Return the latency and the bandwidth of the model that have the least sum of squared relative errors."""
-    import numpy as np
-
-    hops = 2 * (workers - 1)
-    rows = np.array([[hops, hops * size / workers] for size in sizes], "float64")
-    rows, wanted = rows / np.array(seconds)[:, None], np.ones(len(sizes))
-    latency, inverse = np.linalg.lstsq(rows, wanted, rcond=None)[0]
-    return max(float(latency), 0.0), 1.0 / max(float(inverse), 1e-15)
+#: The largest bucket of the small GPT, whose gradients have 18 MB.
+BUCKET_BYTES = 4 * 2**20
 
 
 def main() -> int:
     args = _parser().parse_args()
     from measure import _limit_threads, processor
 
-    _limit_threads(args.workers)
+    _limit_threads(2)
     folder = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
     import torch
@@ -71,26 +45,39 @@ def main() -> int:
 
     from relax_grad.distributed import session
 
-    about = {"processor": processor(), "workers": args.workers, "tvm": tvm.__version__}
-    about["torch"] = torch.__version__
-    steps = [each for each in STEPS if each.name.startswith(NAMES)]
-    rows = []
-    with session(args.workers, threads=1) as workers:
-        workers.import_python_module("_slow_network")
-        for step in steps:
-            if (args.only or "") in step.name:
-                rows += _measured(step, workers, args)
-    if not rows:
-        raise SystemExit(f"no step contains {args.only!r}")
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / "scaling.json"
-    path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-    print(f"written to {path}")
+    found = {
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "tvm": tvm.__version__,
+        "torch": torch.__version__,
+        "date": datetime.date.today().isoformat(),
+        "networks": {name: list(each) for name, each in NETWORKS.items()},
+        "steps": [],
+        "throttled": [],
+    }
+    executables: dict = {}
+    for count in args.workers:
+        with session(count, threads=1) as workers:
+            workers.import_python_module("_slow_network")
+            host = _host(workers, args)
+            if count == 2:
+                found["host"], found["overhead"] = list(host), _overhead(workers, args)
+                steps = [each for each in STEPS if each.name.startswith(NAMES)]
+                for step in steps:
+                    if (args.only or "") in step.name:
+                        found["steps"].append(_step(step, workers, args))
+                        _predict(found["steps"][-1], found)
+            found["throttled"] += _throttled(workers, host, executables, args)
+    errors = [each["predicted_ms"] / each["ms"] - 1 for each in found["throttled"]]
+    print(f"the largest error of the model is {max(map(abs, errors)):.1%}")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(_text(found))
+    print(f"written to {args.out}")
     return 0
 
 
-def _measured(step, workers, args: argparse.Namespace) -> list[dict]:
-    """Return a row for one worker, for several, and for each slower network, and print them."""
+def _step(step, workers, args) -> dict:
+    """Return the times of a step by one worker with two threads, and by two with one each, measured in turn."""
     import _steps
 
     from relax_grad.distributed import data_parallel
@@ -98,88 +85,191 @@ def _measured(step, workers, args: argparse.Namespace) -> list[dict]:
     from relax_grad.training import SGD, Trainer, train_step
 
     network, inputs = _steps.initial(step)
-    count = len(inputs[0])
-    share = tuple(each[: count // args.workers] for each in inputs)
+    share = tuple(each[: len(inputs[0]) // 2] for each in inputs)
     optimizer = SGD(lr=_steps.RATE)
     one = Trainer(train_step(from_module(network, inputs), optimizer))
-    whole = _seconds(one, inputs, args)
-    rows = [{"step": step.name, "network": "one worker", "ms": whole * 1e3}]
     made = train_step(from_module(network, share), optimizer)
-    trainer = data_parallel(made, workers, check_every=0, batch_norm="local")
-    buckets = _buckets(trainer)
-    for name, (bandwidth, latency) in {"this machine": (0.0, 0.0), **NETWORKS}.items():
-        workers.run("slow_down", bytes_per_second=bandwidth, latency=latency)
-        timed = [max(_of_allreduce(workers, size, args)) for size in SIZES]
-        fit = fitted(workers.num_workers, [4 * size for size in SIZES], timed)
-        before = workers.run("describe")
-        seconds = _seconds(trainer, inputs, args)
-        after = workers.run("describe")
-        steps = args.repeats + 1
-        spent = min(b["seconds"] - a["seconds"] for a, b in zip(before, after, strict=True)) / steps
-        row = {
-            "step": step.name,
-            "network": name,
-            "ms": seconds * 1e3,
-            "to_one_worker": seconds / whole,
-            "in_collectives": spent / (seconds or math.inf),
-            "megabytes": (after[1]["sent"] - before[1]["sent"]) / steps / 1e6,
-            "latency_us": fit[0] * 1e6,
-            "gigabits": fit[1] * 8e-9,
+    two = data_parallel(made, workers, check_every=0, batch_norm="local")
+    batch = [each.numpy() for each in inputs]
+    times: list[list[float]] = [[], []]
+    for trainer in (one, two):
+        trainer.step(*batch)
+    workers.run("record")
+    spans, communication = [], []
+    for _ in range(args.repeats):
+        for trainer, own in zip((one, two), times, strict=True):
+            begin = time.perf_counter()
+            trainer.step(*batch)
+            own.append(time.perf_counter() - begin)
+            if trainer is two:
+                spans.append((begin, begin + own[-1]))
+                communication.append(two.communication)
+    events = _timeline(workers.run("recorded")[0], spans)
+    seconds = statistics.median(e.seconds for each in communication for e in each)
+    waited = statistics.median(e.waited for each in communication for e in each)
+    whole, both = map(statistics.median, times)
+    row = {
+        "name": step.name,
+        "one_worker_ms": whole * 1e3,
+        "two_workers_ms": both * 1e3,
+        "ratio": statistics.median(b / a for a, b in zip(*times, strict=True)),
+        "megabytes": communication[-1][1].sent / 1e6,
+        "communication_ms": seconds * 1e3,
+        "waited_ms": waited * 1e3,
+        "hidden": 1 - waited / seconds,
+        "events": events,
+    }
+    print(json.dumps({k: v for k, v in row.items() if k != "events"}), flush=True)
+    return row
+
+
+def _predict(row: dict, found: dict) -> None:
+    """Add the efficiencies of many workers to a row."""
+    row["efficiency"] = {
+        name: {
+            str(each): efficiency(row["events"], 2, each, network, found["overhead"])
+            for each in PREDICTED
         }
-        rows.append(row)
-    own = rows[1]["ms"] / 1e3 - _modelled(rows[1], workers.num_workers, buckets)
-    for row in rows[1:]:
-        seconds = own + _modelled(row, workers.num_workers, buckets)
-        row["predicted_ms"] = seconds * 1e3
-        row["efficiency"] = {
-            str(each): own / (own + _modelled(row, each, buckets)) for each in PREDICTED
-        }
-    for row in rows:
-        print(json.dumps(row), flush=True)
+        for name, network in NETWORKS.items()
+    }
+
+
+def _throttled(workers, host: Network, executables: dict, args) -> list[dict]:
+    """Return the measured and the predicted times of steps on slower networks."""
+    import numpy as np
+    import torch
+    from _models import GPT
+
+    from relax_grad.distributed import data_parallel
+    from relax_grad.distributed.trainer import DataParallelTrainer
+    from relax_grad.frontend.torch import from_module
+    from relax_grad.training import SGD, train_step
+
+    torch.manual_seed(0)
+    tokens = torch.zeros(args.share, 64, dtype=torch.int64)
+    network = GPT(words=1024, length=64, width=288, depth=4)
+    step = train_step(from_module(network, (tokens, tokens)), SGD(lr=0.01))
+    # The step of a worker is the same in all sessions, and is compiled once.
+    compiled = DataParallelTrainer._compiled
+    if executables:
+        DataParallelTrainer._compiled = lambda self, step: executables["gpt"]
+    try:
+        trainer = data_parallel(step, workers, check_every=0, bucket_bytes=BUCKET_BYTES)
+    finally:
+        DataParallelTrainer._compiled = compiled
+    executables["gpt"] = trainer._executable
+    count = workers.num_workers
+    rng = np.random.default_rng(0)
+    batch = [rng.integers(0, 1024, (args.share * count, 64)) for _ in range(2)]
+
+    def cost_of(limit: Network | None):
+        def cost(name: str, size: int) -> float:
+            own = seconds_of(name, size, count, host)
+            return own if limit is None else max(own, seconds_of(name, size, count, limit))
+
+        return cost
+
+    limits = {"this machine": None, **NETWORKS}
+    times = {name: [] for name in limits}
+    hidden = {name: [] for name in limits}
+    spans, events = [], []
+    for i in range(args.repeats + 1):  # in turn, and the first round does not count
+        for name, limit in limits.items():
+            latency, bandwidth = limit or (0.0, 0.0)
+            workers.run("slow_down", latency=latency, bandwidth=bandwidth)
+            if limit is None:
+                workers.run("record")
+            begin = time.perf_counter()
+            trainer.step(*batch)
+            end = time.perf_counter()
+            recorded = workers.run("recorded")[0] or []
+            if i:
+                events += recorded
+                spans += [(begin, end)] if limit is None else []
+                times[name].append(end - begin)
+                hidden[name].append(statistics.mean(e.hidden for e in trainer.communication))
+    workers.run("slow_down", latency=0.0, bandwidth=0.0)
+    timeline = _timeline(events, spans)
+    # The part of a step that the events do not tell: workers that wait for each other.
+    rest = statistics.median(times["this machine"]) - replayed(timeline, cost_of(None))
+    rows = []
+    for name, limit in limits.items():
+        rows.append(
+            {
+                "workers": count,
+                "network": name,
+                "ms": statistics.median(times[name]) * 1e3,
+                "predicted_ms": (rest + replayed(timeline, cost_of(limit))) * 1e3,
+                "hidden": statistics.median(hidden[name]),
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
-def _modelled(row: dict, workers: int, buckets: list[int]) -> float:
-    return seconds_of(workers, buckets, row["latency_us"] / 1e6, row["gigabits"] / 8e-9)
+def _timeline(events: list, spans: list[tuple[float, float]]) -> list[list]:
+    """Return the events of a step with the median times of all recorded steps."""
+    steps = []
+    for begin, end in spans:
+        own = [each for each in events if begin <= each[2] <= end]
+        last, rows = begin, []
+        for kind, size, first, after, seconds in own:
+            rows.append([kind, size, first - last, seconds])
+            last = after
+        steps.append([*rows, ["end", 0, end - last, 0.0]])
+    assert len({len(each) for each in steps}) == 1, "the steps have different collectives"
+    return [
+        [same[0][0], same[0][1], *(round(statistics.median(e[i] for e in same), 7) for i in (2, 3))]
+        for same in zip(*steps, strict=True)
+    ]
 
 
-def _of_allreduce(workers, size: int, args) -> list[float]:
-    return workers.run("time_allreduce", elements=size, repeats=args.repeats)
+def _host(workers, args) -> Network:
+    """Return the network that allreduces on this machine are like."""
+    times = [
+        max(workers.run("time_allreduce", elements=size, repeats=args.repeats)) for size in SIZES
+    ]
+    return fitted(workers.num_workers, [4 * size for size in SIZES], times)
 
 
-def _buckets(trainer) -> list[int]:
-    """Return the bytes of the allreduces of a step."""
-    import tvm
-
-    from relax_grad.distributed.transform.buckets import reductions
-    from relax_grad.ir.compat import dtype_of
-
-    found = []
-    for call in reductions(trainer.parallel_step.module["step"]):
-        kind = call.args[0].ty
-        count = math.prod(int(each) for each in kind.shape.values)
-        found.append(count * tvm.DataType(dtype_of(kind)).bits // 8)
-    return found
+def _overhead(workers, args) -> float:
+    """Return the seconds of an allreduce of one element."""
+    return min(workers.run("time_allreduce", elements=1, repeats=10 * args.repeats))
 
 
-def _seconds(trainer, inputs, args) -> float:
-    """Return the least time of a step, after one that is not counted."""
-    batch = [each.numpy() for each in inputs]
-    found = []
-    for _ in range(args.repeats + 1):
-        start = time.perf_counter()
-        trainer.step(*batch)
-        found.append(time.perf_counter() - start)
-    return min(found[1:])
+def _text(found: dict) -> str:
+    """Return the file: a line for each event and each row."""
+    text = json.dumps(found, indent=1)
+    lines, depth = [], 0
+    for line in text.splitlines():
+        stripped = line.strip()
+        if depth:
+            lines[-1] += stripped if stripped.startswith("]") else f"{stripped} "
+            depth += stripped.count("[") - stripped.count("]")
+            continue
+        lines.append(line)
+        if line.startswith("    [") and line.endswith("["):
+            depth = 1
+    return "\n".join(each.replace(" ],", "],").rstrip() for each in lines) + "\n"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=2, help="workers (default 2)")
-    parser.add_argument("--repeats", type=int, default=10, help="steps of a time (default 10)")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        nargs="*",
+        default=list(MEASURED),
+        help="the numbers of workers (default 2 4 8)",
+    )
+    parser.add_argument("--repeats", type=int, default=8, help="steps of a time (default 8)")
+    parser.add_argument("--share", type=int, default=4, help="texts of a worker (default 4)")
     parser.add_argument("--only", help="only steps whose names contain this text")
     parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "results", help="the folder of the file"
+        "--out",
+        type=Path,
+        default=Path(__file__).parent / "results" / "scaling.json",
+        help="the file (default benchmarks/results/scaling.json)",
     )
     return parser
 

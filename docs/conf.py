@@ -20,6 +20,7 @@ extensions += [
     "registered",
     "measured",
     "measured_cpu",
+    "measured_scaling",
     "architecture",
     "optional",
     "onnx_operators",

@@ -140,6 +140,7 @@ def sample(trainer: Trainer, alphabet: str, prompt: str, options) -> str:
             window  # later characters do not change the outputs at earlier ones
         )
         logits = trainer.predict(given).numpy()[0, len(window) - 1].astype("float64") / 0.8
+        logits = logits[: len(alphabet)]
         chances = np.exp(logits - logits.max())
         tokens.append(int(rng.choice(len(alphabet), p=chances / chances.sum())))
     return "".join(alphabet[each] for each in tokens)
@@ -156,7 +157,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         "layers": (3, "blocks"),
         "heads": (4, "heads of attention"),
         "sample": (300, "characters to write"),
-        "workers": (1, "processes among which each batch is divided"),
+        "workers": (1, "processes; groups of --parts of them have a share of each batch"),
+        "parts": (1, "processes among which the layers and the vocabulary are divided"),
         "nodes": (1, "machines among which the processes are divided"),
         "lora": (0, "the rank of adapters to another text; 0 for none"),
         "lora-steps": (300, "steps of training of the adapters"),
@@ -175,16 +177,42 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     options = parser.parse_args(arguments)
     if options.width % options.heads:
         parser.error("--width must be a multiple of --heads")
-    if options.batch % options.workers:
-        parser.error("--batch must be a multiple of --workers")
+    if options.workers % options.parts or options.heads % options.parts:
+        parser.error("--workers and --heads must be multiples of --parts")
+    groups = options.workers // options.parts
+    if options.batch % groups:
+        parser.error("--batch must be a multiple of --workers / --parts")
     if options.workers > 1 and options.lora:
         parser.error("--lora trains with one worker")
     if options.workers == 1:
         return _run(options, None)
     from relax_grad.distributed import session
 
-    with session(options.workers, nodes=options.nodes, listen=options.listen) as workers:
+    # Without parts, each worker is its own group.
+    groups = groups if options.parts > 1 else 1
+    with session(
+        options.workers, nodes=options.nodes, num_groups=groups, listen=options.listen
+    ) as workers:
         return _run(options, workers)
+
+
+def parallel_trainer(step, workers, parts: int):
+    """Return a trainer on all workers, of which groups of ``parts`` have parts of the layers and of the vocabulary."""
+    from relax_grad.distributed import along, column, data_parallel, row, tensor_parallel
+
+    if parts == 1:
+        return data_parallel(step, workers)
+    shards = {
+        "tokens.weight": along(0),
+        "*.qkv.*": column(parts=3),
+        "*.out.weight": row(),
+        "*.mlp.0.*": column(),
+        "*.mlp.2.weight": row(),
+        "head.weight": column(),
+    }
+    if workers.num_groups == 1:
+        return tensor_parallel(step, workers, shards=shards)
+    return data_parallel(step, workers, shards=shards)
 
 
 def _run(options, workers) -> dict[str, float]:
@@ -195,7 +223,8 @@ def _run(options, workers) -> dict[str, float]:
     alphabet = "".join(each for each in alphabet if each.isascii())
     text = Text(text, alphabet)
     torch.manual_seed(options.seed)
-    network = GPT(len(alphabet), options.context, options.width, options.layers, options.heads)
+    characters = -(-len(alphabet) // options.parts) * options.parts  # some may occur in no text
+    network = GPT(characters, options.context, options.width, options.layers, options.heads)
     tokens, targets = map(
         torch.from_numpy,
         text.batch(np.random.default_rng(0), options.batch, options.context),
@@ -206,12 +235,7 @@ def _run(options, workers) -> dict[str, float]:
         network, (tokens,), loss=loss_of, targets=(targets,), dynamic_shapes=shapes
     )
     step = train_step(imported, AdamW(weight_decay=0.01), clip_norm=1.0)
-    if workers:
-        from relax_grad.distributed import data_parallel
-
-        trainer = data_parallel(step, workers)
-    else:
-        trainer = Trainer(step)
+    trainer = parallel_trainer(step, workers, options.parts) if workers else Trainer(step)
     count = sum(each.numel() for each in network.parameters())
     print(f"{count:,} parameters, {len(text.data):,} characters, {len(alphabet)} different ones")
     train(trainer, text, options, options.steps)

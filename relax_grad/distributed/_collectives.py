@@ -13,7 +13,7 @@ from typing import NamedTuple
 import tvm
 import tvm_ffi
 
-from ..ir.asynchronous import START, WAIT
+from ..ir.asynchronous import PEERS, START, WAIT, WORLD
 from ._disco import COLLECTIVES, KINDS, PREFIX
 
 #: The place in gloo's sources, with which its errors begin.
@@ -42,8 +42,8 @@ class Communicator:
 
     Parameters
     ----------
-    world, group : Transport
-        All workers, and those of the worker's group.
+    world, group, peers : Transport
+        All workers, those of the worker's group, and those of the same place in each group.
     rank, num_workers, num_groups : int
         The worker's number and the numbers of workers and groups. The workers of a group have consecutive numbers.
 
@@ -64,8 +64,8 @@ class Communicator:
         one collective at a time.
     """
 
-    def __init__(self, world, group, rank: int, num_workers: int, num_groups: int):
-        self.world, self.group, self.rank = world, group, rank
+    def __init__(self, world, group, peers, rank: int, num_workers: int, num_groups: int):
+        self.world, self.group, self.peers, self.rank = world, group, peers, rank
         self.num_workers, self.num_groups = num_workers, num_groups
         self.failure = self.raised = ""
         self.sent, self.seconds, self.waited, self.slowed = 0, 0.0, 0.0, None
@@ -107,8 +107,8 @@ class Communicator:
             self._wait_for_network(self._least_end(name, self.sent - before, begin))
             self._count(begin, begin, time.perf_counter())
 
-    def start_allreduce(self, send, kind: str) -> tvm.runtime.Tensor:
-        """Start a reduction of a copy of a tensor over all workers, and return the memory of its result for :meth:`wait`.
+    def start_allreduce(self, send, kind: str, among: str = WORLD) -> tvm.runtime.Tensor:
+        """Start a reduction of a copy of a tensor, and return the memory of its result for :meth:`wait`.
 
         The communicator keeps the memory until then, because threads of the transport write to it.
         """
@@ -118,7 +118,8 @@ class Communicator:
         with self._noted("allreduce"):
             begin = time.perf_counter()
             self.sent += _bytes(send)
-            reduction = self.world.start_allreduce(send, kind, recv)
+            transport = self.peers if among == PEERS else self.world
+            reduction = transport.start_allreduce(send, kind, recv)
             least = self._least_end("allreduce", _bytes(send), begin)
             self._started[recv.data_ptr()] = _Started(reduction, recv, begin, least)
         return recv
@@ -164,9 +165,8 @@ class Communicator:
 
     def close(self) -> None:
         """End the connections, which also ends waiting collectives."""
-        self.world.close()
-        if self.group is not self.world:
-            self.group.close()
+        for each in {id(e): e for e in (self.world, self.group, self.peers)}.values():
+            each.close()
 
     def _among(self, in_group: bool):
         return self.group if in_group else self.world
@@ -244,8 +244,8 @@ def register() -> None:
     tvm_ffi.register_global_func(WAIT, _wait, override=True)
 
 
-def _start_allreduce(send, kind: str) -> tvm.runtime.Tensor:
-    return current().start_allreduce(send, str(kind))
+def _start_allreduce(send, kind: str, among: str) -> tvm.runtime.Tensor:
+    return current().start_allreduce(send, str(kind), str(among))
 
 
 def _wait(recv) -> tvm.runtime.Tensor:

@@ -179,8 +179,8 @@ def _shared(tensor: tvm.runtime.Tensor):
         raise TypeError(f"gloo cannot move tensors of the dtype {tensor.dtype}") from error
 
 
-def connect(settings: dict, rank: int) -> tuple[Gloo, Gloo]:
-    """Return the connections of a worker: those to all workers, and those within its group.
+def connect(settings: dict, rank: int) -> tuple[Gloo, Gloo, Gloo]:
+    """Return the connections of a worker: to all workers, within its group, and to those of its place in other groups.
 
     Parameters
     ----------
@@ -205,11 +205,15 @@ def connect(settings: dict, rank: int) -> tuple[Gloo, Gloo]:
     store = PrefixStore(where["prefix"], store)
     size, groups = settings["num_workers"], settings["num_groups"]
     world = Gloo(PrefixStore("world", store), rank, size, settings["host"], *times)
-    if groups == 1:
-        return world, world
     each = size // groups
-    own = PrefixStore(f"group{rank // each}", store)
-    return world, Gloo(own, rank % each, each, settings["host"], *times)
+    group, place = divmod(rank, each)
+
+    def among(name: str, own: int, count: int) -> Gloo:
+        if count == size:
+            return world
+        return Gloo(PrefixStore(name, store), own, count, settings["host"], *times)
+
+    return world, among(f"group{group}", place, each), among(f"place{place}", group, groups)
 
 
 def serve(listening) -> tuple[object, int]:

@@ -7,13 +7,14 @@ import json
 import os
 import secrets
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
 
 from . import _handshake
 from ._handshake import Refused, VersionMismatch, send
-from ._processes import Channel, Process, cause_of
+from ._processes import Channel, Process, cause_of, end_relay, relay
 from .errors import WorkerError
 
 
@@ -118,6 +119,11 @@ class LocalNode(Node):
 class RemoteNode(Node):
     """Another machine, on which ``python -m relax_grad worker`` has started.
 
+    Attributes
+    ----------
+    has_ended : bool
+        Whether it has reported the end of a worker.
+
     Parameters
     ----------
     connection : socket.socket
@@ -129,9 +135,10 @@ class RemoteNode(Node):
     def __init__(self, connection: socket.socket, introduction: dict):
         self.host = str(introduction["host"])
         self._connection = connection
-        self._sockets: dict[int, socket.socket] = {}
+        self._relays: list[subprocess.Popen] = []
         self._channels: dict[int, Channel] = {}
         self._thread: threading.Thread | None = None
+        self.has_ended = False
 
     @property
     def own_address(self) -> str:
@@ -145,9 +152,12 @@ class RemoteNode(Node):
     def add_channel(self, rank: int, connection: socket.socket) -> None:
         """Take a connection for the commands and replies of a worker."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sockets[rank] = connection
-        handle = connection.detach()
-        self._channels[rank] = Channel(handle, os.dup(handle))
+        commands, to_worker = os.pipe()
+        from_worker, replies = os.pipe()
+        with connection:
+            self._relays.append(relay(commands, replies, connection))
+        os.close(replies)
+        self._channels[rank] = Channel(to_worker, from_worker, commands)
 
     def channels(self) -> dict[int, Channel]:
         return self._channels
@@ -162,6 +172,7 @@ class RemoteNode(Node):
                 found = json.loads(line)
                 if "end" in found:
                     self._channels[found["rank"]].silence()
+                    self.has_ended = True
                 notice(found)
         for rank, each in self._channels.items():
             each.silence()
@@ -180,6 +191,10 @@ class RemoteNode(Node):
         if self._thread is not None:
             self._thread.join(2.0)
         self._connection.close()
+        for each in self._channels.values():
+            each.silence()
+        for each in self._relays:
+            end_relay(each)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -207,11 +222,17 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def accept_nodes(
-    listening: socket.socket, secret: str, ranks: list[list[int]], assignment: dict, timeout: float
+    listening: socket.socket,
+    secret: str,
+    ranks: list[list[int]],
+    assignment: dict,
+    timeout: float,
+    kind: type[RemoteNode] = RemoteNode,
 ) -> list[RemoteNode]:
     """Wait for other machines, give them their workers, and take a connection for each worker.
 
-    Connections with a wrong secret are closed, and do not count.
+    The workers of a machine are those at its ``place`` if its introduction has one, and else the next ones. Connections with a wrong
+    secret are closed, and do not count.
 
     Raises
     ------
@@ -222,6 +243,7 @@ def accept_nodes(
     nodes: list[RemoteNode] = []
     token = secrets.token_hex(16)
     wanted: dict[int, RemoteNode] = {}
+    places: dict[RemoteNode, int] = {}
     try:
         while len(nodes) < len(ranks) or wanted:
             connection, introduction = _accept(listening, secret, end, refused)
@@ -237,9 +259,10 @@ def accept_nodes(
                 rank = introduction["rank"]
                 wanted.pop(rank).add_channel(rank, connection)
             elif "rank" not in introduction and len(nodes) < len(ranks):
-                node = RemoteNode(connection, introduction)
-                own = ranks[len(nodes)]
+                node = kind(connection, introduction)
+                own = ranks[introduction.get("place", len(nodes))]
                 nodes.append(node)
+                places[node] = own[0]
                 node.assign({**assignment, "ranks": own, "token": token, "host": node.own_address})
                 wanted.update(dict.fromkeys(own, node))
             else:
@@ -248,7 +271,7 @@ def accept_nodes(
         for each in nodes:
             each.kill()
         raise
-    return nodes
+    return sorted(nodes, key=places.get)
 
 
 def _accept(listening: socket.socket, secret: str, end: float, refused: list[str]):

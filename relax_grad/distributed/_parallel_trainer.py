@@ -143,23 +143,30 @@ class ParallelTrainer(Trainer):
             compare=compare,
         )
         loss, metrics, *others = inbox.pop("result")
-        self._compare([each["digest"] for each in found])
+        if compare:
+            self._compare([each["digests"] for each in found])
         self.own_losses = [float(each["own"]) for each in found]
         self.communication = [Communication(*each["communication"]) for each in found]
         return (loss, list(metrics)[1:] if self._has_own_loss else metrics, *others)
 
     def _described(self, name: str, array: np.ndarray) -> list:
-        """Return the shape, the dtype and the shares of an input; None for shares if all workers get the whole."""
+        """Return the shape, the dtype and the ranges of shares of an input; None for these if all workers get the whole."""
         return [list(array.shape), str(array.dtype), None]
 
-    def _compare(self, digests: list[str | None]) -> None:
-        for rank, each in enumerate(digests):
-            if each != digests[0]:
-                cause = (
-                    f"its parameters or states differ from those of worker 0 after step {self.steps}; load the last "
-                    "checkpoint, and check that all machines have the same processors and libraries"
-                )
-                raise WorkerError(rank, self.session.hosts[rank], cause)
+    def _compare(self, digests: list[list[str]]) -> None:
+        """Compare the digests of tensors that all workers have, and those of parts with the same place in a group."""
+        size = self.session.num_workers // self.session.num_groups
+        for rank, (whole, parts) in enumerate(digests):
+            for other, differ in (
+                (0, whole != digests[0][0]),
+                (rank % size, parts != digests[rank % size][1]),
+            ):
+                if differ:
+                    cause = (
+                        f"its parameters or states differ from those of worker {other} after step {self.steps}; load the last "
+                        "checkpoint, and check that all machines have the same processors and libraries"
+                    )
+                    raise WorkerError(rank, self.session.hosts[rank], cause)
 
     def load(self, path) -> dict[str, object]:
         more = super().load(path)

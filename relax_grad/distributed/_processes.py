@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -109,20 +110,21 @@ def cause_of(code: int | None) -> str:
 class Channel:
     """The controller's ends of the commands and replies of a worker.
 
-    The destructor of an object of Disco writes to the commands. An error there would end this process, and a worker may have
-    ended at any time. Therefore a reader of a pipe stays open here, and :meth:`silence` puts the null device in the place of
-    the commands.
+    Both are pipes. The destructor of an object of Disco writes to the commands. An error there would end this process, and a worker
+    may have ended at any time. Therefore a reader of the pipe stays open here, and :meth:`silence` puts the null device in the place
+    of the commands.
 
     Parameters
     ----------
     commands, replies : int
         The file descriptors to write to and to read from.
-    spare : int or None
+    spare : int
         A further reader of the commands.
     """
 
-    def __init__(self, commands: int, replies: int, spare: int | None = None):
-        self.commands, self.replies, self._spare = commands, replies, spare
+    def __init__(self, commands: int, replies: int, spare: int):
+        self.commands, self.replies = commands, replies
+        self._spare: int | None = spare
 
     def silence(self) -> None:
         """Let all writes succeed and all reads end, from now on."""
@@ -133,6 +135,35 @@ class Channel:
         if self._spare is not None:
             os.close(self._spare)  # ends a write that waits for space in the pipe
             self._spare = None
+
+
+def relay(commands: int, replies: int, connection: socket.socket) -> subprocess.Popen:
+    """Start the process between pipes and the connection to another machine, as of :mod:`._relay`.
+
+    Parameters
+    ----------
+    commands, replies : int
+        The file descriptors that it reads from and writes to, which stay open here.
+    connection : socket.socket
+        The connection, which stays open here.
+    """
+    handles = [commands, replies, connection.fileno()]
+    script = str(Path(__file__).with_name("_relay.py"))
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", script, *map(str, handles)],
+        pass_fds=handles,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def end_relay(process: subprocess.Popen) -> None:
+    """Wait for the end of a relay, whose commands have ended."""
+    try:
+        process.wait(2.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def shares(total: int, parts: int) -> list[int]:

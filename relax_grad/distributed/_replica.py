@@ -13,7 +13,7 @@ from ._tasks import Worker, task
 from .shards import along, join, split
 
 #: How the workers keep a tensor: None, all have the whole; ``"flat"``, each has a part of the elements, with zeros behind the last
-#: ones; or ``[axis, parts]`` as in ``along(axis, parts)``.
+#: ones; or ``[axis, parts]``, each has that of its place in its group, as in ``along(axis, parts)``.
 Layout = None | str | list
 
 #: The groups of tensors that a step takes after the batch, the hyperparameters and the seed.
@@ -67,15 +67,16 @@ def _received(worker: Worker, whole, shape: list[int], dtype: str, layout: Layou
         tensor = whole if whole is not None else tvm.runtime.empty(shape, dtype)
         call("broadcast_from_worker0", (tensor, False, tensor))
         return tensor
-    part = tvm.runtime.empty(_part_shape(shape, layout, worker.num_workers), dtype)
+    count = worker.num_workers if layout == "flat" else worker.group_size
+    part = tvm.runtime.empty(_part_shape(shape, layout, count), dtype)
     send = None
     if whole is not None and layout == "flat":
         padded = np.zeros(int(part.shape[0]) * worker.num_workers, whole.numpy().dtype)
         padded[: math.prod(shape)] = whole.numpy().reshape(-1)
         send = tvm.runtime.tensor(padded)
     elif whole is not None:
-        send = np.stack(split("a tensor", whole.numpy(), along(*layout), worker.num_workers))
-        send = tvm.runtime.tensor(send)
+        parts = split("a tensor", whole.numpy(), along(*layout), count)
+        send = tvm.runtime.tensor(np.stack(parts * (worker.num_workers // count)))
     call("scatter_from_worker0", (send, False, part))
     return part
 
@@ -104,7 +105,8 @@ def gather_tensors(
             gathered = tvm.runtime.empty([worker.num_workers, *map(int, tensor.shape)], dtype)
         worker.communicator.call("gather_to_worker0", (tensor, False, gathered))
         if is_first:
-            wholes.append(tvm.runtime.tensor(_joined(gathered.numpy(), shape, layout)))
+            parts = gathered.numpy() if layout == "flat" else gathered.numpy()[: worker.group_size]
+            wholes.append(tvm.runtime.tensor(_joined(parts, shape, layout)))
     if is_first:
         worker.inbox["wholes"] = wholes
 
@@ -132,8 +134,8 @@ def step(
     Parameters
     ----------
     batch : list
-        For each tensor: the shape of an element of its first axis, the dtype, and the extents of the first axis of all
-        workers; or, for a tensor that all get, its shape, dtype and None.
+        For each tensor: the shape of an element of its first axis, the dtype, and the begins and ends along the first axis of all
+        workers' shares; or, for a tensor that all get, its shape, dtype and None.
     scalars : list[str]
         The hyperparameters, as ``float.hex`` writes them.
     layouts : dict[str, list[Layout]]
@@ -141,12 +143,13 @@ def step(
     has_own_loss : bool
         Whether the first metric is the loss of the worker's share. Otherwise all workers have the same loss.
     compare : bool
-        Whether to return a digest of all tensors after the step that must be the same on all workers.
+        Whether to return digests of all tensors after the step: of those that must be the same on all workers, and of those that
+        must be the same on the workers of one place in their groups.
 
     Returns
     -------
     found : dict
-        The worker's own loss, the digest, and the bytes, the time and the wait of the collectives within the step.
+        The worker's own loss, the digests, and the bytes, the time and the wait of the collectives within the step.
     """
     found: Replica = worker.kept[name]
     given = worker.inbox.pop("batch", None)
@@ -170,36 +173,40 @@ def step(
         worker.inbox["result"] = result
     else:
         found.groups.update(new)
-    digest = _digest({**groups, **new}, layouts) if compare else None
+    digests = _digests({**groups, **new}, layouts) if compare else None
     return {
         "own": own if math.isfinite(own) else str(own),
-        "digest": digest,
+        "digests": digests,
         "communication": communication,
     }
 
 
-def _share(worker: Worker, whole, shape: list[int], dtype: str, counts) -> tvm.runtime.Tensor:
+def _share(worker: Worker, whole, shape: list[int], dtype: str, ranges) -> tvm.runtime.Tensor:
     """Return the worker's share of a tensor of the controller."""
     call = worker.communicator.call
-    if counts is None:
+    if ranges is None:
         tensor = tvm.runtime.tensor(whole) if whole is not None else tvm.runtime.empty(shape, dtype)
         call("broadcast_from_worker0", (tensor, False, tensor))
         return tensor
     if whole is None:
-        tensor = tvm.runtime.empty((counts[worker.rank], *shape), dtype)
+        begin, end = ranges[worker.rank]
+        tensor = tvm.runtime.empty((end - begin, *shape), dtype)
         call("recv_from_worker0", (tensor,))
         return tensor
-    ends = np.cumsum(counts)
     for rank in range(1, worker.num_workers):
-        part = whole[ends[rank - 1] : ends[rank]]
-        call("send_to_worker", (tvm.runtime.tensor(part), rank))
-    return tvm.runtime.tensor(whole[: ends[0]])
+        begin, end = ranges[rank]
+        call("send_to_worker", (tvm.runtime.tensor(whole[begin:end]), rank))
+    return tvm.runtime.tensor(whole[: ranges[0][1]])
 
 
-def _digest(groups: dict[str, list[tvm.runtime.Tensor]], layouts: dict[str, list[Layout]]) -> str:
-    found = hashlib.sha256()
+def _digests(
+    groups: dict[str, list[tvm.runtime.Tensor]], layouts: dict[str, list[Layout]]
+) -> list[str]:
+    """Return the digest of tensors that all workers have, and that of the worker's parts."""
+    whole, parts = hashlib.sha256(), hashlib.sha256()
     for name in GROUPS:
         for tensor, layout in zip(groups[name], layouts[name], strict=True):
-            if layout is None:
+            if layout != "flat":
+                found = whole if layout is None else parts
                 found.update(np.ascontiguousarray(tensor.numpy()).tobytes())
-    return found.hexdigest()
+    return [whole.hexdigest(), parts.hexdigest()]

@@ -17,8 +17,8 @@ import numpy as np
 import tvm
 import tvm_ffi
 
+from . import _gloo
 from ._collectives import Communicator, register
-from ._gloo import connect
 
 #: The functions, which take the worker first.
 TASKS: dict[str, Callable] = {}
@@ -40,6 +40,8 @@ class Worker:
     ----------
     rank, num_workers : int
         Its number and the number of all workers.
+    group_size : int
+        The number of workers of its group.
     communicator : Communicator
         Its collectives.
     inbox : dict
@@ -53,6 +55,10 @@ class Worker:
         self.communicator: Communicator | None = None
         self.kept: dict[str, object] = {}
         self._report = report
+
+    @property
+    def group_size(self) -> int:
+        return self.communicator.group.size
 
     def run(self, call: int, name: str, arguments: str) -> None:
         """Run a task, and report its result or its error."""
@@ -92,8 +98,11 @@ def serve(rank: int, num_workers: int, report: Callable[[dict], None], host: str
     """
 
     def make(settings: dict) -> tuple[Worker, dict]:
+        worker = Worker(rank, num_workers, report, {})
+        if settings["backend"] == "mpi":
+            return worker, settings
         where = {**settings["store"], "host": store}
-        return Worker(rank, num_workers, report, {}), {**settings, "host": host, "store": where}
+        return worker, {**settings, "host": host, "store": where}
 
     _register(make)
 
@@ -117,9 +126,11 @@ def _register(make: Callable) -> None:
         _WORKERS[threading.get_ident()] = worker
         try:
             _set_threads(settings["threads"], settings["processors"].get(str(worker.rank)))
-            world, group = connect(settings, worker.rank)
             worker.communicator = Communicator(
-                world, group, worker.rank, worker.num_workers, settings["num_groups"]
+                *_connect(settings, worker.rank),
+                worker.rank,
+                worker.num_workers,
+                settings["num_groups"],
             )
             worker.communicator.install()
         except BaseException as error:
@@ -133,6 +144,15 @@ def _register(make: Callable) -> None:
 
     tvm_ffi.register_global_func("relax_grad.distributed.start", start, override=True)
     tvm_ffi.register_global_func("relax_grad.distributed.run", run, override=True)
+
+
+def _connect(settings: dict, rank: int) -> tuple:
+    """Return the transports of a worker: all workers, its group, and those of its place in other groups."""
+    if settings["backend"] != "mpi":
+        return _gloo.connect(settings, rank)
+    from . import _mpi
+
+    return _mpi.connect(settings, rank)
 
 
 def _set_threads(number: int, processors: list[int] | None) -> None:

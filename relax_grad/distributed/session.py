@@ -18,7 +18,7 @@ import tvm_ffi
 
 from .._validation import check_integer
 from ..cpu import threads as cpu_threads
-from . import _gloo, _handshake, _nodes, _processes, _replica  # noqa: F401  (registers its tasks)
+from . import _gloo, _handshake, _mpi, _nodes, _processes, _replica  # noqa: F401  (registers its tasks)
 from ._disco import disco, process_session
 from ._tasks import INBOXES, serve_controller
 from .errors import WorkerError
@@ -52,10 +52,12 @@ def session(
     num_workers : int
         The number of workers on all machines.
     backend : str
-        The library that moves the bytes: ``"gloo"``. ``"nccl"`` is TVM's own for GPUs, and needs a TVM that was built with
-        it; there, all collectives are those of TVM.
+        The library that moves the bytes: ``"gloo"``. ``"mpi"`` is that of ``mpiexec``, by mpi4py: all processes run the program,
+        and those other than the first one become workers here, and end with it. ``"nccl"`` is TVM's own for GPUs, and needs a
+        TVM that was built with it; there, all collectives are those of TVM.
     nodes : int
-        The number of machines, this one included. The workers are divided among them, in the order in which they connect.
+        The number of machines, this one included. The workers are divided among them, in the order in which they connect. MPI
+        places its processes itself.
     num_groups : int
         The number of groups of consecutive workers; collectives with ``in_group`` are those of a group.
     threads : int, optional
@@ -80,11 +82,13 @@ def session(
     TypeError, ValueError
         If an argument does not fit.
     ImportError
-        If PyTorch, whose gloo moves the bytes, is not installed.
+        If PyTorch, whose gloo moves the bytes, is not installed, or mpi4py.
     OSError
         If the address is in use.
     WorkerError
         If a worker does not start, or a machine does not connect or has other versions.
+    SystemExit
+        In the processes of MPI but the first one, when its program has ended.
 
     Examples
     --------
@@ -100,8 +104,8 @@ def session(
     num_workers = check_integer("num_workers", num_workers, 1)
     nodes = check_integer("nodes", nodes, 1)
     num_groups = check_integer("num_groups", num_groups, 1)
-    if backend not in ("gloo", "nccl"):
-        raise ValueError(f'backend must be "gloo" or "nccl", but it is {backend!r}')
+    if backend not in ("gloo", "mpi", "nccl"):
+        raise ValueError(f'backend must be "gloo", "mpi" or "nccl", but it is {backend!r}')
     if num_workers % num_groups:
         raise ValueError(
             f"num_groups must divide num_workers, but they are {num_groups} and {num_workers}"
@@ -115,6 +119,12 @@ def session(
     _check_seconds("timeout", timeout)
     _check_seconds("start_timeout", start_timeout)
     address = _processes.address_of(listen)
+    if backend == "mpi":
+        if nodes > 1:
+            raise ValueError(f"nodes is for gloo, but it is {nodes}: mpiexec places the processes")
+        if not _mpi.is_first(num_workers):
+            _mpi.serve_sessions()
+        address = _processes.address_of(_mpi.own_address(listen))
     if nodes > 1:
         secret = _handshake.check_secret(
             os.environ.get("RELAX_GRAD_SECRET", "") if secret is None else secret
@@ -123,7 +133,7 @@ def session(
         raise ValueError(
             'backend: this TVM was built without NCCL; for CPUs, the backend is "gloo"'
         )
-    if importlib.util.find_spec("torch") is None:
+    if backend != "mpi" and importlib.util.find_spec("torch") is None:
         raise ImportError(
             "collectives need PyTorch, whose gloo moves the bytes; install it with: pip install 'torch==2.13.0'"
         )
@@ -171,23 +181,34 @@ class Session:
         self, nodes: int, threads: int | None, start_timeout: float, address, secret: str | None
     ) -> None:
         """Start the workers."""
-        counts = _processes.shares(self.num_workers, nodes)
+        is_mpi = self.backend == "mpi"
+        counts = [1] * self.num_workers if is_mpi else _processes.shares(self.num_workers, nodes)
+        nodes = len(counts)
         places = [sum(counts[:i]) for i in range(nodes)]
         ranks = [list(range(at, at + count)) for at, count in zip(places, counts, strict=True)]
         # A thread of TVM may be bound to some of the processors of the process.
         processors = cpu_threads.processors()
-        threads = threads or max(1, cpu_threads.cores() // counts[0])
+        local = _mpi.local_workers() if is_mpi else counts[0]
+        threads = threads or max(1, cpu_threads.cores() // local)
         host = address[0] if nodes > 1 else "127.0.0.1"
         if nodes > 1:
             with _nodes.listening_socket(*address) as listening:
-                self._announce(listening)
+                if is_mpi:
+                    secret = _mpi.call_others(listening.getsockname()[:2])
+                else:
+                    self._announce(listening)
                 assignment = {
                     "num_workers": self.num_workers,
                     "num_groups": self.num_groups,
                     "threads": threads,
                 }
                 self._nodes += _nodes.accept_nodes(
-                    listening, secret, ranks[1:], assignment, start_timeout
+                    listening,
+                    secret,
+                    ranks[1:],
+                    assignment,
+                    start_timeout,
+                    _mpi.MpiNode if is_mpi else _nodes.RemoteNode,
                 )
             if host in ("0.0.0.0", "::"):
                 host = self._nodes[0].own_address
@@ -196,7 +217,10 @@ class Session:
         )
         self.hosts = [node.host for node, own in zip(self._nodes, ranks, strict=True) for _ in own]
         channels = {rank: each for node in self._nodes for rank, each in node.channels().items()}
-        self._store, port = _gloo.serve(_nodes.listening_socket(host, 0))
+        store = {}
+        if not is_mpi:
+            self._store, port = _gloo.serve(_nodes.listening_socket(host, 0))
+            store = {"store": {"host": host, "port": port, "prefix": self._token}}
         INBOXES[self._token] = (self._events.put, self.inbox)
         serve_controller()
         self._connect(channels)
@@ -204,7 +228,8 @@ class Session:
             node.listen(self._events.put)
         settings = {
             "token": self._token,
-            "store": {"host": host, "port": port, "prefix": self._token},
+            "backend": self.backend,
+            **store,
             "host": host,
             "timeout": self.timeout,
             "start_timeout": start_timeout,
@@ -427,7 +452,8 @@ def _check_seconds(name: str, value: object) -> None:
 @atexit.register
 def _close_all() -> None:
     for each in list(_OPEN):
-        each._abort()
+        each.close() if each.backend == "mpi" else each._abort()
+    _mpi.dismiss()
 
 
 __all__ = ["Session", "session"]

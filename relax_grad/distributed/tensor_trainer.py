@@ -8,11 +8,10 @@ import tvm
 
 from ..training import Optimizer, TrainStep
 from ._parallel_trainer import ParallelTrainer, as_step, check_interval, check_session
-from ._replica import Layout
+from ._parts import Parts
 from .session import Session
 from .shards import Shard
-from .transform import TensorParallel
-from .transform.tensor_parallel import check_shards, match_shards
+from .transform.tensor_parallel import check_shards
 
 
 def tensor_parallel(
@@ -94,26 +93,18 @@ def tensor_parallel(
     check_session(session)
     check_every = check_interval(check_every)
     check_shards(shards)
+    if session.num_groups > 1:
+        raise ValueError(
+            f"the session has {session.num_groups} groups, but a tensor parallel step runs on all workers; use "
+            "data_parallel(..., shards=...), in which each group has a share of the batch"
+        )
     step = as_step(model, optimizer, options, "tensor parallel")
-    places = step.places()
-    matched = match_shards(shards, list(places))
-    found: dict[str, Shard] = {}
-
-    def rewrite(module: tvm.IRModule, name: str) -> tvm.IRModule:
-        params = [param.name for param in module[name].params]
-        annotations = {params[places[each]]: shard for each, shard in matched.items()}
-        pass_ = TensorParallel(name, annotations, session.num_workers)
-        resolved = pass_.shards_of(module)
-        found.update({each: resolved[params[places[each]]] for each in matched})
-        return pass_(module)
-
-    divided = [name for name in matched if name in step.params]
-    parallel = step.with_parts(rewrite, divided if session.num_workers > 1 else ())
+    parts = Parts(step, shards, session.num_workers)
     return TensorParallelTrainer(
         step,
-        parallel,
+        parts.step_of_worker(),
         session,
-        found,
+        parts,
         check_every,
         values=values,
         seed=seed,
@@ -146,23 +137,12 @@ class TensorParallelTrainer(ParallelTrainer):
         step: TrainStep,
         parallel: TrainStep,
         session: Session,
-        shards: dict[str, Shard],
+        parts: Parts,
         check_every: int,
         **options,
     ):
-        self.shards = shards
-
-        def layout(name: str) -> Layout:
-            found = shards.get(name)
-            return None if found is None else [found.axis, found.parts]
-
-        layouts = {
-            "params": [layout(name) for name in step.params],
-            "frozen": [layout(name) for name in step.frozen],
-            # The state of a parameter, SLOT/PARAMETER, has its shape.
-            "optimizer_state": [layout(name.partition("/")[2]) for name in step.optimizer_state],
-        }
-        super().__init__(step, parallel, session, layouts, check_every, **options)
+        self.shards = parts.shards
+        super().__init__(step, parallel, session, parts.layouts(), check_every, **options)
 
 
 __all__ = ["TensorParallelTrainer", "tensor_parallel"]

@@ -14,9 +14,11 @@ from ..activity import holds_floats
 from ..ir.compat import dtype_of
 from ..training import Optimizer, TrainStep
 from ._parallel_trainer import ParallelTrainer, as_step, check_interval, check_session
+from ._parts import Parts
 from ._processes import shares
 from .errors import WorkerError
 from .session import Session
+from .shards import Shard
 from .transform import BUCKET_BYTES, DataParallel
 
 
@@ -31,6 +33,7 @@ def data_parallel(
     bucket_bytes: int = BUCKET_BYTES,
     overlap: bool = True,
     shard_optimizer: bool = False,
+    shards: Mapping[str, Shard] | None = None,
     check_every: int = 100,
     values: Mapping[str, object] | None = None,
     seed: int = 0,
@@ -68,6 +71,10 @@ def data_parallel(
         Whether each worker keeps and updates a part of the optimizer's state only, as the first stage of ZeRO (Rajbhandari et
         al., 2020): the gradients are reduced, each worker updates its part of each parameter, and the parts are gathered. For
         optimizers whose updates are element-wise: all but LAMB and Muon.
+    shards : Mapping[str, Shard], optional
+        The annotations of parameters that are divided among the workers of a group, as for
+        :func:`relax_grad.distributed.tensor_parallel`. Each group of the session has one share of every batch, and its workers
+        compute the share together. Not with ``shard_optimizer``.
     check_every : int
         The number of steps after which the workers compare digests of all their tensors; 0 for never.
     values, seed, on_nan, target, compile_options
@@ -113,16 +120,23 @@ def data_parallel(
     for name, value in (("shard_optimizer", shard_optimizer), ("overlap", overlap)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, but it is {value!r}")
+    parts = None
+    if shards is not None:
+        parts = Parts(step, shards, session.num_workers // session.num_groups)
+        _check_groups(session, shard_optimizer)
     overlap = overlap and session.num_workers > 1 and session.backend != "nccl"
-    parallel = step.for_workers(
-        _differentiate(split, reduction, batch_norm, bucket_bytes, overlap),
-        session.num_workers if shard_optimizer else 1,
-    )
+    group_size = 1 if parts is None else session.num_workers // session.num_groups
+    differentiate = _differentiate(split, reduction, batch_norm, bucket_bytes, overlap, group_size)
+    if parts is None:
+        parallel = step.for_workers(differentiate, session.num_workers if shard_optimizer else 1)
+    else:
+        parallel = parts.step_of_worker(differentiate)
     return DataParallelTrainer(
         step,
         parallel,
         session,
         split,
+        parts,
         check_every,
         values=values,
         seed=seed,
@@ -130,6 +144,22 @@ def data_parallel(
         target=target,
         compile_options=compile_options,
     )
+
+
+def _check_groups(session: Session, shard_optimizer: bool) -> None:
+    if shard_optimizer:
+        raise ValueError(
+            "shard_optimizer is for whole parameters: with shards, each worker has the state of its parts only; leave one of them out"
+        )
+    if session.num_groups < 2:
+        raise ValueError(
+            "shards are divided among the workers of a group, but the session has one group, which would have the whole batch; begin "
+            "the session with num_groups=, or use tensor_parallel"
+        )
+    if session.backend == "nccl":
+        raise ValueError(
+            'shards: the backend "nccl" has no reductions among groups; use tensor_parallel, or data_parallel without shards'
+        )
 
 
 def _divided(step: TrainStep, replicated: Collection[str]) -> list[str]:
@@ -156,7 +186,7 @@ def _divided(step: TrainStep, replicated: Collection[str]) -> list[str]:
 
 
 def _differentiate(
-    split, reduction: str, batch_norm: str, bucket_bytes: int, overlap: bool
+    split, reduction: str, batch_norm: str, bucket_bytes: int, overlap: bool, group_size: int = 1
 ) -> Callable:
     """Return the differentiation of a step's loss on several workers."""
 
@@ -177,6 +207,7 @@ def _differentiate(
             bucket_bytes=bucket_bytes,
             cotangent=cotangent,
             overlap=overlap,
+            group_size=group_size,
         )
         return pass_.add_adjoint(source.module, name)
 
@@ -193,7 +224,7 @@ class DataParallelTrainer(ParallelTrainer):
     """A trainer whose steps run on all workers of a session; :func:`data_parallel` makes it.
 
     It has the methods of :class:`relax_grad.training.Trainer`. ``step`` and ``fit`` take whole batches, and divide them among
-    the workers; the shares are as equal as possible. Predictions are computed by this process. ``save`` and ``export`` write
+    the workers, or among the groups if these have parts of the parameters; the shares are as equal as possible. Predictions are computed by this process. ``save`` and ``export`` write
     the files of a trainer of one worker.
 
     Attributes
@@ -204,6 +235,8 @@ class DataParallelTrainer(ParallelTrainer):
         The step of one worker with the whole batch.
     parallel_step : TrainStep
         The step that each worker runs, with its collectives. Its first metric is the loss of the worker's share.
+    shards : dict[str, Shard]
+        The annotations of parameters that are divided among the workers of a group, each with its axis.
     own_losses : list[float]
         The loss of each worker's share in the last step.
     communication : list[Communication]
@@ -219,17 +252,22 @@ class DataParallelTrainer(ParallelTrainer):
         parallel: TrainStep,
         session: Session,
         split: list[str],
+        parts: Parts | None,
         check_every: int,
         **options,
     ):
         self._split = split
-        parts = [
-            None if structural_equal(kind, step.optimizer_state[name]) else "flat"
-            for name, kind in parallel.optimizer_state.items()
-        ]
-        super().__init__(
-            step, parallel, session, {"optimizer_state": parts}, check_every, **options
-        )
+        self._group_size = 1 if parts is None else session.num_workers // session.num_groups
+        self.shards = {} if parts is None else parts.shards
+        if parts is None:
+            states = [
+                None if structural_equal(kind, step.optimizer_state[name]) else "flat"
+                for name, kind in parallel.optimizer_state.items()
+            ]
+            layouts = {"optimizer_state": states}
+        else:
+            layouts = parts.layouts()
+        super().__init__(step, parallel, session, layouts, check_every, **options)
         # The others depend on the number of examples of a worker.
         self._ranges = tuple(
             each
@@ -241,8 +279,16 @@ class DataParallelTrainer(ParallelTrainer):
     def _described(self, name: str, array: np.ndarray) -> list:
         if name not in self._split:
             return [list(array.shape), str(array.dtype), None]
-        counts = shares(array.shape[0], self.session.num_workers)
-        return [list(array.shape[1:]), str(array.dtype), counts]
+        counts = shares(array.shape[0], self._replicas)
+        ends = np.cumsum(counts).tolist()
+        ranges = [[end - count, end] for end, count in zip(ends, counts, strict=True)]
+        ranges = [each for each in ranges for _ in range(self._group_size)]
+        return [list(array.shape[1:]), str(array.dtype), ranges]
+
+    @property
+    def _replicas(self) -> int:
+        """The number of shares of a batch."""
+        return self.session.num_workers // self._group_size
 
     def step(self, *batch: object, lr: float | None = None, **others: object):
         try:
@@ -257,20 +303,21 @@ class DataParallelTrainer(ParallelTrainer):
 
     def _batch(self, batch: Sequence, others: Mapping) -> list[tvm.runtime.Tensor]:
         """Check a whole batch; the types of the step are those of a worker's share."""
-        types, workers = self.train_step.batch, self.session.num_workers
+        types, replicas = self.train_step.batch, self._replicas
         whole = {name: self._whole(name, kind) for name, kind in types.items()}
         tensors = self._checked(whole, batch, others)
         first = tensors[list(types).index(self._split[0])]
-        if int(first.shape[0]) < workers:
+        if int(first.shape[0]) < replicas:
+            each = "workers" if self._group_size == 1 else "groups"
             raise ValueError(
-                f"a batch must have an example for each of the {workers} workers, but it has {int(first.shape[0])}"
+                f"a batch must have an example for each of the {replicas} {each}, but it has {int(first.shape[0])}"
             )
         return tensors
 
     def _whole(self, name: str, kind: relax.TensorType) -> relax.TensorType:
         extents = list(kind.shape.values)
         if name in self._split and hasattr(extents[0], "value"):
-            extents[0] = int(extents[0]) * self.session.num_workers
+            extents[0] = int(extents[0]) * self._replicas
         return relax.TensorType(extents, dtype_of(kind))
 
 

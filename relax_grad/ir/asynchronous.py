@@ -14,11 +14,14 @@ from tvm.ir import Op
 #: The names of the functions.
 START, WAIT = "relax_grad.distributed.start_allreduce", "relax_grad.distributed.wait"
 
+#: The workers among which a tensor is reduced: all, or those of the same place in each group.
+WORLD, PEERS = "world", "peers"
+
 _CALL = Op.get("relax.call_pure_packed")
 
 
-def start_allreduce(x: relax.Expr, kind: str) -> relax.Call:
-    """Return the call that starts a reduction of a tensor over all workers.
+def start_allreduce(x: relax.Expr, kind: str, *, of_peers: bool = False) -> relax.Call:
+    """Return the call that starts a reduction of a tensor over workers.
 
     Parameters
     ----------
@@ -26,8 +29,11 @@ def start_allreduce(x: relax.Expr, kind: str) -> relax.Call:
         The worker's tensor, of constant shape.
     kind : str
         ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``.
+    of_peers : bool
+        Whether the tensor is reduced over the workers that have the same place in each group, and not over all workers.
     """
-    return relax.op.call_pure_packed(START, x, kind, ty_args=x.ty)
+    among = PEERS if of_peers else WORLD
+    return relax.op.call_pure_packed(START, x, kind, among, ty_args=x.ty)
 
 
 def wait(started: relax.Expr) -> relax.Call:
@@ -52,4 +58,4 @@ def _calls(value: relax.Expr, name: str) -> bool:
     return type(callee) is relax.ExternFunc and callee.global_symbol == name
 
 
-__all__ = ["START", "WAIT", "is_start", "is_wait", "start_allreduce", "wait"]
+__all__ = ["PEERS", "START", "WAIT", "WORLD", "is_start", "is_wait", "start_allreduce", "wait"]

@@ -70,8 +70,23 @@ def _redistribute_backward_input(bb: relax.BlockBuilder, call: relax.Call) -> re
         part,
         _worker_id(bb),
         shape_values(input_shape),
+        int(call.attrs.num_workers),
         int(call.attrs.axis),
         primfunc_name_hint="redistribute_replica_to_shard_backward_input",
+    )
+
+
+@register_legalize(
+    "relax.dist.redistribute_replica_to_shard",
+    corrects="slices beyond the axis on all groups of workers but the first",
+)
+def _redistribute_replica_to_shard(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Take the part of the worker's place in its group of ``num_workers``."""
+    whole, count, axis = call.args[0], int(call.attrs.num_workers), int(call.attrs.axis)
+    place = tirx.floormod(_worker_id(bb), tirx.IntImm("int64", count))
+    size = tirx.floordiv(whole.ty.shape.values[axis], tirx.IntImm("int64", count))
+    return relax.op.strided_slice(
+        whole, [axis], [place * size], [(place + 1) * size], assume_inbound=True
     )
 
 
@@ -82,8 +97,8 @@ def _copy_to_tensor_parallel(bb: relax.BlockBuilder, call: relax.Call) -> relax.
 
 @register_legalize("relax.grad.reduce_from_tensor_parallel")
 def _reduce_from_tensor_parallel(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Reduce over all workers by TVM's collective."""
-    return relax.op.ccl.allreduce(call.args[0], "sum", in_group=False)
+    """Reduce over the workers of the group by TVM's collective."""
+    return relax.op.ccl.allreduce(call.args[0], "sum", in_group=True)
 
 
 def _worker_id(bb: relax.BlockBuilder) -> tirx.Var:

@@ -137,7 +137,7 @@ def copy_to_tensor_parallel(data: relax.Expr) -> relax.Call:
 
 
 def reduce_from_tensor_parallel(data: relax.Expr) -> relax.Call:
-    """Sum the workers' parts of a tensor. All workers get the sum.
+    """Sum the parts of a tensor of the workers of a group. All of them get the sum.
 
     Its gradient is :func:`copy_to_tensor_parallel`, which passes the gradient of the sum on unchanged.
 

@@ -40,7 +40,7 @@ def part_of_worker(
 
 
 def at_part_of_worker(
-    part: te.Tensor, worker: tirx.PrimExpr, data_shape: Shape, axis: int
+    part: te.Tensor, worker: tirx.PrimExpr, data_shape: Shape, num_workers: int, axis: int
 ) -> te.Tensor:
     """Put a worker's part at its position in the whole tensor, and 0 elsewhere.
 
@@ -49,9 +49,11 @@ def at_part_of_worker(
     part : te.Tensor
         The worker's part.
     worker : PrimExpr
-        The worker's number.
+        The worker's number. Groups of ``num_workers`` workers each divide the whole among them.
     data_shape : Sequence[int or PrimExpr]
         The shape of the whole tensor.
+    num_workers : int
+        The number of parts.
     axis : int
         The axis along which the whole tensor is divided.
 
@@ -64,7 +66,7 @@ def at_part_of_worker(
     def element(*index):
         at = list(index)
         extent = part.shape[axis]
-        at[axis] = at[axis] - worker * extent
+        at[axis] = at[axis] - worker % num_workers * extent
         own = tirx.all(at[axis] >= 0, at[axis] < extent)
         return tirx.if_then_else(own, part(*at), tirx.const(0, part.dtype))
 

@@ -17,7 +17,7 @@ Total = Callable[[Callable, "Iterable[relax.Expr]"], relax.Expr]
 def total_over_workers(
     emit: Callable, gradients: Mapping[str, relax.Expr], divided: Collection[str], total: Total
 ) -> relax.Expr:
-    """Emit a total that counts the parts of divided gradients on all workers, and the other gradients once.
+    """Emit a total that counts the parts of divided gradients on all workers of a group, and the other gradients once.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def total_over_workers(
     others = [gradient for name, gradient in gradients.items() if name not in divided]
     if not own:
         return total(emit, others)
-    of_parts = emit(op.ccl.allreduce(total(emit, own), "sum", False))
+    of_parts = emit(op.ccl.allreduce(total(emit, own), "sum", True))
     return _sum(emit, of_parts, total(emit, others)) if others else of_parts
 
 

@@ -103,7 +103,10 @@ class TrainStep:
         return _made(self._source, *self._recipe, differentiate, shards)
 
     def with_parts(
-        self, rewrite: Callable[[tvm.IRModule, str], tvm.IRModule], divided: Collection[str]
+        self,
+        rewrite: Callable[[tvm.IRModule, str], tvm.IRModule],
+        divided: Collection[str],
+        differentiate: Differentiate | None = None,
     ) -> TrainStep:
         """Return this step for a worker that has parts of some parameters; see ``Build``.
 
@@ -113,10 +116,12 @@ class TrainStep:
             Takes the module and the name of the loss's function, and returns the module with that of one worker.
         divided : Collection[str]
             The names of the parameters of which the worker has a part.
+        differentiate : Differentiate, optional
+            Another differentiation of its loss, as for :meth:`for_workers`.
         """
         source = self._source
         changed = replace(source, module=rewrite(source.module, source.name))
-        return _made(changed, *self._recipe, divided=divided)
+        return _made(changed, *self._recipe, differentiate, divided=divided)
 
     def places(self) -> dict[str, int]:
         """Return the positions of parameters and frozen parameters in the loss's function, by their names."""

@@ -1,14 +1,12 @@
-"""Collectives of two workers, and of four in two groups."""
+"""Collectives of two workers."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import tvm
-from sessions import each, new_session, values
+from sessions import each, values
 from tvm import relax
-
-from relax_grad.distributed import WorkerError
 
 RNG = np.random.default_rng(0)
 REDUCTIONS = {
@@ -101,46 +99,3 @@ def test_in_compiled_functions(pair, tmp_path):
         np.testing.assert_allclose(loss.numpy(), 2 * (total**2).sum(), 1e-5)
         # The function that is differentiated is the sum of those of both workers.
         np.testing.assert_allclose(gradient.numpy(), 16 * total * given[rank], 1e-5)
-
-
-@pytest.fixture(scope="module")
-def groups():
-    """Return a session of two groups of two workers."""
-    with new_session(4, num_groups=2) as found:
-        yield found
-
-
-def test_groups(groups):
-    given = RNG.normal(size=(4, 3)).astype("float32")
-    start = each(groups, list(given))
-    result = groups.empty((3,), "float32")
-    groups.allreduce(start, result, "sum", True)
-    for rank, found in enumerate(values(groups, result)):
-        own = given[rank // 2 * 2 : rank // 2 * 2 + 2]
-        np.testing.assert_allclose(found, own.sum(0), 1e-6)
-    groups.allreduce(start, result, "sum", False)
-    for found in values(groups, result):
-        np.testing.assert_allclose(found, given.sum(0), 1e-6)
-    pairs = groups.empty((2, 3), "float32")
-    groups.allgather(start, pairs, True)
-    for rank, found in enumerate(values(groups, pairs)):
-        np.testing.assert_array_equal(found, given[rank // 2 * 2 : rank // 2 * 2 + 2])
-    whole = groups.empty((4, 3), "float32")
-    groups.allgather(start, whole, False)
-    for found in values(groups, whole):
-        np.testing.assert_array_equal(found, given)
-    groups.broadcast_from_worker0(start, result, True)
-    for rank, found in enumerate(values(groups, result)):
-        np.testing.assert_array_equal(found, given[rank // 2 * 2])
-    groups.import_python_module("worker_tasks")
-    assert groups.run("to_next_group", value=1.0) == [None, None, 1.0, 2.0]
-
-
-def test_an_error_names_the_worker_and_the_shapes(groups):
-    """The last test of this session: an error ends it."""
-    send, recv = groups.empty((2,), "float32"), groups.empty((2,), "float32")
-    groups.allgather(send, recv)
-    with pytest.raises(WorkerError, match=r"worker \d on .*: allgather: .*\(2,\).* 2 times"):
-        groups.synchronize()
-    with pytest.raises(WorkerError, match="allgather"):  # the session has ended
-        groups.run("wait")

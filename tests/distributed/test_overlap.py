@@ -119,4 +119,4 @@ def test_this_process_is_no_worker():
     pytest.importorskip("torch", reason="gloo comes with PyTorch: extra distributed")
     operand = tvm.runtime.tensor(np.ones(3, "float32"))
     with pytest.raises(RuntimeError, match="no worker of a session"):
-        tvm.get_global_func("relax_grad.distributed.start_allreduce")(operand, "sum")
+        tvm.get_global_func("relax_grad.distributed.start_allreduce")(operand, "sum", "world")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
-from parallel_models import assert_close, assert_same_bits, tensors
+from parallel_models import (
+    GPT_SHARDS,
+    assert_close,
+    assert_same_bits,
+    char_gpt,
+    tensors,
+    without_key_biases,
+)
 from tvm import relax, tirx
 from tvm.relax import op
 
 from relax_grad.distributed import along, column, row, tensor_parallel
-from relax_grad.training import LAMB, SGD, AdamW, Trainer, train_step
+from relax_grad.training import LAMB, SGD, Trainer, train_step
 
 MLP = {"up": (4, 6), "bias": (6,), "down": (6, 3)}
 SHARDS = {"up": column(), "bias": column(), "down": row()}
@@ -35,48 +39,6 @@ def mlp(optimizer, dtype="float32", **options):
     return train_step(bb.get(), optimizer, wrt=list(MLP), **options), values, batches
 
 
-def example(layers):
-    """Return the step of a small GPT of the example, and batches.
-
-    AdamW has a larger epsilon than usual, because it would follow rounding errors of gradients that are almost 0.
-    """
-    pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
-    import torch
-
-    from relax_grad.frontend.torch import from_module
-
-    path = Path(__file__).parents[2] / "examples" / "char_gpt.py"
-    spec = importlib.util.spec_from_file_location("char_gpt_example", path)
-    char_gpt = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(char_gpt)
-    torch.manual_seed(0)
-    network = char_gpt.GPT(characters=11, context=6, width=16, layers=layers, heads=4)
-    rng = np.random.default_rng(0)
-    texts = rng.integers(0, 11, (5, 4, 7))
-    batches = [(each[:, :-1].copy(), each[:, 1:].copy()) for each in texts]
-    tokens, targets = map(torch.from_numpy, batches[0])
-    imported = from_module(network, (tokens,), loss=char_gpt.loss_of, targets=(targets,))
-    return train_step(
-        imported, AdamW(lr=0.003, weight_decay=0.01, eps=1e-6), clip_norm=0.5
-    ), batches
-
-
-GPT_SHARDS = {
-    "*.qkv.*": column(parts=3),
-    "*.out.weight": row(),
-    "*.mlp.0.*": column(),
-    "*.mlp.2.weight": row(),
-}
-
-
-def without_key_biases(found):
-    """Leave out the biases of keys, whose gradients are rounding errors of 0."""
-    return {
-        name: np.concatenate(np.split(each, 3)[::2]) if name.endswith("qkv.bias") else each
-        for name, each in found.items()
-    }
-
-
 @pytest.mark.parametrize("layers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_gpt_of_the_example_is_as_on_one_worker(pair, tmp_path, layers):
     """Losses, norms of the gradients, parameters and moments over 5 steps; two runs have the same bits.
@@ -84,7 +46,7 @@ def test_the_gpt_of_the_example_is_as_on_one_worker(pair, tmp_path, layers):
     The file is that of one worker, which goes on from it.
     """
     pytest.importorskip("safetensors", reason="files need safetensors: extra train")
-    step, batches = example(layers)
+    step, batches = char_gpt(layers)
     one, found = Trainer(step), tensor_parallel(step, pair, shards=GPT_SHARDS, check_every=2)
     assert found.parallel_step.params["blocks.0.qkv.weight"].shape.values[0] == 24
     assert (

@@ -14,10 +14,22 @@ from training_models import START, batches, digits_of_torch, module_of
 from tvm import relax, tirx
 
 from relax_grad.distributed import WorkerError, data_parallel
-from relax_grad.training import LAMB, SGD, AdamW, Trainer, train_step
+from relax_grad.training import LAMB, SGD, AdamW, Trainer, lora, train_step
+
+
+def adapted():
+    """Return a step of low-rank adapters of a small GPT, and batches of texts."""
+    step, given = parallel_models.char_gpt(
+        sizes=[4, 5, 6, 7] * 5,
+        adapt=lambda model: lora(model, 2, ["*qkv.weight", "*out.weight", "*mlp.*.weight"]),
+    )
+    assert step.frozen
+    return step, None, given
+
 
 MODELS = {
     "CNN": parallel_models.convolutional,
+    "LoRA": adapted,
     "imported CNN": parallel_models.imported,
     "GPT": parallel_models.transformer,
 }
@@ -47,6 +59,7 @@ def compared_with_one_worker(session, model, start):
         "CNN",
         pytest.param("imported CNN", marks=pytest.mark.slow),
         pytest.param("GPT", marks=pytest.mark.slow),
+        pytest.param("LoRA", marks=pytest.mark.slow),
     ],
 )
 def test_two_workers_are_as_one(pair, model, tmp_path):

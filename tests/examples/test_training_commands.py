@@ -55,8 +55,10 @@ def test_digits_and_a_gpt_by_two_processes(tmp_path):
     assert main(["--epochs", "3", "--resume", str(state), "--workers", "1"]) > 0.9
     main = command("char_gpt", "torch", "safetensors").main
     small = ("--context", "16", "--width", "32", "--layers", "1", "--heads", "2", "--batch", "8")
-    found = main([*small, *("--steps", "150", "--lr", "0.01", "--sample", "5", "--workers", "2")])
-    assert found["manual"] < 20  # 96 for equal chances of all characters
+    for more in ((), ("--parts", "2")):
+        steps = ("--steps", "150", "--lr", "0.01", "--sample", "5", "--workers", "2")
+        found = main([*small, *steps, *more])
+        assert found["manual"] < 20  # 96 for equal chances of all characters
 
 
 def test_an_onnx_file(tmp_path):

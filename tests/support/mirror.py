@@ -177,13 +177,19 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     # Several workers.
     "distributed._gloo": ("distributed/test_collectives.py",),
+    "distributed._parts": (*("distributed/test_groups.py", "distributed/test_tensor_trainer.py"),),
     "distributed._parallel_trainer": (
         *("distributed/test_trainer.py", "distributed/test_tensor_trainer.py"),
     ),
     "distributed._replica": ("distributed/test_trainer.py", "distributed/test_tensor_trainer.py"),
     "distributed._tasks": ("distributed/test_session.py", "distributed/test_collectives.py"),
     **dict.fromkeys(
-        ("distributed._nodes", "distributed._processes", "distributed._worker"),
+        (
+            "distributed._nodes",
+            "distributed._processes",
+            "distributed._relay",
+            "distributed._worker",
+        ),
         ("distributed/test_session.py",),
     ),
     **dict.fromkeys(("distributed.errors", "distributed.node"), ("distributed/test_session.py",)),

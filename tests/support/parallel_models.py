@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tvm import relax, tirx
 from tvm.relax import op
 
+from relax_grad.distributed import column, row
 from relax_grad.training import SGD, AdamW, train_step
 
 GROUPS = ("params", "states", "optimizer_state")
@@ -171,3 +175,49 @@ def transformer():
     batches = [rng.integers(0, 13, (count, 8, 9)) for count in [4, 5, 6, 7] * 5]
     batches = [(each[..., :-1][:, 0].copy(), each[..., 1:][:, 0].copy()) for each in batches]
     return train_step(module, AdamW(lr=0.003), clip_norm=0.5), None, batches
+
+
+#: The layers of the example's GPT that are divided, without its vocabulary.
+GPT_SHARDS = {
+    "*.qkv.*": column(parts=3),
+    "*.out.weight": row(),
+    "*.mlp.0.*": column(),
+    "*.mlp.2.weight": row(),
+}
+
+
+def without_key_biases(found):
+    """Leave out the biases of keys, whose gradients are rounding errors of 0."""
+    return {
+        name: np.concatenate(np.split(each, 3)[::2]) if name.endswith("qkv.bias") else each
+        for name, each in found.items()
+    }
+
+
+def char_gpt(layers=1, characters=11, sizes=(4,) * 5, adapt=None, **options):
+    """Return the step of a small GPT of the example, and batches of these numbers of texts.
+
+    ``adapt`` takes the import and returns another one. AdamW has a larger epsilon than usual, because it would follow rounding errors
+    of gradients that are almost 0.
+    """
+    torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
+    from relax_grad.frontend.torch import from_module
+
+    path = Path(__file__).parents[2] / "examples" / "char_gpt.py"
+    spec = importlib.util.spec_from_file_location("char_gpt_example", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    torch.manual_seed(0)
+    network = example.GPT(characters=characters, context=6, width=16, layers=layers, heads=4)
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(0, characters, (count, 7)) for count in sizes]
+    batches = [(each[:, :-1].copy(), each[:, 1:].copy()) for each in texts]
+    tokens, targets = map(torch.from_numpy, batches[0])
+    is_dynamic = len(set(sizes)) > 1
+    shapes = {name: {0: "batch"} for name in ("tokens", "target")} if is_dynamic else None
+    module = from_module(
+        network, (tokens,), loss=example.loss_of, targets=(targets,), dynamic_shapes=shapes
+    )
+    module = module if adapt is None else adapt(module)
+    optimizer = AdamW(lr=0.003, weight_decay=0.01, eps=1e-6)
+    return train_step(module, optimizer, clip_norm=0.5, **options), batches

@@ -59,10 +59,12 @@ class Propagation:
     ----------
     names : Iterable[str]
         The names of the function's variables, which new variables do not get.
+    params : Sequence[relax.Var]
+        The function's parameters.
     """
 
-    def __init__(self, num_workers: int, names: Iterable[str]):
-        self.num_workers, self.emit, self._names = num_workers, Emitter(), set(names)
+    def __init__(self, num_workers: int, names: Iterable[str], params: Sequence[relax.Var]):
+        self.num_workers, self.emit, self._names = num_workers, Emitter(params), set(names)
         self._layouts: dict[relax.Var, Layout] = {}
         self._new: dict[relax.Var, relax.Var] = {}
         self._copies: dict[relax.Var, relax.Var] = {}
@@ -130,16 +132,43 @@ class Propagation:
     def _bind_tuple(self, variable: relax.Var, value: relax.Tuple) -> None:
         layouts, fields = [], []
         for each in value.fields[:]:
-            if isinstance(each, relax.Tuple) and any(self._layouts.get(v) for v in used(each)):
-                divided = next(v for v in used(each) if self._layouts.get(v) is not None)
-                self.refuse(
-                    "a nested tuple",
-                    f"cannot take {self.described(divided)}; end the divided computation by a row-parallel product, as results of "
-                    "the function are whole",
-                )
+            if isinstance(each, relax.Tuple):
+                each = self.collected(each)
             layouts.append(self.layout(each))
             fields.append(self._new.get(each, each) if isinstance(each, relax.Var) else each)
         self.finish(variable, relax.Tuple(fields), layouts)
+
+    def collected(self, value: relax.Expr) -> relax.Expr:
+        """Return a result with whole tensors in the place of divided ones."""
+        layout = self.layout(value)
+        if isinstance(value, relax.Tuple):
+            return relax.Tuple([self.collected(each) for each in value.fields[:]])
+        if layout is None:
+            return value
+        if isinstance(layout, list):
+            return relax.Tuple([self.collected(each) for each in self._fields(value)])
+        return self._collected_tensor(value, layout)
+
+    def _collected_tensor(self, value: relax.Var, layout: Divided) -> relax.Var:
+        """Return the whole of a divided tensor: the sum of all parts, each at its place among zeros."""
+        parts, size, at = as_int(layout.parts), as_int(layout.size), layout.axis
+        own, extents = self._new[value], list(value.ty.shape.values)
+        if parts is None or size is None or dtype_of(value.ty) == "bool":
+            self.refuse(
+                "a result",
+                f"{self.described(value)} cannot be collected, because the extent of the axis is symbolic or the dtype is bool; end "
+                "the divided computation by a row-parallel product",
+            )
+        whole = extents
+        if parts > 1:
+            before, behind = extents[:at], extents[at + 1 :]
+            own = self.emit(op.reshape(own, [*before, parts, size, *behind]))
+            whole, at = [*before, parts, self.num_workers * size, *behind], at + 1
+        placed = own_op.redistribute_replica_to_shard_backward_input(
+            own, whole, self.num_workers, at
+        )
+        found = self.emit(own_op.reduce_from_tensor_parallel(self.emit(placed)))
+        return found if parts == 1 else self.emit(op.reshape(found, extents))
 
     def finish(self, variable: relax.Var, value: relax.Expr, layout: Layout) -> None:
         """Bind a result and check its type."""
@@ -294,10 +323,10 @@ class Propagation:
         if operand.layout is not None:
             return operand.value
         if axis is None:
-            return self._copy(operand.value)
+            return self.copy(operand.value)
         return self._slice(operand, axis, layout)
 
-    def _copy(self, value: relax.Expr) -> relax.Expr:
+    def copy(self, value: relax.Expr) -> relax.Expr:
         """Return a tensor that all workers have, such that its gradient is the sum of all workers' parts."""
         if not isinstance(value, relax.Var) or not holds_floats(value.ty):
             return value
@@ -326,7 +355,7 @@ class Propagation:
         key = (operand.value, axis, parts)
         if isinstance(operand.value, relax.Var) and key in self._slices:
             return self._slices[key]
-        value, at = self._copy(operand.value), axis
+        value, at = self.copy(operand.value), axis
         if parts > 1:
             spread = [*extents[:axis], parts, self.num_workers * size, *extents[axis + 1 :]]
             value, at = self.emit(op.reshape(value, spread)), axis + 1

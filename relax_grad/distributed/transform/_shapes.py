@@ -15,7 +15,7 @@ from ._propagation import Operand, Propagation
 ShapeRule = Callable[[Propagation, relax.Var, relax.Call, "list[Operand]"], bool]
 
 
-def _shape_rule(*names: str):
+def shape_rule(*names: str):
     def register(function: ShapeRule) -> ShapeRule:
         SHAPES.update({f"relax.{name}": function for name in names})
         return function
@@ -23,7 +23,7 @@ def _shape_rule(*names: str):
     return register
 
 
-@_shape_rule("reshape", "flatten", "squeeze", "expand_dims", "nn.batch_flatten")
+@shape_rule("reshape", "flatten", "squeeze", "expand_dims", "nn.batch_flatten")
 def _reshape(propagation, variable, call, operands) -> bool:
     """The divided axis may take in axes before and behind it, or give them up.
 
@@ -55,7 +55,7 @@ def _reshape(propagation, variable, call, operands) -> bool:
     )
 
 
-@_shape_rule("broadcast_to")
+@shape_rule("broadcast_to")
 def _broadcast_to(propagation, variable, call, operands) -> bool:
     (data,) = operands
     extents = list(variable.ty.shape.values)
@@ -65,7 +65,7 @@ def _broadcast_to(propagation, variable, call, operands) -> bool:
     return True
 
 
-@_shape_rule("split")
+@shape_rule("split")
 def _split(propagation, variable, call, operands) -> bool:
     """Along the divided axis, the sections must begin and end with parts of it."""
     (data,) = operands
@@ -89,7 +89,7 @@ def _split(propagation, variable, call, operands) -> bool:
     return True
 
 
-@_shape_rule("strided_slice")
+@shape_rule("strided_slice")
 def _strided_slice(propagation, variable, call, operands) -> bool:
     """Along the divided axis, the slice must begin and end with parts of it."""
     data = operands[0]

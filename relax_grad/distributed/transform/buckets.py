@@ -32,6 +32,7 @@ def reduce_gradients(
     bucket_bytes: int = BUCKET_BYTES,
     *,
     overlap: bool = False,
+    of_peers: bool = False,
 ) -> relax.Function:
     """Return an adjoint function whose gradients are reduced over all workers.
 
@@ -50,6 +51,8 @@ def reduce_gradients(
         has at most 1 MiB, as in PyTorch's ``DistributedDataParallel``, so that they begin early.
     overlap : bool
         Whether the collectives run beside the rest of the function, which waits for them at its end.
+    of_peers : bool
+        Whether gradients are reduced over the workers of the same place in each group, and not over all workers.
 
     Returns
     -------
@@ -79,10 +82,11 @@ def reduce_gradients(
             emit.bindings.append(bindings[i])
         for bucket in pending.get(i, []):
             if overlap:
-                call = start_allreduce(_joined(emit, bucket), kind)
+                call = start_allreduce(_joined(emit, bucket), kind, of_peers=of_peers)
                 started.append((bucket, emit(call, "started")))
             else:
-                reduced.update(zip(bucket, reduce_together(emit, bucket, kind), strict=True))
+                found = reduce_together(emit, bucket, kind, of_peers=of_peers)
+                reduced.update(zip(bucket, found, strict=True))
     for bucket, each in started:
         total = emit(wait(each), "bucket")
         reduced.update(zip(bucket, _divided(emit, total, bucket), strict=True))
@@ -97,7 +101,9 @@ def reduce_gradients(
     )
 
 
-def reduce_together(emit, tensors: Sequence[relax.Var], kind: str) -> list[relax.Var]:
+def reduce_together(
+    emit, tensors: Sequence[relax.Var], kind: str, *, of_peers: bool = False
+) -> list[relax.Var]:
     """Emit one collective for tensors of one dtype, and return the reduced tensors.
 
     Parameters
@@ -108,9 +114,18 @@ def reduce_together(emit, tensors: Sequence[relax.Var], kind: str) -> list[relax
         Tensors of constant shapes.
     kind : str
         ``"sum"`` or ``"avg"``.
+    of_peers : bool
+        As for :func:`reduce_gradients`.
     """
-    total = emit(op.ccl.allreduce(_joined(emit, tensors), kind, False), "bucket")
+    total = emit(reduction_of(emit, _joined(emit, tensors), kind, of_peers), "bucket")
     return _divided(emit, total, tensors)
+
+
+def reduction_of(emit, value: relax.Expr, kind: str, of_peers: bool) -> relax.Call:
+    """Return the call whose result is a tensor reduced over all workers, or over the peers in other groups."""
+    if of_peers:  # R.ccl has no reduction of peers
+        return wait(emit(start_allreduce(value, kind, of_peers=True), "started"))
+    return op.ccl.allreduce(value, kind, False)
 
 
 def _joined(emit, tensors: Sequence[relax.Var]) -> relax.Var:

@@ -17,7 +17,7 @@ from ...ir.compat import dtype_of
 from ...ir.inlining import write_out_calls
 from ...ir.module import copy_with_new_vars, relax_function, unused, with_functions
 from ._batch_norm import synchronized, training_norms
-from .buckets import BUCKET_BYTES, reduce_gradients, reduce_together
+from .buckets import BUCKET_BYTES, reduce_gradients, reduce_together, reduction_of
 
 #: The factor of a worker's number in its seed: the fractional part of the golden ratio, as a signed integer.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -63,6 +63,10 @@ class DataParallel:
     overlap : bool
         Whether the collectives of buckets run beside the rest of the backward pass: in place of ``R.ccl.allreduce`` stand a call that
         starts it, and one behind the backward pass that waits for it, of functions that the workers of a session have.
+    group_size : int
+        The number of consecutive workers that compute one share of the batch together, as of
+        :class:`relax_grad.distributed.transform.TensorParallel`. Their reductions are those of the workers of the same place in
+        each group, by the same functions.
 
     Raises
     ------
@@ -99,16 +103,20 @@ class DataParallel:
         bucket_bytes: int = BUCKET_BYTES,
         cotangent: str | None = None,
         overlap: bool = False,
+        group_size: int = 1,
     ):
         _check_choice("reduction", reduction, ("mean", "sum"))
         _check_choice("batch_norm", batch_norm, ("synchronized", "local"))
         bucket_bytes = check_integer("bucket_bytes", bucket_bytes, 1, of="bytes")
         if not isinstance(overlap, bool):
             raise TypeError(f"overlap must be True or False, but it is {overlap!r}")
+        if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
+            raise ValueError(f"group_size must be a number of workers, but it is {group_size!r}")
         self.gradient = Gradient(func_name, require_grads, target_index)
         self.func_name, self.batch, self.seed = func_name, batch, seed
         self.reduction, self.batch_norm, self.averaged = reduction, batch_norm, averaged
         self.bucket_bytes, self.cotangent, self.overlap = bucket_bytes, cotangent, overlap
+        self.group_size = group_size
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         return self.add_adjoint(mod, f"{self.func_name}_adjoint")
@@ -182,7 +190,11 @@ class _Adjoint:
         adjoint = unused(f"{inner}_adjoint", taken)
         mod = add_adjoint(mod, gradient, adjoint)
         callee = reduce_gradients(
-            mod[adjoint], self._kind, settings.bucket_bytes, overlap=settings.overlap
+            mod[adjoint],
+            self._kind,
+            settings.bucket_bytes,
+            overlap=settings.overlap,
+            of_peers=self._of_peers,
         )
         made = self._outer(callee, weight is not None and ratio is not None, ratio is not None)
         bb = relax.BlockBuilder(with_functions(mod, {}, without=[inner, adjoint]))
@@ -220,6 +232,11 @@ class _Adjoint:
         return copy_with_new_vars(write_out_calls(module[made], {variable: callee}))
 
     @property
+    def _of_peers(self) -> bool:
+        """Whether a group of workers has one share of the batch."""
+        return self._settings.group_size > 1
+
+    @property
     def _path(self) -> tuple[int, ...]:
         """The place of the loss in the result; () if that is the loss."""
         is_tuple = isinstance(self._function.ret_ty, relax.TupleType)
@@ -238,7 +255,8 @@ class _Adjoint:
             [relax.ShapeType(None)],
         )
         bb.match_cast(bb.emit(asked), relax.ShapeType([worker]))
-        number = bb.emit(op.shape_to_tensor(relax.ShapeExpr([worker])))
+        group = tirx.floordiv(worker, tirx.IntImm("int64", self._settings.group_size))
+        number = bb.emit(op.shape_to_tensor(relax.ShapeExpr([group])))
         number = bb.emit(op.reshape(number, ()))
         return bb.emit(op.add(seed, bb.emit(op.multiply(number, relax.const(_GOLDEN, "int64")))))
 
@@ -254,7 +272,7 @@ class _Adjoint:
             )
         else:
             own = relax.const([1.0, 1.0], "float32")
-        total = bb.emit(op.ccl.allreduce(own, "sum", False), "examples")
+        total = bb.emit(reduction_of(bb.emit, own, "sum", self._of_peers), "examples")
 
         def scalar(vector, i):
             return bb.emit(op.reshape(bb.emit(op.strided_slice(vector, [0], [i], [i + 1])), ()))
@@ -289,7 +307,8 @@ class _Adjoint:
             if weight is not None and kind == "avg":
                 factor = bb.emit(op.astype(weight, dtype))
                 shares = [bb.emit(op.multiply(each, factor)) for each in shares]
-            found.update(zip(places, reduce_together(bb.emit, shares, kind), strict=True))
+            reduced = reduce_together(bb.emit, shares, kind, of_peers=self._of_peers)
+            found.update(zip(places, reduced, strict=True))
         return _replaced(bb, result, found), own
 
 

@@ -13,7 +13,7 @@ from ...ir.bindings import bindings_of
 from ...ir.dataflow import in_dataflow
 from ...ir.module import copy_with_new_vars, normalized, relax_function, with_functions
 from ..shards import Shard, axis_of
-from . import _shapes  # noqa: F401  (registers its rules)
+from . import _shapes, _vocabulary  # noqa: F401  (register their rules)
 from ._layouts import local_type
 from ._propagation import Propagation, divided_at
 
@@ -40,7 +40,7 @@ class TensorParallel:
     Parameters
     ----------
     func_name : str
-        The function. Its other parameters and its results are the same on all workers.
+        The function. Its other parameters and its results are the same on all workers. Divided results are collected.
     shards : Mapping[str, Shard]
         The annotations of parameters by their names or by patterns such as ``"*.up.*"``; the first that matches counts.
         :func:`relax_grad.distributed.column`, :func:`~relax_grad.distributed.row` and :func:`~relax_grad.distributed.along` make
@@ -127,7 +127,7 @@ class TensorParallel:
         plain = relax.transform.ToNonDataflow()(tvm.IRModule({"f": function}))["f"]
         bound = [each.var.name for each in bindings_of(plain.body)]
         names = [*bound, *(param.name for param in plain.params)]
-        propagation = Propagation(self.num_workers, names)
+        propagation = Propagation(self.num_workers, names, plain.params[:])
         params = []
         for param in plain.params:
             shard = shards.get(param.name)
@@ -140,13 +140,7 @@ class TensorParallel:
         for block in plain.body.blocks[:]:
             for binding in block.bindings[:]:
                 propagation.bind(binding)
-        result = plain.body.body
-        for each in relax.analysis.free_vars(result):
-            if propagation.layout(each) is not None:
-                raise ValueError(
-                    f"TensorParallel: the result of {self.func_name} has {propagation.described(each)}; results must be whole: end "
-                    "the divided computation by a row-parallel product, or leave the last layer whole"
-                )
+        result = propagation.collected(plain.body.body)
         body = relax.SeqExpr([relax.BindingBlock(propagation.emit.bindings)], result)
         made = relax.Function(
             params, normalized(params, body), None, plain.is_pure, plain.attrs, plain.span

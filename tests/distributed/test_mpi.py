@@ -1,0 +1,89 @@
+"""The backend of MPI, in programs that ``mpiexec`` starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sessions import START, assert_ended
+
+import relax_grad
+from relax_grad.distributed import session
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Return a function that runs a task of ``mpi_program.py`` by some processes."""
+    pytest.importorskip("mpi4py", reason="the package mpi4py is not installed: extra mpi")
+    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    mpiexec = shutil.which("mpiexec", path=paths)
+    if mpiexec is None:
+        pytest.skip("there is no mpiexec beside mpi4py: install a library of MPI, such as mpich")
+
+    def run(task: str, count: int):
+        places = [str(SUPPORT), str(Path(relax_grad.__file__).parents[1])]
+        places += os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        program = [sys.executable, str(SUPPORT / "mpi_program.py"), task, str(count)]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "PATH": paths}
+        return subprocess.run(
+            [mpiexec, "-n", str(count), *program],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=START,
+        )
+
+    return run
+
+
+def lines(found: subprocess.CompletedProcess) -> list[dict]:
+    return [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_collectives_and_training(run, count):
+    """Four processes also run in two groups, with divided layers."""
+    found = run("checks", count)
+    assert found.returncode == 0, found.stdout + found.stderr
+    results = lines(found)
+    assert len(results) == (1 if count == 2 else 2)
+    for each in results:
+        assert set(each["reductions"].values()) == {0.0}
+        assert all(each["moves"].values()), each["moves"]
+        assert max(each["training"]) < 1e-7  # weights of unequal shares are float32
+
+
+@pytest.mark.parametrize("task", ["fails", "is killed"])
+def test_failures_end_all_processes(run, task):
+    """The error names the worker, and ``mpiexec`` fails."""
+    found = run(task, 2)
+    assert found.returncode != 0
+    pids, *others = lines(found)
+    assert_ended(pids.values())
+    if task == "fails":
+        assert others[0]["rank"] in (0, 1)
+        assert "no such task" in others[0]["cause"]
+
+
+def test_without_mpi4py(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(
+        ImportError, match=r"the backend mpi needs mpi4py .* pip install '\.\[mpi\]'"
+    ):
+        session(2, "mpi")
+    with pytest.raises(ValueError, match="mpiexec places the processes"):
+        session(2, "mpi", nodes=2, secret="a secret of 32 characters, or so")
+
+
+def test_a_program_without_mpiexec(run):
+    with pytest.raises(
+        ValueError, match=r"MPI has 1 processes; start the program with: mpiexec -n 2"
+    ):
+        session(2, "mpi")
