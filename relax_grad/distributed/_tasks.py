@@ -17,7 +17,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-from . import _gloo
+from . import _gloo, _mpi
 from ._collectives import Communicator, register
 
 #: The functions, which take the worker first.
@@ -148,11 +148,8 @@ def _register(make: Callable) -> None:
 
 def _connect(settings: dict, rank: int) -> tuple:
     """Return the transports of a worker: all workers, its group, and those of its place in other groups."""
-    if settings["backend"] != "mpi":
-        return _gloo.connect(settings, rank)
-    from . import _mpi
-
-    return _mpi.connect(settings, rank)
+    transport = _mpi if settings["backend"] == "mpi" else _gloo
+    return transport.connect(settings, rank)
 
 
 def _set_threads(number: int, processors: list[int] | None) -> None:

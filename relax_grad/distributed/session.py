@@ -18,7 +18,7 @@ import tvm_ffi
 
 from .._validation import check_integer
 from ..cpu import threads as cpu_threads
-from . import _gloo, _handshake, _mpi, _nodes, _processes, _replica  # noqa: F401  (registers its tasks)
+from . import _gloo, _handshake, _mpi_job, _nodes, _processes, _replica  # noqa: F401  (registers its tasks)
 from ._disco import disco, process_session
 from ._tasks import INBOXES, serve_controller
 from .errors import WorkerError
@@ -122,9 +122,9 @@ def session(
     if backend == "mpi":
         if nodes > 1:
             raise ValueError(f"nodes is for gloo, but it is {nodes}: mpiexec places the processes")
-        if not _mpi.is_first(num_workers):
-            _mpi.serve_sessions()
-        address = _processes.address_of(_mpi.own_address(listen))
+        if not _mpi_job.is_first(num_workers):
+            _mpi_job.serve_sessions()
+        address = _processes.address_of(_mpi_job.own_address(listen))
     if nodes > 1:
         secret = _handshake.check_secret(
             os.environ.get("RELAX_GRAD_SECRET", "") if secret is None else secret
@@ -188,13 +188,13 @@ class Session:
         ranks = [list(range(at, at + count)) for at, count in zip(places, counts, strict=True)]
         # A thread of TVM may be bound to some of the processors of the process.
         processors = cpu_threads.processors()
-        local = _mpi.local_workers() if is_mpi else counts[0]
+        local = _mpi_job.local_workers() if is_mpi else counts[0]
         threads = threads or max(1, cpu_threads.cores() // local)
         host = address[0] if nodes > 1 else "127.0.0.1"
         if nodes > 1:
             with _nodes.listening_socket(*address) as listening:
                 if is_mpi:
-                    secret = _mpi.call_others(listening.getsockname()[:2])
+                    secret = _mpi_job.call_others(listening.getsockname()[:2])
                 else:
                     self._announce(listening)
                 assignment = {
@@ -208,7 +208,7 @@ class Session:
                     ranks[1:],
                     assignment,
                     start_timeout,
-                    _mpi.MpiNode if is_mpi else _nodes.RemoteNode,
+                    _mpi_job.MpiNode if is_mpi else _nodes.RemoteNode,
                 )
             if host in ("0.0.0.0", "::"):
                 host = self._nodes[0].own_address
@@ -453,7 +453,7 @@ def _check_seconds(name: str, value: object) -> None:
 def _close_all() -> None:
     for each in list(_OPEN):
         each.close() if each.backend == "mpi" else each._abort()
-    _mpi.dismiss()
+    _mpi_job.dismiss()
 
 
 __all__ = ["Session", "session"]

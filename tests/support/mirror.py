@@ -177,6 +177,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     # Several workers.
     "distributed._gloo": ("distributed/test_collectives.py",),
+    "distributed._mpi_job": ("distributed/test_mpi.py",),
     "distributed._parts": (*("distributed/test_groups.py", "distributed/test_tensor_trainer.py"),),
     "distributed._parallel_trainer": (
         *("distributed/test_trainer.py", "distributed/test_tensor_trainer.py"),
