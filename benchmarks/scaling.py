@@ -51,6 +51,7 @@ def main() -> int:
         "tvm": tvm.__version__,
         "torch": torch.__version__,
         "date": datetime.date.today().isoformat(),
+        "busy": _busy(),
         "networks": {name: list(each) for name, each in NETWORKS.items()},
         "steps": [],
         "throttled": [],
@@ -74,6 +75,22 @@ def main() -> int:
     args.out.write_text(_text(found))
     print(f"written to {args.out}")
     return 0
+
+
+def _busy(seconds: float = 3.0) -> float:
+    """Return the share of the processors that other programs take now, or 0 where the system does not tell."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+
+    def ticks() -> tuple[int, int]:
+        own = [int(each) for each in stat.read_text().splitlines()[0].split()[1:]]
+        return sum(own), own[3] + own[4]  # idle, and idle in wait for disks
+
+    before = ticks()
+    time.sleep(seconds)
+    total, idle = (b - a for a, b in zip(before, ticks(), strict=True))
+    return round(1 - idle / total, 3)
 
 
 def _step(step, workers, args) -> dict:
@@ -174,7 +191,8 @@ def _throttled(workers, host: Network, executables: dict, args) -> list[dict]:
     hidden = {name: [] for name in limits}
     spans, events = [], []
     for i in range(args.repeats + 1):  # in turn, and the first round does not count
-        for name, limit in limits.items():
+        order = [*limits.items()]
+        for name, limit in order[i % len(order) :] + order[: i % len(order)]:
             latency, bandwidth = limit or (0.0, 0.0)
             workers.run("slow_down", latency=latency, bandwidth=bandwidth)
             if limit is None:

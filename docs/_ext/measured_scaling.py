@@ -85,6 +85,16 @@ class Conditions(Measured):
             f"Measured on {measured['cores']} cores of an {measured['processor']}, TVM {measured['tvm']}, PyTorch "
             f"{measured['torch']}, {measured['date']}."
         )
+        if not is_quiet(measured):
+            yield (
+                f"Other programs took {100 * measured['busy']:.0f} % of the processors when the measurement began: times and ratios "
+                "are those of a busy machine."
+            )
+
+
+def is_quiet(measured: dict) -> bool:
+    """Tell whether no other programs ran."""
+    return measured["busy"] < 0.1
 
 
 def largest_error(measured: dict) -> float:
