@@ -20,7 +20,7 @@ from pathlib import Path
 
 from _network import NETWORKS, Network, efficiency, fitted, replayed, seconds_of
 
-NAMES = ("ResNet-18", "GPT", "ViT-tiny")
+NAMES = ("ResNet-18", "GPT, 6 layers", "ViT-tiny")
 
 #: The elements of the allreduces that the network of this machine is fitted to.
 SIZES = (1, 2**10, 2**14, 2**18, 2**20, 2**22)

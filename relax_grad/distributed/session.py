@@ -415,6 +415,8 @@ class Session:
         if not graceful:
             for node in self._nodes:
                 node.kill()
+            # Worker 0 may wait there for others. A thread that comes back from there while Python ends would end the process.
+            self._store = None
         if self.disco is not None:
             self._stop_worker_0()
         if graceful:

@@ -195,6 +195,29 @@ def test_a_machine_with_other_versions():
         other.wait()
 
 
+#: A program whose workers end at once, while worker 0 waits for them.
+NO_WORKERS = """
+import sys
+from relax_grad.distributed import WorkerError, session
+sys.executable = "/bin/false"
+try:
+    session(3, start_timeout=100.0)
+except WorkerError as error:
+    print(error.cause)
+"""
+
+
+def test_workers_that_do_not_start():
+    """The error comes at once, and the program goes on and ends by itself."""
+    pytest.importorskip("torch", reason="gloo comes with PyTorch: extra distributed")
+    start = time.monotonic()
+    command = [sys.executable, "-c", NO_WORKERS]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=START)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == "its process has ended with exit code 1\n"
+    assert time.monotonic() - start < 90
+
+
 def test_machines_that_do_not_come():
     pytest.importorskip("torch", reason="gloo comes with PyTorch: extra distributed")
     with pytest.raises(WorkerError, match=r"0 of 1 other machines have connected within 0\.5 s"):
