@@ -61,8 +61,8 @@ test-matrix: $(STAMP)matrix ## run the tests on every supported TVM and on every
 
 dev: $(STAMP)cli,test,examples,docs,lint ## install everything for development but PyTorch
 
-torch: $(BIN)/python ## install the PyTorch that the tests compare with
-	$(BIN)/python -m pip install torch==2.13.0
+torch: $(BIN)/python ## install the PyTorch that the tests compare with, and the package with which it writes ONNX files
+	$(BIN)/python -m pip install torch==2.13.0 'onnxscript>=0.7,<0.8'
 
 lint: $(STAMP)lint ## check the style, and the types of public functions
 	$(BIN)/ruff check

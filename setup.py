@@ -65,6 +65,8 @@ setup(
             "transformers>=5.23,<5.24",
             "timm>=1.0.31,<1.1",
             "peft>=0.21.2,<0.22",
+            # PyTorch's newer exporter writes ONNX files with it.
+            "onnxscript>=0.7,<0.8",
         ],
         "onnx": [onnx],
         # It simplifies ONNX models whose shapes are known only at run time.

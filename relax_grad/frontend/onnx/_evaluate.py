@@ -53,9 +53,13 @@ def evaluated(
         return [Known(objects(map(plain, shapes[0]))[slice(start, end)], "int64")]
     function = _FUNCTIONS.get(kind)
     given = [each for name, each in zip(node.input, operands, strict=True) if name]
+    if kind in _DECIDED_BY:
+        decided = _decided(_DECIDED_BY[kind], operands, shapes)
+        if decided is not None:
+            return [decided]
     if function is None or any(each is None for each in given):
         return None
-    if not any(each.is_symbolic for each in given):
+    if kind not in _LOGIC and not any(each.is_symbolic for each in given):
         return None
     try:
         arrays = [None if each is None else each.elements for each in operands]
@@ -63,7 +67,7 @@ def evaluated(
         found = function(extents, node, *arrays)
     except (Unknown, IndexError, TypeError, ValueError):  # the converter names an invalid node
         return None
-    if kind in _RELATIONS:
+    if kind in _RELATIONS or kind in _LOGIC:
         dtype = "bool"
     elif kind == "Where":
         dtype = operands[1].dtype
@@ -73,6 +77,19 @@ def evaluated(
     if any(each.size > MOST_ELEMENTS for each in results):
         return None
     return [Known(each, dtype) for each in results]
+
+
+def _decided(value: bool, operands: list[Known | None], shapes: list) -> Known | None:
+    """Return the result of ``And`` or ``Or`` if an operand decides it, whatever the other one is."""
+    if not any(
+        each is not None and all(x is value for x in each.elements.flat) for each in operands
+    ):
+        return None
+    if any(shape is None or any(map(is_symbolic, map(plain, shape))) for shape in shapes):
+        return None
+    shape = np.broadcast_shapes(*(tuple(map(int, each)) for each in shapes))
+    count = math.prod(shape)
+    return Known(objects([value] * count, shape), "bool") if count <= MOST_ELEMENTS else None
 
 
 def known_constant(value: np.ndarray) -> Known | None:
@@ -225,12 +242,31 @@ def _concat(extents, node, *parts):
     return np.concatenate(parts, axis=attribute(node, "axis", 0))
 
 
+def _logical(function: Callable) -> Callable:
+    def apply(extents, node, *operands):
+        return _mapped(
+            lambda *values: function(*map(bool, values)), *np.broadcast_arrays(*operands)
+        )
+
+    return apply
+
+
+#: Operators of truth values.
+_LOGIC = ("And", "Not", "Or", "Xor")
+
+#: The truth value of an operand that decides the result.
+_DECIDED_BY = {"And": False, "Or": True}
+
 _RELATIONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 
 #: The functions of operators on arrays of objects.
 _FUNCTIONS: dict[str, Callable] = {
     **{kind: _relation(kind) for kind in _RELATIONS},
     "Add": _elementwise("add"),
+    "And": _logical(lambda a, b: a and b),
+    "Not": _logical(lambda a: not a),
+    "Or": _logical(lambda a, b: a or b),
+    "Xor": _logical(lambda a, b: a != b),
     "Cast": _cast,
     "Ceil": lambda e, node, data: _mapped(lambda x: Ratio(e.rounded(x, up=True), 1), data),
     "Concat": _concat,
