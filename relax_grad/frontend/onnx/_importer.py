@@ -8,7 +8,7 @@ import itertools
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 
 import onnx
@@ -104,21 +104,21 @@ def imported(model: onnx.ModelProto) -> tuple[tvm.IRModule, bool]:
     seed = "seed"
     while seed in names:
         seed = f"{seed}_"
-    importer = _Importer(seed)
     given = onnx.GraphProto()
     given.CopyFrom(model.graph)
     for node in every_node(given):
         if in_domain(node) and node.op_type in FUSED:
             node.op_type = f"{DOMAIN}.{node.op_type}"
     given.input.insert(0, onnx.helper.make_tensor_value_info(seed, onnx.TensorProto.INT64, []))
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        ending_blocks(importer.bb),
-    ):
-        # TVM warns of every name that it changes, and prints the operands of a node that fails.
-        warnings.filterwarnings("ignore", category=UserWarning)
-        module = importer.from_onnx(given, opset_of(model))
+    first = _Importer(seed)
+    try:
+        module, importer = first.run(given, opset_of(model)), first
+    except (ValueError, UnsupportedOperatorError):
+        # A shape may be computed before the windows that bound its extents.
+        if not first.least:
+            raise
+        importer = _Importer(seed, first.least)
+        module = importer.run(given, opset_of(model))
     if importer.draws:
         return module, True
     main = module["main"]
@@ -131,16 +131,32 @@ def imported(model: onnx.ModelProto) -> tuple[tvm.IRModule, bool]:
 class _Importer(onnx_frontend.ONNXGraphImporter):
     """TVM's importer, with the converters of this package first."""
 
-    def __init__(self, seed: str):
+    def __init__(self, seed: str, least: Mapping[str, int] | None = None):
         super().__init__(None, None, keep_params_in_input=False, sanitize=False)
         self._seed = seed
         self._streams = itertools.count()
-        self._extents = Extents()
+        self._extents = Extents(least)
         self._known: dict[str, Known] = {}
         self._tensors: dict[str, relax.Expr] = {}
         self._operands: list[Known | None] | None = None
         self._branches = 0
         self.draws = False
+
+    @property
+    def least(self) -> dict[str, int]:
+        """The smallest values of symbols that the model was found to imply."""
+        return self._extents.bounds
+
+    def run(self, graph: onnx.GraphProto, opset: int) -> tvm.IRModule:
+        """Return the module of a graph."""
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            ending_blocks(self.bb),
+        ):
+            # TVM warns of every name that it changes, and prints the operands of a node that fails.
+            warnings.filterwarnings("ignore", category=UserWarning)
+            return self.from_onnx(graph, opset)
 
     def _draw(self) -> tuple[relax.Var, int]:
         """Return the seed, and a stream that no other node has."""

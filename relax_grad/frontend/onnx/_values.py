@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -80,18 +80,30 @@ def objects(values: Iterable, shape=None) -> np.ndarray:
 
 
 class Extents:
-    """Arithmetic of extents, which are positive."""
+    """Arithmetic of extents, which are positive.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    least : Mapping[str, int], optional
+        The smallest values of symbols by their names, where they are larger than 1.
+    """
+
+    def __init__(self, least: Mapping[str, int] | None = None) -> None:
         self._analyzer = Analyzer()
+        self._given = dict(least or {})
         self._least: dict[tirx.Var, int] = {}
+
+    @property
+    def bounds(self) -> dict[str, int]:
+        """The smallest values of symbols by their names, where they are larger than 1."""
+        return {each.name: value for each, value in self._least.items() if value > 1}
 
     def _bind(self, *values) -> None:
         for value in values:
             if not is_symbolic(value):
                 continue
             for variable in variables(value) - self._least.keys():
-                self._set_least(variable, 1)
+                self._set_least(variable, self._given.get(variable.name, 1))
 
     def _set_least(self, variable: tirx.Var, least: int) -> None:
         self._least[variable] = least
