@@ -51,6 +51,10 @@ def evaluated(
             return [Known(objects([extents.product(shapes[0])], ()), "int64")]
         start, end = attribute(node, "start", 0), attribute(node, "end")
         return [Known(objects(map(plain, shapes[0]))[slice(start, end)], "int64")]
+    if kind == "CastLike" and operands[1] is not None:
+        to = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(operands[1].dtype))
+        kind, operands = "Cast", operands[:1]
+        node = onnx.helper.make_node(kind, node.input[:1], node.output, to=to)
     function = _FUNCTIONS.get(kind)
     given = [each for name, each in zip(node.input, operands, strict=True) if name]
     if kind in _DECIDED_BY:
@@ -59,7 +63,7 @@ def evaluated(
             return [decided]
     if function is None or any(each is None for each in given):
         return None
-    if kind not in _LOGIC and not any(each.is_symbolic for each in given):
+    if not any(each.is_symbolic or each.dtype == "bool" for each in given):
         return None
     try:
         arrays = [None if each is None else each.elements for each in operands]
