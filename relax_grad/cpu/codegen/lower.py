@@ -18,7 +18,7 @@ from ...ir.module import IS_KERNEL
 from .arguments import without_checks
 
 #: The revision of the compilation. It changes with each change of the compiled code, also within a release.
-_REVISION = 5
+_REVISION = 6
 
 #: TVM's prefix for the symbols of functions that it calls.
 SYMBOL = "__tvm_ffi_"
