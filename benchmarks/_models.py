@@ -133,13 +133,20 @@ class _Transformer(nn.Module):
 class GPT(nn.Module):
     """A decoder in the style of GPT-2."""
 
-    def __init__(self, words: int = 8192, length: int = 256, width: int = 384, depth: int = 6):
+    def __init__(
+        self,
+        words: int = 8192,
+        length: int = 256,
+        width: int = 384,
+        depth: int = 6,
+        heads: int = 6,
+    ):
         super().__init__()
         self.words, self.places = (
             nn.Embedding(words, width),
             nn.Parameter(torch.zeros(length, width)),
         )
-        self.blocks = nn.Sequential(*(_Transformer(width, 6, True) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(_Transformer(width, heads, True) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
 
     def scores(self, tokens):
@@ -323,7 +330,7 @@ STEPS = [
     Step("ViT-tiny, 8x3x224x224", ViT, _images(8, 224, 1000)),
     Step(
         "GPT, 4 layers, 256 wide, 1x1024",
-        lambda: GPT(2048, 1024, 256, 4),
+        lambda: GPT(2048, 1024, 256, 4, 4),
         lambda: _tokens(1, 1024, 2048),
     ),
     Step("Llama, 4 layers, 384 wide, 4x256", Llama, lambda: _tokens(4, 256, 4096)),
