@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo bench bench-steps bench-passes bench-tir accuracy test test-profile test-slow arm test-core test-matrix dev torch lint format docs wheels new-operator clean distclean
+.PHONY: help demo bench bench-chart bench-passes bench-tir accuracy test test-profile test-slow arm test-core test-matrix dev torch lint format docs wheels new-operator clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,8 +26,8 @@ demo: $(STAMP)cli,examples ## train a small ResNet through relax_grad
 bench: $(STAMP)bench ## measure kernels and training steps against PyTorch (ARGS=--all: all others too), into benchmarks/results
 	$(BIN)/python benchmarks/measure.py $(ARGS)
 
-bench-steps: $(STAMP)bench ## measure training steps of all frameworks, and draw the chart of the first page (ARGS: --against, --only)
-	$(BIN)/python benchmarks/steps.py $(ARGS)
+bench-chart: $(STAMP)bench ## measure training steps of all frameworks, and draw the chart of the first page (ARGS: --against, --only)
+	$(BIN)/python benchmarks/frameworks.py $(ARGS)
 	$(BIN)/python benchmarks/chart.py
 
 bench-passes: $(STAMP)cli ## print the time of every pass for networks of 100, 200 and 400 layers (ARGS: networks, --layers)

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import tvm
-from _network import Network, seconds_of
+from _cluster import Network, seconds_of
 
 from relax_grad.distributed._tasks import Worker, task
 

@@ -1,6 +1,6 @@
 """Draw the time and the memory of training steps, as SVG for light and for dark pages.
 
-``python benchmarks/chart.py`` reads docs/_measured/steps.json for the times of all frameworks, which benchmarks/steps.py writes, and
+``python benchmarks/chart.py`` reads docs/_measured/steps.json for the times of all frameworks, which benchmarks/frameworks.py writes, and
 benchmarks/results/memory.json for memory. It writes docs/_measured/steps_light.svg and steps_dark.svg. It needs the standard library
 only.
 """

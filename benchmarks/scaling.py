@@ -3,7 +3,7 @@
 ``python benchmarks/scaling.py`` takes about 4 minutes on two cores that do nothing else. It trains ResNet-18, GPT and ViT-tiny with
 the same batch by one worker with two threads and by two workers with one thread each: the time of a step, the bytes that a worker
 gives to collectives, and the share of the communication that is hidden behind computations. Then 2, 4 and 8 workers train a small
-GPT with collectives that take as long as on networks of 1, 10 and 100 Gbit/s, and the model of ``_network.py`` predicts these steps
+GPT with collectives that take as long as on networks of 1, 10 and 100 Gbit/s, and the model of ``_cluster.py`` predicts these steps
 from those without the limit. From the recorded steps it predicts the efficiency of up to 1,024 workers. The results are those of the
 page ``docs/distributed.md``: ``--out docs/_measured/scaling.json``.
 """
@@ -18,7 +18,7 @@ import statistics
 import time
 from pathlib import Path
 
-from _network import NETWORKS, Network, efficiency, fitted, replayed, seconds_of
+from _cluster import NETWORKS, Network, efficiency, fitted, replayed, seconds_of
 
 NAMES = ("ResNet-18", "GPT, 6 layers", "ViT-tiny")
 

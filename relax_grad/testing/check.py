@@ -440,7 +440,7 @@ class _Check:
             expected = difference(direction)
             error = np.nan_to_num(abs(gradient[position] - expected), nan=np.inf)
             if error > largest:
-                worst, largest = (position, gradient[position], expected), error
+                worst, largest = (position, float(gradient[position]), expected), error
         raise _failure(self.name, order, name, *worst, "central differences give")
 
     def _record(self, error: float, comparisons: int) -> None:

@@ -1,4 +1,4 @@
-"""The model of the network in benchmarks/_network.py, and the page's measurements by benchmarks/scaling.py."""
+"""The model of the network in benchmarks/_cluster.py, and the page's measurements by benchmarks/scaling.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from _network import NETWORKS, Network, computation, efficiency, fitted, replayed, seconds_of
+from _cluster import NETWORKS, Network, computation, efficiency, fitted, replayed, seconds_of
 from scaling import MEASURED, PREDICTED, SIZES
 
 PAGE = Path(__file__).parents[2] / "docs" / "_measured" / "scaling.json"

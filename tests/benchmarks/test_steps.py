@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the extra 'bench' is missing: no torch")
 
 import _memory
-import steps
+import frameworks
 import torch
 from _contestants import contestants, difference
 from _models import MLP, STEPS, Llama, Step, UNet, ViT, resnet9
@@ -62,15 +62,15 @@ def test_contestants_agree_on_loss_and_gradients(step):
 @pytest.mark.slow
 def test_the_steps_of_the_chart_update_alike():
     """relax_grad's step, which writes to its arguments, has the losses of PyTorch."""
-    ours, torchs = steps._by_relax_grad(MLP_), steps._by_others(MLP_, "PyTorch")
+    ours, torchs = frameworks._by_relax_grad(MLP_), frameworks._by_others(MLP_, "PyTorch")
     for _ in range(3):
         loss, *_ = ours()
         np.testing.assert_allclose(loss.numpy(), torchs()[0].detach().numpy(), rtol=1e-5)
 
 
 def test_the_chart_has_steps_of_the_benchmark():
-    chosen = [step for name in steps.NAMES for step in STEPS if step.name.startswith(name)]
-    assert len(chosen) == len(steps.NAMES)
+    chosen = [step for name in frameworks.NAMES for step in STEPS if step.name.startswith(name)]
+    assert len(chosen) == len(frameworks.NAMES)
     assert all(hasattr(step.network(), "scores") for step in chosen[:1])
 
 
@@ -78,11 +78,11 @@ def test_rows_of_the_same_machine_are_kept(tmp_path):
     about = {"date": "1", "processor": "a", "target": "b", "threads": 2, "tvm": "1", "torch": "2"}
     row = {"step": "MLP", "ms": {"relax_grad": 1.0}}
     path = tmp_path / "steps.json"
-    assert steps._kept(path, about) == {}
-    steps._write(path, about, [row])
-    assert steps._kept(path, {**about, "date": "2"}) == {"MLP": row}
-    assert steps._kept(path, {**about, "torch": "3"}) == {}
-    assert steps._kept(path, {**about, "jax": "1"}) == {}
+    assert frameworks._kept(path, about) == {}
+    frameworks._write(path, about, [row])
+    assert frameworks._kept(path, {**about, "date": "2"}) == {"MLP": row}
+    assert frameworks._kept(path, {**about, "torch": "3"}) == {}
+    assert frameworks._kept(path, {**about, "jax": "1"}) == {}
 
 
 def test_steps_have_names_of_their_own():

@@ -1,6 +1,6 @@
 """Measure training steps of several frameworks, for the chart of the first page.
 
-``python benchmarks/steps.py`` measures an MLP, ResNet-18, GPT and ViT-tiny in turn in one process: forward pass, backward pass and
+``python benchmarks/frameworks.py`` measures an MLP, ResNet-18, GPT and ViT-tiny in turn in one process: forward pass, backward pass and
 SGD in float32, by relax_grad and by the contestants of ``--against``. TVM alone, ``relax.training.SetupTrainer`` with TVM's default
 pipeline, runs in a process without relax_grad. It writes docs/_measured/steps.json; ``python benchmarks/chart.py`` draws it. It takes
 about three minutes with two threads. JAX is measured if it is installed, in this environment or in a folder of PYTHONPATH.
