@@ -71,6 +71,7 @@ def test_extras(distribution, requirements):
         "examples",
         "lint",
         "matrix",
+        "mpi",
         "onnx",
         "onnxsim",
         "release",
