@@ -106,7 +106,7 @@ from tvm.s_tir import slayout  # noqa: E402
 from tvm_ffi import structural_equal  # noqa: E402
 
 try:  # 0.27 and later
-    from tvm.ir import GenericConst
+    from tvm.ir import GenericConst, StringImm
     from tvm.ir import TensorLoad as BufferLoad
     from tvm.s_tir import SBlock, SBlockRealize
     from tvm.sym import Analyzer, detect_linear_equation
@@ -115,7 +115,7 @@ try:  # 0.27 and later
 except ImportError:  # 0.26
     from tvm.arith import Analyzer, detect_linear_equation
     from tvm.relax import Constant
-    from tvm.tirx import BufferLoad, SBlock, SBlockRealize
+    from tvm.tirx import BufferLoad, SBlock, SBlockRealize, StringImm
 
     _CONSTANT, _LOADED = (Constant, "data"), "buffer"
 
@@ -352,6 +352,7 @@ __all__ = [
     "BufferLoad",
     "SBlock",
     "SBlockRealize",
+    "StringImm",
     "applies_softmax",
     "check_versions",
     "constant_tensor",

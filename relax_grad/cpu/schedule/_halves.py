@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, Op, StringImm
+from tvm.ir import Call, Op
 
-from ...ir.compat import BufferLoad, loaded_buffer
+from ...ir.compat import BufferLoad, StringImm, loaded_buffer
 from ...ir.dtypes import HALVES
 from ...ir.module import is_buffer
 from ..kernel import functions
