@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tvm
 from tvm import relax, tirx
-from tvm.ir import Op
+from tvm.ir import GlobalVar, Op
 from tvm.relax import op
 
-from ...ir.aliases import Memory, may_write
+from ...ir.aliases import Memory, may_write, writing_functions
 from ...ir.bindings import bindings_of, used
 from ...ir.compat import constant_value, dtype_of
 from ...ir.dataflow import with_changed_blocks
@@ -69,14 +69,23 @@ class FuseAttention:
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return with_changed_blocks(mod, _has_attention, _fused_in)
+        writers = writing_functions(mod)
+        return with_changed_blocks(
+            mod, lambda function: _has_attention(function, writers), _fused_in
+        )
 
 
-def _has_attention(function: relax.Function) -> bool:
-    """Tell whether a function has a softmax between two products, and no call that writes to memory."""
+def _has_attention(function: relax.Function, writers: Collection[GlobalVar]) -> bool:
+    """Tell whether a function has a softmax and two products, and no call that writes to memory."""
     values = [binding.value for binding in bindings_of(function.body)]
-    operators = Counter(value.op for value in values if isinstance(value, relax.Call))
-    return operators[_SOFTMAX] > 0 and operators[_MATMUL] > 1 and not any(map(may_write, values))
+    operators = Counter(
+        value.op
+        for value in values
+        if isinstance(value, relax.Call) and value.op in (_SOFTMAX, _MATMUL)
+    )
+    if not operators[_SOFTMAX] or operators[_MATMUL] < 2:
+        return False
+    return not any(may_write(value, writers) for value in values)
 
 
 def _fused_in(function: relax.Function, _memory: Memory):

@@ -171,7 +171,9 @@ LEFT = {
 
 def calls(function, name: str) -> list[relax.Call]:
     values = [binding.value for binding in bindings_of(function.body)]
-    return [v for v in values if isinstance(v, relax.Call) and v.op.name == f"relax.nn.{name}"]
+    return [
+        v for v in values if isinstance(v, relax.Call) and v.op == tvm.ir.Op.get(f"relax.nn.{name}")
+    ]
 
 
 def drawn(shapes, module) -> list[np.ndarray]:
@@ -257,3 +259,24 @@ def test_permutations_are_joined():
     fused = FuseAttention()(build(params, body))["main"]
     (call,) = calls(fused, "attention")
     assert list(call.args) == list(fused.params)
+
+
+def test_functions_that_call_others_are_fused():
+    shape = (B, H, T, D)
+    bb = relax.BlockBuilder()
+    x = tensor("x", shape, "float32")
+    with bb.function("halved", [x], private=True):
+        with bb.dataflow():
+            half = bb.emit_output(op.multiply(x, number(0.5)))
+        bb.emit_func_output(half)
+    halved = bb.get().get_global_var("halved")
+    q, k, v = (tensor(name, shape, "float32") for name in "qkv")
+    with bb.function("main", [q, k, v]):
+        with bb.dataflow():
+            turned = bb.emit(op.permute_dims(bb.emit(halved(k)), [0, 1, 3, 2]))
+            weights = bb.emit(op.nn.softmax(bb.emit(op.matmul(q, turned)), -1))
+            y = bb.emit_output(op.matmul(weights, v))
+        bb.emit_func_output(y)
+    fused = FuseAttention()(bb.get())
+    relax.analysis.well_formed(fused)
+    assert len(calls(fused["main"], "attention")) == 1
