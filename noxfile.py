@@ -1,7 +1,8 @@
 """The versions that relax_grad supports: its suite on each of them, and its numeric core on one.
 
-``make test-matrix`` and ``make test-core`` run the sessions. Each has a virtual environment of its own in
-``.nox``, of one or two gigabytes, which is used again by the next run; ``make distclean`` removes them.
+``make test-matrix`` and ``make test-core`` run the sessions. Each has a virtual environment of its
+own in ``.nox``, of one or two gigabytes, which is used again by the next run; ``make distclean``
+removes them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ TORCH = "torch==2.13.0"
 
 
 def install(session: nox.Session, tvm: str) -> None:
-    """Install the package with what its tests need and this TVM; setup.py gives the range of its FFI."""
+    """Install the package with what its tests need and this TVM; setup.py gives the range of its
+    FFI."""
     session.install("--editable", ".[test,examples]", f"apache-tvm=={tvm}")
 
 
@@ -26,7 +28,8 @@ def install(session: nox.Session, tvm: str) -> None:
 def suite(session: nox.Session, tvm: str) -> None:
     """Run the suite; with PyTorch on the Python that nox runs in, if that has it.
 
-    Elsewhere the tests that compare with PyTorch are skipped: for some of these Pythons it is several gigabytes.
+    Elsewhere the tests that compare with PyTorch are skipped: for some of these Pythons it is
+    several gigabytes.
     """
     install(session, tvm)
     is_this = session.python == f"{sys.version_info.major}.{sys.version_info.minor}"

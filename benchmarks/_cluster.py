@@ -1,8 +1,9 @@
 """A model of the time of a data parallel step, of the form of LogGP (Alexandrov et al., 1995).
 
-A message of n bytes takes ``latency + n / bandwidth``; the processor's own time for a message is part of the latency. Collectives
-are sequences of messages, one after the other. A step is a sequence of computations and collectives, as a worker has recorded it:
-collectives that are started run one after the other beside the computations, until the worker waits for them.
+A message of n bytes takes ``latency + n / bandwidth``; the processor's own time for a message is
+part of the latency. Collectives are sequences of messages, one after the other. A step is a
+sequence of computations and collectives, as a worker has recorded it: collectives that are started
+run one after the other beside the computations, until the worker waits for them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ NETWORKS = {
     "100 Gbit/s": Network(5e-6, 1e11 / 8),
 }
 
-#: A kind, bytes, the seconds of computation before the event, and those of its own computation, such as the copy of a bucket.
+#: A kind, bytes, the seconds of computation before the event, and those of its own computation,
+#: such as the copy of a bucket.
 Event = Sequence
 
 #: Takes the name of a collective and its bytes.
@@ -47,8 +49,8 @@ def seconds_of(name: str, size: int, workers: int, network: Network) -> float:
     Parameters
     ----------
     name : str
-        ``"allreduce"``, a ring: 2 (W - 1) messages of n / W bytes; ``"broadcast"``, a tree; ``"send"``, one message; another one
-        takes no time.
+        ``"allreduce"``, a ring: 2 (W - 1) messages of n / W bytes; ``"broadcast"``, a tree;
+        ``"send"``, one message; another one takes no time.
     size : int
         The bytes n.
     workers : int
@@ -83,7 +85,8 @@ def replayed(events: Sequence[Event], cost: Cost, *, sends: float = 1.0) -> floa
     Parameters
     ----------
     events : Sequence[Event]
-        What worker 0 has recorded, up to an event ``"end"``. The starts and waits of buckets are in the same order.
+        What worker 0 has recorded, up to an event ``"end"``. The starts and waits of buckets are in
+        the same order.
     cost : Callable
         The times of collectives.
     sends : float
@@ -115,7 +118,8 @@ def computation(events: Sequence[Event]) -> float:
 def efficiency(
     events: Sequence[Event], recorded: int, workers: int, network: Network, overhead: float
 ) -> float:
-    """Return the share of its time that a worker of many computes, with the same number of examples for each worker.
+    """Return the share of its time that a worker of many computes, with the same number of examples
+    for each worker.
 
     Parameters
     ----------

@@ -29,7 +29,8 @@ class Contestant:
     results : list[np.ndarray]
         The results of the first call; for a step, the loss and the gradients.
     compiling : float
-        The compile time in seconds; for PyTorch and JAX, which compile in the first call, with this call.
+        The compile time in seconds; for PyTorch and JAX, which compile in the first call, with this
+        call.
     first : float
         The time of the first call in seconds; 0 if this call compiled.
     executable : tvm.relax.VMExecutable, optional

@@ -16,7 +16,8 @@ aten = torch.ops.aten
 
 
 def in_jax(exported: torch.export.ExportedProgram) -> Callable:
-    """Return ``f(parameters, inputs)``, which takes arrays in the order of the program and returns its result.
+    """Return ``f(parameters, inputs)``, which takes arrays in the order of the program and returns
+    its result.
 
     Buffers are constants, and writes to them are dropped.
     """

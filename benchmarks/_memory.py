@@ -1,12 +1,13 @@
 """The peak memory of a training step, measured in a separate process for each contestant.
 
-The peak resident memory of a process never falls, so the process does nothing else. The resident memory before the step
-(libraries, parameters, inputs) is subtracted: the result is the memory that the step adds. PyTorch and JAX compile and
-load code at their first step. They therefore run one unmeasured step, drop its results, and return freed memory to the
-system. TVM has compiled in another process; its first step counts, because it keeps the memory of a step for the next
-one. Each step starts from the parameters of the previous one, as in training (JAX's always from the same parameters).
-New parameters count if a step returns them beside the old ones, as in Relax and JAX. PyTorch updates the parameters in
-place, but keeps gradients beside them.
+The peak resident memory of a process never falls, so the process does nothing else. The resident
+memory before the step (libraries, parameters, inputs) is subtracted: the result is the memory that
+the step adds. PyTorch and JAX compile and load code at their first step. They therefore run one
+unmeasured step, drop its results, and return freed memory to the system. TVM has compiled in
+another process; its first step counts, because it keeps the memory of a step for the next one. Each
+step starts from the parameters of the previous one, as in training (JAX's always from the same
+parameters). New parameters count if a step returns them beside the old ones, as in Relax and JAX.
+PyTorch updates the parameters in place, but keeps gradients beside them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def peak(name: str, column: str, executable=None, arrays=()) -> int | None:
 
 
 def growth(run: Callable[[], object], forget: Callable[[], None] | None) -> int:
-    """Return the peak memory that calls add, in bytes; with ``forget``, one unmeasured call runs first."""
+    """Return the peak memory that calls add, in bytes; with ``forget``, one unmeasured call runs
+    first."""
     if forget is not None:
         run()
         forget()

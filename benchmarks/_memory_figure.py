@@ -15,7 +15,8 @@ _MARKERS = ("o", "s", "^")
 
 
 def points(results: dict) -> dict[str, list[tuple[float, float, str]]]:
-    """Return memory and time relative to PyTorch's, and the setting, by the step; the most memory comes first."""
+    """Return memory and time relative to PyTorch's, and the setting, by the step; the most memory
+    comes first."""
     found: dict[str, list] = {}
     for row in results["rows"]:
         if row["remat"] != "PyTorch":
@@ -27,8 +28,8 @@ def points(results: dict) -> dict[str, list[tuple[float, float, str]]]:
 def table(results: dict) -> list[str]:
     """Return the rows of the table in Markdown."""
     return [
-        f"| {row['step']} | {_written(row['remat'])} | {row['planned'] / 1e6:.0f} | {row['measured'] / 1e6:.0f} | "
-        f"{row['memory']:.2f} | {row['time']:.2f} |"
+        f"| {row['step']} | {_written(row['remat'])} | {row['planned'] / 1e6:.0f} | "
+        f"{row['measured'] / 1e6:.0f} | {row['memory']:.2f} | {row['time']:.2f} |"
         for row in results["rows"]
         if row["remat"] != "PyTorch"
     ]

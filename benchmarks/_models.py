@@ -1,4 +1,5 @@
-"""The networks of the measured training steps. Each takes its inputs and the targets, and returns the loss."""
+"""The networks of the measured training steps. Each takes its inputs and the targets, and returns
+the loss."""
 
 from __future__ import annotations
 

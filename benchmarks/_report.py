@@ -41,13 +41,17 @@ class Result:
     samples : dict[str, list[float]]
         Seconds, by column. A very slow column has one sample.
     compiling : dict[str, float]
-        Compile times in seconds, by column; those of PyTorch and JAX include the first call, which compiles.
+        Compile times in seconds, by column; those of PyTorch and JAX include the first call, which
+        compiles.
     errors : dict[str, float]
-        The largest difference from PyTorch's results, relative to their largest elements, by column.
+        The largest difference from PyTorch's results, relative to their largest elements, by
+        column.
     kernels : tuple[int, int]
-        The number of kernel calls in the program that relax_grad compiled, and of different kernels.
+        The number of kernel calls in the program that relax_grad compiled, and of different
+        kernels.
     memory : dict[str, int]
-        The peak memory that a step adds to the resident memory, in bytes, by column; only for steps.
+        The peak memory that a step adds to the resident memory, in bytes, by column; only for
+        steps.
     """
 
     group: str
@@ -216,7 +220,8 @@ def _ratio(value: float | None) -> str:
 
 
 def write(results: Sequence[Result], others: Sequence[str], about: dict, folder: Path) -> None:
-    """Write ``results.json``, ``results.md``, ``results.png``, and ``page.json`` for docs/cpu.md."""
+    """Write ``results.json``, ``results.md``, ``results.png``, and ``page.json`` for
+    docs/cpu.md."""
     folder.mkdir(parents=True, exist_ok=True)
     heads = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in about.items())
     rows = ",\n".join("  " + json.dumps(result.as_dict()) for result in results)
@@ -225,9 +230,10 @@ def write(results: Sequence[Result], others: Sequence[str], about: dict, folder:
     parts = [
         ", ".join(f"{key} {value}" for key, value in about.items()) + "\n",
         "Time of relax_grad divided by that of each column: medians of paired samples, and in "
-        '"torch (least)" the ratio of the least times. "error" is the largest difference from PyTorch\'s '
-        'results, relative to their largest element; "kernels" are the calls of kernels and the different '
-        'ones among them; "static" is relax_grad with the batch as a number.\n',
+        '"torch (least)" the ratio of the least times. "error" is the largest difference from '
+        'PyTorch\'s results, relative to their largest element; "kernels" are the calls of '
+        'kernels and the different ones among them; "static" is relax_grad with the batch as a '
+        "number.\n",
         *(report.to_markdown() for report in reports(results, others)),
     ]
     (folder / "results.md").write_text("\n".join(parts))
@@ -242,7 +248,8 @@ def page(results: Sequence[Result], about: dict) -> str:
 
 
 def draw(results: Sequence[Result], about: dict, path: Path) -> None:
-    """Draw a panel for each kind of rows, with a bar for the time of each row relative to PyTorch."""
+    """Draw a panel for each kind of rows, with a bar for the time of each row relative to
+    PyTorch."""
     import matplotlib
 
     matplotlib.use("Agg")  # Works without a display.

@@ -1,4 +1,5 @@
-"""Tasks of workers for measurements: a slower network, the time of an allreduce, and the events of a step.
+"""Tasks of workers for measurements: a slower network, the time of an allreduce, and the events of
+a step.
 
 Workers import this module.
 """
@@ -23,7 +24,8 @@ NAMES = {
 
 @task
 def slow_down(worker: Worker, latency: float, bandwidth: float) -> None:
-    """Let each collective take at least the time of a network; a bandwidth of 0 stands for no limit."""
+    """Let each collective take at least the time of a network; a bandwidth of 0 stands for no
+    limit."""
     network, count = Network(latency, bandwidth), worker.num_workers
 
     def seconds(name: str, size: int) -> float:
@@ -54,7 +56,8 @@ def record(worker: Worker) -> None:
 
 @task
 def recorded(worker: Worker) -> list | None:
-    """Return the events of worker 0, and record no more: a kind, bytes, the begin, the end, and the seconds of its own."""
+    """Return the events of worker 0, and record no more: a kind, bytes, the begin, the end, and the
+    seconds of its own."""
     recorder = worker.kept.pop("recorder", None)
     return None if recorder is None else recorder.end()
 

@@ -31,8 +31,8 @@ def in_relax(
 ) -> tuple[tvm.IRModule, list[np.ndarray]]:
     """Return a module and the arguments of its function ``step``.
 
-    The arguments are the inputs, the buffers that stay, the parameters, and the running statistics. The function
-    returns the loss, the new parameters and the new statistics.
+    The arguments are the inputs, the buffers that stay, the parameters, and the running statistics.
+    The function returns the loss, the new parameters and the new statistics.
     """
     imported = from_module(network, tuple(inputs))
     learned, frozen, states = imported.params, imported.frozen, imported.states
@@ -69,7 +69,8 @@ def in_relax(
 def in_torch(
     network: torch.nn.Module, inputs: Sequence[torch.Tensor], is_compiled: bool
 ) -> Callable[[], list[torch.Tensor]]:
-    """Return a function that takes a training step, and returns the loss and the updated parameters."""
+    """Return a function that takes a training step, and returns the loss and the updated
+    parameters."""
     optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
     loss_of = torch.compile(network) if is_compiled else network
 
@@ -84,7 +85,8 @@ def in_torch(
 
 
 def in_jax(network: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[[], list]:
-    """Return a function that computes the loss and new parameters, always from the same parameters."""
+    """Return a function that computes the loss and new parameters, always from the same
+    parameters."""
     import _exported
     import jax
 
@@ -101,7 +103,8 @@ def in_jax(network: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Callable
 
 
 def compared(results: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the loss, and the gradients as one vector, from the loss and the parameters after a step."""
+    """Return the loss, and the gradients as one vector, from the loss and the parameters after a
+    step."""
     loss, *after = results  # running statistics come last
     changes = [(old - new).ravel() for old, new in zip(before, after, strict=False)]
     return [loss, np.concatenate(changes) / RATE]

@@ -1,7 +1,7 @@
 """A training step by TVM alone, in a process that does not import relax_grad.
 
-``python benchmarks/_stock.py STEP REPEATS`` prints the least time of a step in seconds; or, as an object of JSON with the key
-``reason``, why TVM cannot train the network.
+``python benchmarks/_stock.py STEP REPEATS`` prints the least time of a step in seconds; or, as an
+object of JSON with the key ``reason``, why TVM cannot train the network.
 """
 
 from __future__ import annotations

@@ -9,18 +9,21 @@ from collections.abc import Callable, Mapping
 #: The least duration of a sample in seconds; a sample calls short functions several times.
 _SHORTEST = 5e-3
 
-#: Seconds of unmeasured calls before a sample: the threads of the previous function spin for some milliseconds.
+#: Seconds of unmeasured calls before a sample: the threads of the previous function spin for some
+#: milliseconds.
 _UNMEASURED = 20e-3
 
-#: Longer functions, in seconds, have no unmeasured calls: some milliseconds do not affect their samples.
+#: Longer functions, in seconds, have no unmeasured calls: some milliseconds do not affect their
+#: samples.
 _LONG = 0.2
 
 
 def raise_mmap_threshold() -> None:
     """Let glibc serve large tensors from its heap.
 
-    glibc maps large blocks into fresh pages, which cost more time than the measured functions. It raises this
-    threshold when a mapped block is freed, so blocks near its upper limit are allocated and freed.
+    glibc maps large blocks into fresh pages, which cost more time than the measured functions. It
+    raises this threshold when a mapped block is freed, so blocks near its upper limit are allocated
+    and freed.
     """
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
@@ -48,7 +51,8 @@ def measure(
     seconds : float
         The time limit; at least 3 samples are taken.
     clock : Callable
-        The clock of the samples; ``time.thread_time`` for functions of one thread on a machine that is not idle.
+        The clock of the samples; ``time.thread_time`` for functions of one thread on a machine that
+        is not idle.
     """
     times = {name: _time_of(function) for name, function in functions.items()}
     calls = {name: max(1, int(_SHORTEST / max(spent, 1e-7))) for name, spent in times.items()}

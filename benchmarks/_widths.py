@@ -1,4 +1,5 @@
-"""Measurements for each width of vectors: that of this machine, and AVX2, to which PyTorch is held too.
+"""Measurements for each width of vectors: that of this machine, and AVX2, to which PyTorch is held
+too.
 
 A script measures each width in a process of its own, and writes a file for each machine.
 """
@@ -23,7 +24,8 @@ from measure import processor
 
 HERE = Path(__file__).parent
 
-#: For each width of vectors: LLVM's processor (None: this one), the compiler's flags, and PyTorch's environment.
+#: For each width of vectors: LLVM's processor (None: this one), the compiler's flags, and PyTorch's
+#: environment.
 WIDTHS: dict[str, tuple[str | None, list[str], dict[str, str]]] = {
     "host": (None, ["-march=native"], {}),
     "avx2": (
@@ -57,16 +59,19 @@ def write(
     summary: Callable[[str, dict], str],
     options: Sequence[str] = (),
 ) -> None:
-    """Measure each width in a process of its own, print its summary, and write the file of this machine.
+    """Measure each width in a process of its own, print its summary, and write the file of this
+    machine.
 
     Parameters
     ----------
     script : str
-        The path of the script. With the option ``--part WIDTH``, its last line is the JSON of this width.
+        The path of the script. With the option ``--part WIDTH``, its last line is the JSON of this
+        width.
     args : argparse.Namespace
         The options of :func:`parser`.
     about : dict
-        The head of the file beside the date and the processor; ``threads`` is the number of threads.
+        The head of the file beside the date and the processor; ``threads`` is the number of
+        threads.
     summary : Callable
         Returns the text for a width and its measurements.
     options : Sequence[str]

@@ -1,8 +1,9 @@
 """Measure the error of every gradient in every dtype, against float64.
 
-``python benchmarks/accuracy.py`` differentiates the samples of every operator, writes the largest error of each
-operator and dtype to docs/_measured/accuracy.json, and draws them. With names of operators as arguments, it measures
-only those, and adds their errors to the stored ones. ``--plot`` draws the stored measurements.
+``python benchmarks/accuracy.py`` differentiates the samples of every operator, writes the largest
+error of each operator and dtype to docs/_measured/accuracy.json, and draws them. With names of
+operators as arguments, it measures only those, and adds their errors to the stored ones. ``--plot``
+draws the stored measurements.
 """
 
 from __future__ import annotations
@@ -102,9 +103,9 @@ def _named(operator: str) -> tuple[str, dict[str, Error]]:
 def measure(operator: str) -> dict[str, Error]:
     """Return the largest error of an operator's samples, by dtype.
 
-    Inputs and cotangents are rounded to the dtype first, and the gradient of the same numbers is computed in
-    float64: the error is that of the computation. Float64 itself is compared with PyTorch's float64, for the samples
-    with a function in PyTorch.
+    Inputs and cotangents are rounded to the dtype first, and the gradient of the same numbers is
+    computed in float64: the error is that of the computation. Float64 itself is compared with
+    PyTorch's float64, for the samples with a function in PyTorch.
     """
     measured: dict[str, list[tuple[float, str]]] = {}
     for sample, dtypes in _chosen(operator):
@@ -120,7 +121,8 @@ def measure(operator: str) -> dict[str, Error]:
 
 
 def _chosen(operator: str) -> Iterator[tuple[Sample, list[str]]]:
-    """Yield samples with the dtypes to measure them in: for each dtype, the first samples that support it."""
+    """Yield samples with the dtypes to measure them in: for each dtype, the first samples that
+    support it."""
     left = dict.fromkeys(DTYPES, _SAMPLES)
     for sample in samples(operator):
         can = [*(["float64"] if sample.torch else []), *sample.dtypes] if sample.smooth else []
@@ -166,7 +168,8 @@ def _same_values(narrow: _program.Program, exact: _program.Program) -> list[np.n
 
 
 def _of_torch(sample: Sample) -> list[np.ndarray] | None:
-    """Return PyTorch's gradients in float64, or None if PyTorch or the function in it is missing."""
+    """Return PyTorch's gradients in float64, or None if PyTorch or the function in it is
+    missing."""
     if sample.torch is None or not importlib.util.find_spec("torch"):
         return None
     function = sample.function or sample.op
@@ -196,7 +199,8 @@ def about() -> dict[str, str]:
 
 
 def draw(results: dict, folder: Path = RESULTS) -> None:
-    """Draw the errors into a folder, with a row for each family of operators, for light and for dark pages."""
+    """Draw the errors into a folder, with a row for each family of operators, for light and for
+    dark pages."""
     import matplotlib as mpl
 
     mpl.use("svg")

@@ -1,8 +1,8 @@
 """The time of the adjoint of a tensor function, relative to that of the function.
 
-``python benchmarks/adjoints.py`` compiles functions of TOPI and their adjoints with the pipeline for this
-processor, and measures them in turn. A limit is 2 for functions that are element-wise or move elements, and 4 for
-reductions and scatters; a ratio above it is marked.
+``python benchmarks/adjoints.py`` compiles functions of TOPI and their adjoints with the pipeline
+for this processor, and measures them in turn. A limit is 2 for functions that are element-wise or
+move elements, and 4 for reductions and scatters; a ratio above it is marked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Measure attention against PyTorch's scaled_dot_product_attention, for each width of vectors.
 
-``python benchmarks/attention.py`` measures attention without and with its gradients at lengths of 128 to 4096, interleaved,
-and training steps of a GPT, and writes ``docs/_measured/attention/PROCESSOR.json``: a file for each machine. PyTorch is held
-to AVX2 for the columns of AVX2. The peak is that of multiply-adds in registers.
+``python benchmarks/attention.py`` measures attention without and with its gradients at lengths of
+128 to 4096, interleaved, and training steps of a GPT, and writes
+``docs/_measured/attention/PROCESSOR.json``: a file for each machine. PyTorch is held to AVX2 for
+the columns of AVX2. The peak is that of multiply-adds in registers.
 
 ``--processor-time`` measures one thread by its processor time, for a machine that is not idle.
 """
@@ -16,7 +17,8 @@ import time
 
 from _widths import WIDTHS, digits, parser, peak, target_of, write
 
-#: The batch, the length, the number of heads and their size, and the number of heads of the keys: None for as many.
+#: The batch, the length, the number of heads and their size, and the number of heads of the keys:
+#: None for as many.
 SIZES = [
     *(((batch, length, 12, 64), None) for batch, length in ((8, 128), (4, 256), (2, 512))),
     ((1, 1024, 12, 64), None),
@@ -46,7 +48,8 @@ def main() -> None:
         "clock": "processor time" if args.processor_time else "wall time",
         "units": {
             "peak": "GFLOP/s of the threads",
-            "us": "microseconds of relax_grad: forward, and forward with gradients; the least times",
+            "us": "microseconds of relax_grad: forward, and forward with gradients; the least "
+            "times",
             "torch_us": "microseconds of PyTorch",
             "median": "time of relax_grad / time of PyTorch, the median of paired samples",
             "memory": "memory that a step adds, in bytes: relax_grad's and PyTorch's",
@@ -58,7 +61,8 @@ def main() -> None:
 
 
 def _measured(width: str, args: argparse.Namespace) -> dict:
-    """Return the peak and the rows of a width; in a process whose environment holds PyTorch to this width."""
+    """Return the peak and the rows of a width; in a process whose environment holds PyTorch to this
+    width."""
     import torch
     import tvm
     from _timing import raise_mmap_threshold
@@ -135,7 +139,8 @@ def _row(sizes: tuple, is_causal: bool, key_heads: int | None, target, repeats: 
 
 
 def _step(name: str, width: str, target, repeats: int, clock) -> dict:
-    """Return the time and the memory of a training step beside those of PyTorch, and of torch.compile for this machine."""
+    """Return the time and the memory of a training step beside those of PyTorch, and of
+    torch.compile for this machine."""
     import _memory
     from _contestants import contestants, difference
     from _models import STEPS as KNOWN

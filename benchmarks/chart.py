@@ -1,8 +1,8 @@
 """Draw the time and the memory of training steps, as SVG for light and for dark pages.
 
-``python benchmarks/chart.py`` reads docs/_measured/steps.json for the times of all frameworks, which benchmarks/frameworks.py writes, and
-benchmarks/results/memory.json for memory. It writes docs/_measured/steps_light.svg and steps_dark.svg. It needs the standard library
-only.
+``python benchmarks/chart.py`` reads docs/_measured/steps.json for the times of all frameworks,
+which benchmarks/frameworks.py writes, and benchmarks/results/memory.json for memory. It writes
+docs/_measured/steps_light.svg and steps_dark.svg. It needs the standard library only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ LABELS = {"PyTorch": "PyTorch eager", "TVM": "TVM alone"}
 #: Labels, bars and values fit a page 400 pixels wide: there, the text has 11 pixels.
 _WIDTH, _LEFT, _BAR = 520, 96, 18
 
-#: The pixels of a bar of length 1, and of the longest one: a longer bar is cut, and ends in a point.
+#: The pixels of a bar of length 1, and of the longest one: a longer bar is cut, and ends in a
+#: point.
 _UNIT, _LONGEST = 90, 230
 
 
@@ -57,7 +58,8 @@ def _label(step: str) -> str:
 
 
 def panels(measured: dict, times: dict) -> list[Panel]:
-    """Return the panels of the chart: times relative to relax_grad's, and memory relative to PyTorch's."""
+    """Return the panels of the chart: times relative to relax_grad's, and memory relative to
+    PyTorch's."""
     groups = {}
     for row in times["rows"]:
         ours, reasons = row["ms"]["relax_grad"], row.get("reason", {})
@@ -130,7 +132,10 @@ def _bar(y: float, name: str, length: float | None, reason: str, color: str) -> 
     width = min(_UNIT * length, _LONGEST)
     right, bottom, tip = _LEFT + width, y + _BAR, 8 if _UNIT * length > _LONGEST else 0
     outline = (
-        f"M{_LEFT} {y}H{right - tip:.1f}L{right:.1f} {y + _BAR / 2:g}L{right - tip:.1f} {bottom}H{_LEFT}Z"
+        (
+            f"M{_LEFT} {y}H{right - tip:.1f}L{right:.1f} {y + _BAR / 2:g}L{right - tip:.1f} "
+            f"{bottom}H{_LEFT}Z"
+        )
         if tip
         else f"M{_LEFT} {y}H{right:.1f}V{bottom}H{_LEFT}Z"
     )

@@ -1,10 +1,11 @@
 """The compile time of training steps, and its distribution over the passes.
 
-``python benchmarks/compile_time.py`` compiles the training step of each network three times, in separate processes:
-without a directory of compiled functions, with an empty one (cold), and with the directory that the second run has
-filled (warm). The table gives the wall time and the processor time of ``tvm.compile`` and loading in seconds, for TVM
-in one thread and for relax_grad's pipeline. ``--phases`` adds the slowest passes; it generates all functions, including
-those with machine code in the directory.
+``python benchmarks/compile_time.py`` compiles the training step of each network three times, in
+separate processes: without a directory of compiled functions, with an empty one (cold), and with
+the directory that the second run has filled (warm). The table gives the wall time and the processor
+time of ``tvm.compile`` and loading in seconds, for TVM in one thread and for relax_grad's pipeline.
+``--phases`` adds the slowest passes; it generates all functions, including those with machine code
+in the directory.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ import relax_grad
 
 
 class GRU(nn.Module):
-    """A layer of gated recurrent units, imported step by step, and a classifier of its last state."""
+    """A layer of gated recurrent units, imported step by step, and a classifier of its last
+    state."""
 
     def __init__(self, inputs: int = 64, width: int = 128, classes: int = 10):
         super().__init__()
@@ -74,7 +76,8 @@ class _Phases:
 
 
 def measure(name: str, way: str, directory: str, phases: bool) -> dict:
-    """Compile and load a training step; return the wall time, the processor time and the times of passes."""
+    """Compile and load a training step; return the wall time, the processor time and the times of
+    passes."""
     network, inputs = _steps.initial(STEPS[name])
     module, _arrays = _steps.in_relax(network, inputs)
     relax_grad.cache(directory if way in ("cold", "warm") else None)

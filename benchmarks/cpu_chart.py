@@ -1,7 +1,9 @@
-"""Draw the time of kernels, by family, and of training steps relative to PyTorch eager, for docs/cpu.md.
+"""Draw the time of kernels, by family, and of training steps relative to PyTorch eager, for
+docs/cpu.md.
 
-``python benchmarks/cpu_chart.py`` reads docs/_measured/cpu.json, and writes cpu_kernels_light.svg, cpu_steps_light.svg
-and the dark ones beside it. ``python benchmarks/cpu_chart.py benchmarks/results/page.json`` first copies the results of
+``python benchmarks/cpu_chart.py`` reads docs/_measured/cpu.json, and writes cpu_kernels_light.svg,
+cpu_steps_light.svg and the dark ones beside it.
+``python benchmarks/cpu_chart.py benchmarks/results/page.json`` first copies the results of
 ``make bench`` there. It needs the standard library only.
 """
 
@@ -19,7 +21,8 @@ from chart import FOLDER, THEMES, conditions
 
 SOURCE = FOLDER / "cpu.json"
 
-#: Families of kernels: a title, the group of the rows, and a pattern at the beginning or the end of their names.
+#: Families of kernels: a title, the group of the rows, and a pattern at the beginning or the end of
+#: their names.
 FAMILIES = (
     ("Convolutions, 3x3", "conv", r".*, 3x3(, stride 2|, dilation 2)?$"),
     ("Convolutions, 1x1", "conv", r".*, 1x1(, stride 2)?$"),
@@ -55,7 +58,8 @@ def families(measured: dict) -> dict[str, list[dict]]:
 
 
 def kernels(measured: dict) -> list[tuple[str, float, str, tuple[float, float]]]:
-    """Return a bar for each family: its title, the geometric mean, a remark, and the least and largest ratio."""
+    """Return a bar for each family: its title, the geometric mean, a remark, and the least and
+    largest ratio."""
     found = []
     for title, rows in families(measured).items():
         ratios = [row["ratios"]["torch"] for row in rows]
@@ -66,7 +70,8 @@ def kernels(measured: dict) -> list[tuple[str, float, str, tuple[float, float]]]
 
 
 def steps(measured: dict) -> list[tuple[str, float, str, tuple[float, float]]]:
-    """Return a bar for each step: its name, the ratio, and PyTorch's time; the range is the ratio."""
+    """Return a bar for each step: its name, the ratio, and PyTorch's time; the range is the
+    ratio."""
     found = []
     for row in measured["rows"]:
         if row["group"] == "step":
@@ -99,14 +104,17 @@ def draw(measured: dict, chart: str, theme: str) -> str:
             f'<text x="{_LEFT - 10}" y="{y + 13}" text-anchor="end">{escape(label)}</text>'
         )
         parts.append(
-            f'<rect x="{_LEFT}" y="{y}" width="{_place(value) - _LEFT:.1f}" height="{_BAR}" fill="{ours}"/>'
+            f'<rect x="{_LEFT}" y="{y}" width="{_place(value) - _LEFT:.1f}" height="{_BAR}" '
+            f'fill="{ours}"/>'
         )
         if least < largest:
             parts.append(
-                f'<path d="M{_place(least)} {middle}H{_place(largest)}" stroke="{text}" stroke-width="1.5"/>'
+                f'<path d="M{_place(least)} {middle}H{_place(largest)}" stroke="{text}" '
+                'stroke-width="1.5"/>'
             )
         parts.append(
-            f'<text x="{_place(_LARGEST) + 4}" y="{y + 13}" font-size="12">{value:.2f}; {escape(remark)}</text>'
+            f'<text x="{_place(_LARGEST) + 4}" y="{y + 13}" font-size="12">{value:.2f}; '
+            f"{escape(remark)}</text>"
         )
         y += _STEP
     parts.insert(

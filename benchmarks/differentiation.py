@@ -1,8 +1,9 @@
 """The time of differentiation and the size of the adjoint function, as a function grows.
 
-``python benchmarks/differentiation.py`` differentiates chains of operators, and functions that split a tensor
-into many parts, with ``relax_grad.transform.Gradient`` and with TVM's pass in turn. The table gives the least of a few
-times in seconds, and the number of bindings of the adjoint function.
+``python benchmarks/differentiation.py`` differentiates chains of operators, and functions that
+split a tensor into many parts, with ``relax_grad.transform.Gradient`` and with TVM's pass in turn.
+The table gives the least of a few times in seconds, and the number of bindings of the adjoint
+function.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def parts(count: int) -> IRModule:
 
 
 def measure(module: IRModule, repeats: int) -> dict[str, tuple[float, int]]:
-    """Return the least time and the size of the adjoint function for each pass, measured in turn."""
+    """Return the least time and the size of the adjoint function for each pass, measured in
+    turn."""
     times = {name: [] for name in PASSES}
     sizes = {}
     for _ in range(repeats):

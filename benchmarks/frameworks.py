@@ -1,9 +1,11 @@
 """Measure training steps of several frameworks, for the chart of the first page.
 
-``python benchmarks/frameworks.py`` measures an MLP, ResNet-18, GPT and ViT-tiny in turn in one process: forward pass, backward pass and
-SGD in float32, by relax_grad and by the contestants of ``--against``. TVM alone, ``relax.training.SetupTrainer`` with TVM's default
-pipeline, runs in a process without relax_grad. It writes docs/_measured/steps.json; ``python benchmarks/chart.py`` draws it. It takes
-about three minutes with two threads. JAX is measured if it is installed, in this environment or in a folder of PYTHONPATH.
+``python benchmarks/frameworks.py`` measures an MLP, ResNet-18, GPT and ViT-tiny in turn in one
+process: forward pass, backward pass and SGD in float32, by relax_grad and by the contestants of
+``--against``. TVM alone, ``relax.training.SetupTrainer`` with TVM's default pipeline, runs in a
+process without relax_grad. It writes docs/_measured/steps.json; ``python benchmarks/chart.py``
+draws it. It takes about three minutes with two threads. JAX is measured if it is installed, in this
+environment or in a folder of PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def main() -> int:
         "torch": torch.__version__,
         **({"jax": version("jax")} if "JAX" in args.against else {}),
         "load": round(os.getloadavg()[0], 1),  # of other programs, before the first step
-        "unit": "least milliseconds of a training step; null if the framework cannot train the network",
+        "unit": "least milliseconds of a training step; null if the framework cannot train the "
+        "network",
     }
     steps = [step for name in NAMES for step in STEPS if step.name.startswith(name)]
     order = [step.name for step in steps]

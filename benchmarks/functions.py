@@ -1,8 +1,9 @@
 """Measure the error of float32 functions and of their derivatives, in units in the last place.
 
-``python benchmarks/functions.py`` compiles each function and its gradient with the pipeline, compares them with
-PyTorch's in float64 for numbers of every exponent and at the edges, and writes the largest errors to
-docs/_measured/functions.json. With names of functions as arguments, it measures only those, and prints the errors.
+``python benchmarks/functions.py`` compiles each function and its gradient with the pipeline,
+compares them with PyTorch's in float64 for numbers of every exponent and at the edges, and writes
+the largest errors to docs/_measured/functions.json. With names of functions as arguments, it
+measures only those, and prints the errors.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ RESULTS = Path(__file__).parents[1] / "docs" / "_measured" / "functions.json"
 #: The distance between subnormal numbers.
 LEAST = 2.0**-149
 
-#: Points where a function saturates, is clamped, or changes its form: every float32 near these is measured.
+#: Points where a function saturates, is clamped, or changes its form: every float32 near these is
+#: measured.
 _PLACES = (
     *(
         0.125,
@@ -83,10 +85,11 @@ class Function:
     torch : Callable
         The function of PyTorch.
     exact : Callable, optional
-        Returns ``(value, *derivatives)`` in float64, if PyTorch's float64 itself suffers from cancellation.
+        Returns ``(value, *derivatives)`` in float64, if PyTorch's float64 itself suffers from
+        cancellation.
     slack : Callable, optional
-        Returns for the arguments an absolute error of the derivatives that is accepted in addition to 4 units in the
-        last place: a limit that the page on accuracy states.
+        Returns for the arguments an absolute error of the derivatives that is accepted in addition
+        to 4 units in the last place: a limit that the page on accuracy states.
     arguments : int
         The number of arguments.
     """
@@ -187,7 +190,8 @@ class Found:
     Attributes
     ----------
     values, exact, torch : np.ndarray
-        The results of the pipeline's function, the exact ones in float64, and those of PyTorch in float32.
+        The results of the pipeline's function, the exact ones in float64, and those of PyTorch in
+        float32.
     errors, of_torch : np.ndarray
         The distances of the pipeline's values and of PyTorch's from the exact ones.
     beside_torch : np.ndarray
@@ -206,11 +210,13 @@ class Found:
 
 
 def ulps(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """Return the distances of float32 numbers from float64 ones, in units in the last place of the exact ones.
+    """Return the distances of float32 numbers from float64 ones, in units in the last place of the
+    exact ones.
 
-    The distance between a NaN and a number is infinite, and so is that between an infinite exact value and any other
-    value. An infinite float32 counts as the power of 2 after the largest float32, with the sign of the infinity. Its
-    distance is 0 if the exact value rounds to the same infinity.
+    The distance between a NaN and a number is infinite, and so is that between an infinite exact
+    value and any other value. An infinite float32 counts as the power of 2 after the largest
+    float32, with the sign of the infinity. Its distance is 0 if the exact value rounds to the same
+    infinity.
     """
     with np.errstate(all="ignore"):
         rounded = exact.astype("float32")
@@ -226,7 +232,8 @@ def ulps(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 def points(count: int, seed: int = 0) -> np.ndarray:
-    """Return ``count`` numbers of each exponent and of each sign, and the numbers near the edges."""
+    """Return ``count`` numbers of each exponent and of each sign, and the numbers near the
+    edges."""
     rng = np.random.default_rng(seed)
     ends = np.array([0, 1, 2, 2**22, 2**23 - 2, 2**23 - 1])
     fractions = np.concatenate(
@@ -244,7 +251,8 @@ def points(count: int, seed: int = 0) -> np.ndarray:
 
 
 def pairs(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return bases of every binary exponent with special exponents, and pairs with finite powers."""
+    """Return bases of every binary exponent with special exponents, and pairs with finite
+    powers."""
     rng = np.random.default_rng(seed)
     special = [0, 0.5, 1, 2, 3, 1 / 3, 1.5, 10.1, 127.3, 1e-3, 1e-40, 2**24, 2**24 + 2, 2**23 - 0.5]
     special = np.array([*special, 3e38, np.inf, np.nan], "float32")

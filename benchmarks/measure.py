@@ -1,8 +1,8 @@
 """Measure kernels and whole training steps against PyTorch, in one process, in turn.
 
-``python benchmarks/measure.py`` writes tables, ``results.json``, ``page.json``, ``results.md`` and ``results.png``
-to benchmarks/results. ``--only TEXT`` measures the rows with this text in their group or name, ``--against`` adds columns,
-and ``--all`` adds all columns.
+``python benchmarks/measure.py`` writes tables, ``results.json``, ``page.json``, ``results.md`` and
+``results.png`` to benchmarks/results. ``--only TEXT`` measures the rows with this text in their
+group or name, ``--against`` adds columns, and ``--all`` adds all columns.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def main() -> int:
 
 def _limit_threads(count: int) -> None:
     """Let TVM, PyTorch and JAX use this many threads; call it before the import of any of them."""
-    # XLA has no option for it: this variable sets the size of its thread pool, by default the number of cores.
+    # XLA has no option for it: this variable sets the size of its thread pool, by default the
+    # number of cores.
     for variable in ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "PJRT_NPROC"):
         os.environ[variable] = str(count)
     os.environ["JAX_PLATFORMS"] = "cpu"

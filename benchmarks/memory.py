@@ -1,9 +1,10 @@
 """Measure the memory and the time of whole training steps with recomputation, beside PyTorch's.
 
-``python benchmarks/memory.py`` measures ResNet-18, GPT and ViT-tiny: without recomputation, with ``remat="auto"``, with a
-policy, and within budgets, which are shares of the planned peak without recomputation. The times are measured in turn in one process.
-Each peak is that of a process of its own: the resident memory that steps add. It writes memory.json to
-benchmarks/results. ``--plot`` draws the figure of docs/trainer.md of these results, and prints the rows of its table.
+``python benchmarks/memory.py`` measures ResNet-18, GPT and ViT-tiny: without recomputation, with
+``remat="auto"``, with a policy, and within budgets, which are shares of the planned peak without
+recomputation. The times are measured in turn in one process. Each peak is that of a process of its
+own: the resident memory that steps add. It writes memory.json to benchmarks/results. ``--plot``
+draws the figure of docs/trainer.md of these results, and prints the rows of its table.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ def _measured(step, args: argparse.Namespace) -> list[dict]:
 
 
 def _compiled(step, inputs, folder: Path):
-    """Compile a step, write it with its arguments to a folder, and return a function that runs it on these arguments."""
+    """Compile a step, write it with its arguments to a folder, and return a function that runs it
+    on these arguments."""
     import numpy as np
     import tvm
     from tvm import relax
@@ -149,7 +151,8 @@ def _compiled(step, inputs, folder: Path):
 
 
 def _growth(folder: Path) -> int:
-    """Return the resident memory that steps add at most, each from the results of the previous one."""
+    """Return the resident memory that steps add at most, each from the results of the previous
+    one."""
     import _memory
     import numpy as np
     import tvm

@@ -1,9 +1,10 @@
 """The time of each pass of the pipeline as a network grows.
 
-``python benchmarks/passes.py`` builds networks of small tensors and many layers, and differentiates them. One function
-calls the gradient and updates the weights. The passes of ``relax_grad.pipeline`` run one by one, without TVM's code
-generation after them. The table gives the seconds of each pass, TVM's and relax_grad's, and its growth between the last
-two numbers of layers. A pass whose time grows faster than the layers is marked.
+``python benchmarks/passes.py`` builds networks of small tensors and many layers, and differentiates
+them. One function calls the gradient and updates the weights. The passes of ``relax_grad.pipeline``
+run one by one, without TVM's code generation after them. The table gives the seconds of each pass,
+TVM's and relax_grad's, and its growth between the last two numbers of layers. A pass whose time
+grows faster than the layers is marked.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ def network(name: str, layers: int) -> IRModule:
 
 
 def train_step(module: IRModule) -> IRModule:
-    """Return a module whose ``step`` calls ``main_adjoint`` of the given module and takes a step of SGD."""
+    """Return a module whose ``step`` calls ``main_adjoint`` of the given module and takes a step of
+    SGD."""
     adjoint = module["main_adjoint"].without_attr("global_symbol")
     bb = relax.BlockBuilder()
     called = bb.add_func(adjoint, "main_adjoint")
@@ -133,7 +135,8 @@ def train_step(module: IRModule) -> IRModule:
 
 
 def passes(name: str, layers: int) -> Iterator[tuple[str, Callable[[IRModule], IRModule]]]:
-    """Yield the measured stages of a network in order; each takes the result of the previous one."""
+    """Yield the measured stages of a network in order; each takes the result of the previous
+    one."""
     yield "(build)", lambda _: network(name, layers)
     weights = [param.name for param in NETWORKS[name](layers)[0][1:]]
     yield "Gradient", lambda mod: relax_grad.value_and_grad(mod, wrt=weights)
@@ -146,8 +149,8 @@ def passes(name: str, layers: int) -> Iterator[tuple[str, Callable[[IRModule], I
 def measure(name: str, layers: int) -> dict[str, float]:
     """Return the seconds of each pass for a network; the runs of a repeated pass are added up.
 
-    Python's garbage collector is off within a pass: a full collection takes time in proportion to all objects, and would
-    count for the pass in which it happens to run.
+    Python's garbage collector is off within a pass: a full collection takes time in proportion to
+    all objects, and would count for the pass in which it happens to run.
     """
     found: dict[str, float] = {}
     module = None

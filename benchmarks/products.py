@@ -1,11 +1,12 @@
 """Measure matrix products against PyTorch and the peak of the processor, for each width of vectors.
 
-``python benchmarks/products.py`` measures large products, interleaved, and small ones in blocks with a pause between the
-contestants, and writes ``docs/_measured/products/PROCESSOR.json``: a file for each machine. PyTorch is held to AVX2
-for the columns of AVX2. The peak is that of multiply-adds in registers, by a loop in C (``cc`` compiles it).
+``python benchmarks/products.py`` measures large products, interleaved, and small ones in blocks
+with a pause between the contestants, and writes ``docs/_measured/products/PROCESSOR.json``: a file
+for each machine. PyTorch is held to AVX2 for the columns of AVX2. The peak is that of multiply-adds
+in registers, by a loop in C (``cc`` compiles it).
 
-``--candidates`` measures the ways to compute each small product in one thread, and lists the products for which the
-chosen one is more than 10 % slower than another.
+``--candidates`` measures the ways to compute each small product in one thread, and lists the
+products for which the chosen one is more than 10 % slower than another.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ LARGE = [
     (1000, 1000, 1000),
 ]
 
-#: Rows of small products, and their columns and depths: layers of perceptrons, cells of recurrent nets, adapters of low
-#: rank, heads of attention, classifiers.
+#: Rows of small products, and their columns and depths: layers of perceptrons, cells of recurrent
+#: nets, adapters of low rank, heads of attention, classifiers.
 _ROWS = (1, 8, 16, 32, 64, 128)
 _LAYERS = (
     (16, 64),
@@ -73,7 +74,8 @@ def main() -> None:
 
 
 def _measured(width: str, args: argparse.Namespace) -> dict:
-    """Return the peak and the rows of a width; in a process whose environment holds PyTorch to this width."""
+    """Return the peak and the rows of a width; in a process whose environment holds PyTorch to this
+    width."""
     import numpy as np
     import torch
     import tvm
@@ -130,7 +132,8 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
 
 
 def _candidates(width: str) -> None:
-    """Print the small products of which a candidate that was not chosen takes less than 90 % of the time."""
+    """Print the small products of which a candidate that was not chosen takes less than 90 % of the
+    time."""
     os.environ["TVM_NUM_THREADS"] = "1"
     import numpy as np
     import tvm
@@ -175,8 +178,8 @@ def _summary(width: str, part: dict) -> str:
             worst = max(rows, key=lambda row: row["median"])
             share = min(row["gflops"] for row in rows) / part["peak"][1]
             lines.append(
-                f"  {group} {form}: {mean:.2f} of PyTorch's time (mean of medians), most {worst['median']:.2f} "
-                f"at {worst['sizes']}"
+                f"  {group} {form}: {mean:.2f} of PyTorch's time (mean of medians), most "
+                f"{worst['median']:.2f} at {worst['sizes']}"
                 + (f", least share of peak {share:.2f}" if group == "large" else "")
             )
     return "\n".join(lines)

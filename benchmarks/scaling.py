@@ -1,11 +1,13 @@
 """Measure data parallel training by several workers, and compare it with a model of the network.
 
-``python benchmarks/scaling.py`` takes about 4 minutes on two cores that do nothing else. It trains ResNet-18, GPT and ViT-tiny with
-the same batch by one worker with two threads and by two workers with one thread each: the time of a step, the bytes that a worker
-gives to collectives, and the share of the communication that is hidden behind computations. Then 2, 4 and 8 workers train a small
-GPT with collectives that take as long as on networks of 1, 10 and 100 Gbit/s, and the model of ``_cluster.py`` predicts these steps
-from those without the limit. From the recorded steps it predicts the efficiency of up to 1,024 workers. The results are those of the
-page ``docs/distributed.md``: ``--out docs/_measured/scaling.json``.
+``python benchmarks/scaling.py`` takes about 4 minutes on two cores that do nothing else. It trains
+ResNet-18, GPT and ViT-tiny with the same batch by one worker with two threads and by two workers
+with one thread each: the time of a step, the bytes that a worker gives to collectives, and the
+share of the communication that is hidden behind computations. Then 2, 4 and 8 workers train a small
+GPT with collectives that take as long as on networks of 1, 10 and 100 Gbit/s, and the model of
+``_cluster.py`` predicts these steps from those without the limit. From the recorded steps it
+predicts the efficiency of up to 1,024 workers. The results are those of the page
+``docs/distributed.md``: ``--out docs/_measured/scaling.json``.
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ def main() -> int:
 
 
 def _busy(seconds: float = 3.0) -> float:
-    """Return the share of the processors that other programs take now, or 0 where the system does not tell."""
+    """Return the share of the processors that other programs take now, or 0 where the system does
+    not tell."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0.0
@@ -94,7 +97,8 @@ def _busy(seconds: float = 3.0) -> float:
 
 
 def _step(step, workers, args) -> dict:
-    """Return the times of a step by one worker with two threads, and by two with one each, measured in turn."""
+    """Return the times of a step by one worker with two threads, and by two with one each, measured
+    in turn."""
     import _steps
 
     from relax_grad.distributed import data_parallel

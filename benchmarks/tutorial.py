@@ -1,7 +1,9 @@
-"""Run the code of docs/tutorial.md, and draw its losses and its answers as SVG for light and for dark pages.
+"""Run the code of docs/tutorial.md, and draw its losses and its answers as SVG for light and for
+dark pages.
 
-``python benchmarks/tutorial.py`` writes docs/_measured/tutorial.json, tutorial_loss_light.svg, tutorial_digits_light.svg
-and the dark ones. ``--plot`` draws the pictures of the file again, and runs nothing. The run needs scikit-learn.
+``python benchmarks/tutorial.py`` writes docs/_measured/tutorial.json, tutorial_loss_light.svg,
+tutorial_digits_light.svg and the dark ones. ``--plot`` draws the pictures of the file again, and
+runs nothing. The run needs scikit-learn.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ def draw_loss(measured: dict, theme: str) -> str:
         parts.append(f'<polyline points="{left} {right}" stroke="{text}" stroke-width="2"/>')
         x = _LEFT + _PLOT_WIDTH * (start + len(epoch) / 2) / len(losses)
         parts.append(
-            f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">epoch {i + 1}: {mean:.3f}</text>'
+            f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">epoch {i + 1}: '
+            f"{mean:.3f}</text>"
         )
         start += len(epoch)
     return _svg(parts, bottom + 28, text, "The loss of each batch of the tutorial")
@@ -121,7 +124,8 @@ def draw_digits(measured: dict, theme: str) -> str:
         for i, image in enumerate(images):
             x = i * (side + _GAP)
             parts.append(
-                f'<rect x="{x}" y="{y}" width="{side}" height="{side}" fill="none" stroke="{axis}"/>'
+                f'<rect x="{x}" y="{y}" width="{side}" height="{side}" fill="none" '
+                f'stroke="{axis}"/>'
             )
             for at, value in enumerate(image["pixels"]):
                 if value:

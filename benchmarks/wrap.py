@@ -2,13 +2,15 @@
 
 ``python benchmarks/wrap.py`` measures forward and backward, without an optimizer, in turn:
 
-- ``own``: one compiled function that returns the loss and all gradients, called with tensors of TVM;
+- ``own``: one compiled function that returns the loss and all gradients, called with tensors of
+  TVM;
 - ``within``: a wrapped module that returns the loss, and ``backward``;
 - ``outside``: a wrapped module with PyTorch's loss behind it, and ``backward``;
 - ``torch``: PyTorch without compilation.
 
-Every column after the first two gives the median ratio to ``own`` of paired samples, and in brackets that of the least times.
-PyTorch is measured before the first module is wrapped: from then on, its threads sleep between its operations.
+Every column after the first two gives the median ratio to ``own`` of paired samples, and in
+brackets that of the least times. PyTorch is measured before the first module is wrapped: from then
+on, its threads sleep between its operations.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ TOLERANCE = 1e-4
 
 
 def networks(nn) -> dict[str, tuple]:
-    """Return a constructor, the shape of the inputs and the number of classes, by name; an int is a number of tokens."""
+    """Return a constructor, the shape of the inputs and the number of classes, by name; an int is a
+    number of tokens."""
     from _models import GPT
 
     class Words(GPT):
@@ -70,7 +73,8 @@ def networks(nn) -> dict[str, tuple]:
 def contestants(
     names: Sequence[str], build: Callable, shape, classes: int
 ) -> dict[str, Callable[[], object]]:
-    """Return ``own`` and other functions to measure, by name; each returns the loss and the gradients."""
+    """Return ``own`` and other functions to measure, by name; each returns the loss and the
+    gradients."""
     import torch
     import tvm
     from torch import nn

@@ -57,7 +57,8 @@ class Dataset:
         self._std = sample.std((0, 2, 3), keepdims=True) + 1e-6
 
     def normalise(self, images: np.ndarray) -> np.ndarray:
-        """Normalise images to mean 0 and deviation 1 of each channel of the training data, in float32."""
+        """Normalise images to mean 0 and deviation 1 of each channel of the training data, in
+        float32."""
         return (images.astype("float32") - self._mean) / self._std
 
     def batches(
@@ -144,7 +145,8 @@ def scale_up(images: np.ndarray, size: int) -> np.ndarray:
 
 
 def vary(images: np.ndarray, shift: int, mirror: bool, rng: np.random.Generator) -> np.ndarray:
-    """Shift each image by up to ``shift`` pixels, with black at the edge, and mirror every other."""
+    """Shift each image by up to ``shift`` pixels, with black at the edge, and mirror every
+    other."""
     padded = np.pad(images, ((0, 0), (0, 0), (shift, shift), (shift, shift)))
     corners = rng.integers(0, 2 * shift + 1, (len(images), 2))
     mirrored = rng.integers(0, 2, len(images)) if mirror else np.zeros(len(images))
@@ -156,7 +158,8 @@ def vary(images: np.ndarray, shift: int, mirror: bool, rng: np.random.Generator)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler that reads only arrays and plain values: a pickle can name any function to call."""
+    """An unpickler that reads only arrays and plain values: a pickle can name any function to
+    call."""
 
     # By name without the module, because NumPy has moved these between its modules.
     _NUMPY: ClassVar = {

@@ -20,8 +20,8 @@ def loss_module(
     """Build the function ``loss`` and its gradient, ``loss_adjoint``.
 
     ``loss`` takes images, labels, the parameters and the running statistics, and returns the loss,
-    the scores and the new running statistics. relax_grad.value_and_grad adds ``loss_adjoint``, which
-    returns these results and then the gradient of the loss with respect to each parameter.
+    the scores and the new running statistics. relax_grad.value_and_grad adds ``loss_adjoint``,
+    which returns these results and then the gradient of the loss with respect to each parameter.
 
     Returns
     -------

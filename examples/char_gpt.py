@@ -1,9 +1,9 @@
 """Train a character-level GPT on Python's manual, and let it write.
 
-The text is that of ``pydoc_data.topics``, which every Python has. ``python examples/char_gpt.py`` takes about two minutes on
-two cores. With ``--lora RANK`` the trained network is then adapted to another text, the sources of Python's library, by
-low-rank adapters: the network stays as it is, and only the adapters are trained and saved. ``--frozen int4`` stores its weights
-in 4 bits meanwhile.
+The text is that of ``pydoc_data.topics``, which every Python has. ``python examples/char_gpt.py``
+takes about two minutes on two cores. With ``--lora RANK`` the trained network is then adapted to
+another text, the sources of Python's library, by low-rank adapters: the network stays as it is, and
+only the adapters are trained and saved. ``--frozen int4`` stores its weights in 4 bits meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def sources() -> str:
 
 
 class Text:
-    """A text as numbers of its characters: the first nine tenths to train with, the rest to validate.
+    """A text as numbers of its characters: the first nine tenths to train with, the rest to
+    validate.
 
     Parameters
     ----------
@@ -197,7 +198,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 
 
 def parallel_trainer(step, workers, parts: int):
-    """Return a trainer on all workers, of which groups of ``parts`` have parts of the layers and of the vocabulary."""
+    """Return a trainer on all workers, of which groups of ``parts`` have parts of the layers and of
+    the vocabulary."""
     from relax_grad.distributed import along, column, data_parallel, row, tensor_parallel
 
     if parts == 1:
@@ -261,7 +263,8 @@ def _run(options, workers) -> dict[str, float]:
     train(trainer, code, options, options.lora_steps)
     found["code"] = perplexity(trainer, code, options)
     print(
-        f"perplexity of Python's sources: {found['code before']:.2f} before, {found['code']:.2f} with adapters\n"
+        f"perplexity of Python's sources: {found['code before']:.2f} before, {found['code']:.2f} "
+        "with adapters\n"
     )
     print(sample(trainer, alphabet, "def ", options))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,9 @@
 """Train an ONNX file further, and write the new weights back to a file.
 
-``python examples/continue_onnx.py`` makes a classifier of scikit-learn's digits as an ONNX file, which knows upright images
-only, and trains it further on images that are upside down. ``--model FILE`` takes a file of your own with one input of
-shape (batch, 64) and one output of 10 logits. ``--last`` trains the last layer alone.
+``python examples/continue_onnx.py`` makes a classifier of scikit-learn's digits as an ONNX file,
+which knows upright images only, and trains it further on images that are upside down.
+``--model FILE`` takes a file of your own with one input of shape (batch, 64) and one output of 10
+logits. ``--last`` trains the last layer alone.
 """
 
 from __future__ import annotations

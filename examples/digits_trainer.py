@@ -1,7 +1,8 @@
 """Train a PyTorch CNN on scikit-learn's digits by one compiled step, with ``Trainer``.
 
-``python examples/digits_trainer.py`` takes less than a minute on two cores. ``--save`` and ``--resume`` write and read the
-whole state of training, and ``--export FOLDER`` writes the step for programs without Python.
+``python examples/digits_trainer.py`` takes less than a minute on two cores. ``--save`` and
+``--resume`` write and read the whole state of training, and ``--export FOLDER`` writes the step for
+programs without Python.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def network() -> nn.Module:
 
 
 class Loader:
-    """Batches of an epoch in random order. The order depends on the epoch alone, so that training can resume."""
+    """Batches of an epoch in random order. The order depends on the epoch alone, so that training
+    can resume."""
 
     def __init__(self, images, labels, batch: int, seed: int):
         self.images, self.labels, self.batch, self.seed, self.epoch = images, labels, batch, seed, 0
@@ -102,7 +104,8 @@ def main(arguments: list[str] | None = None) -> float:
     history = trainer.fit(loader, options.epochs, schedule=schedule, evaluate=evaluate)
     for each in history.evaluations:
         print(
-            f"epoch {each['epoch'] + 1}: loss {each['mean_loss']:.4f}, {100 * each['accuracy']:.2f} % held out"
+            f"epoch {each['epoch'] + 1}: loss {each['mean_loss']:.4f}, "
+            f"{100 * each['accuracy']:.2f} % held out"
         )
     if options.save:
         trainer.save(options.save)

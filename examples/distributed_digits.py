@@ -1,9 +1,10 @@
 """Train a PyTorch CNN on scikit-learn's digits by several processes, on one machine or on several.
 
-``python examples/distributed_digits.py --workers 2`` starts two processes on this machine. On two machines, the first one runs
-it with ``--nodes 2 --listen HOST:PORT``, and the second one ``python -m relax_grad worker --controller HOST:PORT``; both have
-the same secret in the variable ``RELAX_GRAD_SECRET``. ``--save`` and ``--resume`` write and read the whole state of training,
-with any number of workers.
+``python examples/distributed_digits.py --workers 2`` starts two processes on this machine. On two
+machines, the first one runs it with ``--nodes 2 --listen HOST:PORT``, and the second one
+``python -m relax_grad worker --controller HOST:PORT``; both have the same secret in the variable
+``RELAX_GRAD_SECRET``. ``--save`` and ``--resume`` write and read the whole state of training, with
+any number of workers.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def main(arguments: list[str] | None = None) -> float:
         for each in history.evaluations:
             accuracy = 100 * each["accuracy"]
             print(
-                f"epoch {each['epoch'] + 1}: loss {each['mean_loss']:.4f}, {accuracy:.2f} % held out"
+                f"epoch {each['epoch'] + 1}: loss {each['mean_loss']:.4f}, {accuracy:.2f} % held "
+                "out"
             )
         if options.save:
             trainer.save(options.save)

@@ -81,8 +81,8 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     console.print(
-        f"{args.model} ({args.layout}) on {data.name}: {len(data.train_labels)} images to train on, "
-        f"{len(data.test_labels)} held out"
+        f"{args.model} ({args.layout}) on {data.name}: {len(data.train_labels)} images to train "
+        f"on, {len(data.test_labels)} held out"
     )
     set_num_threads()
     try:
@@ -249,7 +249,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--target",
-        help='the target of the compilation, for example llvm or \'{"kind": "llvm", "mcpu": "haswell"}\'; '
+        help='the target of the compilation, for example llvm or \'{"kind": "llvm", "mcpu": '
+        '"haswell"}\'; '
         "by default this machine's processor with all its vector units",
     )
     parser.add_argument(

@@ -1,6 +1,8 @@
-"""An extension of the automatic differentiation of TVM Relax; the import registers everything, once.
+"""An extension of the automatic differentiation of TVM Relax; the import registers everything,
+once.
 
-The command line, ``relax-grad`` or ``python -m relax_grad``, registers later: when it runs a command.
+The command line, ``relax-grad`` or ``python -m relax_grad``, registers later: when it runs a
+command.
 """
 
 from __future__ import annotations

@@ -116,7 +116,8 @@ def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def alternatives(name: str, known: Collection[str]) -> str:
-    """Return the end of an error for an unknown name: the similar ones, or else the first known ones.
+    """Return the end of an error for an unknown name: the similar ones, or else the first known
+    ones.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """Activity analysis: the variables of a function between the sources of a gradient and its target.
 
-A variable is *varied* if it depends on a source by a path that a gradient can pass: floating-point numbers,
-through operators that do not count as constants. It is *useful* if the target depends on it by such a path.
-Gradients are needed for the variables that are both.
+A variable is *varied* if it depends on a source by a path that a gradient can pass: floating-point
+numbers, through operators that do not count as constants. It is *useful* if the target depends on
+it by such a path. Gradients are needed for the variables that are both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from .ir.bindings import used
 from .ir.compat import dtype_of
 from .registry import classify
 
-#: The operator whose results are integers that encode floating-point numbers; gradients pass straight through.
+#: The operator whose results are integers that encode floating-point numbers; gradients pass
+#: straight through.
 _QUANTIZE = "relax.quantize"
 
 #: The operator that passes gradients to its second argument only.
@@ -116,7 +117,8 @@ def holds_floats(kind: relax.Type) -> bool:
 
 
 def _may_carry(kind: relax.Type) -> bool:
-    """Tell whether a value of a type may depend on the sources; a function may do so by its captures."""
+    """Tell whether a value of a type may depend on the sources; a function may do so by its
+    captures."""
     if isinstance(kind, relax.TupleType):
         return any(map(_may_carry, kind.fields))
     return holds_floats(kind) or isinstance(kind, relax.FuncType)

@@ -65,10 +65,11 @@ def coverage_of(op_name: str) -> OperatorCoverage:
 
 
 def differentiable_arguments(op_name: str) -> tuple[str, ...]:
-    """Return the names of the arguments that get a gradient in at least one of the operator's samples.
+    """Return the names of the arguments that get a gradient in at least one of the operator's
+    samples.
 
-    Every sample's call is passed to the operator's rule; nothing is compiled. A sample that TVM's or a user's
-    rule rejects contributes no argument.
+    Every sample's call is passed to the operator's rule; nothing is compiled. A sample that TVM's
+    or a user's rule rejects contributes no argument.
 
     Raises
     ------
@@ -90,7 +91,8 @@ def differentiable_arguments(op_name: str) -> tuple[str, ...]:
         try:
             of_calls = sample.partials()
         except Exception:
-            # The samples are made for the rules of relax_grad. Another rule, as after uninstall(), may reject them.
+            # The samples are made for the rules of relax_grad. Another rule, as after uninstall(),
+            # may reject them.
             if classification.rule == "relax_grad":
                 raise
             continue

@@ -1,7 +1,7 @@
 """The exceptions that relax_grad raises.
 
-Each class is stable, and has the place of its description in the documentation of relax_grad as its attribute ``page``. From
-Python 3.11 on, a traceback ends with it.
+Each class is stable, and has the place of its description in the documentation of relax_grad as its
+attribute ``page``. From Python 3.11 on, a traceback ends with it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class GradientCheckError(_Explained, AssertionError):
 class UnsupportedOperatorError(_Explained, NotImplementedError):
     """A model of another framework has operators that cannot be imported.
 
-    The message lists all operators without a converter, with their nodes, or gives the reason for one node.
+    The message lists all operators without a converter, with their nodes, or gives the reason for
+    one node.
     """
 
     page = "docs/errors.md#unsupportedoperatorerror"

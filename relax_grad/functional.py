@@ -1,7 +1,8 @@
-"""Transformations of a module that add a function's derivatives, in the style of ``jax`` and ``torch.func``.
+"""Transformations of a module that add a function's derivatives, in the style of ``jax`` and
+``torch.func``.
 
-Each takes a module and the name of a function, and returns a module with one more function. They are
-built on :class:`relax_grad.transform.Gradient`, and can be applied to their own results.
+Each takes a module and the name of a function, and returns a module with one more function. They
+are built on :class:`relax_grad.transform.Gradient`, and can be applied to their own results.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def value_and_grad(
     func_name : str
         The function; its differentiated result has one element.
     wrt : relax.Var or str or int or Sequence, optional
-        The parameters to differentiate with respect to: as variables, names or positions. By default all
-        parameters that hold floating-point tensors.
+        The parameters to differentiate with respect to: as variables, names or positions. By
+        default all parameters that hold floating-point tensors.
     target_index : int
         The index of the differentiated element, where the result is a tuple.
     allow_zero : Sequence[str]
@@ -81,8 +82,8 @@ def vjp(
     Returns
     -------
     module : tvm.IRModule
-        With ``<func_name>_vjp(*params, *cotangents) -> (result, (gradients...))``. Each floating-point
-        tensor of the result has a cotangent of the same type.
+        With ``<func_name>_vjp(*params, *cotangents) -> (result, (gradients...))``. Each
+        floating-point tensor of the result has a cotangent of the same type.
 
     Examples
     --------
@@ -104,8 +105,9 @@ def jvp(
 ) -> tvm.IRModule:
     """Add ``<func_name>_jvp``, the Jacobian-vector product of a function.
 
-    The vector-Jacobian product is linear in its cotangents, and its transpose is the Jacobian-vector
-    product. The differentiated operators therefore need gradients of second order, but no forward rules.
+    The vector-Jacobian product is linear in its cotangents, and its transpose is the
+    Jacobian-vector product. The differentiated operators therefore need gradients of second order,
+    but no forward rules.
 
     Parameters
     ----------
@@ -115,9 +117,9 @@ def jvp(
     Returns
     -------
     module : tvm.IRModule
-        With ``<func_name>_jvp(*params, *tangents) -> (result, (tangents of the result...))``. It takes a
-        tangent for each parameter in ``wrt`` (for each tensor of a tuple), and returns one for each
-        floating-point tensor of the result.
+        With ``<func_name>_jvp(*params, *tangents) -> (result, (tangents of the
+        result...))``. It takes a tangent for each parameter in ``wrt`` (for each tensor of a
+        tuple), and returns one for each floating-point tensor of the result.
 
     Examples
     --------
@@ -166,8 +168,8 @@ def hvp(
     Returns
     -------
     module : tvm.IRModule
-        With ``<func_name>_hvp(*params, *vectors) -> ((result, (gradients...)), (products...))``. It takes a
-        vector for each tensor of ``wrt``.
+        With ``<func_name>_hvp(*params, *vectors) -> ((result, (gradients...)),
+        (products...))``. It takes a vector for each tensor of ``wrt``.
 
     Examples
     --------
@@ -196,10 +198,11 @@ def derivatives(
 ) -> tvm.IRModule:
     """Add ``<func_name>_order<order>``, which returns a function's derivatives up to an order.
 
-    The derivative of order k is a tensor with k axes over the parameters in ``wrt``. All axes except one
-    are contracted with vectors. Order 1 gives the gradients. Order 2 gives the products of the Hessian with
-    the first vector. Order 3 gives the gradients of the inner product of order 2 with the second vector, and
-    so on. Every differentiated operator needs gradients of that order.
+    The derivative of order k is a tensor with k axes over the parameters in ``wrt``. All axes
+    except one are contracted with vectors. Order 1 gives the gradients. Order 2 gives the products
+    of the Hessian with the first vector. Order 3 gives the gradients of the inner product of order
+    2 with the second vector, and so on. Every differentiated operator needs gradients of that
+    order.
 
     Parameters
     ----------
@@ -211,10 +214,10 @@ def derivatives(
     Returns
     -------
     module : tvm.IRModule
-        With ``<func_name>_order<n>(*params, *vectors of order 2, ..., *vectors of order n) -> (result,
-        (gradients...), (products of order 2...), ..., (products of order n...))``. Each order from 2 on
-        takes a vector for each tensor of ``wrt``, named ``<param>_vector`` at order 2 and
-        ``<param>_vector<k - 1>`` at a higher order k.
+        With ``<func_name>_order<n>(*params, *vectors of order 2, ..., *vectors of order n) ->
+        (result, (gradients...), (products of order 2...), ..., (products of order
+        n...))``. Each order from 2 on takes a vector for each tensor of ``wrt``, named
+        ``<param>_vector`` at order 2 and ``<param>_vector<k - 1>`` at a higher order k.
 
     Raises
     ------
@@ -258,7 +261,8 @@ def _repeated(
     target_index: int,
     allow_zero: Sequence[str],
 ) -> tuple[tvm.IRModule, str]:
-    """Add the adjoint of a function, the adjoint of that adjoint along vectors, and so on up to ``order``.
+    """Add the adjoint of a function, the adjoint of that adjoint along vectors, and so on up to
+    ``order``.
 
     Returns the module and the name of the last function, whose result is
     ``(((result, gradients), products of order 2), ...)``.
@@ -309,7 +313,8 @@ def _differentiated(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.V
 def _leaf_names(
     variables: Sequence[relax.Var], suffix: str, params: Sequence[relax.Var]
 ) -> list[str]:
-    """Return a new name, distinct from those of ``params``, for each floating-point tensor in variables."""
+    """Return a new name, distinct from those of ``params``, for each floating-point tensor in
+    variables."""
     taken = {param.name for param in params}
     names = []
 
@@ -336,7 +341,8 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
     for param in params:
         named.setdefault(param.name, []).append(param)
     chosen: dict[relax.Var, None] = {}  # in order
-    # TVM's own lists, such as the parameters of a function, are sequences too. A string is also a sequence.
+    # TVM's own lists, such as the parameters of a function, are sequences too. A string is also a
+    # sequence.
     several = isinstance(wrt, Sequence) and not isinstance(wrt, str)
     items = cast(Sequence, wrt if several else [wrt])
     for item in items:
@@ -349,8 +355,8 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
             param = item
         elif isinstance(item, str) and namesakes:
             raise ValueError(
-                f"wrt: {item!r} is ambiguous, as {len(namesakes)} parameters of {func_name} have this "
-                "name; give a position"
+                f"wrt: {item!r} is ambiguous, as {len(namesakes)} parameters of {func_name} have "
+                "this name; give a position"
             )
         else:
             message = (
@@ -397,8 +403,8 @@ def _extended(
 def _without_params(function: relax.Function, start: int, count: int) -> relax.Function:
     """Return a transposed function without its ``count`` linear parameters from ``start`` on.
 
-    The result does not depend on their values, so zeros replace the remaining uses. The gradients are
-    dropped from the result ``((result, gradients), products)``.
+    The result does not depend on their values, so zeros replace the remaining uses. The gradients
+    are dropped from the result ``((result, gradients), products)``.
     """
     params = list(function.params)
     dropped = params[start : start + count]

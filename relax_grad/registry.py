@@ -79,7 +79,8 @@ class Classification:
         ``"differentiable"``, ``"non-differentiable"`` or ``"unclassified"``.
     rule : str or None
         The owner of the rule: ``"relax_grad"``, ``"TVM"``, ``"the pass"`` (the Gradient pass itself
-        handles the operator) or ``"user"`` (registered over that of relax_grad). None without a rule.
+        handles the operator) or ``"user"`` (registered over that of relax_grad). None without a
+        rule.
     reason : str or None
         Why the operator is not differentiable. None for the other operators.
     refused : bool
@@ -108,7 +109,8 @@ _PASS_OPS = frozenset(
 _reasons: dict[str, str] = {}
 _refused: dict[str, str] = {}
 _declarations: dict[tuple[str, str], Declaration] = {}
-#: The function that TVM holds for each installed declaration; a user's registration differs from it.
+#: The function that TVM holds for each installed declaration; a user's registration differs from
+#: it.
 _installed: dict[tuple[str, str], object] = {}
 #: TVM's own functions that installed corrections have replaced.
 _stock: dict[tuple[str, str], object] = {}
@@ -152,8 +154,9 @@ def register_gradient(
     corrects : str, optional
         The defect of TVM's own rule in one line, where this rule replaces it.
     quantized : bool
-        True for an operator that reads quantized numbers. The partial of an integer or float8 argument
-        may then be a float32 tensor: the gradient with respect to the numbers that the argument encodes.
+        True for an operator that reads quantized numbers. The partial of an integer or float8
+        argument may then be a float32 tensor: the gradient with respect to the numbers that the
+        argument encodes.
 
     Returns
     -------
@@ -166,8 +169,8 @@ def register_gradient(
     TypeError
         If the rule is not callable.
     ValueError
-        If the running TVM has no such operator, or the operator has a rule already and ``corrects`` is not
-        given.
+        If the running TVM has no such operator, or the operator has a rule already and ``corrects``
+        is not given.
     """
 
     def decorate(rule: GradientRule) -> GradientRule:
@@ -204,7 +207,8 @@ def register_infer_type(op_name: str, *, corrects: str) -> Callable[[InferTypeRu
 def register_infer_layout(
     op_name: str, *, corrects: str | None = None
 ) -> Callable[[InferLayoutRule], InferLayoutRule]:
-    """Declare an operator's rule for ``relax.transform.ConvertLayout``; see :func:`register_gradient`.
+    """Declare an operator's rule for ``relax.transform.ConvertLayout``; see
+    :func:`register_gradient`.
 
     Most rules are written in terms of :mod:`relax_grad.op._layout`.
     """
@@ -228,9 +232,9 @@ def register_nondifferentiable(
     reason : str
         Why it has none.
     remedy : str, optional
-        The advice to the user, for an operator whose result does depend on floating-point arguments. A
-        gradient that reaches the operator is then a :class:`relax_grad.GradientError`. Without a remedy
-        the operator counts as a constant.
+        The advice to the user, for an operator whose result does depend on floating-point
+        arguments. A gradient that reaches the operator is then a :class:`relax_grad.GradientError`.
+        Without a remedy the operator counts as a constant.
     stock : bool
         Whether TVM has such a rule of its own, which stays in place.
 
@@ -267,7 +271,8 @@ def register_nondifferentiable(
 
 
 def refusal(call: relax.Call) -> str:
-    """Return why the call of a refused operator has no gradient, the function that it calls, and the remedy."""
+    """Return why the call of a refused operator has no gradient, the function that it calls, and
+    the remedy."""
     name = call.op.name
     called = call.args[0] if call.args else None
     of = f" ({called.global_symbol})" if isinstance(called, relax.ExternFunc) else ""
@@ -325,9 +330,9 @@ def install() -> None:
 def uninstall() -> None:
     """Restore the attributes that TVM's operators had before ``import relax_grad``.
 
-    A user's registrations made in the meantime stay. Additions under new names stay too: the backward
-    operators of relax_grad, with all the attributes that they need to compile, and its pipeline.
-    :func:`install` brings everything back.
+    A user's registrations made in the meantime stay. Additions under new names stay too: the
+    backward operators of relax_grad, with all the attributes that they need to compile, and its
+    pipeline. :func:`install` brings everything back.
 
     Examples
     --------
@@ -360,21 +365,24 @@ def own_operator(op_name: str) -> None:
 
 
 def is_backward_operator(op_name: str) -> bool:
-    """Tell whether an operator is one of ``relax.grad``: a backward operator, or a mark of differentiation."""
+    """Tell whether an operator is one of ``relax.grad``: a backward operator, or a mark of
+    differentiation."""
     return op_name in _own or op_name in _BACKWARD_OF_TVM
 
 
 def _check_operator(op_name: str) -> None:
     """Refuse a name that is no string or no operator.
 
-    An unknown operator is refused only after :func:`install`: releases of TVM differ in their operators.
+    An unknown operator is refused only after :func:`install`: releases of TVM differ in their
+    operators.
     """
     if not isinstance(op_name, str) or (_ready and not is_operator(op_name)):
         raise ValueError(f"this TVM has no operator named {op_name!r}")
 
 
 def is_operator(op_name: str) -> bool:
-    """Tell whether TVM has an operator. The list of all names would take a hundred times as long."""
+    """Tell whether TVM has an operator. The list of all names would take a hundred times as
+    long."""
     try:
         Op.get(op_name)
     except (AttributeError, tvm.error.InternalError):  # the latter by TVM 0.26
@@ -408,8 +416,8 @@ def _declare(declaration: Declaration) -> None:
     _check_callable(declaration.function, declaration.op_name)
     if key in _declarations:
         raise ValueError(
-            f"{declaration.attr} of {declaration.op_name} is declared twice; to override it, register "
-            "your own with TVM, for example by relax.op.register_gradient"
+            f"{declaration.attr} of {declaration.op_name} is declared twice; to override it, "
+            "register your own with TVM, for example by relax.op.register_gradient"
         )
     if _ready and declaration.corrects is None:
         _check_free(*key)
@@ -436,7 +444,8 @@ def _install(declaration: Declaration) -> None:
 
 @functools.cache
 def _as_ffi(declaration: Declaration) -> tvm_ffi.Function:
-    """Return a declaration's function as the FFI object that TVM holds, the same object each time."""
+    """Return a declaration's function as the FFI object that TVM holds, the same object each
+    time."""
     return tvm_ffi.convert(declaration.function)
 
 
@@ -451,14 +460,15 @@ def apply_rule(
 ) -> list[relax.Expr]:
     """Return the partials of a call by the rule that TVM holds for its operator.
 
-    The rules of relax_grad check their own results. The results of any other rule are checked here; types
-    only for the arguments whose gradient is wanted. For a call that is recomputed, ``arguments`` are those
-    of the original call.
+    The rules of relax_grad check their own results. The results of any other rule are checked here;
+    types only for the arguments whose gradient is wanted. For a call that is recomputed,
+    ``arguments`` are those of the original call.
 
     Raises
     ------
     GradientError
-        If the rule fails or returns an invalid partial. The message names the operator and the binding.
+        If the rule fails or returns an invalid partial. The message names the operator and the
+        binding.
     """
     op_name = orig_call.op.name
     if _installed.get((op_name, "FPrimalGradient")) == rule:

@@ -16,9 +16,9 @@ from relax_grad.testing._program import without_assertions
 
 pytest_plugins = ["cpu_times", "slices", "steady_draws", "time_limit"]
 
-#: Folders and files whose tests compile functions without the assertions on their arguments, which are half of the
-#: code. The assertions stay on for every operator in testing/test_samples.py, and for whole programs in
-#: cpu/test_pipeline.py, training/ and the examples.
+#: Folders and files whose tests compile functions without the assertions on their arguments, which
+#: are half of the code. The assertions stay on for every operator in testing/test_samples.py, and
+#: for whole programs in cpu/test_pipeline.py, training/ and the examples.
 WITHOUT_ASSERTIONS = (
     *("autodiff/", "backend/", "cpu/dispatch/", "cpu/passes/", "cpu/schedule/"),
     *("frontend/", "gpu/", "legalize/", "op/", "rules/", "tir/", "topi/"),
@@ -29,17 +29,20 @@ WITHOUT_ASSERTIONS = (
 #: Files in those folders whose errors come from these assertions.
 WITH_ASSERTIONS = ("frontend/torch/run/test_wrap.py",)
 
-#: Folders whose tests compile without LLVM's optimizations, where the target has no level and the pipeline is TVM's.
+#: Folders whose tests compile without LLVM's optimizations, where the target has no level and the
+#: pipeline is TVM's.
 UNOPTIMIZED = (
     *("autodiff/", "backend/", "frontend/", "ir/", "legalize/", "op/", "rules/", "testing/"),
     *("tir/", "topi/"),
 )
 
-#: Those of them where that holds for relax_grad's pipeline too: it has tests of its own, in cpu/ and training/.
+#: Those of them where that holds for relax_grad's pipeline too: it has tests of its own, in cpu/
+#: and training/.
 UNOPTIMIZED_PIPELINES = ("frontend/",)
 
-#: Folders and files whose tests compile training steps and whole programs without being about compilation. Functions
-#: that other tests have compiled are loaded from a directory of the test run.
+#: Folders and files whose tests compile training steps and whole programs without being about
+#: compilation. Functions that other tests have compiled are loaded from a directory of the test
+#: run.
 CACHED = (
     *("cpu/dispatch/", "cpu/passes/", "distributed/", "examples/", "frontend/", "training/"),
     *("autodiff/test_imported_models.py", "autodiff/test_imported_steps.py"),

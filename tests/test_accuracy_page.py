@@ -16,8 +16,8 @@ from relax_grad.testing.samples import sampled_operators
 ROOT = Path(__file__).parents[1]
 ERRORS = json.loads((ROOT / "docs" / "_measured" / "accuracy.json").read_text())["errors"]
 
-#: Factor by which an error on another processor may exceed the error on the page, and the error that counts as none, in
-#: epsilons.
+#: Factor by which an error on another processor may exceed the error on the page, and the error
+#: that counts as none, in epsilons.
 FACTOR, NONE = 4.0, 1.0
 
 

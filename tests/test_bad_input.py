@@ -1,4 +1,5 @@
-"""Bad input for every public function: an exception of a documented type within a second, and nothing changed."""
+"""Bad input for every public function: an exception of a documented type within a second, and
+nothing changed."""
 
 from __future__ import annotations
 
@@ -437,7 +438,8 @@ def test_bad_call(name):
 
 @pytest.mark.parametrize("name", own_operators())
 def test_builder_of_a_backward_operator(name):
-    """TVM takes any object for a pointer to an expression. Some of these objects have ended the process."""
+    """TVM takes any object for a pointer to an expression. Some of these objects have ended the
+    process."""
     build = builder_of(name)
     parameters = inspect.signature(build).parameters.values()
     count = sum(p.default is p.empty and p.kind != p.VAR_KEYWORD for p in parameters)

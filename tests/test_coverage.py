@@ -1,4 +1,5 @@
-"""Classification of every operator of the running TVM, and obstacles to the differentiation of a function."""
+"""Classification of every operator of the running TVM, and obstacles to the differentiation of a
+function."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from relax_grad import registry
 from relax_grad.coverage import coverage, differentiable_arguments
 from relax_grad.testing.samples import sampled_operators
 
-#: Operators without samples, since the checker cannot run them: a separate pass lowers them, or their arguments need a
-#: device, or a function of the module. tests/rules/test_base.py and tests/op/test_control.py check them.
+#: Operators without samples, since the checker cannot run them: a separate pass lowers them, or
+#: their arguments need a device, or a function of the module. tests/rules/test_base.py and
+#: tests/op/test_control.py check them.
 UNSAMPLED = {
     "relax.builtin.stop_lift_params",
     "relax.grad.with_backward",
@@ -50,8 +52,8 @@ def test_every_operator_is_classified():
         name for name in registry.operators() if registry.classify(name).kind == "unclassified"
     ]
     assert unclassified == [], (
-        "register a rule in relax_grad/rules, or the reason for having none by register_nondifferentiable in "
-        "relax_grad/rules/nondifferentiable.py"
+        "register a rule in relax_grad/rules, or the reason for having none by "
+        "register_nondifferentiable in relax_grad/rules/nondifferentiable.py"
     )
 
 
@@ -64,7 +66,8 @@ def test_every_differentiable_operator_has_samples_and_an_argument_with_a_gradie
         and not item.arguments
     ]
     assert sorted(without) == sorted(UNSAMPLED), (
-        "add samples in relax_grad/testing/samples (docs/samples.md), at least one of which gets a gradient"
+        "add samples in relax_grad/testing/samples (docs/samples.md), at least one of which "
+        "gets a gradient"
     )
 
 

@@ -1,4 +1,5 @@
-"""The documentation: every Python block of every page runs, and Sphinx builds it without a warning."""
+"""The documentation: every Python block of every page runs, and Sphinx builds it without a
+warning."""
 
 from __future__ import annotations
 
@@ -96,8 +97,16 @@ def test_code_fits_the_column(page):
     assert [line for block in code for line in block.splitlines() if len(line) > 88] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_fit_an_editor(page):
+    """Rows of tables and addresses cannot be divided."""
+    lines = [line.strip() for line in page.read_text().splitlines() if len(line) > 100]
+    assert [line for line in lines if not line.startswith(("|", "<img"))] == []
+
+
 def test_installation_is_from_a_clone():
-    """No index has a distribution of this name; messages name packages, and pages the extra of a clone."""
+    """No index has a distribution of this name; messages name packages, and pages the extra of a
+    clone."""
     folders = [ROOT / name for name in ("relax_grad", "examples", "benchmarks")]
     files = [*PAGES, *(path for folder in folders for path in folder.rglob("*.py"))]
     assert len(files) > 400
@@ -161,7 +170,8 @@ def test_links_to_pages_name_their_titles():
 
 @pytest.fixture(scope="module")
 def forks():
-    """Yield separate processes, since a page may make registrations that other tests must not see."""
+    """Yield separate processes, since a page may make registrations that other tests must not
+    see."""
     if not can_fork():
         pytest.skip("this system does not fork processes")
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -171,9 +181,11 @@ def forks():
 
 
 def with_transformers(program: str) -> str:
-    """Return a program that uses transformers at its end: without that part if the package is not installed.
+    """Return a program that uses transformers at its end: without that part if the package is not
+    installed.
 
-    transformers imports torchvision, which needs help where its binary library does not fit PyTorch.
+    transformers imports torchvision, which needs help where its binary library does not fit
+    PyTorch.
     """
     part = "from transformers import"
     assert program.startswith("\n")

@@ -1,4 +1,5 @@
-"""The examples of public names: every name of the pages on the API has one, and those in docstrings run."""
+"""The examples of public names: every name of the pages on the API has one, and those in docstrings
+run."""
 
 from __future__ import annotations
 
@@ -160,7 +161,8 @@ def test_an_import_is_no_example():
 
 @pytest.fixture(scope="module")
 def forks():
-    """Yield separate processes, because examples make registrations and set the number of threads."""
+    """Yield separate processes, because examples make registrations and set the number of
+    threads."""
     if not can_fork():
         pytest.skip("this system does not fork processes")
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -170,7 +172,8 @@ def forks():
 
 
 def program_of(texts: list[str], module: str) -> str:
-    """Return a program that runs the examples of docstrings of a module, each with names of its own."""
+    """Return a program that runs the examples of docstrings of a module, each with names of its
+    own."""
     return (
         "import doctest, importlib\n"
         f"names = vars(importlib.import_module({module!r}))\n"

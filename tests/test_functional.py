@@ -222,7 +222,8 @@ def test_nothing_to_differentiate_with_respect_to():
             transform(module)
 
 
-#: Names of the new parameters by transformation: with free default names, and with one default name taken.
+#: Names of the new parameters by transformation: with free default names, and with one default name
+#: taken.
 NEW_NAMES = {
     "vjp": (["cotangent0"], ["cotangent0_"]),
     "jvp": (["x_tangent", "y_tangent"], ["x_tangent_", "y_tangent"]),

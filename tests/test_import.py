@@ -34,7 +34,8 @@ ENVIRONMENT = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def test_is_quick():
-    """Measure the fastest of several runs: other processes only add time. The first run writes the bytecode."""
+    """Measure the fastest of several runs: other processes only add time. The first run writes the
+    bytecode."""
     run_python(MEASURE, ENVIRONMENT, torch=True)
     found = []
     while len(found) < RUNS and min(found, default=LIMIT) >= LIMIT:

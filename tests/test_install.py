@@ -16,7 +16,8 @@ def snapshot():
 def differing(one, two):
     return [key for key in one if not (one[key] == two[key])]
 def gradient_of(op, *shapes):
-    params = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
+    types = [relax.TensorType(shape, "float32") for shape in shapes]
+    params = [relax.Var(f"x{i}", kind) for i, kind in enumerate(types)]
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         with bb.dataflow():
@@ -51,7 +52,8 @@ tvm.compile(gradient_of(relax.op.nn.conv2d, (1, 2, 5, 5), (3, 2, 3, 3)), "llvm")
 
 
 def test_differentiated_modules_compile_after_uninstall():
-    """The backward operators are relax_grad's own, and compile without the registrations that were taken back."""
+    """The backward operators are relax_grad's own, and compile without the registrations that were
+    taken back."""
     code = """
 import relax_grad
 module = gradient_of(relax.op.nn.conv2d, (1, 2, 5, 5), (3, 2, 3, 3))
@@ -135,7 +137,8 @@ print(differing(before, snapshot()))
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_that_are_started_later(method, tmp_path, monkeypatch):
-    """Each process differentiates, compiles and runs. Threads do not survive a fork, so TVM uses one."""
+    """Each process differentiates, compiles and runs. Threads do not survive a fork, so TVM uses
+    one."""
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
     script = tmp_path / "script.py"
     script.write_text(

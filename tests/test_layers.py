@@ -32,7 +32,11 @@ def test_imports_are_read(tmp_path):
     (package / "till").mkdir(parents=True)
     (package / "till/__init__.py").write_text("from . import coins\nfrom ..goods import price\n")
     (package / "till/coins.py").write_text(
-        "import shop.goods\nimport os\ndef f():\n    from .. import till\n    from ..goods import price\n"
+        "import shop.goods\n"
+        "import os\n"
+        "def f():\n"
+        "    from .. import till\n"
+        "    from ..goods import price\n"
     )
     (package / "goods.py").write_text("def price(): ...\n")
     (package / "__init__.py").write_text("from .till.coins import *\n")
@@ -57,12 +61,14 @@ def test_a_part_has_only_allowed_imports(part):
         if user == part:
             reason = f"{each.module or 'relax_grad'} imports {each.imported or 'relax_grad'}"
             assert used in layers.allowed(part), (
-                f"{reason}; docs/_ext/layers.py lists the parts that {part or 'relax_grad'} may import"
+                f"{reason}; docs/_ext/layers.py lists the parts that {part or 'relax_grad'} may "
+                "import"
             )
 
 
 def test_no_file_imports_itself_through_others():
-    """The test counts imports inside functions too: a cycle of files has no bottom from which to read it."""
+    """The test counts imports inside functions too: a cycle of files has no bottom from which to
+    read it."""
     graph: dict[str, set[str]] = {}
     for each in IMPORTS:
         graph.setdefault(each.module, set()).add(each.imported)

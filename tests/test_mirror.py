@@ -23,7 +23,8 @@ OTHER_FOLDERS = {
     "support": "shared by the tests",
 }
 
-#: The tests of the whole package, or of the repository. Other files at the top have the names of modules.
+#: The tests of the whole package, or of the repository. Other files at the top have the names of
+#: modules.
 OF_THE_WHOLE = {
     *("test_accuracy_page", "test_bad_input", "test_docs", "test_edges", "test_examples"),
     *("test_import", "test_install", "test_layers", "test_packaging", "test_pages_in_a_browser"),
@@ -35,8 +36,9 @@ OF_THE_WHOLE = {
 def test_every_module_has_tests():
     without = [name for name in MODULES if not mirror.files_of(name)]
     assert without == [], (
-        "add a test file of the name of the module, such as tests/cpu/test_target.py for cpu.target, or name the tests "
-        "that exercise the module in the table of tests/support/mirror.py"
+        "add a test file of the name of the module, such as tests/cpu/test_target.py for "
+        "cpu.target, or name the tests that exercise the module in the table of "
+        "tests/support/mirror.py"
     )
 
 
@@ -46,7 +48,8 @@ def test_the_table_names_tests_that_exist():
 
 
 def test_every_entry_of_the_table_counts():
-    """Each pattern names a module without a test file of its name, and no earlier pattern takes all of them."""
+    """Each pattern names a module without a test file of its name, and no earlier pattern takes all
+    of them."""
     unused = sorted(set(mirror.TABLE) - {mirror.entry_of(name) for name in TABLED})
     assert unused == [], "remove them from the table of tests/support/mirror.py"
 

@@ -1,4 +1,5 @@
-"""``make new-operator`` writes skeletons that import, refuse what is not written, and name what remains."""
+"""``make new-operator`` writes skeletons that import, refuse what is not written, and name what
+remains."""
 
 from __future__ import annotations
 

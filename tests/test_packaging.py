@@ -92,7 +92,8 @@ def test_extras(distribution, requirements):
         )
     assert sorted(requirements["safetensors"]["safetensors"].split(",")) == ["<0.9", ">=0.5"]
     assert requirements["safetensors"]["torch"] == requirements["torch"]["torch"]
-    # The progress bars of the command line and of the examples use rich, and so do the tests of the command line.
+    # The progress bars of the command line and of the examples use rich, and so do the tests of the
+    # command line.
     for extra in ("cli", "test", "examples"):
         assert "rich" in requirements[extra]
 
@@ -117,7 +118,8 @@ def test_the_readme_is_the_long_description(distribution):
 
 
 def test_every_folder_of_modules_is_a_package():
-    """find_packages omits a folder without an ``__init__.py``, so a wheel lacks the folder's modules."""
+    """find_packages omits a folder without an ``__init__.py``, so a wheel lacks the folder's
+    modules."""
     folders = {path.parent for path in (ROOT / "relax_grad").rglob("*.py")}
     assert len(folders) > 5
     for folder in folders:
@@ -233,7 +235,8 @@ def test_files_of_the_repository_parse():
 
 
 def test_the_changelog_names_the_version():
-    """The newest section with a date is that of the version; a section of unreleased changes is above."""
+    """The newest section with a date is that of the version; a section of unreleased changes is
+    above."""
     text = (ROOT / "CHANGELOG.md").read_text()
     sections = re.findall(r"^## \[(.+)\](?: - (\S+))?$", text, re.MULTILINE)
     assert sections[0] == ("Unreleased", "")

@@ -1,4 +1,5 @@
-"""The built pages in Chromium: nothing overflows at the width of a phone or of a desktop, and every link has a target."""
+"""The built pages in Chromium: nothing overflows at the width of a phone or of a desktop, and every
+link has a target."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ CHROMIUM = next(
 WIDTHS = (400, 1400)
 THEMES = ("light", "dark")
 
-#: Loads every page in frames of each width and theme, and lists the elements that reach beyond the article and that no
-#: parent scrolls.
+#: Loads every page in frames of each width and theme, and lists the elements that reach beyond the
+#: article and that no parent scrolls.
 _MEASURE = """<!doctype html><meta charset="utf-8"><body><pre id="result">unfinished</pre><script>
 const scrolls = (element) => {
   for (let e = element.parentElement; e && !e.matches("article"); e = e.parentElement)

@@ -35,7 +35,8 @@ DIFFERENTIATE = """
 @pytest.mark.parametrize("first", ["user", "package"])
 @pytest.mark.parametrize(("op", "level"), [("relax.tile", 10), ("relax.nn.conv2d", 11)])
 def test_a_users_rule_wins_in_any_order(first, op, level):
-    """The default level is enough where TVM has no rule. One level above the default is enough where TVM has one."""
+    """The default level is enough where TVM has no rule. One level above the default is enough
+    where TVM has one."""
     steps = [
         f"relax.op.register_gradient({op!r}, mine, level={level})",
         "import relax_grad",

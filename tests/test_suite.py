@@ -1,4 +1,5 @@
-"""The plugins of this suite: parts of sweeps, draws that do not depend on loaded modules, and processor times."""
+"""The plugins of this suite: parts of sweeps, draws that do not depend on loaded modules, and
+processor times."""
 
 from __future__ import annotations
 

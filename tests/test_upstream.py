@@ -1,4 +1,5 @@
-"""The scripts of docs/upstream show faults of TVM: each ends with the fault on a TVM that has it."""
+"""The scripts of docs/upstream show faults of TVM: each ends with the fault on a TVM that has
+it."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/upstream.md"
 SCRIPTS = sorted((ROOT / "docs/upstream").glob("*.py"))
 
-#: Runs scripts in forked processes, which share the import of TVM without relax_grad; prints the exit code and the
-#: output of each.
+#: Runs scripts in forked processes, which share the import of TVM without relax_grad; prints the
+#: exit code and the output of each.
 _RUN = """
 import json, os, runpy, sys, traceback
 import numpy, tvm
@@ -106,8 +107,8 @@ def test_the_faults_are_seen():
             assert code == 1, f"{script.name}: {output}"
             assert sign in output, f"{script.name}: {output}"
     assert not mended, (
-        f"this TVM has mended {', '.join(mended)}: say so in docs/upstream.md, and restrict the corrections to the "
-        "versions that need them"
+        f"this TVM has mended {', '.join(mended)}: say so in docs/upstream.md, and restrict the "
+        "corrections to the versions that need them"
     )
 
 

@@ -77,7 +77,8 @@ def test_a_pattern_without_a_match_suggests_near_names():
     names = ["layer.weight", "layer.bias", *(f"other{i}" for i in range(9))]
     with pytest.raises(
         ValueError,
-        match=r"^wrt: no parameter matches 'layer.wieght', or none is left; did you mean layer.weight",
+        match=r"^wrt: no parameter matches 'layer.wieght', or none is left; did you mean "
+        r"layer.weight",
     ):
         matching("wrt", "layer.wieght", names, "parameter", "or none is left")
     with pytest.raises(

@@ -31,7 +31,8 @@ _PLAIN = [
 
 _BY_NAME = {row.name: row for row in _PLAIN}
 
-#: Rows that are also compiled for a symbolic batch, each with the inputs whose first extent is the batch.
+#: Rows that are also compiled for a symbolic batch, each with the inputs whose first extent is the
+#: batch.
 _SYMBOLIC = {
     "forward 8x64x56² -> 64, 3x3": [0],
     "data gradient 8x64x56² -> 64, 3x3": [0],

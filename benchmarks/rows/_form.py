@@ -12,7 +12,8 @@ from tvm import relax
 
 import relax_grad
 
-#: An input: the shape of normally distributed numbers, or a function of a generator and the previous inputs.
+#: An input: the shape of normally distributed numbers, or a function of a generator and the
+#: previous inputs.
 Input = tuple[int, ...] | Callable[[np.random.Generator, list[np.ndarray]], np.ndarray]
 
 
@@ -35,11 +36,12 @@ class Row:
     jax : Callable, optional
         Takes the module ``jax`` and an array for each input.
     wrt : Sequence[int]
-        The inputs whose gradients the row returns in Relax and JAX. If there are any, ``relax`` and ``jax`` are
-        the forward computation, and the last input is the gradient with respect to its result, which they do
-        not take.
+        The inputs whose gradients the row returns in Relax and JAX. If there are any, ``relax`` and
+        ``jax`` are the forward computation, and the last input is the gradient with respect to its
+        result, which they do not take.
     keeps_result : bool
-        Whether a row with ``wrt`` returns the result of the forward computation before the gradients.
+        Whether a row with ``wrt`` returns the result of the forward computation before the
+        gradients.
     symbolic : Sequence[int]
         The inputs with the same symbolic variable as their first extent in Relax.
     """
@@ -63,7 +65,8 @@ class Row:
         return found
 
     def module(self, arrays: Sequence[np.ndarray]) -> tvm.IRModule:
-        """Return a module whose function ``main`` computes the row for arrays of the given shapes."""
+        """Return a module whose function ``main`` computes the row for arrays of the given
+        shapes."""
         params = [self._param(i, array) for i, array in enumerate(arrays)]
         bb = relax.BlockBuilder()
         taken = params[:-1] if self.wrt else params
@@ -156,7 +159,8 @@ def derived(function: Callable[..., np.ndarray]) -> Input:
 
 
 def with_gradients(forward: Callable, *wrt: int) -> Callable:
-    """Return a PyTorch function of the inputs and the output gradient; it returns the result and the gradients."""
+    """Return a PyTorch function of the inputs and the output gradient; it returns the result and
+    the gradients."""
 
     def run(*tensors):
         *known, output_grad = tensors

@@ -16,7 +16,8 @@ _HIDDEN = (4, 256, 3072)
 
 
 def _rows(name: str, in_relax: Callable, in_torch: Callable, backward: Callable, jax) -> list[Row]:
-    """Return the rows of an activation and of its gradient; ``backward`` takes the output gradient and the input."""
+    """Return the rows of an activation and of its gradient; ``backward`` takes the output gradient
+    and the input."""
 
     def forward(_, x):
         return in_relax(x)

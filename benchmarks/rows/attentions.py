@@ -1,4 +1,5 @@
-"""Attention without and with its gradients, for several lengths and sizes of heads, plain, causal and grouped."""
+"""Attention without and with its gradients, for several lengths and sizes of heads, plain, causal
+and grouped."""
 
 from __future__ import annotations
 

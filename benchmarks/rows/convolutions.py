@@ -1,4 +1,5 @@
-"""Convolutions with the shapes that kernels are tuned for, with shapes of networks, and with unusual shapes."""
+"""Convolutions with the shapes that kernels are tuned for, with shapes of networks, and with
+unusual shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from ._form import Row
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution in NC(D)(H)W, padded by half the kernel. A number as ``size`` means a square image."""
+    """A convolution in NC(D)(H)W, padded by half the kernel. A number as ``size`` means a square
+    image."""
 
     batch: int
     channels: int
@@ -187,7 +189,8 @@ _MOBILENET_V2 = [
     ]
 ]
 
-#: Channels that do not fill vectors, groups (as in ResNeXt), dilation, larger kernels, and other ranks.
+#: Channels that do not fill vectors, groups (as in ResNeXt), dilation, larger kernels, and other
+#: ranks.
 _UNUSUAL = [
     Conv(8, 60, 28, 70, 3),
     Conv(8, 33, 57, 47, 3),
@@ -203,7 +206,8 @@ _UNUSUAL = [
 
 
 def _transposed(batch: int, channels: int, size: int, filters: int, kernel: int) -> list[Row]:
-    """Return the rows of a transposed convolution that doubles the extents of images, and of its gradients."""
+    """Return the rows of a transposed convolution that doubles the extents of images, and of its
+    gradients."""
     name = f"{batch}x{channels}x{size}² -> {filters}, {kernel}x{kernel}, transposed, stride 2"
     padding = kernel // 2 - 1  # of an even kernel
     shapes = [(batch, channels, size, size), (channels, filters, kernel, kernel)]

@@ -1,4 +1,5 @@
-"""Directives of the architecture page: the figure of the layers, and the tables of their purposes."""
+"""Directives of the architecture page: the figure of the layers, and the tables of their
+purposes."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ class Edge:
     inputs : Sequence[np.ndarray]
         The arguments; floating-point arrays get a gradient.
     relax, torch, jax : Callable or None
-        The call in each library. ``torch`` and ``jax`` also take the module, before the inputs. They are None
-        if the library has no such function.
+        The call in each library. ``torch`` and ``jax`` also take the module, before the inputs.
+        They are None if the library has no such function.
     """
 
     section: str

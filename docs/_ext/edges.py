@@ -1,4 +1,5 @@
-"""The edge cases of operators, as calls of relax_grad, PyTorch and JAX; ``measure_edges`` runs them."""
+"""The edge cases of operators, as calls of relax_grad, PyTorch and JAX; ``measure_edges`` runs
+them."""
 
 from __future__ import annotations
 
@@ -45,7 +46,10 @@ _LOG_PROBABILITIES = np.log([[0.25, 0.75], [0.5, 0.5]])
 _W = np.array([1.0, 2.0, 3.0, 4.0])
 
 _NAN = "TVM's forward operator [drops the NaN](limits.md#faults-of-forward-operators)"
-_OUTSIDE = "[nothing is read outside a tensor](conventions.md#values-that-do-not-belong), and nothing raised"
+_OUTSIDE = (
+    "[nothing is read outside a tensor](conventions.md#values-that-do-not-belong), and nothing "
+    "raised"
+)
 
 #: The reason for each difference between relax_grad and PyTorch, by call.
 REASONS = {
@@ -61,7 +65,8 @@ REASONS = {
     "gather([1, 2, 3], [3])": _OUTSIDE,
     "scatter([1, 2], [2], [5])": _OUTSIDE,
     "nll_loss(x, [0, 2]), of two classes": _OUTSIDE,
-    "batch_norm([[3]]), one element per channel": "PyTorch refuses a variance of one element; it is 0",
+    "batch_norm([[3]]), one element per channel": "PyTorch refuses a variance of one element; "
+    "it is 0",
     "w * top2([1, 2, 2, 2]), w = [1, 2]": "relax_grad takes the first of equal elements; "
     "PyTorch promises no order",
     "scatter([1, 2], [0, 0], u), u = [5, 7]": "[the last update is the one that is "

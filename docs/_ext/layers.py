@@ -1,6 +1,8 @@
-"""The layers of the package: the purpose and the permitted imports of each part, and the figure of the actual imports.
+"""The layers of the package: the purpose and the permitted imports of each part, and the figure of
+the actual imports.
 
-The actual imports are read from the sources. ``tests/test_layers.py`` compares them with the permitted ones.
+The actual imports are read from the sources. ``tests/test_layers.py`` compares them with the
+permitted ones.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ class Wing(NamedTuple):
     parts : dict[str, Part]
         The parts, from the top: a part may import only later parts.
     base : dict[str, str]
-        The purposes of the parts that all other parts of the wing may import. Each of them may import only later
-        ones.
+        The purposes of the parts that all other parts of the wing may import. Each of them may
+        import only later ones.
     span : tuple[int, int]
         The left and the right edge in the figure.
     """
@@ -160,7 +162,8 @@ WINGS = (DIFFERENTIATION, CPU)
 
 #: The parts that every part may import. Each of them may import only later ones.
 BASE = {
-    "ir": "modules, bindings, types, layouts and versions of TVM: functions that depend on no operator",
+    "ir": "modules, bindings, types, layouts and versions of TVM: functions that depend on no "
+    "operator",
     "_validation": "the checks of arguments: integers, and patterns of names",
     "errors": "errors",
     "_entry": "the detection of an import by the command line, which registers late",
@@ -224,7 +227,8 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
 
 
 def imports(package: Path = PACKAGE) -> Iterator[Import]:
-    """Yield the imports of modules of the package by other modules, including imports in functions."""
+    """Yield the imports of modules of the package by other modules, including imports in
+    functions."""
     files = modules(package)
     for module, path in files.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -263,7 +267,8 @@ _FIRST = min(part.place[0] for wing in WINGS for part in wing.parts.values())
 
 
 def figure() -> str:
-    """Return the figure of the parts and their imports as SVG, in the colour of the surrounding text."""
+    """Return the figure of the parts and their imports as SVG, in the colour of the surrounding
+    text."""
     edges = sorted({each.parts for each in imports() if set(each.parts) <= set(PARTS)})
     edges = [(user, used) for user, used in edges if user != used and user != "" != used]
     bottom = _TOP + _ROWS * _PITCH
@@ -275,10 +280,12 @@ def figure() -> str:
     )
     return "\n".join(
         [
-            f'<svg viewBox="0 0 760 {bottom + 92}" role="img" aria-label="The parts of relax_grad and their imports"'
-            ' style="width: 100%; max-width: 760px; color: inherit" font-family="monospace" font-size="15">',
-            '<defs><marker id="layers-end" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8"'
-            ' orient="auto"><path d="M0 0L8 4L0 8z" fill="currentColor"/></marker></defs>',
+            f'<svg viewBox="0 0 760 {bottom + 92}" role="img" aria-label="The parts of '
+            'relax_grad and their imports" style="width: 100%; max-width: 760px; color: '
+            'inherit" font-family="monospace" font-size="15">',
+            '<defs><marker id="layers-end" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" '
+            'markerHeight="8" orient="auto"><path d="M0 0L8 4L0 8z" '
+            'fill="currentColor"/></marker></defs>',
             *drawn,
             "</svg>",
         ]
@@ -291,8 +298,8 @@ def _wing(wing: Wing, top: float, bottom: float) -> str:
     middle = (left + right) / 2
     base = "   ".join(_short(name) for name in wing.base)
     return (
-        f'<rect x="{left}" y="{top:g}" width="{right - left}" height="{bottom - top:g}" rx="9" fill="none"'
-        ' stroke="currentColor" stroke-opacity="0.45" stroke-dasharray="5 4"/>'
+        f'<rect x="{left}" y="{top:g}" width="{right - left}" height="{bottom - top:g}" rx="9" '
+        'fill="none" stroke="currentColor" stroke-opacity="0.45" stroke-dasharray="5 4"/>'
         + _text(wing.title, right - 70, top + 17)
         + _rectangle(middle, bottom - 26, right - left - 24, _HEIGHT)
         + _text(base, middle, bottom - 26)
@@ -315,8 +322,9 @@ def _box(name: str, x: float, y: float) -> str:
 
 def _rectangle(x: float, y: float, width: float, height: float) -> str:
     return (
-        f'<rect x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width}" height="{height}" rx="5"'
-        ' fill="currentColor" fill-opacity="0.07" stroke="currentColor" stroke-opacity="0.6"/>'
+        f'<rect x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width}" height="{height}" '
+        'rx="5" fill="currentColor" fill-opacity="0.07" stroke="currentColor" '
+        'stroke-opacity="0.6"/>'
     )
 
 
@@ -328,7 +336,8 @@ def _text(text: str, x: float, y: float) -> str:
 
 
 def _edge(user: str, used: str, edges: list[tuple[str, str]]) -> str:
-    """Draw an arrow: straight down to the row above the imported part, then to the top of its box."""
+    """Draw an arrow: straight down to the row above the imported part, then to the top of its
+    box."""
     below = PARTS[user].place[0] + 1  # the arrow to a lower row begins with a straight line
     outgoing = sorted(
         (PARTS[b].place[1] if PARTS[b].place[0] == below else PARTS[user].place[1], b)

@@ -1,7 +1,8 @@
 """The results of relax_grad, PyTorch and JAX at edge cases of operators.
 
-``python docs/_ext/measure_edges.py`` runs all three and writes the results to docs/_measured/edges.json, the source of
-the tables on the page on semantics. tests/test_edges.py runs them again.
+``python docs/_ext/measure_edges.py`` runs all three and writes the results to
+docs/_measured/edges.json, the source of the tables on the page on semantics. tests/test_edges.py
+runs them again.
 """
 
 from __future__ import annotations

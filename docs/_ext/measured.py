@@ -40,7 +40,8 @@ class Measured(SphinxDirective):
 
 
 class Edges(Measured):
-    """The table of a section of edges, and the reasons for differences between relax_grad and PyTorch."""
+    """The table of a section of edges, and the reasons for differences between relax_grad and
+    PyTorch."""
 
     file = "edges.json"
     required_arguments = 1
@@ -109,7 +110,8 @@ class Errors(Measured):
 
 
 class Functions(Measured):
-    """The table of the largest errors of float32 functions and of their derivatives, with PyTorch's errors."""
+    """The table of the largest errors of float32 functions and of their derivatives, with PyTorch's
+    errors."""
 
     file = "functions.json"
 
@@ -128,7 +130,8 @@ class Functions(Measured):
 
 
 def _ulps(errors: list[float | None]) -> str:
-    """Return the text of the largest of some errors in units in the last place; None is infinite."""
+    """Return the text of the largest of some errors in units in the last place; None is
+    infinite."""
     if None in errors:
         return "∞"
     largest = max(errors)

@@ -96,7 +96,10 @@ class Slower(Measured):
 
     def lines(self, measured):
         found = slower(measured)
-        yield f"{len(found)} of the {len(kernels(measured))} rows of kernels are slower than PyTorch's by the median"
+        yield (
+            f"{len(found)} of the {len(kernels(measured))} rows of kernels are slower than "
+            "PyTorch's by the median"
+        )
         yield "of their samples:"
         yield ""
         rows = [
@@ -135,7 +138,8 @@ class Winograd(Measured):
 
 
 class _OfMachines(Measured):
-    """A table of a folder that has a file for each machine, with a part for each width of vectors."""
+    """A table of a folder that has a file for each machine, with a part for each width of
+    vectors."""
 
     @staticmethod
     def read(path):
@@ -189,7 +193,8 @@ class Products(_OfMachines):
 
 
 class Attention(_OfMachines):
-    """The table of attention, with rows for each machine, width of vectors, and kind of mask and heads."""
+    """The table of attention, with rows for each machine, width of vectors, and kind of mask and
+    heads."""
 
     file = "attention"
 
@@ -219,7 +224,8 @@ class Attention(_OfMachines):
             shares = [row["flops"] / row["us"][0] / 1e3 / part["peak"] for row in members]
             yield [
                 f"{_processor(machine)}, {part['target']}",
-                f"{'causal' if is_causal else 'all keys'}, {heads}, {lengths[0]} to {lengths[-1]} positions",
+                f"{'causal' if is_causal else 'all keys'}, {heads}, {lengths[0]} to "
+                f"{lengths[-1]} positions",
                 *ratios,
                 f"{geometric_mean(shares):.2f}",
             ]

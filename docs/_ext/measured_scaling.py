@@ -82,13 +82,13 @@ class Conditions(Measured):
 
     def lines(self, measured):
         yield (
-            f"Measured on {measured['cores']} cores of an {measured['processor']}, TVM {measured['tvm']}, PyTorch "
-            f"{measured['torch']}, {measured['date']}."
+            f"Measured on {measured['cores']} cores of an {measured['processor']}, TVM "
+            f"{measured['tvm']}, PyTorch {measured['torch']}, {measured['date']}."
         )
         if not is_quiet(measured):
             yield (
-                f"Other programs took {100 * measured['busy']:.0f} % of the processors when the measurement began: times and ratios "
-                "are those of a busy machine."
+                f"Other programs took {100 * measured['busy']:.0f} % of the processors when the "
+                "measurement began: times and ratios are those of a busy machine."
             )
 
 

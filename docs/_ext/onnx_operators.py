@@ -8,7 +8,8 @@ from relax_grad.frontend.onnx._support import MICROSOFT_OPERATORS, STANDARD_OPER
 
 
 class OnnxOperators(Generated):
-    """The operators of a domain by their state: those without a note in a line, the others with their notes."""
+    """The operators of a domain by their state: those without a note in a line, the others with
+    their notes."""
 
     required_arguments = 1
 

@@ -32,8 +32,8 @@ class Generated(SphinxDirective):
         return self.parse_text_to_nodes(StringList(list(self.lines()), source))
 
 
-#: The groups of operators: a title, and the parts of the names after "relax." that belong to it. The last group has all
-#: others.
+#: The groups of operators: a title, and the parts of the names after "relax." that belong to it.
+#: The last group has all others.
 _GROUPS = (
     ("Neural networks", ("nn",)),
     ("Images and detection", ("image", "vision")),
@@ -45,7 +45,8 @@ _GROUPS = (
 
 
 class OperatorCoverage(Generated):
-    """The tables of all operators of the installed TVM, by group, with the gradient or the reason for its absence.
+    """The tables of all operators of the installed TVM, by group, with the gradient or the reason
+    for its absence.
 
     The name of an operator is an anchor of the page. ``_static/operators.js`` adds a filter.
     """

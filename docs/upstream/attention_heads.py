@@ -1,6 +1,7 @@
 """attention is wrong where several heads share keys.
 
-Type inference allows fewer heads of keys than of queries, but the kernel reads the keys of another head.
+Type inference allows fewer heads of keys than of queries, but the kernel reads the keys of another
+head.
 
 Seen: AssertionError
 """

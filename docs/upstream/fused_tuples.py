@@ -1,8 +1,8 @@
 """FuseOps loses parameters of functions that read many tuples.
 
-It notes the places of all tuples among the parameters before it replaces the first one by its elements. Two elements of
-one tuple move the later places, so that another parameter is removed, and a variable of the caller is left in the body.
-The order of the replacements is that of addresses.
+It notes the places of all tuples among the parameters before it replaces the first one by its
+elements. Two elements of one tuple move the later places, so that another parameter is removed, and
+a variable of the caller is left in the body. The order of the replacements is that of addresses.
 
 Seen: AssertionError
 """

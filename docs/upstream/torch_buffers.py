@@ -1,7 +1,7 @@
 """The importer of PyTorch programs makes constants of buffers without a copy.
 
-The constants of the compiled program are the memory of the module, so that PyTorch's next update of a
-running statistic changes the program.
+The constants of the compiled program are the memory of the module, so that PyTorch's next update of
+a running statistic changes the program.
 
 Seen: AssertionError
 """

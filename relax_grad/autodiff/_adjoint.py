@@ -1,4 +1,5 @@
-"""The adjoint of a variable: the sum of the contributions of its uses, for each tensor that it holds."""
+"""The adjoint of a variable: the sum of the contributions of its uses, for each tensor that it
+holds."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ _NAMED = (relax.Var, relax.TupleGetItem, relax.Tuple)
 class Adjoint:
     """The contributions to the adjoint of a variable or of an element of a tuple.
 
-    Contributions are collected, and added only when the sum is needed, so an unused adjoint emits nothing.
-    An element of a tuple without contributions becomes zeros only when the whole tuple is needed.
+    Contributions are collected, and added only when the sum is needed, so an unused adjoint emits
+    nothing. An element of a tuple without contributions becomes zeros only when the whole tuple is
+    needed.
 
     Parameters
     ----------
@@ -47,7 +49,8 @@ class Adjoint:
             self._terms.append(partial)
 
     def _is_filler(self, partial: relax.Expr) -> bool:
-        """Tell whether a contribution is the placeholder of a non-floating-point element of a tuple.
+        """Tell whether a contribution is the placeholder of a non-floating-point element of a
+        tuple.
 
         Quantized integers have an adjoint, which holds floats.
         """
@@ -89,7 +92,8 @@ class Adjoint:
         ]
 
     def _spread(self, bb: relax.BlockBuilder) -> list[Adjoint]:
-        """Return the adjoints of the elements of a tuple; contributions to the whole are distributed to them."""
+        """Return the adjoints of the elements of a tuple; contributions to the whole are
+        distributed to them."""
         if self._fields is None:
             self._fields = [
                 Adjoint(element(self.expr, i), kind) for i, kind in enumerate(self.type.fields)
@@ -112,7 +116,8 @@ class Adjoint:
 
 
 def adjoint_type(kind: relax.Type) -> relax.Type:
-    """Return the type of the adjoint of a value: its own, with empty tuples in the place of non-tensors."""
+    """Return the type of the adjoint of a value: its own, with empty tuples in the place of
+    non-tensors."""
     if isinstance(kind, relax.TupleType):
         return relax.TupleType([adjoint_type(field) for field in kind.fields])
     # An object may be a tensor.

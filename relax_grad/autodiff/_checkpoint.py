@@ -1,7 +1,7 @@
 """Checkpointing: the backward pass recomputes residuals instead of keeping them.
 
-``relax.grad.start_checkpoint`` and ``end_checkpoint`` mark the inputs and the outputs of a segment whose
-intermediate results are not kept. The semantics are those of ``relax.transform.Gradient``.
+``relax.grad.start_checkpoint`` and ``end_checkpoint`` mark the inputs and the outputs of a segment
+whose intermediate results are not kept. The semantics are those of ``relax.transform.Gradient``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ def has_markers(bindings: Iterable[relax.Binding]) -> bool:
 class Checkpoints:
     """The kept variables, and the recomputation of the others.
 
-    A variable is kept if it is a parameter, an input of a segment, or computed outside of every segment. The
-    operands and results of conditionals, the captures of local functions, and the operands and results of
-    impure calls are kept too: a repeated impure call may return another result.
+    A variable is kept if it is a parameter, an input of a segment, or computed outside of every
+    segment. The operands and results of conditionals, the captures of local functions, and the
+    operands and results of impure calls are kept too: a repeated impure call may return another
+    result.
 
     Parameters
     ----------
@@ -77,7 +78,8 @@ class Checkpoints:
     def recomputed(
         self, bb: relax.BlockBuilder, variable: relax.Var, call: relax.Call
     ) -> tuple[relax.Var, relax.Call]:
-        """Return the call and the variable of its result for use in the backward pass, recomputed if needed."""
+        """Return the call and the variable of its result for use in the backward pass, recomputed
+        if needed."""
         call = self._with_known(bb, call)
         if variable in self._kept:
             return variable, call
@@ -97,7 +99,8 @@ class Checkpoints:
     def _known(self, bb: relax.BlockBuilder, variable: relax.Var) -> relax.Var:
         if variable in self._kept or variable not in self._bindings:
             return variable
-        # An explicit stack instead of recursion: a segment may be longer than Python's recursion limit.
+        # An explicit stack instead of recursion: a segment may be longer than Python's recursion
+        # limit.
         pending = [variable]
         while pending:
             current = pending[-1]

@@ -41,8 +41,8 @@ def check_unchanged(
 ) -> None:
     """Refuse a backward pass that reads a tensor after a call has written to it in place.
 
-    Refuse as well if the forward pass reads such a tensor by its old name after a differentiated call: the gradient
-    of the new value would flow to the old one.
+    Refuse as well if the forward pass reads such a tensor by its old name after a differentiated
+    call: the gradient of the new value would flow to the old one.
 
     Parameters
     ----------
@@ -98,8 +98,7 @@ def check_gradients(missing: Sequence[MissingGradient], func_name: str) -> None:
     if missing:
         raise GradientError(
             f"{func_name} cannot be differentiated: {len(missing)} of its bindings have no "
-            "gradient:\n"
-            + "\n".join(f"- {operator}" for operator in missing)
-            + "\nRegister a rule with relax_grad.register_gradient, or name operators in allow_zero to "
-            "treat them as constants."
+            "gradient:\n" + "\n".join(f"- {operator}" for operator in missing) + "\n"
+            "Register a rule with relax_grad.register_gradient, or name operators in "
+            "allow_zero to treat them as constants."
         )

@@ -34,7 +34,8 @@ def seeds(
     cotangents : bool or str or float or array or relax.Expr or (nested) sequence of them
         True, or one for each tensor.
     resolve : Callable
-        Maps a variable of the function to that of the flattened function; raises ValueError for any other.
+        Maps a variable of the function to that of the flattened function; raises ValueError for any
+        other.
     params : Collection[str]
         The names of the function's parameters; new parameters get other names.
 
@@ -105,8 +106,8 @@ def _filled(number: float, kind: relax.TensorType, where: str) -> relax.Expr:
     """Return a tensor of type ``kind`` filled with a number."""
     if not isinstance(kind.shape, relax.ShapeExpr):
         raise ValueError(
-            f"{where} is a number, but the shape of the differentiated tensor is unknown: {kind}; give a name for "
-            "a new parameter"
+            f"{where} is a number, but the shape of the differentiated tensor is unknown: "
+            f"{kind}; give a name for a new parameter"
         )
     try:
         number = float(number)

@@ -1,4 +1,5 @@
-"""The forward program as a flat list of bindings with calls inlined, the form of the backward walk."""
+"""The forward program as a flat list of bindings with calls inlined, the form of the backward
+walk."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from ..ir.bindings import bindings_of, used
 class Forward:
     """Emits the forward bindings and records them.
 
-    Calls of other Relax functions with varied operands are inlined: the body of a callee has a gradient, a
-    call has none.
+    Calls of other Relax functions with varied operands are inlined: the body of a callee has a
+    gradient, a call has none.
 
     Parameters
     ----------
@@ -41,7 +42,8 @@ class Forward:
 
     def emit(self, seq: relax.SeqExpr) -> None:
         """Emit the bindings of a sequence."""
-        # An explicit stack instead of recursion: calls may nest deeper than Python's recursion limit.
+        # An explicit stack instead of recursion: calls may nest deeper than Python's recursion
+        # limit.
         pending = [self._emit_bindings(seq)]
         while pending:
             body = next(pending[-1], None)
@@ -51,7 +53,8 @@ class Forward:
                 pending.append(self._emit_bindings(body))
 
     def _emit_bindings(self, seq: relax.SeqExpr) -> Iterator[relax.SeqExpr]:
-        """Emit the bindings of a sequence; yield the bodies of callees, which the caller emits in between."""
+        """Emit the bindings of a sequence; yield the bodies of callees, which the caller emits in
+        between."""
         for block in seq.blocks[:]:
             for binding in block.bindings[:]:
                 yield from self._emit_binding(binding)

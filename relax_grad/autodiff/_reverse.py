@@ -110,8 +110,8 @@ class Reverse:
     def _of_type(self, total: relax.Expr, wanted: relax.Type) -> relax.Expr:
         """Reshape a contribution to the extents of the forward variable, which rules expect.
 
-        A match_cast may have given it others. A second match_cast is no substitute for the reshape: TVM 0.26
-        frees the storage of known size that a match_cast refers to.
+        A match_cast may have given it others. A second match_cast is no substitute for the reshape:
+        TVM 0.26 frees the storage of known size that a match_cast refers to.
         """
         shape = getattr(wanted, "shape", None)
         if not isinstance(shape, relax.ShapeExpr) or shapes_agree(total.ty, wanted):
@@ -119,7 +119,8 @@ class Reverse:
         return self._bb.emit(relax.op.reshape(total, shape))
 
     def _find(self, expr: relax.Expr) -> Adjoint | None:
-        """Return the adjoint of a variable or of an element of a tuple; None where it is not wanted."""
+        """Return the adjoint of a variable or of an element of a tuple; None where it is not
+        wanted."""
         if isinstance(expr, relax.TupleGetItem):
             whole = self._find(expr.tuple_value)
             return None if whole is None else whole.field(self._bb, expr.index)
@@ -176,8 +177,9 @@ class Reverse:
         )
         if rule is None:
             raise GradientError(
-                f"binding {variable.name!r}: no gradient is registered as {call.attrs.te_grad_name!r}; "
-                "register one with tvm.relax.training.utils.register_te_gradient"
+                f"binding {variable.name!r}: no gradient is registered as "
+                f"{call.attrs.te_grad_name!r}; register one with "
+                "tvm.relax.training.utils.register_te_gradient"
             )
         name, bb = call.attrs.te_grad_name, self._bb
         with failing_as(f"gradient of {name}, binding {variable.name!r}"):
@@ -192,9 +194,11 @@ class Reverse:
         return any(variable in self._active for variable in used(argument))
 
     def _conditional(self, value: relax.If, parts: Parts) -> None:
-        """Emit a conditional that runs the adjoint of the taken branch and recomputes its forward bindings."""
+        """Emit a conditional that runs the adjoint of the taken branch and recomputes its forward
+        bindings."""
         branches = value.true_branch, value.false_branch
-        # Variables that only unused results of a branch depend on get no contribution, not even zeros.
+        # Variables that only unused results of a branch depend on get no contribution, not even
+        # zeros.
         needed = {variable for branch in branches for variable in self._needed(branch, parts)}
         inputs = [
             variable

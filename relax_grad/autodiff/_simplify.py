@@ -16,7 +16,8 @@ _PERMUTE, _MATMUL = Op.get("relax.permute_dims"), Op.get("relax.matmul")
 _BROADCAST = Op.get("relax.broadcast_to")
 _ONES = [Op.get("relax.ones"), Op.get("relax.ones_like")]
 _ZEROS = [Op.get("relax.zeros"), Op.get("relax.zeros_like")]
-#: The neutral operands of operators and their positions: either side of a sum or product, the right of the others.
+#: The neutral operands of operators and their positions: either side of a sum or product, the right
+#: of the others.
 _NEUTRAL = {
     Op.get("relax.add"): (_ZEROS, (0, 1)),
     Op.get("relax.multiply"): (_ONES, (0, 1)),
@@ -32,19 +33,19 @@ _CALL_TIR, _WITH_GRAD = Op.get("relax.call_tir"), Op.get("relax.call_tir_with_gr
 def simplify(function: relax.Function, has_writes: bool = False) -> relax.Function:
     """Return an equivalent function with fewer bindings.
 
-    - The gradient of a matrix product contains transposes of its operands. If an operand is itself a
-      transpose, the gradient of its source is a transposed product. With ``T`` for the transpose of the last
-      two axes, ``T(T(a))`` becomes ``a``, and ``T(a @ b)`` becomes ``T(b) @ T(a)`` where this undoes a
-      transpose of ``a`` or ``b``.
-    - Broadcast ones and zeros are created in their final shape. A sum, difference, product or quotient with
-      a neutral operand becomes its other operand.
+    - The gradient of a matrix product contains transposes of its operands. If an operand is itself
+      a transpose, the gradient of its source is a transposed product. With ``T`` for the transpose
+      of the last two axes, ``T(T(a))`` becomes ``a``, and ``T(a @ b)`` becomes ``T(b) @ T(a)``
+      where this undoes a transpose of ``a`` or ``b``.
+    - Broadcast ones and zeros are created in their final shape. A sum, difference, product or
+      quotient with a neutral operand becomes its other operand.
     - Matrix products take their operands without a broadcast of stacks that they do themselves.
-    - The gradient of a softmax with masked rows, whose output gradient has the same mask, reads the masked
-      result. That is live anyway, so the unmasked result need not be kept.
+    - The gradient of a softmax with masked rows, whose output gradient has the same mask, reads the
+      masked result. That is live anyway, so the unmasked result need not be kept.
     - ``call_tir_with_grad`` becomes ``call_tir``.
 
-    With calls that write to their arguments, only the last rewrite is done: an alias in the place of a copy
-    would change with the original.
+    With calls that write to their arguments, only the last rewrite is done: an alias in the place
+    of a copy would change with the original.
     """
     function = without_unused(function)
     bindings = [binding for block in function.body.blocks[:] for binding in block.bindings[:]]
@@ -163,7 +164,8 @@ class _Simplifier:
         return call
 
     def _masked_softmax(self, call: relax.Call) -> relax.Call:
-        """Return a softmax gradient that reads the masked result, if result and gradient have the same mask."""
+        """Return a softmax gradient that reads the masked result, if result and gradient have the
+        same mask."""
         output_grad, result = call.args
         value = self._values.get(output_grad)
         if not (_is_call(value, [_WHERE]) and self._is_zero(value.args[1])):
@@ -188,7 +190,8 @@ class _Simplifier:
         return constant is not None and not constant.any()
 
     def _folded(self, call: relax.Call, kind: relax.Type) -> relax.Expr:
-        """Return a call of type ``kind``, simplified by neutral operands and by broadcasts of ones and zeros."""
+        """Return a call of type ``kind``, simplified by neutral operands and by broadcasts of ones
+        and zeros."""
         if call.op == _BROADCAST and structural_equal(call.args[0].ty, kind):
             return call.args[0]
         if call.op == _BROADCAST and isinstance(call.args[1], relax.ShapeExpr):
@@ -216,7 +219,8 @@ class _Simplifier:
 
 
 def _is_candidate(binding: relax.Binding, filled: set[relax.Var], broadcast: set) -> bool:
-    """Tell whether a binding may simplify, given the variables of ones or zeros, and those of broadcasts."""
+    """Tell whether a binding may simplify, given the variables of ones or zeros, and those of
+    broadcasts."""
     value = binding.value
     if not isinstance(value, relax.Call):
         return False
@@ -231,7 +235,8 @@ def _is_candidate(binding: relax.Binding, filled: set[relax.Var], broadcast: set
 
 
 def _broadcast_matrices(value: relax.Expr | None, operand: relax.Expr) -> relax.Expr | None:
-    """Return the source of a broadcast to a stack of matrices of the same size; None for any other operand."""
+    """Return the source of a broadcast to a stack of matrices of the same size; None for any other
+    operand."""
     if not _is_call(value, [_BROADCAST]):
         return None
     (source, _), kinds = value.args, (value.args[0].ty, operand.ty)

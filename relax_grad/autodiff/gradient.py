@@ -34,40 +34,43 @@ from .obstacles import MissingGradient, obstacles
 class Gradient:
     """A pass that adds the adjoint of a function, which returns its result and gradients.
 
-    The arguments and the result are those of ``relax.transform.Gradient``: the new function is named
-    ``<func_name>_adjoint``, takes the same parameters, and returns ``(original result, (gradients...))``.
-    This pass also accepts programs that TVM's pass rejects: symbolic shapes anywhere, ``match_cast``, several
-    blocks, ``if``, calls of other functions of the module and of local functions, tuples, non-scalar results
-    (with ``cotangents``), bfloat16, and parameters of integers, shapes and objects.
+    The arguments and the result are those of ``relax.transform.Gradient``: the new function is
+    named ``<func_name>_adjoint``, takes the same parameters, and returns
+    ``(original result, (gradients...))``. This pass also accepts programs that TVM's pass rejects:
+    symbolic shapes anywhere, ``match_cast``, several blocks, ``if``, calls of other functions of
+    the module and of local functions, tuples, non-scalar results (with ``cotangents``), bfloat16,
+    and parameters of integers, shapes and objects.
 
     Parameters
     ----------
     func_name : str
         The function to differentiate.
     require_grads : relax.Var or str or Sequence[relax.Var or str], optional
-        The parameters or intermediate variables of the function to differentiate with respect to, as
-        variables or names; by default every parameter that holds floating-point tensors.
+        The parameters or intermediate variables of the function to differentiate with respect to,
+        as variables or names; by default every parameter that holds floating-point tensors.
     target_index : int or Sequence[int] or None
-        The index of the differentiated element, where the result is a tuple. Several integers index nested
-        tuples; None stands for the whole result.
+        The index of the differentiated element, where the result is a tuple. Several integers index
+        nested tuples; None stands for the whole result.
     cotangents : bool or str or float or array or relax.Expr or (nested) sequence of them
-        False differentiates a scalar, or a tensor of one element. Any other value gives a cotangent to each
-        floating-point tensor of the target, as the vector of a vector-Jacobian product. True adds a parameter
-        to the new function for each cotangent, and a string adds one parameter of that name. A number stands
-        for a tensor filled with it. An array, a constant or a variable of the function must have the type of
-        the tensor.
+        False differentiates a scalar, or a tensor of one element. Any other value gives a cotangent
+        to each floating-point tensor of the target, as the vector of a vector-Jacobian product.
+        True adds a parameter to the new function for each cotangent, and a string adds one
+        parameter of that name. A number stands for a tensor filled with it. An array, a constant or
+        a variable of the function must have the type of the tensor.
     allow_zero : str or Collection[str]
         Operators that count as constants, even if they have gradients.
 
     Raises
     ------
     TypeError
-        If ``target_index`` holds values other than integers, ``require_grads`` values other than variables and
-        names, or ``func_name`` is not a Relax function.
+        If ``target_index`` holds values other than integers, ``require_grads`` values other than
+        variables and names, or ``func_name`` is not a Relax function.
     ValueError
-        If the module has no such function, has its adjoint already, or an argument names something unknown.
+        If the module has no such function, has its adjoint already, or an argument names something
+        unknown.
     GradientError
-        If the target has more than one element and there are no cotangents, or if a gradient is missing.
+        If the target has more than one element and there are no cotangents, or if a gradient is
+        missing.
 
     Examples
     --------
@@ -105,7 +108,8 @@ class Gradient:
 
 
 def add_adjoint(mod: tvm.IRModule, settings: Gradient, name: str) -> tvm.IRModule:
-    """Return the module with the adjoint function that ``settings`` describe, under the name ``name``."""
+    """Return the module with the adjoint function that ``settings`` describe, under the name
+    ``name``."""
     differentiation = _Differentiation(settings, mod)
     if name in (variable.name_hint for variable in mod.get_global_vars()):
         raise ValueError(
@@ -126,7 +130,8 @@ def missing(mod: tvm.IRModule, settings: Gradient, argument: str) -> list[Missin
 def as_variables(
     wrt: relax.Var | str | Sequence[relax.Var | str] | None, argument: str
 ) -> list[relax.Var | str] | None:
-    """Return variables or names of variables as a list, or raise a TypeError that names the argument."""
+    """Return variables or names of variables as a list, or raise a TypeError that names the
+    argument."""
     if wrt is None:
         return None
     if isinstance(wrt, (relax.Var, str)):
@@ -259,7 +264,8 @@ class _Differentiation:
         return forward.bindings
 
     def _check_require_grads(self) -> list[relax.Var]:
-        """Return the variables to differentiate with respect to, as variables of the flattened function."""
+        """Return the variables to differentiate with respect to, as variables of the flattened
+        function."""
         wanted = self._settings.require_grads
         if wanted is None:
             return [param for param in self._function.params if has_gradient(param.ty)]
@@ -270,14 +276,15 @@ class _Differentiation:
                 raise ValueError(f"{self._argument}: {variable.name} appears more than once")
             if not has_gradient(variable.ty):
                 raise ValueError(
-                    f"{self._argument}: only tensors of floating-point numbers and tuples of them have "
-                    f"gradients, but the type of {variable.name} is {variable.ty}"
+                    f"{self._argument}: only tensors of floating-point numbers and tuples of "
+                    f"them have gradients, but the type of {variable.name} is {variable.ty}"
                 )
             chosen[variable] = None
         return list(chosen)
 
     def _own(self, item: relax.Var | str, argument: str) -> relax.Var:
-        """Return the variable of the flattened function for a variable, or its name, of the original."""
+        """Return the variable of the flattened function for a variable, or its name, of the
+        original."""
         is_name = isinstance(item, str)
         namesakes = self._named.get(item if is_name else getattr(item, "name", ""), [])
         named = (
@@ -292,8 +299,8 @@ class _Differentiation:
             raise ValueError(message)
         if len(named) > 1:
             raise ValueError(
-                f"{argument}: {self._settings.func_name} has {len(named)} variables named {item!r}; pass the "
-                "variable itself"
+                f"{argument}: {self._settings.func_name} has {len(named)} variables named "
+                f"{item!r}; pass the variable itself"
             )
         return self._renamed.get(named[0], named[0])
 
@@ -362,7 +369,8 @@ def _to_nondataflow(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _without_dataflow(mod: tvm.IRModule, name: str) -> tuple[relax.Function, dict]:
-    """Return a function without dataflow blocks, and the map from the original variables to the new ones."""
+    """Return a function without dataflow blocks, and the map from the original variables to the new
+    ones."""
     before, after = mod[name], _to_nondataflow(mod)[name]
     renamed = {}
     copies = bindings_of(after.body)
@@ -381,7 +389,8 @@ def _target(
     settings: Gradient,
     wrt: Collection[relax.Var],
 ) -> relax.Expr:
-    """Return the differentiated element of the result, resolved through aliases up to variables of ``wrt``."""
+    """Return the differentiated element of the result, resolved through aliases up to variables of
+    ``wrt``."""
     path = settings.target_index
     if path == (0,) and not isinstance(result.ty, relax.TupleType):
         return result
@@ -407,8 +416,9 @@ def _one(target: relax.Expr) -> relax.Expr:
     kind = target.ty
     if not isinstance(kind, relax.TensorType) or not holds_floats(kind):
         raise GradientError(
-            f"the target must be one floating-point tensor, but its type is {kind}; choose one with "
-            "target_index; relax_grad.vjp, or cotangents= of the pass Gradient, differentiates several"
+            f"the target must be one floating-point tensor, but its type is {kind}; choose one "
+            "with target_index; relax_grad.vjp, or cotangents= of the pass Gradient, "
+            "differentiates several"
         )
     shape = kind.shape
     is_one = isinstance(shape, relax.ShapeExpr) and all(
@@ -416,9 +426,9 @@ def _one(target: relax.Expr) -> relax.Expr:
     )
     if not is_one:
         raise GradientError(
-            f"the target must be a scalar or have one element, but its type is {kind}; reduce it, for "
-            "example by relax.op.sum; relax_grad.vjp, or cotangents= of the pass Gradient, gives a "
-            "vector-Jacobian product"
+            f"the target must be a scalar or have one element, but its type is {kind}; reduce "
+            "it, for example by relax.op.sum; relax_grad.vjp, or cotangents= of the pass "
+            "Gradient, gives a vector-Jacobian product"
         )
     return relax.op.ones(shape, dtype_of(kind))
 
@@ -426,7 +436,8 @@ def _one(target: relax.Expr) -> relax.Expr:
 def _erased(
     params: Sequence[relax.Var], cotangents: Sequence[relax.Var]
 ) -> dict[relax.Var, relax.Var]:
-    """Return a parameter of unknown shape for each cotangent whose extents only the body defines."""
+    """Return a parameter of unknown shape for each cotangent whose extents only the body
+    defines."""
     defined = {
         extent
         for variable in [*params, *cotangents]

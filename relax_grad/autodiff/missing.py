@@ -23,9 +23,9 @@ def missing_gradients(
 ) -> list[MissingGradient]:
     """Return every binding whose missing gradient prevents the differentiation of a function.
 
-    The result includes bindings of callees, since :class:`relax_grad.transform.Gradient` differentiates
-    through calls; TVM's pass does not. Only bindings between ``wrt`` and the target count. An
-    integer result, a constant, or an operator that counts as a constant ends a path.
+    The result includes bindings of callees, since :class:`relax_grad.transform.Gradient`
+    differentiates through calls; TVM's pass does not. Only bindings between ``wrt`` and the target
+    count. An integer result, a constant, or an operator that counts as a constant ends a path.
 
     Parameters
     ----------
@@ -34,11 +34,11 @@ def missing_gradients(
     func_name : str
         The name of the function.
     wrt : relax.Var or str or Sequence, optional
-        The variables to differentiate with respect to, as variables or names; by default all parameters
-        that hold floating-point tensors.
+        The variables to differentiate with respect to, as variables or names; by default all
+        parameters that hold floating-point tensors.
     target_index : int or Sequence[int] or None
-        The index of the differentiated element, where the function's result is a tuple. Several integers
-        index nested tuples; None stands for the whole result.
+        The index of the differentiated element, where the function's result is a tuple. Several
+        integers index nested tuples; None stands for the whole result.
     allow_zero : str or Collection[str]
         Operators that count as constants.
 

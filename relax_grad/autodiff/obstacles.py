@@ -114,15 +114,16 @@ def _obstacles(
     elif isinstance(callee, relax.ExternFunc):
         yield (
             str(callee.global_symbol),
-            "the external function that is called is opaque to TVM; call it from an operator of your own with a "
-            "gradient (relax_grad.register_gradient), or compute it outside and pass the result as a parameter",
+            "the external function that is called is opaque to TVM; call it from an operator of "
+            "your own with a gradient (relax_grad.register_gradient), or compute it outside and "
+            "pass the result as a parameter",
         )
     else:
         name = callee.name_hint if isinstance(callee, relax.GlobalVar) else str(callee)
         yield (
             name,
-            "the Relax function that is called is known at run time only; call a function of the module by its "
-            "GlobalVar",
+            "the Relax function that is called is known at run time only; call a function of "
+            "the module by its GlobalVar",
         )
 
 

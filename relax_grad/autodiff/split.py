@@ -1,4 +1,5 @@
-"""The division of an adjoint into a forward and a backward function, with residuals between them."""
+"""The division of an adjoint into a forward and a backward function, with residuals between
+them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from ._checkpoint import has_markers
 #: Operators that return their operand in another shape, which takes no time.
 _VIEWS = {f"relax.{name}" for name in ("expand_dims", "flatten", "reshape", "squeeze")}
 
-#: Element-wise operators. If only the backward pass needs the results, it fuses them with their consumers.
+#: Element-wise operators. If only the backward pass needs the results, it fuses them with their
+#: consumers.
 _ELEMENTWISE = {
     f"relax.{name}"
     for name in [
@@ -104,11 +106,13 @@ class Split(NamedTuple):
     module : tvm.IRModule
         The module with both functions.
     arguments : list[int]
-        The positions of the parameters of the original function that the backward function takes first.
+        The positions of the parameters of the original function that the backward function takes
+        first.
     results : list[int]
         The positions among the tensors of the result, in order, of those that it takes next.
     residuals : int
-        The number of residuals. It takes them then, as one tuple, if there are any. The cotangents are last.
+        The number of residuals. It takes them then, as one tuple, if there are any. The cotangents
+        are last.
     """
 
     module: tvm.IRModule
@@ -120,10 +124,10 @@ class Split(NamedTuple):
 def split(mod: tvm.IRModule, name: str, cotangents: int, forward: str, backward: str) -> Split:
     """Divide a function that returns ``(result, gradients)`` and takes cotangents last.
 
-    The residuals are values that do not depend on cotangents and that the backward function reads. A parameter or a
-    tensor of the result is never a residual. The backward function computes views, values without operands,
-    checkpointed sections, and element-wise values that the result does not need, provided that their operands take no more
-    memory.
+    The residuals are values that do not depend on cotangents and that the backward function reads.
+    A parameter or a tensor of the result is never a residual. The backward function computes views,
+    values without operands, checkpointed sections, and element-wise values that the result does not
+    need, provided that their operands take no more memory.
 
     Parameters
     ----------
@@ -139,13 +143,15 @@ def split(mod: tvm.IRModule, name: str, cotangents: int, forward: str, backward:
     Raises
     ------
     GradientError
-        If a call writes to its arguments, or a symbolic extent has no definition in the backward function.
+        If a call writes to its arguments, or a symbolic extent has no definition in the backward
+        function.
     """
     return _Division(mod, name, cotangents).split(forward, backward)
 
 
 def is_checkpointed(function: relax.Function) -> bool:
-    """Tell whether a function has checkpointed sections, which the backward pass of its adjoint computes again."""
+    """Tell whether a function has checkpointed sections, which the backward pass of its adjoint
+    computes again."""
     return has_markers(bindings_of(function.body))
 
 
@@ -166,8 +172,8 @@ class _Division:
         writers = writing_functions(mod)
         if any(may_write(binding.value, writers) for binding in self._bindings):
             raise GradientError(
-                f"{name} cannot be divided into a forward and a backward function: it has calls that write to their "
-                "arguments"
+                f"{name} cannot be divided into a forward and a backward function: it has calls "
+                "that write to their arguments"
             )
         self._result, self._gradients = self._fields(function.body.body)
         self._leaves = self._tensors(self._result)
@@ -221,7 +227,8 @@ class _Division:
         return live
 
     def _sections(self) -> set[relax.Var]:
-        """Return the variables of checkpointed sections: the backward pass computes a value of the forward pass again."""
+        """Return the variables of checkpointed sections: the backward pass computes a value of the
+        forward pass again."""
         numbers: dict[object, int] = {}
         of: dict[relax.Var, int] = {}
         first: dict[int, relax.Var] = {}
@@ -283,7 +290,8 @@ class _Division:
         )
 
     def _classify(self, wanted: list[relax.Var]) -> None:
-        """Decide for each value that the backward function reads: argument, residual, or computed there."""
+        """Decide for each value that the backward function reads: argument, residual, or computed
+        there."""
         candidates: dict[relax.Var, None] = {}
         pending = wanted[::-1]
         while pending:
@@ -356,7 +364,8 @@ class _Division:
         )
 
     def _define_extents(self, computed: list[relax.Binding]) -> None:
-        """Add arguments or residuals whose shapes define the symbolic extents that the backward function reads."""
+        """Add arguments or residuals whose shapes define the symbolic extents that the backward
+        function reads."""
         values = [
             *computed,
             *(binding for binding in self._bindings if binding.var in self._recomputed),
@@ -397,7 +406,8 @@ class _Division:
                     break
             else:
                 raise GradientError(
-                    f"{self._name}: no value defines the symbolic extent {extent} in the backward function"
+                    f"{self._name}: no value defines the symbolic extent {extent} in the "
+                    "backward function"
                 )
 
     def _inputs(self) -> list[relax.Var]:

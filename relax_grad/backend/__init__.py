@@ -1,6 +1,7 @@
 """Patterns of backward operators, for backends with primitives of their own for them.
 
-The import registers nothing. A backend registers its patterns with :func:`register_backward_patterns`.
+The import registers nothing. A backend registers its patterns with
+:func:`register_backward_patterns`.
 """
 
 from .call import BackwardCall

@@ -27,8 +27,8 @@ class BackwardCall:
     arguments : Mapping[str, relax.Expr]
         The arguments by the operator's names for them.
     attrs : Mapping[str, object]
-        The attributes: numbers, strings, and tuples of numbers. The backward operators of convolution and
-        pooling have the attributes of the forward operator.
+        The attributes: numbers, strings, and tuples of numbers. The backward operators of
+        convolution and pooling have the attributes of the forward operator.
     type : relax.Type
         The type of the result.
     parameters : Mapping[str, int]
@@ -70,8 +70,8 @@ class BackwardCall:
         Parameters
         ----------
         function : relax.Function
-            A composite function, or the function around one that a code generator receives; both have
-            the same parameters in the same order.
+            A composite function, or the function around one that a code generator receives; both
+            have the same parameters in the same order.
 
         Raises
         ------
@@ -79,7 +79,8 @@ class BackwardCall:
             If it is not a Relax function.
         ValueError
             If the function does not hold exactly one call of a backward operator. After
-            ``MergeCompositeFunctions`` a function may hold several; describe each composite function.
+            ``MergeCompositeFunctions`` a function may hold several; describe each composite
+            function.
         """
         if not isinstance(function, relax.Function):
             raise TypeError(f"function must be a Relax function, but it is {function!r}")
@@ -88,13 +89,15 @@ class BackwardCall:
         )
         if len(composites) > 1:
             raise ValueError(
-                f"{_name(function)} holds {len(composites)} composite functions; describe them one by one"
+                f"{_name(function)} holds {len(composites)} composite functions; describe them "
+                "one by one"
             )
         composite = composites[0] if composites else function
         calls = _within(composite, relax.Call, _is_backward)
         if len(calls) != 1:
             raise ValueError(
-                f"{_name(function)} must hold one call of a backward operator, but it holds {len(calls)}"
+                f"{_name(function)} must hold one call of a backward operator, but it holds "
+                f"{len(calls)}"
             )
         return cls.of(calls[0], list(composite.params))
 
@@ -103,7 +106,8 @@ class BackwardCall:
         return dtype_of(self._type_of(name))
 
     def shape(self, name: str = ROOT) -> tuple[int | tirx.PrimExpr, ...] | None:
-        """Return the extents of an argument (a tensor or a shape) or of the result; None if unknown."""
+        """Return the extents of an argument (a tensor or a shape) or of the result; None if
+        unknown."""
         found = self._type_of(name)
         if isinstance(found, relax.TensorType):
             found = None if found.shape is None else found.shape.ty
@@ -126,7 +130,8 @@ class BackwardCall:
             return self.type
         if name not in self.arguments:
             raise ValueError(
-                f"{self.op_name} has no argument {name!r}; its arguments are {', '.join(self.arguments)}"
+                f"{self.op_name} has no argument {name!r}; its arguments are "
+                f"{', '.join(self.arguments)}"
             )
         return self.arguments[name].ty
 
@@ -136,7 +141,8 @@ def _is_backward(call: relax.Call) -> bool:
 
 
 def _within(function: relax.Function, kind: type, wanted) -> list:
-    """Return the wanted expressions of type ``kind`` in a function, including the function itself."""
+    """Return the wanted expressions of type ``kind`` in a function, including the function
+    itself."""
     found = []
 
     def visit(expr: relax.Expr) -> None:

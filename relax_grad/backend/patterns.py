@@ -48,8 +48,8 @@ def make_backward_pattern(op_name: str) -> tuple[DFPattern, Mapping[str, DFPatte
         Matches a call of the operator with any arguments and attributes.
     annotations : Mapping[str, DFPattern]
         The arguments by the operator's names for them (``"output_grad"``, ``"data"`` and
-        ``"weight_shape"`` for the example), and ``"root"``, the call itself. Optional arguments match
-        without a name.
+        ``"weight_shape"`` for the example), and ``"root"``, the call itself. Optional arguments
+        match without a name.
 
     Raises
     ------
@@ -103,8 +103,8 @@ def backward_patterns(
     Raises
     ------
     ValueError
-        If the name of the backend is empty or contains a dot, which TVM takes for the end of the name, or if
-        there is no such operator.
+        If the name of the backend is empty or contains a dot, which TVM takes for the end of the
+        name, or if there is no such operator.
     TypeError
         If the operators are not names, or the check is not callable.
 
@@ -137,8 +137,9 @@ def register_backward_patterns(
 ) -> list[Pattern]:
     """Register :func:`backward_patterns` with TVM, like the patterns of ``tvm.relax.backend``.
 
-    ``tvm.relax.backend.pattern_registry.get_patterns_with_prefix(f"{backend}.")`` then returns them together
-    with the backend's other patterns. A new pattern replaces a registered pattern of the same name.
+    ``tvm.relax.backend.pattern_registry.get_patterns_with_prefix(f"{backend}.")`` then returns them
+    together with the backend's other patterns. A new pattern replaces a registered pattern of the
+    same name.
 
     Parameters
     ----------

@@ -1,6 +1,7 @@
 """The command line: ``relax-grad COMMAND`` or ``python -m relax_grad COMMAND``.
 
-The modules of the commands import only the standard library until they run, so that help appears at once.
+The modules of the commands import only the standard library until they run, so that help appears at
+once.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     code : int
-        The exit code of the command: 0 without problems, 1 with problems, 130 if interrupted. An invalid
-        command line exits with code 2, the code of argparse.
+        The exit code of the command: 0 without problems, 1 with problems, 130 if interrupted. An
+        invalid command line exits with code 2, the code of argparse.
     """
     parser = argparse.ArgumentParser(
         prog="relax-grad",

@@ -1,4 +1,5 @@
-"""Arguments that several commands take: patterns of operators, a target, ``--json`` and ``--verbose``."""
+"""Arguments that several commands take: patterns of operators, a target, ``--json`` and
+``--verbose``."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def select(
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Tell whether a pattern matches an operator's name, with or without the prefixes before a dot."""
+    """Tell whether a pattern matches an operator's name, with or without the prefixes before a
+    dot."""
     return matches(name, pattern) or matches(name, f"*.{pattern}")
 
 
@@ -81,7 +83,8 @@ def no_such_operator(pattern: str, known: Sequence[str], otherwise: str) -> str:
 
 
 def target_of(text: str) -> tvm.target.Target:
-    """Return the target of a name or of JSON; raise ValueError if it or its device does not exist."""
+    """Return the target of a name or of JSON; raise ValueError if it or its device does not
+    exist."""
     import tvm
 
     from ..cpu.target import host

@@ -92,7 +92,8 @@ def find_problems() -> Iterator[Problem]:
 
 
 def find_waste(target: tvm.target.Target) -> Iterator[Problem]:
-    """Yield the settings of the environment and of a target that leave cores or vector extensions unused."""
+    """Yield the settings of the environment and of a target that leave cores or vector extensions
+    unused."""
     running, cores = threads.get_num_threads(), threads.cores()
     if running < cores:
         names = [name for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS") if name in os.environ]
@@ -108,13 +109,14 @@ def find_waste(target: tvm.target.Target) -> Iterator[Problem]:
         return
     if named.lanes < own.lanes:
         yield Problem(
-            f"the target {_named(target)} uses vectors of {named.lanes} float32, and this processor has "
-            f"vectors of {own.lanes}",
+            f"the target {_named(target)} uses vectors of {named.lanes} float32, and this "
+            f"processor has vectors of {own.lanes}",
             f"fast path: {_FAST}",
         )
     if named.cores < cores:
         yield Problem(
-            f"the target {_named(target)} divides work for {count_of(named.cores, 'core')} of {cores}",
+            f"the target {_named(target)} divides work for {count_of(named.cores, 'core')} of "
+            f"{cores}",
             f"fast path: {_FAST}",
         )
 

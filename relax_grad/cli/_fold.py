@@ -1,6 +1,8 @@
-"""A filter of standard error that counts TVM's messages, passes other lines on, and ends with the count.
+"""A filter of standard error that counts TVM's messages, passes other lines on, and ends with the
+count.
 
-It runs as a script in a process of its own, so that the last lines of a command that crashes are not lost.
+It runs as a script in a process of its own, so that the last lines of a command that crashes are
+not lost.
 """
 
 from __future__ import annotations

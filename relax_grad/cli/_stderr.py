@@ -9,13 +9,15 @@ from contextlib import contextmanager
 
 from . import _fold
 
-#: The seconds in which the filter ends after the command, unless a process that it left behind holds the pipe.
+#: The seconds in which the filter ends after the command, unless a process that it left behind
+#: holds the pipe.
 _SECONDS = 5.0
 
 
 @contextmanager
 def folded() -> Iterator[None]:
-    """Pass the standard error of the process, with that of TVM's C++ code, through :mod:`._fold`."""
+    """Pass the standard error of the process, with that of TVM's C++ code, through
+    :mod:`._fold`."""
     if os.name != "posix" or not sys.executable:
         yield
         return

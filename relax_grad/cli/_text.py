@@ -24,7 +24,8 @@ exit codes:
 
 
 def versions() -> str:
-    """Return the versions of relax_grad, TVM and tvm-ffi in one line, without importing an installed TVM."""
+    """Return the versions of relax_grad, TVM and tvm-ffi in one line, without importing an
+    installed TVM."""
     return ", ".join(
         f"{name} {version or 'of unknown version'}" for name, version in version_table().items()
     )
@@ -40,7 +41,8 @@ def version_table() -> dict[str, str | None]:
 
 
 def print_json(value: object) -> None:
-    """Print a value to standard output as JSON, which has no NaN and no infinity: they become null."""
+    """Print a value to standard output as JSON, which has no NaN and no infinity: they become
+    null."""
     print(json.dumps(_finite(value), indent=2, allow_nan=False))
 
 

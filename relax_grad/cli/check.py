@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def select(patterns: Sequence[str]) -> list[str]:
-    """Return the operators with samples that match the patterns, each once; all of them without patterns.
+    """Return the operators with samples that match the patterns, each once; all of them without
+    patterns.
 
     Parameters
     ----------
@@ -108,7 +109,8 @@ class Outcome:
     failures: list[tuple[str, Exception]] = field(default_factory=list)
 
     def record(self, name: str, check: Callable[[], tuple[float, int]]) -> None:
-        """Run a check that returns its error and its order, and record the result or the failure."""
+        """Run a check that returns its error and its order, and record the result or the
+        failure."""
         try:
             error, order = check()
         except Exception as exception:
@@ -154,8 +156,9 @@ def check_operator(
     operator : str
         The name of an operator that has samples.
     through : str
-        The differentiation pass, ``"relax_grad"`` or ``"tvm"``, as in ``check_gradients``. With ``"tvm"``,
-        bfloat16 is skipped, and a sample is checked up to the order that this pass supports.
+        The differentiation pass, ``"relax_grad"`` or ``"tvm"``, as in ``check_gradients``. With
+        ``"tvm"``, bfloat16 is skipped, and a sample is checked up to the order that this pass
+        supports.
     target : str or tvm.target.Target
         The compilation target.
     order : int, optional
@@ -207,7 +210,8 @@ def _checks(
     all_kinds: bool,
     torch: bool,
 ) -> Iterator[tuple[str, Callable[[], tuple[float, int]]]]:
-    """Yield the kind of each check of a sample, and a function that runs it and returns error and order."""
+    """Yield the kind of each check of a sample, and a function that runs it and returns error and
+    order."""
     from ..testing import check_against_torch
 
     def gradients(**settings):
@@ -292,7 +296,10 @@ def _summary(outcomes: Sequence[Outcome], seconds: float, everything: bool) -> I
     if unsampled:
         yield f"Not checked, as their rules have no samples: {', '.join(unsampled)}."
     verdict = f"{count_of(failed, 'operator')} FAILED" if failed else "all ok"
-    yield f"{count_of(len(outcomes), 'operator')}, {count_of(count, 'sample')}, {seconds:.0f} s: {verdict}"
+    yield (
+        f"{count_of(len(outcomes), 'operator')}, {count_of(count, 'sample')}, {seconds:.0f} s: "
+        f"{verdict}"
+    )
 
 
 def _unsampled() -> list[str]:
@@ -328,8 +335,8 @@ def _object(outcome: Outcome) -> dict:
 def _interrupts() -> Iterator[Callable[[], bool]]:
     """Yield a function that tells whether the user has pressed Ctrl-C.
 
-    Python's KeyboardInterrupt is not enough: TVM turns one raised in a rule, or in another callback from
-    TVM, into a RuntimeError.
+    Python's KeyboardInterrupt is not enough: TVM turns one raised in a rule, or in another callback
+    from TVM, into a RuntimeError.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread may handle signals
@@ -352,8 +359,8 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
 def _output(total: int, stream: TextIO) -> Iterator[tuple[Callable, Callable]]:
     """Yield a function that writes a line to a stream, and one that announces the next check.
 
-    That takes the number of operators that are done, the operator and the check. Without a bar, a check that begins a
-    while after the last line is a line too.
+    That takes the number of operators that are done, the operator and the check. Without a bar, a
+    check that begins a while after the last line is a line too.
     """
     if not (stream.isatty() and importlib.util.find_spec("rich")):
         last = time.monotonic()
@@ -420,8 +427,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     check.add_argument(
         "--target",
         default="llvm",
-        help="the target to compile for, as a name or in JSON, or host: the processor of this machine "
-        "(default: llvm)",
+        help="the target to compile for, as a name or in JSON, or host: the processor of this "
+        "machine (default: llvm)",
     )
     check.add_argument(
         "--order",
@@ -432,7 +439,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     check.add_argument(
         "--all",
         action="store_true",
-        help="check the other dtypes and symbolic shapes too, and compare with PyTorch if it is installed",
+        help="check the other dtypes and symbolic shapes too, and compare with PyTorch if it is "
+        "installed",
     )
     check.add_argument(
         "--torch",

@@ -1,4 +1,5 @@
-"""``relax-grad doctor`` reports the installation, its known problems, and whether gradients are right."""
+"""``relax-grad doctor`` reports the installation, its known problems, and whether gradients are
+right."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ from . import _arguments
 from ._text import EXIT_CODES, count_of, print_json, version_table, versions
 
 _DESCRIPTION = """\
-Reports the installed versions and their conflicts, the vector extensions of the processor and the number of threads,
-and checks some gradients and a compiled training step. Include the output in bug reports.
+Reports the installed versions and their conflicts, the vector extensions of the processor and the
+number of threads, and checks some gradients and a compiled training step. Include the output in bug
+reports.
 
-A line that begins with "!" names a problem, and a line that begins with "*" a setting that wastes cores or vector
-extensions; the line after it names the remedy."""
+A line that begins with "!" names a problem, and a line that begins with "*" a setting that wastes
+cores or vector extensions; the line after it names the remedy."""
 
 _EPILOG = EXIT_CODES.format(success="no problems", problem="problems")
 
@@ -34,8 +36,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--target",
         default="host",
-        help="the target that your programs are compiled for, as a name or in JSON: the report names what it wastes "
-        "(default: host, the processor of this machine)",
+        help="the target that your programs are compiled for, as a name or in JSON: the report "
+        "names what it wastes (default: host, the processor of this machine)",
     )
     _arguments.add_json(parser)
     _arguments.add_verbose(parser)

@@ -1,4 +1,5 @@
-"""``relax-grad fuzz`` differentiates random programs, or compiles random TIR, and compares with references."""
+"""``relax-grad fuzz`` differentiates random programs, or compiles random TIR, and compares with
+references."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from . import _arguments
 from ._text import EXIT_CODES, PASSES, count_of, print_json, version_table, versions
 
 _DESCRIPTION = """\
-Draws random Relax programs of all differentiable operators, differentiates and compiles them, and compares the
-gradients with central differences in float64 and, where it is installed, with PyTorch's. A failing program is
-made smaller and printed as TVMScript.
+Draws random Relax programs of all differentiable operators, differentiates and compiles them, and
+compares the gradients with central differences in float64 and, where it is installed, with
+PyTorch's. A failing program is made smaller and printed as TVMScript.
 
-With --tir the programs call random TIR functions. They are compiled by relax_grad.pipeline and by TVM's pipeline, and
-their results are compared with NumPy."""
+With --tir the programs call random TIR functions. They are compiled by relax_grad.pipeline and by
+TVM's pipeline, and their results are compared with NumPy."""
 
 _EPILOG = """\
 examples:
@@ -178,7 +179,8 @@ def _summary(counts, subject, seconds: float) -> Iterator[str]:
 
 @contextmanager
 def _output(stream: TextIO) -> Iterator[tuple[Callable, Callable, Callable]]:
-    """Yield functions that write a line, announce the next step, and show the time while a step runs."""
+    """Yield functions that write a line, announce the next step, and show the time while a step
+    runs."""
     if not (stream.isatty() and importlib.util.find_spec("rich")):
         yield (
             (lambda line, style=None: print(line, file=stream, flush=True)),
@@ -207,7 +209,8 @@ def _output(stream: TextIO) -> Iterator[tuple[Callable, Callable, Callable]]:
 
 
 def _at_intervals(stream: TextIO) -> Callable[..., None]:
-    """Return a function that prints the progress: the first program, then once per :data:`_INTERVAL`."""
+    """Return a function that prints the progress: the first program, then once per
+    :data:`_INTERVAL`."""
     said = None
 
     def begin(text: str, counts) -> None:

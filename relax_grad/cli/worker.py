@@ -1,4 +1,5 @@
-"""``relax-grad worker`` lends this machine to a controller of ``relax_grad.distributed.session``."""
+"""``relax-grad worker`` lends this machine to a controller of
+``relax_grad.distributed.session``."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from . import _arguments
 from ._text import EXIT_CODES, print_json, version_table
 
 _DESCRIPTION = """\
-Connects to the controller of a session over several machines, and runs its workers until the session ends. Both sides prove
-that they know the secret, which is the content of --secret-file or of the variable RELAX_GRAD_SECRET. Bytes between workers
-are not encrypted: use a network that you trust."""
+Connects to the controller of a session over several machines, and runs its workers until the
+session ends. Both sides prove that they know the secret, which is the content of --secret-file or
+of the variable RELAX_GRAD_SECRET. Bytes between workers are not encrypted: use a network that you
+trust."""
 
 _EPILOG = """\
 example:
@@ -57,7 +59,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return 0 after a session, 1 if the controller refuses or a worker has failed, 130 if interrupted."""
+    """Run the command; return 0 after a session, 1 if the controller refuses or a worker has
+    failed, 130 if interrupted."""
     start = time.monotonic()
     code, reason = _serve(args)
     if reason:
@@ -77,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> tuple[int, str | None]:
-    """Run the workers; return the exit code, and the reason if the controller cannot be reached or refuses."""
+    """Run the workers; return the exit code, and the reason if the controller cannot be reached or
+    refuses."""
     from ..distributed.node import serve
 
     try:

@@ -13,7 +13,8 @@ from .target import CPU
 def planned(
     mod: tvm.IRModule, name: str, target: tvm.target.Target, extents: Mapping[str, int]
 ) -> Planned:
-    """Return the bytes of the storages that the pipeline plans for a function and the functions that it calls.
+    """Return the bytes of the storages that the pipeline plans for a function and the functions
+    that it calls.
 
     Parameters
     ----------
@@ -38,7 +39,8 @@ def planned(
 
 
 def _lowered(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Return the module after the passes that plan memory, with declarations in the place of kernels."""
+    """Return the module after the passes that plan memory, with declarations in the place of
+    kernels."""
     from .codegen.declarations import Declarations
     from .passes.dispatch import DeclareKernels, DispatchKernels
     from .stages import passes

@@ -17,31 +17,34 @@ def pipeline(
 ) -> tvm.transform.Pass:
     """Return the pipeline that optimizes and compiles a module for a CPU.
 
-    Kernels replace the operators that have them. The other operators are legalized, fused with their neighbours, and
-    scheduled with parallel and vectorised loops. If LLVM does not compile for the target, the pipeline is TVM's own.
+    Kernels replace the operators that have them. The other operators are legalized, fused with
+    their neighbours, and scheduled with parallel and vectorised loops. If LLVM does not compile for
+    the target, the pipeline is TVM's own.
 
     Parameters
     ----------
     target : tvm.target.Target or str or dict, optional
-        The target of the compilation; by default the current target. Its ``mcpu`` determines the width of vectors.
-        :func:`relax_grad.target.host` returns the target of this machine.
+        The target of the compilation; by default the current target. Its ``mcpu`` determines the
+        width of vectors. :func:`relax_grad.target.host` returns the target of this machine.
     winograd_tile : int or None
         The computation of convolutions with 3x3 kernels: 2, 4, or 0 for direct sums. See
         :class:`relax_grad.transform.DispatchKernels`.
     compile_functions : bool
-        Whether the last pass compiles the tensor functions to machine code. It uses as many threads as there are cores,
-        and the directory of :func:`relax_grad.cache`. The pipeline that ``tvm.compile`` finds by the name
-        ``"relax_grad"`` does so. Otherwise the functions stay in the module, and TVM compiles them in one thread.
+        Whether the last pass compiles the tensor functions to machine code. It uses as many threads
+        as there are cores, and the directory of :func:`relax_grad.cache`. The pipeline that
+        ``tvm.compile`` finds by the name ``"relax_grad"`` does so. Otherwise the functions stay in
+        the module, and TVM compiles them in one thread.
     symbol_prefix : str
-        A prefix for the names of the tensor functions: programs that are linked into one library need different ones.
+        A prefix for the names of the tensor functions: programs that are linked into one library
+        need different ones.
 
     Raises
     ------
     TypeError
         If ``symbol_prefix`` is not a string.
     ValueError
-        If ``winograd_tile`` has another value. The pass itself raises it if there is no target, or if a function is not
-        well-formed.
+        If ``winograd_tile`` has another value. The pass itself raises it if there is no target, or
+        if a function is not well-formed.
 
     Examples
     --------

@@ -1,4 +1,5 @@
-"""The passes of the pipeline: TVM's stages for CPUs, corrections of their results, and optimizations."""
+"""The passes of the pipeline: TVM's stages for CPUs, corrections of their results, and
+optimizations."""
 
 from __future__ import annotations
 
@@ -47,8 +48,9 @@ def passes(
     compile_functions : bool
         Whether the last pass compiles the tensor functions.
     declarations : Declarations, optional
-        The declarations that ``dispatch`` adds kernels to, and that scheduled functions are added to. The caller
-        generates the remaining functions by :meth:`Declarations.completed` of the result.
+        The declarations that ``dispatch`` adds kernels to, and that scheduled functions are added
+        to. The caller generates the remaining functions by :meth:`Declarations.completed` of the
+        result.
     symbol_prefix : str
         A prefix for the names of the tensor functions.
     """
@@ -63,7 +65,8 @@ def passes(
         if each.info.name != "RewriteDataflowReshape":  # done above
             yield each
     yield WriteToDonated()
-    # After the passes that turn copies by reshape into views, because they do not recognise scheduled copies.
+    # After the passes that turn copies by reshape into views, because they do not recognise
+    # scheduled copies.
     if declarations is None:
         yield own.ScheduleLoops(target)
     else:
@@ -82,7 +85,8 @@ def passes(
 def kernel_passes(
     target: tvm.target.Target, dispatch: tvm.transform.Pass | None = None
 ) -> Iterator[tvm.transform.Pass]:
-    """Yield the first passes of the pipeline: those that replace calls by calls of kernels and of TVM's functions.
+    """Yield the first passes of the pipeline: those that replace calls by calls of kernels and of
+    TVM's functions.
 
     Parameters
     ----------
@@ -101,7 +105,8 @@ def kernel_passes(
 
 
 def _peak(target: tvm.target.Target, mod: tvm.IRModule, name: str) -> int:
-    """Return the bytes that the passes behind Rematerialize plan for a function without symbolic extents."""
+    """Return the bytes that the passes behind Rematerialize plan for a function without symbolic
+    extents."""
     mod = relax.transform.DeadCodeElimination([name])(mod)
     behind = dropwhile(
         lambda each: not isinstance(each, own.Rematerialize),
@@ -124,7 +129,8 @@ def _legalize_passes(
         if each.info.name == "FoldConstant":
             if declarations is not None:
                 yield _complete_on_constants(declarations)
-            yield own.FoldConstants()  # little remains for TVM's pass, which compiles each call separately
+            # little remains for TVM's pass, which compiles each call separately
+            yield own.FoldConstants()
         if each.info.name == "AnnotateTIROpPattern":
             yield keep_apart
         if each.info.name == "FuseOps":
@@ -157,8 +163,9 @@ def _complete_on_constants(declarations: Declarations) -> tvm.transform.Pass:
 def _close_dataflow_blocks(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Let dataflow blocks return all variables that are used outside of them.
 
-    If an operator joins the tensors of a tuple that an earlier block returns, legalization uses the tensors themselves,
-    which that block does not return. FuseTIR does the same if a function takes such a tuple.
+    If an operator joins the tensors of a tuple that an earlier block returns, legalization uses the
+    tensors themselves, which that block does not return. FuseTIR does the same if a function takes
+    such a tuple.
     """
     functions = (f for f in mod.functions.values() if isinstance(f, relax.Function))
     if not any(map(_has_open_block, functions)):
@@ -169,7 +176,8 @@ def _close_dataflow_blocks(mod: tvm.IRModule, _context: tvm.transform.PassContex
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ViewReshapes")
 def _view_reshapes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Replace copies by reshape by views, which take no memory, unless a call writes to the source or the copy."""
+    """Replace copies by reshape by views, which take no memory, unless a call writes to the source
+    or the copy."""
     changed = relax.transform.RewriteDataflowReshape()(mod)
     functions = dict(changed.functions_items())
     for variable, is_kept in kept_copies(mod).items():
@@ -195,9 +203,11 @@ _OWN = {"FoldConstant": _fold_unwritten, "FuseOps": fuse_ops, "LegalizeOps": leg
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.InOrderOfWrites")
 def _in_order_of_writes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Remove the dataflow blocks of functions whose dataflow blocks have calls that write to their arguments.
+    """Remove the dataflow blocks of functions whose dataflow blocks have calls that write to their
+    arguments.
 
-    FuseOps moves fused calls to the place of the last one, which may be after a call that writes to their operands.
+    FuseOps moves fused calls to the place of the last one, which may be after a call that writes to
+    their operands.
     """
     writers = writing_functions(mod)
     found = {
@@ -217,8 +227,8 @@ def _in_order_of_writes(mod: tvm.IRModule, _context: tvm.transform.PassContext) 
 def _in_order_of_extents(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Divide dataflow blocks at the casts that define extents.
 
-    FuseOps orders the calls of a block by their operands. An extent is no operand, so that a call that needs an extent
-    may be moved before the cast that defines it.
+    FuseOps orders the calls of a block by their operands. An extent is no operand, so that a call
+    that needs an extent may be moved before the cast that defines it.
     """
     divided = {
         variable: _divided(function)
@@ -259,7 +269,8 @@ def _divided(function: relax.Function) -> relax.Function:
 
 
 def _parts(block: relax.BindingBlock) -> list[relax.BindingBlock]:
-    """Divide a dataflow block. Variables that another part uses become variables outside of dataflow blocks."""
+    """Divide a dataflow block. Variables that another part uses become variables outside of
+    dataflow blocks."""
     if not isinstance(block, relax.DataflowBlock):
         return [block]
     parts = [list(bindings) for _, bindings in groupby(block.bindings, _finds_extents)]
@@ -343,10 +354,11 @@ def _inline_tuple_reads(mod: tvm.IRModule, _context: tvm.transform.PassContext) 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.WithoutAliases")
 def _without_aliases(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Mark all tensor functions alike with ``noalias``, including the functions that compute shapes.
+    """Mark all tensor functions alike with ``noalias``, including the functions that compute
+    shapes.
 
-    TVM's LLVM backend applies the mark of the function with the last name to the whole module. If pointers may be
-    aliases, kernels keep their accumulators in memory instead of registers.
+    TVM's LLVM backend applies the mark of the function with the last name to the whole module. If
+    pointers may be aliases, kernels keep their accumulators in memory instead of registers.
     """
     functions = {v: f for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
     marks = [bool((f.attrs or {}).get(NO_ALIASES, True)) for f in functions.values()]

@@ -29,7 +29,8 @@ class Planned(NamedTuple):
 
 
 def storages_of(mod: tvm.IRModule, name: str, extents: Mapping[str, int]) -> Planned:
-    """Return the bytes of the storages of a function and of the functions that it calls, after :data:`PLANS`.
+    """Return the bytes of the storages of a function and of the functions that it calls, after
+    :data:`PLANS`.
 
     Parameters
     ----------
@@ -100,7 +101,8 @@ def value_of(extent: tirx.PrimExpr, extents: Mapping[str, int]) -> int:
     for variable in tirx.analysis.undefined_vars(extent):
         if variable.name not in extents:
             raise ValueError(
-                f"extents: the upper bound of {variable.name} is missing; the step has this symbolic extent"
+                f"extents: the upper bound of {variable.name} is missing; the step has this "
+                "symbolic extent"
             )
         analyzer.bind(variable, tirx.IntImm(str(variable.ty.dtype), extents[variable.name]))
     return int(analyzer.simplify(extent))

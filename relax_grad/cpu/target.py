@@ -24,12 +24,13 @@ class CPU:
     Attributes
     ----------
     lanes : int
-        The number of float32 elements in a vector register: 16 with AVX-512, 8 with AVX2, 4 otherwise.
+        The number of float32 elements in a vector register: 16 with AVX-512, 8 with AVX2, 4
+        otherwise.
     registers : int
         The number of vector registers: 32 with AVX-512 and on ARM, 16 with AVX2 and SSE.
     cores : int
-        The number of threads that share the work. More threads at run time do no harm. The results do not depend on
-        the number of threads at run time.
+        The number of threads that share the work. More threads at run time do no harm. The results
+        do not depend on the number of threads at run time.
     """
 
     lanes: int
@@ -38,7 +39,8 @@ class CPU:
 
     @staticmethod
     def current(target: tvm.target.Target | str | dict | None = None) -> CPU | None:
-        """Return the properties of a target, by default of the current one; None if LLVM does not compile for it."""
+        """Return the properties of a target, by default of the current one; None if LLVM does not
+        compile for it."""
         target = tvm.target.Target.current() if target is None else target
         return None if target is None else CPU.of(target)
 
@@ -73,8 +75,8 @@ class CPU:
 def host() -> tvm.target.Target:
     """Return the target of this machine, with the name of its processor and its number of cores.
 
-    The plain target ``"llvm"`` means the baseline processor of the architecture, with vectors of 4 elements and without
-    fused multiply-add. Code for it is many times slower.
+    The plain target ``"llvm"`` means the baseline processor of the architecture, with vectors of 4
+    elements and without fused multiply-add. Code for it is many times slower.
 
     Examples
     --------
@@ -90,14 +92,14 @@ def host() -> tvm.target.Target:
 def arm(name: str, num_cores: int = 4) -> tvm.target.Target:
     """Return the target of an AArch64 processor that runs Linux.
 
-    Kernels use the vectors of NEON: 4 elements of float32 in each of 32 registers. LLVM may use SVE in other loops, if the
-    processor has it.
+    Kernels use the vectors of NEON: 4 elements of float32 in each of 32 registers. LLVM may use SVE
+    in other loops, if the processor has it.
 
     Parameters
     ----------
     name : str
-        LLVM's name of the processor, such as ``"cortex-a53"``, ``"cortex-a76"``, ``"neoverse-n1"`` or ``"apple-m1"``;
-        ``"generic"`` stands for any AArch64 processor.
+        LLVM's name of the processor, such as ``"cortex-a53"``, ``"cortex-a76"``, ``"neoverse-n1"``
+        or ``"apple-m1"``; ``"generic"`` stands for any AArch64 processor.
     num_cores : int
         The number of cores that the work is divided for. Any number of threads may run the program.
 
@@ -132,7 +134,8 @@ def x86_64(level: str, num_cores: int = 8) -> tvm.target.Target:
     Parameters
     ----------
     level : str
-        ``"v4"`` (AVX-512), ``"v3"`` (AVX2 and fused multiply-add), ``"v2"`` (SSE4.2) or ``"v1"``, the baseline.
+        ``"v4"`` (AVX-512), ``"v3"`` (AVX2 and fused multiply-add), ``"v2"`` (SSE4.2) or ``"v1"``,
+        the baseline.
     num_cores : int
         The number of cores that the work is divided for. Any number of threads may run the program.
 
@@ -164,7 +167,8 @@ def level_of(target: tvm.target.Target) -> str | None:
 
 
 def architecture(target: tvm.target.Target) -> str:
-    """Return the architecture of a CPU target: the first part of its triple, and ``"aarch64"`` for ``"arm64"``."""
+    """Return the architecture of a CPU target: the first part of its triple, and ``"aarch64"`` for
+    ``"arm64"``."""
     triple = str(target.attrs.get("mtriple", "")) or codegen.llvm_get_system_triple()
     first = triple.partition("-")[0]
     return {"arm64": "aarch64", "amd64": "x86_64"}.get(first, first)

@@ -1,8 +1,8 @@
 """The number of threads of TVM's runtime, and PyTorch's threads beside them.
 
-On x86 TVM's default is half of the processors that the operating system shows, because the other half are mostly second
-threads of the same cores. On machines that show one thread of each core, as many virtual machines do, half of the cores
-then stay idle.
+On x86 TVM's default is half of the processors that the operating system shows, because the other
+half are mostly second threads of the same cores. On machines that show one thread of each core, as
+many virtual machines do, half of the cores then stay idle.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import tvm
 
 from .._validation import check_integer
 
-#: The mode in which the threads share all processors. Otherwise each thread is bound to one processor.
+#: The mode in which the threads share all processors. Otherwise each thread is bound to one
+#: processor.
 _SHARE_PROCESSORS = -3
 
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
-#: The numbers of the processors (hardware threads) that the process may run on, at the time of the import. TVM may
-#: later bind the calling thread to some of them.
+#: The numbers of the processors (hardware threads) that the process may run on, at the time of the
+#: import. TVM may later bind the calling thread to some of them.
 _PROCESSORS = (
     sorted(os.sched_getaffinity(0))
     if hasattr(os, "sched_getaffinity")
@@ -50,7 +51,8 @@ def get_num_threads() -> int:
     """
     if not hasattr(os, "sched_getaffinity"):
         return tvm.runtime.num_threads()
-    # If TVM has not run anything yet, this query starts its threads and binds the calling thread to some processors.
+    # If TVM has not run anything yet, this query starts its threads and binds the calling thread to
+    # some processors.
     allowed = os.sched_getaffinity(0)
     number = tvm.runtime.num_threads()
     os.sched_setaffinity(0, allowed)
@@ -60,14 +62,15 @@ def get_num_threads() -> int:
 def set_num_threads(number: int | None = None) -> int:
     """Set the number of threads of TVM's runtime.
 
-    The number applies to the calling thread, and to threads that have not run anything yet. Processes that are started
-    later inherit it as ``TVM_NUM_THREADS``.
+    The number applies to the calling thread, and to threads that have not run anything yet.
+    Processes that are started later inherit it as ``TVM_NUM_THREADS``.
 
     Parameters
     ----------
     number : int, optional
-        The number of threads, including the calling thread. The default is ``TVM_NUM_THREADS`` or ``OMP_NUM_THREADS``,
-        and without these the number of cores of the process. The default is less if TVM has started with fewer threads.
+        The number of threads, including the calling thread. The default is ``TVM_NUM_THREADS`` or
+        ``OMP_NUM_THREADS``, and without these the number of cores of the process. The default is
+        less if TVM has started with fewer threads.
 
     Returns
     -------
@@ -81,7 +84,8 @@ def set_num_threads(number: int | None = None) -> int:
     ValueError
         If the number is less than 1, or larger than the number of processors of the process.
     RuntimeError
-        If TVM has already run in the calling thread with fewer threads, because it does not add any.
+        If TVM has already run in the calling thread with fewer threads, because it does not add
+        any.
 
     Examples
     --------
@@ -113,12 +117,14 @@ def default_threads() -> int:
 
 
 def processors() -> list[int]:
-    """Return the numbers of the processors that the process may run on. The calling thread may be bound to fewer."""
+    """Return the numbers of the processors that the process may run on. The calling thread may be
+    bound to fewer."""
     return list(_PROCESSORS)
 
 
 def cores() -> int:
-    """Return the number of cores that the process may run on; all threads of a core count as one."""
+    """Return the number of cores that the process may run on; all threads of a core count as
+    one."""
     return len({_siblings(processor) for processor in _PROCESSORS})
 
 
@@ -132,11 +138,13 @@ def _siblings(processor: int) -> str:
 
 @functools.cache
 def let_torch_threads_sleep() -> None:
-    """Let PyTorch's threads sleep soon after each of their parallel loops, for the rest of the process.
+    """Let PyTorch's threads sleep soon after each of their parallel loops, for the rest of the
+    process.
 
-    The threads of GNU's OpenMP, which PyTorch uses on Linux, wait for the next loop for some milliseconds without leaving
-    their processors, which TVM's threads then lack. They wait for microseconds only if OpenMP has more threads than there are
-    processors. Threads that sleep count too: each thread of Python that runs a loop has a team of its own.
+    The threads of GNU's OpenMP, which PyTorch uses on Linux, wait for the next loop for some
+    milliseconds without leaving their processors, which TVM's threads then lack. They wait for
+    microseconds only if OpenMP has more threads than there are processors. Threads that sleep count
+    too: each thread of Python that runs a loop has a team of its own.
 
     Nothing changes where the environment says how long threads wait.
     """

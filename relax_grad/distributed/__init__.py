@@ -1,6 +1,8 @@
-"""Training by several workers on Disco, TVM's distributed runtime: sessions with collectives for CPUs, and passes.
+"""Training by several workers on Disco, TVM's distributed runtime: sessions with collectives for
+CPUs, and passes.
 
-It needs the extra ``distributed``, which brings PyTorch: its library gloo moves the bytes between workers.
+It needs the extra ``distributed``, which brings PyTorch: its library gloo moves the bytes between
+workers.
 """
 
 from . import transform

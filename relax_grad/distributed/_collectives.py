@@ -19,8 +19,8 @@ from ._disco import COLLECTIVES, KINDS, PREFIX
 #: The place in gloo's sources, with which its errors begin.
 _PLACE = re.compile(r"^\[[^\]]*\] *")
 
-#: The communicators of the workers in this process, by the thread. Python keeps no ``threading.local`` of a thread that
-#: TVM started.
+#: The communicators of the workers in this process, by the thread. Python keeps no
+#: ``threading.local`` of a thread that TVM started.
 _OF_THREAD: dict[int, Communicator] = {}
 
 
@@ -29,7 +29,8 @@ class CollectiveError(RuntimeError):
 
 
 class _Started(NamedTuple):
-    """A reduction under way: its memory, its beginning, and the end that a slower network has at least."""
+    """A reduction under way: its memory, its beginning, and the end that a slower network has at
+    least."""
 
     reduction: object
     recv: tvm.runtime.Tensor
@@ -45,7 +46,8 @@ class Communicator:
     world, group, peers : Transport
         All workers, those of the worker's group, and those of the same place in each group.
     rank, num_workers, num_groups : int
-        The worker's number and the numbers of workers and groups. The workers of a group have consecutive numbers.
+        The worker's number and the numbers of workers and groups. The workers of a group have
+        consecutive numbers.
 
     Attributes
     ----------
@@ -58,10 +60,11 @@ class Communicator:
     seconds : float
         The time in which a collective was under way, including the wait for other workers.
     waited : float
-        The time in which the worker computed nothing because of a collective. The difference is hidden.
+        The time in which the worker computed nothing because of a collective. The difference is
+        hidden.
     slowed : Callable or None
-        The seconds that a collective takes at least, from its name and its bytes: a slower network for measurements. It carries
-        one collective at a time.
+        The seconds that a collective takes at least, from its name and its bytes: a slower network
+        for measurements. It carries one collective at a time.
     """
 
     def __init__(self, world, group, peers, rank: int, num_workers: int, num_groups: int):
@@ -80,7 +83,8 @@ class Communicator:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Let collectives raise errors. Elsewhere an error in a thread of TVM would end the process."""
+        """Let collectives raise errors. Elsewhere an error in a thread of TVM would end the
+        process."""
         self._is_guarded = True
         try:
             yield
@@ -108,7 +112,8 @@ class Communicator:
             self._count(begin, begin, time.perf_counter())
 
     def start_allreduce(self, send, kind: str, among: str = WORLD) -> tvm.runtime.Tensor:
-        """Start a reduction of a copy of a tensor, and return the memory of its result for :meth:`wait`.
+        """Start a reduction of a copy of a tensor, and return the memory of its result for
+        :meth:`wait`.
 
         The communicator keeps the memory until then, because threads of the transport write to it.
         """
@@ -151,7 +156,8 @@ class Communicator:
             time.sleep(left)
 
     def _count(self, begin: float, blocked: float, now: float, ended: float | None = None) -> None:
-        """Count the time of a collective from its beginning to its end, in which the worker waited since ``blocked``."""
+        """Count the time of a collective from its beginning to its end, in which the worker waited
+        since ``blocked``."""
         if ended is None or ended > blocked:
             ended = now
             self.waited += now - blocked
@@ -222,7 +228,8 @@ class Communicator:
     def _check_other(self, rank: int) -> None:
         if not 0 <= rank < self.num_workers or rank == self.rank:
             raise ValueError(
-                f"worker {self.rank} of {self.num_workers} has no other worker with the number {rank}"
+                f"worker {self.rank} of {self.num_workers} has no other worker with the number "
+                f"{rank}"
             )
 
 
@@ -231,7 +238,8 @@ def current() -> Communicator:
     found = _OF_THREAD.get(threading.get_ident())
     if found is None:
         raise RuntimeError(
-            "this thread is no worker of a session of relax_grad.distributed, which has the collectives for CPUs"
+            "this thread is no worker of a session of relax_grad.distributed, which has the "
+            "collectives for CPUs"
         )
     return found
 
@@ -273,6 +281,6 @@ def _elements(tensor: tvm.runtime.Tensor) -> int:
 def _check_sizes(name: str, whole, part, count: int) -> None:
     if _elements(whole) != count * _elements(part) or whole.dtype != part.dtype:
         raise ValueError(
-            f"the whole of shape {tuple(whole.shape)} and dtype {whole.dtype} must have {count} times the elements of "
-            f"a part of shape {tuple(part.shape)} and dtype {part.dtype}"
+            f"the whole of shape {tuple(whole.shape)} and dtype {whole.dtype} must have {count} "
+            f"times the elements of a part of shape {tuple(part.shape)} and dtype {part.dtype}"
         )

@@ -1,4 +1,5 @@
-"""TVM's Disco, and the names by which it looks collectives up. ``tests/distributed/test_disco.py`` pins them."""
+"""TVM's Disco, and the names by which it looks collectives up. ``tests/distributed/test_disco.py``
+pins them."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from types import ModuleType
 
 import tvm_ffi
 
-#: Disco looks for ``runtime.disco.<library>.<collective>``. The name of the library is empty until ``Session.init_ccl``
-#: sets it, which accepts only libraries for GPUs.
+#: Disco looks for ``runtime.disco.<library>.<collective>``. The name of the library is empty until
+#: ``Session.init_ccl`` sets it, which accepts only libraries for GPUs.
 PREFIX = "runtime.disco.."
 
 #: The functions that Disco looks up by this prefix.
@@ -33,7 +34,8 @@ KINDS = ("sum", "prod", "min", "max", "avg")
 def disco() -> ModuleType:
     """Return the module ``tvm.runtime.disco``.
 
-    A wheel of TVM imports it before the library with its functions is loaded, and then has None in its place.
+    A wheel of TVM imports it before the library with its functions is loaded, and then has None in
+    its place.
     """
     name = "tvm.runtime.disco"
     if sys.modules.get(name) is None:
@@ -50,8 +52,9 @@ def process_session(num_workers: int, num_groups: int, pool: str):
     num_workers, num_groups : int
         The workers. The first one is a thread of this process.
     pool : str
-        The name of the global function that returns, for the number of a worker, the file descriptors to read from and
-        to write to. It is called with the number 0 when the session ends.
+        The name of the global function that returns, for the number of a worker, the file
+        descriptors to read from and to write to. It is called with the number 0 when the session
+        ends.
     """
     create = importlib.import_module(f"{disco().__name__}._ffi_api").SessionProcess
     return create(num_workers, num_groups, pool, "")

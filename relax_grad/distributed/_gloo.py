@@ -86,7 +86,8 @@ class Gloo:
         self.start_allreduce(send, kind, recv).wait()
 
     def start_allreduce(self, send, kind: str, recv) -> Reduction:
-        """Start to write the reduced tensor to ``recv``, and return the reduction. ``send`` is not needed any more."""
+        """Start to write the reduced tensor to ``recv``, and return the reduction. ``send`` is not
+        needed any more."""
         import torch
         from torch.distributed import AllreduceOptions, ReduceOp
 
@@ -135,7 +136,8 @@ class Gloo:
             self._group.broadcast([result], options).wait()
 
     def scatter(self, send, recv) -> None:
-        """Write the worker's part of the tensor of worker 0 to ``recv``; ``send`` is None on the others."""
+        """Write the worker's part of the tensor of worker 0 to ``recv``; ``send`` is None on the
+        others."""
         from torch.distributed import ScatterOptions
 
         result = _shared(recv).reshape(-1)
@@ -180,12 +182,14 @@ def _shared(tensor: tvm.runtime.Tensor):
 
 
 def connect(settings: dict, rank: int) -> tuple[Gloo, Gloo, Gloo]:
-    """Return the connections of a worker: to all workers, within its group, and to those of its place in other groups.
+    """Return the connections of a worker: to all workers, within its group, and to those of its
+    place in other groups.
 
     Parameters
     ----------
     settings : dict
-        ``store`` (host, port and prefix), ``host``, ``timeout``, ``start_timeout``, ``num_workers`` and ``num_groups``.
+        ``store`` (host, port and prefix), ``host``, ``timeout``, ``start_timeout``, ``num_workers``
+        and ``num_groups``.
     rank : int
         The worker's number.
     """

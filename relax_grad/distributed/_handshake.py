@@ -1,7 +1,8 @@
-"""The greeting of two machines: each proves that it knows the secret, and their versions are compared.
+"""The greeting of two machines: each proves that it knows the secret, and their versions are
+compared.
 
-A challenge is a random number of each side. The proof is its HMAC with the secret as the key (RFC 2104). Nothing else is
-read from a connection before the proof, and a line has a limited length.
+A challenge is a random number of each side. The proof is its HMAC with the secret as the key (RFC
+2104). Nothing else is read from a connection before the proof, and a line has a limited length.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ SHORTEST_SECRET = 16
 
 
 class Refused(ConnectionError):
-    """The other side is no part of this session: its secret is wrong, or it speaks another protocol."""
+    """The other side is no part of this session: its secret is wrong, or it speaks another
+    protocol."""
 
 
 class VersionMismatch(ConnectionError):
@@ -48,8 +50,10 @@ def check_secret(secret: object) -> str:
         raise TypeError(f"secret must be a string, but it is {type(secret).__name__}")
     if len(secret) < SHORTEST_SECRET:
         raise ValueError(
-            f"secret must have at least {SHORTEST_SECRET} characters, but it has {len(secret)}; make one with: "
-            'python -c "import secrets; print(secrets.token_hex())", and set RELAX_GRAD_SECRET on every machine'
+            f"secret must have at least {SHORTEST_SECRET} characters, but it has {len(secret)}; "
+            "make one with: "
+            'python -c "import secrets; print(secrets.token_hex())", and set RELAX_GRAD_SECRET '
+            "on every machine"
         )
     return secret
 

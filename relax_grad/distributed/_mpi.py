@@ -41,7 +41,8 @@ class Mpi:
     def __init__(self, communicator):
         self._communicator = communicator
         self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
-        # MPI moves the bytes of an operation only within calls: those of reductions that have started are in this thread.
+        # MPI moves the bytes of an operation only within calls: those of reductions that have
+        # started are in this thread.
         self._beside = communicator.Dup() if self.size > 1 else None
         self._thread: ThreadPoolExecutor | None = None
 
@@ -58,7 +59,8 @@ class Mpi:
         finish()
 
     def start_allreduce(self, send, kind: str, recv) -> Reduction:
-        """Start to write the reduced tensor to ``recv``, and return the reduction. ``send`` is not needed any more."""
+        """Start to write the reduced tensor to ``recv``, and return the reduction. ``send`` is not
+        needed any more."""
         own, finish = self._prepared(send, kind, recv)
         if self.size == 1:
             return Reduction(None, finish)
@@ -100,7 +102,8 @@ class Mpi:
         self._communicator.Bcast(result, 0)
 
     def scatter(self, send, recv) -> None:
-        """Write the worker's part of the tensor of worker 0 to ``recv``; ``send`` is None on the others."""
+        """Write the worker's part of the tensor of worker 0 to ``recv``; ``send`` is None on the
+        others."""
         self._communicator.Scatter(None if send is None else _bytes(send), _bytes(recv), 0)
 
     def gather(self, send, recv) -> None:
@@ -138,7 +141,8 @@ def _bytes(tensor: tvm.runtime.Tensor) -> np.ndarray:
 
 
 def connect(settings: dict, rank: int) -> tuple[Mpi, Mpi, Mpi]:
-    """Return the connections of a worker: to all workers, within its group, and to those of its place in other groups."""
+    """Return the connections of a worker: to all workers, within its group, and to those of its
+    place in other groups."""
     from mpi4py import MPI
 
     size, groups = settings["num_workers"], settings["num_groups"]

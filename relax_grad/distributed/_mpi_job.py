@@ -1,7 +1,8 @@
 """Sessions in the processes of ``mpiexec``.
 
-All processes run the same program. In the first one, a session begins. The others serve it, and end when the program of the first
-one ends. Commands of Disco come by a connection to the first process, as from other machines, and MPI moves the tensors.
+All processes run the same program. In the first one, a session begins. The others serve it, and end
+when the program of the first one ends. Commands of Disco come by a connection to the first process,
+as from other machines, and MPI moves the tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class _Job:
     local : int
         The number of them on this machine; 0 before the first session.
     has_begun, has_failed : bool
-        Whether the others wait for sessions, and whether they must end at once because a session has failed.
+        Whether the others wait for sessions, and whether they must end at once because a session
+        has failed.
     """
 
     local = 0
@@ -55,18 +57,19 @@ def is_first(num_workers: int) -> bool:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise ImportError(
-            f"{error}: the backend mpi needs mpi4py and a library of MPI; install them with: pip install '.[mpi]'"
+            f"{error}: the backend mpi needs mpi4py and a library of MPI; install them with: pip "
+            "install '.[mpi]'"
         ) from error
     size = MPI.COMM_WORLD.Get_size()
     if size != num_workers:
         raise ValueError(
-            f"num_workers is {num_workers}, but MPI has {size} processes; start the program with: mpiexec -n {num_workers} python "
-            "PROGRAM, and give the same number"
+            f"num_workers is {num_workers}, but MPI has {size} processes; start the program "
+            f"with: mpiexec -n {num_workers} python PROGRAM, and give the same number"
         )
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise ValueError(
-            "the library of MPI gives no MPI_THREAD_MULTIPLE, which reductions beside computations need; use another one, and leave "
-            "mpi4py.rc.thread_level as it is"
+            "the library of MPI gives no MPI_THREAD_MULTIPLE, which reductions beside "
+            "computations need; use another one, and leave mpi4py.rc.thread_level as it is"
         )
     if not _JOB.local:
         shared = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
@@ -81,7 +84,8 @@ def local_workers() -> int:
 
 
 def own_address(listen: str) -> str:
-    """Return the address at which the first process listens: the given one, or one that all machines reach."""
+    """Return the address at which the first process listens: the given one, or one that all
+    machines reach."""
     from mpi4py import MPI
 
     is_default = listen.startswith("127.0.0.1:")
@@ -91,7 +95,8 @@ def own_address(listen: str) -> str:
 
 
 def call_others(address: tuple[str, int]) -> str:
-    """Tell the other processes that a session begins at an address, and return the secret, which MPI carries."""
+    """Tell the other processes that a session begins at an address, and return the secret, which
+    MPI carries."""
     secret = secrets.token_hex(32)
     _JOB.has_begun = True
     _tell({"address": list(address), "secret": secret})

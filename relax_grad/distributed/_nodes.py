@@ -216,7 +216,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
         found.close()
         raise OSError(
             error.errno,
-            f"cannot listen at {host}:{port}: {error.strerror}; choose a free port, or end the program that uses it",
+            f"cannot listen at {host}:{port}: {error.strerror}; choose a free port, or end the "
+            "program that uses it",
         ) from error
     return found
 
@@ -231,8 +232,8 @@ def accept_nodes(
 ) -> list[RemoteNode]:
     """Wait for other machines, give them their workers, and take a connection for each worker.
 
-    The workers of a machine are those at its ``place`` if its introduction has one, and else the next ones. Connections with a wrong
-    secret are closed, and do not count.
+    The workers of a machine are those at its ``place`` if its introduction has one, and else the
+    next ones. Connections with a wrong secret are closed, and do not count.
 
     Raises
     ------
@@ -252,8 +253,9 @@ def accept_nodes(
                 raise WorkerError(
                     None,
                     "",
-                    f"{len(nodes)} of {len(ranks)} other machines have connected within {timeout:g} s.{given} Start there: "
-                    "python -m relax_grad worker --controller HOST:PORT",
+                    f"{len(nodes)} of {len(ranks)} other machines have connected within "
+                    f"{timeout:g} s.{given} Start there: python -m relax_grad worker "
+                    "--controller HOST:PORT",
                 )
             if introduction.get("token") == token and introduction.get("rank") in wanted:
                 rank = introduction["rank"]
@@ -275,7 +277,8 @@ def accept_nodes(
 
 
 def _accept(listening: socket.socket, secret: str, end: float, refused: list[str]):
-    """Return a connection that has passed the greeting and its introduction; None after the time."""
+    """Return a connection that has passed the greeting and its introduction; None after the
+    time."""
     while (left := end - time.monotonic()) > 0:
         listening.settimeout(min(left, 1.0))
         try:
@@ -290,7 +293,10 @@ def _accept(listening: socket.socket, secret: str, end: float, refused: list[str
             del refused[:-5]
         except VersionMismatch as error:
             connection.close()
-            cause = f"{error} (it has connected from {address[0]}); install the same ones on all machines"
+            cause = (
+                f"{error} (it has connected from {address[0]}); install the same ones on all "
+                "machines"
+            )
             raise WorkerError(None, error.host, cause) from error
         except OSError:
             connection.close()

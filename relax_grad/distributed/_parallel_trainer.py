@@ -92,7 +92,8 @@ class ParallelTrainer(Trainer):
         return _Machine(super()._started(), self._run)
 
     def _share(self) -> None:
-        """Give the tensors of this process to all workers, and keep worker 0's part of those that are divided."""
+        """Give the tensors of this process to all workers, and keep worker 0's part of those that
+        are divided."""
         inbox = self.session.inbox
         inbox["groups"] = {name: list(self._tuples[name]) for name in GROUPS}
         types = {
@@ -150,11 +151,13 @@ class ParallelTrainer(Trainer):
         return (loss, list(metrics)[1:] if self._has_own_loss else metrics, *others)
 
     def _described(self, name: str, array: np.ndarray) -> list:
-        """Return the shape, the dtype and the ranges of shares of an input; None for these if all workers get the whole."""
+        """Return the shape, the dtype and the ranges of shares of an input; None for these if all
+        workers get the whole."""
         return [list(array.shape), str(array.dtype), None]
 
     def _compare(self, digests: list[list[str]]) -> None:
-        """Compare the digests of tensors that all workers have, and those of parts with the same place in a group."""
+        """Compare the digests of tensors that all workers have, and those of parts with the same
+        place in a group."""
         size = self.session.num_workers // self.session.num_groups
         for rank, (whole, parts) in enumerate(digests):
             for other, differ in (
@@ -163,8 +166,9 @@ class ParallelTrainer(Trainer):
             ):
                 if differ:
                     cause = (
-                        f"its parameters or states differ from those of worker {other} after step {self.steps}; load the last "
-                        "checkpoint, and check that all machines have the same processors and libraries"
+                        f"its parameters or states differ from those of worker {other} after "
+                        f"step {self.steps}; load the last checkpoint, and check that all "
+                        "machines have the same processors and libraries"
                     )
                     raise WorkerError(rank, self.session.hosts[rank], cause)
 
@@ -174,7 +178,8 @@ class ParallelTrainer(Trainer):
         return more
 
     def export(self, folder, *, target=None, compiler=None) -> None:
-        """Write a folder for programs without Python: the step of one worker, with the state of this moment.
+        """Write a folder for programs without Python: the step of one worker, with the state of
+        this moment.
 
         Parameters
         ----------
@@ -213,7 +218,8 @@ def as_step(model: object, optimizer: object, options: Mapping, kind: str) -> Tr
 
 
 class _Machine(Mapping):
-    """The functions of a step: those that train run on all workers, and the others in this process."""
+    """The functions of a step: those that train run on all workers, and the others in this
+    process."""
 
     def __init__(self, here: Mapping, run: Callable):
         self._here, self._run = here, run

@@ -30,7 +30,8 @@ class Parts:
     Attributes
     ----------
     shards : dict[str, Shard]
-        The annotations by the names of parameters, each with its axis; after :meth:`step_of_worker`.
+        The annotations by the names of parameters, each with its axis; after
+        :meth:`step_of_worker`.
     """
 
     def __init__(self, step: TrainStep, shards: Mapping[str, Shard], num_workers: int):

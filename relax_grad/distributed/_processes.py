@@ -1,4 +1,5 @@
-"""Processes of workers: their start, their end, and the file descriptors between them and the controller."""
+"""Processes of workers: their start, their end, and the file descriptors between them and the
+controller."""
 
 from __future__ import annotations
 
@@ -110,9 +111,9 @@ def cause_of(code: int | None) -> str:
 class Channel:
     """The controller's ends of the commands and replies of a worker.
 
-    Both are pipes. The destructor of an object of Disco writes to the commands. An error there would end this process, and a worker
-    may have ended at any time. Therefore a reader of the pipe stays open here, and :meth:`silence` puts the null device in the place
-    of the commands.
+    Both are pipes. The destructor of an object of Disco writes to the commands. An error there
+    would end this process, and a worker may have ended at any time. Therefore a reader of the pipe
+    stays open here, and :meth:`silence` puts the null device in the place of the commands.
 
     Parameters
     ----------

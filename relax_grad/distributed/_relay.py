@@ -1,8 +1,10 @@
-"""A process between Disco's pipes and the connection to another machine: ``python _relay.py COMMANDS REPLIES CONNECTION``.
+"""A process between Disco's pipes and the connection to another machine:
+``python _relay.py COMMANDS REPLIES CONNECTION``.
 
-The destructors of Disco's objects write commands. An error there would end the process of the controller, and another machine may end
-at any time. A pipe whose reader lives takes all writes, and this process, which needs nothing of the package, discards those for a
-machine that has ended. A thread of the controller could not do so: it would wait for Python's lock, which a destructor holds.
+The destructors of Disco's objects write commands. An error there would end the process of the
+controller, and another machine may end at any time. A pipe whose reader lives takes all writes, and
+this process, which needs nothing of the package, discards those for a machine that has ended. A
+thread of the controller could not do so: it would wait for Python's lock, which a destructor holds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The tasks of a worker that trains: its replica of the step, its tensors, and its share of each batch."""
+"""The tasks of a worker that trains: its replica of the step, its tensors, and its share of each
+batch."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from tvm import relax
 from ._tasks import Worker, task
 from .shards import along, join, split
 
-#: How the workers keep a tensor: None, all have the whole; ``"flat"``, each has a part of the elements, with zeros behind the last
-#: ones; or ``[axis, parts]``, each has that of its place in its group, as in ``along(axis, parts)``.
+#: How the workers keep a tensor: None, all have the whole; ``"flat"``, each has a part of the
+#: elements, with zeros behind the last ones; or ``[axis, parts]``, each has that of its place in
+#: its group, as in ``along(axis, parts)``.
 Layout = None | str | list
 
 #: The groups of tensors that a step takes after the batch, the hyperparameters and the seed.
@@ -24,7 +26,8 @@ _NEW = {"params": 3, "states": 4, "optimizer_state": 5}
 
 
 class Replica:
-    """The compiled step of a worker, and its tensors. Those of worker 0 are the controller's own."""
+    """The compiled step of a worker, and its tensors. Those of worker 0 are the controller's
+    own."""
 
     def __init__(self, path: str):
         self.machine = relax.VirtualMachine(tvm.runtime.load_module(path), tvm.cpu())
@@ -134,22 +137,25 @@ def step(
     Parameters
     ----------
     batch : list
-        For each tensor: the shape of an element of its first axis, the dtype, and the begins and ends along the first axis of all
-        workers' shares; or, for a tensor that all get, its shape, dtype and None.
+        For each tensor: the shape of an element of its first axis, the dtype, and the begins and
+        ends along the first axis of all workers' shares; or, for a tensor that all get, its shape,
+        dtype and None.
     scalars : list[str]
         The hyperparameters, as ``float.hex`` writes them.
     layouts : dict[str, list[Layout]]
         How the workers keep the tensors of each group.
     has_own_loss : bool
-        Whether the first metric is the loss of the worker's share. Otherwise all workers have the same loss.
+        Whether the first metric is the loss of the worker's share. Otherwise all workers have the
+        same loss.
     compare : bool
-        Whether to return digests of all tensors after the step: of those that must be the same on all workers, and of those that
-        must be the same on the workers of one place in their groups.
+        Whether to return digests of all tensors after the step: of those that must be the same on
+        all workers, and of those that must be the same on the workers of one place in their groups.
 
     Returns
     -------
     found : dict
-        The worker's own loss, the digests, and the bytes, the time and the wait of the collectives within the step.
+        The worker's own loss, the digests, and the bytes, the time and the wait of the collectives
+        within the step.
     """
     found: Replica = worker.kept[name]
     given = worker.inbox.pop("batch", None)

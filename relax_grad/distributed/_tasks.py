@@ -1,7 +1,7 @@
 """The functions that a controller runs on workers, by their names.
 
-Arguments and results are JSON. A worker has no other way to be told to do something but these functions and the commands of
-Disco, and neither unpickles anything.
+Arguments and results are JSON. A worker has no other way to be told to do something but these
+functions and the commands of Disco, and neither unpickles anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ TASKS: dict[str, Callable] = {}
 #: The workers of this process, by their threads.
 _WORKERS: dict[int, Worker] = {}
 
-#: What the controller gives to the worker in its process: the function that takes reports, and tensors by their names.
+#: What the controller gives to the worker in its process: the function that takes reports, and
+#: tensors by their names.
 INBOXES: dict[str, tuple[Callable[[dict], None], dict]] = {}
 
 #: The mode of TVM's threads in which they share all processors.
@@ -108,7 +109,8 @@ def serve(rank: int, num_workers: int, report: Callable[[dict], None], host: str
 
 
 def serve_controller() -> None:
-    """Register the functions of the controller's calls in the controller's process, for the workers 0 of all sessions."""
+    """Register the functions of the controller's calls in the controller's process, for the workers
+    0 of all sessions."""
 
     def make(settings: dict) -> tuple[Worker, dict]:
         report, inbox = INBOXES[settings["token"]]
@@ -147,13 +149,15 @@ def _register(make: Callable) -> None:
 
 
 def _connect(settings: dict, rank: int) -> tuple:
-    """Return the transports of a worker: all workers, its group, and those of its place in other groups."""
+    """Return the transports of a worker: all workers, its group, and those of its place in other
+    groups."""
     transport = _mpi if settings["backend"] == "mpi" else _gloo
     return transport.connect(settings, rank)
 
 
 def _set_threads(number: int, processors: list[int] | None) -> None:
-    """Set the threads of TVM for the calling thread, which may be bound to the processors of another one."""
+    """Set the threads of TVM for the calling thread, which may be bound to the processors of
+    another one."""
     if processors and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, processors)
     configure = tvm.get_global_func("runtime.config_threadpool")
@@ -196,7 +200,8 @@ def describe(worker: Worker) -> dict:
 
 @task
 def share_file(worker: Worker, path: str, name: str) -> str:
-    """Give a file of the controller to all workers, and keep its path on each machine under a name."""
+    """Give a file of the controller to all workers, and keep its path on each machine under a
+    name."""
     import tempfile
 
     data = np.fromfile(path, np.uint8) if worker.rank == 0 else None

@@ -1,4 +1,5 @@
-"""The process of a worker: ``python -m relax_grad.distributed._worker``, which a controller or a node starts."""
+"""The process of a worker: ``python -m relax_grad.distributed._worker``, which a controller or a
+node starts."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ def main(arguments: list[str]) -> None:
     Parameters
     ----------
     arguments : list[str]
-        The worker's number, the numbers of workers and groups, four file descriptors (of commands, of replies, of reports,
-        and one that ends when the parent ends), and the addresses of this machine and of the controller's.
+        The worker's number, the numbers of workers and groups, four file descriptors (of commands,
+        of replies, of reports, and one that ends when the parent ends), and the addresses of this
+        machine and of the controller's.
     """
     rank, num_workers, num_groups, commands, replies, reports, parent = map(int, arguments[:7])
     host, store = arguments[7:]
@@ -38,7 +40,8 @@ def main(arguments: list[str]) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when the parent's end of a pipe is closed, whatever other threads wait for."""
+    """End this process when the parent's end of a pipe is closed, whatever other threads wait
+    for."""
     with contextlib.suppress(OSError):
         os.read(parent, 1)
     os._exit(1)

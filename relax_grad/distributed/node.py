@@ -1,4 +1,5 @@
-"""A machine that takes work from a controller elsewhere: ``python -m relax_grad worker --controller HOST:PORT``."""
+"""A machine that takes work from a controller elsewhere:
+``python -m relax_grad worker --controller HOST:PORT``."""
 
 from __future__ import annotations
 
@@ -129,7 +130,8 @@ def _connect(address: tuple[str, int], timeout: float) -> socket.socket:
             if time.monotonic() + _PAUSE > end:
                 raise ConnectionError(
                     f"no controller answers at {address[0]}:{address[1]}: {error}; start it with "
-                    "relax_grad.distributed.session(..., nodes=N, listen=...), and check the address"
+                    "relax_grad.distributed.session(..., nodes=N, listen=...), and check the "
+                    "address"
                 ) from error
             time.sleep(_PAUSE)
 

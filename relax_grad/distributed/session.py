@@ -23,8 +23,8 @@ from ._disco import disco, process_session
 from ._tasks import INBOXES, serve_controller
 from .errors import WorkerError
 
-#: The seconds in which processes end by themselves, in which worker 0 forgets its tensors, and in which other workers may
-#: tell more about a failure.
+#: The seconds in which processes end by themselves, in which worker 0 forgets its tensors, and in
+#: which other workers may tell more about a failure.
 _END, _LEAVE, _GRACE = 10.0, 5.0, 1.5
 
 _OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -44,22 +44,25 @@ def session(
 ) -> Session:
     """Start workers, and return a Disco session with collectives for the memory of CPUs.
 
-    Worker 0 is a thread of this process, and the others are processes. With several nodes, each other machine runs
-    ``python -m relax_grad worker --controller HOST:PORT``, and this function waits until all have connected.
+    Worker 0 is a thread of this process, and the others are processes. With several nodes, each
+    other machine runs ``python -m relax_grad worker --controller HOST:PORT``, and this function
+    waits until all have connected.
 
     Parameters
     ----------
     num_workers : int
         The number of workers on all machines.
     backend : str
-        The library that moves the bytes: ``"gloo"``. ``"mpi"`` is that of ``mpiexec``, by mpi4py: all processes run the program,
-        and those other than the first one become workers here, and end with it. ``"nccl"`` is TVM's own for GPUs, and needs a
-        TVM that was built with it; there, all collectives are those of TVM.
+        The library that moves the bytes: ``"gloo"``. ``"mpi"`` is that of ``mpiexec``, by mpi4py:
+        all processes run the program, and those other than the first one become workers here, and
+        end with it. ``"nccl"`` is TVM's own for GPUs, and needs a TVM that was built with it;
+        there, all collectives are those of TVM.
     nodes : int
-        The number of machines, this one included. The workers are divided among them, in the order in which they connect. MPI
-        places its processes itself.
+        The number of machines, this one included. The workers are divided among them, in the order
+        in which they connect. MPI places its processes itself.
     num_groups : int
-        The number of groups of consecutive workers; collectives with ``in_group`` are those of a group.
+        The number of groups of consecutive workers; collectives with ``in_group`` are those of a
+        group.
     threads : int, optional
         The threads of each worker; by default the cores of this machine, divided by its workers.
     timeout : float
@@ -67,10 +70,11 @@ def session(
     start_timeout : float
         The seconds in which all machines must connect, and all workers must start.
     listen : str
-        The address, ``"HOST:PORT"``, at which the controller waits for other machines; 0 is any free port. By default it
-        is the loopback interface, which other machines do not reach.
+        The address, ``"HOST:PORT"``, at which the controller waits for other machines; 0 is any
+        free port. By default it is the loopback interface, which other machines do not reach.
     secret : str, optional
-        The secret that other machines must know; by default the environment variable ``RELAX_GRAD_SECRET``.
+        The secret that other machines must know; by default the environment variable
+        ``RELAX_GRAD_SECRET``.
 
     Returns
     -------
@@ -135,7 +139,8 @@ def session(
         )
     if backend != "mpi" and importlib.util.find_spec("torch") is None:
         raise ImportError(
-            "collectives need PyTorch, whose gloo moves the bytes; install it with: pip install 'torch==2.13.0'"
+            "collectives need PyTorch, whose gloo moves the bytes; install it with: pip install "
+            "'torch==2.13.0'"
         )
     found = Session(num_workers, num_groups, backend, float(timeout))
     try:
@@ -149,8 +154,9 @@ def session(
 class Session:
     """A Disco session whose workers have collectives; :func:`session` makes it.
 
-    All methods of ``tvm.runtime.disco.Session`` are methods of this class too, such as ``broadcast``, ``allreduce``,
-    ``load_vm_module`` and ``get_global_func``. An error of a worker in a collective is raised by :meth:`synchronize`.
+    All methods of ``tvm.runtime.disco.Session`` are methods of this class too, such as
+    ``broadcast``, ``allreduce``, ``load_vm_module`` and ``get_global_func``. An error of a worker
+    in a collective is raised by :meth:`synchronize`.
 
     Attributes
     ----------
@@ -289,18 +295,21 @@ class Session:
     # Calls
 
     def run(self, task: str, *, timeout: float | None = None, **arguments: object) -> list:
-        """Run a task of the package on all workers, and return their results in the order of the workers.
+        """Run a task of the package on all workers, and return their results in the order of the
+        workers.
 
         Raises
         ------
         WorkerError
-            If a worker fails, ends, or does not answer within the timeout. The session has then ended.
+            If a worker fails, ends, or does not answer within the timeout. The session has then
+            ended.
         """
         self._check_open()
         self._calls += 1
         try:
-            # The destructor of the result writes to the workers too, and an error there would end this process. While the
-            # answers are awaited, the channel of a worker that has ended is silenced.
+            # The destructor of the result writes to the workers too, and an error there would end
+            # this process. While the answers are awaited, the channel of a worker that has ended is
+            # silenced.
             result = self.disco.call_packed(self._run, self._calls, task, json.dumps(arguments))
         except Exception as error:  # a pipe of a worker that has ended
             self._fail({}, self._wait_for_end(), f"commands cannot be sent: {error}")
@@ -319,7 +328,8 @@ class Session:
         self.run("wait")
 
     def debug(self, value, rank: int):
-        """Return the value of a reference of Disco on a worker, as ``DRef.debug_get_from_remote`` does."""
+        """Return the value of a reference of Disco on a worker, as ``DRef.debug_get_from_remote``
+        does."""
         self.synchronize()
         return value.debug_get_from_remote(rank)
 
@@ -415,7 +425,8 @@ class Session:
         if not graceful:
             for node in self._nodes:
                 node.kill()
-            # Worker 0 may wait there for others. A thread that comes back from there while Python ends would end the process.
+            # Worker 0 may wait there for others. A thread that comes back from there while Python
+            # ends would end the process.
             self._store = None
         if self.disco is not None:
             self._stop_worker_0()
@@ -428,8 +439,8 @@ class Session:
     def _stop_worker_0(self) -> None:
         """Shut Disco down.
 
-        Its session is never freed: the destructor would wait for the thread of worker 0, and that for the threads of TVM,
-        which spin for minutes where other programs take the processors.
+        Its session is never freed: the destructor would wait for the thread of worker 0, and that
+        for the threads of TVM, which spin for minutes where other programs take the processors.
         """
         session, self.disco, self._run = self.disco, None, None
         self._calls += 1

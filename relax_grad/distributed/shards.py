@@ -46,7 +46,8 @@ def column(parts: int = 1) -> Shard:
     Parameters
     ----------
     parts : int
-        The number of layers that are joined in the weight, such as 3 for queries, keys and values. Each is divided within itself.
+        The number of layers that are joined in the weight, such as 3 for queries, keys and values.
+        Each is divided within itself.
 
     Returns
     -------
@@ -119,7 +120,8 @@ def shard_values(
         Whole values by their names.
     shards : Mapping[str, Shard]
         The annotations of the values that are divided, each with its axis, such as
-        :meth:`relax_grad.distributed.transform.TensorParallel.shards_of` returns. Other values are the same on all workers.
+        :meth:`relax_grad.distributed.transform.TensorParallel.shards_of` returns. Other values are
+        the same on all workers.
     num_workers : int
         The number of workers.
 
@@ -230,8 +232,8 @@ def axis_of(name: str, shard: Shard, ndim: int) -> int:
     axis = 0 if shard.kind == "column" and ndim == 1 else shard.axis
     if axis is None:
         raise ValueError(
-            f"{name}: {shard} has no axis, which the use of a parameter tells; take the annotations that "
-            "TensorParallel.shards_of returns, or along(axis)"
+            f"{name}: {shard} has no axis, which the use of a parameter tells; take the "
+            "annotations that TensorParallel.shards_of returns, or along(axis)"
         )
     if not -ndim <= axis < ndim:
         raise ValueError(f"{name} has {ndim} axes, but {shard} names axis {axis}")
@@ -243,8 +245,8 @@ def check_extent(name: str, axis: int, extent: int, parts: int, num_workers: int
     if extent % (parts * num_workers):
         each = f"{parts} parts, each for " if parts > 1 else ""
         raise ValueError(
-            f"{name}: axis {axis} has the extent {extent}, which cannot be divided equally into {each}{num_workers} workers; "
-            f"it must be a multiple of {parts * num_workers}"
+            f"{name}: axis {axis} has the extent {extent}, which cannot be divided equally into "
+            f"{each}{num_workers} workers; it must be a multiple of {parts * num_workers}"
         )
 
 

@@ -30,25 +30,28 @@ def tensor_parallel(
 ) -> TensorParallelTrainer:
     """Train one model whose layers are divided among all workers of a session.
 
-    All workers get the whole batch. Each has a part of the divided parameters and of their optimizer's state. Losses, gradients and
-    new parameters are those of one worker, apart from the order of sums. The result has the methods of
-    :class:`relax_grad.training.Trainer` with whole tensors, and its files are those of a Trainer, so that training goes on with any
-    number of workers.
+    All workers get the whole batch. Each has a part of the divided parameters and of their
+    optimizer's state. Losses, gradients and new parameters are those of one worker, apart from the
+    order of sums. The result has the methods of :class:`relax_grad.training.Trainer` with whole
+    tensors, and its files are those of a Trainer, so that training goes on with any number of
+    workers.
 
     Parameters
     ----------
     model : TrainStep or tvm.IRModule or an import
-        A step, or a model of which :func:`relax_grad.training.train_step` makes one with ``optimizer`` and ``options``.
+        A step, or a model of which :func:`relax_grad.training.train_step` makes one with
+        ``optimizer`` and ``options``.
     session : Session
         The workers.
     optimizer : Optimizer or Mapping[str, Optimizer], optional
-        The optimizer, if ``model`` is no step. The update of a divided parameter must be element-wise: all optimizers but LAMB and
-        Muon.
+        The optimizer, if ``model`` is no step. The update of a divided parameter must be
+        element-wise: all optimizers but LAMB and Muon.
     shards : Mapping[str, Shard]
         The annotations of parameters and frozen parameters by their names or by patterns, as for
         :class:`relax_grad.distributed.transform.TensorParallel`.
     check_every : int
-        The number of steps after which the workers compare digests of all tensors that are the same on all workers; 0 for never.
+        The number of steps after which the workers compare digests of all tensors that are the same
+        on all workers; 0 for never.
     values, seed, on_nan, target, compile_options
         As for :class:`relax_grad.training.Trainer`. Workers have the random numbers of one worker.
     **options
@@ -62,7 +65,8 @@ def tensor_parallel(
     Raises
     ------
     TypeError, ValueError
-        If an argument does not fit, the workers do not divide an extent, or an operator cannot run on a part of a divided axis.
+        If an argument does not fit, the workers do not divide an extent, or an operator cannot run
+        on a part of a divided axis.
     WorkerError
         If a worker fails.
 
@@ -95,8 +99,9 @@ def tensor_parallel(
     check_shards(shards)
     if session.num_groups > 1:
         raise ValueError(
-            f"the session has {session.num_groups} groups, but a tensor parallel step runs on all workers; use "
-            "data_parallel(..., shards=...), in which each group has a share of the batch"
+            f"the session has {session.num_groups} groups, but a tensor parallel step runs on "
+            "all workers; use data_parallel(..., shards=...), in which each group has a share "
+            "of the batch"
         )
     step = as_step(model, optimizer, options, "tensor parallel")
     parts = Parts(step, shards, session.num_workers)
@@ -115,10 +120,11 @@ def tensor_parallel(
 
 
 class TensorParallelTrainer(ParallelTrainer):
-    """A trainer whose steps run on all workers, each with a part of the layers; :func:`tensor_parallel` makes it.
+    """A trainer whose steps run on all workers, each with a part of the layers;
+    :func:`tensor_parallel` makes it.
 
-    It has the methods of :class:`relax_grad.training.Trainer`, with whole tensors: ``params`` and ``save`` collect the parts.
-    Predictions are computed by this process with the whole model.
+    It has the methods of :class:`relax_grad.training.Trainer`, with whole tensors: ``params`` and
+    ``save`` collect the parts. Predictions are computed by this process with the whole model.
 
     Attributes
     ----------

@@ -44,14 +44,15 @@ def data_parallel(
 ) -> DataParallelTrainer:
     """Train one model on all workers of a session, each on its share of every batch.
 
-    Losses, gradients and new parameters are those of one worker with the whole batch, apart from the order of sums. The result
-    has the methods of :class:`relax_grad.training.Trainer`, and its files are those of a Trainer, so that training goes on with
-    any number of workers.
+    Losses, gradients and new parameters are those of one worker with the whole batch, apart from
+    the order of sums. The result has the methods of :class:`relax_grad.training.Trainer`, and its
+    files are those of a Trainer, so that training goes on with any number of workers.
 
     Parameters
     ----------
     model : TrainStep or tvm.IRModule or an import
-        A step, or a model of which :func:`relax_grad.training.train_step` makes one with ``optimizer`` and ``options``.
+        A step, or a model of which :func:`relax_grad.training.train_step` makes one with
+        ``optimizer`` and ``options``.
     session : Session
         The workers.
     optimizer : Optimizer or Mapping[str, Optimizer], optional
@@ -59,24 +60,28 @@ def data_parallel(
     reduction : str
         ``"mean"``: the loss is a mean over the examples of the batch. ``"sum"``: it is a sum.
     batch_norm : str
-        ``"synchronized"``: batch normalisation takes the statistics of the whole batch. ``"local"``: each worker takes those of
-        its share, and the running statistics are averaged.
+        ``"synchronized"``: batch normalisation takes the statistics of the whole batch.
+        ``"local"``: each worker takes those of its share, and the running statistics are averaged.
     replicated : Collection[str]
-        The inputs and targets that all workers get whole. The others are divided along their first axis.
+        The inputs and targets that all workers get whole. The others are divided along their first
+        axis.
     bucket_bytes : int
         The largest size of a bucket of gradients that are reduced together.
     overlap : bool
-        Whether buckets are reduced while the rest of the backward pass is computed. Not with ``backend="nccl"``.
+        Whether buckets are reduced while the rest of the backward pass is computed. Not with
+        ``backend="nccl"``.
     shard_optimizer : bool
-        Whether each worker keeps and updates a part of the optimizer's state only, as the first stage of ZeRO (Rajbhandari et
-        al., 2020): the gradients are reduced, each worker updates its part of each parameter, and the parts are gathered. For
-        optimizers whose updates are element-wise: all but LAMB and Muon.
+        Whether each worker keeps and updates a part of the optimizer's state only, as the first
+        stage of ZeRO (Rajbhandari et al., 2020): the gradients are reduced, each worker updates its
+        part of each parameter, and the parts are gathered. For optimizers whose updates are
+        element-wise: all but LAMB and Muon.
     shards : Mapping[str, Shard], optional
         The annotations of parameters that are divided among the workers of a group, as for
-        :func:`relax_grad.distributed.tensor_parallel`. Each group of the session has one share of every batch, and its workers
-        compute the share together. Not with ``shard_optimizer``.
+        :func:`relax_grad.distributed.tensor_parallel`. Each group of the session has one share of
+        every batch, and its workers compute the share together. Not with ``shard_optimizer``.
     check_every : int
-        The number of steps after which the workers compare digests of all their tensors; 0 for never.
+        The number of steps after which the workers compare digests of all their tensors; 0 for
+        never.
     values, seed, on_nan, target, compile_options
         As for :class:`relax_grad.training.Trainer`. Workers have different random numbers.
     **options
@@ -149,16 +154,19 @@ def data_parallel(
 def _check_groups(session: Session, shard_optimizer: bool) -> None:
     if shard_optimizer:
         raise ValueError(
-            "shard_optimizer is for whole parameters: with shards, each worker has the state of its parts only; leave one of them out"
+            "shard_optimizer is for whole parameters: with shards, each worker has the state of "
+            "its parts only; leave one of them out"
         )
     if session.num_groups < 2:
         raise ValueError(
-            "shards are divided among the workers of a group, but the session has one group, which would have the whole batch; begin "
-            "the session with num_groups=, or use tensor_parallel"
+            "shards are divided among the workers of a group, but the session has one group, "
+            "which would have the whole batch; begin the session with num_groups=, or use "
+            "tensor_parallel"
         )
     if session.backend == "nccl":
         raise ValueError(
-            'shards: the backend "nccl" has no reductions among groups; use tensor_parallel, or data_parallel without shards'
+            'shards: the backend "nccl" has no reductions among groups; use tensor_parallel, or '
+            "data_parallel without shards"
         )
 
 
@@ -169,7 +177,8 @@ def _divided(step: TrainStep, replicated: Collection[str]) -> list[str]:
     for name in replicated:
         if name not in step.batch:
             raise ValueError(
-                f"replicated: the step has no input or target {name!r}; it has {', '.join(step.batch)}"
+                f"replicated: the step has no input or target {name!r}; it has "
+                f"{', '.join(step.batch)}"
             )
     found = [name for name, kind in step.batch.items() if name not in replicated and kind.ndim > 0]
     if not found:
@@ -179,8 +188,9 @@ def _divided(step: TrainStep, replicated: Collection[str]) -> list[str]:
         extent = step.batch[name].shape.values[0]
         if not structural_equal(first, extent):
             raise ValueError(
-                f"{name} has the first extent {extent}, but {found[0]} has {first}: the first axis must count the examples; "
-                f"name inputs that all workers get whole in replicated"
+                f"{name} has the first extent {extent}, but {found[0]} has {first}: the first "
+                "axis must count the examples; name inputs that all workers get whole in "
+                "replicated"
             )
     return found
 
@@ -223,9 +233,10 @@ def _is_float(kind, path: Sequence[int]) -> bool:
 class DataParallelTrainer(ParallelTrainer):
     """A trainer whose steps run on all workers of a session; :func:`data_parallel` makes it.
 
-    It has the methods of :class:`relax_grad.training.Trainer`. ``step`` and ``fit`` take whole batches, and divide them among
-    the workers, or among the groups if these have parts of the parameters; the shares are as equal as possible. Predictions are computed by this process. ``save`` and ``export`` write
-    the files of a trainer of one worker.
+    It has the methods of :class:`relax_grad.training.Trainer`. ``step`` and ``fit`` take whole
+    batches, and divide them among the workers, or among the groups if these have parts of the
+    parameters; the shares are as equal as possible. Predictions are computed by this process.
+    ``save`` and ``export`` write the files of a trainer of one worker.
 
     Attributes
     ----------
@@ -234,14 +245,16 @@ class DataParallelTrainer(ParallelTrainer):
     train_step : TrainStep
         The step of one worker with the whole batch.
     parallel_step : TrainStep
-        The step that each worker runs, with its collectives. Its first metric is the loss of the worker's share.
+        The step that each worker runs, with its collectives. Its first metric is the loss of the
+        worker's share.
     shards : dict[str, Shard]
-        The annotations of parameters that are divided among the workers of a group, each with its axis.
+        The annotations of parameters that are divided among the workers of a group, each with its
+        axis.
     own_losses : list[float]
         The loss of each worker's share in the last step.
     communication : list[Communication]
-        The collectives of each worker in the last step: ``sent`` bytes, ``seconds``, the seconds that it ``waited``, and the share
-        that was ``hidden`` behind computations.
+        The collectives of each worker in the last step: ``sent`` bytes, ``seconds``, the seconds
+        that it ``waited``, and the share that was ``hidden`` behind computations.
     """
 
     _has_own_loss = True
@@ -310,7 +323,8 @@ class DataParallelTrainer(ParallelTrainer):
         if int(first.shape[0]) < replicas:
             each = "workers" if self._group_size == 1 else "groups"
             raise ValueError(
-                f"a batch must have an example for each of the {replicas} {each}, but it has {int(first.shape[0])}"
+                f"a batch must have an example for each of the {replicas} {each}, but it has "
+                f"{int(first.shape[0])}"
             )
         return tensors
 
@@ -322,7 +336,8 @@ class DataParallelTrainer(ParallelTrainer):
 
 
 class NonFiniteLoss(WorkerError, FloatingPointError):
-    """The loss of a worker is infinite or NaN. Everything is as before the step, and the session goes on."""
+    """The loss of a worker is infinite or NaN. Everything is as before the step, and the session
+    goes on."""
 
 
 __all__ = ["DataParallelTrainer", "NonFiniteLoss", "data_parallel"]

@@ -1,7 +1,7 @@
 """Models of other frameworks as modules to train, constants as parameters, and random numbers.
 
-:mod:`relax_grad.frontend.onnx` needs the package ``onnx``, :mod:`relax_grad.frontend.torch` needs PyTorch; both are
-imported separately.
+:mod:`relax_grad.frontend.onnx` needs the package ``onnx``, :mod:`relax_grad.frontend.torch` needs
+PyTorch; both are imported separately.
 """
 
 from . import random

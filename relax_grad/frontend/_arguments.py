@@ -9,9 +9,11 @@ Trainable = str | Sequence[str] | Callable[[str], bool]
 
 
 def check_trainable(trainable: object) -> None:
-    """Raise TypeError if a value is neither names or patterns, nor a function of the name, nor None."""
+    """Raise TypeError if a value is neither names or patterns, nor a function of the name, nor
+    None."""
     is_names = isinstance(trainable, Sequence) and all(isinstance(name, str) for name in trainable)
     if not (trainable is None or callable(trainable) or is_names):
         raise TypeError(
-            f"trainable must be names or patterns, a function of the name, or None, but it is {trainable!r}"
+            "trainable must be names or patterns, a function of the name, or None, but it is "
+            f"{trainable!r}"
         )

@@ -19,7 +19,8 @@ _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _INCREMENTS = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 
-#: The number of consecutive blocks whose words are stored side by side, so that stores are whole vectors.
+#: The number of consecutive blocks whose words are stored side by side, so that stores are whole
+#: vectors.
 LANES = 16
 
 
@@ -113,7 +114,8 @@ def _below(words: Sequence, threshold: int) -> list:
     return [word < _u64(threshold) for word in words]
 
 
-#: The dtype of the numbers, their count per block, and the function that computes them from the words.
+#: The dtype of the numbers, their count per block, and the function that computes them from the
+#: words.
 _FORMS: dict[str, tuple[str, int, Callable[[Sequence, int], list]]] = {
     "bits": ("uint32", 4, _bits),
     "long_bits": ("uint64", 2, _long_bits),
@@ -129,8 +131,8 @@ _FORMS: dict[str, tuple[str, int, Callable[[Sequence, int], list]]] = {
 def philox(rows: int | None, form: Form) -> tirx.PrimFunc:
     """Return the tensor function that draws numbers.
 
-    Element ``(r, w, l)`` of the result is number w of block ``LANES * r + l``. The key is the seed. The counter consists
-    of the number of the block in its low half and the stream in its high half.
+    Element ``(r, w, l)`` of the result is number w of block ``LANES * r + l``. The key is the seed.
+    The counter consists of the number of the block in its low half and the stream in its high half.
 
     Parameters
     ----------
@@ -172,8 +174,9 @@ def philox(rows: int | None, form: Form) -> tirx.PrimFunc:
 def _encrypt(words: tirx.Buffer, key, low, high) -> None:
     """Emit the rounds, which leave the words of a block as numbers below 2**32.
 
-    All numbers are of 64 bits: TVM declares the overflow of unsigned products undefined, also of 32 bits. The words are
-    in memory, which LLVM keeps in registers: TVM's simplifier would expand a chain of variables at every use.
+    All numbers are of 64 bits: TVM declares the overflow of unsigned products undefined, also of 32
+    bits. The words are in memory, which LLVM keeps in registers: TVM's simplifier would expand a
+    chain of variables at every use.
     """
     keys = [T.Bind(_low(key)), T.Bind(_high(key))]
     for i, word in enumerate((_low(low), _high(low), _low(high), _high(high))):

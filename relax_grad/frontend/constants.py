@@ -12,7 +12,8 @@ from tvm import relax
 from ..ir.compat import constant_tensor, dtype_of, map_constants
 from ..ir.module import normalized, relax_function, unused, with_functions
 
-#: A function of the name and the value of a constant, or constants by the names of their parameters.
+#: A function of the name and the value of a constant, or constants by the names of their
+#: parameters.
 Select = Callable[[str, np.ndarray], bool | str | None] | Mapping[str, relax.Expr]
 
 
@@ -40,10 +41,10 @@ def lift_constants(
 ) -> Lifted:
     """Turn floating-point constants of a function into parameters at its end.
 
-    A constant that is used several times is one parameter. Integer and boolean constants stay, as do extents,
-    axes and attributes, which are no tensors. Constants of callees stay too. The attribute ``num_input``, the
-    number of parameters that are inputs, is set to the previous number of parameters where it is missing, and is
-    kept otherwise.
+    A constant that is used several times is one parameter. Integer and boolean constants stay, as
+    do extents, axes and attributes, which are no tensors. Constants of callees stay too. The
+    attribute ``num_input``, the number of parameters that are inputs, is set to the previous number
+    of parameters where it is missing, and is kept otherwise.
 
     Parameters
     ----------
@@ -52,14 +53,16 @@ def lift_constants(
     select : Callable or Mapping, optional
         The constants to lift.
 
-        - A function ``(name, value) -> bool or str``. It takes the default name and the value, a NumPy array that
-          is read only. It returns whether to lift the constant, or the name of the parameter.
+        - A function ``(name, value) -> bool or str``. It takes the default name and the value, a
+          NumPy array that is read only. It returns whether to lift the constant, or the name of the
+          parameter.
         - A mapping from names to constants of the function, which are found by identity.
         - By default, all constants with more than one element.
     func_name : str
         The function.
     prefix : str
-        The default names are the prefix and the number of the constant, counted over all floating-point constants.
+        The default names are the prefix and the number of the constant, counted over all
+        floating-point constants.
 
     Returns
     -------
@@ -69,8 +72,8 @@ def lift_constants(
     Raises
     ------
     TypeError, ValueError
-        If ``mod`` or ``func_name`` does not fit, a mapping names something other than a floating-point constant of the
-        function, or two parameters get the same name.
+        If ``mod`` or ``func_name`` does not fit, a mapping names something other than a
+        floating-point constant of the function, or two parameters get the same name.
 
     Examples
     --------
@@ -82,7 +85,8 @@ def lift_constants(
     >>> with bb.function("main", [x]):
     ...     y = bb.emit(relax.op.matmul(x, relax.const(np.ones((3, 4), "float32"))))
     ...     _ = bb.emit_func_output(y)
-    >>> lifted = lift_constants(bb.get(), lambda name, value: "weight" if value.ndim == 2 else False)
+    >>> rule = lambda name, value: "weight" if value.ndim == 2 else False
+    >>> lifted = lift_constants(bb.get(), rule)
     >>> [param.name for param in lifted.module["main"].params]
     ['x', 'weight']
     """
@@ -118,8 +122,9 @@ def lift_constants(
     missing = [name for name in wanted if name not in values]
     if missing:
         raise ValueError(
-            f"select: {', '.join(missing)} is no floating-point constant of {func_name}; take the constants from the "
-            "bindings of the function itself, since copies are other constants"
+            f"select: {', '.join(missing)} is no floating-point constant of {func_name}; take "
+            "the constants from the bindings of the function itself, since copies are other "
+            "constants"
         )
     if not values:
         return Lifted(mod, {})
@@ -144,7 +149,8 @@ def _chooser(select: Select | None) -> tuple[Callable, list[str]]:
     if isinstance(select, Mapping):
         if not all(isinstance(name, str) for name in select):
             raise TypeError(
-                f"select must map names to constants of the function, but its keys are {list(select)!r}"
+                "select must map names to constants of the function, but its keys are "
+                f"{list(select)!r}"
             )
 
         def named(name: str, constant: relax.Constant) -> str | None:

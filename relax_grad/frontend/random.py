@@ -1,10 +1,13 @@
-"""Random numbers as Relax expressions: a function of a seed, a stream and the position in the tensor.
+"""Random numbers as Relax expressions: a function of a seed, a stream and the position in the
+tensor.
 
-The generator is Philox 4x32-10. The seed is its key. The counter consists of the position in the low half and the stream
-in the high half, so that tensors drawn with other seeds or streams are independent, and the numbers do not depend on the
-target or on the number of threads. A tensor with more elements begins with the same numbers.
+The generator is Philox 4x32-10. The seed is its key. The counter consists of the position in the
+low half and the stream in the high half, so that tensors drawn with other seeds or streams are
+independent, and the numbers do not depend on the target or on the number of threads. A tensor with
+more elements begins with the same numbers.
 
-All numbers are constants in differentiation. They are drawn once, and the backward pass uses the same ones.
+All numbers are constants in differentiation. They are drawn once, and the backward pass uses the
+same ones.
 
 Examples
 --------
@@ -27,8 +30,10 @@ Examples
 >>> executable = tvm.compile(bb.get(), target.host(), relax_pipeline="relax_grad")
 >>> machine = relax.VirtualMachine(executable, tvm.cpu())
 >>> uniform, exponential, bernoulli, bits = (each.numpy() for each in machine["main"](np.array(7)))
->>> round(float(uniform.mean()), 1), round(float(exponential.mean()), 1), bernoulli.dtype, bits.dtype
-(0.5, 1.0, dtype('bool'), dtype('uint32'))
+>>> round(float(uniform.mean()), 1), round(float(exponential.mean()), 1)
+(0.5, 1.0)
+>>> bernoulli.dtype, bits.dtype
+(dtype('bool'), dtype('uint32'))
 """
 
 from __future__ import annotations
@@ -110,8 +115,8 @@ def uniform(
     bb, seed, stream, shape
         As for :func:`bits`.
     dtype : str
-        A floating-point dtype. The numbers between 0 and 1 are multiples of 2**-11 for float16, 2**-8 for bfloat16,
-        2**-24 for float32 and 2**-53 for float64.
+        A floating-point dtype. The numbers between 0 and 1 are multiples of 2**-11 for float16,
+        2**-8 for bfloat16, 2**-24 for float32 and 2**-53 for float64.
     low, high : float
         The bounds. As in PyTorch, ``low + u * (high - low)`` may round to ``high``.
 
@@ -144,7 +149,8 @@ def normal(
     bb, seed, stream, shape
         As for :func:`bits`.
     dtype : str
-        A floating-point dtype. Half precision is rounded from float32, whose absolute values are at most 6.8.
+        A floating-point dtype. Half precision is rounded from float32, whose absolute values are at
+        most 6.8.
 
     Returns
     -------
@@ -177,7 +183,8 @@ def exponential(
     dtype: str = "float32",
     rate: float = 1.0,
 ) -> relax.Var:
-    """Draw numbers of an exponential distribution. They are positive before they are rounded to half precision.
+    """Draw numbers of an exponential distribution. They are positive before they are rounded to
+    half precision.
 
     Parameters
     ----------
@@ -217,8 +224,8 @@ def bernoulli(
     bb, seed, stream, shape
         As for :func:`bits`.
     probability : float or relax.Expr
-        The probability, which is rounded to a multiple of 2**-32; or a floating-point tensor of probabilities that
-        broadcasts to ``shape``. 0 is always false, and 1 always true.
+        The probability, which is rounded to a multiple of 2**-32; or a floating-point tensor of
+        probabilities that broadcasts to ``shape``. 0 is always false, and 1 always true.
 
     Returns
     -------
@@ -311,8 +318,8 @@ def dropout(
     rate : float
         The probability of 0.
     noise_shape : Sequence[int or tirx.PrimExpr], optional
-        A shape that broadcasts to that of the data: elements that share a number are kept or dropped together. By
-        default, each element has its own.
+        A shape that broadcasts to that of the data: elements that share a number are kept or
+        dropped together. By default, each element has its own.
 
     Returns
     -------
@@ -338,9 +345,11 @@ def dropout(
 
 
 def _half_turns(share: tirx.PrimExpr, dtype: str) -> tuple:
-    """Return the sine and the cosine of ``pi * (share - 1 / 2)``, for a share of a turn between 0 and 1.
+    """Return the sine and the cosine of ``pi * (share - 1 / 2)``, for a share of a turn between 0
+    and 1.
 
-    In float32, they are Taylor polynomials, which LLVM vectorises; their absolute errors are below 1e-7.
+    In float32, they are Taylor polynomials, which LLVM vectorises; their absolute errors are below
+    1e-7.
     """
 
     def number(value: float) -> tirx.PrimExpr:
@@ -415,7 +424,8 @@ def _drawn(
 
 
 def _rows(shape: Extents, form: Form) -> tuple:
-    """Return the number of rows that hold the elements of a shape, and the number of elements; each is at least 1 row."""
+    """Return the number of rows that hold the elements of a shape, and the number of elements; each
+    is at least 1 row."""
     count = _simplified(math.prod(shape))
     if isinstance(count, int):
         return max(1, -(-count // form.per_row)), count

@@ -1,8 +1,10 @@
-"""Alias analysis: tensors that share memory, and calls that write to memory that other bindings read.
+"""Alias analysis: tensors that share memory, and calls that write to memory that other bindings
+read.
 
 Relax values are immutable, except that some calls write to their arguments: ``call_tir_inplace``,
-``call_inplace_packed``, calls of functions that do so, and calls of unknown functions. A pass that moves a read or a
-write across such a call uses this analysis to check that the value stays the same.
+``call_inplace_packed``, calls of functions that do so, and calls of unknown functions. A pass that
+moves a read or a write across such a call uses this analysis to check that the value stays the
+same.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ def may_write(value: relax.Expr, writers: Collection[GlobalVar] | None = None) -
     value : relax.Expr
         The value of a binding.
     writers : Collection[GlobalVar], optional
-        The functions that write to their arguments, see :func:`writing_functions`; by default all functions.
+        The functions that write to their arguments, see :func:`writing_functions`; by default all
+        functions.
     """
     if type(value) is not relax.Call:
         return False
@@ -91,7 +94,8 @@ def may_write(value: relax.Expr, writers: Collection[GlobalVar] | None = None) -
 
 
 def writing_functions(mod: tvm.IRModule) -> set[GlobalVar]:
-    """Return the functions of a module that may write to their arguments when Relax functions call them directly.
+    """Return the functions of a module that may write to their arguments when Relax functions call
+    them directly.
 
     A tensor function writes to its results, which are arguments in a direct call.
     """
@@ -123,11 +127,13 @@ def writing_functions(mod: tvm.IRModule) -> set[GlobalVar]:
 
 
 def kept_copies(mod: tvm.IRModule) -> dict[GlobalVar, Callable[[relax.Binding], bool]]:
-    """Return, by function, a predicate that tells whether the result of a binding must have memory of its own.
+    """Return, by function, a predicate that tells whether the result of a binding must have memory
+    of its own.
 
-    If a view or a folded constant replaced a copy, a write to the copy would overwrite the source or the constant. A
-    copy is kept if a call may write to the source or to the copy. If the module has such a call, a function that others
-    call keeps all copies, because a caller may write to its results. Functions without a predicate have no restriction.
+    If a view or a folded constant replaced a copy, a write to the copy would overwrite the source
+    or the constant. A copy is kept if a call may write to the source or to the copy. If the module
+    has such a call, a function that others call keeps all copies, because a caller may write to its
+    results. Functions without a predicate have no restriction.
     """
     writers = writing_functions(mod)
     functions = {v: f for v, f in mod.functions_items() if isinstance(f, relax.Function)}
@@ -149,19 +155,20 @@ def _is_kept(memory: Memory, binding: relax.Binding) -> bool:
 class Memory:
     """The memory of the tensors of one function, and the calls that write to it.
 
-    Names, tuples, views and the results of in-place calls are aliases of their sources. Results of unknown functions
-    may be aliases of each argument. The analysis takes linear time in the number of bindings, and a query takes
-    logarithmic time.
+    Names, tuples, views and the results of in-place calls are aliases of their sources. Results of
+    unknown functions may be aliases of each argument. The analysis takes linear time in the number
+    of bindings, and a query takes logarithmic time.
 
-    The analysis assumes that an argument that a call writes to is no alias of another parameter of the function. Relax
-    requires this of callers.
+    The analysis assumes that an argument that a call writes to is no alias of another parameter of
+    the function. Relax requires this of callers.
 
     Parameters
     ----------
     function : relax.Function
         The function, with its branches and local functions.
     writers : Collection[GlobalVar], optional
-        The functions that write to their arguments, see :func:`writing_functions`; by default all functions.
+        The functions that write to their arguments, see :func:`writing_functions`; by default all
+        functions.
     """
 
     def __init__(self, function: relax.Function, writers: Collection[GlobalVar] | None = None):
@@ -173,7 +180,8 @@ class Memory:
         self._written: list[tuple[int, int, GlobalVar | None]] = []
         self._bind(function.params)
         self._walk(function.body, 0)
-        # Memory may become shared after a write to it, so that the alias classes are known only here.
+        # Memory may become shared after a write to it, so that the alias classes are known only
+        # here.
         self._writes: dict[int, list[int]] = {}
         for place, leaf, _ in self._written:
             self._writes.setdefault(self._find(leaf), []).append(place)
@@ -184,7 +192,8 @@ class Memory:
         return bool(self._writes)
 
     def is_settled(self, expr: relax.Expr) -> bool:
-        """Tell whether no call of the function writes to the memory of the variables in an expression."""
+        """Tell whether no call of the function writes to the memory of the variables in an
+        expression."""
         return not self._writes or self._are_unwritten(used(expr))
 
     def holds(self, variable: relax.Var, value: relax.Expr, at: relax.Var) -> bool:
@@ -202,8 +211,9 @@ class Memory:
         Returns
         -------
         bool
-            True if a computation of the value at the later binding gives the value of the variable. False if a call may
-            write to the variable or to an operand in between, or if a variable is unknown.
+            True if a computation of the value at the later binding gives the value of the variable.
+            False if a call may write to the variable or to an operand in between, or if a variable
+            is unknown.
         """
         if not self._writes:
             return True
@@ -237,7 +247,8 @@ class Memory:
         return bool(places & two)
 
     def writers_of(self, variables: Iterable[relax.Var]) -> set[GlobalVar | None]:
-        """Return the functions whose calls may write to variables; None represents any other call."""
+        """Return the functions whose calls may write to variables; None represents any other
+        call."""
         if not self._written:
             return set()
         classes = {self._find(leaf) for v in variables for leaf in leaves(self._trees.get(v))}
@@ -274,7 +285,8 @@ class Memory:
                     branches = value.true_branch, value.false_branch
                     tree = self._merged([self._walk(branch, scope) for branch in branches])
                 elif isinstance(value, relax.Function):
-                    # A call of a local function may write to all captured variables. The function may call itself.
+                    # A call of a local function may write to all captured variables. The function
+                    # may call itself.
                     tree = self._merged([self._tree(v) for v in relax.analysis.free_vars(value)])
                     self._trees[variable] = tree
                     self._scopes += 1
@@ -363,14 +375,16 @@ class Memory:
 
 
 def is_name(value: relax.Expr) -> bool:
-    """Tell whether a value only names existing tensors: a variable, a tuple, an element of a tuple, or a reshape."""
+    """Tell whether a value only names existing tensors: a variable, a tuple, an element of a tuple,
+    or a reshape."""
     if type(value) is relax.Call:
         return _is_reshape(value)
     return isinstance(value, (relax.Var, relax.Tuple, relax.TupleGetItem))
 
 
 def named_by(value: relax.Expr, named: dict):
-    """Return the tensors of a value for which :func:`is_name` is true: one tensor, nested lists, or None."""
+    """Return the tensors of a value for which :func:`is_name` is true: one tensor, nested lists, or
+    None."""
     if isinstance(value, relax.Var):
         return named.get(value)
     if isinstance(value, relax.Tuple):

@@ -1,4 +1,5 @@
-"""The specialization of a callee to its arguments: their extents, and the bindings of parameters to arguments."""
+"""The specialization of a callee to its arguments: their extents, and the bindings of parameters to
+arguments."""
 
 from __future__ import annotations
 
@@ -15,13 +16,16 @@ from .module import copy_with_new_vars, is_known
 def with_shapes(
     function: relax.Function, arguments: Sequence[relax.Expr], *, copied: bool = True
 ) -> relax.Function:
-    """Return a copy of a function with the extents of its (first) arguments in the place of its symbolic extents.
+    """Return a copy of a function with the extents of its (first) arguments in the place of its
+    symbolic extents.
 
-    If ``copied`` is False, a function without symbolic extents in the types of its parameters is returned itself.
+    If ``copied`` is False, a function without symbolic extents in the types of its parameters is
+    returned itself.
     """
     if not copied and not any(map(relax.analysis.tir_vars_in_type, _types(function))):
         return function
-    # The copy comes first, because it would also replace the variables in the extents of the arguments.
+    # The copy comes first, because it would also replace the variables in the extents of the
+    # arguments.
     function = copy_function(function)
     known: dict[tirx.Var, tirx.PrimExpr] = {}
     for param, argument in zip(function.params, arguments, strict=False):
@@ -83,7 +87,8 @@ def _without_extents(function: relax.Function, original: relax.Function) -> rela
 
 
 def _match(param, argument, known: dict) -> None:
-    """Add to ``known`` the extents of an argument's type that match the symbolic extents of a parameter's type."""
+    """Add to ``known`` the extents of an argument's type that match the symbolic extents of a
+    parameter's type."""
     if isinstance(param, relax.TupleType) and isinstance(argument, relax.TupleType):
         for pair in zip(param.fields, argument.fields, strict=True):
             _match(*pair, known)

@@ -14,8 +14,8 @@ def is_tensor(value: object) -> bool:
 def as_array(value: object) -> np.ndarray:
     """Return a tensor or the like of an array as an array of NumPy, which may share its memory.
 
-    Tensors of PyTorch may need a gradient, be strided, be on a device, and have the dtype bfloat16, which PyTorch cannot
-    convert to NumPy.
+    Tensors of PyTorch may need a gradient, be strided, be on a device, and have the dtype bfloat16,
+    which PyTorch cannot convert to NumPy.
     """
     if isinstance(value, tvm.runtime.Tensor):
         return value.numpy()

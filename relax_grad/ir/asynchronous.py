@@ -1,9 +1,11 @@
-"""Collectives that run beside later calls: a call that starts one, and a call that waits for its result.
+"""Collectives that run beside later calls: a call that starts one, and a call that waits for its
+result.
 
-The compiled function calls two functions of the runtime. ``start_allreduce`` copies its operand, and returns a tensor that has no
-values yet, which only ``wait`` may take. ``wait`` returns the same tensor with its values. Both count as pure: the order of a
-start and its wait is that of a producer and its consumer, and the runtime owns the memory. Passes may move a start as any call, and
-a wait to a later place only, because a worker computes nothing while it waits.
+The compiled function calls two functions of the runtime. ``start_allreduce`` copies its operand,
+and returns a tensor that has no values yet, which only ``wait`` may take. ``wait`` returns the same
+tensor with its values. Both count as pure: the order of a start and its wait is that of a producer
+and its consumer, and the runtime owns the memory. Passes may move a start as any call, and a wait
+to a later place only, because a worker computes nothing while it waits.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def start_allreduce(x: relax.Expr, kind: str, *, of_peers: bool = False) -> rela
     kind : str
         ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``.
     of_peers : bool
-        Whether the tensor is reduced over the workers that have the same place in each group, and not over all workers.
+        Whether the tensor is reduced over the workers that have the same place in each group, and
+        not over all workers.
     """
     among = PEERS if of_peers else WORLD
     return relax.op.call_pure_packed(START, x, kind, among, ty_args=x.ty)
@@ -42,12 +45,14 @@ def wait(started: relax.Expr) -> relax.Call:
 
 
 def is_start(value: relax.Expr) -> bool:
-    """Tell whether a value is a call of :func:`start_allreduce`, before or after the lowering of packed calls."""
+    """Tell whether a value is a call of :func:`start_allreduce`, before or after the lowering of
+    packed calls."""
     return _calls(value, START)
 
 
 def is_wait(value: relax.Expr) -> bool:
-    """Tell whether a value is a call of :func:`wait`, before or after the lowering of packed calls."""
+    """Tell whether a value is a call of :func:`wait`, before or after the lowering of packed
+    calls."""
     return _calls(value, WAIT)
 
 

@@ -1,7 +1,7 @@
 """The bindings of a function: traversal, operands, and rewrites.
 
-Loops over an array of TVM are over a slice of it, ``array[:]``. The slice is a list, which takes a sixth of the time of the
-array's own iterator.
+Loops over an array of TVM are over a slice of it, ``array[:]``. The slice is a list, which takes a
+sixth of the time of the array's own iterator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def bindings_of(body: relax.Expr) -> Iterator[relax.Binding]:
 
 
 def expanded(bindings: Iterable[relax.Binding]) -> Iterator[relax.Binding]:
-    """Yield each binding in order. The bindings in the branches of a conditional come before its own binding."""
+    """Yield each binding in order. The bindings in the branches of a conditional come before its
+    own binding."""
     for binding in bindings:
         value = binding.value
         if type(value) is relax.If:  # isinstance takes several times as long for a class of TVM
@@ -32,7 +33,8 @@ def expanded(bindings: Iterable[relax.Binding]) -> Iterator[relax.Binding]:
 def used(value: relax.Expr) -> list[relax.Var]:
     """Return the variables that are operands of a value.
 
-    For a conditional, these are the variables in the results of its branches; for a function, the captured variables.
+    For a conditional, these are the variables in the results of its branches; for a function, the
+    captured variables.
     """
     used: list[relax.Var] = []
     _add_used(value, used)
@@ -63,7 +65,8 @@ def _add_used(value: relax.Expr, used: list[relax.Var]) -> None:
 
 
 def with_value(binding: relax.Binding, value: relax.Expr) -> relax.Binding:
-    """Return a binding of the same variable to another value; the same binding if the value is the same."""
+    """Return a binding of the same variable to another value; the same binding if the value is the
+    same."""
     if value.same_as(binding.value):
         return binding
     if isinstance(binding, relax.MatchCast):
@@ -100,8 +103,8 @@ def substitute(value: relax.Expr, known: dict[relax.Var, relax.Expr]) -> relax.E
 def without_unused(function: relax.Function) -> relax.Function:
     """Return a function without unused bindings, as ``relax.analysis.remove_all_unused`` does.
 
-    That function takes linear time in the size of the function for each unused binding. Therefore most of them are
-    removed here before it runs.
+    That function takes linear time in the size of the function for each unused binding. Therefore
+    most of them are removed here before it runs.
     """
     needed = set(relax.analysis.free_vars(function.body.body))
     blocks = []

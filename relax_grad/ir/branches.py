@@ -15,9 +15,9 @@ from .module import copy_with_new_vars, normalized
 def lift_branches(bb: relax.BlockBuilder, function: relax.Function, name: str) -> relax.Function:
     """Return a function whose conditionals only select the private function to call.
 
-    TVM plans the memory of a function as if each of its branches were taken. Storage that one branch allocates is
-    reused after the conditional and in other conditionals, and the process crashes if that branch was not taken. A
-    branch in a function of its own shares no storage.
+    TVM plans the memory of a function as if each of its branches were taken. Storage that one
+    branch allocates is reused after the conditional and in other conditionals, and the process
+    crashes if that branch was not taken. A branch in a function of its own shares no storage.
 
     Parameters
     ----------
@@ -54,7 +54,8 @@ def _lifted(bb: relax.BlockBuilder, block: relax.BindingBlock, name: str) -> rel
 
 
 def only_calls(branch: relax.SeqExpr) -> bool:
-    """Tell whether a branch allocates nothing: it only calls functions of the module or names variables."""
+    """Tell whether a branch allocates nothing: it only calls functions of the module or names
+    variables."""
     return all(
         isinstance(binding.value, relax.Var)
         or (isinstance(binding.value, relax.Call) and isinstance(binding.value.op, GlobalVar))
@@ -92,7 +93,8 @@ def copy_branch(branch: relax.SeqExpr) -> relax.SeqExpr:
 
 
 def without_effects(branch: relax.SeqExpr) -> relax.SeqExpr:
-    """Return a branch without the calls that have only side effects, so that it can be computed again.
+    """Return a branch without the calls that have only side effects, so that it can be computed
+    again.
 
     Raises
     ------

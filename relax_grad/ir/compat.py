@@ -17,13 +17,15 @@ import numpy as np
 #: The half-open range of ``apache-tvm`` releases that the package was tested with.
 TVM_RANGE = ((0, 26), (0, 28))
 
-#: ``apache-tvm-ffi`` releases from this one on break ``tvm.ir.save_json`` (it segfaults on any module).
+#: ``apache-tvm-ffi`` releases from this one on break ``tvm.ir.save_json`` (it segfaults on any
+#: module).
 FFI_BAD_FROM = (0, 1, 15)
 
 #: The requirement to install instead.
 FFI_REQUIREMENT = f"apache-tvm-ffi>=0.1.14.post0,<{'.'.join(map(str, FFI_BAD_FROM))}"
 
-#: With NumPy releases from this one on, ``relax.training.optimizer.Adam`` of these TVMs cannot initialise.
+#: With NumPy releases from this one on, ``relax.training.optimizer.Adam`` of these TVMs cannot
+#: initialise.
 NUMPY_BAD_FROM = (2, 3)
 
 
@@ -67,7 +69,8 @@ def check_versions(tvm_version: str, ffi_version: str | None) -> None:
             f"apache-tvm-ffi {ffi_version} crashes the process in tvm.ir.save_json with apache-tvm "
             f"{tvm_version}. Install the version that works: pip install '{FFI_REQUIREMENT}'",
             RuntimeWarning,
-            stacklevel=5,  # the line that imports relax_grad: the import system's frames do not count
+            # the line that imports relax_grad: the import system's frames do not count
+            stacklevel=5,
         )
 
 
@@ -162,11 +165,13 @@ def loaded_buffer(load: object) -> object:
 
 
 def dtype_of(tensor_type: tvm.relax.TensorType) -> str:
-    """Return the dtype of a tensor type as a string. Some types hold the dtype inside another type."""
+    """Return the dtype of a tensor type as a string. Some types hold the dtype inside another
+    type."""
     return str(getattr(tensor_type.dtype, "dtype", tensor_type.dtype))
 
 
-#: Whether ``tvm_ffi.structural_map`` supports Relax functions. In 0.26 they cannot be copied node by node.
+#: Whether ``tvm_ffi.structural_map`` supports Relax functions. In 0.26 they cannot be copied node
+#: by node.
 MAPS_FUNCTIONS = hasattr(tvm.tirx.op, "masked_load")  # 0.27 and later
 
 
@@ -202,8 +207,8 @@ def shapes_agree(actual: tvm.relax.Type, expected: tvm.relax.Type) -> bool:
 def shapes_may_differ(actual: tvm.relax.Type, expected: tvm.relax.Type) -> bool:
     """Tell whether two tensor types may differ in rank or in an extent.
 
-    Two extents that are each a symbol or a number differ unless they are provably equal. Other expressions differ only
-    if this is provable, because their equality cannot be proved in general.
+    Two extents that are each a symbol or a number differ unless they are provably equal. Other
+    expressions differ only if this is provable, because their equality cannot be proved in general.
     """
     if not all(isinstance(ty.shape, tvm.relax.ShapeExpr) for ty in (actual, expected)):
         return shapes_differ(actual, expected)
@@ -222,7 +227,8 @@ _LAYOUT_KEY = slayout("A").__tvm_ffi_type_info__.type_key
 
 
 def layout_decision(layout: str | None):
-    """Return ConvertLayout's record for a tensor: its axes in order, ``"ACDB"`` for NHWC that was NCHW.
+    """Return ConvertLayout's record for a tensor: its axes in order, ``"ACDB"`` for NHWC that was
+    NCHW.
 
     The layout of a 0-d tensor is ``""``, and that of a value that is no tensor is None.
     """
@@ -271,7 +277,8 @@ def replace_attrs(attrs, **changes):
 
 
 def types_differ(actual: tvm.relax.Type, expected: tvm.relax.Type) -> bool:
-    """Tell whether two types provably differ: one is no tensor, or the dtypes, ranks or extents differ."""
+    """Tell whether two types provably differ: one is no tensor, or the dtypes, ranks or extents
+    differ."""
     if isinstance(expected, tvm.relax.TupleType):
         return (
             not isinstance(actual, tvm.relax.TupleType)
@@ -292,7 +299,8 @@ def types_differ(actual: tvm.relax.Type, expected: tvm.relax.Type) -> bool:
 
 
 def applies_softmax(attrs: tvm.ir.Attrs) -> bool:
-    """Tell whether a multibox_transform_loc applies softmax to the scores. In 0.26 all of them do."""
+    """Tell whether a multibox_transform_loc applies softmax to the scores. In 0.26 all of them
+    do."""
     return bool(getattr(attrs, "apply_softmax", True))
 
 
@@ -320,11 +328,13 @@ def set_type(expr: tvm.relax.Expr, ty: tvm.relax.Type) -> None:
 
 
 def links_external_modules() -> bool:
-    """Tell whether the running ``tvm.relax.build``, if there is one, finds functions of external modules.
+    """Tell whether the running ``tvm.relax.build``, if there is one, finds functions of external
+    modules.
 
-    ``build`` does not pass its options to the pipeline, so that this function reads them from its frame on the stack.
-    Without the virtual machine's bytecode, only TVM's own functions are found. With another pipeline for tensor
-    functions, or for a system library, ``build`` must compile the functions itself.
+    ``build`` does not pass its options to the pipeline, so that this function reads them from its
+    frame on the stack. Without the virtual machine's bytecode, only TVM's own functions are found.
+    With another pipeline for tensor functions, or for a system library, ``build`` must compile the
+    functions itself.
     """
     code, frame = tvm.relax.vm_build.build.__code__, sys._getframe()
     while frame is not None and frame.f_code is not code:

@@ -20,8 +20,9 @@ _HIDDEN = "relax_grad.match_cast"
 def in_dataflow(function: relax.Function) -> relax.Function:
     """Return a function with as few blocks as possible, and without bindings that only rename.
 
-    If a ``match_cast`` equates an extent with one that was known before, TVM replaces one by the other from there on
-    and drops the check. Types then disagree with those of earlier values. Therefore these casts are hidden from TVM.
+    If a ``match_cast`` equates an extent with one that was known before, TVM replaces one by the
+    other from there on and drops the check. Types then disagree with those of earlier values.
+    Therefore these casts are hidden from TVM.
     """
     passes = tvm.transform.Sequential(
         [
@@ -38,7 +39,8 @@ def in_dataflow(function: relax.Function) -> relax.Function:
 
 
 def hide_checks(function: relax.Function) -> relax.Function:
-    """Return a function in which calls replace each ``match_cast`` to extents that are already known.
+    """Return a function in which calls replace each ``match_cast`` to extents that are already
+    known.
 
     TVM's functions that rename, bind or canonicalize would treat these extents as new ones.
     """
@@ -125,7 +127,8 @@ def with_changed_blocks(
         [relax.Function, Memory], Callable[[relax.DataflowBlock], relax.DataflowBlock]
     ],
 ) -> tvm.IRModule:
-    """Return a module with changed dataflow blocks in some functions, and without unused bindings in these.
+    """Return a module with changed dataflow blocks in some functions, and without unused bindings
+    in these.
 
     Parameters
     ----------
@@ -134,8 +137,8 @@ def with_changed_blocks(
     is_affected : Callable
         Tells whether a function may be changed.
     change : Callable
-        Takes such a function and the analysis of its writes. Returns a callable that takes a block and returns a
-        changed block or the same one.
+        Takes such a function and the analysis of its writes. Returns a callable that takes a block
+        and returns a changed block or the same one.
     """
     affected = {
         variable: function

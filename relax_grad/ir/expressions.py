@@ -12,7 +12,8 @@ from .module import is_buffer
 
 
 def loads(expr: tirx.PrimExpr) -> list:
-    """Return the loads in an expression or a statement, including loads in the indices of other loads."""
+    """Return the loads in an expression or a statement, including loads in the indices of other
+    loads."""
     nodes = []
     tvm_ffi.structural_walk(expr, (BufferLoad, nodes.append))
     return nodes
@@ -26,7 +27,8 @@ def variables(expr: tirx.PrimExpr) -> set[tirx.Var]:
 
 
 def are_equal(expr: tirx.PrimExpr, other: tirx.PrimExpr) -> bool:
-    """Tell whether two expressions have the same structure and buffers; TVM 0.26 ignores the buffers of loads."""
+    """Tell whether two expressions have the same structure and buffers; TVM 0.26 ignores the
+    buffers of loads."""
     return tvm_ffi.structural_equal(expr, other) and all(
         loaded_buffer(a).same_as(loaded_buffer(b))
         for a, b in zip(loads(expr), loads(other), strict=True)
@@ -34,7 +36,8 @@ def are_equal(expr: tirx.PrimExpr, other: tirx.PrimExpr) -> bool:
 
 
 def substitute(expr: tirx.PrimExpr, values: Mapping[tirx.Var, tirx.PrimExpr]):
-    """Return an expression or a statement with values in the place of variables, in the dtypes of these.
+    """Return an expression or a statement with values in the place of variables, in the dtypes of
+    these.
 
     A value must not contain variables that have values themselves: it would be replaced within.
     """
@@ -44,7 +47,8 @@ def substitute(expr: tirx.PrimExpr, values: Mapping[tirx.Var, tirx.PrimExpr]):
 
 
 def variable_rule(values: Mapping[tirx.Var, tirx.PrimExpr]) -> Callable:
-    """Return the rewrite rule that replaces variables by their values, cast to the dtype of the variable."""
+    """Return the rewrite rule that replaces variables by their values, cast to the dtype of the
+    variable."""
 
     def replaced(var):
         value = values.get(var)

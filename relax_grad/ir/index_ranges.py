@@ -1,7 +1,9 @@
-"""The ranges of indices that reach a function from its parameters, and the check of values against them.
+"""The ranges of indices that reach a function from its parameters, and the check of values against
+them.
 
-A parameter reaches an index through casts, shapes, slices, paddings, offsets, and selections such as those of ignored targets. Elements
-that take another way, such as a computation or a mask, are not known to be indices: they have no range.
+A parameter reaches an index through casts, shapes, slices, paddings, offsets, and selections such
+as those of ignored targets. Elements that take another way, such as a computation or a mask, are
+not known to be indices: they have no range.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ _SHAPES = frozenset(
 class IndexRange:
     """The range of the elements of a parameter that are indices.
 
-    An element ``v`` selects the element ``v + shift`` of an axis. It must be below its extent, and at least 0, or minus the extent if
-    negative indices count from the end.
+    An element ``v`` selects the element ``v + shift`` of an axis. It must be below its extent, and
+    at least 0, or minus the extent if negative indices count from the end.
 
     Attributes
     ----------
@@ -42,8 +44,8 @@ class IndexRange:
     ignored : tuple[int, ...]
         Further values that an element may have.
     slices : tuple[tuple[int, int, int], ...]
-        The elements that are indices, along each axis: the first one, the number of those behind the last one, and the step. Empty for
-        all elements.
+        The elements that are indices, along each axis: the first one, the number of those behind
+        the last one, and the step. Empty for all elements.
     """
 
     input: str
@@ -84,7 +86,8 @@ class IndexRange:
         wanted = f"must be from {low} to {high - 1}" if low < high else "cannot be an index"
         ignored = "".join(f" or the ignored {value}" for value in self.ignored)
         raise IndexError(
-            f"{name} is {value}, but it selects one of {extent} elements, and {wanted}{ignored}{remedy}"
+            f"{name} is {value}, but it selects one of {extent} elements, and "
+            f"{wanted}{ignored}{remedy}"
         )
 
 
@@ -92,8 +95,8 @@ class IndexRange:
 class _Part:
     """The elements of a parameter that a variable holds, with ``shift`` added.
 
-    While ``axes`` is not None, axis ``i`` of the variable has the elements ``first + step * k`` of axis ``i`` of the parameter; those
-    that the parameter does not have are a padding.
+    While ``axes`` is not None, axis ``i`` of the variable has the elements ``first + step * k`` of
+    axis ``i`` of the parameter; those that the parameter does not have are a padding.
     """
 
     input: str
@@ -108,7 +111,8 @@ class _Part:
     is_wrapped: bool = False
 
     def fixed(self, kind: relax.TensorType) -> _Part | None:
-        """Return the part for a variable with other axes; None if the slices depend on symbolic extents."""
+        """Return the part for a variable with other axes; None if the slices depend on symbolic
+        extents."""
         if self.axes is None:
             return self
         analyzer, slices = Analyzer(), []
@@ -127,7 +131,8 @@ class _Part:
 def index_ranges(
     module: tvm.IRModule, name: str, inputs: Collection[str]
 ) -> tuple[IndexRange, ...]:
-    """Return the ranges of the elements of a function's parameters that it uses as indices, or as classes.
+    """Return the ranges of the elements of a function's parameters that it uses as indices, or as
+    classes.
 
     Parameters
     ----------
@@ -222,7 +227,8 @@ def _uses(call: relax.Call, parts: list[_Part | None]) -> Iterator[IndexRange]:
 
 
 def _tested(call: relax.Call, part: _Part | None) -> Iterator[IndexRange]:
-    """Yield the range of an index of one of several axes: joined, they are compared with their extents."""
+    """Yield the range of an index of one of several axes: joined, they are compared with their
+    extents."""
     extent = _integer(call.args[1]) if call.op.name == "relax.greater_equal" else None
     if part is None or extent is None or not part.is_wrapped:
         return
@@ -284,7 +290,8 @@ def _sliced(part: _Part, call: relax.Call) -> _Part | None:
 
 
 def _selected(args: list, parts: list[_Part | None], values: Mapping) -> _Part | None:
-    """Return the part of ``where`` with a condition on the values of a part, such as those of ignored targets."""
+    """Return the part of ``where`` with a condition on the values of a part, such as those of
+    ignored targets."""
     test = values.get(args[0]) if isinstance(args[0], relax.Var) else args[0]
     if not isinstance(test, relax.Call) or not isinstance(test.op, tvm.ir.Op):
         return None

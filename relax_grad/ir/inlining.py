@@ -20,12 +20,13 @@ _Callees = Mapping[GlobalVar, relax.Function]
 def write_out_calls(
     function: relax.Function, callees: _Callees, moved: Collection[GlobalVar] = ()
 ) -> relax.Function:
-    """Return a function with the calls of callees inlined, also in branches and in the callees themselves.
+    """Return a function with the calls of callees inlined, also in branches and in the callees
+    themselves.
 
-    ``relax.Function.inline_functions`` replaces the callee's symbolic variables in the types that it infers again, but
-    not in shapes, in scalars and in the type arguments of calls. Here the extents of the arguments replace them
-    everywhere. If an argument is not known to have the type of its parameter, a ``match_cast`` checks it. A recursive
-    call stays a call.
+    ``relax.Function.inline_functions`` replaces the callee's symbolic variables in the types that
+    it infers again, but not in shapes, in scalars and in the type arguments of calls. Here the
+    extents of the arguments replace them everywhere. If an argument is not known to have the type
+    of its parameter, a ``match_cast`` checks it. A recursive call stays a call.
 
     Parameters
     ----------
@@ -34,7 +35,8 @@ def write_out_calls(
     callees : Mapping[GlobalVar, relax.Function]
         The functions whose calls are replaced.
     moved : Collection[GlobalVar]
-        The callees that are called once and then removed from the module. The caller takes over their variables.
+        The callees that are called once and then removed from the module. The caller takes over
+        their variables.
     """
     caller = GlobalVar("caller")  # a callee may have the caller's name
     plain = relax.transform.ToNonDataflow()(tvm.IRModule({caller: function, **callees}))

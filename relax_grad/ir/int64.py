@@ -1,8 +1,8 @@
 """Integers of expressions of TIR in 64 bits.
 
-Functions of TOPI count in 32 bits or in 64, and those with windows mix both. TVM's analyses do not look through casts.
-Arithmetic of loop variables does not overflow, so the wider computation has the same results. Arithmetic of data may
-overflow, and keeps its dtype.
+Functions of TOPI count in 32 bits or in 64, and those with windows mix both. TVM's analyses do not
+look through casts. Arithmetic of loop variables does not overflow, so the wider computation has the
+same results. Arithmetic of data may overflow, and keeps its dtype.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Layout strings, and the indices of tensors in these layouts.
 
-A capital letter is an axis. A number with a small letter is a part that is split off the axis of that name: in
-``"NCHW4c"`` channel ``c`` is stored at ``c // 4`` of the second axis and at ``c % 4`` of the last. Parts in brackets
-share an axis, and the last part varies fastest: ``"NCHW[2n4c]"``.
+A capital letter is an axis. A number with a small letter is a part that is split off the axis of
+that name: in ``"NCHW4c"`` channel ``c`` is stored at ``c // 4`` of the second axis and at ``c % 4``
+of the last. Parts in brackets share an axis, and the last part varies fastest: ``"NCHW[2n4c]"``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Layout:
     Attributes
     ----------
     axes : tuple[tuple[tuple[str, int], ...], ...]
-        The content of each axis of the stored tensor: the names of axes, each with the extent of the part that is split
-        off, or with 0 for the axis itself.
+        The content of each axis of the stored tensor: the names of axes, each with the extent of
+        the part that is split off, or with 0 for the axis itself.
     """
 
     axes: tuple[tuple[tuple[str, int], ...], ...]
@@ -41,7 +41,8 @@ class Layout:
     def together(cls, *texts: str) -> list[Layout]:
         """Parse the layouts of tensors with the same axes.
 
-        A part that all layouts split off in the same way becomes an axis of its own (``"c"``), and needs no arithmetic.
+        A part that all layouts split off in the same way becomes an axis of its own (``"c"``), and
+        needs no arithmetic.
         """
         layouts = [cls.of(text) for text in texts]
         alike = set.intersection(
@@ -61,7 +62,8 @@ class Layout:
         return {name: size for axis in self.axes for name, size in axis if size}
 
     def positions(self, names: Iterable[str]) -> list[int]:
-        """Return the positions of the named axes, without the parts that are split off, in the stored tensor."""
+        """Return the positions of the named axes, without the parts that are split off, in the
+        stored tensor."""
         return [self.axes.index(((name, 0),)) for name in names]
 
     def extents(self, shape: Sequence) -> dict:
@@ -88,7 +90,8 @@ class Layout:
         return at
 
     def stored(self, at: Index) -> list:
-        """Return the index in the stored tensor of the element with these indices along the axes."""
+        """Return the index in the stored tensor of the element with these indices along the
+        axes."""
         parts, index = self.parts, []
         for axis in self.axes:
             value = 0

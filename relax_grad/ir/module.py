@@ -32,15 +32,16 @@ IS_KERNEL = "relax_grad.is_kernel"
 #: The attributes of a scheduled tensor function. They also keep TVM's passes from changing it.
 SCHEDULED_ATTRS = {IS_SCHEDULED: True, "op_pattern": OPAQUE}
 
-#: The attribute of a function whose caller gives up arguments: pairs of the position of a parameter and of a field of the
-#: result, and perhaps places in them. Each tensor of the field may take the memory of the tensor at its place in the
-#: parameter, except those at these places.
+#: The attribute of a function whose caller gives up arguments: pairs of the position of a parameter
+#: and of a field of the result, and perhaps places in them. Each tensor of the field may take the
+#: memory of the tensor at its place in the parameter, except those at these places.
 DONATED = "relax_grad.donated"
 
 
 @contextlib.contextmanager
 def ending_blocks(builder: relax.BlockBuilder) -> Iterator[None]:
-    """End the blocks that an error leaves open, of which TVM would warn when the builder is freed."""
+    """End the blocks that an error leaves open, of which TVM would warn when the builder is
+    freed."""
     try:
         yield
     except BaseException:
@@ -74,7 +75,8 @@ def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
 
 
 def check_defined(mod: tvm.IRModule, function: relax.Function, name: str) -> None:
-    """Check that a function and its module define all names that it uses, and that it binds each variable once.
+    """Check that a function and its module define all names that it uses, and that it binds each
+    variable once.
 
     Raises
     ------
@@ -99,7 +101,8 @@ def check_defined(mod: tvm.IRModule, function: relax.Function, name: str) -> Non
 
 
 def diagnosis(mod: tvm.IRModule) -> str:
-    """Return TVM's reason why a module is not well-formed, after a colon; nothing if TVM finds no fault."""
+    """Return TVM's reason why a module is not well-formed, after a colon; nothing if TVM finds no
+    fault."""
     try:
         relax.analysis.well_formed(mod)
     except Exception as error:  # its class depends on the fault
@@ -109,7 +112,8 @@ def diagnosis(mod: tvm.IRModule) -> str:
 
 
 def _bound_twice(function: relax.Function) -> set[relax.Var]:
-    """Return the variables that occur more than once among the parameters and bindings of a function."""
+    """Return the variables that occur more than once among the parameters and bindings of a
+    function."""
     bound: set[relax.Var] = set()
     twice: set[relax.Var] = set()
     functions = [function]
@@ -134,7 +138,8 @@ def unused(name: str, taken: Collection[str]) -> str:
 def with_functions(
     mod: tvm.IRModule, functions: Mapping[str, tvm.ir.BaseFunc], without: Collection[str] = ()
 ) -> tvm.IRModule:
-    """Return a copy of a module with some functions added or replaced by name, and others removed."""
+    """Return a copy of a module with some functions added or replaced by name, and others
+    removed."""
     variables = {variable.name_hint: variable for variable in mod.get_global_vars()}
     kept = {
         variable: function
@@ -150,7 +155,8 @@ def with_functions(
 def normalized(
     params: Sequence[relax.Var], body: relax.Expr, bb: relax.BlockBuilder | None = None
 ) -> relax.Expr:
-    """Return the body of a function with these parameters in normal form, with types for its bindings."""
+    """Return the body of a function with these parameters in normal form, with types for its
+    bindings."""
     bb = relax.BlockBuilder() if bb is None else bb
     bb.begin_scope(list(params))
     body = bb.normalize(body)
@@ -159,10 +165,11 @@ def normalized(
 
 
 def copy_with_new_vars(function: relax.Function, kept: Collection[tirx.Var] = ()) -> relax.Function:
-    """Return a copy of a function with new variables, also for symbolic extents, except those in ``kept``.
+    """Return a copy of a function with new variables, also for symbolic extents, except those in
+    ``kept``.
 
-    TVM's function of this name cannot keep variables, and does not support extents with a condition, such as those of
-    ``x[:n - 1]``.
+    TVM's function of this name cannot keep variables, and does not support extents with a
+    condition, such as those of ``x[:n - 1]``.
     """
     if not kept and not has_conditions(function):
         return relax.utils.copy_with_new_vars(function)
@@ -184,7 +191,8 @@ def copy_with_new_vars(function: relax.Function, kept: Collection[tirx.Var] = ()
 
 
 def has_conditions(function: tvm.ir.BaseFunc) -> bool:
-    """Tell whether the extents or values of a function have conditions; False if TVM cannot map Relax functions."""
+    """Tell whether the extents or values of a function have conditions; False if TVM cannot map
+    Relax functions."""
     if not MAPS_FUNCTIONS:
         return False
     selections = []
@@ -206,7 +214,8 @@ def is_buffer(param: tirx.Var) -> bool:
 
 
 def short_name(call: relax.Call) -> str:
-    """Return the last part of the name of a call's operator, such as ``conv2d`` for ``relax.nn.conv2d``."""
+    """Return the last part of the name of a call's operator, such as ``conv2d`` for
+    ``relax.nn.conv2d``."""
     return call.op.name.rpartition(".")[2]
 
 

@@ -1,4 +1,5 @@
-"""Checks of the results of gradient rules against the types of the arguments, with errors that name the place."""
+"""Checks of the results of gradient rules against the types of the arguments, with errors that name
+the place."""
 
 from __future__ import annotations
 
@@ -41,11 +42,12 @@ def check_partial(
     is_wanted: Callable[[relax.Expr], bool] = lambda argument: True,
     fits: Callable[[relax.Type, relax.Type], bool] | None = None,
 ) -> relax.Expr:
-    """Normalize the partial that a rule returns for an argument, and reject one that cannot be its gradient.
+    """Normalize the partial that a rule returns for an argument, and reject one that cannot be its
+    gradient.
 
-    In a literal tuple, only the elements whose gradients are wanted are checked. ``fits`` takes the types of a partial
-    and of an argument, and tells whether the partial has the type of a gradient. By default all possible types are
-    accepted.
+    In a literal tuple, only the elements whose gradients are wanted are checked. ``fits`` takes the
+    types of a partial and of an argument, and tells whether the partial has the type of a gradient.
+    By default all possible types are accepted.
     """
     if not isinstance(partial, relax.Expr):
         raise GradientError(
@@ -57,8 +59,8 @@ def check_partial(
     if isinstance(partial, relax.Tuple) and isinstance(argument, relax.Tuple):
         if len(partial.fields) != len(argument.fields):
             raise GradientError(
-                f"the gradient of a tuple of {len(argument.fields)} elements must have as many, but it has "
-                f"{len(partial.fields)}"
+                f"the gradient of a tuple of {len(argument.fields)} elements must have as many, "
+                f"but it has {len(partial.fields)}"
             )
         pairs = zip(partial.fields, argument.fields, strict=True)
         fields = [check_partial(ctx, *pair, is_wanted, fits) for pair in pairs]
@@ -72,7 +74,8 @@ def check_partial(
 
 
 def _may_be_gradient(actual: relax.Type, argument: relax.Type) -> bool:
-    """Tell whether a value of the found type may be the gradient of an argument, as far as is known."""
+    """Tell whether a value of the found type may be the gradient of an argument, as far as is
+    known."""
     if isinstance(actual, relax.ObjectType):
         return True
     if isinstance(argument, relax.TupleType):

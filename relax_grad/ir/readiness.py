@@ -12,7 +12,8 @@ from .bindings import used
 def in_order_of_readiness(
     bindings: Sequence[relax.Binding], wanted: Collection[relax.Var], kept: Collection[relax.Var]
 ) -> list[relax.Binding]:
-    """Return bindings in an order in which those that serve one of the wanted results only come directly behind their operands.
+    """Return bindings in an order in which those that serve one of the wanted results only come
+    directly behind their operands.
 
     All other bindings keep their order.
 
@@ -47,7 +48,8 @@ def in_order_of_readiness(
 def _served(
     bindings: Sequence[relax.Binding], wanted: set[relax.Var], kept: Collection[relax.Var]
 ) -> list[bool]:
-    """Tell for each binding whether exactly one of the wanted results depends on it, and nothing else."""
+    """Tell for each binding whether exactly one of the wanted results depends on it, and nothing
+    else."""
     several = object()
     serves: dict[relax.Var, object] = dict.fromkeys(kept, several)
     is_single = [False] * len(bindings)

@@ -1,4 +1,5 @@
-"""The setting of a training step that decides the results of its forward pass that are kept for its backward pass."""
+"""The setting of a training step that decides the results of its forward pass that are kept for its
+backward pass."""
 
 from __future__ import annotations
 
@@ -24,14 +25,16 @@ POLICIES = (
 )
 
 
-#: The callables by the names that stand for them in attributes, which cannot hold functions of Python.
+#: The callables by the names that stand for them in attributes, which cannot hold functions of
+#: Python.
 _CALLABLES: dict[str, Callable[[relax.Call], bool]] = {}
 
 _numbers = itertools.count()
 
 
 def as_attribute(remat: str | int | Callable) -> str | int:
-    """Return the value of the attribute for a setting. That of a callable is valid in this process."""
+    """Return the value of the attribute for a setting. That of a callable is valid in this
+    process."""
     if not callable(remat):
         return remat
     name = f"{getattr(remat, '__name__', 'callable')}:{next(_numbers)}"
@@ -40,7 +43,8 @@ def as_attribute(remat: str | int | Callable) -> str | int:
 
 
 def from_attribute(value: object) -> str | int | Callable:
-    """Return the setting of an attribute, or raise ValueError if it is a callable of another process."""
+    """Return the setting of an attribute, or raise ValueError if it is a callable of another
+    process."""
     if not isinstance(value, str):
         return int(value)
     if value in (AUTO, *POLICIES):

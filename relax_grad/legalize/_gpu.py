@@ -1,12 +1,12 @@
 """GPU schedules for functions that TVM's default rules for reductions misclassify.
 
-TVM's default GPU pipeline (dlight) tries its rules for matrix products and reductions before the rule that
-accepts any kernel. These rules misclassify some of our kernels, which ends in an error or in a kernel that does
-not compile. So the legalizations of these kernels bind the threads themselves, and dlight leaves them
-alone.
+TVM's default GPU pipeline (dlight) tries its rules for matrix products and reductions before the
+rule that accepts any kernel. These rules misclassify some of our kernels, which ends in an error or
+in a kernel that does not compile. So the legalizations of these kernels bind the threads
+themselves, and dlight leaves them alone.
 
-One of these rules is also wrong: if a sum has a single term, it inlines the consumer of the sum into the
-initial value of the sum too (0.26 and 0.27).
+One of these rules is also wrong: if a sum has a single term, it inlines the consumer of the sum
+into the initial value of the sum too (0.26 and 0.27).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ..topi.util import is_static, on_gpu
 #: The threads of a block.
 _THREADS = 256
 
-#: Below this number of elements, and from this number of terms on, a block shares the sum of each element.
+#: Below this number of elements, and from this number of terms on, a block shares the sum of each
+#: element.
 _FEW, _MANY = 2**14, 2**10
 
 #: The combiners of TVM's reductions across threads.
@@ -37,7 +38,8 @@ def bind_threads(bb: relax.BlockBuilder, call: relax.Expr, *, always: bool = Tru
     bb : relax.BlockBuilder
         The builder that holds the function.
     call : relax.Expr
-        The result of ``bb.call_te``. TVM's legalizations return the call itself if they do not support it.
+        The result of ``bb.call_te``. TVM's legalizations return the call itself if they do not
+        support it.
     always : bool
         False leaves a function to TVM's rules unless it has a sum of a single term.
 
@@ -55,8 +57,9 @@ def bind_threads(bb: relax.BlockBuilder, call: relax.Expr, *, always: bool = Tru
 def keep_apart(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
     """Keep a sum over some axes from being fused with its producer, if it is for a GPU.
 
-    TVM's rule for matrix-vector products misidentifies every sum of a product of two tensors, whatever their
-    axes, and fails an assertion if the axes do not fit. It does not match a sum of a single tensor.
+    TVM's rule for matrix-vector products misidentifies every sum of a product of two tensors,
+    whatever their axes, and fails an assertion if the axes do not fit. It does not match a sum of a
+    single tensor.
 
     Parameters
     ----------
@@ -75,7 +78,8 @@ def keep_apart(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
 
 
 def _schedule(function: tirx.PrimFunc, always: bool) -> tirx.PrimFunc:
-    """Bind a thread to each element that a function computes, or a block to each sum that threads share.
+    """Bind a thread to each element that a function computes, or a block to each sum that threads
+    share.
 
     A function without a reduction stays as it is: TVM fuses it with others, and schedules it.
     """
@@ -90,7 +94,8 @@ def _schedule(function: tirx.PrimFunc, always: bool) -> tirx.PrimFunc:
 
 
 def _reduces(schedule: s_tir.Schedule, block) -> bool:
-    """Tell whether a block reduces, or contains a reduction over axes that depend on the element."""
+    """Tell whether a block reduces, or contains a reduction over axes that depend on the
+    element."""
     kinds, body = _kinds(schedule, block), schedule.get(block).body
     return tirx.IterVar.CommReduce in kinds or (bool(kinds) and isinstance(body, tirx.For))
 
@@ -112,7 +117,8 @@ def _kinds(schedule: s_tir.Schedule, block) -> list[int]:
 
 
 def _inlined(schedule: s_tir.Schedule, blocks: list) -> list:
-    """Inline the blocks that only move or map elements into their consumers; return the other blocks."""
+    """Inline the blocks that only move or map elements into their consumers; return the other
+    blocks."""
     return [block for block in blocks if not _inline(schedule, block)]
 
 
@@ -125,7 +131,8 @@ def _inline(schedule: s_tir.Schedule, block) -> bool:
 
 
 def _bind(schedule: s_tir.Schedule, block) -> None:
-    """Bind the loops of a block: those over its elements or, if threads share a sum, those of the sum."""
+    """Bind the loops of a block: those over its elements or, if threads share a sum, those of the
+    sum."""
     kinds, loops = _kinds(schedule, block), schedule.get_loops(block)
     if not loops:
         if not isinstance(schedule.get(block).body, tirx.BufferStore):
@@ -152,7 +159,8 @@ def _bind(schedule: s_tir.Schedule, block) -> None:
 
 
 def _shares_a_sum(schedule: s_tir.Schedule, block, spatial: list, reduced: list) -> bool:
-    """Tell whether a block of threads shares a sum: there is one element, or few elements with many terms."""
+    """Tell whether a block of threads shares a sum: there is one element, or few elements with many
+    terms."""
     body = schedule.get(block).body
     if not isinstance(getattr(body, "value", None), _SHARED):
         return False

@@ -20,8 +20,8 @@ EMPTY = (
 def stock(op_name: str) -> LegalizeRule:
     """Return TVM's own legalization of an operator.
 
-    It is read when a module is imported, before :func:`relax_grad.install` replaces it by that of relax_grad. Later,
-    a legalization that leaves some calls to TVM would call itself endlessly.
+    It is read when a module is imported, before :func:`relax_grad.install` replaces it by that of
+    relax_grad. Later, a legalization that leaves some calls to TVM would call itself endlessly.
     """
     return Op.get(op_name).get_attr("FLegalize")
 
@@ -45,8 +45,8 @@ def is_empty(call: relax.Call) -> bool:
 def zeros(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Return the result of a call that has no elements.
 
-    The function takes no argument. TVM turns a function from one empty tensor to another into a reshape, and reads the
-    extent 0 in its shape as "as in the data".
+    The function takes no argument. TVM turns a function from one empty tensor to another into a
+    reshape, and reads the extent 0 in its shape as "as in the data".
     """
     return bb.call_te(
         topi_util.zeros,
@@ -61,8 +61,8 @@ def zero_where_empty(
 ) -> relax.Expr:
     """Return a legalized sum of products, with 0 if one of these summed extents is 0.
 
-    The selection is a call of its own and fuses with the sum as its consumer. So TVM finds the sum in the form that
-    its schedules know.
+    The selection is a call of its own and fuses with the sum as its consumer. So TVM finds the sum
+    in the form that its schedules know.
     """
     return bb.call_te(
         topi_util.fill_where_empty,

@@ -1,4 +1,5 @@
-"""Legalization of element-wise functions of two or more arguments, for which TVM's is wrong or missing."""
+"""Legalization of element-wise functions of two or more arguments, for which TVM's is wrong or
+missing."""
 
 from __future__ import annotations
 

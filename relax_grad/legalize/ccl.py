@@ -1,6 +1,7 @@
 """Legalization of the backward operators of collective communication.
 
-They are built from TVM's own collectives and the worker's number, which a call to the runtime returns.
+They are built from TVM's own collectives and the worker's number, which a call to the runtime
+returns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Legalization of the backward operators of convolution, and of the convolutions in every layout."""
+"""Legalization of the backward operators of convolution, and of the convolutions in every
+layout."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def _in_layouts(
 
 
 def _in_order(layout: str) -> str:
-    """Put D before H before W: TVM's convolution takes the spatial axes in the order of the layout."""
+    """Put D before H before W: TVM's convolution takes the spatial axes in the order of the
+    layout."""
     names = iter(spatial_names(layout, "NCOI"))
     return "".join(name if name in "NCOI" else next(names) for name in layout)
 
@@ -99,7 +101,8 @@ def _backward_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _scheduled(bb: relax.BlockBuilder, call: relax.Call, legalized: relax.Expr) -> relax.Expr:
-    """Bind the threads where channels are grouped: TVM's rule for reductions fails on their indices."""
+    """Bind the threads where channels are grouped: TVM's rule for reductions fails on their
+    indices."""
     return bind_threads(bb, legalized, always=int(call.attrs.groups) > 1)
 
 

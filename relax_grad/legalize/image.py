@@ -22,8 +22,8 @@ _STOCK_AFFINE_GRID = stock("relax.image.affine_grid")
 _STOCK_GRID_SAMPLE = stock("relax.image.grid_sample")
 
 _RESIZE_WRONG = (
-    "ignores out_dtype, computes float64 in float32, refuses an empty result, align_corners and regions of "
-    "one element, and nearest_neighbor of symbolic extents; {}"
+    "ignores out_dtype, computes float64 in float32, refuses an empty result, align_corners and "
+    "regions of one element, and nearest_neighbor of symbolic extents; {}"
 )
 
 
@@ -67,8 +67,8 @@ def _resize_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Exp
 
 @register_legalize(
     "relax.image.affine_grid",
-    corrects="refuses symbolic extents and align_corners for an extent of 1, and computes half precision "
-    "in half precision",
+    corrects="refuses symbolic extents and align_corners for an extent of 1, and computes half "
+    "precision in half precision",
 )
 def _affine_grid(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     size = shape_values(call.args[1])
@@ -98,8 +98,9 @@ def _affine_grid_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> rela
 
 @register_legalize(
     "relax.image.grid_sample",
-    corrects="divides by zero in reflection with align_corners at an extent of 1, computes coordinates of "
-    "half precision in half precision, and returns the grid's dtype where it is wider than the data's",
+    corrects="divides by zero in reflection with align_corners at an extent of 1, computes "
+    "coordinates of half precision in half precision, and returns the grid's dtype "
+    "where it is wider than the data's",
 )
 def _grid_sample(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, grid = call.args

@@ -48,7 +48,8 @@ def _strided_slice(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @functools.cache
 def _stock_clips_begin() -> bool:
-    """Tell whether topi.strided_slice counts a negative begin from a symbolic end, as from 0.27 on."""
+    """Tell whether topi.strided_slice counts a negative begin from a symbolic end, as from 0.27
+    on."""
     extent = tirx.Var("extent", "int64")
     data = te.placeholder((extent,), name="data")
     sliced = topi.strided_slice(
@@ -74,8 +75,8 @@ def _strided_slice_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> re
 
 @register_legalize(
     "relax.dynamic_strided_slice",
-    corrects="reads out of bounds for a negative begin, divides by a stride of 0, and returns negative "
-    "extents where end lies before begin",
+    corrects="reads out of bounds for a negative begin, divides by a stride of 0, and returns "
+    "negative extents where end lies before begin",
 )
 def _dynamic_strided_slice(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     x, begin, end, strides = call.args

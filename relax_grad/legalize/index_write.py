@@ -37,8 +37,8 @@ def _scatter_elements(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize(
     "relax.scatter_nd",
-    corrects="writes out of bounds for negative and for large indices, and accumulates half precision "
-    "in half precision",
+    corrects="writes out of bounds for negative and for large indices, and accumulates half "
+    "precision in half precision",
 )
 def _scatter_nd(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if _is_left_to_tvm(call):
@@ -50,8 +50,9 @@ def _scatter_nd(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize(
     "relax.index_put",
-    corrects="writes out of bounds for indices outside the data, reads out of bounds for values that are "
-    "broadcast, writes equal indices from several threads at once, and refuses symbolic indices",
+    corrects="writes out of bounds for indices outside the data, reads out of bounds for values "
+    "that are broadcast, writes equal indices from several threads at once, and "
+    "refuses symbolic indices",
 )
 def _index_put(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, indices, values = call.args

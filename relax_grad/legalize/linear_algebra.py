@@ -1,4 +1,5 @@
-"""Legalization of linear algebra: the backward operators, and matmul and einsum, for which TVM's are wrong."""
+"""Legalization of linear algebra: the backward operators, and matmul and einsum, for which TVM's
+are wrong."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def _matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize(
     "relax.einsum",
-    corrects="accumulates half precision in half precision, leaves a sum over an empty axis undefined, "
-    "and refuses to sum over an ellipsis",
+    corrects="accumulates half precision in half precision, leaves a sum over an empty axis "
+    "undefined, and refuses to sum over an ellipsis",
 )
 def _einsum(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     (operands,) = call.args

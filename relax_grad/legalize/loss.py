@@ -1,4 +1,5 @@
-"""Legalization of the losses (nll_loss, cross_entropy_with_logits) and of their backward operators."""
+"""Legalization of the losses (nll_loss, cross_entropy_with_logits) and of their backward
+operators."""
 
 from __future__ import annotations
 

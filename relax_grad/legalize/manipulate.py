@@ -1,4 +1,5 @@
-"""Legalization of data-movement operators for which TVM's is insufficient, and of their backward operators.
+"""Legalization of data-movement operators for which TVM's is insufficient, and of their backward
+operators.
 
 The operators that join, split and permute elements have modules of their own.
 """
@@ -56,7 +57,8 @@ def _repeat(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize(
     "relax.collapse_sum_to",
-    corrects="accumulates half precision in half precision and leaves a sum over an empty axis undefined",
+    corrects="accumulates half precision in half precision and leaves a sum over an empty axis "
+    "undefined",
 )
 def _collapse_sum_to(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _collapse_sum(bb, call.args[0], shape_values(call.args[1]))
@@ -64,7 +66,8 @@ def _collapse_sum_to(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize(
     "relax.collapse_sum_like",
-    corrects="accumulates half precision in half precision and leaves a sum over an empty axis undefined",
+    corrects="accumulates half precision in half precision and leaves a sum over an empty axis "
+    "undefined",
 )
 def _collapse_sum_like(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _collapse_sum(bb, call.args[0], shape_values(call.args[1].ty.shape))

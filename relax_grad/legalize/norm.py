@@ -151,7 +151,8 @@ def _row_statistics(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _group_norm_statistics(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Compute the statistics of the groups, and repeat them for each channel."""
     if topi_util.is_empty(call.args[0].ty.shape.values):
-        # Reshape misreads an extent of 0. Each channel of a group has the same statistics as the group: NaN, or none.
+        # Reshape misreads an extent of 0. Each channel of a group has the same statistics as the
+        # group: NaN, or none.
         return _row_statistics(bb, call)
     grouped, axes, channel = _grouped(bb, call)
     result = call.ty.fields[0].shape
@@ -338,7 +339,8 @@ def _compute(
 
 
 def _grouped(bb: relax.BlockBuilder, call: relax.Call) -> tuple[relax.Expr, list[int], int]:
-    """Return the data with its channels split into groups, the normalized axes of it, and the axis of the groups."""
+    """Return the data with its channels split into groups, the normalized axes of it, and the axis
+    of the groups."""
     data, attrs = call.args[0], call.attrs
     (channel,) = _axes(data, [attrs.channel_axis])
     groups, extents = int(attrs.num_groups), list(data.ty.shape.values)
@@ -350,10 +352,12 @@ def _grouped(bb: relax.BlockBuilder, call: relax.Call) -> tuple[relax.Expr, list
 def _moments(
     bb: relax.BlockBuilder, data: relax.Expr, axes: Sequence[int], center: bool = True
 ) -> tuple[relax.Expr | None, relax.Expr, relax.Expr]:
-    """Return mean, centered data and variance over the axes, which the mean and the variance keep with extent 1.
+    """Return mean, centered data and variance over the axes, which the mean and the variance keep
+    with extent 1.
 
-    Half precision is computed in float32. Without ``center``, the mean is taken to be 0 and returned as None. The
-    centered data is a variable of its own: a value with one use is fused with its consumer.
+    Half precision is computed in float32. Without ``center``, the mean is taken to be 0 and
+    returned as None. The centered data is a variable of its own: a value with one use is fused with
+    its consumer.
     """
 
     def average(expr):
@@ -372,7 +376,8 @@ def _mean_and_rstd(
     axes: Sequence[int],
     center: bool = True,
 ) -> list[relax.Expr]:
-    """Return the mean, if ``center``, and ``1 / sqrt(variance + epsilon)`` over the axes, kept with extent 1."""
+    """Return the mean, if ``center``, and ``1 / sqrt(variance + epsilon)`` over the axes, kept with
+    extent 1."""
     mean, _, variance = _moments(bb, data, axes, center)
     one = relax.const(1.0, dtype_of(variance.ty))
     rstd = bb.emit(op.divide(one, bb.emit(deviation(bb, variance, call.attrs.epsilon))))

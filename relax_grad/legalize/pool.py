@@ -58,7 +58,8 @@ def _to_out_layout(
     layout, out_layout = call.attrs.layout, call.attrs.out_layout
     if layout == out_layout and "[" not in layout:
         legalized = _STOCK[call.op.name](bb, call)
-        # TVM's GPU rules do not schedule windows of several sizes; the function would run on the host.
+        # TVM's GPU rules do not schedule windows of several sizes; the function would run on the
+        # host.
         return bind_threads(bb, legalized, always=is_adaptive)
     if "[" in layout:  # TVM treats each of the parts in brackets as an axis
         whole = Layout.of(layout)

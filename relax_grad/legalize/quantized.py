@@ -41,7 +41,8 @@ def _product(
     scale: relax.Expr,
     zero_point: list[relax.Expr],
 ) -> relax.Expr:
-    """Return the product; floating-point numbers of other dtypes are cast to that of the accumulator first."""
+    """Return the product; floating-point numbers of other dtypes are cast to that of the
+    accumulator first."""
     dtype = dtype_of(data.ty)
     wide = accumulation_dtype(dtype)
     floats = [each for each in (data, scale, *zero_point) if "float" in dtype_of(each.ty)]

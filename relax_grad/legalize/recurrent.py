@@ -80,7 +80,8 @@ def _next_steps(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _call(bb: relax.BlockBuilder, call: relax.Call, function: Callable, *args) -> relax.Expr:
-    """Return the results of a function of tensors; half precision is computed by the operator in float32."""
+    """Return the results of a function of tensors; half precision is computed by the operator in
+    float32."""
     dtype = dtype_of(call.args[0].ty)
     wide = accumulation_dtype(dtype)
     if wide == dtype:

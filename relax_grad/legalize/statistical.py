@@ -15,7 +15,8 @@ from ._util import int_list, shape_values, stock
 
 _STOCK_MEDIAN = stock("relax.median")
 
-#: For each reduction, by its name without ``relax.``: its tensor expression over axes that may be empty, and its value over an empty axis.
+#: For each reduction, by its name without ``relax.``: its tensor expression over axes that may be
+#: empty, and its value over an empty axis.
 _REDUCTIONS = {
     "sum": (topi_statistical.sum, 0),
     "prod": (topi_statistical.prod, 1),
@@ -53,7 +54,8 @@ def _legalize_reduction(name: str) -> None:
         return scheduled(bb, call, result)
 
     def scheduled(bb: relax.BlockBuilder, call: relax.Call, result: relax.Expr) -> relax.Expr:
-        """Bind the threads of a reduction to a scalar; TVM schedules sums, and reductions over some of the axes."""
+        """Bind the threads of a reduction to a scalar; TVM schedules sums, and reductions over some
+        of the axes."""
         one = len(_extents(call)) == call.args[0].ty.ndim
         result = bind_threads(bb, result, always=one and op_name != "relax.sum")
         return result if one else keep_apart(bb, result)

@@ -23,8 +23,8 @@ def _roi_align(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize(
     "relax.vision.roi_pool",
-    corrects="reads out of bounds at a batch index outside the data, and reads all of the data for every "
-    "bin",
+    corrects="reads out of bounds at a batch index outside the data, and reads all of the data "
+    "for every bin",
 )
 def _roi_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _call(bb, topi_roi_pool.roi_pool, call)
@@ -36,7 +36,8 @@ def _call(bb: relax.BlockBuilder, function: Callable, call: relax.Call) -> relax
 
 
 def _register(function: Callable) -> None:
-    """Register a tensor expression as the legalization of the backward operator of the same name."""
+    """Register a tensor expression as the legalization of the backward operator of the same
+    name."""
     register_legalize(f"relax.grad.{function.__name__}")(lambda bb, call: _call(bb, function, call))
 
 

@@ -1,4 +1,5 @@
-"""Backward operators and operators that control differentiation: declaration, type inference and builder."""
+"""Backward operators and operators that control differentiation: declaration, type inference and
+builder."""
 
 from . import (
     activation,

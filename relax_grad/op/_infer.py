@@ -26,21 +26,21 @@ def infer_data(
 ) -> relax.TensorType:
     """Check the output gradient against the type inference of the forward operator.
 
-    The backward operator takes the output gradient, then the shape of the data, which is also the shape of its
-    result, and then the other arguments of the forward operator.
+    The backward operator takes the output gradient, then the shape of the data, which is also the
+    shape of its result, and then the other arguments of the forward operator.
 
     Parameters
     ----------
     call, ctx
         As for a type inference.
     forward : str or Callable
-        The forward operator. If its other arguments differ from those of ``call``, a function that builds its call
-        from the data.
+        The forward operator. If its other arguments differ from those of ``call``, a function that
+        builds its call from the data.
     shape_name : str
         The name of the shape argument.
     if_known : bool
-        True skips the check if the shape is unknown: for a forward operator whose result type TVM does not infer, or
-        infers too specifically, from a rank alone.
+        True skips the check if the shape is unknown: for a forward operator whose result type TVM
+        does not infer, or infers too specifically, from a rank alone.
 
     Returns
     -------
@@ -63,7 +63,8 @@ def infer_data(
 def type_of_argument(
     call: relax.Call, index: int, name: str, like: relax.TensorType, dtype: str | None = None
 ) -> relax.TensorType:
-    """Return the type of a tensor whose shape is an argument, with the device, and by default the dtype, of ``like``.
+    """Return the type of a tensor whose shape is an argument, with the device, and by default the
+    dtype, of ``like``.
 
     Raises
     ------
@@ -88,7 +89,8 @@ def type_of_shape(
 
 
 def forward_type(call: relax.Call, ctx: relax.BlockBuilder, forward: relax.Call) -> relax.Type:
-    """Return the type that TVM infers for the forward operator, to check a backward call's arguments against.
+    """Return the type that TVM infers for the forward operator, to check a backward call's
+    arguments against.
 
     Raises
     ------
@@ -142,8 +144,8 @@ def check_shape(
 ) -> None:
     """Check that a gradient has the shape of the forward operator's result.
 
-    The code that computes the gradient uses the extents of one for those of the other, so symbols must be the same.
-    Unknown shapes, and expressions that may be equal, are left to run time.
+    The code that computes the gradient uses the extents of one for those of the other, so symbols
+    must be the same. Unknown shapes, and expressions that may be equal, are left to run time.
 
     Raises
     ------

@@ -1,25 +1,27 @@
 """Layout inference of operators for ``relax.transform.ConvertLayout``.
 
 The pass walks over a dataflow block once and tracks the current order of the axes of each tensor.
-The axes of a tensor of rank 4 are ``"ABCD"`` in the order of the program. ``"ACDB"`` says that the second
-axis is now the last: an ``NCHW`` tensor has become ``NHWC``. The layout inference of an operator takes the
-layouts of its arguments. It returns the layouts that the call takes, the layout of its result, and the
-attributes and shapes that change. Around every operator without layout inference the pass restores the
-order of the program.
+The axes of a tensor of rank 4 are ``"ABCD"`` in the order of the program. ``"ACDB"`` says that the
+second axis is now the last: an ``NCHW`` tensor has become ``NHWC``. The layout inference of an
+operator takes the layouts of its arguments. It returns the layouts that the call takes, the layout
+of its result, and the attributes and shapes that change. Around every operator without layout
+inference the pass restores the order of the program.
 
 Most operators register themselves in one line, in the module that declares them:
 
 - :func:`follow_elementwise` for an operator that is element-wise in tensors that broadcast;
-- :func:`follow_axis` for an operator with an attribute that names one axis or several, and optionally
-  small tensors along these axes that keep their order::
+- :func:`follow_axis` for an operator with an attribute that names one axis or several, and
+  optionally small tensors along these axes that keep their order::
 
       follow_axis("relax.grad.batch_norm_backward_data", full=(0, 1))  # its attribute is "axis"
 
 - :func:`follow_layout_attrs` for an operator that has the layout itself as an attribute;
-- :func:`follow_shape` for an operator that takes a tensor and the shape of its result, of equal rank.
+- :func:`follow_shape` for an operator that takes a tensor and the shape of its result, of equal
+  rank.
 
-Any other operator has a rule of its own, under :func:`layout_rule`. A rule only handles permutations of axes:
-a tensor with axes that the pass has packed counts as one in the order of the program, and is unpacked.
+Any other operator has a rule of its own, under :func:`layout_rule`. A rule only handles
+permutations of axes: a tensor with axes that the pass has packed counts as one in the order of the
+program, and is unpacked.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from ..registry import register_infer_layout
 class Converted:
     """The result of layout inference for a call.
 
-    The layout of a tensor is a string, that of a tuple is a list, and that of anything else is None.
+    The layout of a tensor is a string, that of a tuple is a list, and that of anything else is
+    None.
 
     Attributes
     ----------
@@ -90,11 +93,12 @@ def layout_rule(*op_names: str) -> Callable[[LayoutRule], LayoutRule]:
 
 
 def follow_elementwise(*op_names: str) -> None:
-    """Register operators that are element-wise in all of their tensors, which broadcast to the result.
+    """Register operators that are element-wise in all of their tensors, which broadcast to the
+    result.
 
-    The result may also be the sum over axes along which an argument was broadcast. Other arguments and
-    attributes must not name axes of the tensors. The layout is that of the first tensor that is not in
-    the order of the program.
+    The result may also be the sum over axes along which an argument was broadcast. Other arguments
+    and attributes must not name axes of the tensors. The layout is that of the first tensor that is
+    not in the order of the program.
     """
 
     @layout_rule(*op_names)
@@ -124,8 +128,9 @@ def follow_axis(
     *op_names : str
         The operators.
     full : Sequence[int]
-        The positions of the tensors that have the axes that the attributes count. The layout is that of the
-        first of them that is not in the order of the program; other tensors keep their order.
+        The positions of the tensors that have the axes that the attributes count. The layout is
+        that of the first of them that is not in the order of the program; other tensors keep their
+        order.
     axes : Sequence[str]
         The attributes: each is an integer, a list of them, or None.
     result : bool
@@ -148,7 +153,8 @@ def follow_axis(
 def follow_layout_attrs(
     *op_names: str, leader: int = 0, full: Sequence[int] = (0, 1), shape: int | None = None
 ) -> None:
-    """Register operators with the layout as an attribute, and optionally the result's layout as another.
+    """Register operators with the layout as an attribute, and optionally the result's layout as
+    another.
 
     Parameters
     ----------
@@ -188,8 +194,8 @@ def follow_shape(
     *op_names : str
         The operators.
     attrs : Callable, optional
-        Takes the call and its layout, and returns the attributes that change, or None if the call must keep
-        its tensors in the order of the program.
+        Takes the call and its layout, and returns the attributes that change, or None if the call
+        must keep its tensors in the order of the program.
     """
 
     @layout_rule(*op_names)
@@ -215,9 +221,11 @@ def is_first(layout: str) -> bool:
 
 
 def chosen(layouts: Sequence[str]) -> str:
-    """Return the layout that tensors should share; for tensors of several ranks, that of the highest rank.
+    """Return the layout that tensors should share; for tensors of several ranks, that of the
+    highest rank.
 
-    It is the first one that differs from the order of the program: tensors in that order are at the edges.
+    It is the first one that differs from the order of the program: tensors in that order are at the
+    edges.
     """
     ndim = max(map(len, layouts), default=0)
     return next(
@@ -256,7 +264,8 @@ def moved(values: Sequence, layout: str) -> list:
 
 
 def moved_axes(axes: int | Sequence[int] | None, layout: str):
-    """Return the positions of axes of the program in a layout: an integer for one, a list for several."""
+    """Return the positions of axes of the program in a layout: an integer for one, a list for
+    several."""
     if axes is None:
         return None
     places = axes_of(layout)
@@ -276,7 +285,8 @@ def moved_shape(call: relax.Call, position: int, layout: str) -> dict[int, relax
 
 
 def _written_out(call: relax.Call) -> dict[int, relax.Expr]:
-    """Return the shapes that a call reads off tensors, as shape expressions, if their extents are known.
+    """Return the shapes that a call reads off tensors, as shape expressions, if their extents are
+    known.
 
     Otherwise the pass would restore the order of such a tensor's axes only for its shape.
     """

@@ -1,7 +1,7 @@
 """The attributes of the normalisations.
 
-The operators of their statistics and of their gradients have the same attributes. Each function takes the attributes as
-the builder in ``relax.op.nn`` does, without the tensors.
+The operators of their statistics and of their gradients have the same attributes. Each function
+takes the attributes as the builder in ``relax.op.nn`` does, without the tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Type inference of the backward operators of the normalisations, and of the operators of their statistics."""
+"""Type inference of the backward operators of the normalisations, and of the operators of their
+statistics."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def infer_batch_norm_backward_data(call: relax.Call, ctx: relax.BlockBuilder) ->
 
 
 def infer_batch_norm_backward_gamma(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    """Return the type of the gradient of gamma: an element for each channel, in the dtype of ``rstd``."""
+    """Return the type of the gradient of gamma: an element for each channel, in the dtype of
+    ``rstd``."""
     data, shape = _check_data(call)
     channels = _channels(call, data, shape)
     _check_extents(call, 2, channels)
@@ -47,7 +49,8 @@ def infer_instance_norm_backward_data(call: relax.Call, ctx: relax.BlockBuilder)
 
 
 def infer_instance_norm_backward_gamma(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    """Return the type of the gradient of gamma before it is summed over instances, in the dtype of ``rstd``."""
+    """Return the type of the gradient of gamma before it is summed over instances, in the dtype of
+    ``rstd``."""
     data, shape = _check_data(call)
     _in_range(call, "channel_axis", call.attrs.channel_axis, data)
     reduced = _reduced(shape, _axes(call, data))
@@ -93,20 +96,21 @@ def infer_instance_statistics(call: relax.Call, ctx: relax.BlockBuilder) -> rela
 
 
 def infer_group_statistics(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    """Return the type of mean and rstd over axes, which have extent 1, and over groups of channels."""
+    """Return the type of mean and rstd over axes, which have extent 1, and over groups of
+    channels."""
     data, shape = _float_data(call, 0)
     axis, groups = call.attrs.channel_axis, int(call.attrs.num_groups)
     channel = _in_range(call, "channel_axis", axis, data)
     if channel in _axes(call, data):
         raise ValueError(
-            f"{call.op.name}: axes must not contain the channel axis {axis} of data of {data.ndim} dimensions, but "
-            f"they are {call.attrs.axes}"
+            f"{call.op.name}: axes must not contain the channel axis {axis} of data of "
+            f"{data.ndim} dimensions, but they are {call.attrs.axes}"
         )
     channels = shape[channel]
     if groups < 1 or (isinstance(channels, tirx.IntImm) and int(channels) % groups):
         raise ValueError(
-            f"{call.op.name}: num_groups must be positive and divide the channels of data, whose type is {data}, "
-            f"but it is {groups}"
+            f"{call.op.name}: num_groups must be positive and divide the channels of data, whose "
+            f"type is {data}, but it is {groups}"
         )
     return infer_row_statistics(call, ctx)
 
@@ -118,7 +122,8 @@ def infer_root_mean_square(call: relax.Call, ctx: relax.BlockBuilder) -> relax.T
 
 
 def _float_data(call: relax.Call, index: int) -> tuple[relax.TensorType, Extents]:
-    """Return the type of the data, which is the argument at an index, and its extents, each None if unknown.
+    """Return the type of the data, which is the argument at an index, and its extents, each None if
+    unknown.
 
     Raises
     ------
@@ -147,8 +152,8 @@ def _check_data(call: relax.Call) -> tuple[relax.TensorType, Extents]:
     known = data.dtype is not None and output_grad.dtype is not None
     if known and dtype_of(data) != dtype_of(output_grad):
         raise TypeError(
-            f"{call.op.name}: output_grad must have the dtype of data, {dtype_of(data)}, but its type is "
-            f"{output_grad}"
+            f"{call.op.name}: output_grad must have the dtype of data, {dtype_of(data)}, but its "
+            f"type is {output_grad}"
         )
     check_shape(call, "output_grad", output_grad, data)
     return data, extents
@@ -171,8 +176,8 @@ def _in_range(call: relax.Call, name: str, axis: int, data: relax.TensorType) ->
     """Return an axis counted from the start."""
     if not -data.ndim <= int(axis) < data.ndim:
         raise ValueError(
-            f"{call.op.name}: {name} must lie in [{-data.ndim}, {data.ndim}) for data of {data.ndim} "
-            f"dimensions, but it is {getattr(call.attrs, name)}"
+            f"{call.op.name}: {name} must lie in [{-data.ndim}, {data.ndim}) for data of "
+            f"{data.ndim} dimensions, but it is {getattr(call.attrs, name)}"
         )
     return int(axis) % data.ndim
 
@@ -187,13 +192,15 @@ def _reduced(shape: Extents, axes: Sequence[int]) -> Extents:
 
 
 def _typed(extents: Extents, like: relax.TensorType, dtype: str | None = None) -> relax.TensorType:
-    """Return the type of a tensor of these extents, with the device of ``like`` and its dtype if None is given."""
+    """Return the type of a tensor of these extents, with the device of ``like`` and its dtype if
+    None is given."""
     unknown = any(extent is None for extent in extents)  # `in` would compare expressions
     return type_of_shape(like, None if unknown else extents, len(extents), dtype)
 
 
 def _widened(extents: Extents, like: relax.TensorType) -> relax.TensorType:
-    """Return the type of a tensor of these extents, with the dtype that ``like`` is accumulated in."""
+    """Return the type of a tensor of these extents, with the dtype that ``like`` is accumulated
+    in."""
     dtype = None if like.dtype is None else accumulation_dtype(dtype_of(like))
     return _typed(extents, like, dtype)
 

@@ -1,7 +1,7 @@
 """The backward operators of the activations.
 
-Only softmax and log_softmax have one: the gradients of the others are element-wise, and an operator would gain nothing
-over fusion.
+Only softmax and log_softmax have one: the gradients of the others are element-wise, and an operator
+would gain nothing over fusion.
 """
 
 from __future__ import annotations

@@ -29,8 +29,9 @@ def attention_weights(
 ) -> relax.Call:
     """Softmax over the keys that each query attends to.
 
-    ``relax.op.nn.softmax`` of masked scores needs a mask as large as the scores. No constant can be that mask
-    for symbolic extents or sequences of different lengths. It is also NaN where a query attends to no key.
+    ``relax.op.nn.softmax`` of masked scores needs a mask as large as the scores. No constant can be
+    that mask for symbolic extents or sequences of different lengths. It is also NaN where a query
+    attends to no key.
 
     Parameters
     ----------
@@ -46,8 +47,9 @@ def attention_weights(
     Returns
     -------
     result : relax.Call
-        The weights, of the type of the scores; half precision is computed in float32. A masked key has weight 0.
-        All keys have weight 0 if a query attends to none, or to none with a score above minus infinity.
+        The weights, of the type of the scores; half precision is computed in float32. A masked key
+        has weight 0. All keys have weight 0 if a query attends to none, or to none with a score
+        above minus infinity.
     """
     seqstarts = [seqstart for seqstart in (seqstart_q, seqstart_k) if seqstart is not None]
     attrs = op.nn.attention(scores, scores, scores, None, scale, causal_mask, window_size).attrs
@@ -81,7 +83,8 @@ def attention_backward(
     Returns
     -------
     result : relax.Call
-        The gradients, a tuple of the types of queries, keys and values; half precision is computed in float32.
+        The gradients, a tuple of the types of queries, keys and values; half precision is computed
+        in float32.
     """
     operands = [query, key, value, *([] if bias is None else [bias])]
     attrs = op.nn.attention(query, key, value, None, scale, causal_mask, window_size).attrs
@@ -105,12 +108,13 @@ def gradients(
 ) -> tuple[list[relax.Expr], relax.Expr]:
     """Emit the gradients of an attention call as a composition of operators.
 
-    With ``dp = o_grad @ v^T`` and ``ds = p * (dp - sum(dp * p))``, where the sum is over the keys, they are ``[scale *
-    ds @ k, scale * ds^T @ q, p^T @ o_grad]``. The last two are summed over the query heads that share a head of the
-    keys or of the values.
+    With ``dp = o_grad @ v^T`` and ``ds = p * (dp - sum(dp * p))``, where the sum is over the keys,
+    they are ``[scale * ds @ k, scale * ds^T @ q, p^T @ o_grad]``. The last two are summed over the
+    query heads that share a head of the keys or of the values.
 
-    The weights ``p`` are recomputed from ``q`` and ``k``, in float32 at least. ``sum(dp * p)`` is ``sum(o_grad * o)``
-    over the features, which saves two passes over tensors as large as the weights.
+    The weights ``p`` are recomputed from ``q`` and ``k``, in float32 at least. ``sum(dp * p)`` is
+    ``sum(o_grad * o)`` over the features, which saves two passes over tensors as large as the
+    weights.
 
     Parameters
     ----------
@@ -119,7 +123,8 @@ def gradients(
     call : relax.Call
         A call of ``relax.nn.attention``, ``attention_bias`` or ``attention_var_len``.
     output : relax.Expr or None
-        Its result, or None if the rounding error of the result is too large for ``sum(o_grad * o)``.
+        Its result, or None if the rounding error of the result is too large for
+        ``sum(o_grad * o)``.
     output_grad : relax.Expr
         The gradient with respect to the result.
 
@@ -155,7 +160,8 @@ def gradients(
 
 
 def inner_products(bb: relax.BlockBuilder, output: relax.Expr, grad: relax.Expr) -> relax.Expr:
-    """Emit the sums over the features of the result times its gradient, ``(batch, heads, queries, 1)``."""
+    """Emit the sums over the features of the result times its gradient,
+    ``(batch, heads, queries, 1)``."""
     inner = op.sum(op.multiply(grad, output), [3], keepdims=True)
     return bb.emit(op.permute_dims(inner, [0, 2, 1, 3]))
 
@@ -184,8 +190,8 @@ class Attention:
     Attributes
     ----------
     query : relax.Expr
-        The scaled queries, with the axis of the features before that of the positions: ``(batch, heads, features,
-        queries)``.
+        The scaled queries, with the axis of the features before that of the positions:
+        ``(batch, heads, features, queries)``.
     scale : relax.Expr
         The factor that the queries were scaled by.
     key, value : relax.Expr
@@ -259,8 +265,8 @@ def shared_by(expr: relax.Expr, heads: tirx.PrimExpr, axis: int = 1) -> int:
         return 1
     if not (isinstance(own, tirx.IntImm) and isinstance(heads, tirx.IntImm)):
         raise ValueError(
-            f"the number of heads must be the same, or constant, but the queries have {heads} and the "
-            f"keys or values {own}"
+            f"the number of heads must be the same, or constant, but the queries have {heads} "
+            f"and the keys or values {own}"
         )
     return int(heads) // int(own)
 
@@ -319,8 +325,8 @@ def _infer_attention_backward(call: relax.Call, ctx: relax.BlockBuilder) -> rela
     for name, kind in zip(names[:2], kinds, strict=False):
         if shapes_differ(kind, result):
             raise ValueError(
-                f"{call.op.name}: {name} must have the shape of the result of the attention, {result}, but its type "
-                f"is {kind}"
+                f"{call.op.name}: {name} must have the shape of the result of the attention, "
+                f"{result}, but its type is {kind}"
             )
     return relax.TupleType(kinds[2:5])
 
@@ -329,8 +335,8 @@ def _infer_attention_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax
     scores = tensor_type(call, 0, "scores")
     if scores.ndim != 4:
         raise ValueError(
-            f"{call.op.name}: scores must have the 4 dimensions (batch, heads, queries, keys), but its type "
-            f"is {scores}"
+            f"{call.op.name}: scores must have the 4 dimensions (batch, heads, queries, keys), "
+            f"but its type is {scores}"
         )
     if call.attrs.scale is not None:
         raise ValueError(
@@ -352,8 +358,8 @@ def _infer_attention_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax
             )
     if seqstarts and shapes_differ(*seqstarts):
         raise ValueError(
-            f"{call.op.name}: there must be as many sequences of queries as of keys, but the types of "
-            f"seqstart_q and seqstart_k are {seqstarts[0]} and {seqstarts[1]}"
+            f"{call.op.name}: there must be as many sequences of queries as of keys, but the "
+            f"types of seqstart_q and seqstart_k are {seqstarts[0]} and {seqstarts[1]}"
         )
     return scores
 

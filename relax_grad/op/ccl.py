@@ -1,7 +1,7 @@
 """The backward operators of collective communication.
 
-Each is the transpose of a forward operator that behaves differently on each worker, and is linear in the output
-gradient. On each worker it returns the gradient of the sum of all workers' functions.
+Each is the transpose of a forward operator that behaves differently on each worker, and is linear
+in the output gradient. On each worker it returns the gradient of the sum of all workers' functions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def allgather_backward_x(
 
 
 def broadcast_from_worker0_backward_x(output_grad: relax.Expr) -> relax.Call:
-    """Gradient of ccl.broadcast_from_worker0: the sum of the workers' gradients on worker 0, else 0.
+    """Gradient of ccl.broadcast_from_worker0: the sum of the workers' gradients on worker 0,
+    else 0.
 
     Parameters
     ----------
@@ -61,12 +62,14 @@ def broadcast_from_worker0_backward_x(output_grad: relax.Expr) -> relax.Call:
 def scatter_from_worker0_backward_x(
     output_grad: relax.Expr, x_shape: relax.Expr | Shape, num_workers: int, axis: int = 0
 ) -> relax.Call:
-    """Gradient of ccl.scatter_from_worker0: the workers' gradients concatenated on worker 0, else 0.
+    """Gradient of ccl.scatter_from_worker0: the workers' gradients concatenated on worker 0,
+    else 0.
 
     Parameters
     ----------
     output_grad : relax.Expr
-        The gradient with respect to the result of ``ccl.scatter_from_worker0(x, num_workers, axis)``.
+        The gradient with respect to the result of
+        ``ccl.scatter_from_worker0(x, num_workers, axis)``.
     x_shape : relax.Expr or Sequence[int or PrimExpr]
         The shape of ``x``.
     num_workers, axis
@@ -87,7 +90,8 @@ def scatter_from_worker0_backward_x(
 def redistribute_replica_to_shard_backward_input(
     output_grad: relax.Expr, input_shape: relax.Expr | Shape, num_workers: int, axis: int
 ) -> relax.Call:
-    """Gradient of dist.redistribute_replica_to_shard: the gradient at the worker's own shard, else 0.
+    """Gradient of dist.redistribute_replica_to_shard: the gradient at the worker's own shard,
+    else 0.
 
     Parameters
     ----------
@@ -114,8 +118,8 @@ def redistribute_replica_to_shard_backward_input(
 def copy_to_tensor_parallel(data: relax.Expr) -> relax.Call:
     """Pass a replicated tensor to computations that differ by worker.
 
-    It is the identity. Its gradient is :func:`reduce_from_tensor_parallel`: each worker's computation contributes a part of the
-    gradient of the one tensor that all workers have.
+    It is the identity. Its gradient is :func:`reduce_from_tensor_parallel`: each worker's
+    computation contributes a part of the gradient of the one tensor that all workers have.
 
     Parameters
     ----------
@@ -129,9 +133,10 @@ def copy_to_tensor_parallel(data: relax.Expr) -> relax.Call:
 
     Notes
     -----
-    Megatron-LM calls it ``copy_to_tensor_model_parallel_region``, and JAX ``pvary``. The gradients of ``ccl.allreduce`` are those
-    of the sum of all workers' functions. These two operators have the gradients of one function, which all workers compute together:
-    a replicated value counts once.
+    Megatron-LM calls it ``copy_to_tensor_model_parallel_region``, and JAX ``pvary``. The gradients
+    of ``ccl.allreduce`` are those of the sum of all workers' functions. These two operators have
+    the gradients of one function, which all workers compute together: a replicated value counts
+    once.
     """
     return relax.Call(Op.get("relax.grad.copy_to_tensor_parallel"), [data])
 
@@ -139,7 +144,8 @@ def copy_to_tensor_parallel(data: relax.Expr) -> relax.Call:
 def reduce_from_tensor_parallel(data: relax.Expr) -> relax.Call:
     """Sum the parts of a tensor of the workers of a group. All of them get the sum.
 
-    Its gradient is :func:`copy_to_tensor_parallel`, which passes the gradient of the sum on unchanged.
+    Its gradient is :func:`copy_to_tensor_parallel`, which passes the gradient of the sum on
+    unchanged.
 
     Parameters
     ----------

@@ -125,7 +125,8 @@ def with_backward(
     residuals : relax.Expr or Sequence[relax.Expr]
         A tuple of further arguments of the function: tensors and shapes.
     backward : relax.Expr
-        The function ``(*outputs, *residuals, *output_grads) -> (input_grads...)``, a global variable.
+        The function ``(*outputs, *residuals, *output_grads) -> (input_grads...)``, a global
+        variable.
 
     Returns
     -------

@@ -1,12 +1,12 @@
 """The backward operators of convolution.
 
 ``conv{1,2,3}d_backward_data`` and ``conv{1,2,3}d_backward_weight`` are linear in both of their
-tensors, and with the convolution itself they are closed under differentiation: the gradient of each is
-built from the other two (:mod:`relax_grad.rules.grad`). A transposed convolution is the data gradient of
-a convolution, and needs no operator of its own.
+tensors, and with the convolution itself they are closed under differentiation: the gradient of each
+is built from the other two (:mod:`relax_grad.rules.grad`). A transposed convolution is the data
+gradient of a convolution, and needs no operator of its own.
 
-Arguments and attributes are those of ``relax.op.nn.conv{1,2,3}d``, with the output gradient first and
-the shape of the result in place of the tensor itself, as in ``torch.nn.grad``.
+Arguments and attributes are those of ``relax.op.nn.conv{1,2,3}d``, with the output gradient first
+and the shape of the result in place of the tensor itself, as in ``torch.nn.grad``.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ def _backward_data(rank: int):
         weight : relax.Expr
             The weight, in ``kernel_layout``.
         **attrs
-            ``strides``, ``padding``, ``dilation``, ``groups``, ``data_layout``, ``kernel_layout`` and
-            ``out_layout`` as given to ``relax.op.nn.{forward}``. ``out_dtype`` is the dtype of the
-            result, by default that of ``output_grad``; half precision is accumulated in float32.
+            ``strides``, ``padding``, ``dilation``, ``groups``, ``data_layout``, ``kernel_layout``
+            and ``out_layout`` as given to ``relax.op.nn.{forward}``. ``out_dtype`` is the dtype of
+            the result, by default that of ``output_grad``; half precision is accumulated in
+            float32.
 
         Returns
         -------
@@ -65,7 +66,8 @@ def _backward_data(rank: int):
 
 
 def _backward_weight(rank: int):
-    """Return the builder of the gradient of a convolution of this rank with respect to its weight."""
+    """Return the builder of the gradient of a convolution of this rank with respect to its
+    weight."""
 
     def build(
         output_grad: relax.Expr, data: relax.Expr, weight_shape: relax.Expr | Shape, **attrs
@@ -208,8 +210,8 @@ def _layout_backward_weight(call, layouts, desired):
 def _desired(call: relax.Call, desired) -> tuple[str, str, str] | None:
     """Return the desired orders of the axes of data, weight and output gradient.
 
-    They are given under the name of the operator, or of the convolution. None if they are not given, or are not
-    permutations of those of the call.
+    They are given under the name of the operator, or of the convolution. None if they are not
+    given, or are not permutations of those of the call.
     """
     attrs = call.attrs
     wanted = desired.get(call.op.name) or desired.get(f"relax.nn.conv{rank_of(call)}d")

@@ -40,8 +40,8 @@ def declare_op(
     name : str
         The name under ``relax.grad``.
     arguments : Sequence[tuple[str, str, str]]
-        Name, type and description of each argument. A type that starts with ``Optional`` marks an argument
-        that a call may omit; these come last.
+        Name, type and description of each argument. A type that starts with ``Optional`` marks an
+        argument that a call may omit; these come last.
     infer_type : Callable
         Checks a call and returns the type of its result.
     builder : Callable
@@ -49,7 +49,8 @@ def declare_op(
     attrs_type : str, optional
         The type key of the attributes, for example ``"relax.attrs.Conv2DAttrs"``.
     requires_argument_shapes : bool
-        False for an operator whose legalization binds the unknown extents of its arguments to symbols.
+        False for an operator whose legalization binds the unknown extents of its arguments to
+        symbols.
 
     Returns
     -------
@@ -84,7 +85,8 @@ _CHECKED = "_checks_its_arguments"
 def _checked(
     builder: Callable[..., relax.Call], op_name: str, arguments: Sequence[tuple[str, str, str]]
 ) -> Callable[..., relax.Call]:
-    """Wrap a builder in a check of its arguments: TVM treats any object as a pointer to an expression."""
+    """Wrap a builder in a check of its arguments: TVM treats any object as a pointer to an
+    expression."""
     signature = inspect.signature(builder)
     numbers_too = {
         n for n, p in signature.parameters.items() if "int" in str(p.annotation).split(" | ")
@@ -190,8 +192,8 @@ def of_form(
 class Inferred:
     """A cache of the types inferred for the calls of an operator.
 
-    Every pass infers the types of all calls that it rewrites again. Their attributes and types are the same objects
-    as before. A type only depends on these and on shape arguments.
+    Every pass infers the types of all calls that it rewrites again. Their attributes and types are
+    the same objects as before. A type only depends on these and on shape arguments.
     """
 
     #: The number of calls after which the cache is cleared.

@@ -1,17 +1,20 @@
 """The backward operators of grid_sample, closed under differentiation.
 
-``grid_sample(data, grid)`` is linear in the data. Along directions ``k1, k2, ...`` of the grid it has the
-derivatives
+``grid_sample(data, grid)`` is linear in the data. Along directions ``k1, k2, ...`` of the grid it
+has the derivatives
 
-    ``y(data, grid; k1, .., km) = d/dt1 .. d/dtm grid_sample(data, grid + t1 * k1 + .. + tm * km)`` at 0.
+    ``y(data, grid; k1, .., km) = d/dt1 .. d/dtm grid_sample(data, grid + t1 * k1 + .. + tm * km)``
+    at 0.
 
-``grid_sample_jvp`` is that derivative; with ``m`` = 0 it is grid_sample itself. ``grid_sample_backward_data`` and
-``grid_sample_backward_grid`` are the gradients of ``<output_grad, y(data, grid; k1, .., km)>`` with
-respect to the data and to the grid; with ``m`` = 0 they are those of grid_sample. The gradients of the three
-operators are built from the same three, with one direction more or less. So they give every order.
+``grid_sample_jvp`` is that derivative; with ``m`` = 0 it is grid_sample itself.
+``grid_sample_backward_data`` and ``grid_sample_backward_grid`` are the gradients of
+``<output_grad, y(data, grid; k1, .., km)>`` with respect to the data and to the grid; with ``m`` =
+0 they are those of grid_sample. The gradients of the three operators are built from the same three,
+with one direction more or less. So they give every order.
 
-grid_sample is not differentiable at the centre of an element (for ``bilinear``) and at a border. There the
-derivative is that of PyTorch: that of the piece after the element's centre, and 0 on and beyond a border.
+grid_sample is not differentiable at the centre of an element (for ``bilinear``) and at a border.
+There the derivative is that of PyTorch: that of the piece after the element's centre, and 0 on and
+beyond a border.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ def grid_sample_backward_data(
     directions: relax.Expr | Sequence[relax.Expr] = (),
     **attrs,
 ) -> relax.Call:
-    """Gradient of grid_sample, or of its derivative along directions of the grid, with respect to the data.
+    """Gradient of grid_sample, or of its derivative along directions of the grid, with respect to
+    the data.
 
     Parameters
     ----------
@@ -55,8 +59,8 @@ def grid_sample_backward_data(
     Returns
     -------
     result : relax.Call
-        A tensor of shape ``data_shape`` in the dtype of ``output_grad``; half precision is accumulated
-        in float32.
+        A tensor of shape ``data_shape`` in the dtype of ``output_grad``; half precision is
+        accumulated in float32.
     """
     return _call(
         "grid_sample_backward_data",
@@ -74,7 +78,8 @@ def grid_sample_backward_grid(
     directions: relax.Expr | Sequence[relax.Expr] = (),
     **attrs,
 ) -> relax.Call:
-    """Gradient of grid_sample, or of its derivative along directions of the grid, with respect to the grid.
+    """Gradient of grid_sample, or of its derivative along directions of the grid, with respect to
+    the grid.
 
     Parameters
     ----------
@@ -161,8 +166,8 @@ def _check_output_grad(call, ctx, data_type: relax.TensorType, grid_index: int) 
     output_grad = tensor_type(call, 0, "output_grad")
     if dtype_of(output_grad) != dtype_of(data_type):
         raise TypeError(
-            f"{call.op.name}: output_grad must have the dtype of the data, {data_type.dtype}, but its "
-            f"type is {output_grad}"
+            f"{call.op.name}: output_grad must have the dtype of the data, {data_type.dtype}, "
+            f"but its type is {output_grad}"
         )
     check_shape(call, "output_grad", output_grad, _forward(call, ctx, data_type, grid_index))
 
@@ -177,7 +182,8 @@ def _forward(call, ctx, data_type: relax.TensorType, grid_index: int) -> relax.T
 
 
 def _check(call: relax.Call, data: relax.TensorType | None, grid_index: int) -> None:
-    """Reject calls that TVM's inference of the forward operator accepts but no implementation supports."""
+    """Reject calls that TVM's inference of the forward operator accepts but no implementation
+    supports."""
     name, attrs = call.op.name, grid_sample_attrs(call)
     layout = attrs["layout"]
     for attr, values in (
@@ -191,12 +197,13 @@ def _check(call: relax.Call, data: relax.TensorType | None, grid_index: int) -> 
     for argument, tensor in (("grid", grid), ("data", data)):
         if tensor is not None and tensor.ndim not in (-1, len(layout)):
             raise ValueError(
-                f"{name}: {argument} must have {len(layout)} dimensions for the layout {layout}, but its "
-                f"type is {tensor}"
+                f"{name}: {argument} must have {len(layout)} dimensions for the layout {layout}, "
+                f"but its type is {tensor}"
             )
     if _differ(grid, 1, _RANKS[layout]):
         raise ValueError(
-            f"{name}: the grid must have {_RANKS[layout]} coordinates along axis 1, but its type is {grid}"
+            f"{name}: the grid must have {_RANKS[layout]} coordinates along axis 1, but its type "
+            f"is {grid}"
         )
     if isinstance(getattr(data, "shape", None), relax.ShapeExpr) and _differ(
         grid, 0, data.shape.values[0]
@@ -212,7 +219,8 @@ def _check(call: relax.Call, data: relax.TensorType | None, grid_index: int) -> 
     for direction in directions.fields:
         if not isinstance(direction, relax.TensorType) or dtype_of(direction) != dtype_of(grid):
             raise TypeError(
-                f"{name}: a direction must have the type of the grid, {grid}, but it has {direction}"
+                f"{name}: a direction must have the type of the grid, {grid}, but it has "
+                f"{direction}"
             )
         check_shape(call, "a direction", direction, grid)
 

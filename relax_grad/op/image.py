@@ -1,4 +1,5 @@
-"""The backward operators of resizing and of affine_grid; those of grid_sample have their own module.
+"""The backward operators of resizing and of affine_grid; those of grid_sample have their own
+module.
 
 Each is linear in the output gradient, and its own gradient is the forward operator.
 """
@@ -48,9 +49,9 @@ def resize2d_backward_data(
     size : relax.Expr or Sequence[int or PrimExpr]
         As given to ``relax.op.image.resize2d``.
     **attrs
-        As given to ``relax.op.image.resize2d``; ``extrapolation_value`` has no effect. ``out_dtype``
-        is the dtype of the result, by default that of ``output_grad``; half precision is accumulated in
-        float32.
+        As given to ``relax.op.image.resize2d``; ``extrapolation_value`` has no effect.
+        ``out_dtype`` is the dtype of the result, by default that of ``output_grad``; half precision
+        is accumulated in float32.
 
     Returns
     -------
@@ -91,8 +92,8 @@ def affine_grid_backward_data(output_grad: relax.Expr, align_corners: bool = Tru
     Returns
     -------
     result : relax.Call
-        A tensor of shape ``(batch, 2, 3)``, or ``(batch, 3, 4)`` for grids of three dimensions, in the
-        dtype of ``output_grad``; half precision is accumulated in float32.
+        A tensor of shape ``(batch, 2, 3)``, or ``(batch, 3, 4)`` for grids of three dimensions, in
+        the dtype of ``output_grad``; half precision is accumulated in float32.
     """
     attrs = relax.op.image.affine_grid(output_grad, (1, 1), align_corners).attrs
     return relax.Call(Op.get("relax.grad.affine_grid_backward_data"), [output_grad], attrs)
@@ -118,7 +119,8 @@ def _resize_call(name, output_grad, data_shape, size, attrs) -> relax.Call:
 def _infer_resize(
     builder: Callable, layout: str, call: relax.Call, ctx: relax.BlockBuilder
 ) -> relax.Type:
-    """Infer the type of the backward operator of a resize operator, given its builder and its plain layout."""
+    """Infer the type of the backward operator of a resize operator, given its builder and its plain
+    layout."""
     output_grad = tensor_type(call, 0, "output_grad")
     data_shape = shape_values(call, 1, "data_shape")
     size = shape_values(call, 2, "size")

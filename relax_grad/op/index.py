@@ -1,8 +1,8 @@
 """The backward operator of gather_elements, and the derivatives of take and gather_elements.
 
-TVM has the backward operator of take. An out-of-bounds index contributes 0 to a gradient, while the forward
-operators return NaN for it. So the transpose of a backward operator is not the forward operator, but its
-derivative along a direction, which is 0 there.
+TVM has the backward operator of take. An out-of-bounds index contributes 0 to a gradient, while the
+forward operators return NaN for it. So the transpose of a backward operator is not the forward
+operator, but its derivative along a direction, which is 0 there.
 """
 
 from __future__ import annotations

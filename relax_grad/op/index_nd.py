@@ -1,9 +1,9 @@
 """The backward operators of gather_nd and index_tensor, and their derivatives along a direction.
 
-As with take, an out-of-bounds index contributes 0 to a gradient, while the forward operators return NaN for it.
-So the transpose of a backward operator is the forward operator's derivative, which is 0 there. The operators
-here take indices of every integer dtype, because they are gradients of the operators that write at indices,
-which do too.
+As with take, an out-of-bounds index contributes 0 to a gradient, while the forward operators return
+NaN for it. So the transpose of a backward operator is the forward operator's derivative, which is 0
+there. The operators here take indices of every integer dtype, because they are gradients of the
+operators that write at indices, which do too.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def points_type(
     data: relax.Expr,
     indices: relax.TensorType | list[relax.TensorType],
 ) -> relax.TensorType:
-    """Return the type that gather_nd (one index tensor) or index_tensor (a list) infers for the data."""
+    """Return the type that gather_nd (one index tensor) or index_tensor (a list) infers for the
+    data."""
     return forward_type(call, ctx, _points(call, data, indices))
 
 

@@ -27,7 +27,8 @@ def strided_slice_backward_data(
     Parameters
     ----------
     output_grad : relax.Expr
-        The gradient with respect to the result of ``strided_slice(data, axes, begin, end, strides)``.
+        The gradient with respect to the result of
+        ``strided_slice(data, axes, begin, end, strides)``.
     data_shape : relax.Expr or Sequence[int or PrimExpr]
         The shape of the data.
     axes, begin, end, strides, assume_inbound

@@ -1,7 +1,7 @@
 """The backward operators of the operators that write at indices.
 
-TVM writes updates with equal indices one after the other. For ``update`` the last one wins; for ``mean``
-each update halves the previous value. The operators here follow the same order.
+TVM writes updates with equal indices one after the other. For ``update`` the last one wins; for
+``mean`` each update halves the previous value. The operators here follow the same order.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def scatter_elements_backward_updates(
     Returns
     -------
     result : relax.Call
-        A tensor of the shape of the indices in the dtype of ``output_grad``: each update's share of the final
-        value at its index. It is 0 for an overwritten update and for an out-of-bounds index.
+        A tensor of the shape of the indices in the dtype of ``output_grad``: each update's share of
+        the final value at its index. It is 0 for an overwritten update and for an out-of-bounds
+        index.
     """
     attrs = relax.op.scatter_elements(output_grad, indices, output_grad, axis, reduction).attrs
     return relax.Call(
@@ -73,8 +74,8 @@ def scatter_nd_backward_updates(output_grad: relax.Expr, indices: relax.Expr) ->
     Returns
     -------
     result : relax.Call
-        A tensor of the shape of the updates in the dtype of ``output_grad``; 0 for an overwritten update and for
-        an out-of-bounds index.
+        A tensor of the shape of the updates in the dtype of ``output_grad``; 0 for an overwritten
+        update and for an out-of-bounds index.
     """
     return relax.Call(
         Op.get("relax.grad.scatter_nd_backward_updates"), [output_grad, indices], None
@@ -84,7 +85,8 @@ def scatter_nd_backward_updates(output_grad: relax.Expr, indices: relax.Expr) ->
 def index_put_backward_values(
     output_grad: relax.Expr, indices: relax.Expr | Sequence[relax.Expr]
 ) -> relax.Call:
-    """Gradient of index_put without accumulation with respect to values of the shape of the indices.
+    """Gradient of index_put without accumulation with respect to values of the shape of the
+    indices.
 
     Parameters
     ----------
@@ -96,8 +98,8 @@ def index_put_backward_values(
     Returns
     -------
     result : relax.Call
-        A tensor of the shape to which the indices are broadcast in the dtype of ``output_grad``; 0 for an
-        overwritten value and for an out-of-bounds index.
+        A tensor of the shape to which the indices are broadcast in the dtype of ``output_grad``; 0
+        for an overwritten value and for an out-of-bounds index.
     """
     return relax.Call(
         Op.get("relax.grad.index_put_backward_values"), [output_grad, as_tuple(indices)], None
@@ -126,7 +128,8 @@ def slice_scatter_backward_src(
     Returns
     -------
     result : relax.Call
-        A tensor of shape ``src_shape`` in the dtype of ``output_grad``; 0 for elements that were not written.
+        A tensor of shape ``src_shape`` in the dtype of ``output_grad``; 0 for elements that were
+        not written.
     """
     bounds = [convert_to_expr(bound) for bound in (start, end, step)]
     attrs = relax.op.slice_scatter(output_grad, output_grad, *bounds, axis).attrs
@@ -146,8 +149,8 @@ def scatter_elements_scan(
 ) -> relax.Call:
     """States before each update of ``state[place] = factors[k] * state[place] + terms[k]``.
 
-    With the data as ``start``, the updates as ``factors`` and no ``terms``, it gives the value at each
-    update's index just before scatter_elements with the reduction mul applies that update.
+    With the data as ``start``, the updates as ``factors`` and no ``terms``, it gives the value at
+    each update's index just before scatter_elements with the reduction mul applies that update.
 
     Parameters
     ----------
@@ -226,14 +229,14 @@ def listed_shape(
 ) -> relax.ShapeExpr | None:
     """Return the shape to reshape index_put's values to, if they are not broadcast.
 
-    TVM reads the values in row-major order, whatever their shape; PyTorch broadcasts them to the shape of
-    the indices.
+    TVM reads the values in row-major order, whatever their shape; PyTorch broadcasts them to the
+    shape of the indices.
 
     Returns
     -------
     shape : relax.ShapeExpr or None
-        The shape of the indices if there are as many values, but in another shape. None if the values
-        broadcast to it.
+        The shape of the indices if there are as many values, but in another shape. None if the
+        values broadcast to it.
 
     Raises
     ------

@@ -30,16 +30,16 @@ def einsum_labels(subscripts: str, ndims: Sequence[int]) -> tuple[list[str], str
     Returns
     -------
     labels : list[str]
-        The letters of the axes of each operand. The axes of an ellipsis are right-aligned and have letters
-        that occur nowhere else.
+        The letters of the axes of each operand. The axes of an ellipsis are right-aligned and have
+        letters that occur nowhere else.
     output : str
         The letters of the axes of the result.
 
     Raises
     ------
     ValueError
-        If the subscripts do not fit the operands, or the result has a letter twice, or a letter that no
-        operand has.
+        If the subscripts do not fit the operands, or the result has a letter twice, or a letter
+        that no operand has.
     """
     inputs, arrow, output = subscripts.replace(" ", "").partition("->")
     terms = inputs.split(",")
@@ -77,8 +77,8 @@ def einsum_backward_operand(
 ) -> relax.Call:
     """Gradient of an einsum of one operand with respect to it.
 
-    Scatters the gradient to the diagonal of letters that occur several times in the operand, and broadcasts it
-    along the axes that were summed.
+    Scatters the gradient to the diagonal of letters that occur several times in the operand, and
+    broadcasts it along the axes that were summed.
 
     Parameters
     ----------

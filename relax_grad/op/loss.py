@@ -1,7 +1,7 @@
 """The backward operators of the losses.
 
-``nll_loss_backward`` is TVM's own; its calls are checked here. This module adds the gradient with respect to the
-weights, which TVM lacks, and the backward operator of ``cross_entropy_with_logits``.
+``nll_loss_backward`` is TVM's own; its calls are checked here. This module adds the gradient with
+respect to the weights, which TVM lacks, and the backward operator of ``cross_entropy_with_logits``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def nll_loss_backward_weights(
     Returns
     -------
     result : relax.Call
-        A tensor of the shape and dtype of ``weights``. A target outside ``[0, C)`` other than ``ignore_index``
-        makes all of it NaN; PyTorch raises an error for such a target.
+        A tensor of the shape and dtype of ``weights``. A target outside ``[0, C)`` other than
+        ``ignore_index`` makes all of it NaN; PyTorch raises an error for such a target.
     """
     attrs = relax.op.nn.nll_loss(
         predictions, targets, weights, reduction=reduction, ignore_index=ignore_index
@@ -105,8 +105,8 @@ def check_nll_loss_backward(call: relax.Call, ctx: relax.BlockBuilder) -> None:
     ):
         if shapes_may_differ(found, relax.TensorType(extents, found.dtype)):
             raise ValueError(
-                f"{call.op.name}: {name} must have the shape {shape_text(extents)} for predictions of type "
-                f"{predictions}, but the type is {found}"
+                f"{call.op.name}: {name} must have the shape {shape_text(extents)} for "
+                f"predictions of type {predictions}, but the type is {found}"
             )
 
 

@@ -114,7 +114,8 @@ def _moved_repeats(call: relax.Call, layout: str) -> dict:
 
 
 def _moved_axis(call: relax.Call, layout: str) -> dict | None:
-    """Return the position of repeat's axis in the layout; without an axis, repeat needs the order of the program."""
+    """Return the position of repeat's axis in the layout; without an axis, repeat needs the order
+    of the program."""
     axis = call.attrs.axis
     return None if axis is None else {"axis": moved_axes(int(axis), layout)}
 

@@ -29,8 +29,8 @@ def concat_backward_tensors(
 ) -> relax.Call:
     """Gradient of concat with respect to its tensors.
 
-    Unlike ``relax.op.split`` it supports symbolic and empty extents along the axis, and always returns a
-    tuple.
+    Unlike ``relax.op.split`` it supports symbolic and empty extents along the axis, and always
+    returns a tuple.
 
     Parameters
     ----------
@@ -63,13 +63,14 @@ def split_backward_x(
 ) -> relax.Call:
     """Gradient of split with respect to its data.
 
-    Unlike ``relax.op.concat`` it supports parts that overlap or leave out elements. Its result has the shape of
-    the data even if the extents of the parts are symbolic.
+    Unlike ``relax.op.concat`` it supports parts that overlap or leave out elements. Its result has
+    the shape of the data even if the extents of the parts are symbolic.
 
     Parameters
     ----------
     output_grads : relax.Expr or Sequence[relax.Expr]
-        The gradients with respect to the two or more results of ``split(x, indices_or_sections, axis)``.
+        The gradients with respect to the two or more results of
+        ``split(x, indices_or_sections, axis)``.
     x_shape : relax.Expr or Sequence[int or PrimExpr]
         The shape of the data.
     indices_or_sections, axis
@@ -96,8 +97,8 @@ def stack_backward_tensors(output_grad: relax.Expr, axis: int | None = 0) -> rel
     Parameters
     ----------
     output_grad : relax.Expr
-        The gradient with respect to the result of ``stack(tensors, axis)``; its extent along the axis
-        must be a constant.
+        The gradient with respect to the result of ``stack(tensors, axis)``; its extent along the
+        axis must be a constant.
     axis : int, optional
         As given to ``relax.op.stack``.
 
@@ -172,7 +173,8 @@ def _infer_concat(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
         and all(isinstance(field, relax.ShapeType) for field in shapes.fields)
     ):
         raise TypeError(
-            f"{call.op.name}: shapes must be a tuple of one or more shapes, but its type is {shapes}"
+            f"{call.op.name}: shapes must be a tuple of one or more shapes, but its type is "
+            f"{shapes}"
         )
     types = [type_of_shape(output_grad, field.values, field.ndim) for field in shapes.fields]
     tensors = relax.Var("tensors", relax.TupleType(types))
@@ -189,7 +191,8 @@ def _infer_split_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Ty
         and all(isinstance(field, relax.TensorType) for field in grads.fields)
     ):
         raise TypeError(
-            f"{call.op.name}: output_grads must be a tuple of two or more tensors, but its type is {grads}"
+            f"{call.op.name}: output_grads must be a tuple of two or more tensors, but its type "
+            f"is {grads}"
         )
     x_type = type_of_argument(call, 1, "x_shape", grads.fields[0])
     x = relax.Var("x", x_type)
@@ -197,8 +200,8 @@ def _infer_split_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Ty
     parts = forward.fields if isinstance(forward, relax.TupleType) else [forward]
     if len(parts) != len(grads.fields):
         raise ValueError(
-            f"{call.op.name}: output_grads must have the {len(parts)} parts that the forward operator "
-            f"returns, but it has {len(grads.fields)}"
+            f"{call.op.name}: output_grads must have the {len(parts)} parts that the forward "
+            f"operator returns, but it has {len(grads.fields)}"
         )
     for i, (grad, part) in enumerate(zip(grads.fields, parts, strict=True)):
         check_shape(call, f"output_grads[{i}]", grad, part)
@@ -210,15 +213,15 @@ def _infer_stack(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis)
     if not isinstance(grad.shape, relax.ShapeExpr) or not -grad.ndim <= axis < grad.ndim:
         raise ValueError(
-            f"{call.op.name}: output_grad must have a known shape with the axis {axis}, but its type is "
-            f"{grad}"
+            f"{call.op.name}: output_grad must have a known shape with the axis {axis}, but its "
+            f"type is {grad}"
         )
     shape = list(grad.shape.values)
     count = shape.pop(axis)
     if not isinstance(count, tirx.IntImm) or int(count) < 1:
         raise ValueError(
-            f"{call.op.name}: the extent of output_grad along the axis {axis} must be a positive constant, "
-            f"but it is {count}"
+            f"{call.op.name}: the extent of output_grad along the axis {axis} must be a positive "
+            f"constant, but it is {count}"
         )
     return relax.TupleType([type_of_shape(grad, shape, len(shape))] * int(count))
 

@@ -33,12 +33,14 @@ def layout_transform_backward_x(
     index_map : Callable or IndexMap
         As given to ``relax.op.layout_transform``.
     **unused_attrs
-        The other attributes of ``relax.op.layout_transform``, on which its gradient does not depend.
+        The other attributes of ``relax.op.layout_transform``, on which its gradient does not
+        depend.
 
     Returns
     -------
     result : relax.Call
-        A tensor of shape ``x_shape`` and the dtype of ``output_grad``, without the elements of the padding.
+        A tensor of shape ``x_shape`` and the dtype of ``output_grad``, without the elements of the
+        padding.
     """
     return relax.Call(
         Op.get("relax.grad.layout_transform_backward_x"),

@@ -1,9 +1,9 @@
 """The backward operators of the normalisations.
 
-They take the statistics of the data as arguments, as the libraries' primitives do: ``mean`` and ``rstd``,
-which is ``1 / sqrt(variance + epsilon)``. So the gradients of the data and of gamma share them. Each operator
-reads the large tensors once or twice and writes no tensor of their size except its result. The gradient of
-beta is a plain sum of the output gradient and needs no operator.
+They take the statistics of the data as arguments, as the libraries' primitives do: ``mean`` and
+``rstd``, which is ``1 / sqrt(variance + epsilon)``. So the gradients of the data and of gamma share
+them. Each operator reads the large tensors once or twice and writes no tensor of their size except
+its result. The gradient of beta is a plain sum of the output gradient and needs no operator.
 
 Half precision is computed in float32; its statistics should be given in float32.
 """
@@ -63,13 +63,14 @@ def batch_norm_backward_data(
     mean, rstd : relax.Expr
         The mean of each channel of ``data``, and ``1 / sqrt(variance + epsilon)``.
     mean_grad, variance_grad : relax.Expr
-        The gradients with respect to the mean and the biased variance of each channel. Let ``t`` be the sum of
-        ``output_grad`` and ``u`` the sum of ``output_grad * (data - mean) * rstd``; these are also the gradients
-        of beta and gamma. The normalized data contributes ``-gamma * rstd * t`` and ``-gamma * rstd**2 * u / 2``.
-        The running statistics contribute too if their results are used.
+        The gradients with respect to the mean and the biased variance of each channel. Let ``t`` be
+        the sum of ``output_grad`` and ``u`` the sum of ``output_grad * (data - mean) * rstd``;
+        these are also the gradients of beta and gamma. The normalized data contributes
+        ``-gamma * rstd * t`` and ``-gamma * rstd**2 * u / 2``. The running statistics contribute
+        too if their results are used.
     axis, epsilon, center, scale, momentum, training
-        As given to ``relax.op.nn.batch_norm``; ``scale=False`` ignores ``gamma``. Without ``training`` the
-        gradient is ``gamma * rstd * output_grad``, which needs no operator.
+        As given to ``relax.op.nn.batch_norm``; ``scale=False`` ignores ``gamma``. Without
+        ``training`` the gradient is ``gamma * rstd * output_grad``, which needs no operator.
 
     Returns
     -------
@@ -135,8 +136,8 @@ def layer_norm_backward_data(
 ) -> relax.Call:
     """Gradient of layer_norm with respect to its data.
 
-    ``rstd * (g - average(g) - z * average(g * z))`` with ``g = gamma * output_grad`` and ``z = (data -
-    mean) * rstd``, with the averages over the axes.
+    ``rstd * (g - average(g) - z * average(g * z))`` with ``g = gamma * output_grad`` and
+    ``z = (data - mean) * rstd``, with the averages over the axes.
 
     Parameters
     ----------
@@ -204,8 +205,8 @@ def rms_norm_backward_data(
 ) -> relax.Call:
     """Gradient of rms_norm with respect to its data.
 
-    ``rstd * (g - z * average(g * z))`` with ``g = weight * output_grad`` and ``z = data * rstd``, with the
-    average over the axes.
+    ``rstd * (g - z * average(g * z))`` with ``g = weight * output_grad`` and ``z = data * rstd``,
+    with the average over the axes.
 
     Parameters
     ----------
@@ -249,8 +250,8 @@ def rms_norm_backward_weight(
     Returns
     -------
     result : relax.Call
-        A tensor of the shape of the weight, which has the axes in the order given, and of the dtype of
-        ``rstd``.
+        A tensor of the shape of the weight, which has the axes in the order given, and of the dtype
+        of ``rstd``.
     """
     return relax.Call(
         Op.get("relax.grad.rms_norm_backward_weight"),
@@ -288,8 +289,8 @@ def instance_norm_backward_data(
         The mean of ``data`` over the axes, which are kept with extent 1, and ``1 / sqrt(variance +
         epsilon)``. For ``group_norm``, each channel holds the statistics of its group.
     mean_grad, variance_grad : relax.Expr
-        The gradients with respect to mean and biased variance, as for ``batch_norm_backward_data``. For
-        ``group_norm``, each channel holds the average over the channels of its group.
+        The gradients with respect to mean and biased variance, as for ``batch_norm_backward_data``.
+        For ``group_norm``, each channel holds the average over the channels of its group.
     channel_axis, axes, epsilon, center, scale
         As given to ``relax.op.nn.instance_norm``; ``scale=False`` ignores ``gamma``.
 
@@ -318,8 +319,8 @@ def instance_norm_backward_gamma(
 ) -> relax.Call:
     """Gradient of instance_norm, and of group_norm, with respect to the gamma of each instance.
 
-    It is the sum of ``output_grad * (data - mean) * rstd`` over the axes. The gradient of gamma is its sum over
-    the instances; the gradient of the data needs the value of each instance.
+    It is the sum of ``output_grad * (data - mean) * rstd`` over the axes. The gradient of gamma is
+    its sum over the instances; the gradient of the data needs the value of each instance.
 
     Parameters
     ----------
@@ -329,7 +330,8 @@ def instance_norm_backward_gamma(
     Returns
     -------
     result : relax.Call
-        A tensor of the shape of ``data``, in which the axes have extent 1, and of the dtype of ``rstd``.
+        A tensor of the shape of ``data``, in which the axes have extent 1, and of the dtype of
+        ``rstd``.
     """
     return relax.Call(
         Op.get("relax.grad.instance_norm_backward_gamma"),
@@ -343,8 +345,8 @@ def divide_by_count(
 ) -> relax.Call:
     """Divide by the number of elements that a tensor of the given shape has along the axes.
 
-    It turns a sum into a mean without a constant for the count, which does not exist for a symbolic extent,
-    and without a pass over the tensor to compute the count.
+    It turns a sum into a mean without a constant for the count, which does not exist for a symbolic
+    extent, and without a pass over the tensor to compute the count.
 
     Parameters
     ----------

@@ -1,7 +1,9 @@
-"""The operators of the statistics of normalisations: the mean, and ``rstd = 1 / sqrt(variance + epsilon)``.
+"""The operators of the statistics of normalisations: the mean, and
+``rstd = 1 / sqrt(variance + epsilon)``.
 
-A gradient takes the statistics as arguments, and its rule calls one of these operators for them. On CPUs the kernel of the
-forward pass returns the statistics too, and no second pass over the data is made.
+A gradient takes the statistics as arguments, and its rule calls one of these operators for them. On
+CPUs the kernel of the forward pass returns the statistics too, and no second pass over the data is
+made.
 
 The attributes are those of the normalisation. The statistics of half precision are float32.
 """
@@ -54,8 +56,8 @@ def batch_norm_statistics(
     Returns
     -------
     result : relax.Call
-        The tuple ``(mean, rstd)`` of vectors with an element for each channel, in float32 for half precision and
-        otherwise in the dtype of ``data``.
+        The tuple ``(mean, rstd)`` of vectors with an element for each channel, in float32 for half
+        precision and otherwise in the dtype of ``data``.
     """
     return relax.Call(
         Op.get("relax.grad.batch_norm_statistics"),
@@ -83,8 +85,8 @@ def layer_norm_statistics(
     Returns
     -------
     result : relax.Call
-        The tuple ``(mean, rstd)`` of tensors of the shape of ``data``, in which the axes have extent 1, in float32 for
-        half precision and otherwise in the dtype of ``data``.
+        The tuple ``(mean, rstd)`` of tensors of the shape of ``data``, in which the axes have
+        extent 1, in float32 for half precision and otherwise in the dtype of ``data``.
     """
     return relax.Call(
         Op.get("relax.grad.layer_norm_statistics"),
@@ -167,8 +169,8 @@ def rms_norm_statistics(
     Returns
     -------
     result : relax.Call
-        A tensor of the shape of ``data``, in which the axes have extent 1, in float32 for half precision and otherwise
-        in the dtype of ``data``.
+        A tensor of the shape of ``data``, in which the axes have extent 1, in float32 for half
+        precision and otherwise in the dtype of ``data``.
     """
     return relax.Call(
         Op.get("relax.grad.rms_norm_statistics"),
@@ -198,7 +200,8 @@ def deviation(bb: relax.BlockBuilder, variance: relax.Expr, epsilon: float) -> r
     return op.sqrt(op.add(variance, relax.const(float(epsilon), dtype)))
 
 
-#: The builders, the type keys of their attributes, the attributes that name axes, and the inference of types.
+#: The builders, the type keys of their attributes, the attributes that name axes, and the inference
+#: of types.
 _OPERATORS = (
     (batch_norm_statistics, "BatchNormAttrs", ("axis",), infer_channel_statistics),
     (layer_norm_statistics, "LayerNormAttrs", ("axes",), infer_row_statistics),

@@ -31,7 +31,8 @@ def pad_backward_data(
     data_shape : relax.Expr or Sequence[int or PrimExpr]
         The shape of the data.
     pad_width, pad_mode, pad_value
-        As given to ``relax.op.nn.pad``. A negative width crops. The gradient does not depend on ``pad_value``.
+        As given to ``relax.op.nn.pad``. A negative width crops. The gradient does not depend on
+        ``pad_value``.
 
     Returns
     -------
@@ -60,7 +61,8 @@ def _infer_pad(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     mode, widths = call.attrs.pad_mode, call.attrs.pad_width
     if mode not in PAD_MODES:
         raise ValueError(
-            f"{call.op.name}: pad_mode must be one of {', '.join(map(repr, PAD_MODES))}, not {mode!r}"
+            f"{call.op.name}: pad_mode must be one of {', '.join(map(repr, PAD_MODES))}, not "
+            f"{mode!r}"
         )
     shape_values(call, 1, "data_shape")  # raises for an argument that is not a shape
     ndim = call.args[1].ty.ndim

@@ -1,10 +1,10 @@
 """The backward operators of pooling.
 
-TVM has ``max_pool2d_backward`` and ``avg_pool2d_backward``. The operators for one and three spatial axes and for
-adaptive pooling are added here in the same form. All are linear in the output gradient. The transpose of the
-backward operator of average pooling is average pooling itself. That of ``max_pool{1,2,3}d_backward`` is
-``max_pool{1,2,3}d_jvp``, and with it the family is closed under differentiation
-(:mod:`relax_grad.rules.grad`).
+TVM has ``max_pool2d_backward`` and ``avg_pool2d_backward``. The operators for one and three spatial
+axes and for adaptive pooling are added here in the same form. All are linear in the output
+gradient. The transpose of the backward operator of average pooling is average pooling itself. That
+of ``max_pool{1,2,3}d_backward`` is ``max_pool{1,2,3}d_jvp``, and with it the family is closed under
+differentiation (:mod:`relax_grad.rules.grad`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def _jvp(rank: int):
     ) -> relax.Call:
         """Derivative of {forward} along a direction: the tangent of each window's largest element.
 
-        It is the transpose of ``relax.grad.{forward}_backward``. If several elements of a window are equally
-        large, both choose the same one.
+        It is the transpose of ``relax.grad.{forward}_backward``. If several elements of a window
+        are equally large, both choose the same one.
 
         Parameters
         ----------
@@ -262,8 +262,8 @@ def _check_layouts(call: relax.Call) -> None:
         layout = Layout.of(found)
         if sorted(layout.names) != sorted(plain) or not {"N", "C"}.issuperset(layout.parts):
             raise ValueError(
-                f"{call.op.name}: {name} must have the axes {plain!r} in any order, with parts of N "
-                f"and C at most split off as in {plain + '4c'!r}, but it is {found!r}"
+                f"{call.op.name}: {name} must have the axes {plain!r} in any order, with parts "
+                f"of N and C at most split off as in {plain + '4c'!r}, but it is {found!r}"
             )
 
 
@@ -330,7 +330,8 @@ def _declare_backward(kind: str, rank: int):
 
 
 def _declare_adaptive(rank: int):
-    """Add the backward operator of the adaptive average pooling of a rank and return its builder."""
+    """Add the backward operator of the adaptive average pooling of a rank and return its
+    builder."""
     builder = _adaptive_backward(rank)
     attrs = f"relax.attrs.AdaptivePool{rank}DAttrs"
     declare_op(builder.__name__, _ARGUMENTS, _infer_adaptive_backward, builder, attrs)

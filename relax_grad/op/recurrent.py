@@ -1,9 +1,10 @@
 """Recurrent layers: the recurrence over time of one layer in one direction, and its derivatives.
 
-A layer is the product of all inputs and the input weight, and the recurrence of this module on the sums. The recurrences
-return the slopes that their derivatives are made of. Both derivatives, the backward operator and the tangent, are linear
-recurrences with these slopes as coefficients, and the derivatives of one are the other one and products. So the
-operators are differentiable to any order, for symbolic numbers of steps too.
+A layer is the product of all inputs and the input weight, and the recurrence of this module on the
+sums. The recurrences return the slopes that their derivatives are made of. Both derivatives, the
+backward operator and the tangent, are linear recurrences with these slopes as coefficients, and the
+derivatives of one are the other one and products. So the operators are differentiable to any order,
+for symbolic numbers of steps too.
 
 The slopes of a step lie behind each other, each as wide as the state:
 
@@ -41,13 +42,14 @@ GATES = {6: 4, 5: 3, 4: 3, 1: 1}
 def lstm(data: relax.Expr, hidden: relax.Expr, cell: relax.Expr, weight: relax.Expr) -> relax.Call:
     """Long short-term memory: the recurrence of one layer over time.
 
-    With the sums ``z = data[t] + h @ weight^T`` of the gates i, f, g and o, in this order: ``c = sigmoid(f) * c +
-    sigmoid(i) * tanh(g)`` and ``h = sigmoid(o) * tanh(c)``.
+    With the sums ``z = data[t] + h @ weight^T`` of the gates i, f, g and o, in this order:
+    ``c = sigmoid(f) * c + sigmoid(i) * tanh(g)`` and ``h = sigmoid(o) * tanh(c)``.
 
     Parameters
     ----------
     data : relax.Expr
-        The products of the inputs and the input weight, with all biases, ``(steps, batch, 4 * size)``.
+        The products of the inputs and the input weight, with all biases,
+        ``(steps, batch, 4 * size)``.
     hidden, cell : relax.Expr
         The initial states, ``(batch, size)``.
     weight : relax.Expr
@@ -56,8 +58,8 @@ def lstm(data: relax.Expr, hidden: relax.Expr, cell: relax.Expr, weight: relax.E
     Returns
     -------
     result : relax.Call
-        The hidden states and the cells after each step, ``(steps, batch, size)``, and the slopes, ``(steps, batch, 6 *
-        size)``. Half precision is computed in float32.
+        The hidden states and the cells after each step, ``(steps, batch, size)``, and the slopes,
+        ``(steps, batch, 6 * size)``. Half precision is computed in float32.
     """
     return relax.Call(Op.get("relax.grad.lstm"), [data, hidden, cell, weight])
 
@@ -67,17 +69,20 @@ def gru(
 ) -> relax.Call:
     """Gated recurrent unit: the recurrence of one layer over time.
 
-    With ``r, z = sigmoid(...)`` of the sums of ``data[t]`` and ``h @ weight^T``, and ``n = tanh(data[t] + r * (h @
-    weight^T + bias))``: ``h = (1 - z) * n + z * h``. The gates are in the order r, z, n.
+    With ``r, z = sigmoid(...)`` of the sums of ``data[t]`` and ``h @ weight^T``, and
+    ``n = tanh(data[t] + r * (h @ weight^T + bias))``: ``h = (1 - z) * n + z * h``. The gates are in
+    the order r, z, n.
 
-    Without ``bias``, the gate r resets the state before its product with the weight: ``n = tanh(data[t] + (r * h) @
-    weight^T)``. This is the formula of Cho et al. (2014), and ONNX's ``linear_before_reset=0``. All biases belong to the
-    data then. A layer that resets after the product and has no bias takes one of zeros.
+    Without ``bias``, the gate r resets the state before its product with the weight:
+    ``n = tanh(data[t] + (r * h) @ weight^T)``. This is the formula of Cho et al. (2014), and ONNX's
+    ``linear_before_reset=0``. All biases belong to the data then. A layer that resets after the
+    product and has no bias takes one of zeros.
 
     Parameters
     ----------
     data : relax.Expr
-        The products of the inputs and the input weight, ``(steps, batch, 3 * size)``, with all biases but ``bias``.
+        The products of the inputs and the input weight, ``(steps, batch, 3 * size)``, with all
+        biases but ``bias``.
     hidden : relax.Expr
         The initial state, ``(batch, size)``.
     weight : relax.Expr
@@ -88,9 +93,10 @@ def gru(
     Returns
     -------
     result : relax.Call
-        The hidden states after each step, ``(steps, batch, size)``, the slopes, ``(steps, batch, 4 * size)``, and those
-        of the hidden states by the data of the gate n. Without ``bias``, the hidden states and the slopes, ``(steps,
-        batch, 5 * size)``. Half precision is computed in float32.
+        The hidden states after each step, ``(steps, batch, size)``, the slopes,
+        ``(steps, batch, 4 * size)``, and those of the hidden states by the data of the gate n.
+        Without ``bias``, the hidden states and the slopes, ``(steps, batch, 5 * size)``. Half
+        precision is computed in float32.
     """
     others = [] if bias is None else [bias]
     return relax.Call(Op.get("relax.grad.gru"), [data, hidden, weight, *others])
@@ -111,7 +117,8 @@ def rnn_tanh(data: relax.Expr, hidden: relax.Expr, weight: relax.Expr) -> relax.
     Returns
     -------
     result : relax.Call
-        The hidden states after each step, ``(steps, batch, size)``. Half precision is computed in float32.
+        The hidden states after each step, ``(steps, batch, size)``. Half precision is computed in
+        float32.
     """
     return relax.Call(Op.get("relax.grad.rnn_tanh"), [data, hidden, weight])
 
@@ -127,7 +134,8 @@ def rnn_relu(data: relax.Expr, hidden: relax.Expr, weight: relax.Expr) -> relax.
     Returns
     -------
     result : relax.Call
-        The hidden states after each step, ``(steps, batch, size)``. Half precision is computed in float32.
+        The hidden states after each step, ``(steps, batch, size)``. Half precision is computed in
+        float32.
     """
     return relax.Call(Op.get("relax.grad.rnn_relu"), [data, hidden, weight])
 
@@ -156,9 +164,10 @@ def recurrent_backward(
     Returns
     -------
     result : relax.Call
-        The gradients with respect to the products with the recurrent weight, ``(steps, batch, gates * size)``, and to the
-        cells of an LSTM or the hidden states of the others, through all later steps, ``(steps, batch, size)``. Then
-        those of the initial hidden state, and of the initial cell of an LSTM. Half precision is computed in float32.
+        The gradients with respect to the products with the recurrent weight,
+        ``(steps, batch, gates * size)``, and to the cells of an LSTM or the hidden states of the
+        others, through all later steps, ``(steps, batch, size)``. Then those of the initial hidden
+        state, and of the initial cell of an LSTM. Half precision is computed in float32.
     """
     others = [] if cells_grad is None else [cells_grad]
     return relax.Call(
@@ -174,7 +183,8 @@ def recurrent_tangent(
     weight: relax.Expr,
     cell: relax.Expr | None = None,
 ) -> relax.Call:
-    """Derivative of the recurrence of a layer along a direction, the transpose of :func:`recurrent_backward`.
+    """Derivative of the recurrence of a layer along a direction, the transpose of
+    :func:`recurrent_backward`.
 
     Parameters
     ----------
@@ -192,8 +202,8 @@ def recurrent_tangent(
     Returns
     -------
     result : relax.Call
-        The derivatives of the hidden states, of the sums of the gates, and of the cells of an LSTM. Half precision is
-        computed in float32.
+        The derivatives of the hidden states, of the sums of the gates, and of the cells of an LSTM.
+        Half precision is computed in float32.
     """
     others = [] if cell is None else [cell]
     return relax.Call(
@@ -204,7 +214,8 @@ def recurrent_tangent(
 def previous_steps(data: relax.Expr, initial: relax.Expr) -> relax.Call:
     """Values of the step before each step.
 
-    A slice and a concatenation would have extents that no analysis simplifies, if the number of steps is symbolic.
+    A slice and a concatenation would have extents that no analysis simplifies, if the number of
+    steps is symbolic.
 
     Parameters
     ----------
@@ -250,25 +261,28 @@ def slopes_of(slopes: relax.Expr, weight: relax.Expr) -> int:
         ):
             return count
     raise ValueError(
-        "slopes and weight must have the extents 6 * size and (4 * size, size) for an LSTM, 4 * size and (3 * size, "
-        "size) for a GRU, 5 * size and (3 * size, size) for a GRU that resets first, or size and (size, size) for an "
-        "RNN, but their shapes are " + " and ".join(shape_text(shape.values) for shape in shapes)
+        "slopes and weight must have the extents 6 * size and (4 * size, size) for an LSTM, 4 * "
+        "size and (3 * size, size) for a GRU, 5 * size and (3 * size, size) for a GRU that "
+        "resets first, or size and (size, size) for an RNN, but their shapes are "
+        + " and ".join(shape_text(shape.values) for shape in shapes)
     )
 
 
 def _tensors(call: relax.Call, ranks: dict[str, int]) -> list[relax.TensorType]:
-    """Return the types of the arguments, which must have these names, ranks and one floating-point dtype."""
+    """Return the types of the arguments, which must have these names, ranks and one floating-point
+    dtype."""
     names = list(ranks)[: len(call.args)]
     kinds = [tensor_type(call, i, name) for i, name in enumerate(names)]
     for name, kind in zip(names, kinds, strict=True):
         if kind.ndim != ranks[name] or not isinstance(kind.shape, relax.ShapeExpr):
             raise ValueError(
-                f"{call.op.name}: {name} must have {ranks[name]} dimensions of known extents, but its type is {kind}"
+                f"{call.op.name}: {name} must have {ranks[name]} dimensions of known extents, "
+                f"but its type is {kind}"
             )
         if kind.dtype is None or dtype_of(kind) != dtype_of(kinds[0]):
             raise ValueError(
-                f"{call.op.name}: {name} must have the dtype of {names[0]}, whose type is {kinds[0]}, but its type is "
-                f"{kind}"
+                f"{call.op.name}: {name} must have the dtype of {names[0]}, whose type is "
+                f"{kinds[0]}, but its type is {kind}"
             )
         if not dtype_of(kind).startswith(("float", "bfloat")):
             raise ValueError(
@@ -288,8 +302,8 @@ def _check(
             for info, argument in zip(call.op.arguments, call.args, strict=False)
         )
         raise ValueError(
-            f"{call.op.name}: {name} must have the shape {shape_text(list(extents))}, by the other arguments, but it "
-            f"has {shape_text(found)}; the arguments are {given}"
+            f"{call.op.name}: {name} must have the shape {shape_text(list(extents))}, by the "
+            f"other arguments, but it has {shape_text(found)}; the arguments are {given}"
         )
 
 
@@ -299,7 +313,8 @@ _RANKS = {"data": 3, "hidden": 2, "cell": 2, "weight": 2, "bias": 1}
 def _infer_layer(
     call: relax.Call, names: Sequence[str], gates: int
 ) -> tuple[relax.TensorType, list, tirx.PrimExpr]:
-    """Check the arguments of a layer, and return the type of its data, the steps and the batch, and the size."""
+    """Check the arguments of a layer, and return the type of its data, the steps and the batch, and
+    the size."""
     kinds = dict(zip(names, _tensors(call, {name: _RANKS[name] for name in names}), strict=True))
     data = kinds["data"]
     steps, batch, _ = data.shape.values
@@ -374,12 +389,13 @@ def _infer_previous(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     _has_steps(call, data)
     if initial.dtype is None or dtype_of(initial) != dtype_of(data):
         raise ValueError(
-            f"{call.op.name}: initial must have the dtype of data, whose type is {data}, but its type is {initial}"
+            f"{call.op.name}: initial must have the dtype of data, whose type is {data}, but its "
+            f"type is {initial}"
         )
     if initial.ndim != data.ndim - 1 or not isinstance(initial.shape, relax.ShapeExpr):
         raise ValueError(
-            f"{call.op.name}: initial must have the shape of data, whose type is {data}, without the first axis, but "
-            f"its type is {initial}"
+            f"{call.op.name}: initial must have the shape of data, whose type is {data}, without "
+            f"the first axis, but its type is {initial}"
         )
     _check(call, "initial", initial, list(data.shape.values)[1:])
     return data
@@ -394,7 +410,8 @@ def _infer_next(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
 def _has_steps(call: relax.Call, data: relax.TensorType) -> None:
     if not isinstance(data.shape, relax.ShapeExpr) or data.ndim < 1 or data.dtype is None:
         raise ValueError(
-            f"{call.op.name}: data must have an axis of steps, known extents and a dtype, but its type is {data}"
+            f"{call.op.name}: data must have an axis of steps, known extents and a dtype, but "
+            f"its type is {data}"
         )
 
 
@@ -409,8 +426,8 @@ def _slopes_of(call: relax.Call) -> int:
 def _only_of_lstm(call: relax.Call, count: int, name: str, given: Sequence) -> None:
     if given and count != 6:
         raise ValueError(
-            f"{call.op.name}: {name} must not be given: the slopes have {count} parts, and only the 6 of an LSTM "
-            "belong to a cell"
+            f"{call.op.name}: {name} must not be given: the slopes have {count} parts, and only "
+            "the 6 of an LSTM belong to a cell"
         )
 
 

@@ -31,8 +31,8 @@ def cumsum_backward_data(
     Returns
     -------
     result : relax.Call
-        A tensor of shape ``data_shape`` and the dtype of ``output_grad``, which is ``dtype`` if that is given;
-        half precision is accumulated in float32.
+        A tensor of shape ``data_shape`` and the dtype of ``output_grad``, which is ``dtype`` if
+        that is given; half precision is accumulated in float32.
     """
     return relax.Call(
         Op.get("relax.grad.cumsum_backward_data"),
@@ -46,8 +46,8 @@ def linear_scan(
 ) -> relax.Call:
     """Linear recurrence along an axis, the building block of the gradients of products.
 
-    ``y[i + 1] = multiplier[i] * y[i] + increment[i]`` from ``y[0] = 0``. Without increments, ``y[i]`` is the
-    product of the multipliers before ``i``, from ``y[0] = 1``.
+    ``y[i + 1] = multiplier[i] * y[i] + increment[i]`` from ``y[0] = 0``. Without increments,
+    ``y[i]`` is the product of the multipliers before ``i``, from ``y[0] = 1``.
 
     Parameters
     ----------
@@ -61,7 +61,8 @@ def linear_scan(
     Returns
     -------
     result : relax.Call
-        A tensor of the shape and the dtype of ``multiplier``; half precision is accumulated in float32.
+        A tensor of the shape and the dtype of ``multiplier``; half precision is accumulated in
+        float32.
     """
     return _scan("linear_scan", multiplier, increment, axis)
 
@@ -71,8 +72,8 @@ def linear_scan_reverse(
 ) -> relax.Call:
     """Linear recurrence from the end of an axis: :func:`linear_scan` in reverse.
 
-    ``y[i - 1] = multiplier[i] * y[i] + increment[i]``, from 0, or from 1 without increments, at the last
-    element.
+    ``y[i - 1] = multiplier[i] * y[i] + increment[i]``, from 0, or from 1 without increments, at the
+    last element.
 
     Parameters
     ----------
@@ -82,7 +83,8 @@ def linear_scan_reverse(
     Returns
     -------
     result : relax.Call
-        A tensor of the shape and the dtype of ``multiplier``; half precision is accumulated in float32.
+        A tensor of the shape and the dtype of ``multiplier``; half precision is accumulated in
+        float32.
     """
     return _scan("linear_scan_reverse", multiplier, increment, axis)
 
@@ -109,8 +111,8 @@ def _infer_linear_scan(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
         increment = tensor_type(call, 1, "increment")
         if shapes_may_differ(increment, multiplier) or dtype_of(increment) != dtype_of(multiplier):
             raise ValueError(
-                f"{call.op.name}: increment must have the type {multiplier} of multiplier, but it has "
-                f"{increment}"
+                f"{call.op.name}: increment must have the type {multiplier} of multiplier, but "
+                f"it has {increment}"
             )
     return multiplier
 
@@ -119,8 +121,8 @@ def _check_axis(call: relax.Call, name: str, ndim: int) -> None:
     axis = int(call.attrs.axis)
     if ndim != -1 and not -ndim <= axis < ndim:
         raise ValueError(
-            f"{call.op.name}: axis must lie in [{-ndim}, {ndim}), as {name} has {ndim} dimensions, but "
-            f"it is {axis}"
+            f"{call.op.name}: axis must lie in [{-ndim}, {ndim}), as {name} has {ndim} "
+            f"dimensions, but it is {axis}"
         )
 
 

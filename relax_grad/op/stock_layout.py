@@ -1,7 +1,8 @@
 """Layout inference for operators of TVM that lack it and are frequent in the gradients of networks.
 
-Without it, ``relax.transform.ConvertLayout`` restores the order of the axes around each of these operators: the
-``where`` of every ``relu``, and the sum of every bias. Wrong layout inferences of TVM are corrected here.
+Without it, ``relax.transform.ConvertLayout`` restores the order of the axes around each of these
+operators: the ``where`` of every ``relu``, and the sum of every bias. Wrong layout inferences of
+TVM are corrected here.
 """
 
 from __future__ import annotations

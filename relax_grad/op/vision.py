@@ -1,8 +1,9 @@
 """The backward operators of pooling over regions of interest.
 
-Each is linear in its first argument. For ``mode="max"`` and for roi_pool it also depends on the positions of the
-largest elements of the data. The transpose of the gradient is then the derivative along a direction: the
-forward operator on the direction, at the positions of the largest elements of the data.
+Each is linear in its first argument. For ``mode="max"`` and for roi_pool it also depends on the
+positions of the largest elements of the data. The transpose of the gradient is then the derivative
+along a direction: the forward operator on the direction, at the positions of the largest elements
+of the data.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def roi_align_jvp(
     data_direction : relax.Expr
         The direction, of the type of the data.
     data, rois, **attrs
-        As for :func:`roi_align_backward_data`. For the mode ``avg``, which is linear, the derivative is
-        ``roi_align(data_direction, rois, **attrs)``.
+        As for :func:`roi_align_backward_data`. For the mode ``avg``, which is linear, the
+        derivative is ``roi_align(data_direction, rois, **attrs)``.
 
     Returns
     -------

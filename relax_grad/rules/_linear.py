@@ -10,7 +10,8 @@ from ..op.rank import named
 from ..registry import register_gradient
 from ._util import cast_like, no_grad, widen
 
-#: Takes the gradient with respect to the result, and the call; returns the gradient with respect to the argument.
+#: Takes the gradient with respect to the result, and the call; returns the gradient with respect to
+#: the argument.
 Transpose = Callable[[relax.Expr, relax.Call], relax.Expr]
 
 
@@ -25,8 +26,8 @@ def register_linear(
 ) -> None:
     """Register the gradient of an operator that is linear in its first argument.
 
-    The other arguments get no gradient: shapes, indices, and tensors of which only the shape or the positions of the
-    largest elements matter.
+    The other arguments get no gradient: shapes, indices, and tensors of which only the shape or the
+    positions of the largest elements matter.
 
     Parameters
     ----------

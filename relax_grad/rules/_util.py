@@ -85,10 +85,11 @@ def is_static(expr: relax.Expr) -> bool:
 def shape_arg(expr: relax.Expr) -> relax.Expr:
     """Return a tensor's shape in the form that backward operators take.
 
-    A static shape is a constant shape expression. A symbolic shape is read off the tensor by ``shape_of``: the stock
-    Gradient pass cannot traverse a shape expression with symbolic variables, so a backward graph that holds one could
-    not be differentiated again. TVM's own operators infer no usable type from that form. :func:`broadcast_like` and
-    :func:`unbroadcast` replace the two of them that are needed.
+    A static shape is a constant shape expression. A symbolic shape is read off the tensor by
+    ``shape_of``: the stock Gradient pass cannot traverse a shape expression with symbolic
+    variables, so a backward graph that holds one could not be differentiated again. TVM's own
+    operators infer no usable type from that form. :func:`broadcast_like` and :func:`unbroadcast`
+    replace the two of them that are needed.
     """
     return expr.ty.shape if is_static(expr) else relax.op.shape_of(expr)
 
@@ -130,8 +131,8 @@ def broadcast_shape(grad: relax.Expr, like: relax.Expr) -> list[tirx.PrimExpr]:
     shape_of(like)
     if not isinstance(grad.ty.shape, relax.ShapeExpr):
         raise GradientError(
-            f"the shapes of all arguments must be known, static or symbolic, to tell along which axes {like} "
-            "was broadcast; give each one with relax.match_cast"
+            "the shapes of all arguments must be known, static or symbolic, to tell along which "
+            f"axes {like} was broadcast; give each one with relax.match_cast"
         )
     return shape_of(grad)
 
@@ -176,8 +177,8 @@ def cast_each(
 def float_only(rule):
     """Wrap the rule of an operator of one argument so that integers have no gradient.
 
-    There is none for an integer argument, nor for a result that is rounded to integers. A tuple counts as
-    floating point.
+    There is none for an integer argument, nor for a result that is rounded to integers. A tuple
+    counts as floating point.
     """
 
     @functools.wraps(rule)

@@ -46,7 +46,8 @@ def to_vdevice(orig_var, orig_call, output_grad, ctx):
 def hint_on_device(orig_var, orig_call, output_grad, ctx):
     """Gradient of hint_on_device.
 
-    Forward form: ``y = hint_on_device(x, dst_vdevice)``, which is ``x``, copied to another device if necessary.
+    Forward form: ``y = hint_on_device(x, dst_vdevice)``, which is ``x``, copied to another device
+    if necessary.
 
     Backward form: ``[to_vdevice(y_grad, vdevice of x)]``, or ``[y_grad]`` if ``x`` is on the device
     already. If the type of ``x`` names no device, the hint places it on the given one.

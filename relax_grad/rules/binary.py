@@ -1,6 +1,7 @@
 """Gradients of element-wise functions of two or more arguments.
 
-The functions are data: :data:`_PARTIALS` has the derivatives of each, and one rule implements the rest.
+The functions are data: :data:`_PARTIALS` has the derivatives of each, and one rule implements the
+rest.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _SYMBOLIC = "fails at order 2 for symbolic broadcasts, and gives integer tensors
 class _Function:
     """The derivatives of an element-wise function, and the errors of TVM's rule.
 
-    ``in_float32`` says that half precision must be computed in float32. Otherwise an intermediate result can
-    overflow where the partial does not, or the errors of several steps add up.
+    ``in_float32`` says that half precision must be computed in float32. Otherwise an intermediate
+    result can overflow where the partial does not, or the errors of several steps add up.
     """
 
     partials: tuple[Partial, ...]
@@ -47,7 +48,8 @@ class _Function:
 
 
 def _power_x1(g, x1, x2, y):
-    """Return ``g`` times the derivative of ``x1 ** x2`` by ``x1``: 0 for ``x2 = 0``, also if ``x1 = 0``."""
+    """Return ``g`` times the derivative of ``x1 ** x2`` by ``x1``: 0 for ``x2 = 0``, also if
+    ``x1 = 0``."""
     slope = g * x2 * op.power(x1, x2 - const_like(1, x2))
     exponent = constant_value(x2)
     if exponent is not None and np.all(exponent != 0):
@@ -56,7 +58,8 @@ def _power_x1(g, x1, x2, y):
 
 
 def _power_x2(g, x1, x2, y):
-    """Return ``g`` times the derivative of ``x1 ** x2`` by ``x2``: 0 for ``x1 = 0`` and ``x2 >= 0``."""
+    """Return ``g`` times the derivative of ``x1 ** x2`` by ``x2``: 0 for ``x1 = 0`` and
+    ``x2 >= 0``."""
     slope = g * y * op.log(x1)
     base = constant_value(x1)
     if base is not None and np.all(base != 0):
@@ -74,7 +77,8 @@ def _atan2_share(g, numerator, x1, x2):
 
 
 def _chosen(lost: Callable[..., relax.Expr]) -> Partial:
-    """Return a partial: 0 where ``lost(x1, x2)``, half of the gradient for equal arguments, else the gradient."""
+    """Return a partial: 0 where ``lost(x1, x2)``, half of the gradient for equal arguments, else
+    the gradient."""
 
     def partial(g, x1, x2, y):
         half = g * const_like(0.5, g)
@@ -155,8 +159,8 @@ def _rule(name: str, function: _Function):
 
         Forward form: ``y = {forward}(x1, x2, ...)``, with broadcasting.
 
-        Backward form: ``[y_grad * df/dx1, y_grad * df/dx2, ...]``, each summed over the axes along which
-        its argument was broadcast.
+        Backward form: ``[y_grad * df/dx1, y_grad * df/dx2, ...]``, each summed over the axes along
+        which its argument was broadcast.
         """
         if not is_float(orig_var):
             return [no_grad(argument) for argument in orig_call.args]
@@ -184,7 +188,8 @@ def _tensor(expr: relax.Expr) -> relax.Expr:
 
 
 def _widened(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
-    """Cast half precision to float32; a constant stays a constant, any other cast is emitted once."""
+    """Cast half precision to float32; a constant stays a constant, any other cast is emitted
+    once."""
     if not is_float(expr):
         return expr
     value = constant_value(expr)

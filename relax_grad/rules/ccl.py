@@ -1,10 +1,10 @@
 """Gradients of collective communication.
 
-Every worker runs the same program, and the same program of gradients, on its own tensors. The differentiated
-function is the sum of the workers' functions. So the gradient of a tensor on a worker is the derivative of that
-sum with respect to the worker's own copy. Copies that must stay equal need the sum of their gradients:
-``ccl.allreduce``. The gradient of a collective is a collective. Every worker must execute it at the same point
-of its program.
+Every worker runs the same program, and the same program of gradients, on its own tensors. The
+differentiated function is the sum of the workers' functions. So the gradient of a tensor on a
+worker is the derivative of that sum with respect to the worker's own copy. Copies that must stay
+equal need the sum of their gradients: ``ccl.allreduce``. The gradient of a collective is a
+collective. Every worker must execute it at the same point of its program.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def allreduce(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = ccl.allreduce(x, op_type, in_group)``.
 
-    Backward form: for "sum" and "avg" ``[ccl.allreduce(y_grad, op_type, in_group)]``; for "min" and "max"
-    the sum of ``y_grad`` over the workers, shared evenly by the workers whose ``x`` is ``y``. "prod" is an
-    error: no composition of collectives is correct where an ``x`` is 0.
+    Backward form: for "sum" and "avg" ``[ccl.allreduce(y_grad, op_type, in_group)]``; for "min" and
+    "max" the sum of ``y_grad`` over the workers, shared evenly by the workers whose ``x`` is ``y``.
+    "prod" is an error: no composition of collectives is correct where an ``x`` is 0.
     """
     (x,) = orig_call.args
     op_type, in_group = str(orig_call.attrs.op_type), bool(orig_call.attrs.in_group)
@@ -40,8 +40,8 @@ def allreduce(orig_var, orig_call, output_grad, ctx):
         total = op.ccl.allreduce(output_grad, "sum", in_group)
         return [op.where(chosen, total / count, zero(x))]
     raise GradientError(
-        f"allreduce has a gradient for sum, avg, min and max, not for {op_type!r}; a product of positive "
-        "numbers is exp(allreduce(log(x), 'sum'))"
+        f"allreduce has a gradient for sum, avg, min and max, not for {op_type!r}; a product of "
+        "positive numbers is exp(allreduce(log(x), 'sum'))"
     )
 
 
@@ -52,8 +52,9 @@ def allgather(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = ccl.allgather(x, num_workers, in_group)``.
 
-    Backward form: ``[allgather_backward_x(y_grad, x.shape, num_workers, in_group)]``: each worker takes its own
-    shard of the sum of the workers' gradients. The workers of a group have consecutive numbers.
+    Backward form: ``[allgather_backward_x(y_grad, x.shape, num_workers, in_group)]``: each worker
+    takes its own shard of the sum of the workers' gradients. The workers of a group have
+    consecutive numbers.
     """
     (x,) = orig_call.args
     attrs = orig_call.attrs
@@ -71,8 +72,8 @@ def broadcast_from_worker0(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = ccl.broadcast_from_worker0(x)``.
 
-    Backward form: ``[broadcast_from_worker0_backward_x(y_grad)]``: the sum of the workers' gradients on
-    worker 0, and 0 on the others, where ``x`` is not read.
+    Backward form: ``[broadcast_from_worker0_backward_x(y_grad)]``: the sum of the workers'
+    gradients on worker 0, and 0 on the others, where ``x`` is not read.
     """
     return [backward.broadcast_from_worker0_backward_x(output_grad)]
 
@@ -84,8 +85,8 @@ def scatter_from_worker0(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = ccl.scatter_from_worker0(x, num_workers, axis)``.
 
-    Backward form: ``[scatter_from_worker0_backward_x(y_grad, x.shape, num_workers, axis)]``: the workers'
-    gradients concatenated on worker 0, and 0 on the others, where ``x`` is not read.
+    Backward form: ``[scatter_from_worker0_backward_x(y_grad, x.shape, num_workers, axis)]``: the
+    workers' gradients concatenated on worker 0, and 0 on the others, where ``x`` is not read.
     """
     (x,) = orig_call.args
     attrs = orig_call.attrs
@@ -101,11 +102,11 @@ def scatter_from_worker0(orig_var, orig_call, output_grad, ctx):
 def redistribute_replica_to_shard(orig_var, orig_call, output_grad, ctx):
     """Gradient of dist.redistribute_replica_to_shard.
 
-    Forward form: ``y = dist.redistribute_replica_to_shard(x, num_workers, axis)``, the worker's own shard
-    of its own ``x``.
+    Forward form: ``y = dist.redistribute_replica_to_shard(x, num_workers, axis)``, the worker's own
+    shard of its own ``x``.
 
-    Backward form: ``[redistribute_replica_to_shard_backward_input(y_grad, x.shape, num_workers, axis)]``:
-    the gradient at the worker's own shard, and 0 elsewhere.
+    Backward form: ``[redistribute_replica_to_shard_backward_input(y_grad, x.shape, num_workers,
+    axis)]``: the gradient at the worker's own shard, and 0 elsewhere.
     """
     (x,) = orig_call.args
     attrs = orig_call.attrs
@@ -122,7 +123,7 @@ def annotate_sharding(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = dist.annotate_sharding(x, device_mesh, placement)``, which is ``x``.
 
-    Backward form: ``[dist.annotate_sharding(y_grad, device_mesh, placement)]``: a gradient has the placement of
-    its tensor.
+    Backward form: ``[dist.annotate_sharding(y_grad, device_mesh, placement)]``: a gradient has the
+    placement of its tensor.
     """
     return [relax.Call(orig_call.op, [output_grad], orig_call.attrs)]

@@ -18,14 +18,16 @@ def with_backward(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = with_backward(outputs, inputs, residuals, backward)``, which is ``outputs``.
 
-    Backward form: ``inputs`` have ``backward(*y, *residuals, *y_grad)``, whose body is emitted; the other arguments
-    have no gradient. The function takes ``y`` instead of ``outputs``, so that second derivatives pass through it.
+    Backward form: ``inputs`` have ``backward(*y, *residuals, *y_grad)``, whose body is emitted; the
+    other arguments have no gradient. The function takes ``y`` instead of ``outputs``, so that
+    second derivatives pass through it.
     """
     outputs, _, residuals, backward = orig_call.args
     module = ctx.get()
     if backward not in module.functions:
         raise GradientError(
-            f"the module has no function {backward.name_hint}; differentiate it before functions are removed"
+            f"the module has no function {backward.name_hint}; differentiate it before functions "
+            "are removed"
         )
     arguments = [*map(tuple_fields, (orig_var, residuals, output_grad))]
     arguments = [

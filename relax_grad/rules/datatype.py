@@ -19,7 +19,8 @@ def astype(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = astype(x, dtype)``.
 
-    Backward form: ``[astype(y_grad, x.dtype)]`` between floating-point dtypes, ``[no_grad]`` otherwise.
+    Backward form: ``[astype(y_grad, x.dtype)]`` between floating-point dtypes, ``[no_grad]``
+    otherwise.
     """
     return _cast_gradient(orig_var, orig_call, output_grad, ctx)
 
@@ -30,6 +31,7 @@ def wrap_param(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = wrap_param(x, dtype)``, a cast.
 
-    Backward form: ``[astype(y_grad, x.dtype)]`` between floating-point dtypes, ``[no_grad]`` otherwise.
+    Backward form: ``[astype(y_grad, x.dtype)]`` between floating-point dtypes, ``[no_grad]``
+    otherwise.
     """
     return _cast_gradient(orig_var, orig_call, output_grad, ctx)

@@ -53,8 +53,9 @@ def grid_sample(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = grid_sample(x, grid)``.
 
-    Backward form: ``[grid_sample_backward_data(y_grad, x.shape, grid), grid_sample_backward_grid(y_grad,
-    x, grid)]``; the method ``nearest`` has no gradient with respect to the grid.
+    Backward form: ``[grid_sample_backward_data(y_grad, x.shape, grid),
+    grid_sample_backward_grid(y_grad, x, grid)]``; the method ``nearest`` has no gradient with
+    respect to the grid.
     """
     data, grid = orig_call.args
     attrs = grid_sample_attrs(orig_call)
@@ -71,8 +72,8 @@ def _resize(builder, call, output_grad):
     attrs = resize_attrs(call)
     if len(attrs["layout"]) != data.ty.ndim or "c" in attrs["layout"]:
         raise GradientError(
-            f"the layout must be a permutation of NCHW or NCDHW, but it is {attrs['layout']!r}; a layout "
-            "with packed channels must be unpacked before the operator"
+            f"the layout must be a permutation of NCHW or NCDHW, but it is {attrs['layout']!r}; "
+            "a layout with packed channels must be unpacked before the operator"
         )
     return [
         builder(output_grad, shape_arg(data), size, **attrs, out_dtype=dtype_of(data)),

@@ -23,8 +23,8 @@ def take(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = take(x, indices, axis, mode)``.
 
-    Backward form: ``[take_backward(y_grad, x, indices, axis, mode), no_grad]``: each element of x sums
-    the gradients of its copies in y; an out-of-bounds index contributes nothing.
+    Backward form: ``[take_backward(y_grad, x, indices, axis, mode), no_grad]``: each element of x
+    sums the gradients of its copies in y; an out-of-bounds index contributes nothing.
     """
     x, indices = orig_call.args
     return [
@@ -56,14 +56,15 @@ def strided_slice(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = strided_slice(x, axes, begin, end, strides)``.
 
-    Backward form: ``[strided_slice_backward_data(y_grad, x.shape, axes, begin, end, strides), no_grad,
+    Backward form: ``[strided_slice_backward_data(y_grad, x.shape, axes, begin, end, strides),
+    no_grad,
     ...]``: the gradient of each element in the slice, 0 for the others.
     """
     x, axes, begin, end, *strides = orig_call.args
     if not all(isinstance(arg, relax.Tuple) for arg in orig_call.args[1:]):
         raise GradientError(
-            "axes, begin, end and strides must be written out as tuples, as TVM needs them to compile "
-            f"the slice, but the call is {orig_call}"
+            "axes, begin, end and strides must be written out as tuples, as TVM needs them to "
+            f"compile the slice, but the call is {orig_call}"
         )
     if (
         orig_call.attrs.assume_inbound
@@ -71,8 +72,8 @@ def strided_slice(orig_var, orig_call, output_grad, ctx):
         and any(_is_negative(s) for s in strides[0].fields)
     ):
         raise GradientError(
-            "TVM infers a wrong extent for a negative stride with assume_inbound; without assume_inbound "
-            "it infers the right one"
+            "TVM infers a wrong extent for a negative stride with assume_inbound; without "
+            "assume_inbound it infers the right one"
         )
     if any(is_const(dim) and int(dim) < 0 for dim in shape_of(orig_var)):
         raise GradientError(
@@ -94,8 +95,8 @@ def dynamic_strided_slice(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = dynamic_strided_slice(x, begin, end, strides)``.
 
-    Backward form: ``[dynamic_strided_slice_backward_data(y_grad, x.shape, begin, end, strides), no_grad,
-    no_grad, no_grad]``.
+    Backward form: ``[dynamic_strided_slice_backward_data(y_grad, x.shape, begin, end, strides),
+    no_grad, no_grad, no_grad]``.
     """
     x, *bounds = orig_call.args
     return [

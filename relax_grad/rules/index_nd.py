@@ -12,11 +12,12 @@ from ._util import no_grad, shape_arg
 def gather_nd(orig_var, orig_call, output_grad, ctx):
     """Gradient of gather_nd.
 
-    Forward form: ``y[b, p, ..] = data[b, indices[b, p, 0], indices[b, p, 1], .., ..]`` with ``batch_dims``
-    axes ``b``.
+    Forward form: ``y[b, p, ..] = data[b, indices[b, p, 0], indices[b, p,
+    1], .., ..]`` with ``batch_dims`` axes ``b``.
 
-    Backward form: ``[gather_nd_backward_data(y_grad, data.shape, indices, batch_dims), no_grad]``: each
-    element of the data sums the gradients of its copies in y; an out-of-bounds index contributes nothing.
+    Backward form: ``[gather_nd_backward_data(y_grad, data.shape, indices, batch_dims), no_grad]``:
+    each element of the data sums the gradients of its copies in y; an out-of-bounds index
+    contributes nothing.
     """
     data, indices = orig_call.args
     return [

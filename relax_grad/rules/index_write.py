@@ -1,9 +1,10 @@
 """Gradients of the operators that write at indices.
 
-Let ``p(k)`` be the index of update ``k``. All of them apply ``state[p(k)] = f(state[p(k)], updates[k])`` for each
-update in order, starting from the data. A :class:`Writer` holds the operator that writes at the indices, and the
-one that reads at the same indices. One table holds the partials for each ``f``. An update with an out-of-bounds
-index is not written and gets the gradient 0.
+Let ``p(k)`` be the index of update ``k``. All of them apply
+``state[p(k)] = f(state[p(k)], updates[k])`` for each update in order, starting from the data. A
+:class:`Writer` holds the operator that writes at the indices, and the one that reads at the same
+indices. One table holds the partials for each ``f``. An update with an out-of-bounds index is not
+written and gets the gradient 0.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ class Writer:
     read : Callable
         ``(data)``: the element at the index of each update, and 0 for an out-of-bounds index.
     written : Callable
-        ``(output_grad, reduction)``: the gradient with respect to the updates for ``update`` and ``mean``.
+        ``(output_grad, reduction)``: the gradient with respect to the updates for ``update`` and
+        ``mean``.
     scan : Callable or None
-        ``(start, factors, terms, reverse)``: the states of a recurrence, see ``scatter_elements_scan``.
+        ``(start, factors, terms, reverse)``: the states of a recurrence, see
+        ``scatter_elements_scan``.
     """
 
     write: Callable[[Expr, Expr, str], Expr]
@@ -100,16 +103,18 @@ def _add(writer, call, y, dy, ctx):
 
 
 def _mean(writer, call, y, dy, ctx):
-    """Halve the gradient of the data, and of every earlier update at the index, with each update."""
+    """Halve the gradient of the data, and of every earlier update at the index, with each
+    update."""
     none = relax.op.zeros_like(call.args[2])
     return writer.write(dy, none, "mean"), writer.written(dy, "mean")
 
 
 def _mul(writer, call, y, dy, ctx):
-    """Return for each update the product of the data and earlier updates, times that of later updates.
+    """Return for each update the product of the data and earlier updates, times that of later
+    updates.
 
-    This is also correct for factors of 0. It is computed in float32 at least: the product of either side may be
-    out of range where the product of both is not.
+    This is also correct for factors of 0. It is computed in float32 at least: the product of either
+    side may be out of range where the product of both is not.
     """
     data, _, updates = call.args
     factors, wide_grad = ctx.emit(widen(updates)), ctx.emit(widen(dy))
@@ -139,7 +144,8 @@ def _extreme(writer, call, y, dy, ctx):
     )
 
 
-#: Gradients with respect to data and updates, as functions of writer, call, result, its gradient and builder.
+#: Gradients with respect to data and updates, as functions of writer, call, result, its gradient
+#: and builder.
 _PARTIALS = {
     "update": _update,
     "add": _add,
@@ -154,17 +160,20 @@ _PARTIALS = {
 def scatter_elements(orig_var, orig_call, output_grad, ctx):
     """Gradient of scatter_elements.
 
-    Forward form: ``y = data``, then ``y[.., indices[.., k, ..], ..] = f(y[..], updates[.., k, ..])`` for each
-    update in row-major order.
+    Forward form: ``y = data``, then
+    ``y[.., indices[.., k, ..], ..] = f(y[..], updates[.., k, ..])`` for each update in row-major
+    order.
 
     Backward form, for the reduction
 
-    - update: ``[scatter_elements(y_grad, indices, 0), no_grad, scatter_elements_backward_updates(y_grad,
-      indices)]``: the last update at an index gets its gradient;
+    - update: ``[scatter_elements(y_grad, indices, 0), no_grad,
+      scatter_elements_backward_updates(y_grad, indices)]``: the last update at an index gets its
+      gradient;
     - add: ``[y_grad, no_grad, gather_elements_jvp(y_grad, indices)]``;
     - mean: as for update, with the shares 1/2, 1/4, ... counted from the last update;
-    - mul: ``[scatter_elements(y_grad, indices, updates, "mul"), no_grad, before * after]`` with the product
-      ``before`` of data and earlier updates, and the product ``after`` of y_grad and later updates;
+    - mul: ``[scatter_elements(y_grad, indices, updates, "mul"), no_grad, before *
+      after]`` with the product ``before`` of data and earlier updates, and the product ``after`` of
+      y_grad and later updates;
     - max, min: ``y_grad / N`` for each of the ``N`` elements of data and updates that equal ``y``.
     """
     indices = orig_call.args[1]
@@ -176,8 +185,8 @@ def scatter_elements(orig_var, orig_call, output_grad, ctx):
 def scatter_nd(orig_var, orig_call, output_grad, ctx):
     """Gradient of scatter_nd.
 
-    Forward form: ``y = data``, then ``y[indices[p, 0], indices[p, 1], ..] = f(y[..], updates[p])`` for each
-    point ``p`` in row-major order.
+    Forward form: ``y = data``, then ``y[indices[p, 0], indices[p, 1], ..] = f(y[..], updates[p])``
+    for each point ``p`` in row-major order.
 
     Backward form: that of :func:`scatter_elements`.
     """
@@ -188,11 +197,11 @@ def scatter_nd(orig_var, orig_call, output_grad, ctx):
 def index_put(orig_var, orig_call, output_grad, ctx):
     """Gradient of index_put.
 
-    Forward form: ``y = data``, then ``y[indices[0], indices[1], ..] = values``, or ``+= values`` with
-    ``accumulate``, with indices and values that are broadcast.
+    Forward form: ``y = data``, then ``y[indices[0], indices[1], ..] = values``, or ``+= values``
+    with ``accumulate``, with indices and values that are broadcast.
 
-    Backward form: that of :func:`scatter_elements` with the reductions update and add; the gradient of the
-    values is summed over the axes along which they were broadcast.
+    Backward form: that of :func:`scatter_elements` with the reductions update and add; the gradient
+    of the values is summed over the axes along which they were broadcast.
     """
     data, indices, values = orig_call.args
     listed = listed_shape(ctx, data, indices, values)

@@ -40,10 +40,10 @@ def matmul(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``c = matmul(a, b, out_dtype)``.
 
-    Backward form: ``[matmul(c_grad, b^T), matmul(a^T, c_grad)]``, summed over the batch axes along which
-    the argument was broadcast. If a whole batch meets one matrix, this is a single matrix product. Otherwise it
-    is an einsum, so that the products of the batch are not stored. A vector's missing axis is left out. Half
-    precision is accumulated in float32.
+    Backward form: ``[matmul(c_grad, b^T), matmul(a^T, c_grad)]``, summed over the batch axes along
+    which the argument was broadcast. If a whole batch meets one matrix, this is a single matrix
+    product. Otherwise it is an einsum, so that the products of the batch are not stored. A vector's
+    missing axis is left out. Half precision is accumulated in float32.
     """
     a, b = orig_call.args
     if not is_float(orig_var):
@@ -88,7 +88,8 @@ def _matmul_second(ctx, grad, a, b):
 
 
 def _is_broadcast(x: relax.Expr, grad: relax.Expr) -> bool:
-    """Tell whether matmul has broadcast an argument of two or more axes to the batch of its result."""
+    """Tell whether matmul has broadcast an argument of two or more axes to the batch of its
+    result."""
     full, batch = broadcast_shape(grad, x)[:-2], shape_of(x)[:-2]
     return len(batch) != len(full) or any(
         is_one(extent) and not is_one(whole) for extent, whole in zip(batch, full, strict=True)
@@ -96,7 +97,8 @@ def _is_broadcast(x: relax.Expr, grad: relax.Expr) -> bool:
 
 
 def _summed_product(ctx, grad, a, b, position: int) -> relax.Expr:
-    """Return matmul's partial as an einsum that also sums over the argument's batch axes of extent 1."""
+    """Return matmul's partial as an einsum that also sums over the argument's batch axes of extent
+    1."""
     like, factor = (a, b) if position == 0 else (b, a)
     if _is_empty(grad) or _is_empty(like):  # einsum infers the extent 1 for 0 and 1
         return op.zeros_like(like)
@@ -141,9 +143,9 @@ def einsum(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = einsum((x1, x2, ...), subscripts)``.
 
-    Backward form: for each operand the einsum of ``y_grad`` and the other operands with the operand's
-    subscripts as output. ``einsum_backward_operand`` scatters it to the diagonal of repeated subscripts, and
-    broadcasts it along subscripts that only the operand has.
+    Backward form: for each operand the einsum of ``y_grad`` and the other operands with the
+    operand's subscripts as output. ``einsum_backward_operand`` scatters it to the diagonal of
+    repeated subscripts, and broadcasts it along subscripts that only the operand has.
     """
     (operands,) = orig_call.args
     if not is_float(orig_var):
@@ -175,7 +177,8 @@ def _einsum_operand(
         if not is_one(extent)
     }
     present = set("".join(letters for _, letters in others))
-    # Subscripts that only this operand has, or has with a different extent, are summed, then broadcast.
+    # Subscripts that only this operand has, or has with a different extent, are summed, then
+    # broadcast.
     target = "".join(
         letter
         for letter, extent in dict(zip(own, shape_of(operand), strict=True)).items()
@@ -201,8 +204,8 @@ def _check_extents(terms: list[tuple[relax.Expr, str]]) -> None:
                 continue
             if not analyzer.can_prove_equal(extents.setdefault(letter, extent), extent):
                 raise GradientError(
-                    f"the extents {extents[letter]} and {extent} of one subscript must be known to be "
-                    "equal; give them the same symbolic variable with relax.match_cast"
+                    f"the extents {extents[letter]} and {extent} of one subscript must be known "
+                    "to be equal; give them the same symbolic variable with relax.match_cast"
                 )
 
 

@@ -73,7 +73,8 @@ def repeat(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = repeat(x, repeats, axis)``.
 
-    Backward form: ``[repeat_backward_data(y_grad, x.shape, repeats, axis)]``: the sum of the copies.
+    Backward form: ``[repeat_backward_data(y_grad, x.shape, repeats, axis)]``: the sum of the
+    copies.
     """
     (x,) = orig_call.args
     attrs = orig_call.attrs
@@ -86,8 +87,8 @@ def squeeze(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = squeeze(x, axis)``.
 
-    Backward form: ``[expand_dims(y_grad, axis)]``, except the axes that squeeze keeps because their extent
-    is not 1.
+    Backward form: ``[expand_dims(y_grad, axis)]``, except the axes that squeeze keeps because their
+    extent is not 1.
     """
     (x,) = orig_call.args
     extents = shape_of(x)

@@ -20,8 +20,8 @@ def concat(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = concat((x1, x2, ...), axis)``.
 
-    Backward form: ``[split(y_grad, [x1.shape[axis], x1.shape[axis] + x2.shape[axis], ...], axis)]``, or
-    ``concat_backward_tensors`` if split does not support the extents.
+    Backward form: ``[split(y_grad, [x1.shape[axis], x1.shape[axis] + x2.shape[axis], ...],
+    axis)]``, or ``concat_backward_tensors`` if split does not support the extents.
     """
     (tensors,) = orig_call.args
     fields = tuple_fields(tensors)
@@ -42,7 +42,8 @@ def concat(orig_var, orig_call, output_grad, ctx):
 def split(orig_var, orig_call, output_grad, ctx):
     """Gradient of split.
 
-    Forward form: ``y1, y2, ... = split(x, indices_or_sections, axis)``; a split into one is ``y = x``.
+    Forward form: ``y1, y2, ... = split(x, indices_or_sections, axis)``; a split into one is
+    ``y = x``.
 
     Backward form: ``[concat((y1_grad, y2_grad, ...), axis)]``, or ``split_backward_x`` if the parts
     overlap or their extents along the axis are symbolic.
@@ -56,8 +57,8 @@ def split(orig_var, orig_call, output_grad, ctx):
     extents = [field.shape.values[axis] for field in orig_var.ty.fields]
     if any(is_const(part) and int(part) < 0 for part in extents):
         raise GradientError(
-            f"TVM infers the extents {[int(part) for part in extents]} for a split of {int(extent)} into "
-            f"{len(extents)}; split at indices instead"
+            f"TVM infers the extents {[int(part) for part in extents]} for a split of "
+            f"{int(extent)} into {len(extents)}; split at indices instead"
         )
     if all(map(is_const, [extent, *extents])) and sum(map(int, extents)) == int(extent):
         return [relax.op.concat(output_grad, axis)]
@@ -82,11 +83,11 @@ def stack(orig_var, orig_call, output_grad, ctx):
 def meshgrid(orig_var, orig_call, output_grad, ctx):
     """Gradient of meshgrid.
 
-    Forward form: ``y1, y2, ... = meshgrid((x1, x2, ...), indexing)``: each ``yi`` repeats ``xi`` along
-    the axes of the others; with the indexing ``"xy"`` the first two axes are swapped.
+    Forward form: ``y1, y2, ... = meshgrid((x1, x2, ...), indexing)``: each ``yi`` repeats ``xi``
+    along the axes of the others; with the indexing ``"xy"`` the first two axes are swapped.
 
-    Backward form: ``[(sum(y1_grad, axes of the others), sum(y2_grad, axes of the others), ...)]``, in
-    float32 at least.
+    Backward form: ``[(sum(y1_grad, axes of the others), sum(y2_grad, axes of the others), ...)]``,
+    in float32 at least.
     """
     (tensors,) = orig_call.args
     fields = tuple_fields(tensors)

@@ -26,19 +26,20 @@ def flip(orig_var, orig_call, output_grad, ctx):
 def reverse_sequence(orig_var, orig_call, output_grad, ctx):
     """Gradient of reverse_sequence.
 
-    Forward form: ``y = reverse_sequence(x, seq_lengths, seq_axis, batch_axis)``, which reverses the first
-    ``seq_lengths[b]`` elements of each sequence ``b``.
+    Forward form: ``y = reverse_sequence(x, seq_lengths, seq_axis, batch_axis)``, which reverses the
+    first ``seq_lengths[b]`` elements of each sequence ``b``.
 
-    Backward form: ``[reverse_sequence(y_grad, seq_lengths, seq_axis, batch_axis), no_grad]``: the operator is
-    its own inverse.
+    Backward form: ``[reverse_sequence(y_grad, seq_lengths, seq_axis, batch_axis), no_grad]``: the
+    operator is its own inverse.
     """
     x, seq_lengths = orig_call.args
     ndim = x.ty.ndim
     seq_axis, batch_axis = int(orig_call.attrs.seq_axis), int(orig_call.attrs.batch_axis)
     if ndim < 0 or seq_axis % ndim == batch_axis % ndim:
         raise GradientError(
-            f"seq_axis and batch_axis must be two axes of a tensor of known rank, but they are {seq_axis} "
-            f"and {batch_axis} of {x.ty}; with one axis for both, elements are lost and repeated"
+            "seq_axis and batch_axis must be two axes of a tensor of known rank, but they are "
+            f"{seq_axis} and {batch_axis} of {x.ty}; with one axis for both, elements are lost "
+            "and repeated"
         )
     return [
         relax.op.reverse_sequence(output_grad, seq_lengths, seq_axis, batch_axis),

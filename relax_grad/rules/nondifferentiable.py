@@ -1,8 +1,8 @@
 """The operators without a gradient, and the reasons.
 
-If the result of an operator does not depend on its arguments, or not continuously, it counts as a constant:
-its gradient is zero, and no code is emitted for it. If the result does depend on the arguments, in a way that
-no rule can know, a gradient that reaches the operator is an error.
+If the result of an operator does not depend on its arguments, or not continuously, it counts as a
+constant: its gradient is zero, and no code is emitted for it. If the result does depend on the
+arguments, in a way that no rule can know, a gradient that reaches the operator is an error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _STOCK = {
     CONSTANT: "ones ones_like zeros zeros_like",
 }
 
-#: Operators whose result may depend on floating-point arguments: a gradient that reaches it is an error.
+#: Operators whose result may depend on floating-point arguments: a gradient that reaches it is an
+#: error.
 _REFUSED = {
     SELECTION: "unique vision.get_valid_counts vision.non_max_suppression",
     OPAQUE: """
@@ -66,7 +67,8 @@ _REMEDIES = {
     OPAQUE: "register a gradient for it: relax.call_tir_with_grad takes one by name, and "
     "relax.op.register_gradient one for the operator",
     INTERNAL: "differentiate the function before it is lowered",
-    ONCE: "let its backward function compute from the inputs and the outputs only, without once_differentiable",
+    ONCE: "let its backward function compute from the inputs and the outputs only, without "
+    "once_differentiable",
     DISTRIBUTED: "differentiate the function before it is distributed",
 }
 

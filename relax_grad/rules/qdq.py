@@ -1,18 +1,19 @@
 """Gradients of quantization: the straight-through estimator.
 
-``q = quantize(x, scale, zero_point)`` is a staircase, whose derivative is zero or undefined. The straight-through
-estimator (Bengio, Leonard and Courville, 2013) replaces the rounding by the identity, and keeps the clipping to
-the range of ``q``. With ``dequantize``, the pair has
+``q = quantize(x, scale, zero_point)`` is a staircase, whose derivative is zero or undefined. The
+straight-through estimator (Bengio, Leonard and Courville, 2013) replaces the rounding by the
+identity, and keeps the clipping to the range of ``q``. With ``dequantize``, the pair has
 
 - the gradient 1 for ``x`` where ``q`` is not clipped and 0 where it is, as PyTorch's fake_quantize;
 - the gradient ``round(x / scale) - x / scale`` for ``scale`` where ``q`` is not clipped, and
   ``q - zero_point`` where it is: learned step size quantization (Esser et al., 2020), and PyTorch's
   learnable fake_quantize.
 
-``q`` is an integer or float8 tensor, which has no gradient of its own. If ``dequantize`` takes the result of
-``quantize``, the adjoint of ``q`` is a float32 tensor: the gradient with respect to the numbers that ``q``
-stands for. Any other consumer of ``q``, such as a cast, contributes no gradient, as for every integer. If another
-operator stands between the two, this is an error: ``q`` is not treated as a constant.
+``q`` is an integer or float8 tensor, which has no gradient of its own. If ``dequantize`` takes the
+result of ``quantize``, the adjoint of ``q`` is a float32 tensor: the gradient with respect to the
+numbers that ``q`` stands for. Any other consumer of ``q``, such as a cast, contributes no gradient,
+as for every integer. If another operator stands between the two, this is an error: ``q`` is not
+treated as a constant.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ _CARRIERS = ("float16", "bfloat16", "float32", "float64")
 def quantize(orig_var, orig_call, output_grad, ctx):
     """Gradient of quantize, straight through the rounding.
 
-    Forward form: ``q = clip(round(x / scale) + zero_point, min, max)`` with the range of the result's
-    dtype; for float8, without the rounding.
+    Forward form: ``q = clip(round(x / scale) + zero_point, min, max)`` with the range of the
+    result's dtype; for float8, without the rounding.
 
     Backward form: with ``g`` the gradient ``q_grad`` where ``q`` is not clipped and 0 where it is,
-    ``[g / scale, sum(-g * x / scale**2), no_grad]``, the sum over the elements that share a scale. A
-    floating-point ``zero_point`` has the gradient ``sum(g)``.
+    ``[g / scale, sum(-g * x / scale**2), no_grad]``, the sum over the elements that share a scale.
+    A floating-point ``zero_point`` has the gradient ``sum(g)``.
     """
     x, scale, zero_point = orig_call.args
     wide = ctx.normalize(_float32(x))
@@ -72,10 +73,10 @@ def dequantize(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = scale * (q - zero_point)``.
 
-    Backward form: ``[y_grad * scale, sum(y_grad * dequantize(q, 1, zero_point)), no_grad]``, the sum over
-    the elements that share a scale. The first is the gradient of a floating-point ``q``, or the float32 adjoint of a
-    ``q`` that ``quantize`` produces; any other ``q`` has no gradient. A floating-point ``zero_point`` has the
-    gradient ``sum(-y_grad * scale)``.
+    Backward form: ``[y_grad * scale, sum(y_grad * dequantize(q, 1, zero_point)), no_grad]``, the
+    sum over the elements that share a scale. The first is the gradient of a floating-point ``q``,
+    or the float32 adjoint of a ``q`` that ``quantize`` produces; any other ``q`` has no gradient. A
+    floating-point ``zero_point`` has the gradient ``sum(-y_grad * scale)``.
 
     Raises
     ------
@@ -145,7 +146,8 @@ def _is_quantized(ctx: relax.BlockBuilder, data: relax.Expr) -> bool:
             for bound in (binding.value for binding in expanded([relax.VarBinding(data, value)]))
         ):
             raise GradientError(
-                f"{data} is the result of a conditional that quantizes; dequantize within its branches"
+                f"{data} is the result of a conditional that quantizes; dequantize within its "
+                "branches"
             )
         if not isinstance(value, relax.Call):
             continue

@@ -22,8 +22,8 @@ def cumsum(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = cumsum(x, axis, dtype, exclusive)``.
 
-    Backward form: ``[cumsum_backward_data(y_grad, x.shape, axis, exclusive)]``: the cumulative sum of the
-    gradient from the other end.
+    Backward form: ``[cumsum_backward_data(y_grad, x.shape, axis, exclusive)]``: the cumulative sum
+    of the gradient from the other end.
     """
     (x,) = orig_call.args
     axis, exclusive = orig_call.attrs.axis, bool(orig_call.attrs.exclusive)
@@ -38,12 +38,12 @@ def cumsum(orig_var, orig_call, output_grad, ctx):
 def cumprod(orig_var, orig_call, output_grad, ctx):
     """Gradient of cumprod, without a division, so that an element may be 0.
 
-    Forward form: ``y = cumprod(x, axis, dtype, exclusive)``. Let ``p`` be the product of the elements before
-    each: ``y`` is ``p`` if exclusive, and ``p * x`` otherwise.
+    Forward form: ``y = cumprod(x, axis, dtype, exclusive)``. Let ``p`` be the product of the
+    elements before each: ``y`` is ``p`` if exclusive, and ``p * x`` otherwise.
 
     Backward form: ``[p * t]`` with ``t = linear_scan_reverse(x, y_grad)`` if exclusive, and
-    ``[p * (t + y_grad)]`` with ``t = linear_scan_reverse(x, x * y_grad)`` otherwise. Here ``t`` is the gradient of
-    ``p[i + 1]`` through all later elements. In float32 at least.
+    ``[p * (t + y_grad)]`` with ``t = linear_scan_reverse(x, x * y_grad)`` otherwise. Here ``t`` is
+    the gradient of ``p[i + 1]`` through all later elements. In float32 at least.
     """
     (x,) = orig_call.args
     axis = orig_call.attrs.axis

@@ -16,8 +16,8 @@ def where(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = where(cond, x1, x2)``.
 
-    Backward form: ``[no_grad, where(cond, y_grad, 0), where(cond, 0, y_grad)]``, each summed over the
-    axes along which its operand was broadcast.
+    Backward form: ``[no_grad, where(cond, y_grad, 0), where(cond, 0, y_grad)]``, each summed over
+    the axes along which its operand was broadcast.
     """
     cond, x1, x2 = orig_call.args
     none = zero(output_grad)

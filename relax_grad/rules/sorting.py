@@ -17,7 +17,8 @@ def sort(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = sort(x, axis, descending)``.
 
-    Backward form: ``[gather_elements_backward_data(y_grad, x.shape, argsort(x, axis, descending), axis)]``.
+    Backward form: ``[gather_elements_backward_data(y_grad, x.shape, argsort(x, axis, descending),
+    axis)]``.
     """
     (x,) = orig_call.args
     attrs = orig_call.attrs
@@ -33,8 +34,9 @@ def topk(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y, index = topk(x, k, axis, ret_type, largest, dtype)``, or one of the two.
 
-    Backward form: ``[gather_elements_backward_data(y_grad, x.shape, index, axis)]``. If the call does not return
-    the index, or not as an integer, it is recomputed. If only the index is returned, there is no gradient.
+    Backward form: ``[gather_elements_backward_data(y_grad, x.shape, index, axis)]``. If the call
+    does not return the index, or not as an integer, it is recomputed. If only the index is
+    returned, there is no gradient.
     """
     (x,) = orig_call.args
     attrs = orig_call.attrs
@@ -63,7 +65,8 @@ def _checked_axis(call: relax.Call) -> int:
     ndim, axis = len(shape_of(x)), int(call.attrs.axis)
     if not -ndim <= axis < ndim:
         raise GradientError(
-            f"axis must lie in [{-ndim}, {ndim}) for a tensor of {ndim} dimensions, but it is {axis}"
+            f"axis must lie in [{-ndim}, {ndim}) for a tensor of {ndim} dimensions, but it is "
+            f"{axis}"
         )
     if dtype_of(x) == "bfloat16":
         raise GradientError(

@@ -42,8 +42,8 @@ def mean(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = mean(x, axis, keepdims)``.
 
-    Backward form: ``[mean_backward_x(y_grad, x.shape, axis, keepdims)]``: ``y_grad / N`` at each of the
-    ``N`` elements of a mean.
+    Backward form: ``[mean_backward_x(y_grad, x.shape, axis, keepdims)]``: ``y_grad / N`` at each of
+    the ``N`` elements of a mean.
     """
     (x,) = orig_call.args
     attrs = orig_call.attrs
@@ -52,8 +52,8 @@ def mean(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient(
     "relax.variance",
-    corrects="refuses a symbolic extent, cancels for a mean far from 0, and loses 2 / N**2 to underflow "
-    "in half precision",
+    corrects="refuses a symbolic extent, cancels for a mean far from 0, and loses 2 / N**2 to "
+    "underflow in half precision",
 )
 @float_only
 def variance(orig_var, orig_call, output_grad, ctx):
@@ -61,8 +61,8 @@ def variance(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = variance(x, axis, keepdims)``, the mean of the squared deviations.
 
-    Backward form: ``[2 * (x - mean(x, axis)) * mean_backward_x(y_grad, x.shape, axis, keepdims)]``, in
-    float32 at least.
+    Backward form: ``[2 * (x - mean(x, axis)) * mean_backward_x(y_grad, x.shape, axis, keepdims)]``,
+    in float32 at least.
     """
     (x,) = orig_call.args
     attrs = orig_call.attrs
@@ -80,8 +80,8 @@ def std(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = std(x, axis, keepdims)``, the root of the mean of the squared deviations.
 
-    Backward form: ``[(x - mean(x, axis)) * mean_backward_x(y_grad / y, x.shape, axis, keepdims)]``, in float32
-    at least, and 0 where ``y`` is 0, as in PyTorch.
+    Backward form: ``[(x - mean(x, axis)) * mean_backward_x(y_grad / y, x.shape, axis,
+    keepdims)]``, in float32 at least, and 0 where ``y`` is 0, as in PyTorch.
     """
     (x,) = orig_call.args
     attrs = orig_call.attrs
@@ -105,8 +105,8 @@ def max(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = max(x, axis, keepdims)``.
 
-    Backward form: ``[y_grad / count]`` at each of the ``count`` elements that are equal to their maximum, as for
-    ``torch.amax``, and 0 elsewhere.
+    Backward form: ``[y_grad / count]`` at each of the ``count`` elements that are equal to their
+    maximum, as for ``torch.amax``, and 0 elsewhere.
     """
     (x,) = orig_call.args
     # If all elements are -inf, TVM's maximum is the least finite number.
@@ -121,8 +121,8 @@ def min(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = min(x, axis, keepdims)``.
 
-    Backward form: ``[y_grad / count]`` at each of the ``count`` elements that are equal to their minimum, as for
-    ``torch.amin``, and 0 elsewhere.
+    Backward form: ``[y_grad / count]`` at each of the ``count`` elements that are equal to their
+    minimum, as for ``torch.amin``, and 0 elsewhere.
     """
     (x,) = orig_call.args
     # If all elements are inf, TVM's minimum is the largest finite number.
@@ -135,12 +135,12 @@ def min(orig_var, orig_call, output_grad, ctx):
 def median(orig_var, orig_call, output_grad, ctx):
     """Gradient of median.
 
-    Forward form: ``y, index = median(x, [axis], keepdims)``, or ``y = median(x, axis, keepdims)`` over several
-    axes.
+    Forward form: ``y, index = median(x, [axis], keepdims)``, or ``y = median(x, axis, keepdims)``
+    over several axes.
 
-    Backward form: ``[gather_elements_backward_data(y_grad, x.shape, index, axis)]``: the median element gets
-    the gradient. Over several axes, which give no index, all elements that are equal to the median share it, as
-    in PyTorch.
+    Backward form: ``[gather_elements_backward_data(y_grad, x.shape, index, axis)]``: the median
+    element gets the gradient. Over several axes, which give no index, all elements that are equal
+    to the median share it, as in PyTorch.
     """
     (x,) = orig_call.args
     if isinstance(orig_var.ty, relax.TensorType):
@@ -161,8 +161,9 @@ def prod(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = prod(x, axis, keepdims)``.
 
-    Backward form: ``[y_grad * linear_scan(x, axis) * linear_scan_reverse(x, axis)]``: the products of the
-    elements before and after each element. Several axes are reduced one after the other. In float32 at least.
+    Backward form: ``[y_grad * linear_scan(x, axis) * linear_scan_reverse(x, axis)]``: the products
+    of the elements before and after each element. Several axes are reduced one after the other. In
+    float32 at least.
     """
     (x,) = orig_call.args
     axes = _reduced_axes(orig_call)
@@ -211,7 +212,8 @@ def _reduced_axes(reduction: relax.Call) -> list[int]:
 
 
 def restore_axes(reduction: relax.Call, reduced: relax.Expr) -> relax.Expr:
-    """Restore the axes, with extent 1, that ``keepdims=False`` removed from a reduction's result."""
+    """Restore the axes, with extent 1, that ``keepdims=False`` removed from a reduction's
+    result."""
     axis, keepdims = reduction.attrs.axis, reduction.attrs.keepdims
     if keepdims or axis is None or len(axis) == 0:
         return reduced

@@ -31,8 +31,8 @@ def _erf(x: relax.Expr, y: relax.Expr, grad: relax.Expr) -> relax.Expr:
     return grad * const_like(2 / math.sqrt(math.pi), x) * relax.op.exp(relax.op.negative(x * x))
 
 
-#: The backward form of each operator, as text and as expressions. At the edges of a domain they match
-#: PyTorch: infinite where the slope is infinite, NaN where the function is NaN.
+#: The backward form of each operator, as text and as expressions. At the edges of a domain they
+#: match PyTorch: infinite where the slope is infinite, NaN where the function is NaN.
 _PARTIALS: dict[str, tuple[str, Partial]] = {
     "abs": ("y_grad * sign(x)", lambda x, y, grad: grad * relax.op.sign(x)),
     "acos": (
@@ -92,9 +92,9 @@ def clip(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = clip(x, min, max)``.
 
-    Backward form: ``[where(y == x, y_grad, 0), no_grad, no_grad]``: elements that clip does not change, including
-    those equal to a bound, pass the gradient on, as in PyTorch. For NaN the gradient is 0. If ``min > max`` the
-    result is ``min`` for every ``x``, and the gradient is 0.
+    Backward form: ``[where(y == x, y_grad, 0), no_grad, no_grad]``: elements that clip does not
+    change, including those equal to a bound, pass the gradient on, as in PyTorch. For NaN the
+    gradient is 0. If ``min > max`` the result is ``min`` for every ``x``, and the gradient is 0.
     """
     x, low, high = orig_call.args
     bounds = [no_grad(low), no_grad(high)]

@@ -17,8 +17,8 @@ def roi_align(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = roi_align(x, rois)``.
 
-    Backward form: ``[roi_align_backward_data(y_grad, x, rois), no_grad]``: the regions have no gradient,
-    as in torchvision.
+    Backward form: ``[roi_align_backward_data(y_grad, x, rois), no_grad]``: the regions have no
+    gradient, as in torchvision.
     """
     return _roi(backward.roi_align_backward_data, orig_call, output_grad)
 
@@ -29,8 +29,8 @@ def roi_pool(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = roi_pool(x, rois)``.
 
-    Backward form: ``[roi_pool_backward_data(y_grad, x, rois), no_grad]``: the regions have no gradient,
-    as in torchvision.
+    Backward form: ``[roi_pool_backward_data(y_grad, x, rois), no_grad]``: the regions have no
+    gradient, as in torchvision.
     """
     return _roi(backward.roi_pool_backward_data, orig_call, output_grad)
 
@@ -39,17 +39,19 @@ def roi_pool(orig_var, orig_call, output_grad, ctx):
 def multibox_transform_loc(orig_var, orig_call, output_grad, ctx):
     """Gradient of multibox_transform_loc.
 
-    Forward form: ``loc_pred`` holds the offsets ``e`` (for x, y) and ``f`` (for width, height). Each prior box has
-    a ``size`` and a ``centre``. With ``half = exp(f * v_wh) / 2 * size`` and ``middle = e * v_xy * size +
-    centre``, the boxes are ``[middle - half, middle + half]``, optionally clipped to [0, 1]. The scores are
-    ``s = softmax(cls_pred)`` (or cls_pred itself) where ``s >= threshold``, optionally without the background
-    class.
+    Forward form: ``loc_pred`` holds the offsets ``e`` (for x, y) and ``f`` (for width, height).
+    Each prior box has a ``size`` and a ``centre``. With ``half = exp(f * v_wh) / 2 * size`` and
+    ``middle = e * v_xy * size + centre``, the boxes are ``[middle - half, middle + half]``,
+    optionally clipped to [0, 1]. The scores are ``s = softmax(cls_pred)`` (or cls_pred itself)
+    where ``s >= threshold``, optionally without the background class.
 
-    Backward form: let ``g`` be the boxes' gradient, 0 where it was clipped, ``m_grad = g_min + g_max`` and
-    ``h_grad = g_max - g_min``. The gradient of ``e`` is ``m_grad * v_xy * size``, that of ``f`` is ``h_grad
-    * half * v_wh``. That of the priors' size is ``m_grad * e * v_xy + h_grad * exp(f * v_wh) / 2`` and that of
-    their centre ``m_grad``, both summed over the batch. That of ``cls_pred`` is the gradient of softmax for the
-    scores that were kept. Half precision is computed in float32.
+    Backward form: let ``g`` be the boxes' gradient, 0 where it was clipped,
+    ``m_grad = g_min + g_max`` and ``h_grad = g_max - g_min``. The gradient of ``e`` is
+    ``m_grad * v_xy * size``, that of ``f`` is ``h_grad
+    * half * v_wh``. That of the priors' size is ``m_grad * e * v_xy + h_grad * exp(f * v_wh) / 2``
+      and that of
+    their centre ``m_grad``, both summed over the batch. That of ``cls_pred`` is the gradient of
+    softmax for the scores that were kept. Half precision is computed in float32.
     """
     cls_pred, loc_pred, anchor = orig_call.args
     boxes_grad, scores_grad = (
@@ -65,7 +67,8 @@ def multibox_transform_loc(orig_var, orig_call, output_grad, ctx):
 
 
 def _boxes(ctx, attrs, boxes, loc_pred, anchor, grad):
-    """Return the gradients of the boxes' offsets, of shape ``[batch, n, 4]``, and of the prior boxes."""
+    """Return the gradients of the boxes' offsets, of shape ``[batch, n, 4]``, and of the prior
+    boxes."""
     dtype = wide_dtype(loc_pred)
     op = relax.op
 

@@ -1,4 +1,5 @@
-"""The library that trains without Python: ``trainer.h`` for C++17, and ``relax_grad_trainer.h`` for C and languages that call C."""
+"""The library that trains without Python: ``trainer.h`` for C++17, and ``relax_grad_trainer.h`` for
+C and languages that call C."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Gradient checks against central differences (:func:`check_gradients`) and PyTorch (:func:`check_against_torch`).
+"""Gradient checks against central differences (:func:`check_gradients`) and PyTorch
+(:func:`check_against_torch`).
 
 The samples of every operator are in :mod:`relax_grad.testing.samples`.
 """

@@ -14,8 +14,8 @@ class Difference:
     Attributes
     ----------
     error : float
-        The error, relative to the larger of 1 and the largest finite magnitude in the reference. NaN if exactly
-        one of the two elements is NaN.
+        The error, relative to the larger of 1 and the largest finite magnitude in the reference.
+        NaN if exactly one of the two elements is NaN.
     at : str
         The indices of the element.
     found, wanted : float
@@ -29,7 +29,8 @@ class Difference:
 
 
 def difference(actual: np.ndarray, wanted: np.ndarray) -> Difference:
-    """Compare two arrays of the same shape; infinities of the same sign are equal, and NaN equals NaN."""
+    """Compare two arrays of the same shape; infinities of the same sign are equal, and NaN equals
+    NaN."""
     if not wanted.size:
         return Difference(0.0)
     actual, wanted = np.asarray(actual, "float64"), np.asarray(wanted, "float64")

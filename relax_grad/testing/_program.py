@@ -1,8 +1,9 @@
 """Building, differentiating and running the programs that the gradient checks compare.
 
-The program of order 1 is ``L1(inputs, cotangents) = sum over outputs of <output, cotangent>``. The program
-of order k + 1 is ``L(k+1)(..., directions) = sum over gradients of Lk of <gradient, direction>``. It is built
-from the bindings of the differentiated program, so its gradient is that of the next order.
+The program of order 1 is ``L1(inputs, cotangents) = sum over outputs of <output,
+cotangent>``. The program of order k + 1 is ``L(k+1)(..., directions) = sum over gradients of Lk of
+<gradient, direction>``. It is built from the bindings of the differentiated program, so its
+gradient is that of the next order.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from ..transform import Gradient
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
-#: The default target: the optimizations of LLVM take a third of the time of a check and are not its subject.
+#: The default target: the optimizations of LLVM take a third of the time of a check and are not its
+#: subject.
 UNOPTIMIZED = {"kind": "llvm", "opt-level": 0}
 
 #: The passes that can differentiate a program, by name.
@@ -94,7 +96,8 @@ def make_arguments(
     """
     if not isinstance(inputs, (tuple, list)):
         raise TypeError(
-            f"inputs must be a list of arrays and of other arguments of the operator, but it is {inputs!r}"
+            "inputs must be a list of arrays and of other arguments of the operator, but it is "
+            f"{inputs!r}"
         )
     _check_symbolic(inputs, symbolic)
     dims: dict[str, tirx.Var] = {}
@@ -116,7 +119,8 @@ def make_arguments(
         if isinstance(value, _Tensor):
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             raise TypeError(
-                f"input {name} must be a NumPy array, but it is a {kind}; numpy.asarray may convert it"
+                f"input {name} must be a NumPy array, but it is a {kind}; numpy.asarray may "
+                "convert it"
             )
         if isinstance(value, (tuple, list)) and holds(value, (_Tensor, np.generic)):
             return tuple(convert(f"{name}_{i}", item, names) for i, item in enumerate(value))
@@ -129,7 +133,8 @@ def _check_symbolic(inputs: Sequence, symbolic: Mapping[int, Mapping[int, str]])
     """Refuse names of axes that do not exist, and one name for two different extents."""
     if not _is_symbolic(symbolic):
         raise TypeError(
-            f"symbolic must give names to axes of inputs, as {{0: {{0: 'n'}}}} does, but it is {symbolic!r}"
+            "symbolic must give names to axes of inputs, as {0: {0: 'n'}} does, but it is "
+            f"{symbolic!r}"
         )
     extents: dict[str, int] = {}
     for i, names in symbolic.items():
@@ -141,7 +146,8 @@ def _check_symbolic(inputs: Sequence, symbolic: Mapping[int, Mapping[int, str]])
                 raise ValueError(f"symbolic names axis {axis} of input {i}, whose shape is {shape}")
             if extents.setdefault(name, shape[axis]) != shape[axis]:
                 raise ValueError(
-                    f"symbolic gives the name {name!r} to the extents {extents[name]} and {shape[axis]}"
+                    f"symbolic gives the name {name!r} to the extents {extents[name]} and "
+                    f"{shape[axis]}"
                 )
 
 
@@ -157,7 +163,8 @@ def _is_symbolic(symbolic) -> bool:
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
-    """Return the NumPy dtype of a TVM dtype, including bfloat16 (from ml_dtypes, a dependency of TVM)."""
+    """Return the NumPy dtype of a TVM dtype, including bfloat16 (from ml_dtypes, a dependency of
+    TVM)."""
     if dtype == "bfloat16":
         import ml_dtypes
 
@@ -166,7 +173,8 @@ def numpy_dtype(dtype: str) -> np.dtype:
 
 
 def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Program:
-    """Build ``L1``: the inner product of the function's floating-point outputs with random cotangents."""
+    """Build ``L1``: the inner product of the function's floating-point outputs with random
+    cotangents."""
     tensors: list[Argument] = []
     params: list[relax.Var] = []
 
@@ -219,7 +227,8 @@ def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Pro
 def differentiate(
     program: Program, wrt: Sequence[str], through: str = "relax_grad"
 ) -> tvm.IRModule:
-    """Return the module with ``main_adjoint``: ``main`` differentiated with respect to the named parameters.
+    """Return the module with ``main_adjoint``: ``main`` differentiated with respect to the named
+    parameters.
 
     Parameters
     ----------
@@ -229,7 +238,8 @@ def differentiate(
     Raises
     ------
     ValueError
-        If there is no such pass, or if it cannot differentiate with respect to one of the parameters.
+        If there is no such pass, or if it cannot differentiate with respect to one of the
+        parameters.
     """
     if through not in PASSES:
         raise ValueError(f"through must be one of {', '.join(PASSES)}, but it is {through!r}")
@@ -237,8 +247,10 @@ def differentiate(
         for argument in program.arguments:
             if argument.name in wrt and argument.dtype == "bfloat16":
                 raise ValueError(
-                    f"{argument.name} is in bfloat16, which relax.transform.Gradient does not take for a "
-                    'parameter; differentiate through="relax_grad", or pass it in another dtype and cast'
+                    f"{argument.name} is in bfloat16, which relax.transform.Gradient does not "
+                    "take for a "
+                    'parameter; differentiate through="relax_grad", or pass it in another dtype '
+                    "and cast"
                 )
     by_name = {param.name: param for param in program.module["main"].params}
     return PASSES[through]("main", [by_name[name] for name in wrt])(program.module)
@@ -254,7 +266,8 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
         argument = by_name[name]
         value = rng.uniform(-1, 1, argument.value.shape).astype(argument.value.dtype)
         directions.append(replace(argument, name=f"direction{order}_{name}", value=value))
-    # The copy has symbolic variables of its own, so directions take the types of the gradients in the copy.
+    # The copy has symbolic variables of its own, so directions take the types of the gradients in
+    # the copy.
     (block,) = adjoint.body.blocks
     gradients = list(adjoint.body.body.fields[1].fields)
     params = [
@@ -286,7 +299,8 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
 
 @contextmanager
 def without_assertions() -> Iterator[None]:
-    """Compile kernels without assertions about their arguments, which are half of the code and compile time.
+    """Compile kernels without assertions about their arguments, which are half of the code and
+    compile time.
 
     The context manager is also a decorator.
     """
@@ -303,7 +317,8 @@ def compile_together(modules: Sequence[tvm.IRModule], target) -> Callable:
 
 
 def merge(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
-    """Merge modules into one, with ``main_1``, ``main_2``, ... for ``main``, and their adjoint functions."""
+    """Merge modules into one, with ``main_1``, ``main_2``, ... for ``main``, and their adjoint
+    functions."""
     together = tvm.IRModule()
     for number, module in enumerate(modules, start=1):
         callees = {}
@@ -335,7 +350,8 @@ class _Renamed(relax.PyExprMutator):
 
 
 def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.ndarray]], object]:
-    """Compile a module; return a callable that runs a function, by name, from arrays to (nested) arrays.
+    """Compile a module; return a callable that runs a function, by name, from arrays to (nested)
+    arrays.
 
     A target of None is :data:`UNOPTIMIZED`.
     """
@@ -357,7 +373,8 @@ def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.n
 
 
 def assemble(module: tvm.runtime.Module, target: tvm.target.Target) -> None:
-    """Replace LLVM IR that an executable imports by machine code, if the target asks for no optimizations.
+    """Replace LLVM IR that an executable imports by machine code, if the target asks for no
+    optimizations.
 
     TVM's runtime would compile the LLVM IR with the optimizations of the code generator.
     """
@@ -432,7 +449,8 @@ def _project(value: relax.Expr, path: tuple[int, ...]) -> relax.Expr:
 
 
 def _inner_products(bb: relax.BlockBuilder, values, weights) -> relax.Expr:
-    """Return the sum of the inner products of all pairs, as a scalar of float64 if any is, else float32."""
+    """Return the sum of the inner products of all pairs, as a scalar of float64 if any is, else
+    float32."""
     dtypes = [dtype_of(weight.ty) for weight in weights]
     dtype = "float64" if "float64" in dtypes else "float32"
     total = None

@@ -22,8 +22,8 @@ from ._program import Argument, Program, numpy_dtype
 #: Relative tolerance by dtype of a gradient against the one in float64.
 TOLERANCES = {"float64": 2e-6, "float32": 2e-4, "float16": 2e-2, "bfloat16": 1.5e-1}
 
-#: Step and relative tolerance of the central differences, by the narrowest dtype among the inputs and
-#: cotangents. The step balances truncation (its fourth power) against rounding (its inverse).
+#: Step and relative tolerance of the central differences, by the narrowest dtype among the inputs
+#: and cotangents. The step balances truncation (its fourth power) against rounding (its inverse).
 _DIFFERENCES = {
     "float64": (1e-4, 2e-6),
     "float32": (2e-2, 2e-3),
@@ -31,7 +31,8 @@ _DIFFERENCES = {
     "bfloat16": (5e-1, 3e-1),
 }
 
-#: The rounding error of the loss in the differences, relative to the size of the loss: tens of epsilons.
+#: The rounding error of the loss in the differences, relative to the size of the loss: tens of
+#: epsilons.
 _EPSILONS = {"float64": 1e-14, "float32": 4e-5, "float16": 2.5e-2, "bfloat16": 1.5e-1}
 
 _DIRECTIONS = 3
@@ -76,9 +77,10 @@ def check_gradients(
 ) -> GradientReport:
     """Check the gradient of an operator, or of a function built of operators.
 
-    Builds the function, differentiates it and compiles both for the target. The gradient in float64 is compared
-    with central differences in random directions. The gradient in the dtype of the inputs is compared element by
-    element with the gradient in float64 at the same values. Each gradient must have the type and the shape of its input.
+    Builds the function, differentiates it and compiles both for the target. The gradient in float64
+    is compared with central differences in random directions. The gradient in the dtype of the
+    inputs is compared element by element with the gradient in float64 at the same values. Each
+    gradient must have the type and the shape of its input.
 
     Parameters
     ----------
@@ -86,30 +88,31 @@ def check_gradients(
         The name of an operator (``"relax.nn.conv2d"``), its builder (``relax.op.nn.conv2d``), or a
         function from Relax expressions to a Relax expression.
     inputs : Sequence
-        The arguments. Arrays become tensor parameters, (nested) tuples of arrays become tuples, and other
-        values are passed on unchanged. Integer arrays are held fixed.
+        The arguments. Arrays become tensor parameters, (nested) tuples of arrays become tuples, and
+        other values are passed on unchanged. Integer arrays are held fixed.
     wrt : Sequence[int or str], optional
-        The inputs to differentiate with respect to, by index, or by name (``"x0"``, or ``"x0_1"`` for
-        an element of a tuple); by default every floating-point array.
+        The inputs to differentiate with respect to, by index, or by name (``"x0"``, or ``"x0_1"``
+        for an element of a tuple); by default every floating-point array.
     order : int
         The highest order to check. From order 2 on, the gradient of the gradient is checked with
         respect to the inputs and to the output's cotangents.
     dtypes : str or Sequence[str]
-        Further dtypes in which to check the first order. The floating-point inputs are cast to each.
+        Further dtypes in which to check the first order. The floating-point inputs are cast to
+        each.
     through : str
-        The pass that applies the rules: ``"relax_grad"`` for :class:`relax_grad.transform.Gradient`, or
-        ``"tvm"`` for ``relax.transform.Gradient``, which accepts no parameters in bfloat16 and supports few
-        symbolic shapes at order 2.
+        The pass that applies the rules: ``"relax_grad"`` for
+        :class:`relax_grad.transform.Gradient`, or ``"tvm"`` for ``relax.transform.Gradient``, which
+        accepts no parameters in bfloat16 and supports few symbolic shapes at order 2.
     target : str or tvm.target.Target, optional
-        The compilation target; by default LLVM for this machine without its optimizations, which take a third of the
-        time.
+        The compilation target; by default LLVM for this machine without its optimizations, which
+        take a third of the time.
     rtol, atol : float, optional
-        Replace the default tolerances, which depend on the dtype (:data:`TOLERANCES`). A difference up to
-        ``atol + rtol * scale`` is accepted, with the scale of the gradient. By default ``atol`` covers the
-        rounding error of a gradient of 0.
+        Replace the default tolerances, which depend on the dtype (:data:`TOLERANCES`). A difference
+        up to ``atol + rtol * scale`` is accepted, with the scale of the gradient. By default
+        ``atol`` covers the rounding error of a gradient of 0.
     symbolic : Mapping[int, Mapping[int, str]], optional
-        Names of symbolic extents, by input and axis: ``{0: {0: "n"}}`` makes the batch of the first input
-        symbolic.
+        Names of symbolic extents, by input and axis: ``{0: {0: "n"}}`` makes the batch of the first
+        input symbolic.
     seed : int
         The seed of the cotangents and directions.
     **attrs
@@ -123,11 +126,13 @@ def check_gradients(
     Raises
     ------
     GradientCheckError
-        If a gradient is wrong. Names the operator, the argument, the worst element and both numbers.
+        If a gradient is wrong. Names the operator, the argument, the worst element and both
+        numbers.
     GradientError
         If the pass refuses the function or the result of a rule.
     TypeError, ValueError
-        If an argument of the check itself is wrong, or no input can be differentiated with respect to.
+        If an argument of the check itself is wrong, or no input can be differentiated with respect
+        to.
 
     Examples
     --------
@@ -228,7 +233,8 @@ class PreparedGradients:
         self.description = f"shapes {shapes}, attributes {dict(case.attrs)}"
 
     def check(self, run: Callable, first: int) -> GradientReport:
-        """Check the gradients; ``run`` executes the compiled modules, of which ``first`` is the number of the first."""
+        """Check the gradients; ``run`` executes the compiled modules, of which ``first`` is the
+        number of the first."""
         for chain in self._chains:
             chain.bind(run, first)
             first += len(chain.levels)
@@ -270,7 +276,8 @@ def levels(
 def check_together(
     prepared: Sequence, target: tvm.target.Target | str | Mapping | None
 ) -> Iterator[GradientReport]:
-    """Compile prepared checks in one module and run them. An error ends with the shapes and attributes of its case."""
+    """Compile prepared checks in one module and run them. An error ends with the shapes and
+    attributes of its case."""
     run = _program.compile_together([m for case in prepared for m in case.modules], target)
 
     def check(case: Any, first: int) -> GradientReport:
@@ -317,7 +324,8 @@ class _Chain:
         return float(self._run(order, "", values))
 
     def gradients(self, order: int, values: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
-        """Return the gradients at the values of the parameters, by default at those of the program."""
+        """Return the gradients at the values of the parameters, by default at those of the
+        program."""
         level = self.level(order)
         arguments = _by_name(level.program)
         own = level.program.values()
@@ -340,8 +348,8 @@ class _Chain:
         for name, gradient_type in zip(wrt, types, strict=True):
             if not structural_equal(gradient_type, arguments[name].type, map_free_vars=True):
                 raise GradientCheckError(
-                    f"{self.name}, order {order}: the gradient of {name} has the type {gradient_type}, "
-                    f"but {name} has the type {arguments[name].type}"
+                    f"{self.name}, order {order}: the gradient of {name} has the type "
+                    f"{gradient_type}, but {name} has the type {arguments[name].type}"
                 )
 
 
@@ -362,8 +370,8 @@ class _Check:
     def elements(self, order: int, own: _Chain, reference: _Chain) -> None:
         """Compare the gradients in the function's own dtypes with those of the reference.
 
-        The reference takes the values that are rounded to these dtypes. Otherwise a gradient in float32 would differ by
-        the rounding error of a half-precision cotangent.
+        The reference takes the values that are rounded to these dtypes. Otherwise a gradient in
+        float32 would differ by the rounding error of a half-precision cotangent.
         """
         level = own.level(order)
         arguments = _by_name(level.program)
@@ -386,7 +394,8 @@ class _Check:
     def _compare_directions(
         self, order: int, chain: _Chain, gradients: Sequence[np.ndarray]
     ) -> None:
-        """Compare gradients with central differences along random directions, one input at a time."""
+        """Compare gradients with central differences along random directions, one input at a
+        time."""
         program, wrt = chain.level(order).program, chain.level(order).wrt
         names = [argument.name for argument in program.arguments]
         dtype = min((a.dtype for a in program.arguments if a.is_float), key=_width)
@@ -420,8 +429,8 @@ class _Check:
                 if not error <= atol + rtol * max(scale, abs(expected)):
                     self._locate(order, name, gradient, partial(difference, index))
                     raise GradientCheckError(
-                        f"{self.name}, order {order}: the gradient of {name} along a random direction is "
-                        f"{slope:.9g}, but central differences give {expected:.9g}"
+                        f"{self.name}, order {order}: the gradient of {name} along a random "
+                        f"direction is {slope:.9g}, but central differences give {expected:.9g}"
                     )
 
     def _locate(
@@ -502,7 +511,8 @@ def select_wrt(arguments: Sequence[Argument], wrt: Sequence[int | str] | None) -
     Raises
     ------
     ValueError
-        If a named input does not exist or is not a floating-point tensor, or if no input is selected.
+        If a named input does not exist or is not a floating-point tensor, or if no input is
+        selected.
     """
     inputs = [a for a in arguments if not a.name.startswith("cotangent")]
     floats = [a.name for a in inputs if a.is_float]

@@ -24,16 +24,16 @@ def check_many_gradients(
 ) -> list[GradientReport]:
     """Check the gradients of several calls, against finite differences or PyTorch.
 
-    The programs of all calls, orders and dtypes are compiled in one module. They share equal kernels, and the fixed cost
-    of a compilation.
+    The programs of all calls, orders and dtypes are compiled in one module. They share equal
+    kernels, and the fixed cost of a compilation.
 
     Parameters
     ----------
     cases : Sequence[GradientCase or TorchCase]
         The calls. A :class:`relax_grad.testing.TorchCase` is compared with PyTorch.
     through, target, rtol, atol, seed
-        As for :func:`relax_grad.testing.check_gradients`. Comparisons with PyTorch ignore ``atol``; their ``rtol`` is by
-        default that of :func:`relax_grad.testing.check_against_torch`.
+        As for :func:`relax_grad.testing.check_gradients`. Comparisons with PyTorch ignore ``atol``;
+        their ``rtol`` is by default that of :func:`relax_grad.testing.check_against_torch`.
 
     Returns
     -------
@@ -43,14 +43,16 @@ def check_many_gradients(
     Raises
     ------
     GradientCheckError
-        If a gradient is wrong. Names the operator, the argument, the shapes and attributes, the worst element and both numbers.
+        If a gradient is wrong. Names the operator, the argument, the shapes and attributes, the
+        worst element and both numbers.
 
     Examples
     --------
     >>> import numpy as np
     >>> from relax_grad.testing import GradientCase, check_many_gradients
     >>> x = np.random.default_rng(0).normal(size=(3, 4))
-    >>> cases = [GradientCase("relax.sin", [x], order=2), GradientCase("relax.sum", [x], {"axis": 1})]
+    >>> sine = GradientCase("relax.sin", [x], order=2)
+    >>> cases = [sine, GradientCase("relax.sum", [x], {"axis": 1})]
     >>> [report.operator for report in check_many_gradients(cases)]
     ['relax.sin', 'relax.sum']
     """

@@ -24,8 +24,8 @@ class TorchCase:
     fn_or_op, inputs, wrt
         As for :func:`relax_grad.testing.check_gradients`.
     torch_function : Callable
-        Takes the module ``torch`` and then a tensor for each array among the inputs (a tuple of tensors
-        for a tuple), and returns a tensor or a tuple of tensors.
+        Takes the module ``torch`` and then a tensor for each array among the inputs (a tuple of
+        tensors for a tuple), and returns a tensor or a tuple of tensors.
     attrs : Mapping
         The attributes of the operator.
     symbolic : Mapping[int, Mapping[int, str]]
@@ -71,7 +71,8 @@ def check_against_torch(
     Raises
     ------
     GradientCheckError
-        If a value or gradient differs. Names the operator, the argument, the worst element and both numbers.
+        If a value or gradient differs. Names the operator, the argument, the worst element and both
+        numbers.
     """
     case = TorchCase(fn_or_op, inputs, torch_function, attrs, wrt)
     return check_many_against_torch([case], through=through, target=target, rtol=rtol, seed=seed)
@@ -87,7 +88,8 @@ def check_many_against_torch(
 ) -> float:
     """Compare several calls with PyTorch, in float64.
 
-    The calls are compiled in one module, which takes a fraction of the time of separate compilation.
+    The calls are compiled in one module, which takes a fraction of the time of separate
+    compilation.
 
     Parameters
     ----------
@@ -104,7 +106,8 @@ def check_many_against_torch(
     Raises
     ------
     GradientCheckError
-        If a value or gradient differs. Names the case, the argument, the worst element and both numbers.
+        If a value or gradient differs. Names the case, the argument, the worst element and both
+        numbers.
 
     Examples
     --------
@@ -155,7 +158,8 @@ class PreparedParity:
         self._rtol = rtol
 
     def check(self, run: Callable, first: int) -> GradientReport:
-        """Compare with PyTorch; ``run`` executes the compiled modules, of which ``first`` is the number of the program."""
+        """Compare with PyTorch; ``run`` executes the compiled modules, of which ``first`` is the
+        number of the program."""
         loss, gradients = run(f"main_{first}_adjoint", self.program.values())
         torch_loss, torch_gradients = self.run_torch()
         largest = _compare(self.name, "the result", loss, torch_loss, self._rtol)

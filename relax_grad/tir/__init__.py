@@ -22,44 +22,47 @@ def vjp(
 ) -> tirx.PrimFunc:
     """Return the vector-Jacobian product of a tensor function, as a tensor function.
 
-    The function consists of loops, blocks, conditionals, bindings and stores, before schedules bind its loops to threads.
-    Where each element of an argument is read by iterations that can be computed from its index, its gradient is a gather,
-    whose loops can run in parallel. Otherwise it is a sum in the order of the loops. Values that the function overwrites
-    are saved by a second run of its statements. Half precision is accumulated in float32.
+    The function consists of loops, blocks, conditionals, bindings and stores, before schedules bind
+    its loops to threads. Where each element of an argument is read by iterations that can be
+    computed from its index, its gradient is a gather, whose loops can run in parallel. Otherwise it
+    is a sum in the order of the loops. Values that the function overwrites are saved by a second
+    run of its statements. Half precision is accumulated in float32.
 
     Parameters
     ----------
     function : tirx.PrimFunc
         The function.
     wrt : int or str or Sequence, optional
-        The arguments to differentiate with respect to, as positions or names; by default all buffers of floating-point
-        numbers.
+        The arguments to differentiate with respect to, as positions or names; by default all
+        buffers of floating-point numbers.
     num_outputs : int, optional
-        The number of results, which are the last buffers; by default the buffers that the function writes to.
+        The number of results, which are the last buffers; by default the buffers that the function
+        writes to.
 
     Returns
     -------
     adjoint : tirx.PrimFunc
-        Its parameters are the arguments of the function in order, its results, a cotangent for each result of
-        floating-point numbers, of its shape and dtype, and a gradient for each argument of ``wrt``, of its shape and
-        dtype. It writes to the gradients only. A number that the function takes stays a number.
+        Its parameters are the arguments of the function in order, its results, a cotangent for each
+        result of floating-point numbers, of its shape and dtype, and a gradient for each argument
+        of ``wrt``, of its shape and dtype. It writes to the gradients only. A number that the
+        function takes stays a number.
 
     Raises
     ------
     TypeError
-        If ``function`` is no tensor function, ``wrt`` names no argument by position or name, or ``num_outputs`` is no
-        integer.
+        If ``function`` is no tensor function, ``wrt`` names no argument by position or name, or
+        ``num_outputs`` is no integer.
     ValueError
-        If an argument of ``wrt`` does not exist, is given twice or has no gradient, or the function has no argument or
-        no result of floating-point numbers.
+        If an argument of ``wrt`` does not exist, is given twice or has no gradient, or the function
+        has no argument or no result of floating-point numbers.
     GradientError
-        If a statement has no derivative: a while loop, a call with effects, a loop that is bound to threads, an aliased
-        buffer. The error names the block.
+        If a statement has no derivative: a while loop, a call with effects, a loop that is bound to
+        threads, an aliased buffer. The error names the block.
 
     Notes
     -----
-    Reverse accumulation is that of Griewank and Walther, Evaluating Derivatives (2008), chapter 3; loops that depend on
-    data of earlier iterations save these values, as in chapter 4.
+    Reverse accumulation is that of Griewank and Walther, Evaluating Derivatives (2008), chapter 3;
+    loops that depend on data of earlier iterations save these values, as in chapter 4.
 
     Examples
     --------
@@ -74,8 +77,9 @@ def vjp(
     """
     if not isinstance(function, tirx.PrimFunc):
         raise TypeError(
-            f"function must be a tensor function (tirx.PrimFunc), but its type is {type(function).__name__}; "
-            "for a function of a module, relax_grad.vjp differentiates calls of tensor functions too"
+            "function must be a tensor function (tirx.PrimFunc), but its type is "
+            f"{type(function).__name__}; for a function of a module, relax_grad.vjp "
+            "differentiates calls of tensor functions too"
         )
     buffers = sum(map(is_buffer, function.params))
     if num_outputs is not None:
@@ -85,7 +89,8 @@ def vjp(
         if not any(map(has_gradient, buffers_of_kind)):
             names = ", ".join(each.name for each in buffers_of_kind) or "none"
             raise ValueError(
-                f"the function has no {kind} of floating-point numbers and no gradient; its {kind}s: {names}"
+                f"the function has no {kind} of floating-point numbers and no gradient; its "
+                f"{kind}s: {names}"
             )
     made = adjoint(function, _positions(program.inputs, wrt), num_outputs, keep_all=True).function
     name = (function.attrs or {}).get("global_symbol", "main")

@@ -1,6 +1,7 @@
 """Operators that a tensor function may compute, with attributes that are read from its blocks.
 
-A candidate is a guess: its legalization decides. Therefore nothing here needs to be complete or exact.
+A candidate is a guess: its legalization decides. Therefore nothing here needs to be complete or
+exact.
 """
 
 from __future__ import annotations
@@ -229,7 +230,8 @@ def _window(
     dims: Sequence[int],
     axes: Sequence[tirx.IterVar],
 ) -> _Window | None:
-    """Return the window by which a block reads an image or its padded copy, given the axes within the window."""
+    """Return the window by which a block reads an image or its padded copy, given the axes within
+    the window."""
     copies = {each.store.buffer: each for each in blocks if each is not block}
     reads = [each for each in block.reads if len(each.indices) == len(image.shape)]
     read = next(

@@ -1,4 +1,5 @@
-"""The contraction of two tensors: ``c[i, j] = sum over k of a[i, k] * b[k, j]``, with any number and order of axes."""
+"""The contraction of two tensors: ``c[i, j] = sum over k of a[i, k] * b[k, j]``, with any number
+and order of axes."""
 
 from __future__ import annotations
 
@@ -62,8 +63,9 @@ def contraction(function: tirx.PrimFunc) -> Callable | None:
     Returns
     -------
     recipe : Callable or None
-        Makes the product from the arguments and a function that emits an operand. None if the function is not exactly
-        the loops of a contraction of tensors of one dtype, which starts at 0.
+        Makes the product from the arguments and a function that emits an operand. None if the
+        function is not exactly the loops of a contraction of tensors of one dtype, which starts
+        at 0.
     """
     if len(function.params) != 3:
         return None
@@ -117,14 +119,16 @@ def _axes(nest: Nest, output: tirx.Var, inputs: Sequence[tirx.Var]) -> _Axes | N
 
 
 def _only(nest: Nest, kind: str, output: tirx.Var) -> Item | None:
-    """Return the only store of a nest, if it is of a kind, has no condition, and writes to the result."""
+    """Return the only store of a nest, if it is of a kind, has no condition, and writes to the
+    result."""
     (item, *others) = nest.items
     is_such = not others and item.kind == kind and not item.guards and item.buffer.same_as(output)
     return item if is_such else None
 
 
 def _loops(nest: Nest, indices: Sequence[tirx.PrimExpr], tensor: tirx.Var) -> list | None:
-    """Return the loops that are the indices of a tensor, if they run over its whole extents, each over one."""
+    """Return the loops that are the indices of a tensor, if they run over its whole extents, each
+    over one."""
     ranges = {each.var: each for each in nest.loops}
     found = [ranges.get(index) if isinstance(index, tirx.Var) else None for index in indices]
     if None in found or len(set(indices)) != len(found):

@@ -1,8 +1,8 @@
 """The inverse of a load: which iterations of a nest read a given element.
 
-A contribution to ``a[f(v)]`` in the iterations ``v`` is a scatter. If ``f`` can be inverted, the same sum is a gather: each
-element ``j`` adds up the contributions of the iterations with ``f(v) = j``. A gather has no races, and every loop over the
-elements can run in parallel.
+A contribution to ``a[f(v)]`` in the iterations ``v`` is a scatter. If ``f`` can be inverted, the
+same sum is a gather: each element ``j`` adds up the contributions of the iterations with
+``f(v) = j``. A gather has no races, and every loop over the elements can run in parallel.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Gather:
 
 
 def ranges_of(loops: Sequence[Loop]) -> list[Range] | None:
-    """Return the ranges of loops, or None if the range of one depends on the variable of another, or on data."""
+    """Return the ranges of loops, or None if the range of one depends on the variable of another,
+    or on data."""
     own = {loop.var for loop in loops}
     for loop in loops:
         for expr in (loop.start, loop.extent):
@@ -122,7 +123,8 @@ def gather(
 def _reshaped(
     indices: Sequence[tirx.PrimExpr], axes: Sequence[Range], loops: Sequence[Range]
 ) -> dict[tirx.Var, tirx.PrimExpr] | None:
-    """Return the values of the loop variables if the load enumerates all elements of the buffer in row-major order.
+    """Return the values of the loop variables if the load enumerates all elements of the buffer in
+    row-major order.
 
     That is a reshape: the position of the element in memory gives each variable by a division.
     """
@@ -169,7 +171,8 @@ def _divisions(indices: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
 def _without_divisions(
     indices: Sequence[tirx.PrimExpr], loops: Sequence[Range]
 ) -> tuple[list[Range], dict[tirx.Var, tirx.PrimExpr]]:
-    """Return loops with those split that indices divide, and the values of the variables that were split.
+    """Return loops with those split that indices divide, and the values of the variables that were
+    split.
 
     A variable ``v`` of ``4 * q + r`` iterations has no division in ``v // 4`` and ``v % 4``.
     """
@@ -224,10 +227,11 @@ def _dtype(expr) -> str:
 def _solved(
     indices: Sequence[tirx.PrimExpr], axes: Sequence[Range], loops: Sequence[Range]
 ) -> dict[tirx.Var, tirx.PrimExpr] | None:
-    """Return values of loop variables for which the indices are a given element; None if that is not known.
+    """Return values of loop variables for which the indices are a given element; None if that is
+    not known.
 
-    Each dimension that is linear in the variables determines one of them. The values are in terms of the element and of
-    the variables without a value.
+    Each dimension that is linear in the variables determines one of them. The values are in terms
+    of the element and of the variables without a value.
     """
     left = {each.var: each for each in loops if each.size != 1}
     values = {each.var: each.start for each in loops if each.size == 1}
@@ -253,10 +257,11 @@ def _solved(
 
 
 def _next(indices, open_dims, left, values):
-    """Return a dimension, and a function from its index to the values of the variables that it determines.
+    """Return a dimension, and a function from its index to the values of the variables that it
+    determines.
 
-    A dimension of one variable comes first. Variables like the digits of a number, as ``i`` and ``r < 2`` in ``2 * i + r``,
-    are all determined; in other windows, it is the longest loop.
+    A dimension of one variable comes first. Variables like the digits of a number, as ``i`` and
+    ``r < 2`` in ``2 * i + r``, are all determined; in other windows, it is the longest loop.
     """
     analyzer, best = Analyzer(), None
     for dim in open_dims:
@@ -306,7 +311,8 @@ def _determined(
 
 
 def _digits(terms: Sequence[tuple[int, Range]]) -> list[tuple[int, Range]] | None:
-    """Return several terms from the largest factor to the smallest, if each exceeds the sum of all smaller terms."""
+    """Return several terms from the largest factor to the smallest, if each exceeds the sum of all
+    smaller terms."""
     if len(terms) < 2 or not all(is_number(each.start, 0) for _, each in terms):
         return None
     ordered, reached = sorted(terms, key=lambda term: term[0]), 0
@@ -318,7 +324,8 @@ def _digits(terms: Sequence[tuple[int, Range]]) -> list[tuple[int, Range]] | Non
 
 
 def determines(index: tirx.PrimExpr, var: tirx.Var, inner: Sequence[Range]) -> bool:
-    """Tell whether an index has one value of a variable for each value of its own, whatever the inner loops do."""
+    """Tell whether an index has one value of a variable for each value of its own, whatever the
+    inner loops do."""
     own = [each for each in inner if each.var in variables(index)]
     parts = detect_linear_equation(index, [var, *(each.var for each in own)])
     if not len(parts) or not all(isinstance(part, tirx.IntImm) for part in parts[:-1]):

@@ -19,8 +19,9 @@ _COMPARISONS = (
 def from_bits(stores: Sequence[Store], varied: Collection[tirx.Var]) -> list[Store]:
     """Return the stores of floating-point values that are computed from the bits of varied numbers.
 
-    An integer has no derivative, so that a gradient ends where a number is rounded to one or compared. The bits of a
-    number, however, hold all of it: ``reinterpret("float32", reinterpret("int32", x))`` is ``x``.
+    An integer has no derivative, so that a gradient ends where a number is rounded to one or
+    compared. The bits of a number, however, hold all of it:
+    ``reinterpret("float32", reinterpret("int32", x))`` is ``x``.
 
     Parameters
     ----------
@@ -39,7 +40,8 @@ def from_bits(stores: Sequence[Store], varied: Collection[tirx.Var]) -> list[Sto
 
 
 def _has_bits(expr, varied: Collection[tirx.Var], holding: Collection[tirx.Var]) -> bool:
-    """Tell whether the value of an expression, not its conditions or indices, has the bits of varied numbers."""
+    """Tell whether the value of an expression, not its conditions or indices, has the bits of
+    varied numbers."""
     if isinstance(expr, BufferLoad):
         return loaded_buffer(expr) in holding
     if isinstance(expr, _COMPARISONS):

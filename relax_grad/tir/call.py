@@ -22,11 +22,11 @@ def is_call(value: relax.Expr) -> bool:
     return isinstance(value, relax.Call) and value.op in (_CALL_TIR, _INPLACE)
 
 
-#: The remedies for a tensor function without a gradient. Importers emit Relax operators, so that LegalizeOps made most
-#: of these functions.
+#: The remedies for a tensor function without a gradient. Importers emit Relax operators, so that
+#: LegalizeOps made most of these functions.
 _REMEDY = (
-    "differentiate before relax.transform.LegalizeOps turns operators into tensor functions, or give this "
-    "function a gradient with relax.op.call_tir_with_grad"
+    "differentiate before relax.transform.LegalizeOps turns operators into tensor functions, or "
+    "give this function a gradient with relax.op.call_tir_with_grad"
 )
 
 
@@ -55,7 +55,8 @@ class TensorFunctions:
         wrt : Sequence[int]
             The indices of the arguments to differentiate with respect to.
         cotangents : Sequence[int], optional
-            The indices of the results that have a cotangent; by default all of floating-point numbers.
+            The indices of the results that have a cotangent; by default all of floating-point
+            numbers.
 
         Raises
         ------

@@ -1,8 +1,9 @@
 """Derivatives of scalar expressions.
 
-The derivative of an expression is a list of contributions: for each load (and each variable) of a floating-point number, the
-condition under which the expression reads it, and the cotangent times the partial derivative. A contribution is computed
-only under its condition. Therefore a branch that is not taken contributes nothing, even where its derivative is infinite.
+The derivative of an expression is a list of contributions: for each load (and each variable) of a
+floating-point number, the condition under which the expression reads it, and the cotangent times
+the partial derivative. A contribution is computed only under its condition. Therefore a branch that
+is not taken contributes nothing, even where its derivative is infinite.
 
 Half precision is computed in float32.
 """
@@ -136,8 +137,8 @@ class _Walker:
     def _extremum(self, expr, cotangent, guards, loses: Callable, reaches: Callable) -> None:
         """Visit both arguments, given comparisons: the first is not the extremum, or it is.
 
-        As for the operators, NaN passes the gradient to both of two differentiated arguments, and through a relu, but
-        not through a bound.
+        As for the operators, NaN passes the gradient to both of two differentiated arguments, and
+        through a relu, but not through a bound.
         """
         a, b = expr.a, expr.b
         for own, other in ((a, b), (b, a)):

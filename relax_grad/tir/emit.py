@@ -120,12 +120,13 @@ def general_block(
 ) -> tirx.Stmt:
     """Return a block that runs statements in order.
 
-    Outer loops whose iterations touch different elements of all written buffers, in a dimension of their own, become
-    spatial axes of the block.
+    Outer loops whose iterations touch different elements of all written buffers, in a dimension of
+    their own, become spatial axes of the block.
 
-    TVM allocates a workspace within the innermost loop with all its accesses, even where an iteration needs values of
-    an earlier one. A load before the loops, which has no effect, keeps each of ``workspaces`` out of them. A workspace
-    that is never read must not have such a load: TVM would reuse its memory after it.
+    TVM allocates a workspace within the innermost loop with all its accesses, even where an
+    iteration needs values of an earlier one. A load before the loops, which has no effect, keeps
+    each of ``workspaces`` out of them. A workspace that is never read must not have such a load:
+    TVM would reuse its memory after it.
     """
     statements, axes = list(statements), []
     while len(statements) == 1 and isinstance(statements[0], Loop):
@@ -144,7 +145,8 @@ def general_block(
 
 
 def _first(buffer: tirx.Var, statements: Sequence[Statement]) -> tirx.PrimExpr:
-    """Return a load of the element that statements write to first, or of the first one where that depends on data."""
+    """Return a load of the element that statements write to first, or of the first one where that
+    depends on data."""
     store = next(each for each in stores(statements) if each.buffer.same_as(buffer))
     inner = {each.var: each.start for each in walk(statements) if isinstance(each, Loop)}
     indices = []
@@ -211,7 +213,8 @@ def _extents(buffer: tirx.Var) -> set[tirx.Var]:
 def _without_negative_factors(body: tirx.Stmt, constants: Collection[tirx.Var]) -> tirx.Stmt:
     """Return statements in which no dividend falls as a loop variable rises.
 
-    TVM computes ``(7 - i) % 5`` wrongly within an index. A loop that runs backwards divides such numbers.
+    TVM computes ``(7 - i) % 5`` wrongly within an index. A loop that runs backwards divides such
+    numbers.
     """
 
     def change(node):
@@ -250,7 +253,8 @@ def _without_negative_factors(body: tirx.Stmt, constants: Collection[tirx.Var]) 
 def without_copies(
     statements: Sequence[tirx.Stmt], allocated: Collection[tirx.Var]
 ) -> list[tirx.Stmt]:
-    """Return statements that write to a buffer what they write to an allocated buffer, and copy to it as a whole."""
+    """Return statements that write to a buffer what they write to an allocated buffer, and copy to
+    it as a whole."""
     found = list(statements)
     for i in range(len(found) - 1, 0, -1):
         copied = _copied(found[i])

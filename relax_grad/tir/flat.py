@@ -16,7 +16,8 @@ from .program import Bind, If, Loop, Statement, Store, is_true, negated
 #: The most nodes of an expression in which bindings are replaced by their values.
 _LARGEST = 2000
 
-#: The kinds of stores: ``b = e``, ``b = b + e``, ``b = b * e``, ``b = max(b, e)`` and ``b = min(b, e)``.
+#: The kinds of stores: ``b = e``, ``b = b + e``, ``b = b * e``, ``b = max(b, e)`` and
+#: ``b = min(b, e)``.
 ASSIGN, ADD, PRODUCT, MAXIMUM, MINIMUM = "assign", "add", "product", "maximum", "minimum"
 
 EXTREMA = (MAXIMUM, MINIMUM)
@@ -57,7 +58,8 @@ class Item:
 
 @dataclass(frozen=True)
 class Nest:
-    """A nest of loops with stores, none of which reads an element that the nest writes to, except its own."""
+    """A nest of loops with stores, none of which reads an element that the nest writes to, except
+    its own."""
 
     loops: tuple[Range, ...]
     items: tuple[Item, ...]
@@ -109,7 +111,8 @@ class _NotFlatError(Exception):
 def _guarded_stores(
     body: Sequence[Statement], guards: tuple, values: Mapping
 ) -> Iterator[tuple[bool, tuple, Store]]:
-    """Yield whether a store initialises a reduction, its conditions, and the store without bound variables."""
+    """Yield whether a store initialises a reduction, its conditions, and the store without bound
+    variables."""
     values = dict(values)
     for each in body:
         if isinstance(each, Loop):
@@ -177,7 +180,8 @@ def same(one: Sequence, other: Sequence) -> bool:
 
 
 def _initial(init: Item, items: Sequence[Item], ranges: Sequence[Range]) -> Nest | None:
-    """Return the nest of an initialisation, or None if it may touch other elements than the reduction."""
+    """Return the nest of an initialisation, or None if it may touch other elements than the
+    reduction."""
     own = [item for item in items if item.buffer.same_as(init.buffer)]
     if not own or not all(same(item.indices, init.indices) for item in own):
         return None
@@ -187,7 +191,8 @@ def _initial(init: Item, items: Sequence[Item], ranges: Sequence[Range]) -> Nest
 
 
 def _with_init(item: Item, inits: Sequence[Item]) -> Item | None:
-    """Return an extremum or a product with the constant that it starts from; None if it starts from data."""
+    """Return an extremum or a product with the constant that it starts from; None if it starts from
+    data."""
     if item.kind not in (*EXTREMA, PRODUCT):
         return item
     own = [init for init in inits if init.buffer.same_as(item.buffer)]

@@ -1,8 +1,9 @@
-"""The reverse of statements whose iterations depend on each other: scans, products, and accumulation in steps.
+"""The reverse of statements whose iterations depend on each other: scans, products, and
+accumulation in steps.
 
-The loops run backwards, and each store is undone: its cotangent is taken from the gradient of the element, which is set to 0,
-and is passed on to the operands. A value that the statement overwrites is saved for each iteration in which the reverse
-needs it.
+The loops run backwards, and each store is undone: its cotangent is taken from the gradient of the
+element, which is set to 0, and is passed on to the operands. A value that the statement overwrites
+is saved for each iteration in which the reverse needs it.
 """
 
 from __future__ import annotations
@@ -174,7 +175,8 @@ class General:
         return [Bind(cotangent, tirx.BufferLoad(scalar, list(_ZERO))), *passed] if passed else []
 
     def _passed_on(self, value, cotangent, scope: _Scope) -> list[Statement]:
-        """Return the statements that add the contributions of a value to the gradients of its operands."""
+        """Return the statements that add the contributions of a value to the gradients of its
+        operands."""
         found: list[Statement] = []
         for each in derivative(value, cotangent, {*self._gradients, *self._scalars}):
             if isinstance(each.source, BufferLoad):
@@ -234,13 +236,15 @@ def _bound(loop: Loop, loops: Sequence[Loop]):
     bound = analyzer.const_int_bound(loop.extent).max_value
     if bound >= 2**31 - 1:
         raise GradientError(
-            f"the number of iterations of the loop {loop.var.name} has no constant bound: {loop.extent}"
+            f"the number of iterations of the loop {loop.var.name} has no constant bound: "
+            f"{loop.extent}"
         )
     return tirx.IntImm(dtype_of(loop.var), int(bound))
 
 
 def _guarded_loads(expr, guards: tuple) -> Iterator[tuple]:
-    """Yield each load of an expression with the conditions under which it is evaluated, outer loads first."""
+    """Yield each load of an expression with the conditions under which it is evaluated, outer loads
+    first."""
     if isinstance(expr, BufferLoad):
         yield expr, guards
         for index in expr.indices:

@@ -26,7 +26,8 @@ def with_int64_loops(program: Program) -> Program:
 
 
 def _statement(statement: Statement, names: Mapping, known: Analyzer) -> Statement:
-    """Return a wide statement; ``names`` has the wide variables of the loops and bindings around it."""
+    """Return a wide statement; ``names`` has the wide variables of the loops and bindings around
+    it."""
     return _statements((statement,), names, known)[0]
 
 

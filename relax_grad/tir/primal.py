@@ -1,4 +1,5 @@
-"""Values of the forward pass in an adjoint: what it computes again, and copies of buffers that later parts overwrite."""
+"""Values of the forward pass in an adjoint: what it computes again, and copies of buffers that
+later parts overwrite."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Primal:
     def __init__(self, program: Program, allocate: Callable[[Sequence, str, str], tirx.Var]):
         self._program, self._allocate = program, allocate
         self._statements = [part.statement for part in program.parts]
-        #: The versions of buffers before later parts change them: (buffer, number of the part) -> copy.
+        #: The versions of buffers before later parts change them: (buffer, number of the part) ->
+        #: copy.
         self._versions: dict[tuple[tirx.Var, int], tirx.Var] = {}
         #: Parts whose forward pass is emitted as another statement, which saves values.
         self.taped: dict[int, list] = {}
@@ -52,7 +54,8 @@ class Primal:
         return tvm_ffi.structural_map(expr, (BufferLoad, change), order="post")
 
     def _version(self, buffer: tirx.Var, number: int) -> tirx.Var:
-        """Return the buffer with the values before a part: a copy if that part or a later one changes them."""
+        """Return the buffer with the values before a part: a copy if that part or a later one
+        changes them."""
         if not any(each >= number for each in self._writers.get(buffer, ())):
             return buffer
         writer = min(each for each in self._writers[buffer] if each >= number)

@@ -1,7 +1,7 @@
 """The product of the other factors of each factor of a product.
 
-It is the derivative of the product, also where factors are 0: the factors before one are multiplied up in one direction,
-and those after it in the other.
+It is the derivative of the product, also where factors are 0: the factors before one are multiplied
+up in one direction, and those after it in the other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Factors:
 def others(
     name: str, factors: Factors, allocate: Callable[[Sequence, str, str], tirx.Var]
 ) -> tuple[tirx.Stmt, tirx.PrimExpr]:
-    """Return a statement that computes the seed times all factors but one, and the load of it for an iteration.
+    """Return a statement that computes the seed times all factors but one, and the load of it for
+    an iteration.
 
     Parameters
     ----------
@@ -87,7 +88,8 @@ def _fastest(value: tirx.PrimExpr, loops: Sequence[Range]) -> Range:
 def _along(
     name: str, factors: Factors, inner: Range, allocate
 ) -> tuple[list[Statement], tirx.PrimExpr]:
-    """Divide the factors of a product into lanes, neighbours along a loop, which are joined at the end."""
+    """Divide the factors of a product into lanes, neighbours along a loop, which are joined at the
+    end."""
     dtype, outer = str(inner.var.ty.dtype), [each for each in factors.reduced if each is not inner]
     width = min(_LANES, inner.size or _LANES)
     kind = dtype_of(factors.seed)

@@ -1,7 +1,7 @@
 """Tensor functions as loop programs: loops, conditions, bindings and stores, without blocks.
 
-A block is a claim of its author about the loops around it, which schedules trust. A derivative must not: a loop program
-has only the statements and their order.
+A block is a claim of its author about the loops around it, which schedules trust. A derivative must
+not: a loop program has only the statements and their order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class If:
     body, otherwise : tuple[Statement, ...]
         The statements of both branches.
     is_init : bool
-        Whether it initialises a reduction: the condition holds in the first iteration of some loops only.
+        Whether it initialises a reduction: the condition holds in the first iteration of some loops
+        only.
     """
 
     condition: tirx.PrimExpr
@@ -129,16 +130,18 @@ def parse(
     function : tirx.PrimFunc
         The function.
     num_outputs : int, optional
-        The number of buffers at the end that are results; by default those that the function writes to.
+        The number of buffers at the end that are results; by default those that the function writes
+        to.
     inplace : Sequence[int], optional
-        For each result the index of the buffer that it is written to, or -1 for a buffer at the end. A buffer that is
-        overwritten counts as an input and as an output; the program copies it first.
+        For each result the index of the buffer that it is written to, or -1 for a buffer at the
+        end. A buffer that is overwritten counts as an input and as an output; the program copies it
+        first.
 
     Raises
     ------
     GradientError
-        If a statement has no derivative: a while loop, a loop that is bound to threads, an external call, a buffer that
-        aliases another one. The error names the block.
+        If a statement has no derivative: a while loop, a loop that is bound to threads, an external
+        call, a buffer that aliases another one. The error names the block.
     """
     buffers = [param for param in function.params if is_buffer(param)]
     if inplace is not None:
@@ -181,7 +184,8 @@ def _copied(source: tirx.Var, target: tirx.Var) -> Part:
 
 
 def _parts_of(body: tirx.Stmt, parser: _Parser, name: str = "") -> list[tuple[tirx.Stmt, str]]:
-    """Return the statements of the root block, or of the body, each with the name of a block around it."""
+    """Return the statements of the root block, or of the body, each with the name of a block around
+    it."""
     is_plain = isinstance(body, SBlockRealize) and not body.iter_values and body.block.init is None
     if is_plain and is_true(body.predicate):
         parser.refuse_views(body.block)
@@ -220,8 +224,9 @@ class _Parser:
         if any(isinstance(each, Bind) for each in found):
             found = (If(tirx.const(True, "bool"), found),)
         for statement in found:
-            # A sequence within one source statement has no source of its own. Nor has a block with buffers of its own:
-            # they become buffers of the function, and the source would define them again.
+            # A sequence within one source statement has no source of its own. Nor has a block with
+            # buffers of its own: they become buffers of the function, and the source would define
+            # them again.
             is_whole = len(found) == 1 and len(self.allocated) == known
             yield Part(statement, source if is_whole else None, self._name)
 
@@ -310,7 +315,8 @@ class _Parser:
 def _without_lets(expr: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return an expression with the value of each ``Let`` in the place of its variable.
 
-    A derivative repeats parts of an expression, and takes indices out of it; both would leave the scope of a variable.
+    A derivative repeats parts of an expression, and takes indices out of it; both would leave the
+    scope of a variable.
     """
     if not _has_lets(expr):
         return expr
@@ -457,7 +463,8 @@ def negated(condition: tirx.PrimExpr) -> tirx.PrimExpr:
 
 
 def guarded(guards: Sequence[tirx.PrimExpr], statement: Statement) -> Statement:
-    """Return a statement under conditions, each of which may be evaluated only if those before it hold."""
+    """Return a statement under conditions, each of which may be evaluated only if those before it
+    hold."""
     for guard in reversed(guards):
         statement = If(guard, (statement,))
     return statement

@@ -1,8 +1,10 @@
-"""Tensor functions that compute an operator of Relax: their calls become calls of the operator, which has kernels.
+"""Tensor functions that compute an operator of Relax: their calls become calls of the operator,
+which has kernels.
 
-A function is taken for an operator in one of two cases: it is the legalization of the operator on the same arguments,
-up to the names of its variables, blocks and buffers; or it consists of the loops of one contraction of two tensors,
-which becomes a matrix product. :mod:`._candidates` reads the attributes of operators from the blocks of a function.
+A function is taken for an operator in one of two cases: it is the legalization of the operator on
+the same arguments, up to the names of its variables, blocks and buffers; or it consists of the
+loops of one contraction of two tensors, which becomes a matrix product. :mod:`._candidates` reads
+the attributes of operators from the blocks of a function.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from ._contraction import contraction
 
 _CALL_TIR = Op.get("relax.call_tir")
 
-#: Emits an operator call in place of a tensor function: from the arguments and a function that emits an operand.
+#: Emits an operator call in place of a tensor function: from the arguments and a function that
+#: emits an operand.
 Recipe = Callable[[Sequence[relax.Expr], Callable[[relax.Expr], relax.Var]], relax.Expr]
 
 
 def with_operators(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a module whose calls of tensor functions are calls of operators, where the functions compute these.
+    """Return a module whose calls of tensor functions are calls of operators, where the functions
+    compute these.
 
     Bound variables stay the same. Functions are left where no call refers to them any more.
 
@@ -107,7 +111,8 @@ class _Rewriter:
     def _operator(
         self, binding: relax.Binding, call: relax.Call, is_dataflow: bool
     ) -> list[relax.Binding]:
-        """Return the bindings of an operator in place of a call; none if the function computes no operator."""
+        """Return the bindings of an operator in place of a call; none if the function computes no
+        operator."""
         callee, arguments = call.args[0], tuple_fields(call.args[1])
         function = self._functions.get(callee)
         types = [argument.ty for argument in arguments]
@@ -161,7 +166,8 @@ def legalized(operator: Callable, types: Sequence[relax.Type]) -> tirx.PrimFunc 
     Returns
     -------
     function : tirx.PrimFunc or None
-        The function; None if the operator rejects the types, or consists of more than a function of the arguments.
+        The function; None if the operator rejects the types, or consists of more than a function of
+        the arguments.
     """
     params = [relax.Var(f"x{i}", kind) for i, kind in enumerate(types)]
     rejects = (

@@ -49,8 +49,8 @@ class Adjoint:
     function : tirx.PrimFunc
         Takes the arguments ``takes``, then a buffer for the gradient of each of ``wrt``.
     takes : tuple[tuple[str, int], ...]
-        The arguments: ``("input", i)``, ``("output", i)`` or ``("cotangent", i)``, with an index among the inputs or
-        the outputs of the original function.
+        The arguments: ``("input", i)``, ``("output", i)`` or ``("cotangent", i)``, with an index
+        among the inputs or the outputs of the original function.
     wrt : tuple[int, ...]
         The indices of the inputs whose gradients the function returns.
     """
@@ -75,7 +75,8 @@ def adjoint(
     function : tirx.PrimFunc
         The function, before schedules bind its loops to threads.
     wrt : Sequence[int], optional
-        The indices of the inputs to differentiate with respect to; by default all of floating-point numbers.
+        The indices of the inputs to differentiate with respect to; by default all of floating-point
+        numbers.
     num_outputs : int, optional
         The number of results, the last buffers; by default the buffers that the function writes to.
     cotangents : Sequence[int], optional
@@ -83,7 +84,8 @@ def adjoint(
     keep_all : bool
         Whether the adjoint takes all inputs, outputs and cotangents, used or not.
     inplace : Sequence[int], optional
-        For each result the index of the buffer that it overwrites, or -1, as for ``relax.call_tir_inplace``.
+        For each result the index of the buffer that it overwrites, or -1, as for
+        ``relax.call_tir_inplace``.
 
     Raises
     ------
@@ -167,14 +169,16 @@ class _Reverse:
             body,
             [each for each in allocated if each in used],
         )
-        # The original function and its adjoint are in one module, where no variable may be defined twice.
+        # The original function and its adjoint are in one module, where no variable may be defined
+        # twice.
         made = tvm.ir.load_json(tvm.ir.save_json(made))
         return Adjoint(made, tuple(takes), self._wrt)
 
     def _defining(
         self, given: Sequence[tirx.Var], taken: set[tirx.Var], used: set[tirx.Var]
     ) -> set[tirx.Var]:
-        """Return more arguments, whose shapes define the symbolic extents that the adjoint needs."""
+        """Return more arguments, whose shapes define the symbolic extents that the adjoint
+        needs."""
         known = {*taken, *self._results}
         extents = {var for each in given for var in _symbols(each)}
         allocated = {each for each in self._allocated if each in used}
@@ -201,7 +205,8 @@ class _Reverse:
             if store.buffer in useful:
                 raise unsupported(
                     self._block_of(store.buffer),
-                    f"a value is computed from the bits of a number, which has no derivative: {store.value}",
+                    "a value is computed from the bits of a number, which has no derivative: "
+                    f"{store.value}",
                 )
         return {each for each in varied & useful if is_float(dtype_of(each))}
 
@@ -304,10 +309,12 @@ class _Reverse:
         return load
 
     def _shares(self, number: int, nest: Nest, item: Item, is_equal) -> tuple[tirx.Var, tirx.Var]:
-        """Emit the gradient of each element that is equal to its extremum, and return its buffer and another.
+        """Emit the gradient of each element that is equal to its extremum, and return its buffer
+        and another.
 
-        As for the operators, the elements that are equal share the cotangent, and all gradients are NaN if the extremum
-        is. The other buffer holds 0 or that NaN, which is added to the gradients of all elements.
+        As for the operators, the elements that are equal share the cotangent, and all gradients are
+        NaN if the extremum is. The other buffer holds 0 or that NaN, which is added to the
+        gradients of all elements.
         """
         gradient = self._gradients[item.buffer]
         name, dtype = item.buffer.name, accumulation_dtype(dtype_of(item.buffer))
@@ -337,7 +344,8 @@ class _Reverse:
         return share, undefined
 
     def _clear(self, number: int, name: str, nest: Nest, item: Item) -> None:
-        """Emit the gradient of an element before it is overwritten: 0. Nothing before the first write uses it."""
+        """Emit the gradient of an element before it is overwritten: 0. Nothing before the first
+        write uses it."""
         if not self._primal.is_written_before(item.buffer, number):
             return
         gradient = self._own(item.buffer)
@@ -370,7 +378,8 @@ class _Reverse:
         )
 
     def _new_gradient(self, buffer: tirx.Var) -> _Gradient:
-        """Return the gradient of a buffer, without a value: the result for an input, if the dtype is that of sums."""
+        """Return the gradient of a buffer, without a value: the result for an input, if the dtype
+        is that of sums."""
         own = self._direct_result(buffer)
         if own is None:
             dtype = accumulation_dtype(dtype_of(buffer))
@@ -378,7 +387,8 @@ class _Reverse:
         return _Gradient(buffer, own)
 
     def _direct_result(self, buffer: tirx.Var) -> tirx.Var | None:
-        """Return the result that the gradient of an input is accumulated in; None for half precision."""
+        """Return the result that the gradient of an input is accumulated in; None for half
+        precision."""
         for i, result in zip(self._wrt, self._results, strict=True):
             if self.program.inputs[i].same_as(buffer):
                 dtype = dtype_of(buffer)
@@ -404,7 +414,8 @@ class _Reverse:
         return buffer
 
     def _finish(self, buffer: tirx.Var, result: tirx.Var) -> None:
-        """Emit the gradient of an input in its dtype, where it was not accumulated in the result."""
+        """Emit the gradient of an input in its dtype, where it was not accumulated in the
+        result."""
         gradient = self._gradients.get(buffer)
         if gradient is None:
             self._emitted += sums.added("zero", [], result, False, [])
@@ -414,7 +425,8 @@ class _Reverse:
     # Other statements
 
     def _general(self, number: int, part: Part) -> None:
-        """Emit the reverse of a statement whose iterations depend on each other, one after another."""
+        """Emit the reverse of a statement whose iterations depend on each other, one after
+        another."""
         general = General(part, self._active, self._allocate)
         for buffer in general.buffers:
             self._own(buffer)
@@ -428,13 +440,15 @@ class _Reverse:
 
 
 def _is_least(init) -> bool:
-    """Tell whether an extremum starts from the largest finite number, which an infinite element does not exceed."""
+    """Tell whether an extremum starts from the largest finite number, which an infinite element
+    does not exceed."""
     largest = float(tirx.max_value(str(init.ty.dtype)).value)
     return isinstance(init, tirx.FloatImm) and abs(float(init.value)) >= largest
 
 
 def _closure(found: set, edges: Sequence[tuple[set, object]]) -> set:
-    """Return the nodes that follow from those found; an edge leads from any of some nodes to one."""
+    """Return the nodes that follow from those found; an edge leads from any of some nodes to
+    one."""
     found = set(found)
     while True:
         more = {to for of, to in edges if to not in found and of & found}
@@ -451,7 +465,8 @@ def _symbols(param: tirx.Var) -> set[tirx.Var]:
 
 
 def _defined(param: tirx.Var) -> set[tirx.Var]:
-    """Return the variables that a parameter defines: a number itself, and a buffer those that are its extents."""
+    """Return the variables that a parameter defines: a number itself, and a buffer those that are
+    its extents."""
     if not is_buffer_var(param):
         return {param}
     return {extent for extent in param.shape if isinstance(extent, tirx.Var)}

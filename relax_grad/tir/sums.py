@@ -26,7 +26,8 @@ from .program import (
     negated,
 )
 
-#: The elements of a cache line, the smallest part of the last dimension that one thread adds to in a scatter.
+#: The elements of a cache line, the smallest part of the last dimension that one thread adds to in
+#: a scatter.
 _LINE = 16
 
 #: The most parts of the last dimension.
@@ -40,7 +41,8 @@ def added(
     has_value: bool,
     contributions: Sequence[Contribution],
 ) -> list[tirx.Stmt]:
-    """Return the statements ``target[source] += value`` for contributions in all iterations of loops.
+    """Return the statements ``target[source] += value`` for contributions in all iterations of
+    loops.
 
     Parameters
     ----------
@@ -127,7 +129,8 @@ def _at(found: Gather, each: Contribution, dtype: str) -> tirx.PrimExpr:
     zero = tirx.const(0.0, dtype)
     for guard in reversed([_with_values(guard, found) for guard in each.guards]):
         if loads(guard):
-            # TVM joins nested selections with equal constants at the end, and evaluates both conditions always.
+            # TVM joins nested selections with equal constants at the end, and evaluates both
+            # conditions always.
             value = tirx.if_then_else(negated(guard), zero, value)
         else:
             value = tirx.if_then_else(guard, value, zero)

@@ -1,4 +1,5 @@
-"""Loops for tensors that statements compute, for CPUs and, if the target in scope is a GPU, for GPUs."""
+"""Loops for tensors that statements compute, for CPUs and, if the target in scope is a GPU, for
+GPUs."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ def extern(
     Parameters
     ----------
     body : Callable
-        Emits the statements; takes the buffers of the inputs, of the state if there is one, and of the
-        result.
+        Emits the statements; takes the buffers of the inputs, of the state if there is one, and of
+        the result.
     inputs : Sequence[te.Tensor]
         The tensors that the statements read.
     shape, dtype
@@ -87,7 +88,8 @@ def statements(
 
 @contextlib.contextmanager
 def loops(extents: Sequence, reverse: bool = False) -> Iterator[list[tirx.PrimExpr]]:
-    """Open a serial loop for each extent; ``reverse`` runs them from the last element to the first."""
+    """Open a serial loop for each extent; ``reverse`` runs them from the last element to the
+    first."""
     with contextlib.ExitStack() as stack:
         at = [stack.enter_context(T.serial(extent)) for extent in extents]
         yield [extent - 1 - i for i, extent in zip(at, extents, strict=True)] if reverse else at
@@ -102,10 +104,12 @@ def add(buffer: tirx.Buffer, at: Sequence, value: tirx.PrimExpr) -> None:
 def tasks(extents: Sequence, inner: Sequence = ()) -> Iterator[list[tirx.PrimExpr]]:
     """Open a parallel loop over all elements of a shape and yield the indices of one.
 
-    On a GPU every element has its own thread, and neighbouring threads have neighbouring last indices.
+    On a GPU every element has its own thread, and neighbouring threads have neighbouring last
+    indices.
 
-    On a CPU indices are only divided by constants: TVM's simplifier hoists a division out of a loop that an extent
-    of 0 skips. So the axes from the first symbolic extent on, except the first axis, run serially.
+    On a CPU indices are only divided by constants: TVM's simplifier hoists a division out of a loop
+    that an extent of 0 skips. So the axes from the first symbolic extent on, except the first axis,
+    run serially.
 
     Parameters
     ----------
@@ -144,7 +148,8 @@ def _threads(extents: Sequence) -> Iterator[list[tirx.PrimExpr]]:
 def once(value: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return an integer that is used several times; on a GPU as a variable, to compute it once.
 
-    LLVM eliminates common subexpressions itself. TVM emits long CUDA expressions, and repeats those with conditions.
+    LLVM eliminates common subexpressions itself. TVM emits long CUDA expressions, and repeats those
+    with conditions.
     """
     if not on_gpu():
         return value
@@ -153,16 +158,18 @@ def once(value: tirx.PrimExpr) -> tirx.PrimExpr:
 
 
 class Chunks:
-    """The elements written at indices, partitioned among parallel tasks so that no two tasks write the same element.
+    """The elements written at indices, partitioned among parallel tasks so that no two tasks write
+    the same element.
 
-    On a CPU a task owns a chunk of the axes after the indexed ones, split along the first of them. So an
-    embedding (axis 0) runs in parallel too.
+    On a CPU a task owns a chunk of the axes after the indexed ones, split along the first of them.
+    So an embedding (axis 0) runs in parallel too.
 
-    On a GPU a task is a thread. It owns one element of the trailing axes, so that neighbouring threads read and
-    write neighbouring elements. If the trailing and leading axes give too few threads, the elements of the
-    indexed axes are distributed among several threads: element ``i`` belongs to share ``i % shares``. Each of
-    these threads loops over all indices, and only processes those of its own share. So the order of the updates
-    of an element is the same on CPU and GPU, whatever the indices.
+    On a GPU a task is a thread. It owns one element of the trailing axes, so that neighbouring
+    threads read and write neighbouring elements. If the trailing and leading axes give too few
+    threads, the elements of the indexed axes are distributed among several threads: element ``i``
+    belongs to share ``i % shares``. Each of these threads loops over all indices, and only
+    processes those of its own share. So the order of the updates of an element is the same on CPU
+    and GPU, whatever the indices.
 
     Parameters
     ----------
@@ -192,7 +199,8 @@ class Chunks:
     def tasks(self) -> Iterator[tuple[list[tirx.PrimExpr], list[tirx.PrimExpr]]]:
         """Open a parallel loop over the tasks.
 
-        Yields the indices of the leading axes, and the chunk of the task, an argument of the other methods.
+        Yields the indices of the leading axes, and the chunk of the task, an argument of the other
+        methods.
         """
         count = len(self._before)
         if not self._on_gpu:
@@ -219,7 +227,8 @@ class Chunks:
 
     @contextlib.contextmanager
     def own(self, chunk: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
-        """Open loops over all elements that the task owns, of the indexed and of the trailing axes."""
+        """Open loops over all elements that the task owns, of the indexed and of the trailing
+        axes."""
         with contextlib.ExitStack() as stack:
             if not self._is_shared:
                 at = stack.enter_context(loops(self._indexed))
@@ -236,7 +245,8 @@ class Chunks:
     def owns(
         self, chunk: Sequence[tirx.PrimExpr], where: Sequence[tirx.PrimExpr]
     ) -> tirx.PrimExpr | None:
-        """Return the condition that an element of the indexed axes belongs to the task; None if it always holds.
+        """Return the condition that an element of the indexed axes belongs to the task; None if it
+        always holds.
 
         An out-of-bounds index belongs to exactly one task too.
         """
@@ -266,9 +276,9 @@ class Chunks:
 def _share_count(number: tirx.PrimExpr, others: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return the number of threads that share a number of elements: a power of 4.
 
-    Together with the other threads these are up to :data:`_ENOUGH`. The share count is also limited by the number
-    of elements, if it is known. If the number of other threads is unknown, comparisons choose the count at run
-    time. They need no division, which extents of 0 forbid.
+    Together with the other threads these are up to :data:`_ENOUGH`. The share count is also limited
+    by the number of elements, if it is known. If the number of other threads is unknown,
+    comparisons choose the count at run time. They need no division, which extents of 0 forbid.
     """
     count = tirx.const(1, "int64")
     known = is_static(others)
@@ -287,8 +297,8 @@ def _unravel(flat: tirx.PrimExpr, extents: Sequence) -> list[tirx.PrimExpr]:
     """Return the indices of an element of a shape from its row-major number."""
     at = []
     for i, extent in reversed(list(enumerate(extents))):
-        # Both divisions agree for non-negative operands. TVM simplifies floordiv better, but floordiv must
-        # handle the sign of an unknown divisor.
+        # Both divisions agree for non-negative operands. TVM simplifies floordiv better, but
+        # floordiv must handle the sign of an unknown divisor.
         static = is_static(extent)
         div, mod = (tirx.floordiv, tirx.floormod) if static else (tirx.truncdiv, tirx.truncmod)
         # The first index needs no remainder.

@@ -1,8 +1,9 @@
 """Common parts of pooling over regions of interest.
 
-A region is ``[batch, x1, y1, x2, y2]``. Its values never become addresses directly. Nothing is read for a batch
-index outside the data, a coordinate that is NaN, or a region of more than :data:`LARGEST` elements along an
-axis. Values that only depend on the region are computed once, into tables.
+A region is ``[batch, x1, y1, x2, y2]``. Its values never become addresses directly. Nothing is read
+for a batch index outside the data, a coordinate that is NaN, or a region of more than
+:data:`LARGEST` elements along an axis. Values that only depend on the region are computed once,
+into tables.
 
 Neither operator has a gradient with respect to the regions, as in torchvision.
 """
@@ -18,7 +19,8 @@ from tvm.script.ir_builder import tirx as T
 from ._loops import Chunks, add, loops, statements
 from .util import Shape, axes, on_gpu
 
-#: The largest extent of a region along an axis, in elements of the data; a larger region is ignored.
+#: The largest extent of a region along an axis, in elements of the data; a larger region is
+#: ignored.
 LARGEST = 2.0**20
 
 
@@ -30,7 +32,8 @@ class Plane(NamedTuple):
 
 
 def bounds(rois: te.Tensor, axis: int, attrs: dict, dtype: str) -> tuple[Callable, Callable]:
-    """Return functions from a region to its begin and its end along an axis (0: height, 1: width)."""
+    """Return functions from a region to its begin and its end along an axis (0: height, 1:
+    width)."""
     scale = tirx.const(attrs["spatial_scale"], dtype)
     return tuple(
         lambda r, column=column: rois(r, column).astype(dtype) * scale
@@ -59,11 +62,12 @@ def table(rois: te.Tensor, of: Callable) -> te.Tensor:
 def scatter(
     add_bin, inputs, regions, data_shape: Shape, attrs: dict, dtype: str, scratch: bool = False
 ) -> te.Tensor:
-    """Return the gradient of the data, to which ``add_bin`` adds the contribution of each bin of each region.
+    """Return the gradient of the data, to which ``add_bin`` adds the contribution of each bin of
+    each region.
 
-    ``add_bin`` takes the :class:`Plane` to add to, the buffers of the inputs, the tables, region, channel and bin.
-    With ``scratch`` it also takes buffers for positions and weights, of four numbers each for a task, and the
-    task's index into them.
+    ``add_bin`` takes the :class:`Plane` to add to, the buffers of the inputs, the tables, region,
+    channel and bin. With ``scratch`` it also takes buffers for positions and weights, of four
+    numbers each for a task, and the task's index into them.
     """
     at = axes(attrs["layout"], "NCHW")
     n_extent, c_extent, height, width = (data_shape[axis] for axis in at)

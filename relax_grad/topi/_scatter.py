@@ -1,12 +1,13 @@
 """The element of the data for each element of an update, and the loops over these pairs.
 
-Operators that read or write at indices only differ in this mapping. :class:`Elements` has one index for each
-update (scatter_elements). :class:`Points` has a vector of indices for each slice (scatter_nd, index_put,
-gather_nd, index_tensor). A negative index counts from the end; an out-of-bounds index never becomes an
-address.
+Operators that read or write at indices only differ in this mapping. :class:`Elements` has one index
+for each update (scatter_elements). :class:`Points` has a vector of indices for each slice
+(scatter_nd, index_put, gather_nd, index_tensor). A negative index counts from the end; an
+out-of-bounds index never becomes an address.
 
-One task writes all updates of an element, in the order of the updates (row-major), as TVM's loops on a CPU do. So
-"update" always leaves the last one. :class:`Chunks` describes the partition into tasks, on a CPU and on a GPU.
+One task writes all updates of an element, in the order of the updates (row-major), as TVM's loops
+on a CPU do. So "update" always leaves the last one. :class:`Chunks` describes the partition into
+tasks, on a CPU and on a GPU.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from .util import Shape, broadcast_index, cast, is_one, on_gpu
 
 Reader = Callable[..., "tirx.PrimExpr"]
 
-#: The indices of the axes before the indexed ones, and a chunk, as :meth:`Chunks.tasks` yields them.
+#: The indices of the axes before the indexed ones, and a chunk, as :meth:`Chunks.tasks` yields
+#: them.
 Task = tuple[Sequence["tirx.PrimExpr"], Sequence["tirx.PrimExpr"]]
 
 
 class Elements:
     """The mapping of ``updates[.., k, ..]`` to ``data[.., indices[.., k, ..], ..]``.
 
-    A task owns the elements along the axis for one element of the leading axes and one chunk of the trailing
-    axes.
+    A task owns the elements along the axis for one element of the leading axes and one chunk of the
+    trailing axes.
     """
 
     def __init__(self, data_shape: Shape, index_shape: Shape, axis: int):
@@ -58,8 +60,9 @@ class Elements:
     def visit(self, task: Task, readers: Sequence[Reader], reverse: bool) -> Iterator[tuple]:
         """Loop over the indices of the task's elements.
 
-        Yields the condition that the index is in bounds, and a function that opens loops over the pairs of update
-        and data elements. An update with an out-of-bounds index belongs to one task, too.
+        Yields the condition that the index is in bounds, and a function that opens loops over the
+        pairs of update and data elements. An update with an out-of-bounds index belongs to one
+        task, too.
         """
         before, chunk = task
         (read,) = readers
@@ -86,7 +89,8 @@ class Elements:
 
 
 class Points:
-    """The mapping of ``updates[p, ..]`` to ``data[i, j, .., ..]`` with the indices ``i, j, ..`` of the point ``p``.
+    """The mapping of ``updates[p, ..]`` to ``data[i, j, .., ..]`` with the indices ``i, j, ..`` of
+    the point ``p``.
 
     Parameters
     ----------
@@ -97,11 +101,13 @@ class Points:
     count : int
         The number of indexed axes.
     index_of : Callable
-        Takes readers of the index tensors, a point, and the number of an indexed axis; returns the index.
+        Takes readers of the index tensors, a point, and the number of an indexed axis; returns the
+        index.
     batch_dims : int
         The number of leading batch axes that the data and the points share.
 
-    A task owns the elements for one element of the batch and one chunk of the axes after the indexed ones.
+    A task owns the elements for one element of the batch and one chunk of the axes after the
+    indexed ones.
     """
 
     def __init__(
@@ -157,7 +163,8 @@ class Points:
     def locate(
         self, readers: Sequence[Reader], point: Sequence[tirx.PrimExpr]
     ) -> tuple[list[tirx.PrimExpr], tirx.PrimExpr]:
-        """Return the indices of the batch and indexed axes for a point, and whether they are in bounds."""
+        """Return the indices of the batch and indexed axes for a point, and whether they are in
+        bounds."""
         batch = list(point[: len(self._batch)])
         found = [
             position(self._index_of(readers, point, i), extent, "fast")
@@ -171,7 +178,8 @@ Places = Elements | Points
 
 
 def nd_points(data_shape: Shape, index_shape: Shape, batch_dims: int = 0) -> Points:
-    """Return the mapping of gather_nd and scatter_nd: the last axis of the indices holds the vectors."""
+    """Return the mapping of gather_nd and scatter_nd: the last axis of the indices holds the
+    vectors."""
 
     def index_of(readers, point, i):
         (read,) = readers
@@ -239,8 +247,8 @@ def scatter(
     Returns
     -------
     result : te.Tensor
-        A tensor of the shape of the data and the dtype of the updates; sums and products of half precision
-        are accumulated in float32.
+        A tensor of the shape of the data and the dtype of the updates; sums and products of half
+        precision are accumulated in float32.
     """
     combine = REDUCTIONS[reduction]
     rounds = reduction in ("add", "mul", "mean")
@@ -300,8 +308,8 @@ def scan(
     Returns
     -------
     result : te.Tensor
-        For each update, the state at its element before the update, and 0 for an out-of-bounds index; in the
-        dtype of ``start``, computed in float32 at least.
+        For each update, the state at its element before the update, and 0 for an out-of-bounds
+        index; in the dtype of ``start``, computed in float32 at least.
     """
     tensors = [t for t in (factors, terms) if isinstance(t, te.Tensor)]
     # Values that are only copied are not rounded, so they need no wider dtype.
@@ -358,7 +366,8 @@ def _mean(old: tirx.PrimExpr, new: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.truncdiv(total, tirx.const(2, str(total.ty.dtype)))
 
 
-#: The combination of an update with the previous value. TVM's mean is the mean of these two, for each update.
+#: The combination of an update with the previous value. TVM's mean is the mean of these two, for
+#: each update.
 REDUCTIONS: dict[str, Callable[[tirx.PrimExpr, tirx.PrimExpr], tirx.PrimExpr]] = {
     "update": lambda old, new: new,
     "add": lambda old, new: old + new,
@@ -380,8 +389,8 @@ def _run(places: Places, start: Callable, work: Callable) -> None:
             work(([], []))
         return
     if on_gpu():
-        # One kernel each, with a thread for every element. Two kernels keep a scratch buffer outside of both:
-        # within a single kernel, TVM would allocate it inside.
+        # One kernel each, with a thread for every element. Two kernels keep a scratch buffer
+        # outside of both: within a single kernel, TVM would allocate it inside.
         with T.serial(1):
             with tasks(places.data_shape) as at:
                 start(at)

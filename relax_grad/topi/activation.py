@@ -12,7 +12,8 @@ from .util import is_empty, zeros
 
 
 def prelu(data: te.Tensor, alpha: te.Tensor, axis: int) -> te.Tensor:
-    """Multiply non-positive elements by a slope: one for all, or one for each position along an axis.
+    """Multiply non-positive elements by a slope: one for all, or one for each position along an
+    axis.
 
     Parameters
     ----------
@@ -39,8 +40,8 @@ def prelu(data: te.Tensor, alpha: te.Tensor, axis: int) -> te.Tensor:
     shared = compat.Analyzer().can_prove_equal(alpha.shape[0], 1)
     if not shared and not compat.Analyzer().can_prove_equal(alpha.shape[0], extent):
         raise ValueError(
-            f"prelu: alpha must have the extent 1 or {extent}, that of the data along axis {axis}, but "
-            f"it has {alpha.shape[0]}"
+            f"prelu: alpha must have the extent 1 or {extent}, that of the data along axis "
+            f"{axis}, but it has {alpha.shape[0]}"
         )
 
     def element(*index):
@@ -90,8 +91,8 @@ def log_softmax_backward(output_grad: te.Tensor, output: te.Tensor, axis: int) -
     Returns
     -------
     result : te.Tensor
-        ``dy - sum(dy) * exp(y)`` with the sum over the axis; of the shape and the dtype of ``output_grad``, computed
-        in float32 at least.
+        ``dy - sum(dy) * exp(y)`` with the sum over the axis; of the shape and the dtype of
+        ``output_grad``, computed in float32 at least.
     """
     return _of_rows(
         output_grad,

@@ -25,20 +25,22 @@ def attention_weights(
     scores : te.Tensor
         The scores, of shape ``(batch, heads, queries, keys)``.
     seqstarts : Sequence[te.Tensor]
-        Empty, or two integer tensors of shape ``(sequences + 1,)``: the start of each sequence of queries, and of
-        keys, and the end of the last one. A query then attends to the keys of its own sequence only.
+        Empty, or two integer tensors of shape ``(sequences + 1,)``: the start of each sequence of
+        queries, and of keys, and the end of the last one. A query then attends to the keys of its
+        own sequence only.
     causal_mask : str, optional
-        ``"TopLeft"``: query ``i`` of a sequence attends to the keys up to ``i``. ``"BottomRight"``: to those up to
-        ``i + abs(queries - keys)``.
+        ``"TopLeft"``: query ``i`` of a sequence attends to the keys up to ``i``. ``"BottomRight"``:
+        to those up to ``i + abs(queries - keys)``.
     window_size : int, optional
-        The largest number of keys that a query attends to: those from ``i - window_size + 1`` on for query ``i``.
+        The largest number of keys that a query attends to: those from ``i - window_size + 1`` on
+        for query ``i``.
 
     Returns
     -------
     result : te.Tensor
-        The weights, of the shape and the dtype of ``scores``; half precision is computed in float32. A masked key
-        has weight 0. All keys have weight 0 if a query attends to none, or to none with a score above minus
-        infinity.
+        The weights, of the shape and the dtype of ``scores``; half precision is computed in
+        float32. A masked key has weight 0. All keys have weight 0 if a query attends to none, or to
+        none with a score above minus infinity.
     """
     if is_empty(scores.shape):
         return zeros(scores.shape, scores.dtype)
@@ -82,7 +84,8 @@ def _bounds(
     causal_mask: str | None,
     window_size: int | None,
 ) -> Bounds | None:
-    """Return a function from a query to its half-open range of keys; None if every query attends to all keys."""
+    """Return a function from a query to its half-open range of keys; None if every query attends to
+    all keys."""
     queries, keys = scores.shape[2:]
     if seqstarts:
         bounds = _bounds_in_sequence(queries, *seqstarts, causal_mask, window_size)
@@ -104,7 +107,8 @@ def _bounds_in_sequence(
     causal_mask: str | None,
     window_size: int | None,
 ) -> Bounds:
-    """Return a function from a query to its range of keys; the range is empty for a query in no sequence."""
+    """Return a function from a query to its range of keys; the range is empty for a query in no
+    sequence."""
     starts = seqstart_q.shape[0]
     start = te.reduce_axis((0, starts), "start")
     started = te.compute(

@@ -32,7 +32,8 @@ def log_add_exp(x1: te.Tensor, x2: te.Tensor, out_shape: Shape) -> te.Tensor:
     def element(*index):
         a, b = (x(*broadcast_index(x.shape, index)).astype(dtype) for x in (x1, x2))
         rest = tirx.log(tirx.exp(-tirx.abs(a - b)) + 1)
-        # The difference of two equal infinities is NaN. Half of each argument has the derivative 1/2 by each.
+        # The difference of two equal infinities is NaN. Half of each argument has the derivative
+        # 1/2 by each.
         half = tirx.const(0.5, dtype)
         total = tirx.Select(
             a == b,

@@ -1,14 +1,14 @@
 """Tensor expressions of the gradients of convolution, for any rank, layout and grouping.
 
-With ``y = conv(x, w)`` of stride ``s``, dilation ``d`` and padding ``p`` along a spatial axis, an output
-element reads ``x[y * s + k * d - p]`` for each kernel element ``k``. So
+With ``y = conv(x, w)`` of stride ``s``, dilation ``d`` and padding ``p`` along a spatial axis, an
+output element reads ``x[y * s + k * d - p]`` for each kernel element ``k``. So
 
 - the weight gradient is ``dw[k] = sum over n, y of dy[y] * x[y * s + k * d - p]``,
-- the data gradient is ``dx[i] = sum over o, k of dy[(i + p - k * d) / s] * w[k]``, over those ``k`` for
-  which the division leaves no remainder.
+- the data gradient is ``dx[i] = sum over o, k of dy[(i + p - k * d) / s] * w[k]``, over those ``k``
+  for which the division leaves no remainder.
 
-Both first copy the tensor that is read at an offset into a larger one, padded with zeros. So the sum itself needs
-no bounds check.
+Both first copy the tensor that is read at an offset into a larger one, padded with zeros. So the
+sum itself needs no bounds check.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def conv_backward_data(
     strides, dilation : Sequence[int]
         One for each spatial axis, in the order D, H, W.
     padding : Sequence[int]
-        Zeros before each spatial axis, then zeros after each, in the same order; the trailing zeros are not
-        used.
+        Zeros before each spatial axis, then zeros after each, in the same order; the trailing zeros
+        are not used.
     groups : int
         The number of groups.
     data_layout, kernel_layout, out_layout : str
@@ -89,8 +89,9 @@ def conv_backward_data(
         grad_at = {"N": at["N"], "C": group * out_per_group + out_channel}
         weight_at = {"O": group * out_per_group + out_channel, "I": in_channel}
         for name, size, step, tap in zip(spatial, kernel, dilation, taps, strict=True):
-            # Element (i + p - k * d) / s of output_grad is at i + (K - 1 - k) * d in spread_grad. The taps run
-            # backwards: TVM's schedule for reductions on GPUs fails on a decreasing index.
+            # Element (i + p - k * d) / s of output_grad is at i + (K - 1 - k) * d in spread_grad.
+            # The taps run backwards: TVM's schedule for reductions on GPUs fails on a decreasing
+            # index.
             grad_at[name] = at[name] + tap * step
             weight_at[name] = size - 1 - tap
         return te.sum(
@@ -177,5 +178,6 @@ def conv_backward_weight(
 
 
 def _at_least_0(extent: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Clip the negative extent of an axis for an empty output to 0; symbolic extents are trusted."""
+    """Clip the negative extent of an axis for an empty output to 0; symbolic extents are
+    trusted."""
     return tirx.max(extent, 0) if is_static(extent) else extent

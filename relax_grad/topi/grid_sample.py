@@ -1,10 +1,10 @@
 """Tensor expressions of affine_grid and grid_sample and of their derivatives.
 
-A sample is a weighted sum of a few elements of the data around it, its taps: two or four along each spatial axis.
-The weight of a tap is the product of one weight for each axis. All values that depend on the grid alone are
-computed once for all channels: the positions of the taps along each axis, and their weights or a derivative of
-them along directions of the grid. A tap outside the data has the position -1, and is neither read nor
-written, whatever the grid holds.
+A sample is a weighted sum of a few elements of the data around it, its taps: two or four along each
+spatial axis. The weight of a tap is the product of one weight for each axis. All values that depend
+on the grid alone are computed once for all channels: the positions of the taps along each axis, and
+their weights or a derivative of them along directions of the grid. A tap outside the data has the
+position -1, and is neither read nor written, whatever the grid holds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class _Axis:
     weights: list[np.poly1d]
 
     def weight(self, tap: tirx.PrimExpr, sample: Sequence, order: int) -> tirx.PrimExpr | None:
-        """Return the derivative, of the given order, of a tap's weight along the grid; None if 0 for all taps."""
+        """Return the derivative, of the given order, of a tap's weight along the grid; None if 0
+        for all taps."""
         polynomials = [np.polyder(weight, order) if order else weight for weight in self.weights]
         if not any(polynomial.coeffs.any() for polynomial in polynomials):
             return None
@@ -84,8 +85,8 @@ def affine_grid(data: te.Tensor, size: Shape, align_corners: bool) -> te.Tensor:
     size : Sequence[int or PrimExpr]
         The spatial extents of the grid.
     align_corners : bool
-        Whether the first and the last element of an axis are at -1 and 1, or their outer borders are. An axis of
-        one element is at 0 in either case.
+        Whether the first and the last element of an axis are at -1 and 1, or their outer borders
+        are. An axis of one element is at 0 in either case.
 
     Returns
     -------
@@ -146,7 +147,8 @@ def affine_grid_backward_data(output_grad: te.Tensor, align_corners: bool) -> te
 def grid_sample_jvp(
     data: te.Tensor, grid: te.Tensor, directions: Sequence[te.Tensor], **attrs
 ) -> te.Tensor:
-    """Derivative of grid_sample along directions of the grid; grid_sample itself without directions.
+    """Derivative of grid_sample along directions of the grid; grid_sample itself without
+    directions.
 
     Parameters
     ----------
@@ -157,13 +159,14 @@ def grid_sample_jvp(
     directions : Sequence[te.Tensor]
         Directions, of the shape of the grid.
     **attrs
-        ``method``, ``padding_mode`` and ``align_corners``, as ``relax.op.image.grid_sample`` takes them.
+        ``method``, ``padding_mode`` and ``align_corners``, as ``relax.op.image.grid_sample`` takes
+        them.
 
     Returns
     -------
     result : te.Tensor
-        A tensor of the shape and the dtype of the samples; coordinates of half precision are computed,
-        and sums accumulated, in float32.
+        A tensor of the shape and the dtype of the samples; coordinates of half precision are
+        computed, and sums accumulated, in float32.
     """
     batch, channels, *extents = data.shape
     shape = [batch, channels, *grid.shape[2:]]
@@ -203,8 +206,9 @@ def grid_sample_backward_data(
     Returns
     -------
     result : te.Tensor
-        A tensor of shape ``data_shape`` in the dtype of ``output_grad``. A parallel task owns a channel
-        of a batch element, or on a GPU some of its rows, so the order of the sums is always the same.
+        A tensor of shape ``data_shape`` in the dtype of ``output_grad``. A parallel task owns a
+        channel of a batch element, or on a GPU some of its rows, so the order of the sums is always
+        the same.
     """
     axes = _taps(grid, data_shape[2:], **attrs)
     dtype = accumulation_dtype(output_grad.dtype, grid.dtype)
@@ -290,7 +294,8 @@ def grid_sample_backward_grid(
 
 
 def _regular(i, extent, align_corners: bool, dtype: str) -> tirx.PrimExpr:
-    """Return the coordinate in [-1, 1] of element ``i`` of an axis, as in ``topi.image.affine_grid``."""
+    """Return the coordinate in [-1, 1] of element ``i`` of an axis, as in
+    ``topi.image.affine_grid``."""
 
     def const(value):
         return tirx.const(value, dtype)
@@ -362,7 +367,8 @@ class _Coordinates:
         return x, slope * factor
 
     def position(self, x: tirx.PrimExpr, tap: tirx.PrimExpr) -> tirx.PrimExpr:
-        """Return the position of a tap of the sample at a coordinate; -1 if it is outside the data."""
+        """Return the position of a tap of the sample at a coordinate; -1 if it is outside the
+        data."""
         const = self.const
         if self.method == "nearest":
             x = te.nearbyint(x)
@@ -434,7 +440,8 @@ def _weights(
     extra: int | None,
     dtype: str,
 ) -> te.Tensor | None:
-    """Return the derivative of every tap's weight along the directions, and along one axis' coordinate.
+    """Return the derivative of every tap's weight along the directions, and along one axis'
+    coordinate.
 
     The tensor has the axes ``[N, *taps, *sample]``; None if it is 0 everywhere.
     """

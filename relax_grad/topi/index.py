@@ -1,7 +1,7 @@
 """Tensor expressions of take, gather_elements and their gradients.
 
-An out-of-bounds index never becomes an address: :func:`position` returns for every mode the element that
-an index selects, and whether it exists.
+An out-of-bounds index never becomes an address: :func:`position` returns for every mode the element
+that an index selects, and whether it exists.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def take_backward(
     axis: int | None,
     mode: str,
 ) -> te.Tensor:
-    """Gradient of take with respect to its data: ``dx[.., i, ..]`` sums the gradients of its copies.
+    """Gradient of take with respect to its data: ``dx[.., i, ..]`` sums the gradients of its
+    copies.
 
     Parameters
     ----------
@@ -111,7 +112,8 @@ def take_backward(
 
 
 def gather_elements(data: te.Tensor, indices: te.Tensor, axis: int, fill: str) -> te.Tensor:
-    """Gather along an axis, one index for each result: ``topi.gather`` without reads outside the data.
+    """Gather along an axis, one index for each result: ``topi.gather`` without reads outside the
+    data.
 
     Parameters
     ----------
@@ -131,8 +133,8 @@ def gather_elements(data: te.Tensor, indices: te.Tensor, axis: int, fill: str) -
     """
     axis %= len(data.shape)
     analyzer = Analyzer()
-    # ONNX requires the same extent along the other axes, and PyTorch no larger one. With a larger extent, this must
-    # not read out of bounds.
+    # ONNX requires the same extent along the other axes, and PyTorch no larger one. With a larger
+    # extent, this must not read out of bounds.
     too_long = [
         i
         for i, (size, wanted) in enumerate(zip(data.shape, indices.shape, strict=True))
@@ -174,7 +176,8 @@ def gather_elements_backward_data(
 
 
 def _take_one_backward(output_grad, index, x_shape, axis, mode) -> te.Tensor:
-    """Gradient of take with one index: no sum, as each element of the data selects its own gradient."""
+    """Gradient of take with one index: no sum, as each element of the data selects its own
+    gradient."""
 
     def element(*at):
         where, inside = position(_index_at(index, ()), x_shape[axis], mode)

@@ -19,7 +19,8 @@ def gather_nd(data: te.Tensor, indices: te.Tensor, batch_dims: int, fill: str) -
     data : te.Tensor
         The data.
     indices : te.Tensor
-        Its last axis holds the vectors of indices, with any values; negative ones count from the end.
+        Its last axis holds the vectors of indices, with any values; negative ones count from the
+        end.
     batch_dims : int
         The number of leading batch axes that the data and the indices share.
     fill : str
@@ -65,14 +66,16 @@ def index_tensor(data: te.Tensor, indices: Sequence[te.Tensor], fill: str) -> te
     data : te.Tensor
         The data.
     indices : Sequence[te.Tensor]
-        An index tensor for each of the first axes, with any values; negative ones count from the end.
+        An index tensor for each of the first axes, with any values; negative ones count from the
+        end.
     fill : str
         As in :func:`gather_nd`.
 
     Returns
     -------
     result : te.Tensor
-        A tensor with the axes of the broadcast indices, then the axes of the data that are not indexed.
+        A tensor with the axes of the broadcast indices, then the axes of the data that are not
+        indexed.
     """
     places = tensor_points(data.shape, [index.shape for index in indices])
     return _gather(data, indices, places, fill)

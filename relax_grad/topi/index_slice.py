@@ -1,9 +1,9 @@
 """Tensor expressions of strided slices and their gradients.
 
-A slice reads ``y[k] = x[begin + k * stride]`` along an axis. So element ``i`` of the data is in the slice if
-``i - begin`` is a multiple of the stride and ``k = (i - begin) / stride`` is less than the number of elements in
-the slice. Each element of the gradient computes its own ``k``. Of ``end``, only the extent of the output is
-needed.
+A slice reads ``y[k] = x[begin + k * stride]`` along an axis. So element ``i`` of the data is in the
+slice if ``i - begin`` is a multiple of the stride and ``k = (i - begin) / stride`` is less than the
+number of elements in the slice. Each element of the gradient computes its own ``k``. Of ``end``,
+only the extent of the output is needed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def strided_slice_backward_data(
     begin, strides : Sequence[PrimExpr]
         One value for each of the axes.
     assume_inbound : bool
-        Whether ``begin`` is used without clipping. ``topi.strided_slice`` only does so if a value is symbolic;
-        if everything is constant, it clips in either case.
+        Whether ``begin`` is used without clipping. ``topi.strided_slice`` only does so if a value
+        is symbolic; if everything is constant, it clips in either case.
 
     Returns
     -------
@@ -147,7 +147,8 @@ def dynamic_strided_slice_shape(
 ) -> te.Tensor:
     """Return the shape of a strided slice, a vector of int64.
 
-    An axis is empty if its slice does not advance past its begin in the direction of the stride, or if its stride is 0.
+    An axis is empty if its slice does not advance past its begin in the direction of the stride, or
+    if its stride is 0.
     """
 
     def extent_of(axis, extent):
@@ -219,7 +220,8 @@ def canonical_index(
 
 
 def _bounded_stride(stride: tirx.PrimExpr, extent: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Bound a stride by the extent: a larger stride also selects the first element only, and could overflow."""
+    """Bound a stride by the extent: a larger stride also selects the first element only, and could
+    overflow."""
     stride = as_int64(stride)
     if isinstance(stride, tirx.IntImm) and abs(int(stride)) <= _SAFE_STRIDE:
         return stride
@@ -231,8 +233,8 @@ def _slice_backward(output_grad, data_shape, starts, name) -> te.Tensor:
     """Look up each element of the data in the slice; ``starts`` maps axes to begin and stride.
 
     Positions are counted from the lowest element of the slice, which is its last for a negative
-    stride: TVM miscompiles an index with a floor division of an expression that decreases in the loop variable,
-    such as ``(3 - i) // 2``.
+    stride: TVM miscompiles an index with a floor division of an expression that decreases in the
+    loop variable, such as ``(3 - i) // 2``.
     """
 
     def element(*at):

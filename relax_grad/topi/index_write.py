@@ -1,9 +1,10 @@
 """Tensor expressions of the operators that write at indices, and of their gradients.
 
-Updates with equal indices are written in row-major order, as in TVM's loops on a CPU. The last one wins for the
-reduction ``update``; for ``mean`` each update halves the previous value. The reductions ``update``, ``add``,
-``mul`` and ``mean`` are recurrences ``state = factor * state + term`` over the updates of an element. So their
-gradients are recurrences over the same updates in reverse.
+Updates with equal indices are written in row-major order, as in TVM's loops on a CPU. The last one
+wins for the reduction ``update``; for ``mean`` each update halves the previous value. The
+reductions ``update``, ``add``, ``mul`` and ``mean`` are recurrences
+``state = factor * state + term`` over the updates of an element. So their gradients are recurrences
+over the same updates in reverse.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def scatter_elements(
 def scatter_nd(
     data: te.Tensor, indices: te.Tensor, updates: te.Tensor, reduction: str
 ) -> te.Tensor:
-    """Scatter slices at points, which the last axis of the indices holds; see :func:`scatter_elements`."""
+    """Scatter slices at points, which the last axis of the indices holds; see
+    :func:`scatter_elements`."""
     return scatter(data, [indices], updates, nd_points(data.shape, indices.shape), reduction)
 
 
@@ -104,8 +106,8 @@ def scatter_elements_backward_updates(
     Returns
     -------
     result : te.Tensor
-        A tensor of the shape of the indices in the dtype of ``output_grad``; 0 where an index means no
-        element.
+        A tensor of the shape of the indices in the dtype of ``output_grad``; 0 where an index means
+        no element.
     """
     places = Elements(output_grad.shape, indices.shape, axis)
     return _backward_updates(output_grad, [indices], places, reduction)
@@ -118,7 +120,8 @@ def scatter_nd_backward_updates(output_grad: te.Tensor, indices: te.Tensor) -> t
 
 
 def index_put_backward_values(output_grad: te.Tensor, indices: Sequence[te.Tensor]) -> te.Tensor:
-    """Gradient of index_put without accumulation with respect to values of the shape of the indices."""
+    """Gradient of index_put without accumulation with respect to values of the shape of the
+    indices."""
     places = tensor_points(output_grad.shape, [index.shape for index in indices])
     return _backward_updates(output_grad, indices, places, "update")
 
@@ -208,7 +211,8 @@ def slice_scatter_backward_src(
     Returns
     -------
     result : te.Tensor
-        A tensor of shape ``src_shape`` in the dtype of ``output_grad``; 0 for elements that were not written.
+        A tensor of shape ``src_shape`` in the dtype of ``output_grad``; 0 for elements that were
+        not written.
     """
     axis %= len(src_shape)
     start, step = as_int64(start), as_int64(step)
@@ -225,7 +229,8 @@ def slice_scatter_backward_src(
 def _backward_updates(output_grad, indices, places, reduction) -> te.Tensor:
     """Run the updates in reverse: each takes its share of the gradient at its element.
 
-    The forward operator multiplies the update with its weight, so this multiplies the gradient with it too.
+    The forward operator multiplies the update with its weight, so this multiplies the gradient with
+    it too.
     """
     states = scan(output_grad, indices, _FACTORS[reduction], None, places, True)
     weight = _WEIGHTS[reduction]

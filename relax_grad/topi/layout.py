@@ -23,8 +23,9 @@ def relayout(tensor: te.Tensor, shape: Shape, layout: str, to: str) -> te.Tensor
     Returns
     -------
     result : te.Tensor
-        A tensor of this shape, in the layout ``to``, with 0 in the elements that ``layout`` does not have. For
-        example, ``"NCHW4c"`` has more elements if 4 does not divide the number of channels.
+        A tensor of this shape, in the layout ``to``, with 0 in the elements that ``layout`` does
+        not have. For example, ``"NCHW4c"`` has more elements if 4 does not divide the number of
+        channels.
     """
     source, target = Layout.together(layout, to)
     extents = source.extents(tensor.shape)

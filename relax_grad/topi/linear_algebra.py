@@ -13,7 +13,8 @@ from .util import Shape, cast, fill_where_empty, is_empty, is_one, zeros
 def einsum(operands: Sequence[te.Tensor], labels: Sequence[str], output: str) -> te.Tensor:
     """Compute an einsum, as ``topi.einsum`` does.
 
-    Unlike ``topi.einsum``, it accumulates half precision in float32, and returns 0 for a sum over an empty axis.
+    Unlike ``topi.einsum``, it accumulates half precision in float32, and returns 0 for a sum over
+    an empty axis.
 
     Parameters
     ----------

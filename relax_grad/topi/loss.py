@@ -1,18 +1,21 @@
-"""Tensor expressions of the losses that select a class by its index, and of the gradients of all losses.
+"""Tensor expressions of the losses that select a class by its index, and of the gradients of all
+losses.
 
-``cross_entropy_with_logits`` is a product of two tensors, and so is its gradient. The rest of this text is about
-``nll_loss``. A position is one element of ``targets``; ``x[p, c]`` is the prediction of class ``c`` there, and
-``w[c]`` the weight of the class (1 without weights). ``nll_loss`` gives each position the loss ``-w[t] * x[p, t]``
-of its target ``t``, and ``mean`` divides the sum of the losses by the sum ``W`` of the weights ``w[t]``. So
+``cross_entropy_with_logits`` is a product of two tensors, and so is its gradient. The rest of this
+text is about ``nll_loss``. A position is one element of ``targets``; ``x[p, c]`` is the prediction
+of class ``c`` there, and ``w[c]`` the weight of the class (1 without weights). ``nll_loss`` gives
+each position the loss ``-w[t] * x[p, t]`` of its target ``t``, and ``mean`` divides the sum of the
+losses by the sum ``W`` of the weights ``w[t]``. So
 
-- the gradient of the predictions is ``-w[c] * dy[p] / W`` where ``c`` is the target, and 0 elsewhere,
+- the gradient of the predictions is ``-w[c] * dy[p] / W`` where ``c`` is the target, and 0
+  elsewhere,
 - the gradient of the weights is, for class ``c``, the sum over the positions with that target of
-  ``-x[p, c] * dy[p]``; for ``mean``, where ``W`` varies too, of ``-(x[p, c] + L) * dy / W`` with the loss
-  ``L``.
+  ``-x[p, c] * dy[p]``; for ``mean``, where ``W`` varies too, of ``-(x[p, c] + L) * dy / W`` with
+  the loss ``L``.
 
-A target that is ``ignore_index`` contributes nothing, whether or not it is a valid class. Any other target outside
-``[0, C)`` is an error of the caller, which PyTorch raises. Here every result that depends on it is NaN.
-Nothing is read or written at a target that is not a valid class.
+A target that is ``ignore_index`` contributes nothing, whether or not it is a valid class. Any other
+target outside ``[0, C)`` is an error of the caller, which PyTorch raises. Here every result that
+depends on it is NaN. Nothing is read or written at a target that is not a valid class.
 """
 
 from __future__ import annotations
@@ -81,8 +84,9 @@ def nll_loss_backward(
     Returns
     -------
     result : te.Tensor
-        A tensor of the shape and dtype of ``predictions``. It is 0 at an ignored target, even if all targets are
-        ignored and the mean itself is NaN. It is NaN for every class at an invalid target.
+        A tensor of the shape and dtype of ``predictions``. It is 0 at an ignored target, even if
+        all targets are ignored and the mean itself is NaN. It is NaN for every class at an invalid
+        target.
     """
     loss = _Loss(predictions, targets, weights, reduction, ignore_index)
     scale = loss.scale(output_grad)
@@ -125,8 +129,8 @@ def nll_loss_backward_weights(
     Returns
     -------
     result : te.Tensor
-        A tensor of the shape and dtype of ``weights``. It is 0 for a class that is not a target. It is NaN
-        throughout if a target is invalid, because that target could have been any class.
+        A tensor of the shape and dtype of ``weights``. It is 0 for a class that is not a target. It
+        is NaN throughout if a target is invalid, because that target could have been any class.
     """
     loss = _Loss(predictions, targets, weights, reduction, ignore_index)
     scale = loss.scale(output_grad)
@@ -191,7 +195,8 @@ def cross_entropy_with_logits_backward(
 
 
 class _Loss:
-    """Expressions that the loss and its gradients share: reads at a position, and the two reductions."""
+    """Expressions that the loss and its gradients share: reads at a position, and the two
+    reductions."""
 
     def __init__(self, predictions, targets, weights, reduction, ignore_index):
         self.predictions, self.targets, self.weights = predictions, targets, weights
@@ -221,7 +226,8 @@ class _Loss:
         return self.weights(class_index).astype(self.dtype)
 
     def select(self, position, of_class: Callable[[tirx.PrimExpr], tirx.PrimExpr]) -> tirx.PrimExpr:
-        """Return ``of_class(target)`` for a valid target, evaluated only then; 0 for an ignored one, else NaN."""
+        """Return ``of_class(target)`` for a valid target, evaluated only then; 0 for an ignored
+        one, else NaN."""
         target = self.target(position)
         return tirx.if_then_else(
             target == self.ignore_index,
@@ -250,7 +256,8 @@ class _Loss:
         )
 
     def scale(self, output_grad: te.Tensor) -> Callable[[list], tirx.PrimExpr]:
-        """Return a function from a position to the gradient with respect to its ``-w[t] * x[p, t]``."""
+        """Return a function from a position to the gradient with respect to its
+        ``-w[t] * x[p, t]``."""
         if self.reduction == "none":
             return lambda position: output_grad(*position).astype(self.dtype)
         if self.reduction == "sum":
@@ -300,7 +307,8 @@ def _sum_by_bin(values: te.Tensor, bin_indices: te.Tensor, bins: tirx.PrimExpr) 
 def _sum_by_bin_in_threads(
     values: te.Tensor, bin_indices: te.Tensor, bins: tirx.PrimExpr
 ) -> te.Tensor:
-    """:func:`_sum_by_bin` on a GPU: a thread loops over all values and sums those of its own bins."""
+    """:func:`_sum_by_bin` on a GPU: a thread loops over all values and sums those of its own
+    bins."""
     chunks = Chunks((), [bins])
 
     def body(values, bin_indices, sums):

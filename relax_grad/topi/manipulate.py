@@ -1,4 +1,5 @@
-"""Tensor expressions of data-movement operators for which TVM's are insufficient, and of their gradients."""
+"""Tensor expressions of data-movement operators for which TVM's are insufficient, and of their
+gradients."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ def tile_backward_data(
     data_shape : Sequence[int or PrimExpr]
         The shape of the data.
     repeats : Sequence[int]
-        The number of copies along each axis of the data, right-aligned: missing ones at the front are
-        1, and excess ones belong to axes that tile has added.
+        The number of copies along each axis of the data, right-aligned: missing ones at the front
+        are 1, and excess ones belong to axes that tile has added.
 
     Returns
     -------
@@ -140,8 +141,8 @@ def expand_dims(data: te.Tensor, axes: Sequence[int]) -> te.Tensor:
 def collapse_sum(data: te.Tensor, shape: Shape) -> te.Tensor:
     """Sum over the axes along which a tensor of the given shape was broadcast to that of ``data``.
 
-    Unlike ``topi.collapse_sum``, it accumulates half precision in float32, and returns 0 for a sum over an empty
-    axis.
+    Unlike ``topi.collapse_sum``, it accumulates half precision in float32, and returns 0 for a sum
+    over an empty axis.
 
     Parameters
     ----------

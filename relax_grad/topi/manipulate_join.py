@@ -48,7 +48,8 @@ def concat_backward_tensors(
 def split(
     data: te.Tensor, part_shapes: Sequence[Shape], begins: Sequence[tirx.PrimExpr], axis: int
 ) -> list[te.Tensor]:
-    """Split a tensor along an axis; unlike for ``topi.split``, parts may be empty, overlap, or be symbolic.
+    """Split a tensor along an axis; unlike for ``topi.split``, parts may be empty, overlap, or be
+    symbolic.
 
     Parameters
     ----------
@@ -128,8 +129,8 @@ def stack_backward_tensors(output_grad: te.Tensor, axis: int) -> list[te.Tensor]
     Parameters
     ----------
     output_grad : te.Tensor
-        The gradient with respect to the result of ``stack(tensors, axis)``; its extent along the axis is
-        a constant.
+        The gradient with respect to the result of ``stack(tensors, axis)``; its extent along the
+        axis is a constant.
     axis : int
         The axis that stack has added; a negative one counts from the last of ``output_grad``.
 

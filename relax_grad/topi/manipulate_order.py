@@ -11,15 +11,16 @@ from .util import Shape
 def reverse_sequence(
     data: te.Tensor, seq_lengths: te.Tensor, seq_axis: int, batch_axis: int
 ) -> te.Tensor:
-    """Reverse the first elements of each sequence like ``topi.reverse_sequence``, for symbolic batches too.
+    """Reverse the first elements of each sequence like ``topi.reverse_sequence``, for symbolic
+    batches too.
 
     Parameters
     ----------
     data : te.Tensor
         The data.
     seq_lengths : te.Tensor
-        The number of elements to reverse of each sequence. If it exceeds the extent, all elements are reversed;
-        if it is negative, none.
+        The number of elements to reverse of each sequence. If it exceeds the extent, all elements
+        are reversed; if it is negative, none.
     seq_axis, batch_axis : int
         The axis of the elements of a sequence, and the axis of the sequences.
 
@@ -43,7 +44,8 @@ def reverse_sequence(
 def layout_transform_backward_x(
     output_grad: te.Tensor, x_shape: Shape, index_map: IndexMap
 ) -> te.Tensor:
-    """Gradient of layout_transform: each element of the data reads the gradient at its new position.
+    """Gradient of layout_transform: each element of the data reads the gradient at its new
+    position.
 
     Parameters
     ----------
@@ -98,8 +100,8 @@ def pixel_shuffle_backward_data(
 ) -> te.Tensor:
     """Gradient of pixel_shuffle with respect to its data: the inverse permutation.
 
-    If the number of channels is not divisible, as is possible for a symbolic one, the gradient of the dropped channels
-    is 0.
+    If the number of channels is not divisible, as is possible for a symbolic one, the gradient of
+    the dropped channels is 0.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Tensor expressions that the gradients of the normalisations need.
 
-The data is normalized to ``z = (x - mean) * rstd``, which is recomputed wherever it is read. So only the result is
-written as a tensor of the size of the data. ``mean`` may be None, for 0, and ``gamma`` for 1.
-Everything is computed in float32 at least.
+The data is normalized to ``z = (x - mean) * rstd``, which is recomputed wherever it is read. So
+only the result is written as a tensor of the size of the data. ``mean`` may be None, for 0, and
+``gamma`` for 1. Everything is computed in float32 at least.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def batch_norm_backward_data(
     Returns
     -------
     result : te.Tensor
-        ``gamma * rstd * dy + (mean_grad + 2 * variance_grad * (x - mean)) / N`` with ``N`` elements in a
-        channel; of the shape and the dtype of ``data``.
+        ``gamma * rstd * dy + (mean_grad + 2 * variance_grad * (x - mean)) /
+        N`` with ``N`` elements in a channel; of the shape and the dtype of ``data``.
     """
     others = [other for other in range(len(data.shape)) if other != axis]
     statistics = (mean, rstd, mean_grad, variance_grad)
@@ -161,8 +161,8 @@ def layer_norm_backward_data(
     Returns
     -------
     result : te.Tensor
-        ``rstd * (g - average(g) - z * average(g * z))`` with ``g = gamma * dy``, of the shape and the dtype
-        of ``data``.
+        ``rstd * (g - average(g) - z * average(g * z))`` with ``g = gamma * dy``, of the shape and
+        the dtype of ``data``.
     """
     if is_empty(data.shape):
         return zeros(data.shape, data.dtype)
@@ -179,7 +179,8 @@ def layer_norm_backward_data(
     twist = _row_sums(lambda i: g(i) * z(i), data.shape, axes, "layer_norm_twist")
 
     def element(*i):
-        # The averages are not tensors: TVM's GPU schedule supports sums and one element-wise result.
+        # The averages are not tensors: TVM's GPU schedule supports sums and one element-wise
+        # result.
         centered = g(i) - shift(*at(i)) / count - z(i) * (twist(*at(i)) / count)
         return (centered * rstd(*at(i)).astype(dtype)).astype(data.dtype)
 
@@ -234,13 +235,14 @@ def rms_norm_backward_data(
     output_grad, data, weight, rstd, axes
         As for :func:`layer_norm_backward_data`.
     row_sums : te.Tensor
-        The result of :func:`rms_norm_row_sums`. In one function with these sums, TVM's GPU schedules would
-        misidentify the two as a matrix-vector product, and fail.
+        The result of :func:`rms_norm_row_sums`. In one function with these sums, TVM's GPU
+        schedules would misidentify the two as a matrix-vector product, and fail.
 
     Returns
     -------
     result : te.Tensor
-        ``rstd * (g - z * average(g * z))`` with ``g = weight * dy``, of the shape and the dtype of ``data``.
+        ``rstd * (g - z * average(g * z))`` with ``g = weight * dy``, of the shape and the dtype of
+        ``data``.
     """
     if is_empty(data.shape):
         return zeros(data.shape, data.dtype)
@@ -273,8 +275,8 @@ def layer_norm_backward_gamma(
     Returns
     -------
     result : te.Tensor
-        The sum of ``dy * z`` over all axes except ``axes``, which are in the order given; of the dtype of
-        ``rstd``.
+        The sum of ``dy * z`` over all axes except ``axes``, which are in the order given; of the
+        dtype of ``rstd``.
     """
     return _sum_of_products(output_grad, data, mean, rstd, axes, _row_of(axes))
 
@@ -294,8 +296,8 @@ def divide_by_count(data: te.Tensor, of_shape: Shape, axes: Sequence[int]) -> te
     Returns
     -------
     result : te.Tensor
-        A tensor of the shape and the dtype of ``data``. The count is not converted to half precision, which
-        overflows above 65504.
+        A tensor of the shape and the dtype of ``data``. The count is not converted to half
+        precision, which overflows above 65504.
     """
     dtype = accumulation_dtype(data.dtype)
     count = count_along(of_shape, axes)
@@ -308,7 +310,8 @@ def divide_by_count(data: te.Tensor, of_shape: Shape, axes: Sequence[int]) -> te
 
 
 def _row_of(axes: Sequence[int]) -> Callable[[Index], Index]:
-    """Return a function from an element's index to that of its statistics, where the axes have extent 1."""
+    """Return a function from an element's index to that of its statistics, where the axes have
+    extent 1."""
     return lambda i: [0 if axis in axes else i[axis] for axis in range(len(i))]
 
 
@@ -323,8 +326,8 @@ def _affine_backward(
 ) -> te.Tensor:
     """Return ``gamma * rstd * dy + (mean_grad + 2 * variance_grad * (x - mean)) / N``.
 
-    ``N`` elements along the axes share their statistics. ``at`` maps the index of an element to that of its
-    statistics; ``channel`` maps it to its channel.
+    ``N`` elements along the axes share their statistics. ``at`` maps the index of an element to
+    that of its statistics; ``channel`` maps it to its channel.
     """
     if is_empty(data.shape):
         return zeros(data.shape, data.dtype)
@@ -333,7 +336,8 @@ def _affine_backward(
     count = count_along(data.shape, axes).astype(dtype)
 
     def small(value, name):
-        """Compute a tensor of the statistics' shape, so that no division remains for each element."""
+        """Compute a tensor of the statistics' shape, so that no division remains for each
+        element."""
         return te.compute(rstd.shape, lambda *i: value(i), name=f"norm_{name}")
 
     def factor(i):

@@ -1,8 +1,9 @@
 """Tensor expressions of padding and its gradient.
 
-Padding fills position ``p`` of an axis with the element ``source(p - before)`` of the data. So the gradient of an
-element is the sum over all positions of its copies. These positions are independent for each axis, so the axes
-are unpadded one after the other. No index needs a division, and no element is written twice.
+Padding fills position ``p`` of an axis with the element ``source(p - before)`` of the data. So the
+gradient of an element is the sum over all positions of its copies. These positions are independent
+for each axis, so the axes are unpadded one after the other. No index needs a division, and no
+element is written twice.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from .util import Shape, at_least_1, cast, is_empty, is_static, zeros
 def pad(data: te.Tensor, pad_width: Sequence[int], mode: str) -> te.Tensor:
     """Pad with elements of the data, for any width and any extent.
 
-    Unlike ``topi.nn.reflect_pad``, it reflects as often as the width requires, as NumPy does. If a symbolic
-    extent is 0 at run time, it reads nothing.
+    Unlike ``topi.nn.reflect_pad``, it reflects as often as the width requires, as NumPy does. If a
+    symbolic extent is 0 at run time, it reads nothing.
 
     Parameters
     ----------
@@ -44,8 +45,8 @@ def pad(data: te.Tensor, pad_width: Sequence[int], mode: str) -> te.Tensor:
     padded = [axis for axis, (before, after) in enumerate(widths) if before > 0 or after > 0]
     if is_empty([data.shape[axis] for axis in padded]):
         raise ValueError(
-            f"pad: an axis that is padded by mode {mode!r} must not be empty, but the data has the shape "
-            f"{list(data.shape)} and the widths are {list(pad_width)}"
+            f"pad: an axis that is padded by mode {mode!r} must not be empty, but the data has "
+            f"the shape {list(data.shape)} and the widths are {list(pad_width)}"
         )
     filled = [data.shape[axis] > 0 for axis in padded if not is_static(data.shape[axis])]
     source = {"reflect": _reflect, "replicate": _replicate, "circular": _circle}[mode]
@@ -84,8 +85,8 @@ def pad_backward_data(
     Returns
     -------
     result : te.Tensor
-        A tensor of shape ``data_shape`` and the dtype of ``output_grad``; half precision is accumulated
-        in float32.
+        A tensor of shape ``data_shape`` and the dtype of ``output_grad``; half precision is
+        accumulated in float32.
     """
     if is_empty(output_grad.shape):
         return zeros(data_shape, output_grad.dtype)
@@ -128,7 +129,8 @@ def _crop(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te.Ten
 
 
 def _unreplicate(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te.Tensor:
-    """Undo replication: the first element also sums all positions before it, and the last all after it."""
+    """Undo replication: the first element also sums all positions before it, and the last all after
+    it."""
     crops = min(before, after) < 0
     size = grad.shape[axis]
     none = tirx.const(0, accumulation_dtype(grad.dtype))
@@ -153,7 +155,8 @@ def _unreplicate(grad: te.Tensor, axis: int, extent, before: int, after: int) ->
 
 
 def _uncircle(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te.Tensor:
-    """Undo circular padding: the copies of an element are at multiples of ``extent`` from its own position."""
+    """Undo circular padding: the copies of an element are at multiples of ``extent`` from its own
+    position."""
     period = at_least_1(extent)
     back = (max(before, 0) + period - 1) // period
     ahead = (max(after, 0) + period - 1) // period
@@ -166,9 +169,11 @@ def _uncircle(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te
 
 
 def _unreflect(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te.Tensor:
-    """Undo reflection: the copies of an element are whole periods from its own position and from its mirror image.
+    """Undo reflection: the copies of an element are whole periods from its own position and from
+    its mirror image.
 
-    A period is twice the distance from edge to edge. The first and the last element are their own images.
+    A period is twice the distance from edge to edge. The first and the last element are their own
+    images.
     """
     last = extent - 1
     period = at_least_1(2 * last)
@@ -187,9 +192,9 @@ def _unreflect(grad: te.Tensor, axis: int, extent, before: int, after: int) -> t
 def _along(grad: te.Tensor, axis: int, extent, element: Callable) -> te.Tensor:
     """Compute one axis anew, of the given extent.
 
-    ``element(i, read)`` returns the value at ``i``. ``read(place, guarded, tensor, when)`` returns the value of a
-    tensor, by default of the gradient, at a position of the axis. It returns 0 if ``when`` does not hold, or if
-    ``guarded`` and the position is out of bounds.
+    ``element(i, read)`` returns the value at ``i``. ``read(place, guarded, tensor, when)`` returns
+    the value of a tensor, by default of the gradient, at a position of the axis. It returns 0 if
+    ``when`` does not hold, or if ``guarded`` and the position is out of bounds.
     """
     shape = list(grad.shape)
     shape[axis] = extent

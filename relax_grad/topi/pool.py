@@ -1,10 +1,11 @@
 """Tensor expressions of the gradients of pooling, for any rank and any layout.
 
-Along a spatial axis of stride ``s``, dilation ``d`` and padding ``p``, tap ``t`` of window ``o`` is at
-element ``o * s + t * d - p``, which may be outside the data. So element ``i`` is tap ``t`` of window
-``(i + p - t * d) / s`` if that division leaves no remainder. A gradient with respect to the data is a sum over
-taps: every element gathers from the windows that contain it, and nothing is written twice. The gathered tensor is
-first spread out, so that the sum itself has neither a division nor a condition.
+Along a spatial axis of stride ``s``, dilation ``d`` and padding ``p``, tap ``t`` of window ``o`` is
+at element ``o * s + t * d - p``, which may be outside the data. So element ``i`` is tap ``t`` of
+window ``(i + p - t * d) / s`` if that division leaves no remainder. A gradient with respect to the
+data is a sum over taps: every element gathers from the windows that contain it, and nothing is
+written twice. The gathered tensor is first spread out, so that the sum itself has neither a
+division nor a condition.
 
 Attributes along the spatial axes are in the order depth, height, width, whatever the
 layout, as in the pooling operators.
@@ -49,8 +50,8 @@ def max_pool_backward(
     padding : Sequence[int]
         The padding before each spatial axis, then that after each.
     layout, out_layout : str
-        ``N``, ``C`` and the spatial axes in any order; parts of ``N`` and ``C`` may be split off, as in
-        ``"NCHW4c"``.
+        ``N``, ``C`` and the spatial axes in any order; parts of ``N`` and ``C`` may be split off,
+        as in ``"NCHW4c"``.
 
     Returns
     -------
@@ -102,8 +103,8 @@ def max_pool_jvp(
     Returns
     -------
     result : te.Tensor
-        A tensor of shape ``out_shape`` and the dtype of ``data_tangent``: the tangent of the element
-        that gets a window's gradient in :func:`max_pool_backward`; 0 if there is none.
+        A tensor of shape ``out_shape`` and the dtype of ``data_tangent``: the tangent of the
+        element that gets a window's gradient in :func:`max_pool_backward`; 0 if there is none.
     """
     layout, out_layout = Layout.together(layout, out_layout)
     windows = _Windows.of(layout, pool_size, strides, padding, dilation)
@@ -140,8 +141,8 @@ def avg_pool_backward(
     data_shape : Sequence[int or PrimExpr]
         The shape of the data, in ``layout``.
     count_include_pad : bool
-        Whether the divisor of a window counts its elements in the data and in the padding, or only those in
-        the data. Elements that ``ceil_mode`` adds beyond the padding never count.
+        Whether the divisor of a window counts its elements in the data and in the padding, or only
+        those in the data. Elements that ``ceil_mode`` adds beyond the padding never count.
     out_dtype : str
         The dtype of the result.
     pool_size, strides, padding, dilation, layout, out_layout
@@ -184,9 +185,10 @@ def adaptive_avg_pool_backward(
 ) -> te.Tensor:
     """Gradient of adaptive average pooling with respect to its data.
 
-    Along an axis of ``H`` elements, window ``o`` of ``O`` holds the elements from ``floor(o * H / O)`` up
-    to ``ceil((o + 1) * H / O)``. So element ``i`` belongs to the windows from ``floor(i * O / H)`` up to
-    ``ceil((i + 1) * O / H)``: these are adaptive windows too, with the roles exchanged.
+    Along an axis of ``H`` elements, window ``o`` of ``O`` holds the elements from
+    ``floor(o * H / O)`` up to ``ceil((o + 1) * H / O)``. So element ``i`` belongs to the windows
+    from ``floor(i * O / H)`` up to ``ceil((i + 1) * O / H)``: these are adaptive windows too, with
+    the roles exchanged.
 
     Parameters
     ----------
@@ -195,8 +197,8 @@ def adaptive_avg_pool_backward(
     data_shape : Sequence[int or PrimExpr]
         The shape of the data, in ``layout``.
     layout, out_layout : str
-        ``N``, ``C`` and the spatial axes in any order; parts of ``N`` and ``C`` may be split off, as in
-        ``"NCHW4c"``.
+        ``N``, ``C`` and the spatial axes in any order; parts of ``N`` and ``C`` may be split off,
+        as in ``"NCHW4c"``.
     out_dtype : str
         The dtype of the result.
 
@@ -242,7 +244,8 @@ def adaptive_avg_pool_backward(
 
 def _adaptive_window(at: tirx.PrimExpr, number: tirx.PrimExpr, over: tirx.PrimExpr) -> tuple:
     """Return begin and end of one of ``number`` adaptive windows over ``over`` elements."""
-    # For a symbolic extent, the simplifier would divide by 0 in the general formula of these two cases.
+    # For a symbolic extent, the simplifier would divide by 0 in the general formula of these two
+    # cases.
     if is_one(number):
         return tirx.const(0, "int64"), over
     if is_one(over):
@@ -251,7 +254,8 @@ def _adaptive_window(at: tirx.PrimExpr, number: tirx.PrimExpr, over: tirx.PrimEx
 
 
 def _most_windows(extent: tirx.PrimExpr, output: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Return an upper bound on the number of adaptive windows that contain an element; at least 1."""
+    """Return an upper bound on the number of adaptive windows that contain an element; at least
+    1."""
     if is_static(extent) and is_static(output):
         extent, output = int(extent), int(output)
         if extent % output == 0:
@@ -270,7 +274,8 @@ def _spatial(layout: Layout) -> str:
 
 @dataclass(frozen=True)
 class _Windows:
-    """The geometry of the windows of a pooling; every sequence has one item for each spatial axis."""
+    """The geometry of the windows of a pooling; every sequence has one item for each spatial
+    axis."""
 
     names: str
     sizes: Sequence[int]
@@ -321,7 +326,8 @@ class _Windows:
         return at
 
     def inside(self, element: Index, extents: Index, filled_up: Sequence[str]) -> tirx.PrimExpr:
-        """Tell whether an element lies in the data, and not in its padding or in the filling of a packed layout."""
+        """Tell whether an element lies in the data, and not in its padding or in the filling of a
+        packed layout."""
         bounds = [
             bound
             for name in self.names
@@ -338,9 +344,11 @@ class _Windows:
         dtype: str,
         fill: int = 0,
     ) -> te.Tensor:
-        """Copy a tensor of one element per window, in ``out_layout``, to the positions of :meth:`spread_index`.
+        """Copy a tensor of one element per window, in ``out_layout``, to the positions of
+        :meth:`spread_index`.
 
-        Window ``o`` goes to ``o * s + (K - 1) * d - p``, and ``fill`` to positions without a window.
+        Window ``o`` goes to ``o * s + (K - 1) * d - p``, and ``fill`` to positions without a
+        window.
         """
         extents = [data_shape[axis] for axis in layout.positions(self.names)]
         reach = [(size - 1) * step for size, step in zip(self.sizes, self.dilation, strict=True)]
@@ -355,7 +363,8 @@ class _Windows:
         )
 
     def spread_index(self, element: Index, taps: Sequence[tirx.PrimExpr]) -> dict:
-        """Return the position in a spread tensor of the window that has the element as the given tap.
+        """Return the position in a spread tensor of the window that has the element as the given
+        tap.
 
         The taps are counted from the last one, so that no index decreases in a loop variable: TVM's
         simplification of iteration maps gets the floor of a decreasing index wrong.
@@ -391,11 +400,12 @@ def _winner(
     """Return for each window the position in it of its largest element, or -1.
 
     Of equal elements the first wins. A NaN wins over any number, and the last of several NaNs wins.
-    Padding never wins. PyTorch's CPU kernel chooses the same element: it loops over a window and moves on
-    if ``value > largest or isnan(value)``. A window that holds only padding has -1.
+    Padding never wins. PyTorch's CPU kernel chooses the same element: it loops over a window and
+    moves on if ``value > largest or isnan(value)``. A window that holds only padding has -1.
 
-    One reduction computes the largest number of a window and a second one its position. Two reductions of one value
-    each compile many times faster than one of a pair, and no schedule can change their results.
+    One reduction computes the largest number of a window and a second one its position. Two
+    reductions of one value each compile many times faster than one of a pair, and no schedule can
+    change their results.
     """
     dtype = accumulation_dtype(data.dtype)
     lowest = tirx.const(float("-inf"), dtype)
@@ -417,8 +427,8 @@ def _winner(
     largest = te.compute(out_shape, largest_number, name="max_pool_largest")
 
     def highest_rank(*index):
-        # The rank of a NaN is number + position, so that the last one wins. The rank of another largest element
-        # is number - 1 - position, so that the first one wins.
+        # The rank of a NaN is number + position, so that the last one wins. The rank of another
+        # largest element is number - 1 - position, so that the first one wins.
         taps = windows.taps()
         inside, value = read(index, taps)
         # int64 is Relax's index dtype: te promotes only some integers of a narrower dtype to it.
@@ -443,7 +453,8 @@ def _winner(
     )
 
 
-#: A maximum that starts at negative infinity; ``te.max`` starts at the least finite number, which is greater.
+#: A maximum that starts at negative infinity; ``te.max`` starts at the least finite number, which
+#: is greater.
 _largest = te.comm_reducer(
     lambda x, y: tirx.max(x, y),
     lambda dtype: tirx.const(float("-inf"), dtype),

@@ -1,7 +1,7 @@
 """The element of an axis that an index selects, for any value of the index.
 
-An index is out of bounds if it selects no element. Such an index never becomes an address: all reads and writes
-by index use :func:`position`.
+An index is out of bounds if it selects no element. Such an index never becomes an address: all
+reads and writes by index use :func:`position`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def position(
     extent : PrimExpr
         The extent of the axis, which may be 0.
     mode : str
-        ``"fast"``: negative indices count from the end, as in NumPy and PyTorch; ``"clip"``: moved to
-        the nearest element; ``"wrap"``: modulo the extent; ``"nan"``: used without change.
+        ``"fast"``: negative indices count from the end, as in NumPy and PyTorch; ``"clip"``: moved
+        to the nearest element; ``"wrap"``: modulo the extent; ``"nan"``: used without change.
 
     Returns
     -------
@@ -54,7 +54,8 @@ def position(
 
 
 def filling(dtype: str, fill: str) -> tirx.PrimExpr:
-    """Return the value for an out-of-bounds index: ``fill`` is ``"nan"`` (0 for integers) or ``"zero"``."""
+    """Return the value for an out-of-bounds index: ``fill`` is ``"nan"`` (0 for integers) or
+    ``"zero"``."""
     is_float = str(dtype).startswith(("float", "bfloat"))
     return tirx.const(float("nan") if fill == "nan" and is_float else 0, dtype)
 

@@ -19,7 +19,8 @@ def quantized_matmul(
     data : te.Tensor
         The data, ``(..., inputs)``.
     weight : te.Tensor
-        The numbers, ``(outputs, groups, width)``: of int8, or two of 4 bits in each element of uint8.
+        The numbers, ``(outputs, groups, width)``: of int8, or two of 4 bits in each element of
+        uint8.
     scale : te.Tensor
         The scales, ``(outputs, groups)``, of the dtype of ``data``.
     zero_point : te.Tensor or None

@@ -1,7 +1,8 @@
 """The recurrences of recurrent layers, and of their derivatives, over the steps of a sequence.
 
-A task computes all steps of one sequence, so tasks are independent. The tensors have the dtype to accumulate in, because
-each step reads the results of the one before: half precision is cast to float32 first. The slopes are those of :mod:`relax_grad.op.recurrent`.
+A task computes all steps of one sequence, so tasks are independent. The tensors have the dtype to
+accumulate in, because each step reads the results of the one before: half precision is cast to
+float32 first. The slopes are those of :mod:`relax_grad.op.recurrent`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def lstm(data: te.Tensor, hidden: te.Tensor, cell: te.Tensor, weight: te.Tensor)
     Parameters
     ----------
     data : te.Tensor
-        The products of the inputs and the input weight, with all biases, ``(steps, batch, 4 * size)``.
+        The products of the inputs and the input weight, with all biases,
+        ``(steps, batch, 4 * size)``.
     hidden, cell : te.Tensor
         The initial states, ``(batch, size)``.
     weight : te.Tensor
@@ -78,12 +80,14 @@ def gru(
     weight : te.Tensor
         The recurrent weight, ``(3 * size, size)``.
     bias : te.Tensor or None
-        The recurrent bias of the gate n, ``(size,)``. None if the gate r resets the state before the product.
+        The recurrent bias of the gate n, ``(size,)``. None if the gate r resets the state before
+        the product.
 
     Returns
     -------
     results : list[te.Tensor]
-        The hidden states, the slopes, and, with a bias, those of the hidden states by the data of the gate n.
+        The hidden states, the slopes, and, with a bias, those of the hidden states by the data of
+        the gate n.
     """
     if bias is None:
         return _gru_that_resets_first(data, hidden, weight)
@@ -203,12 +207,14 @@ def recurrent_backward(
     cells_grad : te.Tensor or None
         The gradient with respect to the cells of an LSTM.
     parts : int
-        The number of slopes of each unit: 6 for an LSTM, 4 for a GRU, 5 for one that resets first, 1 for an RNN.
+        The number of slopes of each unit: 6 for an LSTM, 4 for a GRU, 5 for one that resets first,
+        1 for an RNN.
 
     Returns
     -------
     results : list[te.Tensor]
-        The gradients with respect to the products with the weight, the cells or hidden states, and the initial states.
+        The gradients with respect to the products with the weight, the cells or hidden states, and
+        the initial states.
     """
     steps, batch, size = output_grad.shape
     rows = weight.shape[0]
@@ -247,7 +253,8 @@ def recurrent_backward(
                     T.buffer_store(h0, kept, [b, j])
                 products = rows
                 if resets:
-                    # The gradient of the reset state goes through the place of that of the sum of r.
+                    # The gradient of the reset state goes through the place of that of the sum of
+                    # r.
                     with loops([size]) as (j,):
                         T.buffer_store(gates, zero, [t, b, j])
                         with loops([size]) as (k,):
@@ -279,7 +286,8 @@ def recurrent_tangent(
     Parameters
     ----------
     gates, states, hidden, cell : te.Tensor
-        The direction: of the products with the weight, of the cells or hidden states, and of the initial states.
+        The direction: of the products with the weight, of the cells or hidden states, and of the
+        initial states.
     slopes, weight, parts
         As for :func:`recurrent_backward`.
 
@@ -324,7 +332,8 @@ def recurrent_tangent(
 
 
 def previous_steps(data: te.Tensor, initial: te.Tensor) -> te.Tensor:
-    """Return the initial value, and then the values of all steps but the last one, along the first axis."""
+    """Return the initial value, and then the values of all steps but the last one, along the first
+    axis."""
 
     def element(t, *index):
         return tirx.if_then_else(t > 0, data[(tirx.max(t - 1, 0), *index)], initial(*index))
@@ -346,7 +355,8 @@ def next_steps(data: te.Tensor) -> te.Tensor:
 def _made(
     body: Callable, inputs: Sequence[te.Tensor], shapes: Sequence[Shape], name: str
 ) -> list[te.Tensor]:
-    """Return the results of statements in the dtype of the inputs; zeros if they have no elements."""
+    """Return the results of statements in the dtype of the inputs; zeros if they have no
+    elements."""
     dtype = inputs[0].dtype
     if is_empty(shapes[0]):
         return [zeros(shape, dtype) for shape in shapes]
@@ -364,7 +374,8 @@ def _before(states, initial, t, b) -> Callable:
 
 
 def _sums(target, data, weight, before: Callable, at: tuple, rows, size, first=0) -> None:
-    """Emit the sums of the data of a step and the products of the state and the weight, from its first row on."""
+    """Emit the sums of the data of a step and the products of the state and the weight, from its
+    first row on."""
     with loops([rows]) as (j,):
         j = j + first
         place = [*at, j]

@@ -1,9 +1,9 @@
 """Tensor expressions of resizing and of its gradient.
 
-A resize is linear in the data (except for the extrapolation value) and separable: along each spatial axis,
-output ``x`` is a sum of a few elements, its taps, with weights that depend on ``x`` only. :class:`Axis`
-defines the taps and the weights for both the forward and the backward expression. The formulas are
-those of ``topi.image.resize2d``, which follow ONNX's Resize.
+A resize is linear in the data (except for the extrapolation value) and separable: along each
+spatial axis, output ``x`` is a sum of a few elements, its taps, with weights that depend on ``x``
+only. :class:`Axis` defines the taps and the weights for both the forward and the backward
+expression. The formulas are those of ``topi.image.resize2d``, which follow ONNX's Resize.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from .util import (
     zeros,
 )
 
-#: The tolerance for rounding errors when a coordinate that should be an integer is rounded up or down.
+#: The tolerance for rounding errors when a coordinate that should be an integer is rounded up or
+#: down.
 _EPSILON = 1e-5
 
 
@@ -78,8 +79,9 @@ class Axis:
     def coordinate(self, x: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the coordinate of an output in the data.
 
-        The order of the operations is that of topi, so that ``nearest_neighbor`` rounds identically. A compiler
-        that fuses multiplications and additions may still break a tie differently in two functions.
+        The order of the operations is that of topi, so that ``nearest_neighbor`` rounds
+        identically. A compiler that fuses multiplications and additions may still break a tie
+        differently in two functions.
         """
         scale = self._ratio(self.extent, self.size)
         at = self._float(x)
@@ -150,8 +152,9 @@ class Axis:
     def window_begin(self, i: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the first output that may have element ``i`` as a tap.
 
-        The coordinate increases with the output, and an element is a tap if it is less than ``_reach``
-        away. The arithmetic is in integers, so that no rounding error moves the window off a tap.
+        The coordinate increases with the output, and an element is a tap if it is less than
+        ``_reach`` away. The arithmetic is in integers, so that no rounding error moves the window
+        off a tap.
         """
         if self.crops:
             return tirx.const(0, "int64")
@@ -170,23 +173,26 @@ class Axis:
         return 2 if self.method == "cubic" else 1
 
     def _slope(self) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
-        """Return the outputs per element as a ratio: a number of outputs, and a number of elements."""
+        """Return the outputs per element as a ratio: a number of outputs, and a number of
+        elements."""
         if self.mode == "align_corners":
             return self.size - 1, at_least_1(self.extent - 1)
         return self.size, at_least_1(self.extent)
 
     def _ratio(self, a: tirx.PrimExpr, b: tirx.PrimExpr) -> tirx.PrimExpr:
-        """Divide two extents, or two extents minus 1; 0 for a static divisor that is not positive."""
+        """Divide two extents, or two extents minus 1; 0 for a static divisor that is not
+        positive."""
         if is_static(b):
             return self._float(a) / self._float(b) if int(b) > 0 else self._const(0)
-        # If b is 0, there is one output, with number 0, and this ratio is multiplied by that number. (TVM does not
-        # compile a product with a plain quotient of two symbolic extents.)
+        # If b is 0, there is one output, with number 0, and this ratio is multiplied by that
+        # number. (TVM does not compile a product with a plain quotient of two symbolic extents.)
         return self._float(a) / tirx.max(self._float(b), self._const(1))
 
     def _if_several(
         self, value: Callable[[], tirx.PrimExpr], otherwise: tirx.PrimExpr
     ) -> tirx.PrimExpr:
-        """Return ``value()``, which may divide by the number of outputs minus 1, or ``otherwise`` for one output."""
+        """Return ``value()``, which may divide by the number of outputs minus 1, or ``otherwise``
+        for one output."""
         if is_static(self.size):
             return value() if int(self.size) > 1 else otherwise
         return tirx.if_then_else(self.size > 1, value(), otherwise)
@@ -210,7 +216,8 @@ class Axis:
         return at.astype("int32")
 
     def _cubic(self, t: tirx.PrimExpr) -> list[tirx.PrimExpr]:
-        """Return the weights of the four nearest elements, at the fraction ``t`` after the second."""
+        """Return the weights of the four nearest elements, at the fraction ``t`` after the
+        second."""
         alpha, const = self.cubic_alpha, self._const
         t2 = t * t
         t3 = t2 * t
@@ -256,9 +263,9 @@ def resize(
     extrapolation_value : float
         The result where an output lies outside the data, for ``tf_crop_and_resize``.
     **attrs
-        ``roi``, ``method``, ``coordinate_transformation_mode``, ``rounding_method``, ``cubic_alpha`` and
-        ``cubic_exclude``, as ``relax.op.image.resize2d`` takes them; for three axes, ``roi`` is
-        ``[start_w, start_h, start_d, end_w, end_h, end_d]``, as in topi.
+        ``roi``, ``method``, ``coordinate_transformation_mode``, ``rounding_method``,
+        ``cubic_alpha`` and ``cubic_exclude``, as ``relax.op.image.resize2d`` takes them; for three
+        axes, ``roi`` is ``[start_w, start_h, start_d, end_w, end_h, end_d]``, as in topi.
 
     Returns
     -------
@@ -303,9 +310,9 @@ def resize_backward_data(
 ) -> te.Tensor:
     """Gradient of a resize with respect to its data: the transpose of :func:`resize`.
 
-    One spatial axis after the other, each element sums the outputs that have it as a tap. These outputs are in a
-    window whose first output and length follow from the extents, so an axis costs a few
-    multiplications for each element; ``tf_crop_and_resize`` loops over every output.
+    One spatial axis after the other, each element sums the outputs that have it as a tap. These
+    outputs are in a window whose first output and length follow from the extents, so an axis costs
+    a few multiplications for each element; ``tf_crop_and_resize`` loops over every output.
 
     Parameters
     ----------

@@ -21,7 +21,8 @@ from .util import Shape, axes, cast, is_empty, on_gpu, zeros
 
 
 class _Align(NamedTuple):
-    """Tables of the regions of roi_align, of shape ``[region]``: tensors, or buffers in statements."""
+    """Tables of the regions of roi_align, of shape ``[region]``: tensors, or buffers in
+    statements."""
 
     batch: te.Tensor  # -1 if out of bounds
     top: te.Tensor
@@ -33,7 +34,8 @@ class _Align(NamedTuple):
 
 
 def roi_align(data: te.Tensor, rois: te.Tensor, **attrs) -> te.Tensor:
-    """Average or maximum of the samples of each bin: ``topi.vision.roi_align`` without reads outside the data.
+    """Average or maximum of the samples of each bin: ``topi.vision.roi_align`` without reads
+    outside the data.
 
     Parameters
     ----------
@@ -42,14 +44,14 @@ def roi_align(data: te.Tensor, rois: te.Tensor, **attrs) -> te.Tensor:
     rois : te.Tensor
         The regions, of shape ``(number, 5)``.
     **attrs
-        ``pooled_size``, ``spatial_scale``, ``sample_ratio``, ``aligned``, ``layout`` and ``mode``, as
-        ``relax.op.vision.roi_align`` takes them.
+        ``pooled_size``, ``spatial_scale``, ``sample_ratio``, ``aligned``, ``layout`` and ``mode``,
+        as ``relax.op.vision.roi_align`` takes them.
 
     Returns
     -------
     result : te.Tensor
-        A tensor of the dtype of the data; half precision is computed in float32. A bin without samples
-        is 0.
+        A tensor of the dtype of the data; half precision is computed in float32. A bin without
+        samples is 0.
     """
     at = axes(attrs["layout"], "NCHW")
     shape = pooled_shape(data.shape, rois, attrs)
@@ -90,14 +92,15 @@ def roi_align_backward_data(
     output_grad : te.Tensor
         The gradient with respect to the result.
     data, rois, **attrs
-        As for :func:`roi_align`. Only ``mode="max"`` reads the values of the data: the gradient goes to the
-        first of the largest samples. Otherwise only the shape of the data is used.
+        As for :func:`roi_align`. Only ``mode="max"`` reads the values of the data: the gradient
+        goes to the first of the largest samples. Otherwise only the shape of the data is used.
 
     Returns
     -------
     result : te.Tensor
         A tensor of the shape and the dtype of the data; half precision is accumulated in float32. A
-        parallel task owns all elements that it adds to, so the order of the sums is always the same.
+        parallel task owns all elements that it adds to, so the order of the sums is always the
+        same.
     """
     if is_empty(output_grad.shape) or is_empty(data.shape):
         return zeros(data.shape, data.dtype)
@@ -151,8 +154,8 @@ def roi_align_jvp(direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attr
     Returns
     -------
     result : te.Tensor
-        With ``mode="max"``, the direction at the first of the largest samples of each bin; otherwise
-        ``roi_align(direction, rois)``.
+        With ``mode="max"``, the direction at the first of the largest samples of each bin;
+        otherwise ``roi_align(direction, rois)``.
     """
     shape = pooled_shape(data.shape, rois, attrs)
     if attrs["mode"] != "max":
@@ -281,10 +284,12 @@ def _corners(positions, weights, at, offset: int = 0) -> Iterator[tuple]:
 def _largest_samples(
     data: te.Tensor, regions: _Align, attrs: dict, dtype: str
 ) -> tuple[te.Tensor, te.Tensor]:
-    """Return positions and weights of the elements around the first of the largest samples of each bin.
+    """Return positions and weights of the elements around the first of the largest samples of each
+    bin.
 
-    Both have the axes region, channel, row and column of the bin, and then eight numbers: the four that
-    :func:`_store_taps` writes, and four of the sample visited last. A bin without samples has no element (-1).
+    Both have the axes region, channel, row and column of the bin, and then eight numbers: the four
+    that :func:`_store_taps` writes, and four of the sample visited last. A bin without samples has
+    no element (-1).
     """
     at = axes(attrs["layout"], "NCHW")
     shape = bins_shape(data.shape, regions, attrs)

@@ -28,7 +28,8 @@ from .util import Shape, axes, cast, is_empty, on_gpu, zeros
 
 
 class _Pool(NamedTuple):
-    """Tables of the regions of roi_pool, of shape ``[region]`` and ``[region, bin along the axis]``."""
+    """Tables of the regions of roi_pool, of shape ``[region]`` and
+    ``[region, bin along the axis]``."""
 
     batch: te.Tensor  # -1 if out of bounds
     top: te.Tensor  # the first row of a bin, inside the data
@@ -47,7 +48,8 @@ def roi_pool(data: te.Tensor, rois: te.Tensor, **attrs) -> te.Tensor:
     rois : te.Tensor
         The regions, of shape ``(number, 5)``.
     **attrs
-        ``pooled_size``, ``spatial_scale`` and ``layout``, as ``relax.op.vision.roi_pool`` takes them.
+        ``pooled_size``, ``spatial_scale`` and ``layout``, as ``relax.op.vision.roi_pool`` takes
+        them.
 
     Returns
     -------
@@ -95,8 +97,8 @@ def roi_pool_backward_data(
     Returns
     -------
     result : te.Tensor
-        A tensor of the shape and the dtype of the data; half precision is accumulated in float32, in an
-        order that is always the same.
+        A tensor of the shape and the dtype of the data; half precision is accumulated in float32,
+        in an order that is always the same.
     """
     if is_empty(output_grad.shape) or is_empty(data.shape):
         return zeros(data.shape, data.dtype)

@@ -1,8 +1,8 @@
 """Tensor expressions of scans: cumulative operations along an axis, in one pass over the memory.
 
 A task scans a chunk of the axes after the scanned one. So it reads and writes rows of memory, and
-tasks are independent. The running state is read from the result. On a GPU a thread scans one row: each
-element depends on the previous one, so nothing is parallel along the axis.
+tasks are independent. The running state is read from the result. On a GPU a thread scans one row:
+each element depends on the previous one, so nothing is parallel along the axis.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from .util import Shape, cast
 def linear_scan(
     multiplier: te.Tensor, increment: te.Tensor | None, axis: int, reverse: bool
 ) -> te.Tensor:
-    """Linear recurrence ``y[i + 1] = multiplier[i] * y[i] + increment[i]`` along an axis, from ``y[0] = 0``.
+    """Linear recurrence ``y[i + 1] = multiplier[i] * y[i] + increment[i]`` along an axis, from
+    ``y[0] = 0``.
 
-    Without increments it starts from 1 and gives the products of all previous elements. The last multiplier
-    and increment are not used.
+    Without increments it starts from 1 and gives the products of all previous elements. The last
+    multiplier and increment are not used.
 
     Parameters
     ----------
@@ -32,12 +33,14 @@ def linear_scan(
     axis : int
         The axis.
     reverse : bool
-        Whether to go from the last element to the first, ``y[i - 1] = multiplier[i] * y[i] + increment[i]``.
+        Whether to go from the last element to the first,
+        ``y[i - 1] = multiplier[i] * y[i] + increment[i]``.
 
     Returns
     -------
     result : te.Tensor
-        A tensor of the shape and the dtype of the multipliers; half precision is accumulated in float32.
+        A tensor of the shape and the dtype of the multipliers; half precision is accumulated in
+        float32.
     """
     axis %= len(multiplier.shape)
     dtype = accumulation_dtype(multiplier.dtype)
@@ -73,8 +76,8 @@ def cumsum_backward_data(
     Returns
     -------
     result : te.Tensor
-        A tensor of shape ``data_shape`` and the dtype of ``output_grad``; half precision is accumulated
-        in float32.
+        A tensor of shape ``data_shape`` and the dtype of ``output_grad``; half precision is
+        accumulated in float32.
     """
     dtype = accumulation_dtype(output_grad.dtype)
 
@@ -98,8 +101,8 @@ def _scan(inputs, step, first, axis: int, reverse: bool, dtype: str, name: str) 
     inputs : list[te.Tensor]
         The tensors that ``step`` and ``first`` read, as buffers.
     step : Callable
-        ``(buffers, state, before, here) -> state``: the next state, given the indices of the previous element
-        and of the element to write.
+        ``(buffers, state, before, here) -> state``: the next state, given the indices of the
+        previous element and of the element to write.
     first : Callable
         ``(buffers, here) -> state``: the value of the first element.
     axis, reverse, dtype, name

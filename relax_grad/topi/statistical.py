@@ -51,7 +51,8 @@ def median(x: te.Tensor, axes: Sequence[int], out_shape: Shape) -> tuple[te.Tens
     Returns
     -------
     value, index : te.Tensor
-        Tensors of shape ``out_shape``: the median, and, in int64, its position in the flattened axes.
+        Tensors of shape ``out_shape``: the median, and, in int64, its position in the flattened
+        axes.
     """
     if is_empty(out_shape):
         return zeros(out_shape, x.dtype), zeros(out_shape, "int64")
@@ -103,8 +104,8 @@ def mean_backward_x(
     Returns
     -------
     result : te.Tensor
-        A tensor of shape ``x_shape`` and the dtype of ``output_grad``. The count is not converted to half
-        precision, which overflows above 65504.
+        A tensor of shape ``x_shape`` and the dtype of ``output_grad``. The count is not converted
+        to half precision, which overflows above 65504.
     """
     if is_empty(x_shape):
         return zeros(x_shape, output_grad.dtype)

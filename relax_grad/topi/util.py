@@ -20,25 +20,27 @@ def cast(tensor: te.Tensor, dtype: str) -> te.Tensor:
 
 
 def on_gpu() -> bool:
-    """Tell whether the target in scope has the threads of a GPU, by the same check as TVM's own legalizations.
+    """Tell whether the target in scope has the threads of a GPU, by the same check as TVM's own
+    legalizations.
 
-    Computed tensors are scheduled later. Explicit loops in statements are not, so they choose here between CPU
-    and GPU.
+    Computed tensors are scheduled later. Explicit loops in statements are not, so they choose here
+    between CPU and GPU.
     """
     target = tvm.target.Target.current(allow_none=True)
     return target is not None and "gpu" in target.keys
 
 
 def axes(layout: str, names: str) -> list[int]:
-    """Return the positions of the named axes in a layout: ``axes("NHWC", "NCHW") == [0, 3, 1, 2]``."""
+    """Return the positions of the named axes in a layout:
+    ``axes("NHWC", "NCHW") == [0, 3, 1, 2]``."""
     return [layout.index(name) for name in names]
 
 
 def spatial_names(layout: str, others: str) -> str:
     """Return a layout's axes without the named ones: ``("NWHC", "NC")`` gives ``"HW"``.
 
-    They are in the order D, H, W, in which attributes list strides, padding and dilation, whatever the
-    order in the layout.
+    They are in the order D, H, W, in which attributes list strides, padding and dilation, whatever
+    the order in the layout.
     """
     return "".join(sorted(name for name in layout if name not in others))
 
@@ -83,7 +85,8 @@ def broadcast_index(shape: Shape, at: Sequence[tirx.PrimExpr]) -> list[tirx.Prim
 
 
 def fill_where_empty(total: te.Tensor, extents: Shape, fill: int = 0) -> te.Tensor:
-    """Return a reduction, with ``fill`` over an empty axis, for which its loops leave the result undefined."""
+    """Return a reduction, with ``fill`` over an empty axis, for which its loops leave the result
+    undefined."""
     extents = [extent for extent in extents if not (is_static(extent) and int(extent) > 0)]
     if not extents:
         return total

@@ -1,4 +1,5 @@
-"""The uses of weights in functions of Relax, the calls of their adapters, and products with quantised weights."""
+"""The uses of weights in functions of Relax, the calls of their adapters, and products with
+quantised weights."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ class Adapter:
     weight : str
         The name of the weight.
     kind : str
-        ``"linear"`` for a weight of shape (outputs, inputs), ``"transposed"`` for one of shape (inputs, outputs),
-        ``"embedding"`` for a table of rows, and ``"conv"``.
+        ``"linear"`` for a weight of shape (outputs, inputs), ``"transposed"`` for one of shape
+        (inputs, outputs), ``"embedding"`` for a table of rows, and ``"conv"``.
     a, b : str
-        The names of the parameters A, of shape (rank, inputs, ...), and B, of shape (outputs, rank, ...). The inputs of a
-        table are its rows.
+        The names of the parameters A, of shape (rank, inputs, ...), and B, of shape (outputs,
+        rank, ...). The inputs of a table are its rows.
     """
 
     weight: str
@@ -49,14 +50,16 @@ def _swaps_last_axes(call: relax.Call) -> bool:
 
 
 def uses_of(function: relax.Function, weights: Mapping[relax.Var, str]):
-    """Yield each use of weights, and of their casts and transposes: the binding, the name and the kind, or no kind."""
+    """Yield each use of weights, and of their casts and transposes: the binding, the name and the
+    kind, or no kind."""
     for binding, name, kind in _reads(function, weights):
         if kind not in ("alias", "turn"):
             yield binding, name, kind
 
 
 def _reads(function: relax.Function, weights: Mapping[relax.Var, str]):
-    """Yield what :func:`uses_of` does, and casts and transposes too: their kinds are ``"alias"`` and ``"turn"``."""
+    """Yield what :func:`uses_of` does, and casts and transposes too: their kinds are ``"alias"``
+    and ``"turn"``."""
     known = {variable: (name, False) for variable, name in weights.items()}
     for binding in bindings_of(function.body):
         value = binding.value
@@ -102,12 +105,13 @@ def kinds_of(module, functions, chosen: Sequence[str]) -> dict[str, str]:
             )
             if kind is None:
                 raise ValueError(
-                    f"targets: {name} is read by {reader} in {function_name}; an adapter needs a weight of matmul, of take "
-                    "of rows, or of a convolution with one group"
+                    f"targets: {name} is read by {reader} in {function_name}; an adapter needs a "
+                    "weight of matmul, of take of rows, or of a convolution with one group"
                 )
             if found.setdefault(name, kind) != kind:
                 raise ValueError(
-                    f"targets: {name} is read in two ways, as a weight of {found[name]} and of {kind} layers; leave it out"
+                    f"targets: {name} is read in two ways, as a weight of {found[name]} and of "
+                    f"{kind} layers; leave it out"
                 )
     for name in chosen:
         if name not in found:
@@ -118,7 +122,8 @@ def kinds_of(module, functions, chosen: Sequence[str]) -> dict[str, str]:
 def adapted(function, weights, adapters, params, scale, model, base, quantized) -> relax.Function:
     """Return a function with the parameters of the adapters, in front of the weights of an import.
 
-    Numbers and scales, of the types of their values in ``base``, take the places of quantised weights.
+    Numbers and scales, of the types of their values in ``base``, take the places of quantised
+    weights.
     """
     variables = {name: _variable(name, value) for name, value in params.items()}
     old = list(function.params)
@@ -191,7 +196,8 @@ class _Adapting(relax.PyExprMutator):
         return op.add(whole, self._change(adapter, whole, call, data))
 
     def _product(self, data: relax.Expr, stored: Sequence[relax.Var], dtype: str) -> relax.Expr:
-        """Return the product of data and a quantised weight, of the dtype of the product that it replaces."""
+        """Return the product of data and a quantised weight, of the dtype of the product that it
+        replaces."""
         if dtype_of(data.ty) != dtype:
             data = self.builder_.emit(op.astype(data, dtype))
         return backward.quantized_matmul(data, *stored)

@@ -1,7 +1,8 @@
 """Files and folders that appear whole or not at all, whenever the process is killed.
 
-They are written beside their place under the name ``.NAME.XXXXXXXX.part``, under a lock that the system gives up with the process. The
-next writer removes those without a lock. runtime/write.cc does the same.
+They are written beside their place under the name ``.NAME.XXXXXXXX.part``, under a lock that the
+system gives up with the process. The next writer removes those without a lock. runtime/write.cc
+does the same.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def write_file(path: str | os.PathLike, parts: Iterable[bytes | memoryview]) -> 
                 file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            # The lock is held until no other process could take the file for one that was left over.
+            # The lock is held until no other process could take the file for one that was left
+            # over.
             os.replace(part, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
@@ -49,15 +51,17 @@ def write_file(path: str | os.PathLike, parts: Iterable[bytes | memoryview]) -> 
 
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike, last: str) -> Iterator[Path]:
-    """Give an empty folder to write files to, and then put it in the place of another one, whose other files are kept.
+    """Give an empty folder to write files to, and then put it in the place of another one, whose
+    other files are kept.
 
-    Where the system cannot exchange two folders, or the old one must stay, as mount points and the working folder must, its files are
-    replaced one by one. Meanwhile the file ``last`` is absent.
+    Where the system cannot exchange two folders, or the old one must stay, as mount points and the
+    working folder must, its files are replaced one by one. Meanwhile the file ``last`` is absent.
 
     Parameters
     ----------
     path : str or os.PathLike
-        The folder, which may exist. A symbolic link stays, and the folder that it names is replaced.
+        The folder, which may exist. A symbolic link stays, and the folder that it names is
+        replaced.
     last : str
         The name of a file without which a folder is none of its kind.
     """
@@ -172,7 +176,8 @@ def _remove_left_over(folder: Path, name: str) -> None:
 
 
 def _replaced(part: Path, path: Path, names: Sequence[str]) -> bool:
-    """Put a folder in the place of another one, which then has the name of the first; return False if the system cannot."""
+    """Put a folder in the place of another one, which then has the name of the first; return False
+    if the system cannot."""
     if path.is_dir():
         shutil.copymode(path, part)
     try:

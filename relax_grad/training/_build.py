@@ -1,4 +1,5 @@
-"""The functions of a training step: differentiation, gradients of several batches, and the update of an optimizer."""
+"""The functions of a training step: differentiation, gradients of several batches, and the update
+of an optimizer."""
 
 from __future__ import annotations
 
@@ -67,14 +68,16 @@ class Group:
         }
 
 
-#: Adds the adjoint of a source's function: ``(source, variables, name, cotangent) -> module``. It returns
-#: ``(result, gradients, own loss)``; ``cotangent`` is the name of a last parameter, or None.
+#: Adds the adjoint of a source's function: ``(source, variables, name, cotangent) -> module``. It
+#: returns ``(result, gradients, own loss)``; ``cotangent`` is the name of a last parameter, or
+#: None.
 Differentiate = Callable[[Source, list[relax.Var], str, "str | None"], tvm.IRModule]
 
 
 @dataclass(frozen=True)
 class _Operands:
-    """The operands of an update: the tensors by their names, the scalars, and the number of the update.
+    """The operands of an update: the tensors by their names, the scalars, and the number of the
+    update.
 
     ``shared`` has scalars of :class:`Update` for each group.
     """
@@ -93,12 +96,14 @@ class Build:
     Parameters
     ----------
     differentiate : Differentiate or None
-        Differentiates the loss, with the own loss of a worker as a further metric; by default ``Gradient`` does.
+        Differentiates the loss, with the own loss of a worker as a further metric; by default
+        ``Gradient`` does.
     shards : int
-        The number of workers among which the optimizer's state is divided. Its tensors are then vectors: a worker's part of the
-        elements, with zeros behind the last ones.
+        The number of workers among which the optimizer's state is divided. Its tensors are then
+        vectors: a worker's part of the elements, with zeros behind the last ones.
     divided : Collection[str]
-        The parameters of which each worker has a part. The function takes the parts. Norms are those of all parts.
+        The parameters of which each worker has a part. The function takes the parts. Norms are
+        those of all parts.
 
     Attributes
     ----------
@@ -168,17 +173,20 @@ class Build:
     def _check_shards(self, optimizer: Optimizer, name: str) -> None:
         if name in self._divided and not optimizer.is_elementwise:
             raise ValueError(
-                f"{name} cannot be divided among workers with {type(optimizer).__name__}, because the update of an element depends on "
-                "others; use another optimizer, or leave the parameter whole"
+                f"{name} cannot be divided among workers with {type(optimizer).__name__}, "
+                "because the update of an element depends on others; use another optimizer, or "
+                "leave the parameter whole"
             )
         if self._shards.count > 1 and not optimizer.is_elementwise:
             raise ValueError(
-                f"the state of {type(optimizer).__name__} cannot be divided among workers, because the update of an element of "
-                f"{name} depends on others; use another optimizer, or leave the state whole"
+                f"the state of {type(optimizer).__name__} cannot be divided among workers, "
+                f"because the update of an element of {name} depends on others; use another "
+                "optimizer, or leave the state whole"
             )
 
     def module(self) -> tvm.IRModule:
-        """Return the module of the source with the function ``step``, and ``accumulate`` where it is needed."""
+        """Return the module of the source with the function ``step``, and ``accumulate`` where it
+        is needed."""
         module, adjoint = self._differentiated()
         functions = {"step": self._function(module, adjoint, updates=True)}
         if self.settings.accumulate > 1:
@@ -199,7 +207,8 @@ class Build:
         return sorted(names - left)
 
     def _others(self) -> list[str]:
-        """Return the functions that stay: that for prediction, or all but the loss of a module without one."""
+        """Return the functions that stay: that for prediction, or all but the loss of a module
+        without one."""
         if self.source.forward:
             return [self.source.forward.name]
         names = [variable.name_hint for variable in self.source.module.get_global_vars()]
@@ -314,7 +323,8 @@ class Build:
         new_states: Mapping[str, relax.Expr],
         slots: Mapping[str, relax.Expr],
     ) -> tuple[list[relax.Expr], Mapping[str, relax.Expr], Mapping[str, relax.Expr]]:
-        """Return the metrics, and the new states and slots of a batch whose gradient is only added to the sums."""
+        """Return the metrics, and the new states and slots of a batch whose gradient is only added
+        to the sums."""
         settings = self.settings
         metrics = {"grad_norm": relax.const(0.0, "float32")}
         new_slots = {**slots, **{str(Slot(GRADIENT, name)): total for name, total in sums.items()}}
@@ -441,7 +451,8 @@ class Build:
 
 
 def _with_called(module: tvm.IRModule, other: tvm.IRModule) -> tvm.IRModule:
-    """Return a module with the functions of another one that its functions call, such as those of branches."""
+    """Return a module with the functions of another one that its functions call, such as those of
+    branches."""
     functions = dict(module.functions_items())
     known = {variable.name_hint for variable in functions}
     available = {

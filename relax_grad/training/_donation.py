@@ -13,11 +13,12 @@ from ._tensors import finite
 
 
 def donating(step) -> tvm.IRModule:
-    """Return the module of a ``TrainStep`` whose functions take the memory of parameters, states and optimizer state.
+    """Return the module of a ``TrainStep`` whose functions take the memory of parameters, states
+    and optimizer state.
 
-    The caller gives up these arguments, and uses the results in their place. If the loss is not finite, the results are
-    the arguments, except a dynamic loss scale and its count of steps. These two have memory of their own: the caller may
-    still reject the step.
+    The caller gives up these arguments, and uses the results in their place. If the loss is not
+    finite, the results are the arguments, except a dynamic loss scale and its count of steps. These
+    two have memory of their own: the caller may still reject the step.
     """
     module = step.module
     names = {variable.name_hint for variable in module.get_global_vars()}

@@ -33,7 +33,8 @@ class Evaluation:
         has_loss = "loss" not in metrics and not self._step._source.has_modes
         if not has_loss and not metrics:
             raise ValueError(
-                "metrics must be given: the loss of a PyTorch import is a function in training mode. For example "
+                "metrics must be given: the loss of a PyTorch import is a function in training "
+                "mode. For example "
                 '{"error": lambda output, target: np.mean((output - target) ** 2)}'
             )
         totals = dict.fromkeys([*(["loss"] if has_loss else []), *metrics], 0.0)

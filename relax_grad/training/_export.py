@@ -1,4 +1,5 @@
-"""The folder with an exported training step, a ``TrainStep``, which is not imported here: it imports this module."""
+"""The folder with an exported training step, a ``TrainStep``, which is not imported here: it
+imports this module."""
 
 from __future__ import annotations
 
@@ -62,8 +63,9 @@ def check_runs_here(target: tvm.target.Target) -> None:
     """Raise an error if a target has another architecture than this machine."""
     if _is_foreign(target):
         raise ValueError(
-            f"target must be this machine's architecture, {_here()}, but it is {architecture(target)}; TrainStep.export and "
-            "Trainer.export compile for other machines"
+            f"target must be this machine's architecture, {_here()}, but it is "
+            f"{architecture(target)}; TrainStep.export and Trainer.export compile for other "
+            "machines"
         )
 
 
@@ -83,7 +85,8 @@ def compiler_for(target: tvm.target.Target, compiler: str | os.PathLike | None) 
     if compiler is None:
         if "linux" not in str(target.attrs.get("mtriple", "")):
             raise ValueError(
-                f"compiler must name a C++ compiler for {target.attrs['mtriple']}: the default compilers are for Linux"
+                f"compiler must name a C++ compiler for {target.attrs['mtriple']}: the default "
+                "compilers are for Linux"
             )
         compiler = f"{kind}-linux-gnu-g++"
     compiler = os.fspath(compiler)
@@ -123,7 +126,8 @@ def compiled(
     if prefix:
         if options["relax_pipeline"] != "relax_grad":
             raise ValueError(
-                'several targets need the pipeline "relax_grad", but compile_options has another relax_pipeline'
+                'several targets need the pipeline "relax_grad", but compile_options has '
+                "another relax_pipeline"
             )
         options["relax_pipeline"] = relax.get_pipeline("relax_grad", symbol_prefix=prefix)
     return compiled_module(donating(step), target, options)
@@ -132,7 +136,8 @@ def compiled(
 def compiled_module(
     module: tvm.IRModule, target: tvm.target.Target, options: Mapping[str, object] | None
 ) -> tvm.runtime.Executable:
-    """Return the executable of a module, by the pipeline ``"relax_grad"`` unless the options name another one."""
+    """Return the executable of a module, by the pipeline ``"relax_grad"`` unless the options name
+    another one."""
     return tvm.compile(module, target, **{"relax_pipeline": "relax_grad", **(options or {})})
 
 
@@ -152,7 +157,8 @@ def _prefix(target: tvm.target.Target) -> str:
 
 
 def new_folder(path: str | os.PathLike) -> AbstractContextManager[Path]:
-    """Give an empty folder for an exported step, and then put it in the place of another one; see :func:`_atomic.new_folder`."""
+    """Give an empty folder for an exported step, and then put it in the place of another one; see
+    :func:`_atomic.new_folder`."""
     return _atomic.new_folder(path, MANIFEST)
 
 
@@ -164,8 +170,8 @@ def write_program(
 ) -> None:
     """Write the library and the manifest of a step to a folder.
 
-    The library of several versions holds the executables of all: each one imports the next one. The order of several
-    imports of one executable would be lost.
+    The library of several versions holds the executables of all: each one imports the next one. The
+    order of several imports of one executable would be lost.
     """
     targets = [target for target, _ in versions]
     executables = [executable for _, executable in versions]
@@ -184,8 +190,8 @@ def write_program(
 def _link(prefixes: Sequence[str], output: str, objects: Sequence[str], **options) -> None:
     """Link object files, those of the lowest level first.
 
-    TVM defines some functions in all of them, such as conversions of float16, and the linker takes the first definition. It
-    must run on all processors.
+    TVM defines some functions in all of them, such as conversions of float16, and the linker takes
+    the first definition. It must run on all processors.
     """
 
     def level(path: str) -> int:
@@ -197,7 +203,8 @@ def _link(prefixes: Sequence[str], output: str, objects: Sequence[str], **option
 
 
 def manifest(step, targets: Sequence[tvm.target.Target], library: bytes) -> dict:
-    """Return the description of a step that a program without Python reads, with the place of its own checksum."""
+    """Return the description of a step that a program without Python reads, with the place of its
+    own checksum."""
     levels = list(map(level_of, targets))
     return {
         "format": _files.FORMAT,
@@ -205,7 +212,8 @@ def manifest(step, targets: Sequence[tvm.target.Target], library: bytes) -> dict
         _files.CHECKSUM: _files.NO_CHECKSUM,
         "tvm": version("apache-tvm"),
         "target": ", ".join(map(str, targets)),
-        # The levels of x86-64 that the versions in the library are for, in the order of its executables.
+        # The levels of x86-64 that the versions in the library are for, in the order of its
+        # executables.
         "levels": [level for level in levels if level],
         "library": LIBRARY,
         # A library that was cut short ends the process that loads it.

@@ -17,12 +17,14 @@ from ._atomic import write_file
 #: The versions that the package is tested with; setup.py has them as well.
 SAFETENSORS_REQUIREMENT = "safetensors>=0.5,<0.9"
 
-#: The name of the format, which is the key of the metadata too; the version that is written, and those that are read, of which
-#: the first one has no checksums. runtime/manifest.h has them as well.
+#: The name of the format, which is the key of the metadata too; the version that is written, and
+#: those that are read, of which the first one has no checksums. runtime/manifest.h has them as
+#: well.
 FORMAT, VERSION, VERSIONS = "relax_grad.training", 2, (1, 2)
 
-#: The key of the checksum, and its place in a header or a manifest: CRC-32, of the bytes of the file with zeros in the place of its
-#: digits. In JSON, quotation marks within texts follow a backslash.
+#: The key of the checksum, and its place in a header or a manifest: CRC-32, of the bytes of the
+#: file with zeros in the place of its digits. In JSON, quotation marks within texts follow a
+#: backslash.
 CHECKSUM, NO_CHECKSUM = "crc32", "00000000"
 _PLACE = re.compile(rb'"crc32": ?"([0-9a-f]{8})"')
 
@@ -56,7 +58,8 @@ def checksum_of(data: bytes) -> str:
 
 
 def with_checksum(data: bytes, end: int) -> list[memoryview | bytes]:
-    """Return the parts of a file with its checksum, in whose JSON, before ``end``, are zeros in the place of it."""
+    """Return the parts of a file with its checksum, in whose JSON, before ``end``, are zeros in the
+    place of it."""
     begin, end = _PLACE.search(data, 0, end).span(1)
     view = memoryview(data)
     return [view[:begin], checksum_of(data).encode(), view[end:]]
@@ -68,7 +71,8 @@ def _length_of_header(data: bytes) -> int:
 
 
 def _check(path: str | os.PathLike, data: bytes) -> bool:
-    """Return whether a file of safetensors has a checksum; raise ValueError if it is that of other bytes."""
+    """Return whether a file of safetensors has a checksum; raise ValueError if it is that of other
+    bytes."""
     place = _PLACE.search(data, 0, 8 + _length_of_header(data))
     if place is None:
         return False
@@ -108,7 +112,8 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
     if type(version) is not int or version not in VERSIONS:
         known = " and ".join(map(str, VERSIONS))
         raise ValueError(
-            f"{path} has version {version!r} of the format, but this relax_grad reads versions {known}"
+            f"{path} has version {version!r} of the format, but this relax_grad reads versions "
+            f"{known}"
         )
     if version > VERSIONS[0] and not has_checksum:
         raise ValueError(f"{path} is damaged: it has no checksum")

@@ -29,7 +29,8 @@ def number(name: str, value: object) -> float:
 
 
 def result_of(start: str, value: object) -> float:
-    """Return the number that a caller's function returned, also as an array or a tensor of one element."""
+    """Return the number that a caller's function returned, also as an array or a tensor of one
+    element."""
     try:
         return float(value)
     except (TypeError, ValueError) as error:
@@ -69,7 +70,8 @@ def named_values(
     batch: Sequence[object],
     others: Mapping[str, object],
 ) -> dict[str, object]:
-    """Return the inputs and targets of a step, which are given by position and by name, in the order of ``types``."""
+    """Return the inputs and targets of a step, which are given by position and by name, in the
+    order of ``types``."""
     if len(batch) > len(types):
         raise TypeError(
             f"the step takes {len(types)} tensors ({', '.join(types)}), but {len(batch)} were given"
@@ -117,7 +119,8 @@ def as_input(
     if not fits or str(tensor.dtype) != dtype:
         written = ", ".join(str(getattr(extent, "value", extent)) for extent in extents)
         raise ValueError(
-            f"{name} must have shape ({written}) and dtype {dtype}, but it has {shape} and {tensor.dtype}"
+            f"{name} must have shape ({written}) and dtype {dtype}, but it has {shape} and "
+            f"{tensor.dtype}"
         )
     return tensor
 
@@ -141,7 +144,8 @@ def forward_ranges_of(step) -> tuple[IndexRange, ...]:
 
 
 def input_types(step) -> dict[str, relax.TensorType]:
-    """Return the types of the inputs of a ``TrainStep``'s function for prediction; none if it has no such function."""
+    """Return the types of the inputs of a ``TrainStep``'s function for prediction; none if it has
+    no such function."""
     if step.forward is None:
         return {}
     params = list(step.module[step.forward.name].params)

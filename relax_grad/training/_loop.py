@@ -1,4 +1,5 @@
-"""The loop over epochs and batches, for a ``Trainer``, which is not imported here: it imports this module."""
+"""The loop over epochs and batches, for a ``Trainer``, which is not imported here: it imports this
+module."""
 
 from __future__ import annotations
 
@@ -45,12 +46,13 @@ class Loop:
             raise ValueError(f"monitor: {self._monitor!r} needs evaluate, which returns it")
         if schedule is not None and not self._is_scheduler and not callable(schedule):
             raise TypeError(
-                "schedule must be a function of the number of the update, or a scheduler of torch.optim.lr_scheduler, "
-                f"but it is {schedule!r}"
+                "schedule must be a function of the number of the update, or a scheduler of "
+                f"torch.optim.lr_scheduler, but it is {schedule!r}"
             )
         if callable(self._callbacks) or not all(map(callable, self._callbacks)):
             raise TypeError(
-                f"callbacks must be a list of functions of the trainer, but it is {self._callbacks!r}"
+                "callbacks must be a list of functions of the trainer, but it is "
+                f"{self._callbacks!r}"
             )
         if not hasattr(self._loader, "__iter__") and not hasattr(self._loader, "__getitem__"):
             raise TypeError(f"loader must give batches by iteration, but it is {self._loader!r}")
@@ -67,13 +69,13 @@ class Loop:
         epochs = check_integer("epochs", epochs, 0, of="epochs")
         if trainer._loaded_epoch < trainer.epoch >= epochs:
             raise ValueError(
-                f"epochs counts from the first one, and {trainer.epoch} are complete, but epochs is {epochs}: pass a larger "
-                "number, or leave it out for one more epoch"
+                f"epochs counts from the first one, and {trainer.epoch} are complete, but epochs "
+                f"is {epochs}: pass a larger number, or leave it out for one more epoch"
             )
         if isinstance(self._loader, Iterator) and epochs > trainer.epoch + 1:
             raise ValueError(
-                "loader gives its batches only once, as generators do; for several epochs, pass a list or an object that "
-                "begins anew at each iteration"
+                "loader gives its batches only once, as generators do; for several epochs, pass "
+                "a list or an object that begins anew at each iteration"
             )
         patience = _Patience(self._patience)
         is_over = False
@@ -133,12 +135,14 @@ class Loop:
         if self._monitored not in evaluation:
             names = [name for name in evaluation if name not in ("epoch", "mean_loss")]
             raise ValueError(
-                f"monitor: evaluate returns no {self._monitor!r}; it returns {', '.join(names) or 'nothing'}"
+                f"monitor: evaluate returns no {self._monitor!r}; it returns "
+                f"{', '.join(names) or 'nothing'}"
             )
         return evaluation[self._monitored]
 
     def _mean_loss(self) -> float:
-        """Return the mean loss of the epoch, without those of skipped steps that are infinite or NaN."""
+        """Return the mean loss of the epoch, without those of skipped steps that are infinite or
+        NaN."""
         history = self._trainer.history
         losses = [
             loss
@@ -174,8 +178,8 @@ class Loop:
             raise ValueError("the loader gave no batch")
         if seen < trainer.batch:
             raise ValueError(
-                f"the loader gave {seen} batches, but {trainer.batch} of the epoch are done; it must be the loader that "
-                "training began with"
+                f"the loader gave {seen} batches, but {trainer.batch} of the epoch are done; it "
+                "must be the loader that training began with"
             )
         return True
 
@@ -187,7 +191,8 @@ class Loop:
             rates = schedule.get_last_lr()
             if len(rates) != len(names):
                 raise ValueError(
-                    f"the scheduler has {len(rates)} groups of parameters, but the step has {len(names)}: {', '.join(names)}"
+                    f"the scheduler has {len(rates)} groups of parameters, but the step has "
+                    f"{len(names)}: {', '.join(names)}"
                 )
             settings = dict(zip(names, map(float, rates), strict=True))
         elif schedule is not None:

@@ -1,7 +1,8 @@
 """Low-rank adaptation: small matrices that are trained beside frozen weights.
 
-A weight W of ``y = x W^T`` stays as it is, and ``y + (alpha / rank) (x A^T) B^T`` takes the place of y (Hu et al., "LoRA:
-Low-Rank Adaptation of Large Language Models", 2022). The gradient of W is never computed.
+A weight W of ``y = x W^T`` stays as it is, and ``y + (alpha / rank) (x A^T) B^T`` takes the place
+of y (Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2022). The gradient of W is
+never computed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Lora:
     adapters : tuple[Adapter, ...]
         The adapters.
     params : dict[str, tvm.runtime.Tensor]
-        The initial values of the adapters' parameters. The first step has the outputs of the model without them.
+        The initial values of the adapters' parameters. The first step has the outputs of the model
+        without them.
     base : dict[str, tvm.runtime.Tensor]
         The values of the frozen weights.
     rank : int
@@ -62,10 +64,12 @@ class Lora:
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def merged(self, values: Mapping[str, object] | None = None) -> dict[str, tvm.runtime.Tensor]:
-        """Return the weights with their adapters added, under the names of the model without adapters.
+        """Return the weights with their adapters added, under the names of the model without
+        adapters.
 
-        Weights of 8 and 4 bits are returned as floating-point numbers, of the dtype of the weights that they were made of: the
-        numbers times their scales, to which the adapters are added. They are not the weights from before the quantisation.
+        Weights of 8 and 4 bits are returned as floating-point numbers, of the dtype of the weights
+        that they were made of: the numbers times their scales, to which the adapters are added.
+        They are not the weights from before the quantisation.
 
         Parameters
         ----------
@@ -110,7 +114,8 @@ class Lora:
         Raises
         ------
         ValueError
-            If the file is no file of adapters, has another rank or scale, or has other names or shapes.
+            If the file is no file of adapters, has another rank or scale, or has other names or
+            shapes.
         """
         found, described = _files.read(path)
         settings = described.get(_METADATA)
@@ -136,8 +141,8 @@ class Lora:
             value = np.ascontiguousarray(as_array(values[name]))
             if value.shape != tuple(old.shape) or str(value.dtype) != str(old.dtype):
                 raise ValueError(
-                    f"{where}{name} must have shape {tuple(old.shape)} and dtype {old.dtype}, but it has {value.shape} "
-                    f"and {value.dtype}"
+                    f"{where}{name} must have shape {tuple(old.shape)} and dtype {old.dtype}, "
+                    f"but it has {value.shape} and {value.dtype}"
                 )
             found[name] = value.reshape(tuple(old.shape))
         unknown = sorted(set(values) - set(found))
@@ -160,8 +165,9 @@ def lora(
 ) -> Lora:
     """Add low-rank adapters to weights, and freeze all weights.
 
-    Every function of an import reads the adapters, that for prediction too. The first values are those of the library
-    peft: A is uniform in ``+-1 / sqrt(inputs)`` and B is 0; of a table, A is 0 and B is normal.
+    Every function of an import reads the adapters, that for prediction too. The first values are
+    those of the library peft: A is uniform in ``+-1 / sqrt(inputs)`` and B is 0; of a table, A is 0
+    and B is normal.
 
     Parameters
     ----------
@@ -170,23 +176,24 @@ def lora(
     rank : int
         The rank.
     targets : str or Sequence[str] or Callable
-        The weights: names or patterns such as ``"*.attn.*.weight"``, or a function from the name to a bool. Each must be
-        read by ``matmul`` as the second operand, also transposed, by ``take`` of rows, or by a convolution with one
-        group.
+        The weights: names or patterns such as ``"*.attn.*.weight"``, or a function from the name to
+        a bool. Each must be read by ``matmul`` as the second operand, also transposed, by ``take``
+        of rows, or by a convolution with one group.
     alpha : float, optional
         The factor of the adapters is ``alpha / rank``; by default 1.
     seed : int
         The seed of the first values.
     values : Mapping[str, array or tensor], optional
-        For a module: the values of its weights by the names of the parameters. They are frozen; other parameters of the
-        function are inputs.
+        For a module: the values of its weights by the names of the parameters. They are frozen;
+        other parameters of the function are inputs.
     func_name : str
         For a module: the function.
     frozen : str, optional
-        ``"int8"`` or ``"int4"`` stores the frozen weights of matrix products in 8 or 4 bits, with one scale for each group of
-        ``group_size`` elements of an output. They are read by ``relax.grad.quantized_matmul``, whose kernel on CPUs widens
-        them in registers. :attr:`Lora.quantized` lists them, and :attr:`Lora.kept` the others, such as tables and weights of
-        convolutions, with the reasons.
+        ``"int8"`` or ``"int4"`` stores the frozen weights of matrix products in 8 or 4 bits, with
+        one scale for each group of ``group_size`` elements of an output. They are read by
+        ``relax.grad.quantized_matmul``, whose kernel on CPUs widens them in registers.
+        :attr:`Lora.quantized` lists them, and :attr:`Lora.kept` the others, such as tables and
+        weights of convolutions, with the reasons.
     group_size : int
         The elements of a group, a multiple of 16. An output is padded to whole groups.
 
@@ -198,8 +205,8 @@ def lora(
     Raises
     ------
     TypeError, ValueError
-        If a target matches no weight, if a weight has another use, if the rank exceeds an extent of a weight, or if ``frozen``
-        fits no weight.
+        If a target matches no weight, if a weight has another use, if the rank exceeds an extent of
+        a weight, or if ``frozen`` fits no weight.
 
     Examples
     --------

@@ -1,4 +1,5 @@
-"""The imports that a training step takes. Front ends define them, and import this part of the package, which does not import them."""
+"""The imports that a training step takes. Front ends define them, and import this part of the
+package, which does not import them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Import(Protocol):
 
 @runtime_checkable
 class TorchImport(Import, Protocol):
-    """A :class:`relax_grad.frontend.torch.Imported`, whose function ``loss`` takes a seed, inputs and targets first."""
+    """A :class:`relax_grad.frontend.torch.Imported`, whose function ``loss`` takes a seed, inputs
+    and targets first."""
 
     inputs: Mapping[str, relax.TensorType]
     targets: Mapping[str, relax.TensorType]
@@ -33,7 +35,8 @@ class TorchImport(Import, Protocol):
 
 @runtime_checkable
 class OnnxImport(Import, Protocol):
-    """A :class:`relax_grad.frontend.onnx.Imported`, which gets its loss from the caller of ``train_step``."""
+    """A :class:`relax_grad.frontend.onnx.Imported`, which gets its loss from the caller of
+    ``train_step``."""
 
     #: Whether the first parameter of its functions is a seed.
     draws: bool

@@ -61,7 +61,8 @@ class Update:
         return self.shared[key]
 
     def decayed(self, decays: bool) -> relax.Expr:
-        """Return the gradient of the loss with half the squared parameter times the weight decay."""
+        """Return the gradient of the loss with half the squared parameter times the weight
+        decay."""
         if not decays:
             return self.gradient
         rate = self.scalar("weight_decay", lambda: self.weight_decay)
@@ -132,14 +133,16 @@ class Optimizer:
         for name, value in shares.items():
             if not 0 <= value < 1:
                 raise ValueError(
-                    f"{type(self).__name__}: {name} must be at least 0 and below 1, but it is {value}"
+                    f"{type(self).__name__}: {name} must be at least 0 and below 1, but it is "
+                    f"{value}"
                 )
 
     def check_param(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise ValueError if the optimizer does not support parameters of a shape."""
 
     def slots(self) -> dict[str, float]:
-        """Return the names of the tensors that the optimizer keeps for each parameter, with their initial values."""
+        """Return the names of the tensors that the optimizer keeps for each parameter, with their
+        initial values."""
         return {}
 
     def update(self, operands: Update) -> Results:
@@ -153,7 +156,8 @@ def constant(value: float) -> relax.Expr:
 
 
 def _checked(kind: str, member: Field, value: object) -> object:
-    """Return the value of a hyperparameter as a number of Python, or raise an error if its type is another one."""
+    """Return the value of a hyperparameter as a number of Python, or raise an error if its type is
+    another one."""
     expected = getattr(member.type, "__name__", member.type)
     start = f"{kind}: {member.name} must be"
     if expected == "bool":

@@ -11,7 +11,8 @@ class Outcome(NamedTuple):
     Attributes
     ----------
     raises : bool
-        Whether the step is an error for a caller who skips no steps. Everything then stays as it was.
+        Whether the step is an error for a caller who skips no steps. Everything then stays as it
+        was.
     takes_results : bool
         Whether parameters, states and the optimizer's state are those that the step returned.
     is_skipped : bool
@@ -26,8 +27,9 @@ class Outcome(NamedTuple):
     is_applied: bool
 
 
-#: The outcomes by three facts: the loss is finite; the metric ``applied`` is 1, as it is without this metric; and the step has dynamic
-#: loss scaling. A scale takes its new value from every step. runtime/outcome.h has the same table, and a test compares both.
+#: The outcomes by three facts: the loss is finite; the metric ``applied`` is 1, as it is without
+#: this metric; and the step has dynamic loss scaling. A scale takes its new value from every step.
+#: runtime/outcome.h has the same table, and a test compares both.
 OUTCOMES = {
     (True, True, False): Outcome(False, True, False, True),
     (True, True, True): Outcome(False, True, False, True),
@@ -43,7 +45,8 @@ OUTCOMES = {
 
 
 def is_update(steps: int, skipped: int, accumulate: int) -> bool:
-    """Return whether the next step updates the parameters, and does not only add its gradient to a sum.
+    """Return whether the next step updates the parameters, and does not only add its gradient to a
+    sum.
 
     Skipped batches have no place among those of an accumulated gradient.
 

@@ -14,7 +14,8 @@ from .history import History, thin
 #: The columns of integers, which mostly grow by the same step.
 _INTEGERS = ("step", "epoch")
 
-#: The bits of the mantissa of float32 that times do not keep: 12 bits, more than three digits, stay.
+#: The bits of the mantissa of float32 that times do not keep: 12 bits, more than three digits,
+#: stay.
 _FORGOTTEN = 11
 
 #: The most numbers of a column in a file, which a damaged file could exceed.
@@ -24,8 +25,9 @@ _MOST = 1 << 28
 def packed(history: History) -> dict:
     """Return a history for JSON, of about 12 bytes for each step.
 
-    Integers and learning rates are written as differences of differences, losses and metrics as float32 if this keeps all their
-    bits, and times with three digits. Bytes of equal weight stand side by side, and zlib compresses them.
+    Integers and learning rates are written as differences of differences, losses and metrics as
+    float32 if this keeps all their bits, and times with three digits. Bytes of equal weight stand
+    side by side, and zlib compresses them.
     """
     thin(history)
     columns = {}
@@ -36,7 +38,8 @@ def packed(history: History) -> dict:
 
 
 def unpacked(described: Mapping) -> dict:
-    """Return the lists of a history of a file: of :func:`packed`, or of an earlier version, which wrote the lists themselves.
+    """Return the lists of a history of a file: of :func:`packed`, or of an earlier version, which
+    wrote the lists themselves.
 
     Raises
     ------

@@ -26,7 +26,8 @@ class Prediction:
         forward = self._step.forward
         if forward is None:
             raise ValueError(
-                "the model has no function for prediction; imports of PyTorch and ONNX models have one"
+                "the model has no function for prediction; imports of PyTorch and ONNX models "
+                "have one"
             )
         values = trainer._values_of(ema)
         types = input_types(self._step)
@@ -35,7 +36,8 @@ class Prediction:
             inputs = (trainer._seed(), *inputs)
         if len(inputs) != len(types):
             raise TypeError(
-                f"the model takes {len(types)} inputs ({', '.join(types)}), but {len(inputs)} were given"
+                f"the model takes {len(types)} inputs ({', '.join(types)}), but {len(inputs)} "
+                "were given"
             )
         symbols: dict[str, int] = {}
         tensors = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class Bar:
-    """A progress bar of rich, or none: the line of an epoch, below the lines of the complete ones."""
+    """A progress bar of rich, or none: the line of an epoch, below the lines of the complete
+    ones."""
 
     def __init__(self, wanted: bool):
         self._bar = self._task = None
@@ -46,7 +47,8 @@ class Bar:
             self._bar.update(self._task, advance=1, loss=f"{loss:.4g}")
 
     def end(self, values: dict[str, float]) -> None:
-        """Write the values of an epoch in the place of its bar. More bars than lines of the terminal would hide the last."""
+        """Write the values of an epoch in the place of its bar. More bars than lines of the
+        terminal would hide the last."""
         if self._bar is not None:
             self._bar.remove_task(self._task)
             self._task = None

@@ -58,8 +58,8 @@ class QuantizedWeight:
 def quantized(matrix: np.ndarray, bits: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Round the rows of a matrix to numbers of a few bits, by groups.
 
-    Of 8 bits, the element of the largest magnitude of a group is -127 or 127 times its scale. Of 4 bits, it is -8 times its
-    scale, which may be negative, so that all 16 numbers are used.
+    Of 8 bits, the element of the largest magnitude of a group is -127 or 127 times its scale. Of 4
+    bits, it is -8 times its scale, which may be negative, so that all 16 numbers are used.
 
     Parameters
     ----------
@@ -73,8 +73,8 @@ def quantized(matrix: np.ndarray, bits: int, size: int) -> tuple[np.ndarray, np.
     Returns
     -------
     numbers, scale : np.ndarray
-        ``(outputs, groups, width)`` and ``(outputs, groups)``, as ``relax.grad.quantized_matmul`` takes them. Scales are of
-        float64 for a matrix of float64, and of float32 else.
+        ``(outputs, groups, width)`` and ``(outputs, groups)``, as ``relax.grad.quantized_matmul``
+        takes them. Scales are of float64 for a matrix of float64, and of float32 else.
     """
     outputs, inputs = matrix.shape
     dtype = np.dtype("float64" if matrix.dtype == np.float64 else "float32")
@@ -93,7 +93,8 @@ def quantized(matrix: np.ndarray, bits: int, size: int) -> tuple[np.ndarray, np.
 
 
 def dequantized(numbers: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Return the elements that numbers stand for, ``(outputs, inputs)`` of the dtype of the scales."""
+    """Return the elements that numbers stand for, ``(outputs, inputs)`` of the dtype of the
+    scales."""
     if numbers.dtype == np.uint8:
         pairs = np.stack([numbers & 15, numbers >> 4], -1).astype("int8") - np.int8(8)
         numbers = pairs.reshape(*numbers.shape[:2], -1)
@@ -187,7 +188,8 @@ def _reason(shape: tuple, dtype: str, uses: list[tuple], bits: int, size: int) -
 def tensors_of(
     base: Mapping[str, tvm.runtime.Tensor], weights: Iterable[QuantizedWeight], size: int
 ) -> dict[str, tvm.runtime.Tensor]:
-    """Return the frozen tensors in the order of the weights, with numbers and scales in the places of some of them.
+    """Return the frozen tensors in the order of the weights, with numbers and scales in the places
+    of some of them.
 
     Raises
     ------

@@ -11,12 +11,14 @@ from ..ir.compat import dtype_of
 from ._slots import GOOD_STEPS, LOSS_SCALE
 from ._tensors import Emit
 
-#: Dynamic loss scaling as in ``torch.amp.GradScaler``: the initial scale, its factors, and the steps before it grows.
+#: Dynamic loss scaling as in ``torch.amp.GradScaler``: the initial scale, its factors, and the
+#: steps before it grows.
 FIRST_SCALE, _GROWTH, _BACKOFF, _INTERVAL = 2.0**16, 2.0, 0.5, 2000
 
 
 def cotangent(emit: Emit, loss: relax.TensorType, scale: float | relax.Expr) -> relax.Expr:
-    """Return the cotangent of a loss of a type: the scale, a number or the slot of dynamic scaling."""
+    """Return the cotangent of a loss of a type: the scale, a number or the slot of dynamic
+    scaling."""
     dtype = dtype_of(loss)
     if isinstance(scale, relax.Expr):
         value = emit(op.astype(scale, dtype))
@@ -31,7 +33,8 @@ def unscaled(
     scale: float | relax.Expr | None,
     accumulate: int,
 ) -> Mapping[str, relax.Expr]:
-    """Return the share of gradients in the mean of ``accumulate`` batches, without the scale of the loss."""
+    """Return the share of gradients in the mean of ``accumulate`` batches, without the scale of the
+    loss."""
     if isinstance(scale, relax.Expr):
         factor = emit(op.divide(relax.const(1.0 / accumulate, "float32"), scale))
         return {
@@ -50,7 +53,8 @@ def unscaled(
 def next_scale(
     emit: Emit, is_finite: relax.Expr, slots: Mapping[str, relax.Expr], counts: bool = True
 ) -> dict[str, relax.Expr]:
-    """Return the new scale of the loss, and the new count of steps without overflow, in which this one may count."""
+    """Return the new scale of the loss, and the new count of steps without overflow, in which this
+    one may count."""
     scale, good = slots[LOSS_SCALE], slots[GOOD_STEPS]
     smaller = op.multiply(scale, relax.const(_BACKOFF, "float32"))
     zero = relax.const(0, "int64")

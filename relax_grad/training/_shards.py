@@ -15,7 +15,8 @@ from ._tensors import Emit, shape_of
 
 @dataclass(frozen=True)
 class Shards:
-    """A division of tensors among workers: vectors of equal length, with zeros behind the last elements.
+    """A division of tensors among workers: vectors of equal length, with zeros behind the last
+    elements.
 
     Attributes
     ----------

@@ -13,7 +13,8 @@ T = TypeVar("T")
 #: The groups of tensors that a model has, in the order of the parameters of an import's functions.
 MODEL_GROUPS = ("params", "frozen", "states")
 
-#: The groups of tensors that a step takes behind the batch, in their order. runtime/manifest.h has them as well.
+#: The groups of tensors that a step takes behind the batch, in their order. runtime/manifest.h has
+#: them as well.
 GROUPS = (*MODEL_GROUPS, "optimizer_state")
 
 
@@ -47,7 +48,8 @@ class Signature:
         *,
         has_seed: bool,
     ) -> Signature:
-        """Return the signature of an import's function: the seed, inputs, targets, parameters, frozen ones and states."""
+        """Return the signature of an import's function: the seed, inputs, targets, parameters,
+        frozen ones and states."""
         start, groups = int(has_seed), []
         for names in (batch, params, frozen, states):
             groups.append({name: start + i for i, name in enumerate(names)})
@@ -65,7 +67,8 @@ class Signature:
         return len(self.batch) + sum(map(len, self.groups.values())) + (self.seed is not None)
 
     def training(self, names: Collection[str]) -> Signature:
-        """Return the signature in which only the parameters of these names are trained; the others are frozen."""
+        """Return the signature in which only the parameters of these names are trained; the others
+        are frozen."""
         others = {name: at for name, at in self.params.items() if name not in names}
         params = {name: at for name, at in self.params.items() if name in names}
         return replace(self, params=params, frozen={**others, **self.frozen})
@@ -80,7 +83,8 @@ class Signature:
         batch : Mapping[str, T]
             The values of the batch by their names.
         model : Mapping[str, T]
-            The values of parameters, frozen parameters and states, which may have the names of a batch too.
+            The values of parameters, frozen parameters and states, which may have the names of a
+            batch too.
         seed : T, optional
             The seed, if the function has one.
         """

@@ -1,19 +1,21 @@
 """The names of the optimizer's state and of hyperparameters.
 
-A slot is ``KIND/PARAMETER``, such as ``exp_avg/fc.weight``, or ``KIND`` alone for a scalar of the step. A hyperparameter is ``KIND``, or
-``KIND:PATTERN`` for a group of parameters. Names of parameters may have slashes and colons, kinds have none.
+A slot is ``KIND/PARAMETER``, such as ``exp_avg/fc.weight``, or ``KIND`` alone for a scalar of the
+step. A hyperparameter is ``KIND``, or ``KIND:PATTERN`` for a group of parameters. Names of
+parameters may have slashes and colons, kinds have none.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-#: The scalars of every step: the number of updates, and the two of dynamic loss scaling, which a step that is not finite changes.
+#: The scalars of every step: the number of updates, and the two of dynamic loss scaling, which a
+#: step that is not finite changes.
 STEP, LOSS_SCALE, GOOD_STEPS = "step", "loss_scale", "good_steps"
 SCALE_SLOTS = (LOSS_SCALE, GOOD_STEPS)
 
-#: The kinds of slots beside those of optimizers: the copy in float32 of a parameter in half precision, the moving average of a
-#: parameter, and the sum of gradients of several batches.
+#: The kinds of slots beside those of optimizers: the copy in float32 of a parameter in half
+#: precision, the moving average of a parameter, and the sum of gradients of several batches.
 MASTER, EMA, GRADIENT = "master", "ema", "gradient"
 
 #: The kinds of hyperparameters that groups of parameters have.
@@ -52,7 +54,8 @@ class Hyperparameter(NamedTuple):
     kind : str
         The kind, such as ``lr``.
     pattern : str or None
-        The pattern of the names of a group of parameters; None if all parameters have the same optimizer.
+        The pattern of the names of a group of parameters; None if all parameters have the same
+        optimizer.
     """
 
     kind: str

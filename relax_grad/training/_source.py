@@ -55,11 +55,11 @@ class Source:
     forward : Forward or None
         The function for prediction, which the step's module keeps.
     has_modes : bool
-        Whether the function computes in training mode, which differs from evaluation mode, and no function computes the loss
-        in evaluation mode.
+        Whether the function computes in training mode, which differs from evaluation mode, and no
+        function computes the loss in evaluation mode.
     evaluation : str or None
-        The function that returns the loss in evaluation mode, if it is another one. The names of its parameters are those of the
-        values and of the batch, and a seed if it has one.
+        The function that returns the loss in evaluation mode, if it is another one. The names of
+        its parameters are those of the values and of the batch, and a seed if it has one.
     """
 
     module: tvm.IRModule
@@ -86,7 +86,8 @@ def source_of(
     loss: Callable | None,
     targets: Mapping | None,
 ) -> Source:
-    """Return the function that a step differentiates; the arguments are those of :func:`train_step`."""
+    """Return the function that a step differentiates; the arguments are those of
+    :func:`train_step`."""
     if isinstance(model, Lora):
         if wrt is not None:
             raise ValueError(
@@ -95,7 +96,8 @@ def source_of(
         if isinstance(model.model, tvm.IRModule):
             if loss is not None or targets is not None:
                 raise ValueError(
-                    "loss and targets are for ONNX imports; the function of a module returns the loss"
+                    "loss and targets are for ONNX imports; the function of a module returns "
+                    "the loss"
                 )
             return _of_module(model.model, func_name, list(model.params), states, model)
         model = model.model
@@ -158,7 +160,8 @@ def _of_module(
     count = len(function.ret_ty.fields) if is_tuple else 1
     if count < 1 + len(states):
         raise ValueError(
-            f"{name} must return the loss and {len(states)} new states, but it returns {count} values"
+            f"{name} must return the loss and {len(states)} new states, but it returns {count} "
+            "values"
         )
     outputs = range(1, count - len(states))
     return Source(
@@ -178,7 +181,8 @@ def _of_torch(model: TorchImport, name: str, wrt: Sequence[str] | str | None) ->
     names = [variable.name_hint for variable in model.module.get_global_vars()]
     if name not in names:
         raise ValueError(
-            f"the import has no function {name!r}, but {', '.join(sorted(names))}; pass a loss to from_module"
+            f"the import has no function {name!r}, but {', '.join(sorted(names))}; pass a loss "
+            "to from_module"
         )
     signature = Signature.in_order(
         [*model.inputs, *model.targets], model.params, model.frozen, model.states, has_seed=True
@@ -209,7 +213,8 @@ def _of_onnx(
 ) -> Source:
     if loss is None:
         raise ValueError(
-            "loss must be given for an ONNX import: loss(bb, *outputs, *targets), as for Imported.with_loss"
+            "loss must be given for an ONNX import: loss(bb, *outputs, *targets), as for "
+            "Imported.with_loss"
         )
     module = model._with_losses(loss, targets)
     function = module["loss"]
@@ -239,7 +244,8 @@ def _values(model: Import) -> dict[str, tvm.runtime.Tensor]:
 
 
 def _trained(signature: Signature, wrt: Sequence[str] | str | None) -> Signature:
-    """Return the signature of an import in which the parameters of ``wrt`` are trained; by default all."""
+    """Return the signature of an import in which the parameters of ``wrt`` are trained; by default
+    all."""
     if wrt is None:
         if not signature.params:
             raise ValueError("the import has no trainable parameter")

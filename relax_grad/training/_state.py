@@ -23,12 +23,14 @@ _MOST_COUNT = 2**53
 
 
 def check_seed(seed: object) -> int:
-    """Return the seed of a trainer as an integer of Python, or raise an error if an argument is none."""
+    """Return the seed of a trainer as an integer of Python, or raise an error if an argument is
+    none."""
     return check_integer("seed", seed, 0, MOST_SEED)
 
 
 def read_state(path, step) -> tuple[dict[str, list], dict[str, int], History, dict]:
-    """Return the groups of tensors, the counters, the history and further values of a file of a ``TrainStep``.
+    """Return the groups of tensors, the counters, the history and further values of a file of a
+    ``TrainStep``.
 
     Raises
     ------
@@ -52,7 +54,8 @@ def read_state(path, step) -> tuple[dict[str, list], dict[str, int], History, di
         ):
             if some:
                 raise ValueError(
-                    f"{path} {fault} {group}/{min(some)}; it was written by a trainer of another step"
+                    f"{path} {fault} {group}/{min(some)}; it was written by a trainer of another "
+                    "step"
                 )
         groups[group] = [
             _loaded(path, f"{group}/{name}", arrays[f"{group}/{name}"], ty)
@@ -72,7 +75,8 @@ def _described(path, described: dict) -> tuple[dict[str, int], History, dict]:
         most = MOST_SEED if name == "seed" else _MOST_COUNT
         if type(value) is not int or not 0 <= value <= most:
             raise ValueError(
-                f"{path} is damaged: its counter {name} must be from 0 to {most}, but it is {value!r}"
+                f"{path} is damaged: its counter {name} must be from 0 to {most}, but it is "
+                f"{value!r}"
             )
     if counters["skipped"] > counters["steps"]:
         raise ValueError(
@@ -124,6 +128,7 @@ def _loaded(path, key: str, array: np.ndarray, ty: relax.TensorType) -> tvm.runt
     shape = shape_of(ty)
     if array.shape != shape or str(array.dtype) != dtype_of(ty):
         raise ValueError(
-            f"{path}: {key} has shape {array.shape} and dtype {array.dtype}, but the step needs {shape} and {dtype_of(ty)}"
+            f"{path}: {key} has shape {array.shape} and dtype {array.dtype}, but the step needs "
+            f"{shape} and {dtype_of(ty)}"
         )
     return tvm.runtime.tensor(array)

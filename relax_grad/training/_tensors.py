@@ -40,7 +40,8 @@ def as_tensor(name: str, value: object, ty: relax.TensorType) -> tvm.runtime.Ten
     shape = shape_of(ty)
     if array.shape != shape or str(array.dtype) != dtype_of(ty):
         raise ValueError(
-            f"{name} must have shape {shape} and dtype {dtype_of(ty)}, but it has {array.shape} and {array.dtype}"
+            f"{name} must have shape {shape} and dtype {dtype_of(ty)}, but it has {array.shape} "
+            f"and {array.dtype}"
         )
     return tvm.runtime.tensor(np.array(array, order="C"))
 

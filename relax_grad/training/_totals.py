@@ -17,7 +17,8 @@ Total = Callable[[Callable, "Iterable[relax.Expr]"], relax.Expr]
 def total_over_workers(
     emit: Callable, gradients: Mapping[str, relax.Expr], divided: Collection[str], total: Total
 ) -> relax.Expr:
-    """Emit a total that counts the parts of divided gradients on all workers of a group, and the other gradients once.
+    """Emit a total that counts the parts of divided gradients on all workers of a group, and the
+    other gradients once.
 
     Parameters
     ----------

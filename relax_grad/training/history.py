@@ -19,8 +19,8 @@ MOST_STEPS = 1 << 20
 class History:
     """The course of training.
 
-    A history of more than 2 ** 20 steps is thinned: every second record of the older three quarters is left out, and so again when
-    it grows. ``step`` tells which steps are there.
+    A history of more than 2 ** 20 steps is thinned: every second record of the older three quarters
+    is left out, and so again when it grows. ``step`` tells which steps are there.
 
     Attributes
     ----------
@@ -90,7 +90,8 @@ def record(
 
 
 def thin(history: History) -> None:
-    """Leave out every second record of the older three quarters until there are at most :data:`MOST_STEPS`."""
+    """Leave out every second record of the older three quarters until there are at most
+    :data:`MOST_STEPS`."""
     recent = MOST_STEPS // 4
     columns = [history.step, history.epoch, history.loss, history.lr, history.seconds]
     columns += history.metrics.values()

@@ -29,10 +29,11 @@ class Memory:
     batch : int
         The inputs and the targets.
     results : int
-        The tensors that a step returns, such as the loss, metrics and outputs. A result in the memory of an argument, as most
-        new parameters, takes none.
+        The tensors that a step returns, such as the loss, metrics and outputs. A result in the
+        memory of an argument, as most new parameters, takes none.
     intermediate : int
-        The storages of all other tensors that a step computes. Tensors with disjoint lifetimes share a storage.
+        The storages of all other tensors that a step computes. Tensors with disjoint lifetimes
+        share a storage.
     """
 
     params: int
@@ -45,7 +46,8 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The bytes that one step allocates: results and intermediate tensors. ``remat`` of a step limits them."""
+        """The bytes that one step allocates: results and intermediate tensors. ``remat`` of a step
+        limits them."""
         return self.results + self.intermediate
 
     @property
@@ -62,12 +64,14 @@ def memory_of(
 ) -> Memory:
     """Return the memory of a step of a :class:`Trainer`, as the pipeline ``"relax_grad"`` plans it.
 
-    The pipeline runs up to its plan of storages. It generates and compiles no function, and nothing runs.
+    The pipeline runs up to its plan of storages. It generates and compiles no function, and nothing
+    runs.
 
-    Counted are the tensors that the step takes, and all storages that it allocates. The rest of a process is not counted:
-    libraries and code, the buffers within tensor functions, such as packed operands of matrix products and transformed
-    tiles of convolutions, and batches that a loader holds. New parameters, states and slots of the optimizer take the memory
-    of the old ones, except those that no loop over elements computes.
+    Counted are the tensors that the step takes, and all storages that it allocates. The rest of a
+    process is not counted: libraries and code, the buffers within tensor functions, such as packed
+    operands of matrix products and transformed tiles of convolutions, and batches that a loader
+    holds. New parameters, states and slots of the optimizer take the memory of the old ones, except
+    those that no loop over elements computes.
 
     Parameters
     ----------
@@ -86,7 +90,8 @@ def memory_of(
     Raises
     ------
     ValueError
-        If the target is no CPU, the bound of an extent is missing, or the step has a budget that cannot be met.
+        If the target is no CPU, the bound of an extent is missing, or the step has a budget that
+        cannot be met.
 
     Examples
     --------

@@ -1,6 +1,8 @@
-"""Optimizers: the update of one parameter as Relax expressions, with the hyperparameters of ``torch.optim``.
+"""Optimizers: the update of one parameter as Relax expressions, with the hyperparameters of
+``torch.optim``.
 
-The learning rate and the weight decay are arguments of the compiled step. The values here are their defaults.
+The learning rate and the weight decay are arguments of the compiled step. The values here are their
+defaults.
 """
 
 from __future__ import annotations
@@ -383,9 +385,11 @@ class LAMB(Optimizer):
 
 @dataclass(frozen=True)
 class Muon(Optimizer):
-    """Muon (Jordan et al., 2024), as ``torch.optim.Muon``: for matrices; others need another optimizer.
+    """Muon (Jordan et al., 2024), as ``torch.optim.Muon``: for matrices; others need another
+    optimizer.
 
-    The Newton-Schulz iterations are computed in the dtype of the update, where PyTorch computes them in bfloat16.
+    The Newton-Schulz iterations are computed in the dtype of the update, where PyTorch computes
+    them in bfloat16.
 
     Parameters
     ----------
@@ -404,8 +408,8 @@ class Muon(Optimizer):
     ns_steps : int
         The number of iterations.
     adjust_lr_fn : str
-        ``"original"``: the learning rate times the root of ``max(1, rows / columns)``. ``"match_rms_adamw"``: times 0.2
-        times the root of ``max(rows, columns)``.
+        ``"original"``: the learning rate times the root of ``max(1, rows / columns)``.
+        ``"match_rms_adamw"``: times 0.2 times the root of ``max(rows, columns)``.
     """
 
     is_elementwise = False
@@ -426,13 +430,15 @@ class Muon(Optimizer):
             raise ValueError(f"Muon: ns_steps must be from 1 to 99, but it is {self.ns_steps}")
         if self.adjust_lr_fn not in ("original", "match_rms_adamw"):
             raise ValueError(
-                f'Muon: adjust_lr_fn must be "original" or "match_rms_adamw", but it is {self.adjust_lr_fn!r}'
+                'Muon: adjust_lr_fn must be "original" or "match_rms_adamw", but it is '
+                f"{self.adjust_lr_fn!r}"
             )
 
     def check_param(self, name: str, shape: tuple[int, ...]) -> None:
         if len(shape) != 2:
             raise ValueError(
-                f"Muon updates matrices, but {name} has shape {tuple(shape)}; give it another optimizer by its name, "
+                f"Muon updates matrices, but {name} has shape {tuple(shape)}; give it another "
+                "optimizer by its name, "
                 f'for example {{"{name}": AdamW(), "*": Muon()}}'
             )
 

@@ -34,21 +34,24 @@ _INTEGERS = (int, tvm.tirx.IntImm)
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.SetupTrainer")
 class SetupTrainer:
-    """Transform a backbone module to a complete trainer module, as ``relax.training.SetupTrainer`` does.
+    """Transform a backbone module to a complete trainer module, as ``relax.training.SetupTrainer``
+    does.
 
     The interface is that of TVM's pass; the module can be passed to ``relax.training.Trainer``. The
     differentiation of the loss differs:
 
-    - It uses :class:`relax_grad.transform.Gradient` and accepts all its inputs: for example a symbolic batch,
-      a backbone of several blocks, or a backbone that calls other functions of the module.
-    - Operators are not decomposed first. ``batch_norm`` therefore follows its attribute ``training``, and
-      normalisations over any axes are right.
-    - The module is not legalized by default: ``tvm.compile(module, target, relax_pipeline="relax_grad")``
-      dispatches the operators to kernels.
+    - It uses :class:`relax_grad.transform.Gradient` and accepts all its inputs: for example a
+      symbolic batch, a backbone of several blocks, or a backbone that calls other functions of the
+      module.
+    - Operators are not decomposed first. ``batch_norm`` therefore follows its attribute
+      ``training``, and normalisations over any axes are right.
+    - The module is not legalized by default:
+      ``tvm.compile(module, target, relax_pipeline="relax_grad")`` dispatches the operators to
+      kernels.
 
     The module must have a Relax function ``backbone`` and the integer attributes ``param_num`` and
-    ``state_num``. ``backbone`` takes inputs, parameters and states, and returns outputs and new states.
-    The pass adds three functions:
+    ``state_num``. ``backbone`` takes inputs, parameters and states, and returns outputs and new
+    states. The pass adds three functions:
 
     - ``backbone_loss`` takes the targets too and returns the loss and the new states.
     - ``backbone_loss_adjoint`` returns the same and the gradients of the parameters.
@@ -64,11 +67,12 @@ class SetupTrainer:
     optimizer : relax.training.optimizer.Optimizer
         The optimizer.
     loss_args : Sequence[relax.TensorType]
-        The types of the arguments of the loss function: of the outputs of the backbone, and of the targets.
+        The types of the arguments of the loss function: of the outputs of the backbone, and of the
+        targets.
     legalize : bool
-        Whether to legalize the module; by default False. A pipeline finds its kernels by the operators that
-        legalization replaces, and every pipeline of ``tvm.compile`` legalizes by itself. To legalize here for
-        a GPU, make the GPU the current target.
+        Whether to legalize the module; by default False. A pipeline finds its kernels by the
+        operators that legalization replaces, and every pipeline of ``tvm.compile`` legalizes by
+        itself. To legalize here for a GPU, make the GPU the current target.
 
     Raises
     ------
@@ -87,8 +91,9 @@ class SetupTrainer:
             isinstance(ty, (tvm.ir.Type, relax.Var)) for ty in loss_args
         ):
             raise TypeError(
-                "loss_args must be a list of the types that the loss is called with, for example "
-                f"[relax.TensorType((8, 10), 'float32'), relax.TensorType((8,), 'int64')]; got {loss_args!r}"
+                "loss_args must be a list of the types that the loss is called with, for "
+                "example [relax.TensorType((8, 10), 'float32'), relax.TensorType((8,), "
+                f"'int64')]; got {loss_args!r}"
             )
         for name, value, kind in (
             ("loss", loss, relax.training.loss.Loss),
@@ -133,9 +138,10 @@ def append_loss(
 ) -> relax.Function:
     """Return the function that runs a backbone and then a loss.
 
-    This extends ``relax.training.AppendLoss``: the backbone and the loss may have any number of blocks of any
-    kind, and their symbolic extents may be different variables. The extents of the backbone's outputs replace
-    those of the loss. Extents that are known in only one of the two are checked at run time.
+    This extends ``relax.training.AppendLoss``: the backbone and the loss may have any number of
+    blocks of any kind, and their symbolic extents may be different variables. The extents of the
+    backbone's outputs replace those of the loss. Extents that are known in only one of the two are
+    checked at run time.
 
     Parameters
     ----------
@@ -146,7 +152,8 @@ def append_loss(
     num_backbone_outputs : int
         The number of the backbone's outputs that the loss takes.
     num_states : int, optional
-        The number of further outputs, counted from the end, to return after the loss; by default all.
+        The number of further outputs, counted from the end, to return after the loss; by default
+        all.
 
     Returns
     -------
@@ -188,8 +195,8 @@ def append_loss(
     taken, rest = outputs[:num_backbone_outputs], outputs[num_backbone_outputs:]
     if len(taken) < num_backbone_outputs or len(loss.params) < num_backbone_outputs:
         raise ValueError(
-            f"the loss takes {num_backbone_outputs} outputs of the backbone, but the backbone returns "
-            f"{len(outputs)} and the loss has {len(loss.params)} parameters"
+            f"the loss takes {num_backbone_outputs} outputs of the backbone, but the backbone "
+            f"returns {len(outputs)} and the loss has {len(loss.params)} parameters"
         )
     if num_states is not None:
         if num_states > len(rest):
@@ -204,8 +211,8 @@ def append_loss(
     for param, output in zip(loss.params, taken, strict=False):
         if not isinstance(output.ty, relax.TensorType) or types_differ(output.ty, param.ty):
             raise ValueError(
-                f"the backbone returns {output.ty} for the parameter {param.name} of the loss, whose type "
-                f"is {param.ty}"
+                f"the backbone returns {output.ty} for the parameter {param.name} of the loss, "
+                f"whose type is {param.ty}"
             )
         arguments += bind_param(param, output)
     params = [*backbone.params, *loss.params[num_backbone_outputs:]]
@@ -237,7 +244,8 @@ def _for_inference(mod: tvm.IRModule, backbone: relax.Function) -> relax.Functio
 
 
 def _checked_counts(mod: tvm.IRModule) -> tuple[int, int]:
-    """Return the numbers of parameters and states of the backbone, or raise if it does not fit a trainer."""
+    """Return the numbers of parameters and states of the backbone, or raise if it does not fit a
+    trainer."""
     backbone = relax_function(mod, _NAMES.BACKBONE_FUNC)
     if not relax.analysis.check_well_formed(mod):
         raise NotWellFormedError(f"the module of the backbone is not well-formed{diagnosis(mod)}")
@@ -271,6 +279,6 @@ def _check_loss(backbone_loss: relax.Function, state_num: int) -> None:
     is_scalar = isinstance(value, relax.TensorType) and value.ndim == 0
     if not is_scalar or not holds_floats(value):
         raise ValueError(
-            f"the loss must be a floating-point scalar, but its type is {value}; choose the reduction "
-            "'mean' or 'sum'"
+            f"the loss must be a floating-point scalar, but its type is {value}; choose the "
+            "reduction 'mean' or 'sum'"
         )

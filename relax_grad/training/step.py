@@ -49,29 +49,31 @@ class StepResult:
 class TrainStep:
     """A training step as a function of Relax.
 
-    The groups of tensors are tuples of Relax, in the order of the attributes' keys. The results of a step are arguments of the
-    next one.
+    The groups of tensors are tuples of Relax, in the order of the attributes' keys. The results of
+    a step are arguments of the next one.
 
     Attributes
     ----------
     module : tvm.IRModule
-        ``step(*batch, *hyperparameters, seed, params, frozen, states, optimizer_state) -> (loss, metrics, outputs,
-        params, states, optimizer_state)``, in training mode. ``seed`` is an integer of int64 without axes; without random
-        numbers, the step does not read it. With ``accumulate > 1``, the function ``accumulate`` has the same parameters
-        and results; it adds the gradients to those in the state, and updates nothing else. Functions for prediction
+        ``step(*batch, *hyperparameters, seed, params, frozen, states, optimizer_state) -> (loss,
+        metrics, outputs, params, states, optimizer_state)``, in training mode. ``seed`` is an
+        integer of int64 without axes; without random numbers, the step does not read it. With
+        ``accumulate > 1``, the function ``accumulate`` has the same parameters and results; it adds
+        the gradients to those in the state, and updates nothing else. Functions for prediction
         stay, such as ``forward`` of an imported PyTorch model.
     batch : dict[str, relax.TensorType]
         The inputs and the targets.
     hyperparameters : dict[str, float]
-        The scalars in float64 that each step takes, with their defaults: ``lr`` and, if its default is positive,
-        ``weight_decay``. With several optimizers, ``lr:PATTERN`` and so on.
+        The scalars in float64 that each step takes, with their defaults: ``lr`` and, if its default
+        is positive, ``weight_decay``. With several optimizers, ``lr:PATTERN`` and so on.
     params, frozen, states, optimizer_state : dict[str, relax.TensorType]
-        The types of the tensors. The names in ``optimizer_state`` are ``step``, ``SLOT/PARAMETER`` with PyTorch's
-        names of slots, ``master/PARAMETER`` for the copies in float32 of parameters in a half precision,
-        ``ema/PARAMETER``, ``gradient/PARAMETER``, ``loss_scale`` and ``good_steps``.
+        The types of the tensors. The names in ``optimizer_state`` are ``step``, ``SLOT/PARAMETER``
+        with PyTorch's names of slots, ``master/PARAMETER`` for the copies in float32 of parameters
+        in a half precision, ``ema/PARAMETER``, ``gradient/PARAMETER``, ``loss_scale`` and
+        ``good_steps``.
     metrics : tuple[str, ...]
-        Scalars: ``grad_norm`` before it is clipped, ``applied`` (1 if the step updated the parameters, or added its gradient to
-        those in the state, else 0), and ``loss_scale``.
+        Scalars: ``grad_norm`` before it is clipped, ``applied`` (1 if the step updated the
+        parameters, or added its gradient to those in the state, else 0), and ``loss_scale``.
     outputs : tuple[str, ...]
         The model's outputs that the step returns.
     accumulate : int
@@ -96,7 +98,8 @@ class TrainStep:
     _recipe: tuple[list[Group], Settings]
 
     def for_workers(self, differentiate: Differentiate, shards: int = 1) -> TrainStep:
-        """Return this step with another differentiation of its loss, and with parts of the optimizer's state; see ``Build``.
+        """Return this step with another differentiation of its loss, and with parts of the
+        optimizer's state; see ``Build``.
 
         Its first metric is ``own_loss``.
         """
@@ -113,7 +116,8 @@ class TrainStep:
         Parameters
         ----------
         rewrite : Callable
-            Takes the module and the name of the loss's function, and returns the module with that of one worker.
+            Takes the module and the name of the loss's function, and returns the module with that
+            of one worker.
         divided : Collection[str]
             The names of the parameters of which the worker has a part.
         differentiate : Differentiate, optional
@@ -124,7 +128,8 @@ class TrainStep:
         return _made(changed, *self._recipe, differentiate, divided=divided)
 
     def places(self) -> dict[str, int]:
-        """Return the positions of parameters and frozen parameters in the loss's function, by their names."""
+        """Return the positions of parameters and frozen parameters in the loss's function, by their
+        names."""
         return {**self._source.signature.params, **self._source.signature.frozen}
 
     def initial(
@@ -187,20 +192,21 @@ class TrainStep:
         folder : str or os.PathLike
             The folder; see :meth:`Trainer.export`.
         target : tvm.target.Target or str or Mapping or Sequence, optional
-            The target, a CPU of any architecture, such as :func:`relax_grad.target.arm` returns; by default
-            :func:`relax_grad.target.host`. Several levels of :func:`relax_grad.target.x86_64` make one library with a
-            version for each. The program that loads it chooses the highest level that its processor has.
+            The target, a CPU of any architecture, such as :func:`relax_grad.target.arm` returns; by
+            default :func:`relax_grad.target.host`. Several levels of
+            :func:`relax_grad.target.x86_64` make one library with a version for each. The program
+            that loads it chooses the highest level that its processor has.
         compiler : str or os.PathLike, optional
-            The C++ compiler that links the library. By default it is that of TVM for this machine's architecture, and the
-            cross compiler ``ARCHITECTURE-linux-gnu-g++`` for another one.
+            The C++ compiler that links the library. By default it is that of TVM for this machine's
+            architecture, and the cross compiler ``ARCHITECTURE-linux-gnu-g++`` for another one.
         values, seed, compile_options
             As for :class:`Trainer`.
 
         Raises
         ------
         ValueError
-            If several targets are no different levels of x86-64, or need a compiler that is not given; if the seed is out of
-            range.
+            If several targets are no different levels of x86-64, or need a compiler that is not
+            given; if the seed is out of range.
         FileNotFoundError
             If the compiler is not installed.
         """
@@ -239,16 +245,18 @@ def train_step(
     Parameters
     ----------
     model : tvm.IRModule or relax_grad.frontend.torch.Imported or relax_grad.frontend.onnx.Imported
-        A module with a function that returns the loss, first in a tuple if it returns more; or an import of a PyTorch or ONNX model.
+        A module with a function that returns the loss, first in a tuple if it returns more; or an
+        import of a PyTorch or ONNX model.
     optimizer : Optimizer or Mapping[str, Optimizer]
-        The optimizer. A mapping gives one to each group of parameters by names or patterns such as ``"*.bias"``; the first
-        that matches counts.
+        The optimizer. A mapping gives one to each group of parameters by names or patterns such as
+        ``"*.bias"``; the first that matches counts.
     wrt : str or Sequence[str], optional
         The parameters to train, by their names; by default those of an import.
     states : Sequence[str]
         Parameters of a module's function whose new values are its last results, in this order.
     func_name : str
-        The function that returns the loss. A scalar parameter ``seed`` of int64 is the seed of its random numbers.
+        The function that returns the loss. A scalar parameter ``seed`` of int64 is the seed of its
+        random numbers.
     loss, targets : Callable, Mapping
         The loss of an ONNX import, as for ``Imported.with_loss``.
     accumulate : int
@@ -261,22 +269,27 @@ def train_step(
         A factor of the loss while gradients are computed, for float16. ``"dynamic"`` adapts it as
         ``torch.amp.GradScaler`` does, and skips updates with gradients that are not finite.
     ema : float, optional
-        The decay of the exponential moving average of the parameters, which is part of the optimizer's state.
+        The decay of the exponential moving average of the parameters, which is part of the
+        optimizer's state.
     skip_nonfinite : bool
-        Whether a loss or a gradient that is not finite leaves parameters, states and the optimizer's state as they were.
+        Whether a loss or a gradient that is not finite leaves parameters, states and the
+        optimizer's state as they were.
     outputs : bool
         Whether the step returns the model's outputs.
     remat : str or int or Callable, optional
-        The results of the forward pass that are computed again in the backward pass, instead of being kept for it. By
-        default none. All results keep their bits. The setting takes effect in the pipeline ``"relax_grad"``; calls of
-        tensor functions after fusion are repeated.
+        The results of the forward pass that are computed again in the backward pass, instead of
+        being kept for it. By default none. All results keep their bits. The setting takes effect in
+        the pipeline ``"relax_grad"``; calls of tensor functions after fusion are repeated.
 
-        ``"auto"`` minimizes the kept bytes by a minimum cut, and repeats only calls with few operations for each byte, no
-        convolutions and no matrix products. An integer is a budget in bytes for :attr:`Memory.peak`; any calls may be repeated to meet
-        it, and if it cannot be met, the compilation raises ValueError with the least peak. The policies of
-        ``jax.checkpoint_policies`` have their names: ``"everything_saveable"``, ``"nothing_saveable"``, ``"dots_saveable"`` and
-        ``"dots_with_no_batch_dims_saveable"``; matrix products and convolutions are dots. A function takes a
-        ``relax.Call`` of a tensor function, with the name ``call.args[0].name_hint``, and returns whether its results may be kept.
+        ``"auto"`` minimizes the kept bytes by a minimum cut, and repeats only calls with few
+        operations for each byte, no convolutions and no matrix products. An integer is a budget in
+        bytes for :attr:`Memory.peak`; any calls may be repeated to meet it, and if it cannot be
+        met, the compilation raises ValueError with the least peak. The policies of
+        ``jax.checkpoint_policies`` have their names: ``"everything_saveable"``,
+        ``"nothing_saveable"``, ``"dots_saveable"`` and ``"dots_with_no_batch_dims_saveable"``;
+        matrix products and convolutions are dots. A function takes a ``relax.Call`` of a tensor
+        function, with the name ``call.args[0].name_hint``, and returns whether its results may be
+        kept.
 
     Returns
     -------
@@ -348,7 +361,8 @@ def _made(
 
 
 def _check_constant(source: Source) -> None:
-    """Check that all tensors of the batch have constant extents, so that a budget in bytes can be planned."""
+    """Check that all tensors of the batch have constant extents, so that a budget in bytes can be
+    planned."""
     for name, ty in source.signature.types(source.function, "batch").items():
         if not _has_constant_shape(ty):
             raise ValueError(
@@ -372,15 +386,16 @@ def _groups(optimizer: Optimizer | Mapping[str, Optimizer] | object, source: Sou
         for name, ty in signature.types(source.function, group).items():
             if not _has_constant_shape(ty):
                 raise ValueError(
-                    f"{name} must have a constant shape to {role}, because the trainer keeps it from step to step, but its type "
-                    f"is {ty}; give its symbolic extents numbers, or pass it with each batch"
+                    f"{name} must have a constant shape to {role}, because the trainer keeps it "
+                    f"from step to step, but its type is {ty}; give its symbolic extents "
+                    "numbers, or pass it with each batch"
                 )
     if isinstance(optimizer, Optimizer):
         return [Group(optimizer, LR, WEIGHT_DECAY, list(signature.params))]
     if not isinstance(optimizer, Mapping) or not optimizer:
         raise TypeError(
-            "optimizer must be an Optimizer of relax_grad.training, or a mapping of patterns to them, but it is "
-            f"{optimizer!r}"
+            "optimizer must be an Optimizer of relax_grad.training, or a mapping of patterns to "
+            f"them, but it is {optimizer!r}"
         )
     left, groups = list(signature.params), []
     for pattern, member in optimizer.items():

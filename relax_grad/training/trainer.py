@@ -41,24 +41,27 @@ class Trainer:
     values : Mapping[str, array or tensor], optional
         Initial values by their names, as for :meth:`TrainStep.initial`.
     seed : int
-        The seed of the random numbers, from 0 to 2 ** 31 - 1. Each step has random numbers of its own.
+        The seed of the random numbers, from 0 to 2 ** 31 - 1. Each step has random numbers of its
+        own.
     on_nan : str
-        If the loss or a gradient is not finite: ``"raise"`` raises FloatingPointError, and ``"skip"`` goes on with the next
-        batch. Both leave everything as it was before the step. Gradients are examined if the step was made with
-        ``skip_nonfinite`` or dynamic loss scaling, the loss always. Steps that only dynamic loss scaling skips count as
-        skipped.
+        If the loss or a gradient is not finite: ``"raise"`` raises FloatingPointError, and
+        ``"skip"`` goes on with the next batch. Both leave everything as it was before the step.
+        Gradients are examined if the step was made with ``skip_nonfinite`` or dynamic loss scaling,
+        the loss always. Steps that only dynamic loss scaling skips count as skipped.
     compile_options : Mapping, optional
         Further arguments of ``tvm.compile``, such as ``relax_pipeline``.
     check_inputs : bool
-        Whether integers of a batch that select rows of a table, elements or classes are examined before a step. An index out of
-        range is an IndexError, as in PyTorch; without the check, the compiled step computes NaN.
+        Whether integers of a batch that select rows of a table, elements or classes are examined
+        before a step. An index out of range is an IndexError, as in PyTorch; without the check, the
+        compiled step computes NaN.
 
     Attributes
     ----------
     history : History
         The course of training.
     steps, updates, skipped, epoch, batch : int
-        The numbers of batches, of updates, of skipped steps and of complete epochs, and the batches of the epoch that has begun.
+        The numbers of batches, of updates, of skipped steps and of complete epochs, and the batches
+        of the epoch that has begun.
 
     Examples
     --------
@@ -163,9 +166,11 @@ class Trainer:
         Parameters
         ----------
         *batch : array or tensor
-            The inputs and the targets, in the step's order: arrays of NumPy, tensors of PyTorch or of TVM.
+            The inputs and the targets, in the step's order: arrays of NumPy, tensors of PyTorch or
+            of TVM.
         lr : float, optional
-            The learning rate; by default the optimizer's. With several optimizers it is a factor of each one's.
+            The learning rate; by default the optimizer's. With several optimizers it is a factor of
+            each one's.
         **others : array or tensor or float
             Inputs and targets by their names, and other hyperparameters, such as ``weight_decay``.
 
@@ -181,7 +186,8 @@ class Trainer:
         IndexError
             If an index or a class is out of range, with ``check_inputs``.
         FloatingPointError
-            If the loss or a gradient is not finite; parameters, states and counters are those before the step.
+            If the loss or a gradient is not finite; parameters, states and counters are those
+            before the step.
         """
         start = time.perf_counter()
         scalars = scalars_of(self.train_step.hyperparameters, lr, others)
@@ -204,7 +210,8 @@ class Trainer:
         if outcome.raises and self.on_nan == "raise":
             cause = "a gradient is not finite" if math.isfinite(value) else f"the loss is {value}"
             raise FloatingPointError(
-                f"{cause} in step {self.steps}; everything is as before the step. Lower the learning rate, clip the gradients, "
+                f"{cause} in step {self.steps}; everything is as before the step. Lower the "
+                "learning rate, clip the gradients, "
                 'or skip such batches with on_nan="skip"'
             )
         self.steps += 1
@@ -232,7 +239,8 @@ class Trainer:
         return list(tensors.values())
 
     def _begin(self, extents: dict[str, int]) -> None:
-        """Free the memory of tensors of other symbolic extents, which TVM would keep for each size."""
+        """Free the memory of tensors of other symbolic extents, which TVM would keep for each
+        size."""
         if extents != self._extents:
             _free()
             self._extents = extents
@@ -253,31 +261,37 @@ class Trainer:
     ) -> History:
         """Train until ``epochs`` epochs are complete, counted from the first.
 
-        After :meth:`load`, training goes on with the batch behind the last one, if the loader has the same order. A scheduler of
-        PyTorch has a state of its own, which ``save(path, {"schedule": schedule.state_dict()})`` keeps; a new
-        ``ReduceLROnPlateau`` gets the earlier values of ``monitor`` from the history.
+        After :meth:`load`, training goes on with the batch behind the last one, if the loader has
+        the same order. A scheduler of PyTorch has a state of its own, which
+        ``save(path, {"schedule": schedule.state_dict()})`` keeps; a new ``ReduceLROnPlateau`` gets
+        the earlier values of ``monitor`` from the history.
 
         Parameters
         ----------
         loader : Iterable
-            Gives the batches of an epoch: tuples or lists of tensors, dicts by names, or single tensors. If it has a
-            method ``set_epoch``, that is called with the number of the epoch.
+            Gives the batches of an epoch: tuples or lists of tensors, dicts by names, or single
+            tensors. If it has a method ``set_epoch``, that is called with the number of the epoch.
         epochs : int, optional
-            The number of epochs in all; by default one more than those that are complete. A number that an earlier call has
-            reached is an error, and one that a loaded file has reached trains nothing.
+            The number of epochs in all; by default one more than those that are complete. A number
+            that an earlier call has reached is an error, and one that a loaded file has reached
+            trains nothing.
         schedule : Callable or scheduler, optional
-            The learning rate by the number of the update, from 0; or a scheduler of ``torch.optim.lr_scheduler``, which
-            steps after each update. ``ReduceLROnPlateau`` steps after each epoch, with the value of ``monitor``.
+            The learning rate by the number of the update, from 0; or a scheduler of
+            ``torch.optim.lr_scheduler``, which steps after each update. ``ReduceLROnPlateau`` steps
+            after each epoch, with the value of ``monitor``.
         callbacks : Sequence[Callable]
             Are called with the trainer after each step; a callback that returns True ends training.
         evaluate : Callable, optional
-            Is called with the trainer after each epoch; its results, numbers by their names, are part of the history. An
-            example is ``lambda trainer: trainer.evaluate(others, metrics)``.
+            Is called with the trainer after each epoch; its results, numbers by their names, are
+            part of the history. An example is
+            ``lambda trainer: trainer.evaluate(others, metrics)``.
         patience : int, optional
-            Ends training if ``monitor`` has not fallen for so many epochs. Those before :meth:`load` count, and a training that
-            ended so before it goes on only with a larger number, or by a further call.
+            Ends training if ``monitor`` has not fallen for so many epochs. Those before
+            :meth:`load` count, and a training that ended so before it goes on only with a larger
+            number, or by a further call.
         monitor : str
-            ``"loss"`` is the mean of the epoch's finite losses; other names are those of ``evaluate``'s results.
+            ``"loss"`` is the mean of the epoch's finite losses; other names are those of
+            ``evaluate``'s results.
         progress : bool
             Whether to show a progress bar, if rich is installed.
 
@@ -305,23 +319,25 @@ class Trainer:
         *,
         ema: bool = False,
     ) -> dict[str, float]:
-        """Return the means of the loss and of metrics over the examples of a loader, without an update.
+        """Return the means of the loss and of metrics over the examples of a loader, without an
+        update.
 
         Parameters
         ----------
         loader : Iterable
             Gives batches, as for :meth:`fit`.
         metrics : Mapping[str, Callable], optional
-            Functions ``metric(*outputs, *targets)`` by their names. They take the outputs of :meth:`predict` and the targets of
-            a batch as arrays of NumPy, and return the mean over the batch.
+            Functions ``metric(*outputs, *targets)`` by their names. They take the outputs of
+            :meth:`predict` and the targets of a batch as arrays of NumPy, and return the mean over
+            the batch.
         ema : bool
             Whether to use the moving average of the parameters.
 
         Returns
         -------
         means : dict[str, float]
-            ``"loss"`` and the metrics. A batch has the weight of its first axis. The loss of a PyTorch import, which computes
-            in training mode, is left out; a metric may compute it.
+            ``"loss"`` and the metrics. A batch has the weight of its first axis. The loss of a
+            PyTorch import, which computes in training mode, is left out; a metric may compute it.
 
         Raises
         ------
@@ -398,16 +414,18 @@ class Trainer:
     ) -> None:
         """Write a folder for programs without Python, with the state of this moment.
 
-        The C++ library in :func:`relax_grad.runtime.folder` runs it: ``step.so`` is the compiled step, ``state.safetensors``
-        a file as :meth:`save` writes, and ``manifest.json`` describes names, shapes, dtypes and defaults.
+        The C++ library in :func:`relax_grad.runtime.folder` runs it: ``step.so`` is the compiled
+        step, ``state.safetensors`` a file as :meth:`save` writes, and ``manifest.json`` describes
+        names, shapes, dtypes and defaults.
 
         Parameters
         ----------
         folder : str or os.PathLike
-            The folder. It appears when it is complete, and replaces an older one at once; other files in that are kept.
+            The folder. It appears when it is complete, and replaces an older one at once; other
+            files in that are kept.
         target, compiler
-            As for :meth:`TrainStep.export`; by default the target of this trainer. For another target, the step is compiled
-            again.
+            As for :meth:`TrainStep.export`; by default the target of this trainer. For another
+            target, the step is compiled again.
 
         Raises
         ------

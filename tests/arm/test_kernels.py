@@ -24,7 +24,8 @@ from relax_grad.testing._program import without_assertions
 #: The batch of static and of symbolic kernels.
 BATCH = 3
 
-#: The largest difference, relative to max(1, the largest number). Sums have another order for vectors of another width.
+#: The largest difference, relative to max(1, the largest number). Sums have another order for
+#: vectors of another width.
 TOLERANCE = 2e-6
 
 
@@ -91,7 +92,8 @@ def library_of(calls: Sequence[KernelCall], target, path: Path, **options) -> Pa
 
 
 def differences(chosen: Sequence[KernelCase], name: str, cpu: str, programs, folder) -> list[str]:
-    """Return the cases, alternately static and symbolic, whose results on a processor differ from those here."""
+    """Return the cases, alternately static and symbolic, whose results on a processor differ from
+    those here."""
     target, here = relax_grad.target.arm(name), relax_grad.target.host()
     batches = [BATCH if i % 2 else None for i in range(len(chosen))]
     pairs = list(zip(chosen, batches, strict=True))
@@ -119,7 +121,8 @@ def differences(chosen: Sequence[KernelCase], name: str, cpu: str, programs, fol
 
 
 def test_every_family(programs, tmp_path):
-    """Each operator and each module of kernels, on a processor with the baseline's instructions and NEON alone."""
+    """Each operator and each module of kernels, on a processor with the baseline's instructions and
+    NEON alone."""
     chosen, _ = choice()
     assert differences(chosen, "cortex-a72", "cortex-a72", programs, tmp_path) == []
 

@@ -1,4 +1,5 @@
-"""Programs of every operator run on AArch64 with the results of x86: values, gradients, random numbers."""
+"""Programs of every operator run on AArch64 with the results of x86: values, gradients, random
+numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "float16": 1e-2, "bfloat16": 5e
 def differences(
     cases: Mapping[str, Case], target, cpu: str, programs: Path, folder: Path, dtype="float32"
 ) -> dict[str, float]:
-    """Return the differences between the results on a processor and those here that are above the tolerance."""
+    """Return the differences between the results on a processor and those here that are above the
+    tolerance."""
     merged = _program.merge([module for module, _ in cases.values()])
     arguments = {}
     for number, (module, values) in enumerate(cases.values(), start=1):
@@ -70,7 +72,8 @@ def test_every_second_operator(programs, tmp_path):
 
 
 def test_networks(programs, tmp_path):
-    """The losses and gradients of a residual network and of a transformer, through kernels of larger shapes."""
+    """The losses and gradients of a residual network and of a transformer, through kernels of
+    larger shapes."""
     cases = {"convolutional": convolutional(), "transformer": transformer()}
     target = relax_grad.target.arm("cortex-a72")
     assert differences(cases, target, "cortex-a72", programs, tmp_path) == {}

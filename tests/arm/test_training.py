@@ -83,7 +83,8 @@ def test_optimizers(name, programs, tmp_path):
 
 
 def test_digits_from_torch(programs, tmp_path):
-    """A network with batch normalisation and dropout learns digits; it is saved and resumed on AArch64."""
+    """A network with batch normalisation and dropout learns digits; it is saved and resumed on
+    AArch64."""
     imported, images, labels = digits_of_torch()
     trainer = Trainer(train_step(imported, AdamW(0.01)), seed=7)
     trainer.export(tmp_path / "model", target=relax_grad.target.arm("cortex-a76"))

@@ -115,7 +115,8 @@ def test_symbolic_extents_that_only_the_branch_of_a_conditional_uses():
 
 
 def test_an_element_of_a_tuple_that_is_used_before_and_after_a_conditional():
-    """ConvertToDataflow replaces the element by the field of the tuple, but does not output that field."""
+    """ConvertToDataflow replaces the element by the field of the tuple, but does not output that
+    field."""
 
     @I.ir_module
     class Module:
@@ -157,7 +158,8 @@ def test_match_cast_of_an_element_beside_a_conditional():
 
 
 def test_a_conditional_between_checkpoints():
-    """The recomputation does not repeat the conditional. It contains no match_cast to a known type."""
+    """The recomputation does not repeat the conditional. It contains no match_cast to a known
+    type."""
 
     @I.ir_module
     class Module:
@@ -338,7 +340,8 @@ def test_quantized_numbers_go_into_a_conditional_but_not_out():
 
 
 def test_a_tuple_that_holds_more_than_floats_in_two_conditionals():
-    """The adjoint branches' results for the other elements are not added: TVM adds neither booleans nor shapes."""
+    """The adjoint branches' results for the other elements are not added: TVM adds neither booleans
+    nor shapes."""
 
     @I.ir_module
     class Module:

@@ -44,7 +44,8 @@ class Symbolic:
 
 
 def test_extents_of_a_call():
-    """A symbolic extent of a callee receives a product of extents, and a constant extent receives a symbolic one."""
+    """A symbolic extent of a callee receives a product of extents, and a constant extent receives a
+    symbolic one."""
 
     @I.ir_module
     class Module:

@@ -23,7 +23,8 @@ def bindings(params, body, gradient=relax.transform.Gradient) -> int:
 
 
 def calls(params, body) -> int:
-    """Return the number of calls of the package's functions while our pass differentiates the same sum."""
+    """Return the number of calls of the package's functions while our pass differentiates the same
+    sum."""
     forward = module(params, body)
     package = str(Path(relax_grad.__file__).parent)
     count = 0
@@ -116,7 +117,8 @@ def test_the_work_of_a_chain(name):
 
 
 def test_the_work_of_a_tuple_whose_elements_are_used_one_by_one():
-    """Work and bindings grow linearly in our pass. TVM's pass copies the whole tuple for each element."""
+    """Work and bindings grow linearly in our pass. TVM's pass copies the whole tuple for each
+    element."""
 
     def parts(n):
         def body(bb, x):
@@ -150,12 +152,14 @@ def test_an_operator_of_many_tensors(name, gradient):
 
         return bindings([(2,)] * n, body, gradient)
 
-    # A meshgrid of n tensors has n axes and n results. Reshaping and summing these is separate work.
+    # A meshgrid of n tensors has n axes and n results. Reshaping and summing these is separate
+    # work.
     assert is_linear(many)
 
 
 def test_many_parts_that_are_put_together_again():
-    """The rule of split emits one concat for any number of parts. Only the pass can add a cost per part."""
+    """The rule of split emits one concat for any number of parts. Only the pass can add a cost per
+    part."""
 
     def parts(n):
         def body(bb, x):

@@ -30,7 +30,8 @@ X = np.array([[0.5, -1.5, 2.0, 0.25], [1.0, -0.75, 0.125, 3.0], [-2.0, 0.3, 0.7,
 
 
 def program_of(sample):
-    """Return the first-order program of a sample, and the names of the variables to differentiate with respect to."""
+    """Return the first-order program of a sample, and the names of the variables to differentiate
+    with respect to."""
     _, function = resolve(sample.function or sample.op)
     arguments = _program.make_arguments(sample.inputs, "float64", {})
     program = _program.first_order(function, arguments, sample.attrs, np.random.default_rng(0))
@@ -345,10 +346,14 @@ def test_a_rule_of_a_user_is_held_to_the_type_of_its_argument(result, dataflow):
 
 @pytest.mark.parametrize("dataflow", [True, False])
 def test_a_rule_of_a_user_that_makes_up_a_variable(dataflow):
-    """The variable has the right type but no definition. TVM would end in an internal error over it."""
+    """The variable has the right type but no definition. TVM would end in an internal error over
+    it."""
     made_up = tensor("made_up", (2, 3))
     module = build([tensor("x", (2, 3))], lambda bb, x: op.sum(op.atan(x)), dataflow=dataflow)
-    message = "^main_adjoint would use 'made_up', which neither a binding nor a parameter defines: a gradient"
+    message = (
+        "^main_adjoint would use 'made_up', which neither a binding nor a parameter defines: a "
+        "gradient"
+    )
     for result in (lambda *_: [made_up], lambda *args: [op.multiply(args[2], made_up)]):
         with registered("relax.atan", result), pytest.raises(GradientError, match=message):
             Gradient("main")(module)
@@ -477,7 +482,8 @@ def test_attributes_of_module_and_function():
 
 
 def test_ones_and_zeros_that_change_nothing():
-    """The adjoint of a sum has the shape of the operand from the start, and products do not keep it as a factor."""
+    """The adjoint of a sum has the shape of the operand from the start, and products do not keep it
+    as a factor."""
     n = tirx.Var("n", "int64")
 
     def body(bb, x):

@@ -1,4 +1,5 @@
-"""The guarantees of relax.transform.Gradient hold after the import too, on graphs with our operators."""
+"""The guarantees of relax.transform.Gradient hold after the import too, on graphs with our
+operators."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def tensor(name, shape, dtype="float32"):
 
 
 def function(params, body):
-    """Return a module whose ``main`` has one dataflow block: ``body(bb, *params)`` returns its result(s)."""
+    """Return a module whose ``main`` has one dataflow block: ``body(bb, *params)`` returns its
+    result(s)."""
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         with bb.dataflow():

@@ -1,4 +1,5 @@
-"""Models written in PyTorch and imported by TVM's front end: every parameter gets PyTorch's gradient."""
+"""Models written in PyTorch and imported by TVM's front end: every parameter gets PyTorch's
+gradient."""
 
 from __future__ import annotations
 
@@ -171,7 +172,8 @@ FUNCTIONS = {
 
 
 def check(model, data):
-    """Compare the gradient of ``sum(model(data) * cotangent)`` for every parameter, by both passes."""
+    """Compare the gradient of ``sum(model(data) * cotangent)`` for every parameter, by both
+    passes."""
     output = model(data)
     cotangent = torch.rand_like(output)
     names = [f"p_{name.replace('.', '_')}" for name, _ in model.named_parameters()]

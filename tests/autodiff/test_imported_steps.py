@@ -1,4 +1,5 @@
-"""Training steps of imported PyTorch models with a symbolic batch: one function, run at several batches."""
+"""Training steps of imported PyTorch models with a symbolic batch: one function, run at several
+batches."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ MODELS = {"cnn": (CNN, (1, 8, 8)), "gru": (GRU, (4, 5))}
 
 
 def train_step(model: nn.Module, shape: tuple[int, ...]) -> tvm.IRModule:
-    """Return a module whose ``step`` maps data, parameters and labels to the loss and the new parameters."""
+    """Return a module whose ``step`` maps data, parameters and labels to the loss and the new
+    parameters."""
     batch = torch.export.Dim("batch", min=2)
     exported = torch.export.export(model, (torch.randn(4, *shape),), dynamic_shapes=({0: batch},))
     imported, _ = relax.frontend.detach_params(

@@ -24,7 +24,8 @@ from relax_grad.testing.fuzz.differential import (
 from relax_grad.testing.fuzz.gradients import OF_STOCK, for_stock
 from relax_grad.transform import Gradient
 
-#: Programs per compilation. Fewer than for single operators, since one program equals some fifty of these.
+#: Programs per compilation. Fewer than for single operators, since one program equals some fifty of
+#: these.
 BATCH = 20
 
 #: Programs that TVM's pass differentiates.
@@ -78,7 +79,8 @@ def check_gradients(torch, batch):
 
 
 def check_products(torch, batch):
-    """Check products of the Jacobian and the Hessian with vectors. The Jacobian must agree with its transpose."""
+    """Check products of the Jacobian and the Hessian with vectors. The Jacobian must agree with its
+    transpose."""
     modules = []
     for i, program in enumerate(batch):
         names = [value.name for value in program.wrt]

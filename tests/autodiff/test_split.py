@@ -1,4 +1,5 @@
-"""Adjoints divided into a forward and a backward function: same gradients, and no residual more than needed."""
+"""Adjoints divided into a forward and a backward function: same gradients, and no residual more
+than needed."""
 
 from __future__ import annotations
 

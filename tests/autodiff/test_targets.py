@@ -97,7 +97,8 @@ def test_cotangents_of_the_whole_result():
 
 
 def weighted(rows=3):
-    """Return a module with two floating-point results, one of them in a parameter's shape, and an integer result."""
+    """Return a module with two floating-point results, one of them in a parameter's shape, and an
+    integer result."""
 
     def body(bb, x, w):
         kept = bb.emit(op.exp(x), name_hint="kept")
@@ -108,7 +109,8 @@ def weighted(rows=3):
 
 @pytest.mark.parametrize("rows", [3, tirx.Var("n", "int64")], ids=["static", "symbolic"])
 def test_cotangents_as_values(rows):
-    """Cotangents may be parameters, intermediate variables, numbers, arrays and names, in nested sequences."""
+    """Cotangents may be parameters, intermediate variables, numbers, arrays and names, in nested
+    sequences."""
     module = weighted(rows)
     x, w = module["main"].params
     kept = module["main"].body.blocks[0].bindings[0].var
@@ -175,7 +177,8 @@ def test_a_name_that_two_variables_share_is_refused():
 
 
 def test_parameters_without_gradients():
-    """Integers, shapes, scalars and objects stay parameters; floating-point tensors get gradients."""
+    """Integers, shapes, scalars and objects stay parameters; floating-point tensors get
+    gradients."""
     n = tirx.Var("n", "int64")
     params = [
         tensor("x", (n, 4)),
@@ -241,7 +244,8 @@ def test_the_result_itself_as_intermediate_variable():
 
 
 def test_an_intermediate_variable_of_an_operator_without_a_gradient():
-    """The operator that computes the variable has no gradient, and its arguments are not differentiated."""
+    """The operator that computes the variable has no gradient, and its arguments are not
+    differentiated."""
 
     def body(bb, x):
         y = bb.emit(op.call_pure_packed("f", x, ty_args=[x.ty]))

@@ -1,4 +1,5 @@
-"""A backend's patterns: the calls they take out of a differentiated function, and the calls they leave."""
+"""A backend's patterns: the calls they take out of a differentiated function, and the calls they
+leave."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ CONV2D = tuple(name for name in backend.CONV_BACKWARD if "2d" in name)
 
 @pytest.fixture(autouse=True)
 def no_patterns():
-    """Check that TVM's registry holds no backward patterns, and remove the test's patterns afterwards."""
+    """Check that TVM's registry holds no backward patterns, and remove the test's patterns
+    afterwards."""
     assert not any("backward" in pattern.name for pattern in get_patterns_with_prefix(""))
     yield
     names = [pattern.name for pattern in get_patterns_with_prefix(BACKEND)]
@@ -45,7 +47,8 @@ def differentiated(params, body):
 
 
 def network(rank=2, batch=2, dtype="float32"):
-    """Return the derivative of two convolutions with max pooling between them. The second has its channels last."""
+    """Return the derivative of two convolutions with max pooling between them. The second has its
+    channels last."""
     spatial = "DHW"[-rank:]
 
     def body(bb, data, weight1, weight2):

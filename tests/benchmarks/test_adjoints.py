@@ -1,4 +1,5 @@
-"""Each case of the benchmark of tensor functions has an adjoint, which takes the arguments that the benchmark gives."""
+"""Each case of the benchmark of tensor functions has an adjoint, which takes the arguments that the
+benchmark gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The chart and the table of training steps: made from the committed measurements, on both front pages."""
+"""The chart and the table of training steps: made from the committed measurements, on both front
+pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""docs/cpu.md and its charts are made from the committed measurements; README.md agrees with them."""
+"""docs/cpu.md and its charts are made from the committed measurements; README.md agrees with
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The table and the figure of memory against time in docs/trainer.md are those of the measurement."""
+"""The table and the figure of memory against time in docs/trainer.md are those of the
+measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The rows of the benchmarks: data in the right form, and the same computation for each contestant."""
+"""The rows of the benchmarks: data in the right form, and the same computation for each
+contestant."""
 
 from __future__ import annotations
 

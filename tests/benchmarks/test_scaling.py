@@ -1,4 +1,5 @@
-"""The model of the network in benchmarks/_cluster.py, and the page's measurements by benchmarks/scaling.py."""
+"""The model of the network in benchmarks/_cluster.py, and the page's measurements by
+benchmarks/scaling.py."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "_measured" / "scaling.json"
 
 
 def test_collectives():
-    """A ring of 4 workers: 6 messages, each of a quarter of the bytes; a tree of 5: 3 messages of all bytes."""
+    """A ring of 4 workers: 6 messages, each of a quarter of the bytes; a tree of 5: 3 messages of
+    all bytes."""
     network = Network(1e-3, 1e6)
     assert seconds_of("allreduce", 8000, 4, network) == pytest.approx(6 * (1e-3 + 2e-3))
     assert seconds_of("broadcast", 8000, 5, network) == pytest.approx(3 * (1e-3 + 8e-3))
@@ -31,7 +33,8 @@ def test_the_fit_finds_latency_and_bandwidth(workers):
     assert fitted(workers, sizes, seconds) == pytest.approx(network, rel=1e-6)
 
 
-#: A share of the batch is sent, two buckets are started, and the loss is reduced before the workers wait for them.
+#: A share of the batch is sent, two buckets are started, and the loss is reduced before the workers
+#: wait for them.
 EVENTS = [
     ["send", 100, 1.0, 0.0],
     ["start", 1000, 4.0, 0.5],
@@ -72,7 +75,8 @@ def test_efficiency():
 
 
 def test_the_page():
-    """Predictions are those of the model for the recorded steps, and within 15 % of the steps on slower networks.
+    """Predictions are those of the model for the recorded steps, and within 15 % of the steps on
+    slower networks.
 
     On a machine with other programs, steps take longer than others by chance.
     """

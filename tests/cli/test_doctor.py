@@ -109,9 +109,10 @@ def test_a_target_that_wastes_the_processor(capsys, monkeypatch):
     code, out = run(capsys, "--no-check", "--target", narrow)
     assert code == 0
     assert (
-        "* the target llvm for haswell uses vectors of 8 float32, and this processor has vectors of 16\n    fast path: "
-        in out
-    )
+        "* the target llvm for haswell uses vectors of 8 float32, and this processor has "
+        "vectors of 16\n"
+        "    fast path: "
+    ) in out
     assert " divides work for 2 cores of 8\n    fast path: tvm.compile(module, " in out
     assert not list(_diagnosis.find_waste(wide))
 

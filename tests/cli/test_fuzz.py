@@ -15,8 +15,8 @@ from relax_grad import cli
 from relax_grad.testing.fuzz import session
 from relax_grad.testing.fuzz.outcomes import Outcome
 
-#: Two programs; the first differentiates a cosine. They run with the correct rule, a wrong rule and a rule that
-#: crashes.
+#: Two programs; the first differentiates a cosine. They run with the correct rule, a wrong rule and
+#: a rule that crashes.
 _RUN = """
 import contextlib, io, json, os, signal
 from tvm import relax
@@ -54,7 +54,8 @@ print(json.dumps(printed(["fuzz", "--programs", "1", "--seed", "425", "--json"])
 def runs(tmp_path_factory):
     """Return the output of the three runs, and the folder of the wrong rule's findings.
 
-    The runs have a separate process. A process that has run compiled code, as this one may have, must not fork.
+    The runs have a separate process. A process that has run compiled code, as this one may have,
+    must not fork.
     """
     if sys.platform == "win32":
         pytest.skip("Windows does not fork processes")
@@ -72,7 +73,8 @@ def test_no_findings(runs):
 
 
 def test_progress_is_reported(runs):
-    """Progress is printed for the first program and then at intervals: the log shows that a session is alive."""
+    """Progress is printed for the first program and then at intervals: the log shows that a session
+    is alive."""
     assert "\n0 done, 0 findings; program 0\n" in runs[0][0]
     assert "\n1 done, 0 findings; program 1\n" in runs[0][0]
     assert re.findall(".* done, .*", runs[0][1]) == ["0 done, 0 findings; program 0"]

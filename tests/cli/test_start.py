@@ -1,4 +1,5 @@
-"""The command line without a command: it does not import TVM, and other processes register as usual."""
+"""The command line without a command: it does not import TVM, and other processes register as
+usual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The same bits with any number of threads in every run; compiled programs also run in Python threads."""
+"""The same bits with any number of threads in every run; compiled programs also run in Python
+threads."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def compiled(step):
 
 
 def check_threads(folder, chosen, names, numbers=(1, 2, 3, 7)):
-    """Compile kernels and steps once, and compare the results of processes with these numbers of threads."""
+    """Compile kernels and steps once, and compare the results of processes with these numbers of
+    threads."""
     functions, jobs = {}, []
     for i, case in enumerate(chosen):
         call = kernel_of(case, TARGET, None)

@@ -1,4 +1,5 @@
-"""Errors of float32 functions and their gradients under the pipeline: at every exponent, and at and beyond edges."""
+"""Errors of float32 functions and their gradients under the pipeline: at every exponent, and at and
+beyond edges."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ PAGE = json.loads((ROOT / "docs" / "_measured" / "functions.json").read_text())[
 #: The error bound in units in the last place, from float64 or from PyTorch's float32.
 LIMIT = 4.0
 
-#: The largest accepted ratio to the error in docs: fewer numbers have smaller errors, other processors other ones.
+#: The largest accepted ratio to the error in docs: fewer numbers have smaller errors, other
+#: processors other ones.
 MORE = 1.5
 
-#: PyTorch's gradient of selu at NaN is NaN in vectors, but the gradient of a positive number in short tensors.
+#: PyTorch's gradient of selu at NaN is NaN in vectors, but the gradient of a positive number in
+#: short tensors.
 UNSPECIFIED = {"selu": np.isnan}
 
 

@@ -1,4 +1,5 @@
-"""No kernel reads or writes out of bounds, whatever its inputs contain: see ``guard_kernels.py``."""
+"""No kernel reads or writes out of bounds, whatever its inputs contain: see
+``guard_kernels.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Programs whose calls write to their arguments: each operator reads the original values of its operands."""
+"""Programs whose calls write to their arguments: each operator reads the original values of its
+operands."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ import relax_grad
 
 
 def check(seeds, pipeline="relax_grad", steps=24):
-    """Compile random functions in one module, and return the names of those whose results differ from NumPy's."""
+    """Compile random functions in one module, and return the names of those whose results differ
+    from NumPy's."""
     bb = relax.BlockBuilder()
     helper = with_helper(bb)
     cases = {

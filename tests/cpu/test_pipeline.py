@@ -1,4 +1,5 @@
-"""The pipeline: its registration, the cases that it leaves to other pipelines, and exported libraries."""
+"""The pipeline: its registration, the cases that it leaves to other pipelines, and exported
+libraries."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def test_as_an_object():
 
 
 def mixture(x, kernel, w, table, words):
-    """Return the loss of convolutions, a normalisation, products and an embedding, with its gradients."""
+    """Return the loss of convolutions, a normalisation, products and an embedding, with its
+    gradients."""
 
     def body(bb, x, kernel, w, table, words):
         y = bb.emit(op.nn.relu(bb.emit(op.nn.conv2d(x, kernel, padding=1))))
@@ -112,7 +114,8 @@ def test_no_loop_over_much_is_serial():
 
 
 def is_fast(function, much=20000):
-    """Tell whether a function has parallel loops, or only parameters with fewer than ``much`` elements."""
+    """Tell whether a function has parallel loops, or only parameters with fewer than ``much``
+    elements."""
     sizes = [np.prod([int(n) for n in param.shape]) for param in function.params]
     kinds = []
     tvm_ffi.structural_walk(function.body, (tirx.For, lambda loop: kinds.append(loop.kind)))
@@ -120,7 +123,8 @@ def is_fast(function, much=20000):
 
 
 def test_tensors_of_any_alignment(torch):
-    """A slice of a PyTorch tensor is passed without a copy and may have only the alignment of its elements."""
+    """A slice of a PyTorch tensor is passed without a copy and may have only the alignment of its
+    elements."""
 
     def body(bb, x, w, gamma, other):
         y = bb.emit(op.nn.conv2d(x, w, padding=1))
@@ -194,7 +198,8 @@ def network(rows):
 
 
 def training_step(rows):
-    """Return an Adam step of the network and its state. The step takes and returns the parameters and the state."""
+    """Return an Adam step of the network and its state. The step takes and returns the parameters
+    and the state."""
     module = network(rows)
     module["main_adjoint"] = module["main_adjoint"].without_attr("global_symbol")
     images, *learned = relax.utils.copy_with_new_vars(module["main_adjoint"]).params
@@ -262,7 +267,8 @@ def test_kernels_are_imported_when_something_is_compiled():
         """
 import sys
 import relax_grad
-assert not {"relax_grad.cpu.kernel", "relax_grad.cpu.dispatch", "relax_grad.cpu.schedule"} & set(sys.modules)
+rooms = {f"relax_grad.cpu.{room}" for room in ("kernel", "dispatch", "schedule")}
+assert not rooms & set(sys.modules)
 """
     )
 
@@ -274,7 +280,8 @@ def test_examples():
 
 @pytest.mark.parametrize("rows", [6, tirx.Var("n", "int64")], ids=["static", "symbolic"])
 def test_no_function_lets_pointers_be_aliases(rows):
-    """TVM's LLVM codegen applies the last function's ``noalias`` to the whole module; without it sums use memory."""
+    """TVM's LLVM codegen applies the last function's ``noalias`` to the whole module; without it
+    sums use memory."""
     with HOST:
         compiled = relax_grad.pipeline()(classifier(rows))
     functions = [f for f in compiled.functions.values() if isinstance(f, tirx.PrimFunc)]
@@ -343,12 +350,15 @@ class Module:
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_tuple_of_which_a_conditional_takes_an_element(taken):
-    """FuseTIR passes the element on, although the dataflow block that computes it does not return it."""
+    """FuseTIR passes the element on, although the dataflow block that computes it does not return
+    it."""
     mod = from_source("""
 @I.ir_module
 class Module:
     @R.function
-    def main(x: R.Tensor((3, 1), "float32"), y: R.Tensor((3, 4), "float32"), c: R.Tensor((), "bool")):
+    def main(
+        x: R.Tensor((3, 1), "float32"), y: R.Tensor((3, 4), "float32"), c: R.Tensor((), "bool")
+    ):
         with R.dataflow():
             a = R.log(R.add(R.exp(R.sin(x)), R.const(0.5, "float32")))
             both = (y, a)
@@ -371,7 +381,8 @@ class Module:
 
 
 def test_extents_are_defined_before_their_consumers():
-    """FuseOps moves the consumers of a dynamic slice's extents before the cast that defines the extents."""
+    """FuseOps moves the consumers of a dynamic slice's extents before the cast that defines the
+    extents."""
     mod = from_source("""
 @I.ir_module
 class Module:
@@ -441,7 +452,8 @@ def test_the_value_of_a_function_that_several_need():
 
 @pytest.mark.parametrize("shape", [(2, 0), (0, 3)])
 def test_a_constant_without_elements(shape):
-    """TVM's FoldConstant makes a constant of zeros, and TVM fails to load some programs with such constants."""
+    """TVM's FoldConstant makes a constant of zeros, and TVM fails to load some programs with such
+    constants."""
     mod = from_source(f"""
 @I.ir_module
 class Module:

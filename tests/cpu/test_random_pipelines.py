@@ -1,4 +1,5 @@
-"""Random differentiated programs: relax_grad's pipeline for each vector width against TVM's pipeline."""
+"""Random differentiated programs: relax_grad's pipeline for each vector width against TVM's
+pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from relax_grad.testing.fuzz.script import BATCH
 
 #: Programs that do not compile after TVM's passes without the pipeline's corrections.
 FAILED = [
-    # A fused function contains only an element of a nested tuple, and the outer tuple is a parameter.
+    # A fused function contains only an element of a nested tuple, and the outer tuple is a
+    # parameter.
     (129, 9, ("blocks", "tuple_parameters", "intermediates")),
     # A dataflow block returns a tuple, and a later block joins its elements.
     (460, 15, ("symbolic", "branches", "locals")),

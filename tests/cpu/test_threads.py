@@ -119,9 +119,11 @@ print(torch.get_num_threads(), threading.active_count() - before)
 @more_than_one
 @pytest.mark.parametrize("chosen", [{}, {"OMP_WAIT_POLICY": "active"}, {"OMP_NUM_THREADS": "1"}])
 def test_threads_of_torch_sleep(chosen, tmp_path):
-    """As many sleeping teams are started as OpenMP needs to have more threads than there are processors.
+    """As many sleeping teams are started as OpenMP needs to have more threads than there are
+    processors.
 
-    PyTorch reads the environment when it is imported. Each program has a forked process, without threads at its start.
+    PyTorch reads the environment when it is imported. Each program has a forked process, without
+    threads at its start.
     """
     torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
     if not list(Path(torch.__file__).parent.glob("lib/libgomp*")):

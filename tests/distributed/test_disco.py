@@ -1,4 +1,5 @@
-"""The internals of TVM that relax_grad.distributed depends on. A failure here names the change in TVM."""
+"""The internals of TVM that relax_grad.distributed depends on. A failure here names the change in
+TVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Four workers in two groups: collectives, and groups that compute shares of a batch with divided layers."""
+"""Four workers in two groups: collectives, and groups that compute shares of a batch with divided
+layers."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ VOCABULARY = {**GPT_SHARDS, "tokens.weight": along(0), "head.weight": column()}
 
 
 def test_the_gpt_with_a_divided_vocabulary_on_two_groups(groups, tmp_path):
-    """Losses, norms, parameters and moments are those of one worker; the groups have texts of different numbers.
+    """Losses, norms, parameters and moments are those of one worker; the groups have texts of
+    different numbers.
 
     Two runs have the same bits, with and without overlap. The file is that of one worker.
     """

@@ -16,7 +16,8 @@ SECRET = "a secret of 32 characters, or so"
 
 
 def greeting(other):
-    """Run the controller's side, and ``other`` on a connection to it; return the results or errors of both."""
+    """Run the controller's side, and ``other`` on a connection to it; return the results or errors
+    of both."""
     here, there = socket.socketpair()
     found = []
 

@@ -1,4 +1,5 @@
-"""Reductions beside the backward pass: the order of the calls, the results, the share that is hidden, and failures."""
+"""Reductions beside the backward pass: the order of the calls, the results, the share that is
+hidden, and failures."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ BUCKET_BYTES = 4000
 
 
 def kinds(function):
-    """Return the kinds of the calls of a function in their order: start, wait, backward, or another call."""
+    """Return the kinds of the calls of a function in their order: start, wait, backward, or another
+    call."""
     found = []
     for binding in bindings_of(function.body):
         value = binding.value
@@ -38,7 +40,8 @@ def kinds(function):
 
 
 def check_order(found, buckets):
-    """Check that a reduction starts between calls of the backward pass, and that all waits come behind these."""
+    """Check that a reduction starts between calls of the backward pass, and that all waits come
+    behind these."""
     assert found.count("start") == found.count("wait") == buckets
     backward = [i for i, each in enumerate(found) if each == "backward"]
     starts = [i for i, each in enumerate(found) if each == "start"]

@@ -71,7 +71,8 @@ def test_a_file_is_shared(pair, tmp_path):
 
 
 def test_the_result_of_a_call_lives_until_the_workers_have_answered(pair, monkeypatch):
-    """Its destructor writes to the workers, which would end this process if a machine had just ended."""
+    """Its destructor writes to the workers, which would end this process if a machine had just
+    ended."""
     disco, answers, results = pair.disco, pair._answers, []
 
     class Result:
@@ -130,7 +131,8 @@ def test_other_machines(monkeypatch):
     started = []
 
     def start_the_other() -> None:
-        """Start the node that knows the secret after the controller, which closes its port then, has refused the other."""
+        """Start the node that knows the secret after the controller, which closes its port then,
+        has refused the other."""
         wrong.wait(START)
         started.append(subprocess.Popen([*command, "--controller", f"127.0.0.1:{port}"]))
 
@@ -145,7 +147,8 @@ def test_other_machines(monkeypatch):
             np.testing.assert_array_equal(value, [0, 1, 2])
         assert "secret is wrong" in wrong.communicate(timeout=START)[1]
         assert wrong.returncode == 1
-        # References that are freed between the end of a machine and its notice must not end this process.
+        # References that are freed between the end of a machine and its notice must not end this
+        # process.
         references = [found.empty((1,), "float32") for _ in range(200)]
         found.synchronize()
         with monkeypatch.context() as patch:

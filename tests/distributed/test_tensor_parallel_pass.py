@@ -1,4 +1,5 @@
-"""Tensor parallelism as a pass, on workers that are threads, against the function of whole tensors."""
+"""Tensor parallelism as a pass, on workers that are threads, against the function of whole
+tensors."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def joined(emit, x, qkv, bias, out):
 
 
 def chunked(emit, x, qkv, bias, out):
-    """The same with a split or slices of the divided axis, and heads joined with a symbolic batch."""
+    """The same with a split or slices of the divided axis, and heads joined with a symbolic
+    batch."""
     n = x.ty.shape.values[0]
     y = emit(op.add(linear(emit, x, qkv), bias))
     parts = emit(op.split(y, [4, 8], 2))
@@ -117,7 +119,8 @@ def head_norms(emit, x, w, gamma, beta, out):
 
 
 def reductions(emit, x, w, scale):
-    """A sum and a mean over the divided axis, a maximum over another, and a tensor of full extent that is cut."""
+    """A sum and a mean over the divided axis, a maximum over another, and a tensor of full extent
+    that is cut."""
     y = emit(op.multiply(emit(op.matmul(x, w)), scale))
     total = emit(op.sum(emit(op.exp(y)), [1]))
     mean = emit(op.mean(emit(op.square(y)), 1, keepdims=True))
@@ -140,7 +143,8 @@ TARGETS = np.array([0, 5, 2, -100, 3])
 
 
 def vocabulary(emit, table, head):
-    """An embedding, and the cross entropy of its vocabulary; a target is ignored, and words repeat."""
+    """An embedding, and the cross entropy of its vocabulary; a target is ignored, and words
+    repeat."""
     rows = emit(op.take(table, relax.const(np.array([[5, 0], [2, 2]])), 0))
     x = emit(
         op.concat(
@@ -163,7 +167,8 @@ def weighted(emit, table, head, weights):
 
 
 def probabilities(emit, x, w, table):
-    """A softmax over the divided axis, of which a product takes the mean of rows, and probabilities of chosen words."""
+    """A softmax over the divided axis, of which a product takes the mean of rows, and probabilities
+    of chosen words."""
     chances = emit(op.nn.softmax(emit(op.matmul(x, w)), 1))
     chosen = emit(op.gather_elements(chances, relax.const(np.array([[0], [5], [2]])), 1))
     word = emit(op.take(table, relax.const(np.int64(-1)), 0, "wrap"))
@@ -288,7 +293,8 @@ def test_second_order():
 
 
 def test_divided_results_are_collected():
-    """The scores beside the loss, and a nested tuple with two parts that are divided within themselves."""
+    """The scores beside the loss, and a nested tuple with two parts that are divided within
+    themselves."""
     n, shapes = tirx.Var("n", "int64"), {"w": (4, 6), "joined": (4, 8)}
     x = relax.Var("x", relax.TensorType((n, 4), "float64"))
     w, both = (relax.Var(k, relax.TensorType(v, "float64")) for k, v in shapes.items())
@@ -357,7 +363,8 @@ def test_values_are_divided_within_parts():
 
 
 def result_of(build):
-    """Return a function whose loss is the mean of ``build(emit, y)``, for y of the shape (4, 6) with a divided axis 1."""
+    """Return a function whose loss is the mean of ``build(emit, y)``, for y of the shape (4, 6)
+    with a divided axis 1."""
     return lambda emit, x, w: mean_of(emit, build(emit, emit(op.matmul(x, w))))
 
 
@@ -368,15 +375,18 @@ REFUSED = {
     ),
     "no rule": (
         lambda emit, y: emit(op.sort(y, 1)),
-        r"relax\.sort \(lv\d*\): there is no rule for the operator with lv\d*, whose axis 1 is divided",
+        r"relax\.sort \(lv\d*\): there is no rule for the operator with lv\d*, whose axis 1 is "
+        r"divided",
     ),
     "heads": (
         lambda emit, y: emit(op.reshape(y, (4, 3, 2, 1))),
-        r"relax\.reshape \(lv\d*\): axis 1 of lv\d*, of the shape \(4, 6\), is divided among 2 workers, and no axis of the new shape \(4, 3, 2, 1\)",
+        r"relax\.reshape \(lv\d*\): axis 1 of lv\d*, of the shape \(4, 6\), is divided among 2 "
+        r"workers, and no axis of the new shape \(4, 3, 2, 1\)",
     ),
     "sections": (
         lambda emit, y: emit(relax.TupleGetItem(emit(op.split(y, 3, 1)), 0)),
-        r"relax\.split \(lv\d*\): axis 1 of lv\d* is divided within 1 parts of 6 elements, but a section has or begins at 2",
+        r"relax\.split \(lv\d*\): axis 1 of lv\d* is divided within 1 parts of 6 elements, but "
+        r"a section has or begins at 2",
     ),
     "two axes": (
         lambda emit, y: emit(op.matmul(y, emit(op.permute_dims(y)))),
@@ -384,7 +394,8 @@ REFUSED = {
     ),
     "different axes": (
         lambda emit, y: emit(op.matmul(emit(op.permute_dims(y)), y)),
-        r"relax\.matmul \(lv\d*\): axis 0 of lv\d* and axis 1 of lv\d* are divided, which are different axes",
+        r"relax\.matmul \(lv\d*\): axis 0 of lv\d* and axis 1 of lv\d* are divided, which are "
+        r"different axes",
     ),
 }
 

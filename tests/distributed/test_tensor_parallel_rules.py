@@ -1,4 +1,5 @@
-"""The rules of the pass TensorParallel for operators, on their samples: each axis that the pass lets divide, against the whole."""
+"""The rules of the pass TensorParallel for operators, on their samples: each axis that the pass
+lets divide, against the whole."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ ALWAYS = ("relax.sum",)
 
 
 def programs_of(name):
-    """Yield the module of each sample, its arguments, and the divided modules with their annotations and workers."""
+    """Yield the module of each sample, its arguments, and the divided modules with their
+    annotations and workers."""
     for sample in samples(name):
         _, function = resolve(sample.function or sample.op)
         arguments = _program.make_arguments(sample.inputs, None, {})

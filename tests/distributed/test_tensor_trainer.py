@@ -23,7 +23,8 @@ SHARDS = {"up": column(), "bias": column(), "down": row()}
 
 
 def mlp(optimizer, dtype="float32", **options):
-    """Return a step of a network with magnitudes as activations, values, and 6 batches of different sizes."""
+    """Return a step of a network with magnitudes as activations, values, and 6 batches of different
+    sizes."""
     n = tirx.Var("n", "int64")
     x = relax.Var("x", relax.TensorType((n, 4), dtype))
     params = [relax.Var(name, relax.TensorType(shape, dtype)) for name, shape in MLP.items()]
@@ -41,7 +42,8 @@ def mlp(optimizer, dtype="float32", **options):
 
 @pytest.mark.parametrize("layers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_gpt_of_the_example_is_as_on_one_worker(pair, tmp_path, layers):
-    """Losses, norms of the gradients, parameters and moments over 5 steps; two runs have the same bits.
+    """Losses, norms of the gradients, parameters and moments over 5 steps; two runs have the same
+    bits.
 
     The file is that of one worker, which goes on from it.
     """
@@ -63,7 +65,8 @@ def test_the_gpt_of_the_example_is_as_on_one_worker(pair, tmp_path, layers):
     norms = [[e.metrics["grad_norm"] for e in some] for some in (results, wanted)]
     assert min(norms[1]) > 0.5  # clipped
     np.testing.assert_allclose(*norms, 1e-5)
-    # AdamW divides small gradients by as small moments: their rounding errors remain, and grow with the layers.
+    # AdamW divides small gradients by as small moments: their rounding errors remain, and grow with
+    # the layers.
     tolerance = 1e-5 if layers == 1 else 5e-5
     assert_close(without_key_biases(values), without_key_biases(tensors(one)), tolerance)
     assert [e.loss for e in again[0]] == [e.loss for e in results]
@@ -96,7 +99,8 @@ def test_accumulation_and_moving_averages(pair):
 
 
 def test_a_gradient_that_is_not_finite_on_one_worker(pair):
-    """All workers skip the step: the root of 0 has a gradient that is no number, in worker 1's part only."""
+    """All workers skip the step: the root of 0 has a gradient that is no number, in worker 1's part
+    only."""
     step, values, batches = mlp(SGD(lr=0.05), skip_nonfinite=True)
     values["up"][:, 4], values["bias"][4] = 0, 0
     found = tensor_parallel(step, pair, shards=SHARDS, values=values, check_every=1, on_nan="skip")
@@ -121,7 +125,8 @@ def test_a_loss_that_is_no_number_changes_nothing(pair):
 
 
 def test_masks_of_dropout_are_those_of_one_worker(pair):
-    """The masks of a divided layer are drawn whole, and each worker takes its part. A frozen layer is divided too."""
+    """The masks of a divided layer are drawn whole, and each worker takes its part. A frozen layer
+    is divided too."""
     torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
     from relax_grad.frontend.torch import from_module
 

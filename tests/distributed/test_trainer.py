@@ -76,7 +76,8 @@ def test_four_workers_are_as_one(tmp_path):
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_a_divided_state_of_the_optimizer_has_the_same_bits(pair, tmp_path, kind):
-    """AdamW's moments, moving averages and copies in float32 are divided. w has 3 elements, which 2 does not divide.
+    """AdamW's moments, moving averages and copies in float32 are divided. w has 3 elements, which 2
+    does not divide.
 
     The file is that of one worker.
     """
@@ -256,7 +257,8 @@ def test_replicas_that_differ_are_told(pair):
 
 
 def test_a_worker_that_is_killed_in_training(tmp_path):
-    """The error names it, nothing is left, and training goes on in another session from the last file."""
+    """The error names it, nothing is left, and training goes on in another session from the last
+    file."""
     pytest.importorskip("safetensors", reason="files need safetensors: extra train")
     step, values, given = linear(SGD(lr=0.1, momentum=0.9))
     session = new_session(2, timeout=30)

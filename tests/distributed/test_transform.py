@@ -63,7 +63,8 @@ def test_buckets(limit, wanted):
 
 
 def test_buckets_are_reduced_as_soon_as_they_are_ready():
-    """The gradient of the last layer is the first; its collective comes before that of the first layer's product."""
+    """The gradient of the last layer is the first; its collective comes before that of the first
+    layer's product."""
     module, names = layers()
     found = DataParallel("loss", names, bucket_bytes=1)(module)["loss_adjoint"]
     values = [binding.value for binding in bindings_of(found.body)]

@@ -1,4 +1,5 @@
-"""The examples of training steps: digits by the trainer, a GPT of characters with adapters, an ONNX file trained further."""
+"""The examples of training steps: digits by the trainer, a GPT of characters with adapters, an ONNX
+file trained further."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def test_digits(tmp_path):
         *("--export", str(folder)),
     ]
     assert whole > 0.95
-    # Another number of epochs is another schedule, so that only the share of right predictions is similar.
+    # Another number of epochs is another schedule, so that only the share of right predictions is
+    # similar.
     assert abs(main(resumed) - whole) < 0.03
     assert (folder / "manifest.json").is_file()
 

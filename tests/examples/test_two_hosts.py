@@ -1,4 +1,5 @@
-"""The example of digits on two hosts by two commands: network namespaces, which share no interface, or two loopback addresses."""
+"""The example of digits on two hosts by two commands: network namespaces, which share no interface,
+or two loopback addresses."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def ip(*arguments: str) -> None:
 
 @pytest.fixture
 def namespaces():
-    """Return the commands that run a program on each of two hosts, and the address of the first one."""
+    """Return the commands that run a program on each of two hosts, and the address of the first
+    one."""
     if shutil.which("ip") is None:
         pytest.skip("network namespaces need the command ip of iproute2")
     token = secrets.token_hex(3)

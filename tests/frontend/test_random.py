@@ -90,7 +90,8 @@ def test_the_reference_has_the_known_answers_of_random123(counter, key, words):
 
 @pytest.fixture(scope="module", params=["default", "relax_grad"])
 def draw(request):
-    """Draws in several shapes, with a symbolic one, and among operators that may be fused with them."""
+    """Draws in several shapes, with a symbolic one, and among operators that may be fused with
+    them."""
     n = tirx.Var("n", "int64")
     x = relax.Var("x", relax.TensorType((n, 5), "float32"))
 
@@ -272,7 +273,8 @@ def test_dropout_keeps_the_expectation_and_each_element_its_factor():
 
 
 def test_the_gradient_has_the_numbers_of_the_value():
-    """Dropout, a reparametrised normal, a symbolic shape. Second order and checkpoints draw the same numbers."""
+    """Dropout, a reparametrised normal, a symbolic shape. Second order and checkpoints draw the
+    same numbers."""
     n = tirx.Var("n", "int64")
     x = relax.Var("x", relax.TensorType((n, 33), "float64"))
 

@@ -15,7 +15,8 @@ NEEDS_CXX = pytest.mark.skipif(
 
 
 def of_statements(body):
-    """Return a module whose ``main`` maps 64 numbers to 64 numbers by the statements of ``body``."""
+    """Return a module whose ``main`` maps 64 numbers to 64 numbers by the statements of
+    ``body``."""
 
     def generate(ins, outs):
         with IRBuilder() as builder:

@@ -1,8 +1,9 @@
 """Gradients on a GPU through TVM's default pipeline for GPUs, or the checks that need no device.
 
-On a device, the gradients are checked numerically. Everywhere, their kernels are compiled for CUDA and inspected: every
-function launches kernels, and no kernel does its work in one thread. With nvcc, they are compiled to machine code. With
-g++, an emulation of threads, blocks and barriers runs them on the CPU.
+On a device, the gradients are checked numerically. Everywhere, their kernels are compiled for CUDA
+and inspected: every function launches kernels, and no kernel does its work in one thread. With
+nvcc, they are compiled to machine code. With g++, an emulation of threads, blocks and barriers runs
+them on the CPU.
 """
 
 from __future__ import annotations
@@ -63,9 +64,11 @@ _RTOL = 1e-4
 
 
 def matching(patterns: Sequence[str]) -> list[Sample]:
-    """Return the samples that match operator patterns, except empty ones and those with float16 attributes.
+    """Return the samples that match operator patterns, except empty ones and those with float16
+    attributes.
 
-    TVM's rules for GPUs divide by the number of elements of a kernel's result, and the emulator has no half precision.
+    TVM's rules for GPUs divide by the number of elements of a kernel's result, and the emulator has
+    no half precision.
     """
     return [
         sample

@@ -1,4 +1,5 @@
-"""The adjoints of tensor functions on a GPU: their kernels have threads, and agree with the CPU when emulated."""
+"""The adjoints of tensor functions on a GPU: their kernels have threads, and agree with the CPU
+when emulated."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ def bindings(function):
 
 
 def holds(function, name, at):
-    """Tell whether a variable and its operands keep their values until another variable is bound."""
+    """Tell whether a variable and its operands keep their values until another variable is
+    bound."""
     found = bindings(function)
     return Memory(function).holds(found[name].var, found[name].value, found[at].var)
 
@@ -40,7 +41,8 @@ ALIASES = {
 
 @pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
 def test_aliases_share_memory(alias):
-    """A write through either name makes the other one, and values computed from it, impossible to recompute."""
+    """A write through either name makes the other one, and values computed from it, impossible to
+    recompute."""
 
     def body(bb, write, x, y):
         a = bb.emit(op.exp(x), "a")

@@ -15,7 +15,8 @@ from relax_grad.ir.layout import Layout
 @settings(deadline=None, derandomize=True)
 @given(layouts("NCW"), layouts("NCW"), st.tuples(*[st.integers(1, 3)] * 3))
 def test_indices_in_two_layouts(source, target, sizes):
-    """The index maps of two layouts agree, separately and together; together, common parts become separate axes."""
+    """The index maps of two layouts agree, separately and together; together, common parts become
+    separate axes."""
     shape = [size * parts_of(source).get(name, 1) for name, size in zip("NCW", sizes, strict=True)]
     stored, expected = places(shape, "NCW", source), places(shape, "NCW", target)
     for one, other in ([Layout.of(source), Layout.of(target)], Layout.together(source, target)):

@@ -1,4 +1,5 @@
-"""The legalization of prelu over a symbolic axis, which TVM refuses, and of the gradients of softmax and log_softmax."""
+"""The legalization of prelu over a symbolic axis, which TVM refuses, and of the gradients of
+softmax and log_softmax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Legalization of the backward operators of convolution, and of the convolutions in every layout."""
+"""Legalization of the backward operators of convolution, and of the convolutions in every
+layout."""
 
 from __future__ import annotations
 

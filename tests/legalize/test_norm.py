@@ -179,6 +179,7 @@ def test_backward_operators_have_a_schedule_for_gpus(name):
     kernels = [f for f in module.functions.values() if isinstance(f, tirx.PrimFunc)]
     assert len(kernels) == (2 if name == "rms_norm_backward_data" else 1)
     for kernel in kernels:
-        # The sum for a parameter has one more launch: it writes the 0 of a symbolic axis that is empty.
+        # The sum for a parameter has one more launch: it writes the 0 of a symbolic axis that is
+        # empty.
         launches = 2 if name.endswith(("_gamma", "_weight")) else 1
         assert 1 <= kernel.script().count('thread="blockIdx.x"') <= launches

@@ -1,7 +1,8 @@
 """No kernel reads or writes out of bounds, for any values of the inputs.
 
-Every kernel of the differentiated samples runs between inaccessible pages, with its own values and with extreme ones
-(see ``guard.py``). Further cases run in the same way; their shapes and attributes are edge cases.
+Every kernel of the differentiated samples runs between inaccessible pages, with its own values and
+with extreme ones (see ``guard.py``). Further cases run in the same way; their shapes and attributes
+are edge cases.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ INT32 = np.iinfo("int32")
 
 @pytest.fixture(params=[None, pytest.param(WIDEST, marks=pytest.mark.slow)])
 def machine(request):
-    """Return None for kernels of TVM's pipeline before fusion, or the target of relax_grad's pipeline."""
+    """Return None for kernels of TVM's pipeline before fusion, or the target of relax_grad's
+    pipeline."""
     return request.param
 
 
@@ -70,7 +72,8 @@ OPERATORS = [op for op in sampled_operators() if op not in WITHOUT]
 
 
 def test_kernels_of_the_first_samples():
-    """These are the kernels that relax_grad legalizes, at first order, from one sample of every sixth operator."""
+    """These are the kernels that relax_grad legalizes, at first order, from one sample of every
+    sixth operator."""
     report = check_out_of_bounds(sample_cases(OPERATORS[::6], 1, order=1), ours=True)
     assert report.kernels == report.ours > 40
 
@@ -191,7 +194,8 @@ def test_index_put_and_slice_scatter(machine):
 
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("uint8", marks=pytest.mark.slow)])
 def test_narrow_indices(dtype, machine):
-    """The axis is longer than the largest index, so its extent would overflow in the dtype of the indices."""
+    """The axis is longer than the largest index, so its extent would overflow in the dtype of the
+    indices."""
     size, index = 200, np.arange(12, dtype=dtype) * 23  # the harness adds those at the limits
     rows, columns, values = index.reshape(12, 1), index[:4], random(12)
     cases = [
@@ -435,7 +439,8 @@ def drawn_index(rng):
         attrs = {"axis": axis, "mode": str(rng.choice(["fast", "wrap", "clip", "nan"]))}
         return f"relax.{kind}", [random(*shape), index], attrs
     if kind.endswith("elements"):
-        # A gather's result has the extents of its indices. The indices of a scatter fit into its data.
+        # A gather's result has the extents of its indices. The indices of a scatter fit into its
+        # data.
         other = [
             min(size, int(rng.integers(1, 6)))
             if i != axis % len(shape)

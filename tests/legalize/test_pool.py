@@ -1,4 +1,5 @@
-"""Legalization of pooling and its backward operators: checks, default attributes and corrections."""
+"""Legalization of pooling and its backward operators: checks, default attributes and
+corrections."""
 
 from __future__ import annotations
 

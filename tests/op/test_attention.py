@@ -1,4 +1,5 @@
-"""The attention weights operator and the gradient of attention: type inference, TVMScript and JSON."""
+"""The attention weights operator and the gradient of attention: type inference, TVMScript and
+JSON."""
 
 from __future__ import annotations
 

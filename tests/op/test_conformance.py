@@ -1,6 +1,7 @@
 """Requirements that every backward operator meets, checked on the calls in differentiated samples.
 
-The tests find operators by their builders in the package, so a new operator is checked without an entry here.
+The tests find operators by their builders in the package, so a new operator is checked without an
+entry here.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ OPERATORS = own_operators()
 HALVES = ("float16", "bfloat16")
 each_operator = pytest.mark.parametrize("name", OPERATORS)
 
-#: Operators that accept any output gradient of the right rank, or of any rank: another argument or the output
-#: gradient itself gives the shape of the result.
+#: Operators that accept any output gradient of the right rank, or of any rank: another argument or
+#: the output gradient itself gives the shape of the result.
 ANY_OUTPUT_GRAD = {
     "relax.grad.affine_grid_backward_data": "the size of the grid is an argument of its own",
-    "relax.grad.broadcast_from_worker0_backward_x": "the result has the type of the output gradient",
+    "relax.grad.broadcast_from_worker0_backward_x": "the result has the type of the output "
+    "gradient",
     "relax.grad.divide_by_count": "the result has the type of the output gradient",
     "relax.grad.dynamic_strided_slice_backward_data": "the extents depend on values",
-    "relax.grad.index_put_backward_values": "the destination of the forward operator has any extents",
+    "relax.grad.index_put_backward_values": "the destination of the forward operator has any "
+    "extents",
     "relax.grad.scatter_elements_backward_updates": "the destination has any extents",
     "relax.grad.scatter_nd_backward_updates": "the destination has any rank",
     "relax.grad.slice_scatter_backward_src": "the destination has any extent along the axis",
@@ -73,8 +76,8 @@ def module_of(items: list[Found]) -> tvm.IRModule:
 def test_operator_occurs_in_gradients_of_samples(name):
     """The gradients of the samples of the forward operators contain the operator."""
     assert found_calls()[name], (
-        f"no differentiated sample holds a call of {name}: let a rule in relax_grad/rules call it, and add samples of the "
-        "forward operator in relax_grad/testing/samples"
+        f"no differentiated sample holds a call of {name}: let a rule in relax_grad/rules call "
+        "it, and add samples of the forward operator in relax_grad/testing/samples"
     )
 
 
@@ -92,7 +95,8 @@ def test_attributes(name):
 
 @each_operator
 def test_builder_and_type_inference(name):
-    """The builder reproduces the rule's call, and the inferred type equals the type in the program."""
+    """The builder reproduces the rule's call, and the inferred type equals the type in the
+    program."""
     for item in found_calls()[name]:
         params, call = remade(item.call)
         assert call.op.name == name
@@ -163,7 +167,8 @@ def test_symbolic_shapes(name):
 
 
 def symbolic_batch(call: relax.Call):
-    """Make the leading extent of a call's first tensor symbolic, and equal leading extents of other arguments."""
+    """Make the leading extent of a call's first tensor symbolic, and equal leading extents of other
+    arguments."""
     n = tirx.Var("n", "int64")
     batch = call.args[0].ty.shape.values[0]
 
@@ -181,12 +186,14 @@ def symbolic_batch(call: relax.Call):
 
 #: Half a unit in the last place, relative to the value.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-#: The error of float32 accumulation, relative to the largest number in the arguments and the result.
+#: The error of float32 accumulation, relative to the largest number in the arguments and the
+#: result.
 ACCUMULATED = 1e-5
 
 
 def check_half_precision(items: list[Found]):
-    """Assert that results equal those of float64 on the same inputs, up to float32 sums and one rounding."""
+    """Assert that results equal those of float64 on the same inputs, up to float32 sums and one
+    rounding."""
     module = tvm.IRModule()
     for number, item in enumerate(items):
         for dtype in ("float64", *HALVES):
@@ -232,7 +239,8 @@ def elements(item: Found) -> int:
 
 
 def random_value(rng, kind: relax.TensorType, half: str) -> np.ndarray:
-    """Return positive numbers that half precision can represent, so that nothing cancels, or valid indices."""
+    """Return positive numbers that half precision can represent, so that nothing cancels, or valid
+    indices."""
     shape = [int(extent) for extent in kind.shape.values]
     if dtype_of(kind) in (half, "float64", "float32"):
         return rng.uniform(0.1, 1, shape).astype(numpy_dtype(half)).astype("float64")
@@ -267,7 +275,8 @@ def test_half_precision_of_all_calls(name):
 
 
 def refused(name: str, args, attrs, kinds, *words: str) -> bool:
-    """Tell whether a call is refused; the exception must be one of Python's and explain the error."""
+    """Tell whether a call is refused; the exception must be one of Python's and explain the
+    error."""
     try:
         infer(relax.Call(Op.get(name), list(args), attrs))
     except Exception as raised:
@@ -331,7 +340,8 @@ def test_refuses_other_attributes(name):
 
 @each_operator
 def test_refuses_an_output_grad_of_another_shape(name):
-    """A changed first argument is refused or makes another valid call, as it may if it is no output gradient."""
+    """A changed first argument is refused or makes another valid call, as it may if it is no output
+    gradient."""
     first = Op.get(name).arguments[0].name
     must = first.startswith("output_grad") and name not in ANY_OUTPUT_GRAD
     module, accepted = tvm.IRModule(), 0
@@ -351,7 +361,8 @@ def test_refuses_an_output_grad_of_another_shape(name):
 
 
 def other_shapes(argument: relax.Expr):
-    """Yield expressions like an argument with one axis more, one axis less, or one different extent."""
+    """Yield expressions like an argument with one axis more, one axis less, or one different
+    extent."""
     kind = argument.ty
     if isinstance(kind, relax.TupleType):
         first, *others = argument.fields

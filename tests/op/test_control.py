@@ -35,7 +35,8 @@ def test_stop_gradient_of_a_tuple_is_refused():
 
 
 def with_own_gradient(derivative):
-    """Return a module with the square of x, whose gradient is ``derivative(bb, y, x, gradient)``."""
+    """Return a module with the square of x, whose gradient is
+    ``derivative(bb, y, x, gradient)``."""
     bb = relax.BlockBuilder()
     params = [tensor(name, (3,)) for name in ("y", "x", "gradient")]
     result = derivative(bb, *params)
@@ -69,7 +70,8 @@ def test_with_backward():
     value, (found,) = run(adjoint, "main_adjoint", X)
     np.testing.assert_allclose(value, np.sum(X**3))
     np.testing.assert_allclose(found, X**2 + 5 * X**2 + X**2)
-    # The gradient is 6 * y + x * x, and the derivative of 6 * y is that of the square with the cotangent 6.
+    # The gradient is 6 * y + x * x, and the derivative of 6 * y is that of the square with the
+    # cotangent 6.
     _, (found,) = run(relax_grad.hvp(module, "main"), "main_hvp", X, np.ones(3))
     np.testing.assert_allclose(found, (5 * X**2 + 6 * X) + 2 * X)
 

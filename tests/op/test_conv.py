@@ -47,7 +47,8 @@ def backward_weight(grad=None, data=None, shape=WEIGHT, **attrs):
 
 
 def module(build):
-    """Return a function that makes a module, for a given batch, with one function that calls both operators."""
+    """Return a function that makes a module, for a given batch, with one function that calls both
+    operators."""
 
     def make(batch):
         params = [

@@ -81,7 +81,8 @@ def test_an_operator_is_declared_once():
 
 
 def test_types_are_inferred_once():
-    """Calls with equal attributes and types share a result. Others do not, and errors are not cached."""
+    """Calls with equal attributes and types share a result. Others do not, and errors are not
+    cached."""
     known, counts = declare.Inferred(), []
 
     def inferred(call):

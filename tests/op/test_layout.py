@@ -204,7 +204,8 @@ CASES = {
 
 
 def _inferred() -> set[str]:
-    """Return the operators whose layout inference is checked, except convolutions, which have their own module."""
+    """Return the operators whose layout inference is checked, except convolutions, which have their
+    own module."""
     registered = {
         d.op_name
         for d in registry.declarations()
@@ -226,7 +227,8 @@ def _called(case) -> set[str]:
 
 
 def _sampled(op_name: str):
-    """Return the case of a sample whose arguments are tensors of one shape of rank 3 to 5, or None."""
+    """Return the case of a sample whose arguments are tensors of one shape of rank 3 to 5, or
+    None."""
     for sample in samples(op_name) if op_name in sampled_operators() else ():
         shapes = {np.shape(each) for each in sample.inputs}
         rank = len(next(iter(shapes)))
@@ -248,7 +250,8 @@ for _name in sorted(_inferred().difference(*map(_called, CASES.values()))):
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """The converted modules, and the results of every case with and without conversion; compiled together."""
+    """The converted modules, and the results of every case with and without conversion; compiled
+    together."""
     originals = {name: between_convolutions(*case) for name, case in CASES.items()}
     after = {name: converted(module) for name, module in originals.items()}
     run = compile_together([*originals.values(), *after.values()], TARGET)

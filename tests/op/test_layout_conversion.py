@@ -1,4 +1,5 @@
-"""ConvertLayout before and after differentiation: equal results, and transpositions only at the edges."""
+"""ConvertLayout before and after differentiation: equal results, and transpositions only at the
+edges."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def flat(value) -> list[np.ndarray]:
 
 
 def assert_same_results(programs: list[Program], modules: list[list[tvm.IRModule]]) -> None:
-    """Assert that the adjoints of each program, different forms of one function, return equal results."""
+    """Assert that the adjoints of each program, different forms of one function, return equal
+    results."""
     everything = [module for forms in modules for module in forms]
     run = compile_together(everything, TARGET)
     number = 0
@@ -102,7 +104,8 @@ def assert_same_results(programs: list[Program], modules: list[list[tvm.IRModule
 @pytest.mark.parametrize("batch", [None, "n"])
 @pytest.mark.parametrize("form", [before, after])
 def test_transpositions_remain_at_the_edges(form, batch):
-    """Transpositions remain at the parameters, at their gradients, and where the network flattens."""
+    """Transpositions remain at the parameters, at their gradients, and where the network
+    flattens."""
     adjoint = form(network_program(batch))["main_adjoint"]
     parameters, results, inside = edges(adjoint)
     assert parameters == CONVERTED
@@ -116,7 +119,8 @@ def test_transpositions_remain_at_the_edges(form, batch):
 
 
 def test_the_pass_of_relax_grad_leaves_nothing_to_tidy_before():
-    """The conversion alone gives the same edges, except that a parameter may be transposed twice."""
+    """The conversion alone gives the same edges, except that a parameter may be transposed
+    twice."""
     module = transform.ConvertLayout(CHANNELS_LAST)(differentiate(network_program(), WRT))
     parameters, results, inside = edges(module["main_adjoint"])
     assert sorted(set(parameters)) == CONVERTED
@@ -216,7 +220,8 @@ def test_the_gradients_of_convolutions_stay(desired, names):
         first, last = before(program, PAIR, desired), after(program, PAIR, desired)
         modules.append([by_tvm(program, PAIR), first, last])
         assert edges(first["main_adjoint"])[2] == 0
-        # The gradient of the result is broadcast from the gradient of the loss in the function's original layout.
+        # The gradient of the result is broadcast from the gradient of the loss in the function's
+        # original layout.
         assert edges(last["main_adjoint"])[2] <= 1
     assert_same_results(programs, modules)
 
@@ -231,7 +236,8 @@ def test_the_gradients_of_convolutions_stay(desired, names):
     ids=["before", "after", "before, symbolic"],
 )
 def test_a_converted_convolution_is_differentiated_again(form, names, cases):
-    """The conversion applies to the function before its first differentiation, or to its adjoint."""
+    """The conversion applies to the function before its first differentiation, or to its
+    adjoint."""
     programs, modules = [], []
     for case in cases:
         program = convolution_program(case, names)
@@ -244,7 +250,8 @@ def test_a_converted_convolution_is_differentiated_again(form, names, cases):
 
 
 def test_a_symbolic_function_is_converted_between_two_differentiations():
-    """The test uses relax_grad's pass: TVM's pass does not accept symbolic shapes that are written out."""
+    """The test uses relax_grad's pass: TVM's pass does not accept symbolic shapes that are written
+    out."""
     programs, modules = [], []
     for case in ("conv2d", "conv2d_transpose"):
         program = convolution_program(case, {0: {0: "n"}})

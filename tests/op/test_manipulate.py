@@ -143,7 +143,8 @@ def test_refuses_arguments_of_another_kind(call):
 
 
 def test_type_inference_that_is_corrected():
-    """meshgrid "xy" swaps axes, and the type of a split does not depend on the scope of its inference."""
+    """meshgrid "xy" swaps axes, and the type of a split does not depend on the scope of its
+    inference."""
     n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
     grids = infer(relax.op.meshgrid([tensor(n), tensor(m), tensor(4)], "xy"))
     expected = relax.TensorType([m, n, 4], "float32")

@@ -43,7 +43,8 @@ def tensor(name, shape, dtype="float16"):
     return relax.Var(name, relax.TensorType(list(shape), dtype))
 
 
-#: For each operator, the shapes of the arguments after the data, the attributes, and the result's shape.
+#: For each operator, the shapes of the arguments after the data, the attributes, and the result's
+#: shape.
 OPERATORS = {
     "batch_norm_backward_data": ([CHANNELS] * 5, {"axis": -2}, SHAPE),
     "batch_norm_backward_gamma": ([CHANNELS] * 2, {"axis": 1, "training": False}, CHANNELS),

@@ -1,4 +1,5 @@
-"""The operators of the statistics of normalisations: type inference, TVMScript, JSON and numbers without kernels."""
+"""The operators of the statistics of normalisations: type inference, TVMScript, JSON and numbers
+without kernels."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def test_unsuitable_arguments_are_refused(name):
     "kind", [{"ndim": 3, "dtype": "float32"}, {"shape": [2, 4, 5], "dtype": None}]
 )
 def test_calls_of_unknown_type_are_left_to_later_passes(name, kind):
-    """A shape or a dtype may become known after the dispatch, which neither fails nor changes the call."""
+    """A shape or a dtype may become known after the dispatch, which neither fails nor changes the
+    call."""
     module = module_of(name, relax.Var("x", relax.TensorType(**kind)))
     assert structural_equal(DispatchKernels(host())(module), module)
 

@@ -1,4 +1,5 @@
-"""The operators of products with weights of 8 and 4 bits: their types, and the calls that they refuse."""
+"""The operators of products with weights of 8 and 4 bits: their types, and the calls that they
+refuse."""
 
 from __future__ import annotations
 

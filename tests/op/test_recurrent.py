@@ -43,7 +43,8 @@ def test_types_of_symbolic_steps_and_batch():
     [
         (
             lambda: backward.lstm(var([5, 2, 9]), var([2, 3]), var([2, 3]), var([12, 3])),
-            r"grad\.lstm: data must have the shape \(5, 2, 12\), by the other arguments, but it has \(5, 2, 9\)",
+            r"grad\.lstm: data must have the shape \(5, 2, 12\), by the other arguments, but it "
+            r"has \(5, 2, 9\)",
         ),
         (
             lambda: backward.lstm(var([T, 2, 12]), var([B, 3]), var([2, 3]), var([12, 3])),
@@ -67,7 +68,8 @@ def test_types_of_symbolic_steps_and_batch():
         ),
         (
             lambda: backward.recurrent_backward(var([5, 2, 3]), var([5, 2, 6]), var([9, 3])),
-            r"slopes and weight must have the extents 6 .* but their shapes are \(5, 2, 6\) and \(9, 3\)",
+            r"slopes and weight must have the extents 6 .* but their shapes are \(5, 2, 6\) and "
+            r"\(9, 3\)",
         ),
         (
             lambda: backward.recurrent_backward(

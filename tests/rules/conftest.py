@@ -13,7 +13,8 @@ def partials_of():
 
 
 def _partials_of(builder, rule, types):
-    """Return a function of the arguments, the output and the output gradient to a rule's partials."""
+    """Return a function of the arguments, the output and the output gradient to a rule's
+    partials."""
     params = [relax.Var(f"x{i}", ty) for i, ty in enumerate(types)]
     call = relax.BlockBuilder().normalize(builder(*params))
     output, output_grad = (relax.Var(name, call.ty) for name in ("y", "grad"))

@@ -1,4 +1,5 @@
-"""Gradients of element-wise functions: broadcasts, edges, half precision, and unchanged rules of TVM."""
+"""Gradients of element-wise functions: broadcasts, edges, half precision, and unchanged rules of
+TVM."""
 
 from __future__ import annotations
 

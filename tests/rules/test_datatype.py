@@ -10,7 +10,8 @@ from tvm import relax
 
 
 def gradient(function, dtype="float32"):
-    """Return the gradient of the sum of a function of one parameter, and the differentiated module."""
+    """Return the gradient of the sum of a function of one parameter, and the differentiated
+    module."""
     x = relax.Var("x", relax.TensorType((3,), dtype))
     bb = relax.BlockBuilder()
     with bb.function("main", [x]):

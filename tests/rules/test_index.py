@@ -43,7 +43,8 @@ def value_of(function, inputs, symbolic=None):
 def gradient(function, inputs, order=1):
     """Return the gradient of ``<function(inputs), cotangent>``, and the cotangent.
 
-    At order 2, return the gradient of ``<gradient, direction>`` with respect to the cotangent, and the direction.
+    At order 2, return the gradient of ``<gradient, direction>`` with respect to the cotangent, and
+    the direction.
     """
     arguments = _program.make_arguments(inputs, None, {})
     program = _program.first_order(function, arguments, {}, np.random.default_rng(0))
@@ -84,7 +85,8 @@ def gather_elements_case(case):
 
 
 def looks_like_a_reshape(case):
-    """Tell whether TVM replaces the call by a reshape, where an extent of 0 means that of the source."""
+    """Tell whether TVM replaces the call by a reshape, where an extent of 0 means that of the
+    source."""
     shape, _, axis, _ = case
     return 0 in shape and shape[0 if axis is None else axis] == 1
 
@@ -120,7 +122,8 @@ def test_gather_elements_at_length(torch, batch):
 
 @st.composite
 def slices(draw):
-    """Draw slices of some axes in any order. TVM infers an extent for them: no slice ends before it begins."""
+    """Draw slices of some axes in any order. TVM infers an extent for them: no slice ends before it
+    begins."""
     shape = tuple(draw(st.lists(st.integers(0, 6), min_size=1, max_size=3)))
     rank = len(shape)
     chosen = draw(st.permutations(range(rank)))[: draw(st.integers(0, rank))]
@@ -145,8 +148,8 @@ def slices(draw):
 
 def slice_case(case, symbolic):
     shape, axes, begin, end, strides = case
-    # The check of a gradient broadcasts. There, TVM does not always find the extent of a sliced symbolic axis equal to
-    # itself.
+    # The check of a gradient broadcasts. There, TVM does not always find the extent of a sliced
+    # symbolic axis equal to itself.
     sliced = {axis % len(shape) for axis in axes}
     names = {axis: f"n{axis}" for axis in range(len(shape)) if axis not in sliced}
     return TorchCase(
@@ -199,7 +202,8 @@ def dynamic_slices(draw):
 
 
 def dynamic_slice_case(case):
-    """Return the case of a sum of a slice: TVM infers no shape of the slice, and compiles little beyond its sum."""
+    """Return the case of a sum of a slice: TVM infers no shape of the slice, and compiles little
+    beyond its sum."""
     shape, bounds = case
 
     def total(x, weights, *bounds):
@@ -459,7 +463,8 @@ def test_dynamic_strided_slice_of_constants():
 
 
 def test_forward_of_a_symbolic_slice():
-    """A negative begin counts from the end and a negative axis from the last, in every release of TVM."""
+    """A negative begin counts from the end and a negative axis from the last, in every release of
+    TVM."""
     x = np.arange(20.0).reshape(4, 5)
     n = tirx.Var("n", "int64")
     param = relax.Var("x", relax.TensorType((n, 5), "float64"))
@@ -492,7 +497,8 @@ INDEX = np.array([0, 127, -128, -1, 90, 127], "int8")
     ],
 )
 def test_an_axis_longer_than_its_indices_reach(op, inputs, attrs):
-    """The extent overflows the dtype of the indices. In it, negative indices must not be counted from the end."""
+    """The extent overflows the dtype of the indices. In it, negative indices must not be counted
+    from the end."""
     rng = np.random.default_rng(0)
     inputs = [rng.normal(size=each) if type(each[0]) is int else each for each in inputs]
     check_gradients(f"relax.{op}", inputs, order=1, target=TARGET, **attrs)

@@ -57,7 +57,8 @@ def value_of(function, *inputs):
 
 
 def gradients(function, *inputs, weights=None):
-    """Return the gradients of ``sum(weights * function(inputs))`` for every floating-point input."""
+    """Return the gradients of ``sum(weights * function(inputs))`` for every floating-point
+    input."""
     params = [
         relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
         for i, value in enumerate(inputs)
@@ -85,7 +86,8 @@ def scatter_nd(reduction):
 
 @st.composite
 def scatters(draw):
-    """Draw scatters with indices that PyTorch accepts, distinct ones where it leaves repetitions undefined."""
+    """Draw scatters with indices that PyTorch accepts, distinct ones where it leaves repetitions
+    undefined."""
     shape = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
     axis = draw(st.integers(0, len(shape) - 1))
     reduction = draw(st.sampled_from(REDUCTIONS))
@@ -174,7 +176,8 @@ def index_put_case(case):
 
 @st.composite
 def slices(draw):
-    """Draw a slice of one axis with bounds inside and outside. TVM does not count them from the end."""
+    """Draw a slice of one axis with bounds inside and outside. TVM does not count them from the
+    end."""
     shape = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=3)))
     axis = draw(st.integers(-len(shape), len(shape) - 1))
     start, end = sorted([draw(st.integers(-4, 8)), draw(st.integers(-4, 8))])
@@ -249,7 +252,8 @@ def test_writes(torch, batch):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 def test_the_last_update_gets_the_gradient(dtype):
-    """Each operator gives the gradient to the last update of an element. Overwritten values get none."""
+    """Each operator gives the gradient to the last update of an element. Overwritten values get
+    none."""
     data, updates = np.zeros((3, 2), dtype), np.arange(1, 5).astype(dtype)
     weights = np.array([[1, 2], [3, 4], [5, 6]], dtype)
     rows, columns = np.array([2, 0, 2, -1]), np.array([1, 1, 1, 1])
@@ -295,7 +299,8 @@ def test_ties_share_evenly(nd):
 
 
 def test_product_of_a_thousand_factors_in_half_precision():
-    """The product of the first or the last hundred factors leaves the range of float16, the whole product does not."""
+    """The product of the first or the last hundred factors leaves the range of float16, the whole
+    product does not."""
     factors = np.tile(np.array([2.0, 0.5], "float16"), 100)
     factors = np.concatenate([factors[::2], factors[1::2]])
     data, indices = np.ones(1, "float16"), np.zeros(200, "int64")

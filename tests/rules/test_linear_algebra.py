@@ -1,4 +1,5 @@
-"""Gradients of linear algebra: random shapes and subscripts, out_dtype, and the emitted operators."""
+"""Gradients of linear algebra: random shapes and subscripts, out_dtype, and the emitted
+operators."""
 
 from __future__ import annotations
 

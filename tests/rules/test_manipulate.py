@@ -21,7 +21,8 @@ def normal(*shape):
 
 
 def some_symbolic(shape, names):
-    """Return names for some axes, if no axis is empty: TVM leaves a sum over an empty symbolic axis undefined."""
+    """Return names for some axes, if no axis is empty: TVM leaves a sum over an empty symbolic axis
+    undefined."""
     if 0 in shape:
         return {}
     return {0: {axis: f"n{axis}" for axis, name in enumerate(names[: len(shape)]) if name}}

@@ -1,4 +1,5 @@
-"""Gradients of joining and splitting: random cases, symbolic extents, counts of bindings, and refusals."""
+"""Gradients of joining and splitting: random cases, symbolic extents, counts of bindings, and
+refusals."""
 
 from __future__ import annotations
 

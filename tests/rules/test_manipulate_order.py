@@ -22,7 +22,8 @@ def normal(*shape):
 
 
 def layout_transform_case(shape, factor, outer, swapped):
-    """Return a case that splits the last axis, padded to a multiple of the factor, and permutes its parts."""
+    """Return a case that splits the last axis, padded to a multiple of the factor, and permutes its
+    parts."""
 
     def index_map(i, j):
         head, tail = j // factor, j % factor
@@ -109,7 +110,8 @@ def test_reverse_sequence_refuses_one_axis_for_both():
 
 @pytest.mark.parametrize("channels", [8, 7, 3, 0])
 def test_pixel_shuffle_of_a_symbolic_number_of_channels(channels):
-    """TVM's type inference ends the process. Channels that are left over do not influence the result."""
+    """TVM's type inference ends the process. Channels that are left over do not influence the
+    result."""
     c = tirx.Var("c", "int64")
     x = tensor("x", (1, c, 2, 3))
     module = build(

@@ -1,4 +1,5 @@
-"""Operators without a gradient: constants of the gradient, or refused where a gradient reaches them."""
+"""Operators without a gradient: constants of the gradient, or refused where a gradient reaches
+them."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ MASKS = {
 
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_are_constant_factors_of_the_gradient(name):
-    """A mask made of the input is a constant of the gradient, with or without a cast to floating point."""
+    """A mask made of the input is a constant of the gradient, with or without a cast to floating
+    point."""
 
     def function(bb, x):
         mask = relax.op.astype(bb.emit(MASKS[name](x)), "float64")

@@ -75,7 +75,8 @@ def test_cumsum_of_half_precision_accumulates_in_float32():
 
 
 def test_cumprod_of_half_precision_leaves_its_range():
-    """The product 300 * 400 overflows float16. The gradients are the exact ones, rounded to float16."""
+    """The product 300 * 400 overflows float16. The gradients are the exact ones, rounded to
+    float16."""
     x = np.array([300, 400, 1e-4, 2], "float16")
     found = gradient(lambda bb, x: relax.op.cumprod(x, 0, exclusive=True), x)
     wide = x.astype("float64")

@@ -66,7 +66,8 @@ def test_reduction_at_length(torch, batch):
 
 
 def program(build, *values):
-    """Return a module whose ``main`` returns ``build(bb, *params)``, its parameters and their values."""
+    """Return a module whose ``main`` returns ``build(bb, *params)``, its parameters and their
+    values."""
     params = [
         relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
         for i, value in enumerate(values)

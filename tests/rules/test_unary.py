@@ -1,4 +1,5 @@
-"""Gradients of element-wise functions: half precision, large and special arguments, random values."""
+"""Gradients of element-wise functions: half precision, large and special arguments, random
+values."""
 
 from __future__ import annotations
 

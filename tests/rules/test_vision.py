@@ -1,4 +1,5 @@
-"""Gradients of vision operators: those without one, and random settings of multibox_transform_loc."""
+"""Gradients of vision operators: those without one, and random settings of
+multibox_transform_loc."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def test_multibox_transform_loc_many(**case):
 
 
 def test_multibox_transform_loc_of_half_precision_does_not_overflow():
-    """``exp(12)`` and the boxes overflow float16, but the gradient, ``exp(12)`` times a small size, does not."""
+    """``exp(12)`` and the boxes overflow float16, but the gradient, ``exp(12)`` times a small size,
+    does not."""
     inputs = [
         np.zeros((1, 1, 1)),
         np.array([[0.0, 0.0, 12.0, 12.0]]),

@@ -1,8 +1,10 @@
-"""The tests of what changed since a commit, nearest first: ``python tests/support/affected.py COMMIT``.
+"""The tests of what changed since a commit, nearest first:
+``python tests/support/affected.py COMMIT``.
 
-These are the changed test files, the tests of the changed modules and those of the modules that import them, the tests
-of the changed documentation pages, and the test files that name another changed file. ``tests/conftest.py`` and its
-plugins concern every test; the tests marked ``core`` stand for them.
+These are the changed test files, the tests of the changed modules and those of the modules that
+import them, the tests of the changed documentation pages, and the test files that name another
+changed file. ``tests/conftest.py`` and its plugins concern every test; the tests marked ``core``
+stand for them.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ def affected_tests(
     Parameters
     ----------
     base : str
-        The commit. What counts is the difference from its last common ancestor with ``HEAD``, with the files that are
-        not committed yet.
+        The commit. What counts is the difference from its last common ancestor with ``HEAD``, with
+        the files that are not committed yet.
     root : Path, optional
         The repository.
     table : Mapping[str, tuple[str, ...]], optional
@@ -51,8 +53,8 @@ def affected_tests(
     Returns
     -------
     tests : list[str]
-        Test files and ids of tests for pytest, relative to the repository. Those nearest to the change come first, and
-        of equally near ones those that more changed files affect.
+        Test files and ids of tests for pytest, relative to the repository. Those nearest to the
+        change come first, and of equally near ones those that more changed files affect.
     """
     project = _Project(root, table)
     nearest: dict[str, int] = {}
@@ -69,7 +71,8 @@ def affected_tests(
 
 
 def changed_files(base: str, root: Path = mirror.ROOT) -> list[str]:
-    """Return the files that changed since a commit: also deleted, uncommitted and untracked ones."""
+    """Return the files that changed since a commit: also deleted, uncommitted and untracked
+    ones."""
     changed = _git(root, "diff", "--name-only", "--no-renames", "-z", "--merge-base", base, "--")
     untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
     return sorted({*changed, *untracked})
@@ -126,7 +129,8 @@ class _Project:
     # Modules of the package.
 
     def _module(self, path: Path) -> str:
-        """Return the module of a file of the package; of other files than Python's, the package around it."""
+        """Return the module of a file of the package; of other files than Python's, the package
+        around it."""
         names = path.relative_to(self.package).with_suffix("").parts
         of_package = path.suffix != ".py" or path.name == "__init__.py"
         return ".".join(names[:-1] if of_package else names)
@@ -142,7 +146,8 @@ class _Project:
     def _of_module(self, module: str, distance: int = 0) -> Iterator[tuple[str, int]]:
         """Yield the tests of a module, and those of its importers.
 
-        An ``__init__`` that only imports names stands for its own importers, besides that of the whole package.
+        An ``__init__`` that only imports names stands for its own importers, besides that of the
+        whole package.
         """
         files = mirror.files_of(module, self.root, self.table)
         yield from self._existing(distance, *files)

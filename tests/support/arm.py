@@ -1,7 +1,9 @@
-"""Programs for AArch64 on this machine: the tools that build and emulate them, and calls of compiled functions.
+"""Programs for AArch64 on this machine: the tools that build and emulate them, and calls of
+compiled functions.
 
-The runtime of TVM for AArch64 consists of the packages that pip has for that architecture. ``make arm`` puts them into the folder that
-the tests look at, ``build/aarch64``; the environment variable ``RELAX_GRAD_AARCH64`` names another one.
+The runtime of TVM for AArch64 consists of the packages that pip has for that architecture.
+``make arm`` puts them into the folder that the tests look at, ``build/aarch64``; the environment
+variable ``RELAX_GRAD_AARCH64`` names another one.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def missing() -> str | None:
 
 
 def build(folder: Path) -> Path:
-    """Build the example's ``train`` and the program ``arm_calls`` of this folder; return the folder of both."""
+    """Build the example's ``train`` and the program ``arm_calls`` of this folder; return the folder
+    of both."""
     (folder / "CMakeLists.txt").write_text(_PROJECT.format(root=ROOT))
     settings = {
         "CMAKE_SYSTEM_NAME": "Linux",
@@ -131,7 +134,8 @@ def call(
 
 
 def difference(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Return the largest difference relative to max(1, the largest finite number); infinite for another dtype, shape or NaN.
+    """Return the largest difference relative to max(1, the largest finite number); infinite for
+    another dtype, shape or NaN.
 
     Integers and booleans differ by infinity, if at all.
     """

@@ -1,4 +1,5 @@
-"""Programs of every operator that the tests for AArch64 run: values and gradients, losses, random numbers, updates."""
+"""Programs of every operator that the tests for AArch64 run: values and gradients, losses, random
+numbers, updates."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ Case = tuple[tvm.IRModule, list[np.ndarray]]
 
 
 def adjoints(dtype: str, operators: Iterable[str] = (), most: int = 1) -> dict[str, Case]:
-    """Return the first samples of operators (by default of all), with random cotangents and gradients.
+    """Return the first samples of operators (by default of all), with random cotangents and
+    gradients.
 
     Samples that need a session of Disco are left out.
     """

@@ -51,7 +51,8 @@ def scores_of(of, query, key, bias):
 
 
 def reference(of, query, key, value, bias=None):
-    """Return the attention, and the largest score with the logarithm of the sum of the exponentials of the others."""
+    """Return the attention, and the largest score with the logarithm of the sum of the exponentials
+    of the others."""
     scores = scores_of(of, query, key, bias)
     largest = scores.amax(-1)
     is_empty = torch.isneginf(largest)
@@ -64,7 +65,8 @@ def reference(of, query, key, value, bias=None):
 
 
 def sized(sizes, symbolic, bias, **attrs):
-    """Return the attention of a case, whose symbolic extents are variables, and the shapes of its tensors."""
+    """Return the attention of a case, whose symbolic extents are variables, and the shapes of its
+    tensors."""
     names = dict(zip(("batch", "queries", "keys"), sizes, strict=False))
     batch, queries, keys = (
         tirx.Var(name, "int32") if name in symbolic else size for name, size in names.items()

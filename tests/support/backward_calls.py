@@ -21,7 +21,8 @@ from relax_grad.testing.samples import Sample, sampled_operators, samples
 
 Extents = Callable[[Sequence], Sequence]
 
-#: Operators under ``relax.grad`` that are not gradients: functions contain them, but no rule returns them.
+#: Operators under ``relax.grad`` that are not gradients: functions contain them, but no rule
+#: returns them.
 MARKERS = {
     f"relax.grad.{each}" for each in ("differentiable_once", "stop_gradient", "with_backward")
 }
@@ -180,7 +181,8 @@ def with_extents(kind: relax.Type, extents: Extents) -> relax.Type:
 
 
 def at_sample(sample: Sample) -> Extents:
-    """Return a function that replaces the symbolic extents of a sample by the extents of its inputs."""
+    """Return a function that replaces the symbolic extents of a sample by the extents of its
+    inputs."""
     known = {
         name: sample.inputs[i].shape[axis]
         for i, names in sample.symbolic.items()

@@ -1,4 +1,5 @@
-"""Invalid calls of the functions that import PyTorch models; none where PyTorch is not installed."""
+"""Invalid calls of the functions that import PyTorch models; none where PyTorch is not
+installed."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ import zlib
 
 
 def signed(data: bytes) -> bytes:
-    """Return a manifest, or a file of safetensors, with the checksum of its bytes, if it has a place for one."""
+    """Return a manifest, or a file of safetensors, with the checksum of its bytes, if it has a
+    place for one."""
     found = re.search(rb'"crc32": ?"([0-9a-f]{8})"', data)
     if found is None:
         return data

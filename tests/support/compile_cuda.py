@@ -1,8 +1,9 @@
 """Compile for CUDA without a device: inspect the kernels, compile them, and run them on the CPU.
 
-:func:`compile_for_cuda` uses TVM's default pipeline for GPUs. It keeps the source of the kernels. The host code
-that launches them looks them up among the functions registered in Python. :meth:`Compiled.emulate` compiles the
-source with a C++ compiler and ``cuda_emulator.h``, and registers the kernels there.
+:func:`compile_for_cuda` uses TVM's default pipeline for GPUs. It keeps the source of the kernels.
+The host code that launches them looks them up among the functions registered in Python.
+:meth:`Compiled.emulate` compiles the source with a C++ compiler and ``cuda_emulator.h``, and
+registers the kernels there.
 """
 
 from __future__ import annotations

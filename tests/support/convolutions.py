@@ -29,7 +29,8 @@ def check_weight_gradients(
 def check_data_gradients(
     make: Callable, convs: Sequence[Conv2d | Conv3d], target, batch: Sequence[int] = ()
 ) -> None:
-    """Compare the data gradients of kernels with those of PyTorch, like :func:`check_weight_gradients`."""
+    """Compare the data gradients of kernels with those of PyTorch, like
+    :func:`check_weight_gradients`."""
     _check(make, convs, target, batch, ("out", "weight"), "data")
 
 
@@ -72,7 +73,8 @@ def _shape(conv: Conv2d, extents: Mapping[str, int], name: str) -> tuple[int, ..
 
 
 def expected(conv: Conv2d, arrays: Mapping[str, np.ndarray], shape, wanted: str) -> np.ndarray:
-    """Return the tensor ``wanted`` of shape ``shape``, computed by PyTorch from the other two tensors."""
+    """Return the tensor ``wanted`` of shape ``shape``, computed by PyTorch from the other two
+    tensors."""
     torch = pytest.importorskip("torch")
     if 0 in shape or any(array.size == 0 for array in arrays.values()):
         return np.zeros(shape)
@@ -109,7 +111,8 @@ def axes(draw, kernels: int = 6, strides: Sequence[int] = (1, 1, 2, 3, 5, 17)):
 
 @st.composite
 def convolutions(draw, ins: int = 50, outs: int = 40, groups: Sequence[int] = (1,), **more):
-    """Draw convolutions with any attributes; ``ins`` and ``outs`` are the maximal channels of a group."""
+    """Draw convolutions with any attributes; ``ins`` and ``outs`` are the maximal channels of a
+    group."""
     number = draw(st.sampled_from(groups))
     columns = zip(*(draw(axes(**more)) for _ in range(2)), strict=True)
     size, kernel, strides, before, after, dilation = columns

@@ -1,8 +1,8 @@
 """A plugin of pytest that prints the processor time of tests, by folder and for the slowest ones.
 
-``--cpu-times`` turns it on (``make test-profile``). Processor time counts every thread, every process that a test has
-waited for and, on Linux, processes that still live, so that it hardly depends on other work of the machine. Wall time is
-that of setup, call and teardown.
+``--cpu-times`` turns it on (``make test-profile``). Processor time counts every thread, every
+process that a test has waited for and, on Linux, processes that still live, so that it hardly
+depends on other work of the machine. Wall time is that of setup, call and teardown.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def _children(process: str) -> list[str]:
 
 
 def _time_of_process(process: str) -> float:
-    """Return the processor time of a process, of those that it has waited for, and of its living ones."""
+    """Return the processor time of a process, of those that it has waited for, and of its living
+    ones."""
     try:
         fields = Path("/proc", process, "stat").read_text().rpartition(")")[2].split()
     except OSError:  # the process has ended
@@ -74,7 +75,8 @@ class _Times:
         try:
             return (yield)
         finally:
-            # The ticks of a living process may be more than its time, which counts when it has ended.
+            # The ticks of a living process may be more than its time, which counts when it has
+            # ended.
             spent = max(0.0, _processor_time() - item.stash[_START])
             item.user_properties.append((_KEY, spent))
 

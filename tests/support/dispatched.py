@@ -34,7 +34,8 @@ def kernels_in(module: tvm.IRModule, target=HOST) -> list[str]:
 
 
 def run_both(module: tvm.IRModule, name: str, values: Sequence[np.ndarray], target=HOST) -> tuple:
-    """Return the results of a function under relax_grad's pipeline, and under TVM's without LLVM's optimizations."""
+    """Return the results of a function under relax_grad's pipeline, and under TVM's without LLVM's
+    optimizations."""
     ours = run(module, name, *values, target=target, pipeline="relax_grad")
     stock = tvm.target.Target({**target.export(), "opt-level": 0})
     with without_assertions():

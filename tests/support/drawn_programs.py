@@ -1,8 +1,8 @@
 """Random programs for Hypothesis.
 
-A seed determines a program, instead of one draw for each choice: a program with 40 bindings takes hundreds of
-choices, which exceeds the limit of Hypothesis for a batch of programs. A program prints as its seed, length and
-features.
+A seed determines a program, instead of one draw for each choice: a program with 40 bindings takes
+hundreds of choices, which exceeds the limit of Hypothesis for a batch of programs. A program prints
+as its seed, length and features.
 """
 
 from __future__ import annotations

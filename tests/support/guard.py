@@ -1,13 +1,15 @@
 """Run programs with the buffers of every kernel flush against inaccessible pages.
 
-The programs are those of :class:`Case` and :class:`SampleCase`. A subprocess (``guard_worker.py``) differentiates,
-legalizes and compiles them. For each kernel and each set of its shapes, it runs the first call:
+The programs are those of :class:`Case` and :class:`SampleCase`. A subprocess (``guard_worker.py``)
+differentiates, legalizes and compiles them. For each kernel and each set of its shapes, it runs the
+first call:
 
-- First with the inputs of the program and then, if ``adversarial``, with extreme integers and floats: for any
-  contents of the tensors, a kernel must not read or write outside of its buffers.
-- Twice for each input: with all buffers ending at an inaccessible page, and with all buffers beginning after one.
-  The accessible rest of the page and the initial contents of the outputs differ between these runs. The results
-  must be equal bit by bit, and equal to those of a run without guards.
+- First with the inputs of the program and then, if ``adversarial``, with extreme integers and
+  floats: for any contents of the tensors, a kernel must not read or write outside of its buffers.
+- Twice for each input: with all buffers ending at an inaccessible page, and with all buffers
+  beginning after one. The accessible rest of the page and the initial contents of the outputs
+  differ between these runs. The results must be equal bit by bit, and equal to those of a run
+  without guards.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from processes import run_guard
 
 from relax_grad.testing.samples import samples
 
-#: TVM's kernels that access memory out of bounds and that relax_grad leaves unchanged: patterns of findings, with
-#: the reasons. docs/limits.md lists them too.
+#: TVM's kernels that access memory out of bounds and that relax_grad leaves unchanged: patterns of
+#: findings, with the reasons. docs/limits.md lists them too.
 FAULTS_OF_TVM = {
-    r"cum(sum|prod)\d*\(.*\[(\d+, )*0(, \d+)*\].*\) of relax.backend.DispatchSortScan: as called, ": (
+    r"cum(sum|prod)\d*\(.*\[(\d+, )*0(, \d+)*\].*\) of relax.backend.DispatchSortScan: "
+    "as called, ": (
         "cumsum and cumprod over an empty axis write one element per row outside the tensor"
     ),
     r"(divide|mod)\d*\w*\(int.*: (integers|numbers) .*: SIGFPE$": "integers are divided by zero",
@@ -50,7 +53,8 @@ ENDLESS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A call of an operator or function, differentiated up to an order; order 0 is the call alone."""
+    """A call of an operator or function, differentiated up to an order; order 0 is the call
+    alone."""
 
     name: str
     op: str | Callable
@@ -105,7 +109,8 @@ class Report:
 def sample_cases(
     ops: Sequence[str], numbers: int | None = None, order: int | None = None
 ) -> list[SampleCase]:
-    """Return the first ``numbers`` samples of each operator, or all of them, also with symbolic shapes."""
+    """Return the first ``numbers`` samples of each operator, or all of them, also with symbolic
+    shapes."""
     cases = []
     for op in ops:
         found = samples(op)[:numbers]
@@ -137,8 +142,8 @@ def run_guarded(
     time_limit : int
         Seconds after which a kernel counts as endless.
     machine : str, optional
-        One of ``machines.TARGETS``: run the fused, merged and scheduled kernels of relax_grad's pipeline for it.
-        Otherwise, run the kernels of TVM's pipeline before fusion.
+        One of ``machines.TARGETS``: run the fused, merged and scheduled kernels of relax_grad's
+        pipeline for it. Otherwise, run the kernels of TVM's pipeline before fusion.
     """
     job = pickle.dumps((list(cases), adversarial, ours, time_limit, machine))
     with tempfile.TemporaryDirectory() as folder:

@@ -27,7 +27,8 @@ def _bytes(tensor) -> bytes:
 
 
 def _without_bits_of_nan(data: bytes, dtype: str) -> bytes:
-    """Replace every NaN by the same one: its bits depend on which operand of an instruction is in memory."""
+    """Replace every NaN by the same one: its bits depend on which operand of an instruction is in
+    memory."""
     numbers = np.frombuffer(data, _program.numpy_dtype(dtype))
     if dtype not in FLOAT_DTYPES:
         return data
@@ -35,7 +36,8 @@ def _without_bits_of_nan(data: bytes, dtype: str) -> bytes:
 
 
 class Call:
-    """A call of a kernel: its arguments are input tensors, output tensors, and integers for extents."""
+    """A call of a kernel: its arguments are input tensors, output tensors, and integers for
+    extents."""
 
     def __init__(self, kernel: Kernel, function, args, allocating: Workspaces | None):
         self.kernel, self.function, self.args = kernel, function, args
@@ -87,7 +89,8 @@ class Call:
         ]
 
     def replay(self, inputs: Sequence[bytes], at_end: bool, fill: int) -> tuple:
-        """Run the kernel between guard pages; return its results (None after an error) and the faults."""
+        """Run the kernel between guard pages; return its results (None after an error) and the
+        faults."""
         buffers = []
 
         def hold(shape, dtype, content=None):

@@ -1,9 +1,10 @@
 """Run kernels with their tensors and workspaces flush against inaccessible pages.
 
-A subprocess compiles the kernels of ``kernel_cases.py`` and runs each several times: with all tensors and workspaces
-ending at an inaccessible page, and with all beginning after one. The surrounding bytes and the initial contents differ
-between the runs, so that a read of any of them changes the results. Further runs replace integers by values at and
-beyond the limits, and floats by infinities and NaN.
+A subprocess compiles the kernels of ``kernel_cases.py`` and runs each several times: with all
+tensors and workspaces ending at an inaccessible page, and with all beginning after one. The
+surrounding bytes and the initial contents differ between the runs, so that a read of any of them
+changes the results. Further runs replace integers by values at and beyond the limits, and floats by
+infinities and NaN.
 """
 
 from __future__ import annotations
@@ -151,7 +152,8 @@ class _Runner:
 
 
 def _same(dtype: str, one: bytes, other: bytes) -> bool:
-    """Compare bits, except those of NaN, which depend on which operand of an instruction is in memory."""
+    """Compare bits, except those of NaN, which depend on which operand of an instruction is in
+    memory."""
     a, b = (np.frombuffer(data, dtype) for data in (one, other))
     if a.dtype.kind == "i":
         return one == other
@@ -166,7 +168,8 @@ def _extents(call: KernelCall) -> list:
 
 
 def _check(runner: _Runner) -> int:
-    """Run all kernels in child processes, restarted after a crash; print findings, return the number of runs."""
+    """Run all kernels in child processes, restarted after a crash; print findings, return the
+    number of runs."""
     first = runs = 0
     while first < len(runner.calls):
         read, write = os.pipe()

@@ -11,7 +11,8 @@ import tvm
 import tvm_ffi
 
 _PAGE = mmap.PAGESIZE
-#: Bytes reserved on each side of a buffer, so that far out-of-bounds indices hit them too. They cost no memory.
+#: Bytes reserved on each side of a buffer, so that far out-of-bounds indices hit them too. They
+#: cost no memory.
 _GUARD = 1 << 36
 _NONE, _READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
 _NORESERVE = 0x4000

@@ -1,4 +1,5 @@
-"""The programs of ``guard.py``: cases that are differentiated and lowered to kernels by either pipeline."""
+"""The programs of ``guard.py``: cases that are differentiated and lowered to kernels by either
+pipeline."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def details(case: Case | SampleCase) -> tuple:
 
 
 def build(case: Case | SampleCase) -> Program:
-    """Differentiate a case; only the function of the highest order is kept, which computes the lower ones."""
+    """Differentiate a case; only the function of the highest order is kept, which computes the
+    lower ones."""
     function, inputs, attrs, wrt, order, symbolic, _ = details(case)
     _, function = check.resolve(function)
     if not order:
@@ -137,7 +139,8 @@ def _as_float(tensor: relax.Expr) -> relax.Expr:
 
 
 def calls_ours(module: tvm.IRModule) -> bool:
-    """Tell whether a program calls an operator that relax_grad legalizes, other than the sum of the loss."""
+    """Tell whether a program calls an operator that relax_grad legalizes, other than the sum of the
+    loss."""
     found = set()
 
     def visit(expr):
@@ -149,7 +152,8 @@ def calls_ours(module: tvm.IRModule) -> bool:
 
 
 def legalize(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, Kernel]]:
-    """Legalize a module as TVM's CPU pipeline does, without fusion; return it and its kernels by name."""
+    """Legalize a module as TVM's CPU pipeline does, without fusion; return it and its kernels by
+    name."""
     ops = defaultdict(set)
     current = [_SORT_SCAN]  # TVM dispatches before it legalizes
     add_func = relax.BlockBuilder.add_func
@@ -203,7 +207,8 @@ def _kernels_of(module: tvm.IRModule, ops: Mapping[str, set]) -> dict[str, Kerne
 def schedule(
     module: tvm.IRModule, target: tvm.target.Target
 ) -> tuple[tvm.IRModule, dict[str, Kernel]]:
-    """Run relax_grad's pipeline on a module; return it and the kernels called after fusion, by name."""
+    """Run relax_grad's pipeline on a module; return it and the kernels called after fusion, by
+    name."""
     kernels, ops = {}, defaultdict(set)
     with target:
         for each in stages.passes(target, DispatchKernels(target)):
@@ -219,7 +224,8 @@ def schedule(
 
 
 def _rely_on_no_alignment(module: tvm.IRModule, kernels: Mapping[str, Kernel]) -> None:
-    """Let kernels assume no alignment of their buffers: with TVM's 64 bytes there would be slack."""
+    """Let kernels assume no alignment of their buffers: with TVM's 64 bytes there would be
+    slack."""
     for name, kernel in kernels.items():
         text = tvm.ir.save_json(module[name])
         text = re.sub(r'"data_alignment": ?\d+', '"data_alignment":1', text)

@@ -1,4 +1,5 @@
-"""The subprocess of ``guard.py`` that runs kernels; a fault ends only a child of it, and is a finding.
+"""The subprocess of ``guard.py`` that runs kernels; a fault ends only a child of it, and is a
+finding.
 
 Its environment has ``TVM_NUM_THREADS=1``, since threads of a pool do not survive a fork.
 """
@@ -39,7 +40,8 @@ from relax_grad.testing import _program
 
 #: The number of programs that are compiled together.
 BATCH = 25
-#: The fill byte around the buffers and initially in the outputs: NaN at the end, a number at the start.
+#: The fill byte around the buffers and initially in the outputs: NaN at the end, a number at the
+#: start.
 _PLACEMENTS = {"at the end": 0xFF, "at the start": 0x2A}
 _SKIP_RUN = 1
 
@@ -90,7 +92,8 @@ class _Batch:
         self._machine = relax.VirtualMachine(loaded, tvm.cpu())
 
     def run(self, first: int, send) -> None:
-        """Run the programs from number ``first`` on, and send events, in a process that may crash."""
+        """Run the programs from number ``first`` on, and send events, in a process that may
+        crash."""
         self._send = send
         for number in range(first, len(self.programs)):
             send("case", number)
@@ -119,7 +122,8 @@ class _Batch:
         return 0
 
     def _replays(self, call: Call) -> list[bytes] | None:
-        """Run a kernel in every placement, with its own inputs and others; return the results for its own inputs."""
+        """Run a kernel in every placement, with its own inputs and others; return the results for
+        its own inputs."""
         results = self._both(call, "as called", call.inputs)
         if results is None:
             self._send("finding", [call.title, "as called: it raises an error"])
@@ -129,7 +133,8 @@ class _Batch:
         return results
 
     def _both(self, call: Call, what: str, inputs: Sequence[bytes]) -> list[bytes] | None:
-        """Run a kernel in both placements and compare; return the results, or None after an error."""
+        """Run a kernel in both placements and compare; return the results, or None after an
+        error."""
         found = []
         for placement, fill in _PLACEMENTS.items():
             self._send("replay", f"{what}, {placement}")
@@ -140,7 +145,10 @@ class _Batch:
             for fault in faults:
                 self._send("finding", [call.title, f"{what}, {placement}: {fault}"])
         if found[0] != found[1]:
-            fault = f"{what}: the results depend on the memory around, or on the old contents of the outputs"
+            fault = (
+                f"{what}: the results depend on the memory around, or on the old contents of the "
+                "outputs"
+            )
             self._send("finding", [call.title, fault])
         return found[0]
 
@@ -205,7 +213,8 @@ def _run_child(batch: _Batch, first: int, write: int) -> None:
 
 
 def main(job: str) -> None:
-    """Run the job of :func:`guard.run_guarded` in this file; print findings, and the numbers of kernels and runs."""
+    """Run the job of :func:`guard.run_guarded` in this file; print findings, and the numbers of
+    kernels and runs."""
     cases, adversarial, ours, time_limit, machine = pickle.loads(Path(job).read_bytes())
     done: set[str] = set()
     replays = 0

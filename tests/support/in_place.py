@@ -13,7 +13,8 @@ SIZE = 4
 #: The type of the tensors.
 KIND = relax.TensorType((SIZE, SIZE), "float32")
 
-#: Larger elements are normalized: float32 cannot hold the digits that the sine of a large number needs.
+#: Larger elements are normalized: float32 cannot hold the digits that the sine of a large number
+#: needs.
 LARGEST = 8
 
 
@@ -31,7 +32,8 @@ class Program:
     Attributes
     ----------
     values : dict[relax.Var, numpy.ndarray]
-        The values of the readable variables. The overwritten argument of an in-place call is removed.
+        The values of the readable variables. The overwritten argument of an in-place call is
+        removed.
     """
 
     def __init__(self, bb: relax.BlockBuilder, helper: tvm.ir.GlobalVar | None = None):
@@ -82,10 +84,11 @@ def with_helper(bb: relax.BlockBuilder) -> tvm.ir.GlobalVar:
 
 
 def module_of(body, names=("x", "y"), *, dataflow: bool = True) -> tvm.IRModule:
-    """Return the module of a function of tensors; ``body`` takes a builder, a writing function and the tensors.
+    """Return the module of a function of tensors; ``body`` takes a builder, a writing function and
+    the tensors.
 
-    The writing function takes the tensor that it overwrites, the tensor to add, a name for the result, and
-    ``through_helper``: whether a Relax function makes the call.
+    The writing function takes the tensor that it overwrites, the tensor to add, a name for the
+    result, and ``through_helper``: whether a Relax function makes the call.
     """
     bb = relax.BlockBuilder()
     helper = with_helper(bb)
@@ -140,7 +143,8 @@ def random_function(
     rng: np.random.Generator,
     steps: int,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Add a function of random operators and in-place calls; return arguments and the expected results."""
+    """Add a function of random operators and in-place calls; return arguments and the expected
+    results."""
     kind = relax.TensorType((SIZE, SIZE), "float32")
     params = [relax.Var(each, kind) for each in ("x", "y", "w")]
     inputs = [rng.normal(size=(SIZE, SIZE)).astype("float32") for _ in params]

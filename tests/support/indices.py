@@ -1,4 +1,5 @@
-"""Random indices, and their meaning in Python integers, for tests of operators with index operands."""
+"""Random indices, and their meaning in Python integers, for tests of operators with index
+operands."""
 
 from __future__ import annotations
 
@@ -63,8 +64,8 @@ def points_of(indices):
 
 
 def expected_reads(pairs, data, shape, dtype):
-    """Return the data read at pairs, with NaN and with 0 for missing places, a random output gradient, and the
-    expected data gradient."""
+    """Return the data read at pairs, with NaN and with 0 for missing places, a random output
+    gradient, and the expected data gradient."""
     grad = np.random.default_rng(1).normal(size=shape).astype(dtype)
     taken, with_zero = np.full(shape, np.nan, dtype), np.zeros(shape, dtype)
     expected = np.zeros(data.shape)
@@ -76,7 +77,8 @@ def expected_reads(pairs, data, shape, dtype):
 
 
 def read_with_torch(pairs, shape):
-    """Return a PyTorch function that reads the elements of pairs, and NaN where there is no place."""
+    """Return a PyTorch function that reads the elements of pairs, and NaN where there is no
+    place."""
     pairs = list(pairs)
 
     def read(torch, x, *_):

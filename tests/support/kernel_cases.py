@@ -1,4 +1,5 @@
-"""Calls of every operator with kernels, in odd sizes that leave partial vectors, tiles and blocks."""
+"""Calls of every operator with kernels, in odd sizes that leave partial vectors, tiles and
+blocks."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ class KernelCase:
         return self.op in operators_in_halves() and not refused
 
     def module(self, batch: int | None, dtype: str = "float32") -> tvm.IRModule:
-        """Return the module of the call with floats of a dtype; if ``batch`` is None, the batch is symbolic."""
+        """Return the module of the call with floats of a dtype; if ``batch`` is None, the batch is
+        symbolic."""
         n = tirx.Var("n", "int64") if batch is None else batch
         params = [
             tensor(

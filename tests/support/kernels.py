@@ -1,7 +1,7 @@
 """Run tensor expressions on arrays, and compare the results with expected ones.
 
-Every array lies between two fences in memory, which must be intact afterwards. Expressions for the threads of a GPU
-run as serial loops.
+Every array lies between two fences in memory, which must be intact afterwards. Expressions for the
+threads of a GPU run as serial loops.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Helpers of the layout conversion tests: the passes, and the transposes that remain in a function."""
+"""Helpers of the layout conversion tests: the passes, and the transposes that remain in a
+function."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ def calls(function: relax.Function, *op_names: str) -> Iterator[relax.VarBinding
 def transpositions(function: relax.Function) -> list[relax.VarBinding]:
     """Return the bindings that permute the elements of a tensor of three or more axes.
 
-    Transposes of matrices belong to ``matmul``, transposes along axes of extent 1 move nothing, and transposes of
-    constants are folded.
+    Transposes of matrices belong to ``matmul``, transposes along axes of extent 1 move nothing, and
+    transposes of constants are folded.
     """
     found = calls(function, "relax.permute_dims", "relax.layout_transform")
     return [

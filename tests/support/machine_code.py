@@ -1,8 +1,9 @@
 """A plugin of pytest by which tests of numbers compile machine code once, without optimizations.
 
-TVM's modules of LLVM hold LLVM IR. When a module is loaded to run, TVM compiles it with all optimizations of the code
-generator, at every level of the target. At level 0, that is half of the time of a compilation. Here, tests get the machine
-code of that level instead, as :func:`relax_grad.testing.check_gradients` does.
+TVM's modules of LLVM hold LLVM IR. When a module is loaded to run, TVM compiles it with all
+optimizations of the code generator, at every level of the target. At level 0, that is half of the
+time of a compilation. Here, tests get the machine code of that level instead, as
+:func:`relax_grad.testing.check_gradients` does.
 """
 
 from __future__ import annotations

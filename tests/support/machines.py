@@ -65,8 +65,8 @@ class Run:
 def run_kernels(runs: Sequence[Run], target: tvm.target.Target) -> list[list[np.ndarray]]:
     """Compile kernels together, run each, and return the results of each.
 
-    A function that several runs share is compiled once. Elements that a kernel does not write are NaN. A kernel that
-    writes to an input fails.
+    A function that several runs share is compiled once. Elements that a kernel does not write are
+    NaN. A kernel that writes to an input fails.
     """
     names = {id(run.function): f"kernel{i}" for i, run in enumerate(runs)}
     compiled = compile_kernels({names[id(run.function)]: run.function for run in runs}, target)
@@ -84,10 +84,11 @@ def run_kernels(runs: Sequence[Run], target: tvm.target.Target) -> list[list[np.
 def compile_kernels(
     functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target | Mapping
 ) -> tvm.runtime.Module:
-    """Compile kernels together as the pipeline does, without assertions, which are half of a kernel's code.
+    """Compile kernels together as the pipeline does, without assertions, which are half of a
+    kernel's code.
 
-    TVM's default pipeline takes five times as long for a kernel, and LLVM's ``-O3`` a third longer. The test is skipped
-    where TVM 0.26 loses a variable as it hoists a condition out of a loop.
+    TVM's default pipeline takes five times as long for a kernel, and LLVM's ``-O3`` a third longer.
+    The test is skipped where TVM 0.26 loses a variable as it hoists a condition out of a loop.
     """
     try:
         with without_assertions():
@@ -104,6 +105,7 @@ def at(shape: Sequence, values: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def largest_error(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Return the largest error relative to max(1, the largest wanted number); NaN counts as infinite."""
+    """Return the largest error relative to max(1, the largest wanted number); NaN counts as
+    infinite."""
     error = np.abs(found - wanted) / max(1.0, np.abs(wanted).max(initial=0.0))
     return float(np.nan_to_num(error, nan=np.inf).max(initial=0.0))

@@ -10,7 +10,8 @@ X = relax.Var("x", relax.TensorType((3,), "float32"))
 
 
 def _function(body: relax.Expr, result: relax.Type = X.ty, *values: relax.Expr) -> relax.Function:
-    """Return a public function that binds one variable to each value, and returns ``body`` or that variable."""
+    """Return a public function that binds one variable to each value, and returns ``body`` or that
+    variable."""
     bindings = []
     for value in values:
         y = bindings[0].var if bindings else relax.Var("y", value.ty)

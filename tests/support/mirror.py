@@ -1,7 +1,8 @@
-"""The tests of each module of the package: ``tests/`` mirrors ``relax_grad/``, and a table names the tests of the others.
+"""The tests of each module of the package: ``tests/`` mirrors ``relax_grad/``, and a table names
+the tests of the others.
 
-The module ``relax_grad/a/b.py`` or ``relax_grad/a/_b.py`` is tested by ``tests/a/test_b.py``. ``tests/test_mirror.py``
-checks the table.
+The module ``relax_grad/a/b.py`` or ``relax_grad/a/_b.py`` is tested by ``tests/a/test_b.py``.
+``tests/test_mirror.py`` checks the table.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _spec = importlib.util.spec_from_file_location("layers", ROOT / "docs/_ext/layer
 layers = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(layers)
 
-#: The tests of modules without a test file of their name: patterns of names of modules, and test files in ``tests/``.
-#: The first pattern that matches counts.
+#: The tests of modules without a test file of their name: patterns of names of modules, and test
+#: files in ``tests/``. The first pattern that matches counts.
 TABLE: dict[str, tuple[str, ...]] = {
     # The package and its command line.
     "": ("test_install.py", "test_import.py"),
@@ -303,7 +304,8 @@ def files_of(
 
 
 def reexports_only(path: Path) -> bool:
-    """Tell whether a file is an ``__init__`` that only imports names, and so has no tests of its own."""
+    """Tell whether a file is an ``__init__`` that only imports names, and so has no tests of its
+    own."""
     if path.name != "__init__.py":
         return False
     statements = ast.parse(path.read_text(encoding="utf-8")).body

@@ -1,6 +1,8 @@
-"""A program for ``mpiexec``: the first process begins a session of all, and writes what it has found as JSON.
+"""A program for ``mpiexec``: the first process begins a session of all, and writes what it has
+found as JSON.
 
-``python mpi_program.py checks WORKERS`` runs collectives and training, and ``fails`` a worker that raises an error in a call.
+``python mpi_program.py checks WORKERS`` runs collectives and training, and ``fails`` a worker that
+raises an error in a call.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ def moves(workers) -> dict[str, bool]:
 
 
 def training(workers) -> list[float]:
-    """Return the largest differences of parameters from those of one worker, with and without overlap."""
+    """Return the largest differences of parameters from those of one worker, with and without
+    overlap."""
     step, start, batches = linear()
     one = Trainer(step, values=start)
     options: dict = {"values": start, "check_every": 1, "bucket_bytes": 64}

@@ -1,8 +1,10 @@
-"""The skeleton of a rule or of a backward operator: ``python tests/support/new_operator.py NAME FAMILY``.
+"""The skeleton of a rule or of a backward operator:
+``python tests/support/new_operator.py NAME FAMILY``.
 
 NAME is an operator of TVM, for which a rule is added (``relax.cos``), or a new backward operator
-(``softplus_backward_data``), with all its entries. FAMILY names the module of each part, as in ``unary`` or ``nn/pool``.
-What remains to be written raises an error that says so, and is printed at the end.
+(``softplus_backward_data``), with all its entries. FAMILY names the module of each part, as in
+``unary`` or ``nn/pool``. What remains to be written raises an error that says so, and is printed at
+the end.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class SkeletonError(ValueError):
 
 @dataclass(frozen=True)
 class Entry:
-    """The text that is added to a file, and the names that it imports: pairs of a module and a name."""
+    """The text that is added to a file, and the names that it imports: pairs of a module and a
+    name."""
 
     path: str
     text: str
@@ -38,7 +41,8 @@ class Operator:
     Attributes
     ----------
     attributes : dict[str, str]
-        The attributes of its builder, with the text of their defaults; empty for one without a default.
+        The attributes of its builder, with the text of their defaults; empty for one without a
+        default.
     attrs_type : str
         The type key of the attributes; empty without any.
     has_gradient : bool
@@ -105,14 +109,15 @@ def entries_of(name: str, family: str) -> list[Entry]:
         return _of_rule(operator_of(name), family)
     if "_backward" not in name or not name.isidentifier():
         raise SkeletonError(
-            f"NAME must be an operator of TVM such as relax.nn.softplus, or <forward>_backward_<argument> or "
-            f"<forward>_backward, but it is {name}"
+            "NAME must be an operator of TVM such as relax.nn.softplus, or "
+            f"<forward>_backward_<argument> or <forward>_backward, but it is {name}"
         )
     return _of_backward(name, forward_of(name), family)
 
 
 def check_free(name: str) -> None:
-    """Raise an error if relax_grad has the rule, or the backward operator, or a reason for having none."""
+    """Raise an error if relax_grad has the rule, or the backward operator, or a reason for having
+    none."""
     from relax_grad import registry
 
     full = name if name.startswith("relax.") else f"relax.grad.{name}"
@@ -123,7 +128,8 @@ def check_free(name: str) -> None:
         raise SkeletonError(f"relax_grad has the operator {full} already")
     if found.kind == "non-differentiable":
         raise SkeletonError(
-            f"{name} has no gradient: {found.reason}; remove it from relax_grad/rules/nondifferentiable.py first"
+            f"{name} has no gradient: {found.reason}; remove it from "
+            "relax_grad/rules/nondifferentiable.py first"
         )
     if found.rule == "relax_grad":
         raise SkeletonError(f"relax_grad has a rule of {name} already")
@@ -262,7 +268,11 @@ def _infer_{name}(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
 declare_op(
     "{name}",
     [
-        ("output_grad", "Tensor", "The gradient with respect to the result of {forward.last_name}."),
+        (
+            "output_grad",
+            "Tensor",
+            "The gradient with respect to the result of {forward.last_name}.",
+        ),
 {described}    ],
     _infer_{name},
     {name},
@@ -309,7 +319,8 @@ def {function}(rng):
 
 
 def with_imports(source: str, imports: Sequence[tuple[str, str]]) -> str:
-    """Return a module that imports these names too, each behind the other imports from its module."""
+    """Return a module that imports these names too, each behind the other imports from its
+    module."""
     for module, name in imports:
         tree = ast.parse(source)
         found = [each for each in tree.body if isinstance(each, ast.ImportFrom)]
@@ -341,8 +352,9 @@ def write(entries: Sequence[Entry], root: Path) -> Iterator[Path]:
         if not path.is_file():
             known = sorted(each.stem for each in path.parent.glob("[!_]*.py"))
             raise SkeletonError(
-                f"there is no module {entry.path}; make it first, with a docstring and an import of it in the "
-                f"__init__.py of its package, or choose a family of these: {', '.join(known)}"
+                f"there is no module {entry.path}; make it first, with a docstring and an import "
+                "of it in the __init__.py of its package, or choose a family of these: "
+                f"{', '.join(known)}"
             )
         source = path.read_text()
         for statement in ast.parse(entry.text).body:
@@ -363,10 +375,18 @@ def remaining(name: str, family: str) -> Iterator[str]:
     else:
         last = family.rpartition("/")[2]
         forward = forward_of(name).name
-        yield f"write the tensor expression in relax_grad/topi/{last}.py (docs/backward_operators.md)"
-        yield f"write its gradient in relax_grad/rules/grad/{last}.py, or declare it by register_linear"
+        yield (
+            f"write the tensor expression in relax_grad/topi/{last}.py (docs/backward_operators.md)"
+        )
+        yield (
+            f"write its gradient in relax_grad/rules/grad/{last}.py, or declare it by "
+            "register_linear"
+        )
         yield f"let the rule of {forward} emit it"
-        yield "examine the inference of types and the layout in relax_grad/op: it is that of an element-wise operator"
+        yield (
+            "examine the inference of types and the layout in relax_grad/op: it is that of an "
+            "element-wise operator"
+        )
     yield "write the samples, with PyTorch's function where there is one (docs/samples.md)"
     yield "make format"
     yield f"python -m relax_grad check {operator}"

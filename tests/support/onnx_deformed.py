@@ -1,4 +1,5 @@
-"""DeformConv for ONNX's evaluator, in float64: that of the package ``onnx`` rounds the places of samples to float32."""
+"""DeformConv for ONNX's evaluator, in float64: that of the package ``onnx`` rounds the places of
+samples to float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A small node of every operator of ONNX Runtime that trains, with its values by NumPy where onnxruntime has it for GPUs only."""
+"""A small node of every operator of ONNX Runtime that trains, with its values by NumPy where
+onnxruntime has it for GPUs only."""
 
 from __future__ import annotations
 
@@ -31,34 +32,53 @@ _HEADS = {"num_heads": 4, "kv_num_heads": 2}
 _LAST, _COUNT = integers(4, 4, dtype="int32"), np.array(5, "int32")
 
 CASES = {
-    "Attention": case("Attention", shifted(2, 5, 8), shifted(8, 24), shifted(24), integers([1, 1, 1, 1, 0], [1, 1, 1, 1, 1], dtype="int32"), num_heads=2),
+    "Attention": case("Attention", shifted(2, 5, 8), shifted(8, 24), shifted(24),
+    integers([1, 1, 1, 1, 0], [1, 1, 1, 1, 1], dtype="int32"), num_heads=2),
     "BiasAdd": case("BiasAdd", floats(2, 4, 8), floats(8), floats(2, 4, 8)),
-    "BiasDropout": case("BiasDropout", floats(2, 3), floats(3), floats(2, 3), np.array(0.5, "float32"), np.array(False)),
+    "BiasDropout": case("BiasDropout", floats(2, 3), floats(3), floats(2, 3),
+    np.array(0.5, "float32"), np.array(False)),
     "BiasGelu": case("BiasGelu", shifted(2, 3), shifted(3)),
-    "BiasSoftmax": case("BiasSoftmax", shifted(2, 3, 4), shifted(2, 3, 4), axis=2, is_inner_broadcast=0),
+    "BiasSoftmax": case("BiasSoftmax", shifted(2, 3, 4), shifted(2, 3, 4), axis=2,
+    is_inner_broadcast=0),
     "BiasSplitGelu": case("BiasSplitGelu", shifted(2, 3, 8), shifted(8)),
     "EmbedLayerNormalization": case(
-        "EmbedLayerNormalization", integers([1, 2, 0], [2, 2, 1], dtype="int32"), integers([0, 1, 1], [1, 0, 0], dtype="int32"), shifted(4, 8), shifted(5, 8), shifted(2, 8), floats(8), floats(8), count=2,
+        "EmbedLayerNormalization", integers([1, 2, 0], [2, 2, 1], dtype="int32"),
+        integers([0, 1, 1], [1, 0, 0], dtype="int32"), shifted(4, 8), shifted(5, 8), shifted(2, 8),
+        floats(8), floats(8), count=2,
     ),
     "FastGelu": case("FastGelu", shifted(2, 3), shifted(3)),
-    "FusedConv": case("FusedConv", shifted(1, 2, 5, 5), shifted(3, 2, 3, 3), shifted(3), activation="LeakyRelu", activation_params=[0.25]),
-    "FusedGemm": case("FusedGemm", shifted(2, 3), shifted(4, 3), shifted(4), transB=1, activation="Tanh"),
-    "FusedMatMul": case("FusedMatMul", shifted(4, 2, 3, 5), shifted(6, 2, 3, 5), transBatchA=1, transBatchB=1, transB=1, alpha=0.5),
-    "FusedMatMulActivation": case("FusedMatMulActivation", shifted(2, 3), shifted(3, 4), activation="Sigmoid", alpha=0.5),
+    "FusedConv": case("FusedConv", shifted(1, 2, 5, 5), shifted(3, 2, 3, 3), shifted(3),
+    activation="LeakyRelu", activation_params=[0.25]),
+    "FusedGemm": case("FusedGemm", shifted(2, 3), shifted(4, 3), shifted(4), transB=1,
+    activation="Tanh"),
+    "FusedMatMul": case("FusedMatMul", shifted(4, 2, 3, 5), shifted(6, 2, 3, 5), transBatchA=1,
+    transBatchB=1, transB=1, alpha=0.5),
+    "FusedMatMulActivation": case("FusedMatMulActivation", shifted(2, 3), shifted(3, 4),
+    activation="Sigmoid", alpha=0.5),
     "Gelu": case("Gelu", shifted(2, 3)),
     "GemmFastGelu": case("GemmFastGelu", shifted(2, 3), shifted(3, 4), shifted(4)),
-    "GroupNorm": case("GroupNorm", shifted(2, 3, 3, 4), floats(4), floats(4), groups=2, activation=1, epsilon=2.0**-10),
-    "GroupQueryAttention": case("GroupQueryAttention", shifted(2, 5, 64), shifted(2, 5, 32), shifted(2, 5, 32), None, None, _LAST, _COUNT, **_HEADS),
+    "GroupNorm": case("GroupNorm", shifted(2, 3, 3, 4), floats(4), floats(4), groups=2,
+    activation=1, epsilon=2.0**-10),
+    "GroupQueryAttention": case("GroupQueryAttention", shifted(2, 5, 64), shifted(2, 5, 32),
+    shifted(2, 5, 32), None, None, _LAST, _COUNT, **_HEADS),
     "MatMulNBits": case(
-        "MatMulNBits", shifted(2, 16), np.arange(24, dtype="uint8").reshape(3, 1, 8), floats(3), N=3, K=16, bits=4, block_size=16, fixed=(2,)
+        "MatMulNBits", shifted(2, 16), np.arange(24, dtype="uint8").reshape(3, 1, 8), floats(3),
+        N=3, K=16, bits=4, block_size=16, fixed=(2,)
     ),
-    "MultiHeadAttention": case("MultiHeadAttention", shifted(2, 5, 8), shifted(2, 3, 8), shifted(2, 3, 8), num_heads=2),
+    "MultiHeadAttention": case("MultiHeadAttention", shifted(2, 5, 8), shifted(2, 3, 8),
+    shifted(2, 3, 8), num_heads=2),
     "QuickGelu": case("QuickGelu", shifted(2, 3), alpha=1.5),
-    "RotaryEmbedding": case("RotaryEmbedding", shifted(2, 5, 8), integers([0, 1, 2, 3, 4], [1, 2, 3, 4, 5]), np.cos(_ANGLES), np.sin(_ANGLES), num_heads=2, fixed=(2, 3)),
-    "SimplifiedLayerNormalization": case("SimplifiedLayerNormalization", shifted(2, 8), floats(8), domain="", epsilon=2.0**-10),
-    "SkipGroupNorm": case("SkipGroupNorm", shifted(2, 3, 3, 4), floats(4), floats(4), shifted(2, 4), floats(4), groups=2, epsilon=2.0**-10),
-    "SkipLayerNormalization": case("SkipLayerNormalization", shifted(2, 3, 8), shifted(2, 3, 8), floats(8), floats(8), floats(8)),
-    "SkipSimplifiedLayerNormalization": case("SkipSimplifiedLayerNormalization", shifted(2, 3, 8), shifted(2, 3, 8), floats(8), floats(8)),
+    "RotaryEmbedding": case("RotaryEmbedding", shifted(2, 5, 8),
+    integers([0, 1, 2, 3, 4], [1, 2, 3, 4, 5]), np.cos(_ANGLES), np.sin(_ANGLES), num_heads=2,
+    fixed=(2, 3)),
+    "SimplifiedLayerNormalization": case("SimplifiedLayerNormalization", shifted(2, 8), floats(8),
+    domain="", epsilon=2.0**-10),
+    "SkipGroupNorm": case("SkipGroupNorm", shifted(2, 3, 3, 4), floats(4), floats(4), shifted(2, 4),
+    floats(4), groups=2, epsilon=2.0**-10),
+    "SkipLayerNormalization": case("SkipLayerNormalization", shifted(2, 3, 8), shifted(2, 3, 8),
+    floats(8), floats(8), floats(8)),
+    "SkipSimplifiedLayerNormalization": case("SkipSimplifiedLayerNormalization", shifted(2, 3, 8),
+    shifted(2, 3, 8), floats(8), floats(8)),
     "TransposeMatMul": case("TransposeMatMul", shifted(2, 3), shifted(4, 3), transB=1),
 }  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""Small ONNX models, and a model's outputs and gradients held against ONNX's evaluator and differences."""
+"""Small ONNX models, and a model's outputs and gradients held against ONNX's evaluator and
+differences."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def model_of(
 
 
 def classifier(dtype="float32", batch=2):
-    """Return a small network of convolution, normalisation, clipping, pooling and two dense layers."""
+    """Return a small network of convolution, normalisation, clipping, pooling and two dense
+    layers."""
     nodes = [
         node("Conv", ["x", "conv.weight", "conv.bias"], ["a"], pads=[1, 1, 1, 1], strides=[2, 2]),
         node("BatchNormalization", ["a", "gamma", "beta", "mean", "var"], ["b"]),
@@ -85,7 +87,8 @@ WEIGHTS = ["conv.weight", "conv.bias", "gamma", "beta", "dense.weight", "dense.b
 
 
 def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a model in float64 in the place of float32, to compare gradients with differences."""
+    """Return a copy of a model in float64 in the place of float32, to compare gradients with
+    differences."""
     single, double = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
     found = onnx.ModelProto()
     found.CopyFrom(model)
@@ -180,7 +183,8 @@ def weighted_sum(bb, *results):
 def check_parameter_gradients(
     imported: Imported, feeds, rtol: float = 1e-6, steps=(1e-5,), pipeline="default"
 ) -> None:
-    """Compare the gradient of each parameter with central differences in a random direction; for float64.
+    """Compare the gradient of each parameter with central differences in a random direction; for
+    float64.
 
     A difference across a kink is wrong, so that any of the steps may agree.
     """

@@ -22,7 +22,8 @@ NOTHING: Mapping = MappingProxyType({})
 
 
 class Case(NamedTuple):
-    """A node: arrays of float64 are weights, others are constants, and None is an operand that is left out.
+    """A node: arrays of float64 are weights, others are constants, and None is an operand that is
+    left out.
 
     Attributes
     ----------
@@ -49,7 +50,8 @@ class Case(NamedTuple):
 
 
 def chain(*operands, nodes, count: int = 1) -> Case:
-    """Return a case of several nodes, whose operands are ``0``, ``1``, ... and whose results are ``y0``, ``y1``, ..."""
+    """Return a case of several nodes, whose operands are ``0``, ``1``, ... and whose results are
+    ``y0``, ``y1``, ..."""
     return Case(operands, {}, count, tuple(range(count)), tuple(nodes))
 
 
@@ -87,13 +89,17 @@ def branch(kind: str) -> onnx.GraphProto:
 
 
 def loop_body() -> onnx.GraphProto:
-    """Return ``s -> s * 3``, whose last operand is that of the node outside, and the square of the new state."""
+    """Return ``s -> s * 3``, whose last operand is that of the node outside, and the square of the
+    new state."""
     value = helper.make_tensor_value_info
     return helper.make_graph(
-        [node("Mul", ["s", "3"], ["new"]), node("Mul", ["new", "new"], ["row"]), node("Identity", ["c"], ["go"])],
+        [node("Mul", ["s", "3"], ["new"]), node("Mul", ["new", "new"], ["row"]),
+            node("Identity", ["c"], ["go"])],
         "body",
-        [value("i", TensorProto.INT64, []), value("c", TensorProto.BOOL, []), value("s", TensorProto.DOUBLE, [2])],
-        [value("go", TensorProto.BOOL, []), value("new", TensorProto.DOUBLE, [2]), value("row", TensorProto.DOUBLE, [2])],
+        [value("i", TensorProto.INT64, []), value("c", TensorProto.BOOL, []),
+            value("s", TensorProto.DOUBLE, [2])],
+        [value("go", TensorProto.BOOL, []), value("new", TensorProto.DOUBLE, [2]),
+            value("row", TensorProto.DOUBLE, [2])],
     )  # fmt: skip
 
 
@@ -133,9 +139,11 @@ FIRST = node("SequenceAt", ["t", "2"])
 SEQUENCES = {
     "ConcatFromSequence": chain(
         floats(4, 2), integers(1, 3),
-        nodes=[node("SplitToSequence", ["0", "1"], ["s"], axis=0), node("ConcatFromSequence", ["s"], axis=0)],
+        nodes=[node("SplitToSequence", ["0", "1"], ["s"], axis=0),
+            node("ConcatFromSequence", ["s"], axis=0)],
     ),
-    "SequenceConstruct": chain(floats(2), floats(2), scalar(1), nodes=[PAIR, node("SequenceAt", ["s", "2"])]),
+    "SequenceConstruct": chain(floats(2), floats(2), scalar(1),
+    nodes=[PAIR, node("SequenceAt", ["s", "2"])]),
     "SequenceEmpty": chain(
         floats(2), scalar(0),
         nodes=[
@@ -145,16 +153,20 @@ SEQUENCES = {
         ],
     ),
     "SequenceErase": chain(
-        floats(2), floats(2), scalar(0), nodes=[PAIR, node("SequenceErase", ["s", "2"], ["t"]), FIRST]
+        floats(2), floats(2), scalar(0),
+        nodes=[PAIR, node("SequenceErase", ["s", "2"], ["t"]), FIRST]
     ),
     "SequenceInsert": chain(
-        floats(2), floats(2), scalar(0), nodes=[PAIR, node("SequenceInsert", ["s", "0", "2"], ["t"]), FIRST]
+        floats(2), floats(2), scalar(0),
+        nodes=[PAIR, node("SequenceInsert", ["s", "0", "2"], ["t"]), FIRST]
     ),
     "SequenceLength": chain(
         floats(2),
-        nodes=[node("SequenceConstruct", ["0", "0"], ["s"]), node("SequenceLength", ["s"], ["n"]), node("Cast", ["n"], ["c"], to=TensorProto.DOUBLE), node("Mul", ["0", "c"])],
+        nodes=[node("SequenceConstruct", ["0", "0"], ["s"]), node("SequenceLength", ["s"], ["n"]),
+            node("Cast", ["n"], ["c"], to=TensorProto.DOUBLE), node("Mul", ["0", "c"])],
     ),
-    "Optional": chain(floats(2), nodes=[node("Optional", ["0"], ["o"]), node("OptionalGetElement", ["o"])]),
+    "Optional": chain(floats(2), nodes=[node("Optional", ["0"], ["o"]),
+        node("OptionalGetElement", ["o"])]),
     "OptionalGetElement": chain(floats(2), nodes=[node("OptionalGetElement", ["0"])]),
     "OptionalHasElement": chain(
         floats(2),
@@ -163,18 +175,24 @@ SEQUENCES = {
 }  # fmt: skip
 
 TRAINS: dict[str, Case] = {
-    **{kind: one(low=-1, high=1) for kind in ("Abs", "Atan", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid")},
-    **{kind: one(low=-1, high=1) for kind in ("HardSwish", "Identity", "LeakyRelu", "LogSoftmax", "LpNormalization", "Mish", "Neg")},
-    **{kind: one(low=-1, high=1) for kind in ("Relu", "Selu", "Shrink", "Sigmoid", "Sin", "Sinh", "Softmax", "Softplus", "Softsign")},
+    **{kind: one(low=-1, high=1) for kind in ("Abs", "Atan", "Celu", "Cos", "Cosh", "Elu", "Erf",
+    "Exp", "Gelu", "HardSigmoid")},
+    **{kind: one(low=-1, high=1) for kind in ("HardSwish", "Identity", "LeakyRelu", "LogSoftmax",
+    "LpNormalization", "Mish", "Neg")},
+    **{kind: one(low=-1, high=1) for kind in ("Relu", "Selu", "Shrink", "Sigmoid", "Sin", "Sinh",
+    "Softmax", "Softplus", "Softsign")},
     **{kind: one(low=-1, high=1) for kind in ("Tanh", "Tan", "Asinh", "Flatten")},
     **{kind: one() for kind in ("Acos", "Asin", "Atanh", "Log", "Reciprocal", "Sqrt", "Transpose")},
-    **{kind: two() for kind in ("Add", "Div", "Max", "Mean", "Min", "Mul", "PRelu", "Pow", "Sub", "Sum")},
-    **{f"Reduce{kind}": reduced() for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")},
+    **{kind: two() for kind in ("Add", "Div", "Max", "Mean", "Min", "Mul", "PRelu", "Pow", "Sub",
+    "Sum")},
+    **{f"Reduce{kind}": reduced() for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean",
+    "Min", "Prod", "Sum", "SumSquare")},
     "Acosh": one(low=1.2, high=2),
     "AffineGrid": Case((floats(2, 2, 3), integers(2, 1, 3, 4)), {}),
     "Attention": Case((symmetric(2, 2, 3, 4), symmetric(2, 2, 5, 4), symmetric(2, 2, 5, 3))),
     "AveragePool": picture(kernel_shape=[2, 3], strides=[2, 1]),
-    "BatchNormalization": picture(floats(2), floats(2), floats(2), floats(2))._replace(fixed=(3, 4)),
+    "BatchNormalization": picture(floats(2), floats(2), floats(2),
+    floats(2))._replace(fixed=(3, 4)),
     "Cast": one(to=TensorProto.DOUBLE),
     "CastLike": Case((floats(2, 3), scalar(0.0, "float64")), fixed=(1,)),
     "CenterCropPad": Case((floats(3, 4), integers(5, 2))),
@@ -203,7 +221,8 @@ TRAINS: dict[str, Case] = {
     "GridSample": picture(symmetric(1, 3, 2, 2)),
     "GroupNormalization": Case((symmetric(2, 4, 3), floats(4), floats(4)), {"num_groups": 2}),
     "If": chain(
-        np.array(True), floats(2, 3), nodes=[node("If", ["0"], then_branch=branch("Sin"), else_branch=branch("Cos"))]
+        np.array(True), floats(2,
+            3), nodes=[node("If", ["0"], then_branch=branch("Sin"), else_branch=branch("Cos"))]
     ),
     "InstanceNormalization": picture(floats(2), floats(2)),
     "LRN": one(4, 4, 2, 1, low=-1, high=1, size=3, alpha=0.5),
@@ -212,8 +231,10 @@ TRAINS: dict[str, Case] = {
     "LpPool": picture(kernel_shape=[2, 2]),
     "MatMul": Case((floats(2, 3), floats(3, 4))),
     "MaxPool": picture(kernel_shape=[2, 2]),
-    "MaxRoiPool": picture(np.array([[0, 0, 0, 3, 2], [0, 1, 0, 4, 3]], "float64"), pooled_shape=[2, 2]),
-    "MaxUnpool": Case((floats(1, 1, 2, 2), np.array([[[[1, 3], [8, 14]]]])), {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    "MaxRoiPool": picture(np.array([[0, 0, 0, 3, 2], [0, 1, 0, 4, 3]], "float64"),
+    pooled_shape=[2, 2]),
+    "MaxUnpool": Case((floats(1, 1, 2, 2), np.array([[[[1, 3], [8, 14]]]])),
+    {"kernel_shape": [2, 2], "strides": [2, 2]}),
     "MeanVarianceNormalization": picture(),
     "Mod": Case((floats(2, 3, low=1, high=3), floats(3)), {"fmod": 1}),
     "NegativeLogLikelihoodLoss": Case((floats(3, 4), integers(1, 0, 3))),
@@ -223,8 +244,10 @@ TRAINS: dict[str, Case] = {
     "Reshape": Case((floats(2, 3), integers(3, -1))),
     "Resize": picture(None, integers(1, 1, 2, 2, dtype="float32"), mode="linear"),
     "ReverseSequence": Case((floats(4, 2), integers(3, 1)), {"time_axis": 0, "batch_axis": 1}),
-    "RoiAlign": picture(BOXES, integers(0, 0), output_height=2, output_width=2)._replace(fixed=(1,)),
-    "RotaryEmbedding": Case((symmetric(1, 2, 3, 4), np.cos(floats(5, 2)), np.sin(floats(5, 2)), integers([0, 2, 4]))),
+    "RoiAlign": picture(BOXES, integers(0, 0), output_height=2,
+    output_width=2)._replace(fixed=(1,)),
+    "RotaryEmbedding": Case((symmetric(1, 2, 3, 4), np.cos(floats(5, 2)), np.sin(floats(5, 2)),
+    integers([0, 2, 4]))),
     "ScatterElements": Case((floats(3, 3), np.array([[1, 0, 2]]), floats(1, 3)), {"axis": 0}),
     "ScatterND": Case((floats(4, 2), np.array([[1], [3]]), floats(2, 2))),
     "SequenceAt": SEQUENCES["SequenceConstruct"],
@@ -234,7 +257,8 @@ TRAINS: dict[str, Case] = {
         scalar(3), np.array(True), floats(2), floats(2),
         nodes=[node("Loop", ["0", "1", "2"], ["s", "y0"], body=loop_body())],
     ),
-    "Scan": chain(floats(2), floats(3, 2), nodes=[node("Scan", ["0", "1"], ["s", "y0"], body=scan_body(), num_scan_inputs=1)]),
+    "Scan": chain(floats(2), floats(3, 2),
+    nodes=[node("Scan", ["0", "1"], ["s", "y0"], body=scan_body(), num_scan_inputs=1)]),
     "Slice": Case((floats(4, 3), integers(1), integers(4), integers(0), integers(2))),
     "SoftmaxCrossEntropyLoss": Case((symmetric(3, 4), integers(1, 0, 3))),
     "SpaceToDepth": one(1, 2, 4, 6, blocksize=2),
@@ -254,14 +278,18 @@ SIGNED, TRUTHS, NUMBERS = symmetric(2, 3), np.array([True, False, True]), np.arr
 
 FORWARD: dict[str, Case] = {
     **{kind: Case((TRUTHS, TRUTHS[::-1].copy())) for kind in ("And", "Or", "Xor")},
-    **{kind: Case((SIGNED,)) for kind in ("ArgMax", "ArgMin", "Ceil", "Floor", "Hardmax", "IsInf", "IsNaN", "Round", "Shape", "Sign", "Size")},
-    **{kind: Case((NUMBERS, np.array([1, 4, 3]))) for kind in ("BitwiseAnd", "BitwiseOr", "BitwiseXor")},
-    **{kind: Case((SIGNED, SIGNED[::-1].copy())) for kind in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")},
+    **{kind: Case((SIGNED,)) for kind in ("ArgMax", "ArgMin", "Ceil", "Floor", "Hardmax", "IsInf",
+    "IsNaN", "Round", "Shape", "Sign", "Size")},
+    **{kind: Case((NUMBERS, np.array([1, 4, 3]))) for kind in ("BitwiseAnd", "BitwiseOr",
+    "BitwiseXor")},
+    **{kind: Case((SIGNED, SIGNED[::-1].copy())) for kind in ("Equal", "Greater", "GreaterOrEqual",
+    "Less", "LessOrEqual")},
     **{kind: Case((np.array(8),)) for kind in ("BlackmanWindow", "HammingWindow", "HannWindow")},
     **{kind: Case((), {"shape": [2, 3]}) for kind in ("RandomNormal", "RandomUniform")},
     **{kind: Case((SIGNED,)) for kind in ("RandomNormalLike", "RandomUniformLike")},
     "Bernoulli": one(),
-    "BitShift": Case((NUMBERS.astype("uint32"), np.array([1, 2, 1], "uint32")), {"direction": "LEFT"}),
+    "BitShift": Case((NUMBERS.astype("uint32"), np.array([1, 2, 1], "uint32")),
+    {"direction": "LEFT"}),
     "BitwiseNot": Case((NUMBERS,)),
     "Constant": Case((), {"value": numpy_helper.from_array(SIGNED)}),
     "ConstantOfShape": Case((integers(2, 3),)),
@@ -269,23 +297,27 @@ FORWARD: dict[str, Case] = {
     "DynamicQuantizeLinear": Case((SIGNED.astype("float32"),), {}, 3),
     "EyeLike": Case((np.ones((2, 3)),)),
     "MatMulInteger": Case((np.array([[1, 2]], "uint8"), np.array([[3], [4]], "uint8"))),
-    "MelWeightMatrix": Case((*map(np.array, (3, 8, 16)), np.array(0.0, "float32"), np.array(8.0, "float32"))),
+    "MelWeightMatrix": Case((*map(np.array, (3, 8, 16)), np.array(0.0, "float32"),
+    np.array(8.0, "float32"))),
     "NonMaxSuppression": Case(
-        (np.array([[[0, 0, 1, 1], [0, 0, 1, 0.9], [2, 2, 3, 3]]], "float32"), np.array([[[0.9, 0.8, 0.7]]], "float32"),
+        (np.array([[[0, 0, 1, 1], [0, 0, 1, 0.9], [2, 2, 3, 3]]], "float32"),
+        np.array([[[0.9, 0.8, 0.7]]], "float32"),
          integers(2), np.array([0.5], "float32"), np.array([0.1], "float32")),
         {"center_point_box": 0},
     ),
     "NonZero": Case((SIGNED,)),
     "Not": Case((TRUTHS,)),
     "OneHot": Case((integers(2, 0), scalar(3), np.array([0.0, 1.0]))),
-    "QuantizeLinear": Case((SIGNED.astype("float32"), np.array(0.1, "float32"), np.array(0, "int8"))),
+    "QuantizeLinear": Case((SIGNED.astype("float32"), np.array(0.1, "float32"),
+    np.array(0, "int8"))),
     "Range": Case((scalar(1), scalar(9), scalar(3))),
     "Unique": Case((np.array([2.0, 1.0, 2.0]),)),
 }  # fmt: skip
 
 #: Operators whose results are random, or that ONNX's evaluator does not have for float64.
 WITHOUT_VALUE = {
-    "Bernoulli", "GlobalLpPool", "MaxRoiPool", "MeanVarianceNormalization", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Optional",
+    "Bernoulli", "GlobalLpPool", "MaxRoiPool", "MeanVarianceNormalization", "RandomNormal",
+    "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Optional",
 }  # fmt: skip
 
 
@@ -319,7 +351,8 @@ def _prefixed(given: onnx.NodeProto, prefix: str) -> onnx.NodeProto:
 def model_of(cases: Mapping[str, Case], opset: int) -> tuple[onnx.ModelProto, dict[str, list[str]]]:
     """Return a model of all cases, and the names of the outputs of each.
 
-    The operands have names such as ``Add/0``. The input ``x``, of shape (1), is not used by the cases.
+    The operands have names such as ``Add/0``. The input ``x``, of shape (1), is not used by the
+    cases.
     """
     nodes, weights, outputs = [helper.make_node("Identity", ["x"], ["same"])], [], {}
     for kind, case in cases.items():
@@ -355,10 +388,12 @@ def check(
     without=WITHOUT_VALUE,
     rtol: float = 1e-6,
 ) -> None:
-    """Compare the results of cases with ONNX's evaluator, and the gradients with differences, in one compilation.
+    """Compare the results of cases with ONNX's evaluator, and the gradients with differences, in
+    one compilation.
 
-    The derivative of each result in a random direction of its weights is the central difference. ``values`` has the results of
-    cases that the evaluator does not have, and ``without`` the cases whose results are not compared.
+    The derivative of each result in a random direction of its weights is the central difference.
+    ``values`` has the results of cases that the evaluator does not have, and ``without`` the cases
+    whose results are not compared.
     """
     model, outputs = model_of(cases, opset)
     wanted = weights_of(cases)

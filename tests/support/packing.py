@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 @st.composite
 def layouts(draw, plain: str, split: str = "NC"):
-    """Draw a layout: the axes of ``plain`` in any order, with parts split off some of the axes in ``split``."""
+    """Draw a layout: the axes of ``plain`` in any order, with parts split off some of the axes in
+    ``split``."""
     parts = [f"{draw(st.integers(2, 3))}{name.lower()}" for name in split if draw(st.booleans())]
     if len(parts) > 1 and draw(st.booleans()):
         parts = [f"[{''.join(draw(st.permutations(parts)))}]"]
@@ -23,7 +24,8 @@ def parts_of(layout: str) -> dict[str, int]:
 
 
 def places(shape, plain: str, layout: str) -> np.ndarray:
-    """Return for each element of a tensor in ``layout`` its position in the ``plain`` tensor; -1 for padding."""
+    """Return for each element of a tensor in ``layout`` its position in the ``plain`` tensor; -1
+    for padding."""
     parts = parts_of(layout)
     sizes = [parts.get(name, 1) for name in plain]
     numbers = np.arange(np.prod(shape)).reshape(shape)

@@ -1,4 +1,5 @@
-"""Models for training by several workers, with batches whose shares may be unequal, and comparisons of trainers."""
+"""Models for training by several workers, with batches whose shares may be unequal, and comparisons
+of trainers."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def assert_close(found, wanted, tolerance=1e-5):
 
 
 def convolutional():
-    """Return a step of a module of Relax with a batch normalisation and its running statistics, and values."""
+    """Return a step of a module of Relax with a batch normalisation and its running statistics, and
+    values."""
     n = tirx.Var("n", "int64")
 
     def variable(name, *shape, dtype="float32"):
@@ -136,7 +138,8 @@ def transformer():
             super().__init__()
             self.heads = heads
             self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-            # The bias of keys has the gradient 0, of which rounding errors are left, whose signs AdamW would follow.
+            # The bias of keys has the gradient 0, of which rounding errors are left, whose signs
+            # AdamW would follow.
             self.qkv = nn.Linear(width, 3 * width, bias=False)
             self.out = nn.Linear(width, width)
             self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -197,8 +200,8 @@ def without_key_biases(found):
 def char_gpt(layers=1, characters=11, sizes=(4,) * 5, adapt=None, **options):
     """Return the step of a small GPT of the example, and batches of these numbers of texts.
 
-    ``adapt`` takes the import and returns another one. AdamW has a larger epsilon than usual, because it would follow rounding errors
-    of gradients that are almost 0.
+    ``adapt`` takes the import and returns another one. AdamW has a larger epsilon than usual,
+    because it would follow rounding errors of gradients that are almost 0.
     """
     torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
     from relax_grad.frontend.torch import from_module

@@ -22,7 +22,8 @@ _WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
 def without_torch(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return an environment, or that of this process, for fresh interpreters without PyTorch.
 
-    TVM imports PyTorch where it is installed, which takes twice as long as the rest of the start of most commands.
+    TVM imports PyTorch where it is installed, which takes twice as long as the rest of the start of
+    most commands.
     """
     environment = os.environ if environment is None else environment
     paths = [str(Path(__file__).with_name("without_torch")), environment.get("PYTHONPATH", "")]
@@ -32,10 +33,11 @@ def without_torch(environment: Mapping[str, str] | None = None) -> dict[str, str
 def run_python(
     code: str, environment: Mapping[str, str] | None = None, *, torch: bool = False
 ) -> str:
-    """Run code in another process and return its output; without ``torch``, PyTorch appears not to be installed.
+    """Run code in another process and return its output; without ``torch``, PyTorch appears not to
+    be installed.
 
-    With an environment or PyTorch, the process is a fresh interpreter. Otherwise it has imported TVM, but not relax_grad:
-    it is forked, where the system forks processes.
+    With an environment or PyTorch, the process is a fresh interpreter. Otherwise it has imported
+    TVM, but not relax_grad: it is forked, where the system forks processes.
     """
     code = textwrap.dedent(code)
     if environment is None and not torch and hasattr(os, "fork"):
@@ -59,9 +61,9 @@ def _template() -> Forks:
 def run_guard(module: str, *arguments) -> tuple[int, str, str]:
     """Call ``main`` of a module that runs kernels between guard pages, in a process of its own.
 
-    Return the exit code, the output and the errors. The process is forked from one that has imported TVM, relax_grad and
-    what these modules share. The pool of TVM has one thread, since others do not survive a fork, and since the allocator
-    of workspaces is written in Python.
+    Return the exit code, the output and the errors. The process is forked from one that has
+    imported TVM, relax_grad and what these modules share. The pool of TVM has one thread, since
+    others do not survive a fork, and since the allocator of workspaces is written in Python.
     """
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "guard.py")
@@ -83,7 +85,8 @@ def _guards() -> Forks:
 
 
 def run_file(path: Path) -> str:
-    """Run a script in a fresh interpreter, to which PyTorch appears not to be installed, and return its output."""
+    """Run a script in a fresh interpreter, to which PyTorch appears not to be installed, and return
+    its output."""
     return _run([str(path)], without_torch())
 
 
@@ -135,10 +138,11 @@ for line in sys.stdin:
 
 
 class Forks:
-    """Forked processes that begin with imported packages, which takes longer than most of their programs.
+    """Forked processes that begin with imported packages, which takes longer than most of their
+    programs.
 
-    Each process is isolated from the others. By default they have imported TVM and relax_grad, and load the functions
-    that other tests have compiled.
+    Each process is isolated from the others. By default they have imported TVM and relax_grad, and
+    load the functions that other tests have compiled.
     """
 
     IMPORTED = f"import relax_grad, tvm; relax_grad.cache(os.environ.get({OBJECTS!r}))"

@@ -39,7 +39,8 @@ def run(module: tvm.IRModule, name: str, *values, target=TARGET, pipeline: str =
 
 
 def value_and_gradients(function: Callable, inputs: Sequence[np.ndarray], wrt: Sequence[int]):
-    """Return the value of a function of tensors at the inputs, and the gradients of the inputs ``wrt``."""
+    """Return the value of a function of tensors at the inputs, and the gradients of the inputs
+    ``wrt``."""
     params = [tensor(f"x{i}", each.shape, each.dtype.name) for i, each in enumerate(inputs)]
     module = build(params, lambda bb, *tensors: function(*tensors))
     module = relax.transform.Gradient("main", [params[i] for i in wrt])(module)
@@ -47,7 +48,8 @@ def value_and_gradients(function: Callable, inputs: Sequence[np.ndarray], wrt: S
 
 
 def with_assertions() -> tvm.transform.PassContext:
-    """Return a context for the assertions of functions, where the settings of a folder leave them out."""
+    """Return a context for the assertions of functions, where the settings of a folder leave them
+    out."""
     return tvm.transform.PassContext()
 
 
@@ -76,8 +78,8 @@ def is_sound(module: tvm.IRModule) -> None:
 def check(module: tvm.IRModule, *values, at: Sequence[int] = (0,), **settings) -> list:
     """Differentiate ``main``, compare with central differences, and return gradients.
 
-    ``at`` lists the positions of the parameters whose gradients are returned. The result of ``main`` is a scalar, or a
-    tuple whose first element is one.
+    ``at`` lists the positions of the parameters whose gradients are returned. The result of
+    ``main`` is a scalar, or a tuple whose first element is one.
     """
     adjoint = Gradient("main", **settings)(module)
     is_sound(adjoint)

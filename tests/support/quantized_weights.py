@@ -8,7 +8,8 @@ import numpy as np
 def random_weight(
     rng: np.random.Generator, outputs: int, inputs: int, size: int, bits: int, zeros: str = ""
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return numbers, scales and zero points, if they have a dtype, and the matrix ``(outputs, inputs)``."""
+    """Return numbers, scales and zero points, if they have a dtype, and the matrix
+    ``(outputs, inputs)``."""
     groups = -(-inputs // size)
     low, high, dtype = (-128, 128, "int8") if bits == 8 else (0, 16, "uint8")
     numbers = rng.integers(low, high, (outputs, groups, size))

@@ -32,7 +32,8 @@ class Result:
     compared, skipped : int
         The directions that were compared, and those that cross a kink.
     miscompiled : bool
-        Whether TVM cannot compile the program itself, or compiles it wrongly, as some indices with divisions.
+        Whether TVM cannot compile the program itself, or compiles it wrongly, as some indices with
+        divisions.
     refusal : str
         The error message, if the program has no gradient.
     """
@@ -161,6 +162,7 @@ def _compare(program: ir.Program, n: int, function, result: Result) -> None:
         wanted = (ahead - behind) / (2 * _STEP)
         if not abs(found - wanted) <= _TOLERANCE * scale:
             raise WrongGradientError(
-                f"n = {n}: the gradient along a direction is {found:.9g}, but {wanted:.9g} by differences"
+                f"n = {n}: the gradient along a direction is {found:.9g}, but {wanted:.9g} by "
+                "differences"
             )
         result.compared += 1

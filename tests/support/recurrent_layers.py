@@ -1,4 +1,5 @@
-"""Recurrent layers and their gradient as loops over time in NumPy, with the results of the operators."""
+"""Recurrent layers and their gradient as loops over time in NumPy, with the results of the
+operators."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def new_session(num_workers: int, **options):
 
 
 def each(session, arrays):
-    """Return a reference to one array on each worker: a list of arrays of the same shape and dtype."""
+    """Return a reference to one array on each worker: a list of arrays of the same shape and
+    dtype."""
     found = session.empty(arrays[0].shape, str(arrays[0].dtype))
     for rank, array in enumerate(arrays):
         found.debug_copy_from(rank, tvm.runtime.tensor(array))

@@ -1,8 +1,8 @@
 """A plugin of pytest that runs a part of every long sweep: ``SLICE=2/4`` is the second of four.
 
-Each long test is in one of the parts, so that all parts together are the whole. The parts take the cases of a test in
-turn, and tests of one case in turn within their file. A test that draws its cases takes its part of them itself
-(:func:`sweep.at_length`).
+Each long test is in one of the parts, so that all parts together are the whole. The parts take the
+cases of a test in turn, and tests of one case in turn within their file. A test that draws its
+cases takes its part of them itself (:func:`sweep.at_length`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import pytest
 
 
 def slice_of(text: str | None) -> tuple[int, int]:
-    """Return the number of a part, from 0 on, and the number of parts, of a text such as ``"2/4"``."""
+    """Return the number of a part, from 0 on, and the number of parts, of a text such as
+    ``"2/4"``."""
     if not text:
         return 0, 1
     part, of, parts = text.partition("/")

@@ -1,8 +1,9 @@
 """Common settings of the long sweeps over random cases.
 
-Compilation takes most of the time of a case, and a module of many functions compiles much faster than the functions
-one by one. So a sweep draws lists of cases and checks the cases of a list together, for example with
-:func:`relax_grad.testing.check_many_against_torch` or ``kernels.check_kernels``.
+Compilation takes most of the time of a case, and a module of many functions compiles much faster
+than the functions one by one. So a sweep draws lists of cases and checks the cases of a list
+together, for example with :func:`relax_grad.testing.check_many_against_torch` or
+``kernels.check_kernels``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ __all__ = [
     *("at_length", "batches", "one_by_one", "share", "share_of_each"),
 ]
 
-#: The target of tests of numbers: LLVM's optimizations take a third of the time and are not under test.
+#: The target of tests of numbers: LLVM's optimizations take a third of the time and are not under
+#: test.
 TARGET = tvm.target.Target(UNOPTIMIZED)
 
 #: The number of cases that are compiled together.
@@ -34,17 +36,20 @@ SHARE = float(os.environ.get("SWEEP_SHARE", "1"))
 
 
 def _size(batch: int) -> int:
-    """Return the number of cases of a batch: a share of a sweep is fewer cases, not only fewer batches."""
+    """Return the number of cases of a batch: a share of a sweep is fewer cases, not only fewer
+    batches."""
     return batch if SHARE == 1 else min(batch, 8)
 
 
 def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
-    """Return the settings of a test that takes ``batches`` and checks this many cases in all, or their ``SHARE``.
+    """Return the settings of a test that takes ``batches`` and checks this many cases in all, or
+    their ``SHARE``.
 
-    ``more`` are further settings. The first batch is only the simplest case, so at least two batches run. Kernels are
-    compiled without argument assertions. A failing batch is not shrunk, which would take longer than the sweep: the
-    error names the case. A part of the sweeps (:mod:`slices`) has a part of the batches, drawn from a seed of its own, or
-    the whole test if the batches are too few.
+    ``more`` are further settings. The first batch is only the simplest case, so at least two
+    batches run. Kernels are compiled without argument assertions. A failing batch is not shrunk,
+    which would take longer than the sweep: the error names the case. A part of the sweeps
+    (:mod:`slices`) has a part of the batches, drawn from a seed of its own, or the whole test if
+    the batches are too few.
     """
     number = math.ceil(cases * SHARE / _size(batch))
     is_divided = number >= 4 * PARTS > 4
@@ -73,9 +78,11 @@ def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
 
 
 def one_by_one(cases: int, **more) -> settings:
-    """Return the settings of a long test that compiles each of its drawn cases alone: so many, or their ``SHARE``.
+    """Return the settings of a long test that compiles each of its drawn cases alone: so many, or
+    their ``SHARE``.
 
-    ``more`` are further settings. At least three cases are drawn, of which the first is the simplest.
+    ``more`` are further settings. At least three cases are drawn, of which the first is the
+    simplest.
     """
     return settings(max_examples=max(3, math.ceil(cases * SHARE)), deadline=None, **more)
 

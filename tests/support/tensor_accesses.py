@@ -78,7 +78,8 @@ ACCESSES = {
 
 @dataclass(frozen=True)
 class Access:
-    """A call of one of :data:`ACCESSES` as a tensor function, which other processes find by its name."""
+    """A call of one of :data:`ACCESSES` as a tensor function, which other processes find by its
+    name."""
 
     name: str
 

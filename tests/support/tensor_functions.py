@@ -40,7 +40,8 @@ def check(function, inputs, *out, order=2, **more):
 
 
 def run(function, *arrays, num_outputs=None, **more):
-    """Return the gradients by the adjoint, given the inputs, and a cotangent of ones for each result."""
+    """Return the gradients by the adjoint, given the inputs, and a cotangent of ones for each
+    result."""
     found = adjoint(function, num_outputs=num_outputs, **more)
     params = list(function.params)
     outputs = params[len(arrays) :]
@@ -66,7 +67,8 @@ def expression(compute, *shapes, dtype="float64"):
 
 
 def module_of(function, call, *types):
-    """Return a module whose ``main`` returns the result of ``call(builder, function, *parameters)``."""
+    """Return a module whose ``main`` returns the result of
+    ``call(builder, function, *parameters)``."""
     bb = relax.BlockBuilder()
     params = [relax.Var(f"x{i}", kind) for i, kind in enumerate(types)]
     callee = bb.add_func(function.without_attr("global_symbol"), "f")

@@ -1,4 +1,5 @@
-"""Run the programs that ``tests/cpu/test_determinism.py`` compiles, and print hashes of the results."""
+"""Run the programs that ``tests/cpu/test_determinism.py`` compiles, and print hashes of the
+results."""
 
 from __future__ import annotations
 

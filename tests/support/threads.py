@@ -19,7 +19,8 @@ _backwards: ContextVar[bool] = ContextVar("backwards", default=False)
 
 @contextlib.contextmanager
 def in_threads(backwards: bool) -> Iterator[None]:
-    """Make kernels for a GPU; their threads run in ascending order, or in descending order if ``backwards``.
+    """Make kernels for a GPU; their threads run in ascending order, or in descending order if
+    ``backwards``.
 
     If the results do not depend on the order, no thread reads the writes of another.
     """
@@ -32,7 +33,8 @@ def in_threads(backwards: bool) -> Iterator[None]:
 
 
 def without_threads(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return the function with serial loops in place of threads; functions without threads do not change."""
+    """Return the function with serial loops in place of threads; functions without threads do not
+    change."""
 
     def serial(loop: tirx.For) -> tirx.For:
         if loop.kind != tirx.ForKind.THREAD_BINDING:

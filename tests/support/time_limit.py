@@ -1,7 +1,8 @@
-"""A plugin of pytest that ends a run in time: ``TIME_LIMIT=200`` skips every test that would start after 200 seconds.
+"""A plugin of pytest that ends a run in time: ``TIME_LIMIT=200`` skips every test that would start
+after 200 seconds.
 
-The seconds count from the start of the run, so that the time of collection is among them. The end of the run lists the
-files of the skipped tests.
+The seconds count from the start of the run, so that the time of collection is among them. The end
+of the run lists the files of the skipped tests.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections import Counter
 
 import pytest
 
-#: The environment variable with the limit, and that in which the workers of pytest-xdist find the start of the run.
+#: The environment variable with the limit, and that in which the workers of pytest-xdist find the
+#: start of the run.
 _LIMIT, _START = "TIME_LIMIT", "TIME_LIMIT_START"
 
 

@@ -660,7 +660,8 @@ def reduction() -> Iterator[Case]:
 def moving() -> Iterator[Case]:
     """Yield calls of operators that move elements, and of paddings."""
     x = normal(2, 3, 4)
-    # PyTorch's own gradient of it fails torch.autograd.gradcheck: it is that of the written elements.
+    # PyTorch's own gradient of it fails torch.autograd.gradcheck: it is that of the written
+    # elements.
     yield Case(
         "as_strided_scatter",
         lambda x: x.as_strided_scatter(x[0, :2] * 3, (2, 4), (6, 1), 1),
@@ -668,35 +669,62 @@ def moving() -> Iterator[Case]:
         False,
     )
     for name, function in {
-        "view": lambda x: x.view(6, 4), "view-1": lambda x: x.view(-1, 2), "flatten": lambda x: x.flatten(1),
-        "unflatten": lambda x: x.unflatten(-1, (2, 2)), "squeeze": lambda x: x[:, :1].squeeze(1), "unsqueeze": lambda x: x.unsqueeze(-2),
-        "expand": lambda x: x[:, :1].expand(-1, 5, -1), "expand-new": lambda x: x.expand(2, 2, 3, 4), "permute": lambda x: x.permute(2, 0, -2),
-        "transpose": lambda x: x.transpose(-1, 0), "t": lambda x: x[0].t(), "movedim": lambda x: x.movedim(0, -1),
-        "split": lambda x: x.split(2, -1), "split-uneven": lambda x: x.split(3, -1), "split-sizes": lambda x: x.split([1, 2], 1),
-        "chunk": lambda x: x.chunk(2, 2), "unbind": lambda x: x.unbind(1), "unbind-1": lambda x: x[:, :1].unbind(1),
-        "slice": lambda x: x[:, 1:, ::2], "slice-negative": lambda x: x[..., -3:-1], "slice-beyond": lambda x: x[:, :100, 2:9],
-        "select": lambda x: x[:, -1], "select-2": lambda x: x[1, ..., 2], "narrow": lambda x: x.narrow(-1, 1, 2),
-        "flip": lambda x: x.flip(0, -1), "roll": lambda x: x.roll(1, -1), "roll-2": lambda x: x.roll((-1, 5), (0, 2)), "roll-flat": lambda x: x.roll(5),
-        "repeat": lambda x: x.repeat(2, 1, 3, 1), "tile": lambda x: x.tile(2), "repeat_interleave": lambda x: x.repeat_interleave(2, 1),
-        "repeat_interleave-flat": lambda x: x.repeat_interleave(2), "tril": lambda x: x.tril(-1), "triu": lambda x: x.triu(1),
-        "diagonal": lambda x: x.diagonal(0, 1, 2), "diagonal-1": lambda x: x.diagonal(1, 0, -1), "diagonal-2": lambda x: x.diagonal(-1, 2, 1),
-        "diag": lambda x: x[0].diag(), "diag_embed": lambda x: x[0].diag_embed(1), "trace": lambda x: x[0].trace(),
-        "as_strided": lambda x: x.contiguous().as_strided((2, 3), (1, 2), 1), "unfold": lambda x: x.unfold(2, 3, 1),
-        "unfold-1": lambda x: x.unfold(1, 2, 1), "cat": lambda x: torch.cat([x, x * 2], -2), "cat-int": lambda x: torch.cat([x, torch.ones(2, 3, 1, dtype=torch.int64)], -1),
-        "stack": lambda x: torch.stack([x, x.exp()], -1), "rot90": lambda x: x.rot90(1, (1, 2)), "swapaxes": lambda x: x.swapaxes(0, 1),
-        "meshgrid": lambda x: torch.meshgrid(x[0, 0], x[0, :, 0], indexing="ij"), "meshgrid-xy": lambda x: torch.meshgrid(x[0, 0], x[0, :, 0], indexing="xy"),
-        "cat-empty": lambda x: torch.cat([torch.zeros(0, dtype=torch.float64), x[0, 0]]), "hstack": lambda x: torch.hstack([x, x]),
-        "clone": lambda x: x.clone() * 2, "contiguous": lambda x: x.transpose(0, 1).contiguous(), "select_scatter": lambda x: x.select_scatter(x[:, 0] * 2, 1, -1),
-        "slice_scatter": lambda x: x.slice_scatter(x[..., :2] * 3, -1, 0, None, 2), "slice_scatter-end": lambda x: x.slice_scatter(x[:, :1].exp(), 1, -1),
-        "fill_diagonal": lambda x: (x[0] * 2).fill_diagonal_(3.0), "triu_indices": lambda x: x[0][torch.triu_indices(3, 4, 1).unbind()],
+        "view": lambda x: x.view(6, 4), "view-1": lambda x: x.view(-1, 2),
+        "flatten": lambda x: x.flatten(1),
+        "unflatten": lambda x: x.unflatten(-1, (2, 2)), "squeeze": lambda x: x[:, :1].squeeze(1),
+        "unsqueeze": lambda x: x.unsqueeze(-2),
+        "expand": lambda x: x[:, :1].expand(-1, 5, -1),
+        "expand-new": lambda x: x.expand(2, 2, 3, 4), "permute": lambda x: x.permute(2, 0, -2),
+        "transpose": lambda x: x.transpose(-1, 0), "t": lambda x: x[0].t(),
+        "movedim": lambda x: x.movedim(0, -1),
+        "split": lambda x: x.split(2, -1), "split-uneven": lambda x: x.split(3, -1),
+        "split-sizes": lambda x: x.split([1, 2], 1),
+        "chunk": lambda x: x.chunk(2, 2), "unbind": lambda x: x.unbind(1),
+        "unbind-1": lambda x: x[:, :1].unbind(1),
+        "slice": lambda x: x[:, 1:, ::2], "slice-negative": lambda x: x[..., -3:-1],
+        "slice-beyond": lambda x: x[:, :100, 2:9],
+        "select": lambda x: x[:, -1], "select-2": lambda x: x[1, ..., 2],
+        "narrow": lambda x: x.narrow(-1, 1, 2),
+        "flip": lambda x: x.flip(0, -1), "roll": lambda x: x.roll(1, -1),
+        "roll-2": lambda x: x.roll((-1, 5), (0, 2)), "roll-flat": lambda x: x.roll(5),
+        "repeat": lambda x: x.repeat(2, 1, 3, 1), "tile": lambda x: x.tile(2),
+        "repeat_interleave": lambda x: x.repeat_interleave(2, 1),
+        "repeat_interleave-flat": lambda x: x.repeat_interleave(2), "tril": lambda x: x.tril(-1),
+        "triu": lambda x: x.triu(1),
+        "diagonal": lambda x: x.diagonal(0, 1, 2), "diagonal-1": lambda x: x.diagonal(1, 0, -1),
+        "diagonal-2": lambda x: x.diagonal(-1, 2, 1),
+        "diag": lambda x: x[0].diag(), "diag_embed": lambda x: x[0].diag_embed(1),
+        "trace": lambda x: x[0].trace(),
+        "as_strided": lambda x: x.contiguous().as_strided((2, 3), (1, 2), 1),
+        "unfold": lambda x: x.unfold(2, 3, 1),
+        "unfold-1": lambda x: x.unfold(1, 2, 1), "cat": lambda x: torch.cat([x, x * 2], -2),
+        "cat-int": lambda x: torch.cat([x, torch.ones(2, 3, 1, dtype=torch.int64)], -1),
+        "stack": lambda x: torch.stack([x, x.exp()], -1), "rot90": lambda x: x.rot90(1, (1, 2)),
+        "swapaxes": lambda x: x.swapaxes(0, 1),
+        "meshgrid": lambda x: torch.meshgrid(x[0, 0], x[0, :, 0], indexing="ij"),
+        "meshgrid-xy": lambda x: torch.meshgrid(x[0, 0], x[0, :, 0], indexing="xy"),
+        "cat-empty": lambda x: torch.cat([torch.zeros(0, dtype=torch.float64), x[0, 0]]),
+        "hstack": lambda x: torch.hstack([x, x]),
+        "clone": lambda x: x.clone() * 2, "contiguous": lambda x: x.transpose(0, 1).contiguous(),
+        "select_scatter": lambda x: x.select_scatter(x[:, 0] * 2, 1, -1),
+        "slice_scatter": lambda x: x.slice_scatter(x[..., :2] * 3, -1, 0, None, 2),
+        "slice_scatter-end": lambda x: x.slice_scatter(x[:, :1].exp(), 1, -1),
+        "fill_diagonal": lambda x: (x[0] * 2).fill_diagonal_(3.0),
+        "triu_indices": lambda x: x[0][torch.triu_indices(3, 4, 1).unbind()],
         "tril_indices-tensor": lambda x: x[0, 0, 0] * torch.tril_indices(3, 4, -1),
         "diagonal_scatter": lambda x: x.diagonal_scatter(x[:, :, 0].exp(), 0, 1, 2),
-        "pixel_shuffle": lambda x: F.pixel_shuffle(x.reshape(1, 4, 2, 3), 2), "pixel_unshuffle": lambda x: F.pixel_unshuffle(x.reshape(1, 1, 4, 6), 2),
-        "channel_shuffle": lambda x: F.channel_shuffle(x.reshape(1, 4, 2, 3), 2), "einsum": lambda x: torch.einsum("bij,bkj->bik", x, x),
-        "einsum-trace": lambda x: torch.einsum("bij->bj", x), "outer": lambda x: torch.outer(x[0, 0], x[1, 1]), "kron": lambda x: torch.kron(x[0], x[1]),
-        "cross": lambda x: torch.cross(x, x.flip(1), dim=1), "diff": lambda x: x.diff(dim=-1), "cdist": lambda x: torch.cdist(x, x.flip(1)),
-        "cosine_similarity": lambda x: F.cosine_similarity(x, x.exp(), dim=-1), "trapezoid": lambda x: torch.trapezoid(x, dim=-1),
-        "in-place": lambda x: _set(x), "atleast_3d": lambda x: torch.atleast_3d(x[0]), "empty": lambda x: x[:, :0], "zero-size-sum": lambda x: x[:, :0].sum(1) + x[:, 0],
+        "pixel_shuffle": lambda x: F.pixel_shuffle(x.reshape(1, 4, 2, 3), 2),
+        "pixel_unshuffle": lambda x: F.pixel_unshuffle(x.reshape(1, 1, 4, 6), 2),
+        "channel_shuffle": lambda x: F.channel_shuffle(x.reshape(1, 4, 2, 3), 2),
+        "einsum": lambda x: torch.einsum("bij,bkj->bik", x, x),
+        "einsum-trace": lambda x: torch.einsum("bij->bj", x),
+        "outer": lambda x: torch.outer(x[0, 0], x[1, 1]), "kron": lambda x: torch.kron(x[0], x[1]),
+        "cross": lambda x: torch.cross(x, x.flip(1), dim=1), "diff": lambda x: x.diff(dim=-1),
+        "cdist": lambda x: torch.cdist(x, x.flip(1)),
+        "cosine_similarity": lambda x: F.cosine_similarity(x, x.exp(), dim=-1),
+        "trapezoid": lambda x: torch.trapezoid(x, dim=-1),
+        "in-place": lambda x: _set(x), "atleast_3d": lambda x: torch.atleast_3d(x[0]),
+        "empty": lambda x: x[:, :0], "zero-size-sum": lambda x: x[:, :0].sum(1) + x[:, 0],
     }.items():  # fmt: skip
         yield Case(name, function, (x,))
     yield Case("tril-bool", lambda x: x.tril(), (normal(4, 4, dtype=torch.bool),))
@@ -741,11 +769,19 @@ def moving() -> Iterator[Case]:
         (normal(2, 3, 5, 6),),
     )
     for name, function in {
-        "arange": lambda x: torch.arange(5) + x, "arange-step": lambda x: torch.arange(1, 6, 2, dtype=torch.float64).sum() * x, "arange-float": lambda x: torch.arange(0.5, 3.0, 0.5)[:5] + x,
-        "full": lambda x: torch.full((5,), 2.5) + x, "zeros_like": lambda x: torch.zeros_like(x) + x, "ones": lambda x: torch.ones(5) * x,
-        "eye": lambda x: torch.eye(5)[0] * x, "linspace": lambda x: torch.linspace(0, 1, 5) * x, "new_full": lambda x: x.new_full((5,), 3) + x,
-        "one_hot": lambda x: F.one_hot(torch.tensor([1, 0, 4]), 5) * x, "tensor": lambda x: x * torch.tensor([1.0, 2, 3, 4, 5]), "full_like": lambda x: torch.full_like(x, 4) * x,
-        "eye-m": lambda x: torch.eye(3, 5).sum(0) * x, "logspace": lambda x: torch.logspace(0, 1, 5) * x, "tril_indices": lambda x: x[torch.tril_indices(5, 5)[0]],
+        "arange": lambda x: torch.arange(5) + x,
+        "arange-step": lambda x: torch.arange(1, 6, 2, dtype=torch.float64).sum() * x,
+        "arange-float": lambda x: torch.arange(0.5, 3.0, 0.5)[:5] + x,
+        "full": lambda x: torch.full((5,), 2.5) + x,
+        "zeros_like": lambda x: torch.zeros_like(x) + x, "ones": lambda x: torch.ones(5) * x,
+        "eye": lambda x: torch.eye(5)[0] * x, "linspace": lambda x: torch.linspace(0, 1, 5) * x,
+        "new_full": lambda x: x.new_full((5,), 3) + x,
+        "one_hot": lambda x: F.one_hot(torch.tensor([1, 0, 4]), 5) * x,
+        "tensor": lambda x: x * torch.tensor([1.0, 2, 3, 4, 5]),
+        "full_like": lambda x: torch.full_like(x, 4) * x,
+        "eye-m": lambda x: torch.eye(3, 5).sum(0) * x,
+        "logspace": lambda x: torch.logspace(0, 1, 5) * x,
+        "tril_indices": lambda x: x[torch.tril_indices(5, 5)[0]],
     }.items():  # fmt: skip
         yield Case(name, function, (normal(5),))
 
@@ -764,14 +800,23 @@ def indexing() -> Iterator[Case]:
     i, j = index(4, 3), index(5, 3)
     signed = index(4, 3) - 2
     for name, function, operands in (
-        ("one", lambda x, i: x[i], (x, i)), ("one-negative", lambda x, i: x[i], (x, signed)), ("matrix", lambda x, i: x[i], (x, index(4, 2, 3))),
-        ("middle", lambda x, i: x[:, i], (x, j)), ("last", lambda x, i: x[..., i], (x, j)), ("two", lambda x, i, j: x[i, j], (x, i, j)),
-        ("two-last", lambda x, i, j: x[:, i, j], (x, j, j)), ("apart", lambda x, i, j: x[i, :, j], (x, i, j)), ("slice", lambda x, i: x[1:3, i, ::2], (x, j)),
-        ("broadcast", lambda x, i, j: x[i[:, None], j[None]], (x, i, j)), ("apart-broadcast", lambda x, i, j: x[i[:, None], :, j[None]], (x, i, j)),
-        ("three", lambda x, i, j: x[i, j, j], (x, i, j)), ("none", lambda x, i: x[None, i], (x, i)), ("negative-apart", lambda x, i, j: x[i, 1:, -j], (x, signed, j)),
-        ("i32", lambda x, i: x[i], (x, i.int())), ("mixed-int", lambda x, i: x[i, 2], (x, i)), ("mixed-int-slice", lambda x, i: x[2, :, i], (x, i)),
-        ("list", lambda x: x[[0, 2, 2]], (x,)), ("bool-data", lambda x, i: x[i], (x > 0, i)), ("i64-data", lambda x, i, j: x[i, j], (whole(4, 5, dtype=torch.int64), i, j)),
-        ("f32", lambda x, i: x[:, i], (x.float(), j)), ("bf16", lambda x, i: x[:, i], (x.bfloat16(), j)),
+        ("one", lambda x, i: x[i], (x, i)), ("one-negative", lambda x, i: x[i], (x, signed)),
+        ("matrix", lambda x, i: x[i], (x, index(4, 2, 3))),
+        ("middle", lambda x, i: x[:, i], (x, j)), ("last", lambda x, i: x[..., i], (x, j)),
+        ("two", lambda x, i, j: x[i, j], (x, i, j)),
+        ("two-last", lambda x, i, j: x[:, i, j], (x, j, j)),
+        ("apart", lambda x, i, j: x[i, :, j], (x, i, j)),
+        ("slice", lambda x, i: x[1:3, i, ::2], (x, j)),
+        ("broadcast", lambda x, i, j: x[i[:, None], j[None]], (x, i, j)),
+        ("apart-broadcast", lambda x, i, j: x[i[:, None], :, j[None]], (x, i, j)),
+        ("three", lambda x, i, j: x[i, j, j], (x, i, j)), ("none", lambda x, i: x[None, i], (x, i)),
+        ("negative-apart", lambda x, i, j: x[i, 1:, -j], (x, signed, j)),
+        ("i32", lambda x, i: x[i], (x, i.int())), ("mixed-int", lambda x, i: x[i, 2], (x, i)),
+        ("mixed-int-slice", lambda x, i: x[2, :, i], (x, i)),
+        ("list", lambda x: x[[0, 2, 2]], (x,)), ("bool-data", lambda x, i: x[i], (x > 0, i)),
+        ("i64-data", lambda x, i, j: x[i, j], (whole(4, 5, dtype=torch.int64), i, j)),
+        ("f32", lambda x, i: x[:, i], (x.float(), j)),
+        ("bf16", lambda x, i: x[:, i], (x.bfloat16(), j)),
     ):  # fmt: skip
         yield Case(f"index-{name}", function, operands, name != "bf16")
     for name, dim, shape in (
@@ -790,9 +835,13 @@ def indexing() -> Iterator[Case]:
     distinct = torch.tensor([3, 0, 2])
     for accumulate in (False, True):
         for name, places, shape in (
-            ("0", (distinct,), (3, 5, 6)), ("0-broadcast", (distinct,), (6,)), ("0-scalar", (distinct,), ()), ("01", (distinct, distinct), (3, 6)), ("1", (None, distinct), (4, 3, 6)),
-            ("12", (None, distinct, distinct), (4, 3)), ("02", (distinct, None, distinct), (3, 5)), ("2", (None, None, distinct), (4, 5, 3)), ("all", (distinct, distinct, distinct), (3,)),
-            ("grid", (distinct[:, None], torch.tensor([1, 4])), (3, 2, 6)), ("negative", (distinct - 4,), (3, 5, 6)),
+            ("0", (distinct,), (3, 5, 6)), ("0-broadcast", (distinct,), (6,)),
+            ("0-scalar", (distinct,), ()), ("01", (distinct, distinct), (3, 6)),
+            ("1", (None, distinct), (4, 3, 6)),
+            ("12", (None, distinct, distinct), (4, 3)), ("02", (distinct, None, distinct), (3, 5)),
+            ("2", (None, None, distinct), (4, 5, 3)), ("all", (distinct, distinct, distinct), (3,)),
+            ("grid", (distinct[:, None], torch.tensor([1, 4])), (3, 2, 6)),
+            ("negative", (distinct - 4,), (3, 5, 6)),
         ):  # fmt: skip
             given = [each for each in places if each is not None]
 
@@ -1102,9 +1151,15 @@ def products() -> Iterator[Case]:
     yield Case("householder", torch.linalg.householder_product, (normal(2, 5, 3), unit(2, 3)))
     q, k, v = (normal(2, 4, n, 8) for n in (5, 7, 7))
     for name, options in {
-        "scale": {"scale": 0.3}, "causal": {"is_causal": True}, "bool": {"attn_mask": normal(5, 7, dtype=torch.bool)}, "bool-heads": {"attn_mask": normal(2, 1, 5, 7, dtype=torch.bool)},
-        "float": {"attn_mask": normal(2, 4, 5, 7)}, "infinite": {"attn_mask": torch.zeros(5, 7, dtype=torch.float64).masked_fill(normal(5, 7) > 0, -math.inf)},
-        "empty-rows": {"attn_mask": torch.arange(5)[:, None].expand(5, 7) > 1}, "empty-rows-float": {"attn_mask": torch.zeros(5, 7, dtype=torch.float64).masked_fill(torch.arange(5)[:, None] > 2, -math.inf)},
+        "scale": {"scale": 0.3}, "causal": {"is_causal": True},
+        "bool": {"attn_mask": normal(5, 7, dtype=torch.bool)},
+        "bool-heads": {"attn_mask": normal(2, 1, 5, 7, dtype=torch.bool)},
+        "float": {"attn_mask": normal(2, 4, 5, 7)},
+        "infinite": {"attn_mask": torch.zeros(5, 7,
+        dtype=torch.float64).masked_fill(normal(5, 7) > 0, -math.inf)},
+        "empty-rows": {"attn_mask": torch.arange(5)[:, None].expand(5, 7) > 1},
+        "empty-rows-float": {"attn_mask": torch.zeros(5, 7,
+        dtype=torch.float64).masked_fill(torch.arange(5)[:, None] > 2, -math.inf)},
     }.items():  # fmt: skip
         yield Case(
             f"attention-{name}",

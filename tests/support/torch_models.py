@@ -1,4 +1,5 @@
-"""PyTorch models imported and trained beside PyTorch itself, in the same process and from the same values."""
+"""PyTorch models imported and trained beside PyTorch itself, in the same process and from the same
+values."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def check(
 ) -> Imported:
     """Assert that an imported module trains as in PyTorch, and return it.
 
-    Loss, outputs, the gradient of every parameter and the new states are compared after each step of gradient descent.
-    The module keeps its values.
+    Loss, outputs, the gradient of every parameter and the new states are compared after each step
+    of gradient descent. The module keeps its values.
 
     Parameters
     ----------
@@ -48,13 +49,15 @@ def check(
     steps : int
         The number of steps.
     tolerance : float, optional
-        The share of the largest element of a tensor that a difference may have; by default that of the dtype.
+        The share of the largest element of a tensor that a difference may have; by default that of
+        the dtype.
     forward : bool
         Whether to compare the evaluation too.
     seed : int
         The seed of the random numbers.
     replay : Sequence[str]
-        The outputs that are drawn numbers. PyTorch gets them as keyword arguments in the place of its own.
+        The outputs that are drawn numbers. PyTorch gets them as keyword arguments in the place of
+        its own.
     **options
         As for :func:`relax_grad.frontend.torch.from_module`.
     """
@@ -108,7 +111,8 @@ def check(
 
 
 def compiled(imported: Imported, forward: bool = True, name: str = "loss"):
-    """Return a function ``run(name, *tensors)`` of the compiled gradient function and the evaluation."""
+    """Return a function ``run(name, *tensors)`` of the compiled gradient function and the
+    evaluation."""
     module = imported.module
     if imported.params:
         module = relax_grad.value_and_grad(module, name, wrt=list(imported.params))

@@ -1,4 +1,5 @@
-"""PyTorch functions of tensors imported, compiled together, and held against PyTorch's values and gradients."""
+"""PyTorch functions of tensors imported, compiled together, and held against PyTorch's values and
+gradients."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ def machine(module: tvm.IRModule) -> relax.VirtualMachine:
 def check_all(cases: Sequence[Case]) -> dict[str, str]:
     """Return the faults of cases by name.
 
-    The cases are parts of one program, which is traced and compiled once. If it has a fault, each case is checked alone.
+    The cases are parts of one program, which is traced and compiled once. If it has a fault, each
+    case is checked alone.
     """
     try:
         _check_together(cases)
@@ -103,7 +105,8 @@ def check_all(cases: Sequence[Case]) -> dict[str, str]:
 
 
 class _Together(nn.Module):
-    """Returns the sum of the losses of several cases, if there is one, and the results of all of them."""
+    """Returns the sum of the losses of several cases, if there is one, and the results of all of
+    them."""
 
     def __init__(self, cases: Sequence[Case]):
         super().__init__()
@@ -206,7 +209,8 @@ def _constants(found: Imported) -> list[tvm.runtime.Tensor]:
 
 
 def _expected(case: Case, differentiated: bool = True) -> tuple[Sequence[torch.Tensor], list]:
-    """Return PyTorch's results of a case's module, and the gradients if the case and the argument ask for them."""
+    """Return PyTorch's results of a case's module, and the gradients if the case and the argument
+    ask for them."""
     differentiated = differentiated and case.gradient
     operands = [
         each.clone().requires_grad_(each.is_floating_point() and differentiated)
@@ -224,5 +228,6 @@ def _expected(case: Case, differentiated: bool = True) -> tuple[Sequence[torch.T
 
 
 def _results(found, count: int) -> list[torch.Tensor]:
-    """Return the last tensors of a nested result, without the new states, of which there are none."""
+    """Return the last tensors of a nested result, without the new states, of which there are
+    none."""
     return pytree.tree_leaves(found)[-count:]

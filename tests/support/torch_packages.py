@@ -12,7 +12,8 @@ import torch
 def torchvision():
     """Return torchvision, which timm and transformers import.
 
-    Where its binary library does not fit PyTorch, the operators are missing that its import takes as given.
+    Where its binary library does not fit PyTorch, the operators are missing that its import takes
+    as given.
     """
     try:
         return importlib.import_module("torchvision")

@@ -1,6 +1,8 @@
-"""Transformers in tiny configurations with random weights, by family; all are held against PyTorch itself.
+"""Transformers in tiny configurations with random weights, by family; all are held against PyTorch
+itself.
 
-Every entry is a function that returns a :class:`Model`. A library that is not installed raises ImportError.
+Every entry is a function that returns a :class:`Model`. A library that is not installed raises
+ImportError.
 """
 
 from __future__ import annotations
@@ -792,7 +794,8 @@ def siglip():
 
 
 class Detection(nn.Module):
-    """Queries that attend to an image; heads for classes and boxes, and a given matching of queries and objects."""
+    """Queries that attend to an image; heads for classes and boxes, and a given matching of queries
+    and objects."""
 
     def __init__(self, width=8, queries=3):
         super().__init__()
@@ -951,7 +954,8 @@ def mixtral_loop():
 
 @model("decoders", table=REFUSED)
 def bloom():
-    """Its biases grow with the distance (ALiBi), and its activation is a function with a gradient of its own."""
+    """Its biases grow with the distance (ALiBi), and its activation is a function with a gradient
+    of its own."""
     module = hugging_face(
         "BloomForCausalLM",
         "BloomConfig",

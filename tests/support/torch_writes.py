@@ -1,4 +1,5 @@
-"""Programs of PyTorch that write to tensors, views and detached tensors, and their graphs held against PyTorch."""
+"""Programs of PyTorch that write to tensors, views and detached tensors, and their graphs held
+against PyTorch."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _WRITES = (
 
 
 def program(seed: int) -> str:
-    """Return the source of a random function ``f(w, x, b)`` of a parameter, an input and a buffer."""
+    """Return the source of a random function ``f(w, x, b)`` of a parameter, an input and a
+    buffer."""
     draw = random.Random(seed)
     lines = ["y = w * x", "z = torch.zeros(4, dtype=x.dtype)", "p = w + b", "q = x.clone()"]
     names, indent = ["y", "z", "p", "q", *["b"] * (draw.random() < 0.3)], ""
@@ -82,7 +84,8 @@ def outcome(function: Callable) -> str:
     Returns
     -------
     outcome : str
-        ``"equal"``; ``"refused"`` with the reasons; ``"invalid"`` if PyTorch raises an error; or the difference.
+        ``"equal"``; ``"refused"`` with the reasons; ``"invalid"`` if PyTorch raises an error; or
+        the difference.
     """
     module = Module(function)
     buffer = module.b.clone()

@@ -142,7 +142,8 @@ def yolo() -> Sample:
 
 
 def center_net() -> Sample:
-    """Return a heat map with the penalty-reduced focal loss, and offsets gathered at the objects."""
+    """Return a heat map with the penalty-reduced focal loss, and offsets gathered at the
+    objects."""
 
     def loss(outputs, heat, places, offsets):
         logits, regression = outputs

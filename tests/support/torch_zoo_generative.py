@@ -32,7 +32,8 @@ def autoencoder() -> Sample:
 
 
 class _Vae(nn.Module):
-    """A variational autoencoder that returns its noise, and takes it in the place of drawn numbers."""
+    """A variational autoencoder that returns its noise, and takes it in the place of drawn
+    numbers."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +77,8 @@ def drop_path() -> Sample:
 
 
 class _Codebook(nn.Module):
-    """A quantised autoencoder with a codebook that follows averages of its vectors, and a straight-through gradient."""
+    """A quantised autoencoder with a codebook that follows averages of its vectors, and a
+    straight-through gradient."""
 
     def __init__(self):
         super().__init__()
@@ -156,7 +158,8 @@ def glow() -> Sample:
 
 
 def masked_flow() -> Sample:
-    """Return an autoregressive network with masked weights, and a mixture of normal distributions."""
+    """Return an autoregressive network with masked weights, and a mixture of normal
+    distributions."""
 
     def loss(self, x):
         h = F.relu(F.linear(x, self.first.weight * self.mask, self.first.bias))

@@ -1,4 +1,5 @@
-"""Networks of graphs, experts, metric learning, reinforcement learning, recommendation, and fields."""
+"""Networks of graphs, experts, metric learning, reinforcement learning, recommendation, and
+fields."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def _edges() -> torch.Tensor:
 
 
 def gcn() -> Sample:
-    """Return two graph convolutions with symmetric normalisation, by index_add, on the labelled nodes."""
+    """Return two graph convolutions with symmetric normalisation, by index_add, on the labelled
+    nodes."""
 
     def convolve(layer, x, edges):
         source, target = edges
@@ -161,7 +163,8 @@ def triplet() -> Sample:
 
 
 def hard_triplet() -> Sample:
-    """Return the hardest positive and negative of each sample, of distances that are zero on the diagonal."""
+    """Return the hardest positive and negative of each sample, of distances that are zero on the
+    diagonal."""
 
     def loss(self, x, y):
         z = F.normalize(self.encoder(x), dim=1)

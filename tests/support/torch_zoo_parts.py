@@ -1,4 +1,5 @@
-"""The common parts of the models of the zoo: their form, their operands, and imports of packages of models."""
+"""The common parts of the models of the zoo: their form, their operands, and imports of packages of
+models."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ SHAPES = {"x": (6, 3), "y": (6,), "w": (3,), "b": ()}
 
 
 def module_of(dtype="float64", *, seed=False, states=False) -> tvm.IRModule:
-    """Return ``loss(x, y, w, b)``, the mean squared error of a linear function, as float32 for half precision."""
+    """Return ``loss(x, y, w, b)``, the mean squared error of a linear function, as float32 for half
+    precision."""
     variables = {name: relax.Var(name, relax.TensorType(s, dtype)) for name, s in SHAPES.items()}
     x, y, w, b = variables.values()
     params = list(variables.values())
@@ -41,7 +42,8 @@ WIDTH, MOST = 256, 2000
 
 
 def symbolic() -> tvm.IRModule:
-    """Return ``loss(x, w)`` of a network whose activations are large, with a symbolic number of rows."""
+    """Return ``loss(x, w)`` of a network whose activations are large, with a symbolic number of
+    rows."""
     n = tirx.Var("n", "int64")
     x = relax.Var("x", relax.TensorType((n, WIDTH), "float32"))
     w = relax.Var("w", relax.TensorType((WIDTH, WIDTH), "float32"))
@@ -82,7 +84,8 @@ def close(found, wanted, tolerance=1e-12):
 
 
 def digits_of_torch():
-    """Return an imported CNN with batch normalisation and dropout, and scikit-learn's digits: images and labels."""
+    """Return an imported CNN with batch normalisation and dropout, and scikit-learn's digits:
+    images and labels."""
     torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
     datasets = pytest.importorskip("sklearn.datasets", reason="the digits come with scikit-learn")
     from relax_grad.frontend.torch import from_module
@@ -92,7 +95,8 @@ def digits_of_torch():
     labels = digits.target.astype("int64")
     torch.manual_seed(0)
     network = torch.nn.Sequential(
-        # Batch normalisation takes a bias away: its gradient is rounding errors, whose signs AdamW would follow.
+        # Batch normalisation takes a bias away: its gradient is rounding errors, whose signs AdamW
+        # would follow.
         torch.nn.Conv2d(1, 8, 3, padding=1, bias=False),
         torch.nn.BatchNorm2d(8),
         torch.nn.ReLU(),

@@ -1,4 +1,5 @@
-"""Limits of the oldest supported TVM, as marks of the affected tests; docs/limits.md has the details."""
+"""Limits of the oldest supported TVM, as marks of the affected tests; docs/limits.md has the
+details."""
 
 from __future__ import annotations
 
@@ -25,5 +26,6 @@ NESTED_SYMBOLIC_CONDITIONALS = _fails(
     "does not compile zeros_like of a copied branch, which stays as it is"
 )
 SYMBOLIC_FUSION = _fails(
-    "loses a symbolic extent where it fuses calls, or fails to copy a tensor function that takes one"
+    "loses a symbolic extent where it fuses calls, or fails to copy a tensor function that "
+    "takes one"
 )

@@ -29,7 +29,8 @@ def send_and_recv(worker: Worker, count: int) -> list[float]:
 
 @task
 def to_next_group(worker: Worker, value: float) -> float | None:
-    """Send ``value`` plus the worker's number to the worker at the same place in the next group; return the received one."""
+    """Send ``value`` plus the worker's number to the worker at the same place in the next group;
+    return the received one."""
     communicator = worker.communicator
     groups = communicator.num_groups
     size = worker.num_workers // groups
@@ -54,7 +55,8 @@ def disturb(worker: Worker, name: str, rank: int) -> None:
 
 @task
 def reduce_twice(worker: Worker, seconds: float) -> dict:
-    """Start two reductions, overwrite their operands, and wait for them in the other order, ``seconds`` later.
+    """Start two reductions, overwrite their operands, and wait for them in the other order,
+    ``seconds`` later.
 
     The network carries one reduction in a quarter of these seconds.
     """
@@ -80,7 +82,8 @@ def reduce_twice(worker: Worker, seconds: float) -> dict:
 
 @task
 def reduce_with_slow_network(worker: Worker, seconds: float) -> list[float]:
-    """Return the time and the wait of two reductions of ``seconds`` each, with no computation beside them."""
+    """Return the time and the wait of two reductions of ``seconds`` each, with no computation
+    beside them."""
     communicator = worker.communicator
     operand = tvm.runtime.tensor(np.ones(3, "float32"))
     communicator.call("allreduce", (operand, 0, False, operand))

@@ -28,7 +28,8 @@ def test_a_right_gradient_is_measured():
 
 def test_bfloat16_reaches_the_rule_and_an_error_in_it_is_found():
     def change(grad, x):
-        # Differences in float64 would detect a change of the rule too, so only bfloat16 gets one here.
+        # Differences in float64 would detect a change of the rule too, so only bfloat16 gets one
+        # here.
         if dtype_of(x.ty) != "bfloat16":
             return grad
         return relax.op.multiply(grad, relax.const(factor, "bfloat16"))
@@ -126,7 +127,8 @@ def test_a_function_that_goes_through_float32_is_checked_with_a_step_to_match():
 
 
 def test_half_precision_is_compared_at_the_rounded_values():
-    """The gradients of float32 results have the tolerance of float32, and cotangents are rounded to half precision."""
+    """The gradients of float32 results have the tolerance of float32, and cotangents are rounded to
+    half precision."""
 
     def widened(x):
         return relax.op.square(relax.op.astype(x, "float32"))

@@ -150,7 +150,8 @@ def test_a_program_becomes_smaller():
 
 
 def test_an_address_in_a_message_does_not_matter():
-    """Otherwise each run would seem to fail for a new reason, and the program would not become smaller."""
+    """Otherwise each run would seem to fail for a new reason, and the program would not become
+    smaller."""
     one, other = (
         outcomes.failure("pipeline", ValueError(f"{name} at 0x{address} is bound twice"))
         for name, address in (("t1", "55ac60"), ("t12", "7f001ab"))

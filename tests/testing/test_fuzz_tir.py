@@ -120,7 +120,8 @@ _elements.LINE = 4
 _FUZZ = """
 from relax_grad import cli
 {before}
-print("exit code", cli.main(["fuzz", "--tir", "--programs", "{programs}", "--seed", "{seed}", *{more}]))
+arguments = ["fuzz", "--tir", "--programs", "{programs}", "--seed", "{seed}", *{more}]
+print("exit code", cli.main(arguments))
 """
 
 
@@ -186,7 +187,8 @@ def test_the_reference_agrees_with_the_pipeline_of_tvm():
 
 
 def copying(shape, dtype="float32", **loop):
-    """Return a program of one block that copies a tensor, with a given start or extent of its loop."""
+    """Return a program of one block that copies a tensor, with a given start or extent of its
+    loop."""
     zero = language.Const(0, language.INDEX)
     size = language.Size(shape[0])
     axis = language.Axis("v", "spatial", zero, size, language.Name("i"))
@@ -286,7 +288,8 @@ def test_no_findings():
 
 
 def test_a_broken_scheduler_is_found_and_made_small(tmp_path):
-    """A swapped block may read memory that happens to hold the right value, so that a larger program remains."""
+    """A swapped block may read memory that happens to hold the right value, so that a larger
+    program remains."""
     out = fuzz(1, 22, _SWAPPED, ["--keep", str(tmp_path)])
     assert out.endswith("exit code 1")
     (source,) = re.findall(r"class Module:.*?@R\.function", out, re.S)

@@ -1,10 +1,11 @@
 """Every sample of every operator: orders, dtypes, symbolic shapes, and parity with PyTorch.
 
-TVM's pass differentiates every sample that it supports. relax_grad's pass differentiates the others and, in the long
-sweeps, the symbolic shapes once more. ``tests/autodiff/test_gradient.py`` compares the two passes.
+TVM's pass differentiates every sample that it supports. relax_grad's pass differentiates the others
+and, in the long sweeps, the symbolic shapes once more. ``tests/autodiff/test_gradient.py`` compares
+the two passes.
 
-The first-order tests of all dtypes compile kernels with assertions on their arguments. Most other tests omit the
-assertions, which take half of the time to compile a kernel.
+The first-order tests of all dtypes compile kernels with assertions on their arguments. Most other
+tests omit the assertions, which take half of the time to compile a kernel.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ BFLOAT16 = [param for param in SMOOTH if "bfloat16" in param.values[0].dtypes]
 KINKS = [param for param in SAMPLES if not param.values[0].smooth]
 #: Samples per operator that are checked in every dtype outside of the long sweeps.
 IN_EVERY_DTYPE = 1
-#: Samples per operator that are checked at every order and against PyTorch, and with symbolic shapes, outside of the
-#: long sweeps.
+#: Samples per operator that are checked at every order and against PyTorch, and with symbolic
+#: shapes, outside of the long sweeps.
 AT_EVERY_ORDER = 2
 SYMBOLIC_AT_EVERY_ORDER = 1
-#: Samples that TVM 0.26 lowers wrongly, by the test: at every order and dtype, in bfloat16, with symbolic shapes.
+#: Samples that TVM 0.26 lowers wrongly, by the test: at every order and dtype, in bfloat16, with
+#: symbolic shapes.
 FAILING = {
     "orders": """
         grad.adaptive_avg_pool3d_backward-0
@@ -70,7 +72,8 @@ def with_failing(params: list, test: str) -> list:
 
 
 def with_core(params: list) -> list:
-    """Mark the first sample of each operator as numeric core, and the samples that TVM 0.26 cannot lower."""
+    """Mark the first sample of each operator as numeric core, and the samples that TVM 0.26 cannot
+    lower."""
     return [
         pytest.param(
             *p.values, id=p.id, marks=[*p.marks, *([pytest.mark.core] if number(p) == 0 else [])]
@@ -100,7 +103,8 @@ def dtypes_of(sample) -> list[str]:
 
 @pytest.mark.parametrize("sample", with_core([p for p in SMOOTH if number(p) < IN_EVERY_DTYPE]))
 def test_gradient_of_every_order_and_dtype(sample):
-    """Check float64 to the sample's order, with type and mutation, and against PyTorch; other dtypes to first order.
+    """Check float64 to the sample's order, with type and mutation, and against PyTorch; other
+    dtypes to first order.
 
     TVM's pass takes no parameters in bfloat16, so relax_grad's pass differentiates there.
     """
@@ -122,7 +126,8 @@ def test_gradient_of_every_order(sample):
 
 
 def check_with_torch(sample, cases: list) -> None:
-    """Check a sample's cases, compiled together with its comparison with PyTorch, where there is one."""
+    """Check a sample's cases, compiled together with its comparison with PyTorch, where there is
+    one."""
     if sample.torch and importlib.util.find_spec("torch"):
         cases.append(sample.torch_case())
     with sample.within():

@@ -129,7 +129,8 @@ def test_structure_of_a_convolution():
 
 
 def test_numbers_as_parameters():
-    """A shape argument of call_tir becomes a number of the function, which the adjoint takes as well."""
+    """A shape argument of call_tir becomes a number of the function, which the adjoint takes as
+    well."""
 
     @T.prim_func(s_tir=True)
     def shifted(A: T.Buffer((5,), "float64"), Y: T.Buffer((5,), "float64"), k: T.int64):

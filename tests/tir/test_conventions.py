@@ -76,7 +76,8 @@ NAN = np.nan
 
 
 def test_nan_in_extrema():
-    """NaN passes to both arguments of a maximum and through a relu, not through a bound, and spreads in a reduction."""
+    """NaN passes to both arguments of a maximum and through a relu, not through a bound, and
+    spreads in a reduction."""
     value = np.array([NAN, 1.0, 2.0])
     for function in (topi.maximum, topi.minimum):
         found = run(expression(function, (3,), (3,)), value, np.array([0.0, NAN, 2.0]))
@@ -129,8 +130,11 @@ DIFFERENT = {
         ),
         "equal elements share the gradient, as in other maxima",
     ),
-    "scatter_max([2, 2], [0, 0], u), u = [2, 2]": "each update shares the gradient with the value before",
-    "log_add_exp([-inf, 1000], [-inf, 1000])": "the branch of equal arguments has the derivative 1/2 at infinities too, where the operator has NaN",
+    "scatter_max([2, 2], [0, 0], u), u = [2, 2]": "each update shares the gradient with the "
+    "value before",
+    "log_add_exp([-inf, 1000], [-inf, 1000])": "the branch of equal arguments has the "
+    "derivative 1/2 at infinities too, where the "
+    "operator has NaN",
     "median([2, 1, 2])": "TVM calls a packed function to sort",
     "nll_loss(x, [0, 2]), of two classes": "elements that are not read have the gradient 0",
 }
@@ -195,7 +199,8 @@ def test_roots_and_powers_at_zero():
 @pytest.mark.parametrize(("dtype", "epsilon"), [("float16", 2**-11), ("bfloat16", 2**-8)])
 @pytest.mark.parametrize("kind", ["map", "sum", "matrix product", "extremum", "scatter", "scan"])
 def test_half_precision_against_float64(dtype, epsilon, kind):
-    """A gradient is rounded once: its error is at most a unit in the last place of the largest terms."""
+    """A gradient is rounded once: its error is at most a unit in the last place of the largest
+    terms."""
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without it")
     narrow = np.dtype(getattr(ml_dtypes, dtype, dtype))
     compute, shapes = {

@@ -319,7 +319,8 @@ def carried_minimum(A: T.Buffer((6, 4), "float64"), Y: T.Buffer((4,), "float64")
 def carried_product(
     A: T.Buffer((3, 4), "float64"), Y: T.Buffer((4,), "float64"), Z: T.Buffer((3, 4), "float64")
 ):
-    """A result that is carried from one iteration of bare loops to the next is a workspace in the adjoint."""
+    """A result that is carried from one iteration of bare loops to the next is a workspace in the
+    adjoint."""
     with T.sblock("all"):
         for i in range(4):
             Y[i] = 1.0
@@ -338,7 +339,8 @@ def fused_multiply_add(A: T.Buffer((4, 3), "float64"), Y: T.Buffer((4, 3), "floa
 
 @T.prim_func(s_tir=True)
 def power_of_two(A: T.Buffer((4,), "float64"), Y: T.Buffer((4,), "float64")):
-    """The bits of integers that a number is rounded to are constants; a comparison of bits has no derivative."""
+    """The bits of integers that a number is rounded to are constants; a comparison of bits has no
+    derivative."""
     for i in range(4):
         with T.sblock("scale"):
             vi = T.axis.spatial(4, i)
@@ -451,7 +453,8 @@ def sums_of_rows(
 
 
 def test_a_sum_in_steps_saves_nothing():
-    """The element keeps its cotangent, so that the second order needs no bound of the number of steps."""
+    """The element keeps its cotangent, so that the second order needs no bound of the number of
+    steps."""
     check(sums_of_rows, [*numbers((8,)), np.array([0, 2, 2, 7], "int32")], tensor(3))
 
 

@@ -29,7 +29,8 @@ def other_factors(x, axes):
     return found
 
 
-#: Fewer factors than lanes, whole chunks of lanes, and a rest; several axes, and products side by side.
+#: Fewer factors than lanes, whole chunks of lanes, and a rest; several axes, and products side by
+#: side.
 SHAPES = [
     *(((n,), (0,)) for n in (1, 2, 31, 32, 33, 64, 70)),
     *(((3, n), (1,)) for n in (1, 5, 32, 67)),

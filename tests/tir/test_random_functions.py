@@ -1,4 +1,5 @@
-"""Gradients of random programs of tensor functions agree with central differences, or are refused."""
+"""Gradients of random programs of tensor functions agree with central differences, or are
+refused."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ class Case:
     dtype : str
         The dtype of the floating-point arguments: some functions of TOPI accept float32 only.
     rtol : float, optional
-        The relative tolerance where a function computes in float32, which makes differences inaccurate.
+        The relative tolerance where a function computes in float32, which makes differences
+        inaccurate.
     """
 
     build: Callable

@@ -10,7 +10,8 @@ from tvm import te, tirx
 
 from relax_grad.topi import activation
 
-#: The gradients of softmax and log_softmax in NumPy, given the output gradient, the result and the axis.
+#: The gradients of softmax and log_softmax in NumPy, given the output gradient, the result and the
+#: axis.
 BACKWARD = {
     activation.softmax_backward: lambda dy, y, axis: (dy - (dy * y).sum(axis, keepdims=True)) * y,
     activation.log_softmax_backward: lambda dy, y, axis: (

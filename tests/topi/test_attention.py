@@ -52,7 +52,8 @@ def test_masks(causal_mask, shape, window_size):
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_sequence_starts_that_are_garbage(dtype):
-    """Any starts give valid weights; a query before the first or after the last sequence has no weights."""
+    """Any starts give valid weights; a query before the first or after the last sequence has no
+    weights."""
     info = np.iinfo(dtype)
     scores = random(1, 2, 6, 4)
     for starts_q, starts_k in (

@@ -20,7 +20,8 @@ SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution of any rank, with shapes and layouts in the order of ``NC...`` and ``OI...``."""
+    """A convolution of any rank, with shapes and layouts in the order of ``NC...`` and
+    ``OI...``."""
 
     data: tuple
     weight: tuple
@@ -280,7 +281,8 @@ def test_out_dtype_is_not_that_of_the_inputs():
 
 
 def test_values_beyond_the_last_window_do_not_count():
-    """Elements that the forward operator never reads must not affect the gradient, even if they are NaN."""
+    """Elements that the forward operator never reads must not affect the gradient, even if they are
+    NaN."""
     conv = plain((1, 1, 6), (1, 1, 2), (3,))
     data = np.arange(6.0).reshape(conv.data)
     data[0, 0, [2, 5]] = np.nan

@@ -1,4 +1,5 @@
-"""The tensor expressions of take, gather_elements and their gradients against loops over elements."""
+"""The tensor expressions of take, gather_elements and their gradients against loops over
+elements."""
 
 from __future__ import annotations
 

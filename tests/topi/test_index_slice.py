@@ -19,7 +19,8 @@ def slices(begin, end, strides):
 
 
 def sliced(shape, begin, end, strides):
-    """Return random data and a slice of it, and an output gradient and the expected data gradient."""
+    """Return random data and a slice of it, and an output gradient and the expected data
+    gradient."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=shape)
     at = slices(begin, end, strides)
@@ -29,7 +30,8 @@ def sliced(shape, begin, end, strides):
 
 
 def slice_kernels(shape, begin, end, strides, symbolic=False):
-    """Yield kernels that slice the leading axes of data of the given shape, forward and backward."""
+    """Yield kernels that slice the leading axes of data of the given shape, forward and
+    backward."""
     x, taken, grad, expected = sliced(shape, begin, end, strides)
     begins, steps = list(map(int64, begin)), list(map(int64, strides))
     # Every other axis is negative, counted from the end.
@@ -89,7 +91,8 @@ def cases(draw):
 
 @pytest.mark.parametrize("extent", range(1, 7))
 def test_every_small_slice_with_a_negative_stride(extent):
-    """TVM miscompiles (3 - i) // 2 in an index, so the index of such a slice must avoid this form."""
+    """TVM miscompiles (3 - i) // 2 in an index, so the index of such a slice must avoid this
+    form."""
     bounds = [
         (begin, begin - taken * stride, -stride)
         for stride in (1, 2, 3)
@@ -165,7 +168,8 @@ def test_assume_inbound_takes_begin_as_it_is_where_something_is_symbolic():
     ],
 )
 def test_adversarial_bounds(begin, stride, expected):
-    """Of an output gradient longer than the slice, only the elements that belong to the slice are read."""
+    """Of an output gradient longer than the slice, only the elements that belong to the slice are
+    read."""
     found = run(
         lambda dy, b, s: topi_slice.dynamic_strided_slice_backward_data(dy, (4,), b, s),
         [np.ones(9), np.array([begin]), np.array([stride])],

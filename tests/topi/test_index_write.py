@@ -87,7 +87,8 @@ def index_tensor_kernels(data_shape, indices, dtype="float64"):
 
 
 def write_kernels(data, updates, indices, pairs, reduction, write, backward, symbolic=False):
-    """Yield the forward kernel and, for linear reductions, the kernel of the gradient of the updates."""
+    """Yield the forward kernel and, for linear reductions, the kernel of the gradient of the
+    updates."""
     pairs = list(pairs)
     expected = data.copy()
     for at, where in pairs:

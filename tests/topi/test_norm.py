@@ -34,7 +34,8 @@ def rows(shape, axes):
 
 
 def over_axes(kind, gamma=True, mean=True):
-    """Return a case of layer_norm or rms_norm: the argument shapes, the expression and its NumPy definition."""
+    """Return a case of layer_norm or rms_norm: the argument shapes, the expression and its NumPy
+    definition."""
 
     def case(shape, axes):
         order = sorted(range(len(axes)), key=axes.__getitem__)
@@ -70,7 +71,8 @@ def over_axes(kind, gamma=True, mean=True):
 
 
 def affine(statistics, kind, gamma=True):
-    """Return a case of batch_norm or instance_norm with channels on axis 1; batch_norm ignores ``axes``."""
+    """Return a case of batch_norm or instance_norm with channels on axis 1; batch_norm ignores
+    ``axes``."""
 
     def case(shape, axes):
         batch = statistics == "channels"
@@ -125,7 +127,8 @@ WIDE_RESULTS = ("gamma", "weight")
 
 
 def build(case, shape, axes, dtype, wide):
-    """Return the function of a case, with data of ``dtype`` and statistics of ``wide``, its shapes and definition."""
+    """Return the function of a case, with data of ``dtype`` and statistics of ``wide``, its shapes
+    and definition."""
     shapes, compute, define = case(shape, axes)
     inputs = {
         name: te.placeholder(extents, wide if i > 1 else dtype, name)

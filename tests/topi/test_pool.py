@@ -21,7 +21,8 @@ TOLERANCES = {"float16": 2e-3, "float32": 1e-6, "float64": 1e-12}
 
 @dataclass(frozen=True)
 class Case:
-    """A pooling. Shapes are in the order N, C, spatial axes; the layouts are those of the stored tensors."""
+    """A pooling. Shapes are in the order N, C, spatial axes; the layouts are those of the stored
+    tensors."""
 
     data_shape: tuple[int, ...]
     out_shape: tuple[int, ...]
@@ -47,7 +48,8 @@ class Case:
         }
 
     def walk(self):
-        """Yield each window and the elements at its taps, row by row, including those in the padding."""
+        """Yield each window and the elements at its taps, row by row, including those in the
+        padding."""
         for window in np.ndindex(*self.out_shape):
             yield (
                 window,
@@ -112,7 +114,8 @@ def cases(draw, rank=None):
 
 
 def fenced(shape, dtype, value=None):
-    """Return an array between two ranges of NaN, and a function that tells whether the ranges are intact."""
+    """Return an array between two ranges of NaN, and a function that tells whether the ranges are
+    intact."""
     fence = 1024
     size = int(np.prod(shape))
     memory = np.full(2 * fence + size + 64, np.nan, dtype)
@@ -240,7 +243,8 @@ test_avg_pool_many = pytest.mark.slow(MANY(AVG_POOL(sweep_avg_pool)))
 
 @pytest.mark.parametrize(("layout", "out_layout"), [("NCHW", "NCHW4c"), ("2nN3cCHW", "[3c2n]WHCN")])
 def test_layouts_with_padded_channels(layout, out_layout):
-    """Padded channels are zero: the result has zeros there, and they do not affect other channels."""
+    """Padded channels are zero: the result has zeros there, and they do not affect other
+    channels."""
     shapes = (2, 6, 4, 3), (2, 6, 2, 2)
     case = Case(*shapes, (3, 2), (2, 1), (1, 0) * 2, (1, 1), layout, out_layout)
     rng = np.random.default_rng(0)
@@ -276,7 +280,8 @@ def test_zeros_of_either_sign_are_equal():
 
 @pytest.mark.parametrize("layout", ["NCW", "NWC", "CWN"])
 def test_one_element_and_one_window_over_it(layout):
-    """The window of a tap is ``(1 - tap) / 2`` here; TVM's simplifier computes the floor in an index wrongly."""
+    """The window of a tap is ``(1 - tap) / 2`` here; TVM's simplifier computes the floor in an
+    index wrongly."""
     case = Case((2, 2, 1), (2, 2, 1), (3,), (2,), (1, 0), (1,), layout, layout)
     rng = np.random.default_rng(0)
     check_max_pool(case, rng.normal(size=case.data_shape), rng, "float64")
@@ -307,7 +312,8 @@ def test_any_order_of_reduction():
 
 
 def test_half_precision_is_accumulated_in_single():
-    """The middle element is the maximum of every window, and its gradient sums 961 float16 numbers."""
+    """The middle element is the maximum of every window, and its gradient sums 961 float16
+    numbers."""
     case = Case((1, 1, 61, 61), (1, 1, 31, 31), (31, 31), (1, 1), (0,) * 4, (1, 1), "NCHW", "NCHW")
     data = np.zeros(case.data_shape, "float16")
     data[0, 0, 30, 30] = 1

@@ -18,7 +18,8 @@ from relax_grad.topi import roi_pool as topi_roi_pool
 
 
 def align_weights(shape, roi, pooled, scale, ratio, aligned):
-    """Yield for each bin its samples; a sample is a dict from an element ``(n, y, x)`` to its weight."""
+    """Yield for each bin its samples; a sample is a dict from an element ``(n, y, x)`` to its
+    weight."""
     n, height, width = shape
     batch = int(roi[0])
     x1, y1, x2, y2 = roi[1:] * scale

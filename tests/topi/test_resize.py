@@ -72,7 +72,8 @@ def ours(data, size, settings):
 
 
 def check_transposes(cases, target=TARGET):
-    """Assert that the backward function of unit images is the transposed Jacobian of the forward one."""
+    """Assert that the backward function of unit images is the transposed Jacobian of the forward
+    one."""
     forward = [
         Kernel(
             functools.partial(forward_of(extents, size, settings), size=size, settings=settings),
@@ -106,8 +107,8 @@ def check_transposes(cases, target=TARGET):
 def forward_of(extents, size, settings):
     """Return TVM's resize for images, and ours where TVM's is wrong.
 
-    TVM divides by zero if it aligns corners, of the data or of a region, to one element. It extrapolates volumes along
-    one axis only.
+    TVM divides by zero if it aligns corners, of the data or of a region, to one element. It
+    extrapolates volumes along one axis only.
     """
     mode = settings["coordinate_transformation_mode"]
     alone = mode in ("align_corners", "tf_crop_and_resize") and 1 in (*extents, *size)
@@ -168,7 +169,8 @@ def test_ties_of_nearest(mode, rounding):
 
 @pytest.mark.parametrize("method", ["nearest_neighbor", "linear", "cubic"])
 def test_window_holds_every_tap_of_large_extents(method):
-    """The ratio is neither an integer nor small, and integers computed at run time bound the window."""
+    """The ratio is neither an integer nor small, and integers computed at run time bound the
+    window."""
     for extent, size in ((257, 1000), (1000, 257), (3, 500), (500, 3), (99, 100)):
         settings = attrs("half_pixel", method, "round")
         data = te.placeholder((1, 1, 1, extent), "float32", "data")

@@ -1,4 +1,5 @@
-"""Kernels written as statements for the threads of a GPU, run on a CPU one thread after the other."""
+"""Kernels written as statements for the threads of a GPU, run on a CPU one thread after the
+other."""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ def normal(*shape, dtype="float64"):
     return rng.normal(size=shape).astype(dtype)
 
 
-#: Each case: the expression and its inputs; the first input has the shape and dtype of the result. In
-#: float16 a second kernel follows, so that the first one writes to memory that the function allocates.
+#: Each case: the expression and its inputs; the first input has the shape and dtype of the result.
+#: In float16 a second kernel follows, so that the first one writes to memory that the function
+#: allocates.
 CASES = {
     "take_backward": (
         lambda x, dy, i: index.take_backward(dy, i, x.shape, 1, "fast"),
@@ -139,7 +141,8 @@ SYMBOLIC = [
     ("name", "symbolic"), [*((name, False) for name in CASES), *((name, True) for name in SYMBOLIC)]
 )
 def test_threads_agree_with_a_cpu(name, symbolic, monkeypatch):
-    """The result is the same in any order and with any number of elements per thread: no thread reads another's."""
+    """The result is the same in any order and with any number of elements per thread: no thread
+    reads another's."""
     expression, inputs = CASES[name]
     expected = run(expression, inputs, inputs[0].shape, inputs[0].dtype.name, symbolic)
     for backwards, enough in ((True, 4**8), (False, 64))[: 1 if symbolic else 2]:
@@ -183,7 +186,8 @@ def test_cuda(name, without_nvcc):
 
 
 def kernels(expression, *types):
-    """Return the number of threads of each kernel of an expression of tensors of these shapes and dtypes."""
+    """Return the number of threads of each kernel of an expression of tensors of these shapes and
+    dtypes."""
     with tvm.target.Target(GPU):
         tensors = [te.placeholder(shape, dtype) for shape, dtype in types]
         function = te.create_prim_func([*tensors, expression(*tensors)])
@@ -230,7 +234,8 @@ def value_of(expression, n, value):
 
 @pytest.mark.parametrize(("before", "shares"), [(1, 4**6), (2**8, 4**4), (2**12, 4**2), (2**20, 1)])
 def test_symbolic_extents_choose_their_threads(before, shares):
-    """A symbolic extent gives an expression, in factors of 16; a static extent gives a number, in factors of 4."""
+    """A symbolic extent gives an expression, in factors of 16; a static extent gives a number, in
+    factors of 4."""
     n = tirx.Var("n", "int64")
     with tvm.target.Target(GPU):
         symbolic = _loops.Chunks((), [int64(10**6)], [n])._shares

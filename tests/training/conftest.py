@@ -39,7 +39,8 @@ set_target_properties(relax_grad_trainer PROPERTIES UNITY_BUILD ON UNITY_BUILD_B
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory) -> Path:
-    """Return the folder of the programs and of the library for C; once for all workers of a test run.
+    """Return the folder of the programs and of the library for C; once for all workers of a test
+    run.
 
     Tests that take it are left out where a tool is not installed.
     """

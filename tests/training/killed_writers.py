@@ -1,6 +1,8 @@
-"""Kills processes at each system call with which they write a file or a folder, and examines what is there.
+"""Kills processes at each system call with which they write a file or a folder, and examines what
+is there.
 
-The program loads ``_atomic.py`` alone: a process without TVM is forked hundreds of times in a second.
+The program loads ``_atomic.py`` alone: a process without TVM is forked hundreds of times in a
+second.
 
     python killed_writers.py FILE CASE FOLDER
 """
@@ -18,7 +20,8 @@ NAMES = ("library", "manifest", "state")
 
 
 def is_killed(count: int, function: Callable[[], None]) -> bool:
-    """Run a function in a process that ends before its system call of this number; return whether it did."""
+    """Run a function in a process that ends before its system call of this number; return whether
+    it did."""
     child = os.fork()
     if child == 0:
         seen = 0

@@ -1,4 +1,5 @@
-"""The functions of ``relax_grad_trainer.h``, called from C, Go, Java and ctypes, train with the bits of Python."""
+"""The functions of ``relax_grad_trainer.h``, called from C, Go, Java and ctypes, train with the
+bits of Python."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def run(command, code: int = 0, cwd: Path | None = None, **environment: str) -> 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A step with outputs and metrics: its values, its folder, and a loader with the rows of a file."""
+    """A step with outputs and metrics: its values, its folder, and a loader with the rows of a
+    file."""
     from safetensors.numpy import save_file
 
     step = train_step(
@@ -73,7 +75,8 @@ def same_bits(one: Path, other: Path) -> None:
 
 
 def test_calls(programs, exported, tmp_path):
-    """The program examines the text of each error; it trains from buffers that it changes after each step."""
+    """The program examines the text of each error; it trains from buffers that it changes after
+    each step."""
     step, values, folder, loader = exported
     shutil.copytree(folder / "model", tmp_path / "damaged")
     data = bytearray((tmp_path / "damaged" / "state.safetensors").read_bytes())
@@ -99,7 +102,8 @@ def test_calls(programs, exported, tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(exported, tmp_path_factory):
-    """Return the trainer of Python after the two epochs that the examples train, and the file of its state."""
+    """Return the trainer of Python after the two epochs that the examples train, and the file of
+    its state."""
     step, values, _, loader = exported
     trainer = Trainer(step, values=values)
     trainer.fit(loader, 2, schedule=lambda update: 0.125, progress=False)
@@ -151,7 +155,8 @@ def test_example_in_go(programs, exported, trained, tmp_path):
 
 
 def test_trainers_in_several_threads(programs, tmp_path):
-    """Python calls the library by ctypes. Where the number of rows changes, TVM's runtime frees the memory of all."""
+    """Python calls the library by ctypes. Where the number of rows changes, TVM's runtime frees the
+    memory of all."""
     step = train_step(symbolic(), Adam(0.01), wrt="w")
     step.export(tmp_path / "model", values={"w": np.eye(WIDTH, dtype="float32")})
     program = Path(__file__).with_name("trainer_threads.py")

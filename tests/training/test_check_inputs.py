@@ -140,7 +140,8 @@ CALLS = (
 
 
 def test_operators_of_torch_compute_nan():
-    """Each operator that takes indices, for values that PyTorch refuses and for those that count from the end."""
+    """Each operator that takes indices, for values that PyTorch refuses and for those that count
+    from the end."""
     torch = pytest.importorskip("torch")
     import tvm
 

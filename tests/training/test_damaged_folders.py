@@ -1,4 +1,5 @@
-"""The C++ trainer, built with sanitizers, refuses every damaged folder by an error with the file and the reason."""
+"""The C++ trainer, built with sanitizers, refuses every damaged folder by an error with the file
+and the reason."""
 
 from __future__ import annotations
 
@@ -38,8 +39,10 @@ def program(tmp_path_factory) -> Path:
     (folder / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.19)\n"
         "project(programs LANGUAGES CXX)\n"
-        # Objects of TVM's libraries have no type information for UBSan's check of virtual functions.
-        "add_compile_options(-O0 -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all)\n"
+        # Objects of TVM's libraries have no type information for UBSan's check of virtual
+        # functions.
+        "add_compile_options(-O0 -fsanitize=address,undefined -fno-sanitize=vptr "
+        "-fno-sanitize-recover=all)\n"
         "add_link_options(-fsanitize=address,undefined)\n"
         f'add_subdirectory("{relax_grad.runtime.folder()}" trainer)\n'
         f'add_executable(folders "{SOURCE}")\n'
@@ -137,7 +140,8 @@ class State:
 
 
 class Raw(str):
-    """A text that stands in JSON as it is; as a key it is the name of another one that is there already."""
+    """A text that stands in JSON as it is; as a key it is the name of another one that is there
+    already."""
 
 
 def dumped(value: object) -> str:
@@ -191,7 +195,8 @@ def mutated(value: object, rng: random.Random) -> object:
 
 
 def scrambled(data: bytes, rng: random.Random) -> bytes:
-    """Return bytes with a flipped bit, without their end, or with a part that stands elsewhere too."""
+    """Return bytes with a flipped bit, without their end, or with a part that stands elsewhere
+    too."""
     kind, at = rng.randrange(3), rng.randrange(len(data))
     if kind == 0:
         return flipped(data, rng.randrange(8 * len(data)))
@@ -271,7 +276,8 @@ def test_flipped_bits(program, exported, cases):
 
 
 def test_older_folders(program, exported, cases):
-    """Folders of version 1, whose files have no checksums, train; version 2 cannot be without them."""
+    """Folders of version 1, whose files have no checksums, train; version 2 cannot be without
+    them."""
     manifest = json.loads((exported / "manifest.json").read_text())
     state = State((exported / "state.safetensors").read_bytes())
     header = edited(state.header, "__metadata__.crc32", ...)
@@ -447,7 +453,8 @@ def test_refused_libraries(program, exported, cases):
 
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="libFuzzer comes with clang")
 def test_readers_under_libfuzzer(exported, tmp_path):
-    """Manifests, headers and descriptions that libFuzzer makes of valid ones; the first byte chooses the reader."""
+    """Manifests, headers and descriptions that libFuzzer makes of valid ones; the first byte
+    chooses the reader."""
     from tvm_ffi import libinfo
 
     manifest = (exported / "manifest.json").read_bytes()

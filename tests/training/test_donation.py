@@ -1,4 +1,5 @@
-"""Steps of the trainer write to the memory of the parameters, and have the results of a step that does not."""
+"""Steps of the trainer write to the memory of the parameters, and have the results of a step that
+does not."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def test_same_results_in_the_same_memory(optimizer, settings):
         for (name, found), value in zip(trainer._group(group).items(), wanted, strict=True):
             np.testing.assert_array_equal(found.numpy(), value.numpy(), name)
     moved = {name for name, each in places(trainer).items() if each != before[name]}
-    # Gradients that were summed become 0 by a copy of a constant, which the next step may overwrite.
+    # Gradients that were summed become 0 by a copy of a constant, which the next step may
+    # overwrite.
     assert {name for name in moved if not name.startswith("optimizer_state/gradient/")} <= {
         "optimizer_state/loss_scale",
         "optimizer_state/good_steps",
@@ -82,7 +84,8 @@ def test_same_results_in_the_same_memory(optimizer, settings):
     ids=["plain", "accumulate", "skip", "dynamic", "all"],
 )
 def test_a_step_that_raises_changes_nothing(settings, dtype):
-    """At every place in an accumulated gradient, and when the scale of the loss has counted steps."""
+    """At every place in an accumulated gradient, and when the scale of the loss has counted
+    steps."""
     step, values = made(SGD(0.001, momentum=0.9), dtype=dtype, **settings)
     trainer = Trainer(step, values=values)
     for x, y in batches(7, values["w"].dtype):

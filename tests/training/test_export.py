@@ -63,7 +63,8 @@ def same_bits(one: Path, other: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A step with every part: its trainer, its folder, and a loader whose examples are in a file."""
+    """A step with every part: its trainer, its folder, and a loader whose examples are in a
+    file."""
     step = train_step(
         module_of("float32", seed=True, states=True),
         Adam(0.05, weight_decay=0.1),
@@ -113,7 +114,8 @@ def test_same_bits_as_in_python(programs, exported, tmp_path):
 
 @pytest.mark.parametrize("on_nan", ["raise", "skip"])
 def test_steps_that_are_not_finite(programs, exported, tmp_path, on_nan):
-    """Batches with a NaN at each place of an accumulated gradient leave the same bits as in Python."""
+    """Batches with a NaN at each place of an accumulated gradient leave the same bits as in
+    Python."""
     step, values, folder, loader = exported
     given = [loader[i] for i in (0, 1, 2, 3, 4, 0, 1, 2)]
     for i in (0, 3, 6):
@@ -208,7 +210,8 @@ def test_batches_of_many_sizes(programs, tmp_path):
 
 
 def test_digits_from_torch(programs, tmp_path):
-    """A network with batch normalisation and dropout learns digits, with the same bits as in Python."""
+    """A network with batch normalisation and dropout learns digits, with the same bits as in
+    Python."""
     imported, images, labels = digits_of_torch()
     trainer = Trainer(train_step(imported, AdamW(0.01)), seed=7)
     trainer.export(tmp_path / "folder")
@@ -327,7 +330,8 @@ def test_folders_that_do_not_fit(programs, exported, tmp_path):
 
 
 def test_export_replaces_a_folder(exported, tmp_path):
-    """A second export replaces the three files, and keeps others; one that fails changes nothing."""
+    """A second export replaces the three files, and keeps others; one that fails changes
+    nothing."""
     step, values, _, loader = exported
     folder = tmp_path / "model"
     trainer = Trainer(step, values=values)
@@ -347,7 +351,8 @@ def test_export_replaces_a_folder(exported, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux's")
 def test_the_library_saves_as_python_does(programs, exported, tmp_path):
-    """The permissions are those of the umask, links stay, the disk has the file, and nothing is left over."""
+    """The permissions are those of the umask, links stay, the disk has the file, and nothing is
+    left over."""
     noting = tmp_path / "calls.so"
     source = Path(__file__).with_name("trainer_calls.cc")
     run(["g++", "-shared", "-fPIC", source, "-o", noting, "-ldl"])
@@ -488,7 +493,8 @@ def test_versions_are_in_order(levels):
 
 @X86_64
 def test_every_level(programs, levels, tmp_path):
-    """A version has the bits of a library for its level alone. The highest level of the processor is the default."""
+    """A version has the bits of a library for its level alone. The highest level of the processor
+    is the default."""
     data = levels / "data.safetensors"
     options = [data, "--epochs", 3, "--batch", 6, "--save"]
     target = tvm.target.Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})

@@ -1,4 +1,5 @@
-"""Low-rank adapters: as those of the library peft, merged weights, files, and targets that cannot have one."""
+"""Low-rank adapters: as those of the library peft, merged weights, files, and targets that cannot
+have one."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def perceptron():
 
 
 def test_gradients_of_the_adapters_of_a_module():
-    """One step of SGD against NumPy: w is a weight of shape (inputs, outputs), v one of shape (outputs, inputs)."""
+    """One step of SGD against NumPy: w is a weight of shape (inputs, outputs), v one of shape
+    (outputs, inputs)."""
     module, values = perceptron()
     adapted = lora(module, 2, ["w", "v"], alpha=3.0, values=values)
     rng = np.random.default_rng(1)

@@ -1,4 +1,5 @@
-"""A step that is not finite leaves every bit as a run without that step, at any place in an accumulated gradient."""
+"""A step that is not finite leaves every bit as a run without that step, at any place in an
+accumulated gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ ROWS = 6
 def module_of(dtype: str, inner: int, outer: int):
     """Return the loss of a matrix of parameters, with a running mean and random numbers.
 
-    Where a row of ``x`` is 0, its gradient is NaN; where the squares of a row are 0, infinite. The loss is finite there.
+    Where a row of ``x`` is 0, its gradient is NaN; where the squares of a row are 0, infinite. The
+    loss is finite there.
     """
     types = {"x": (ROWS, inner), "y": (ROWS, outer), "w": (inner, outer), "mean": (inner,)}
     x, y, w, mean = (relax.Var(k, relax.TensorType(v, dtype)) for k, v in types.items())
@@ -69,7 +71,8 @@ STEPS = {
 
 @pytest.fixture(scope="module", params=STEPS)
 def compiled(request):
-    """A step, values and batches; the trainer of each run takes the compiled functions of the first."""
+    """A step, values and batches; the trainer of each run takes the compiled functions of the
+    first."""
     dtype, inner, outer, optimizer, options = STEPS[request.param]
     kind = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     module = module_of(dtype, inner, outer)
@@ -140,7 +143,8 @@ def test_all_bits_are_those_of_a_run_without_the_step(compiled, on_nan):
                 else:
                     result = found.step(*bad)
                     assert result.metrics.get("applied", 0.0) == 0.0
-                    # The random numbers of a step belong to its number, which a skipped one has too.
+                    # The random numbers of a step belong to its number, which a skipped one has
+                    # too.
                     wanted.steps, wanted.skipped = wanted.steps + 1, wanted.skipped + 1
                     if is_dynamic:
                         lowered = found.optimizer_state["loss_scale"].numpy()

@@ -56,7 +56,8 @@ PAPERS = {"Lion0": Lion(0.02), "Lion1": Lion(0.01, (0.8, 0.6), 0.1)} | {
 
 
 def module_of(shapes: dict[str, tuple[int, ...]], dtype: str) -> tvm.IRModule:
-    """Return ``loss(scale, *params)``, the sum of scale * sum(cos(p) + p^2 / 5) over the parameters."""
+    """Return ``loss(scale, *params)``, the sum of scale * sum(cos(p) + p^2 / 5) over the
+    parameters."""
     scale = relax.Var("scale", relax.TensorType((), dtype))
     params = [relax.Var(name, relax.TensorType(shape, dtype)) for name, shape in shapes.items()]
     bb = relax.BlockBuilder()

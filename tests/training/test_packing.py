@@ -98,7 +98,8 @@ def test_damaged_columns(described, message):
 
 
 def test_a_long_training_is_thinned(tmp_path):
-    """Its file has a bounded size, the newest quarter of the records and others, and training goes on."""
+    """Its file has a bounded size, the newest quarter of the records and others, and training goes
+    on."""
     step = train_step(module_of(), SGD(0.01), wrt=["w", "b"], clip_norm=1.0)
     trainer = Trainer(step, values=START)
     trainer.step(*batches(1)[0])

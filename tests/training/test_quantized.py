@@ -1,4 +1,5 @@
-"""Frozen weights of 8 and 4 bits: their rounding, steps of adapters on them, and the weights that stay as they are."""
+"""Frozen weights of 8 and 4 bits: their rounding, steps of adapters on them, and the weights that
+stay as they are."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def arrays(tensors):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_rounding(bits, dtype):
-    """No element is off by more than half a step, but those of the other sign that 4 bits clip, which are off by one."""
+    """No element is off by more than half a step, but those of the other sign that 4 bits clip,
+    which are off by one."""
     rng = np.random.default_rng(bits)
     for outputs, inputs, size in ((5, 70, 32), (3, 16, 16), (1, 1, 48)):
         matrix = (rng.normal(size=(outputs, inputs)) * rng.uniform(0, 9, (outputs, 1))).astype(
@@ -49,7 +51,8 @@ def test_rounding(bits, dtype):
 def network(dtype="float32", batch=None):
     """Return ``loss(rows, u, t, w, b, v, c)`` as a module, and its weights.
 
-    u is a table, t a matrix of shape (inputs, outputs), w one of (outputs, inputs), and v one that is also added.
+    u is a table, t a matrix of shape (inputs, outputs), w one of (outputs, inputs), and v one that
+    is also added.
     """
     rng = np.random.default_rng(0)
     shapes = {"u": (9, 64), "t": (64, 48), "w": (40, 48), "b": (40,), "v": (40, 40), "c": (2, 1, 3)}
@@ -114,7 +117,8 @@ def test_steps_are_those_of_the_rounded_weights(form):
 
 
 def test_adapters_learn_as_on_float32_in_less_memory(tmp_path):
-    """The loss within a hundredth; a symbolic batch; steps after a checkpoint have the same bits."""
+    """The loss within a hundredth; a symbolic batch; steps after a checkpoint have the same
+    bits."""
     module, values = network()
     losses, frozen = {}, {}
     plain = train_step(module, SGD(), wrt=list(values))
@@ -207,7 +211,8 @@ def test_weights_in_half_precision():
         ),
         (
             {"group_size": 512},
-            r"no weight can be stored in 8 bits \(w: groups of 512 would take no less memory than its 64 inputs\)",
+            r"no weight can be stored in 8 bits \(w: groups of 512 would take no less memory "
+            r"than its 64 inputs\)",
         ),
     ],
 )

@@ -108,7 +108,8 @@ def test_a_budget_that_cannot_be_met_is_an_error_with_the_least_peak():
 
 
 def test_the_planned_peak_is_within_drawn_budgets():
-    """Also where repeated calls keep new running statistics, and slots of the optimizer, out of the memory of the old ones."""
+    """Also where repeated calls keep new running statistics, and slots of the optimizer, out of the
+    memory of the old ones."""
     torch = pytest.importorskip("torch")
     from relax_grad.frontend.torch import from_module
 

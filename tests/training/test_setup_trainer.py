@@ -32,7 +32,8 @@ SHAPES = {"weight": (4, 3, 3, 3), "gamma": (4,), "beta": (4,), "dense": (4, 5)}
 
 
 def backbone(batch, training):
-    """Return a backbone: a convolution, a normalisation with running statistics, and a classifier."""
+    """Return a backbone: a convolution, a normalisation with running statistics, and a
+    classifier."""
     params = [tensor("x", (batch, 3, 6, 6), "float32")]
     params += [tensor(name, shape, "float32") for name, shape in SHAPES.items()]
     params += [tensor(name, (4,), "float32") for name in ("mean", "variance")]

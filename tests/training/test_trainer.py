@@ -257,7 +257,8 @@ def test_losses_that_are_not_finite_load(step, tmp_path):
 
 
 def test_checksums(step, tmp_path):
-    """A flipped bit is found, wherever it is. Files of version 1 have no checksum, those of version 2 must have one."""
+    """A flipped bit is found, wherever it is. Files of version 1 have no checksum, those of version
+    2 must have one."""
     path, other = tmp_path / "state.safetensors", tmp_path / "other.safetensors"
     trainer = trainer_of(step)
     trainer.step(*batches(1)[0])
@@ -352,7 +353,8 @@ def test_bad_calls(call, error, message, plain):
 
 
 def test_early_stopping_resumes(step, tmp_path):
-    """The epochs without a lower value before the file count, and an epoch is complete after its evaluation."""
+    """The epochs without a lower value before the file count, and an epoch is complete after its
+    evaluation."""
     values = [3.0, 2.0, 2.5, 2.25, 2.125, 1.0]
 
     def evaluate(trainer):
@@ -383,7 +385,8 @@ def test_early_stopping_resumes(step, tmp_path):
 
 
 def test_a_further_fit_trains_on(plain):
-    """By default one more epoch; a number of epochs that an earlier call has reached is an error."""
+    """By default one more epoch; a number of epochs that an earlier call has reached is an
+    error."""
     trainer = Trainer(plain.train_step, values=START)
     loader = batches(3)
     for count in (1, 2):
@@ -401,7 +404,8 @@ def test_a_further_fit_trains_on(plain):
 
 @pytest.mark.parametrize("kind", ["patience", "plateau"])
 def test_the_monitor_before_a_file_counts(plain, tmp_path, kind):
-    """A file of any epoch goes on as without it: early stopping, and a new scheduler of plateaus."""
+    """A file of any epoch goes on as without it: early stopping, and a new scheduler of
+    plateaus."""
     torch = pytest.importorskip("torch")
     values = [3.0, 1.0, 2.0, 1.5, 1.25, 0.5, 0.75, 0.75]
 

@@ -36,6 +36,7 @@ def test_many_sizes_take_the_memory_of_the_largest(monkeypatch):
     start = resident()
     for i in range(200):
         found.step(data[: 1 + i * 37 % MOST])
-    # Each size on its own would be 60 times as much. The process itself grows by some megabytes after other tests.
+    # Each size on its own would be 60 times as much. The process itself grows by some megabytes
+    # after other tests.
     assert resident() - start < 0.5 * largest + 16e6, largest
     assert len(cleared) == 201

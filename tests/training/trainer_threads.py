@@ -1,7 +1,8 @@
-"""Trains by the library for C through ctypes: one trainer for each seed, one after another and then at once.
+"""Trains by the library for C through ctypes: one trainer for each seed, one after another and then
+at once.
 
-The arguments are the library, and the folder of a step with the input x of a symbolic number of rows. It ends with an
-error if the losses differ.
+The arguments are the library, and the folder of a step with the input x of a symbolic number of
+rows. It ends with an error if the losses differ.
 """
 
 from __future__ import annotations

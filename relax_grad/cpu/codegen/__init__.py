@@ -1,4 +1,5 @@
-"""Machine code of tensor functions: parallel compilation, a cache directory, and the link into one module."""
+"""Machine code of tensor functions: parallel compilation, a cache directory, and the link into one
+module."""
 
 from __future__ import annotations
 

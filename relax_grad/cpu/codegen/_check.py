@@ -5,7 +5,8 @@ from __future__ import annotations
 #: The name of the function. It returns 0, or sets an error and returns -1.
 CHECK = "@relax_grad_check"
 
-#: The type of an entry of the table: name, number, shape and dtype as text, extents, rank, dtype (code, bits, lanes).
+#: The type of an entry of the table: name, number, shape and dtype as text, extents, rank, dtype
+#: (code, bits, lanes).
 PARAMETER = "%relax_grad_parameter"
 
 #: The most symbolic extents of one function.
@@ -55,9 +56,9 @@ def check() -> list[str]:
     return [f"{PARAMETER} = type {{ ptr, ptr, ptr, ptr, ptr, i32, i32 }}", *constants, _CHECK]
 
 
-# Types of a TVMFFIAny: 70 is a tensor object, whose DLTensor begins at byte 24; 7 is a pointer to a DLTensor, 4 an opaque
-# pointer. A DLTensor has data at byte 0, the device type at 8, the rank at 16, dtype at 20, extents at 24, strides at 32,
-# and the offset in bytes at 40.
+# Types of a TVMFFIAny: 70 is a tensor object, whose DLTensor begins at byte 24; 7 is a pointer to a
+# DLTensor, 4 an opaque pointer. A DLTensor has data at byte 0, the device type at 8, the rank at
+# 16, dtype at 20, extents at 24, strides at 32, and the offset in bytes at 40.
 _CHECK = """
 declare void @TVMFFIErrorSetRaisedFromCStrParts(ptr, ptr, i32)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)

@@ -1,7 +1,9 @@
-"""Argument checks of tensor functions: one shared function, which compares the arguments with a table.
+"""Argument checks of tensor functions: one shared function, which compares the arguments with a
+table.
 
-TVM generates the checks of every argument in every function. They are the larger part of the machine code of a small
-kernel, and take a third of LLVM's time. The checks here are the same, but run in a loop over a table.
+TVM generates the checks of every argument in every function. They are the larger part of the
+machine code of a small kernel, and take a third of LLVM's time. The checks here are the same, but
+run in a loop over a table.
 """
 
 from __future__ import annotations
@@ -71,8 +73,9 @@ def parameters(function: tirx.PrimFunc) -> tuple[Parameter, ...] | None:
     Returns
     -------
     found : tuple[Parameter, ...] or None
-        None for a function that keeps TVM's checks. Such a function has scalar parameters, computed extents, tensors
-        with strides or an offset, elements whose size is no multiple of a byte, or too many symbolic extents.
+        None for a function that keeps TVM's checks. Such a function has scalar parameters, computed
+        extents, tensors with strides or an offset, elements whose size is no multiple of a byte, or
+        too many symbolic extents.
     """
     if not all(map(is_buffer, function.params)) or not all(map(_is_plain, function.params)):
         return None
@@ -85,7 +88,8 @@ def parameters(function: tirx.PrimFunc) -> tuple[Parameter, ...] | None:
 
 
 def _is_plain(buffer: tirx.Buffer) -> bool:
-    """Tell whether a buffer is contiguous, without an offset, and its extents are integers or variables."""
+    """Tell whether a buffer is contiguous, without an offset, and its extents are integers or
+    variables."""
     offset = buffer.elem_offset
     dtype = tvm.DataType(str(buffer.dtype))
     return (
@@ -135,7 +139,8 @@ def without_checks(mod: tvm.IRModule, names: Collection[str]) -> tvm.IRModule:
 
 
 def _cut(body: tirx.Stmt, parts: list[tirx.Stmt]) -> tirx.Stmt:
-    """Return a body without the statements after the argument checks, and append these statements to a list."""
+    """Return a body without the statements after the argument checks, and append these statements
+    to a list."""
 
     def cut(statement: tirx.AttrStmt) -> tirx.Stmt:
         if statement.attr_key != _COMPUTE:

@@ -21,7 +21,8 @@ _directories: list[Directory | None] = [None]
 class Directory:
     """A directory with one file for each entry, named by its key.
 
-    Several processes may use a directory at the same time, because a file gets its name when it is complete.
+    Several processes may use a directory at the same time, because a file gets its name when it is
+    complete.
 
     Parameters
     ----------
@@ -50,7 +51,8 @@ class Directory:
         return data
 
     def store(self, key: str, data: bytes) -> None:
-        """Add an entry, and replace one with the same key. If the directory is not writable, do nothing."""
+        """Add an entry, and replace one with the same key. If the directory is not writable, do
+        nothing."""
         path = self._path(key)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,19 +108,23 @@ def cache(
 ) -> contextlib.AbstractContextManager[None]:
     """Keep compiled functions in a directory, for all later compilations of this process.
 
-    ``relax_pipeline="relax_grad"`` looks up each kernel or group of functions there before it compiles them. The key
-    consists of the identity or the content of the functions, the target, the options of the pass context, and the
-    versions of TVM, LLVM and relax_grad. Several processes can share a directory. Damaged entries are compiled again.
+    ``relax_pipeline="relax_grad"`` looks up each kernel or group of functions there before it
+    compiles them. The key consists of the identity or the content of the functions, the target, the
+    options of the pass context, and the versions of TVM, LLVM and relax_grad. Several processes can
+    share a directory. Damaged entries are compiled again.
 
-    Anyone with write access to the directory controls the machine code that runs, so it should belong to the user.
+    Anyone with write access to the directory controls the machine code that runs, so it should
+    belong to the user.
 
     Parameters
     ----------
     directory : str or os.PathLike or None
-        The directory, which is created if it does not exist. None means no directory, which is the state at the start.
+        The directory, which is created if it does not exist. None means no directory, which is the
+        state at the start.
     max_bytes : int, optional
-        The largest size of the directory in bytes after a compilation. The least recently used entries are deleted. By
-        default the size is not limited. A ResNet-18's training step takes 3 MB.
+        The largest size of the directory in bytes after a compilation. The least recently used
+        entries are deleted. By default the size is not limited. A ResNet-18's training step takes 3
+        MB.
 
     Returns
     -------

@@ -65,7 +65,8 @@ def _block(block: relax.BindingBlock, named: Mapping[GlobalVar, relax.Expr]) -> 
 class PrefixSymbols:
     """Put a prefix before the names of tensor functions.
 
-    A library has one function of each name, so that programs in one library need different prefixes.
+    A library has one function of each name, so that programs in one library need different
+    prefixes.
 
     Parameters
     ----------

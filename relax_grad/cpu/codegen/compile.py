@@ -44,18 +44,19 @@ _OTHER_FORMATS = ("windows", "darwin", "macos", "ios", "wasm")
 class CompileFunctions:
     """Compile the tensor functions of a module that only Relax functions call.
 
-    They are compiled in as many threads as there are cores, or loaded from the directory of :func:`relax_grad.cache`.
-    Relax functions call them by name. The machine code is an external module of the result. Functions that cannot be
-    compiled here stay in the module, and TVM compiles them.
+    They are compiled in as many threads as there are cores, or loaded from the directory of
+    :func:`relax_grad.cache`. Relax functions call them by name. The machine code is an external
+    module of the result. Functions that cannot be compiled here stay in the module, and TVM
+    compiles them.
 
     Parameters
     ----------
     target : tvm.target.Target
-        A target of LLVM. If it has no optimization level, the level is ``-O2``. Kernels are already vectorised and
-        unrolled, so that ``-O3`` takes longer and gives the same speed.
+        A target of LLVM. If it has no optimization level, the level is ``-O2``. Kernels are already
+        vectorised and unrolled, so that ``-O3`` takes longer and gives the same speed.
     declarations : Declarations, optional
-        The declarations in the module. The threads generate a declared function if it has no cached object file.
-        Declarations that are not compiled stay in the module.
+        The declarations in the module. The threads generate a declared function if it has no cached
+        object file. Declarations that are not compiled stay in the module.
     """
 
     def __init__(self, target: tvm.target.Target, declarations: Declarations | None = None):
@@ -83,11 +84,13 @@ class CompileFunctions:
 
 
 def assembled(library: tvm.runtime.Module, target: tvm.target.Target) -> tvm.runtime.Module:
-    """Return the machine code of a module of LLVM as a module that runs without further compilation.
+    """Return the machine code of a module of LLVM as a module that runs without further
+    compilation.
 
-    TVM compiles the LLVM IR of a module when the module is loaded to run, with all optimizations of the code generator,
-    whatever the level of the target. At level 0 that takes half of the time of a compilation. The result has the machine
-    code of the target's level. A module that cannot be embedded is returned unchanged.
+    TVM compiles the LLVM IR of a module when the module is loaded to run, with all optimizations of
+    the code generator, whatever the level of the target. At level 0 that takes half of the time of
+    a compilation. The result has the machine code of the target's level. A module that cannot be
+    embedded is returned unchanged.
 
     Parameters
     ----------
@@ -121,7 +124,8 @@ def _is_supported(template: str) -> bool:
 
 
 def _empty_module(target: tvm.target.Target) -> str:
-    """Return the LLVM IR of TVM's code generator for an empty module: the target, and the conversions of float16."""
+    """Return the LLVM IR of TVM's code generator for an empty module: the target, and the
+    conversions of float16."""
     return tvm.get_global_func("target.build.llvm")(tvm.IRModule({}), target).inspect_source("ll")
 
 
@@ -134,7 +138,8 @@ def _template(target: tvm.target.Target) -> str:
 
 
 def _compiled_alone(mod: tvm.IRModule, target: tvm.target.Target) -> dict[GlobalVar, tirx.PrimFunc]:
-    """Return the tensor functions for a target that neither call tensor functions nor are called by them."""
+    """Return the tensor functions for a target that neither call tensor functions nor are called by
+    them."""
     called: set[GlobalVar] = set()
     found = {}
     for variable, function in mod.functions_items():
@@ -164,7 +169,8 @@ def _is_for(function: tirx.PrimFunc, target: tvm.target.Target) -> bool:
 
 
 class _Compiler:
-    """A compiler of functions to object files. It runs in threads, and uses the object files of a directory.
+    """A compiler of functions to object files. It runs in threads, and uses the object files of a
+    directory.
 
     Parameters
     ----------
@@ -250,11 +256,12 @@ class _Compiler:
 
 
 def _groups(functions: Sequence[tirx.PrimFunc]) -> list[list[tirx.PrimFunc]]:
-    """Divide functions into groups that are compiled together. Long functions come first, each in a group of its own.
+    """Divide functions into groups that are compiled together. Long functions come first, each in a
+    group of its own.
 
-    The others are short: if each were compiled alone, half of the time would go to the setup and the end of a module.
-    The groups do not depend on the number of threads, so that machines with different numbers of cores can share a
-    directory.
+    The others are short: if each were compiled alone, half of the time would go to the setup and
+    the end of a module. The groups do not depend on the number of threads, so that machines with
+    different numbers of cores can share a directory.
     """
     alone = [[function] for function in functions if is_generated(function)]
     short = [function for function in functions if not is_generated(function)]
@@ -277,9 +284,10 @@ def _library(
 ) -> tvm.runtime.Module:
     """Return an LLVM module that embeds object files and defines the labelled functions.
 
-    TVM finds functions, and the pointers that its runtime fills in, only if LLVM IR defines them. Therefore the module
-    has an LLVM IR function for each label. It checks the arguments if the machine code does not, and jumps to the
-    machine code. The module also defines the pointers that the machine code reads.
+    TVM finds functions, and the pointers that its runtime fills in, only if LLVM IR defines them.
+    Therefore the module has an LLVM IR function for each label. It checks the arguments if the
+    machine code does not, and jumps to the machine code. The module also defines the pointers that
+    the machine code reads.
     """
     lines = [template]
     for each in objects:
@@ -301,7 +309,8 @@ def _library(
 
 
 def _entry(name: str, label: str, checked: Sequence[Parameter] | None) -> list[str]:
-    """Return the LLVM IR function that TVM finds by a name. It jumps to the machine code at a label."""
+    """Return the LLVM IR function that TVM finds by a name. It jumps to the machine code at a
+    label."""
     constants, checks = [], []
     if checked is not None:
         constants, call = arguments.table(label, name, checked)
@@ -331,7 +340,8 @@ def _quoted(line: str) -> str:
 def _without(
     mod: tvm.IRModule, compiled: dict[GlobalVar, tirx.PrimFunc], library: tvm.runtime.Module
 ) -> tvm.IRModule:
-    """Return a module without the compiled functions. Relax functions call them by name in an external module."""
+    """Return a module without the compiled functions. Relax functions call them by name in an
+    external module."""
     named = {
         variable: relax.ExternFunc(str(function.attrs["global_symbol"]))
         for variable, function in compiled.items()

@@ -30,9 +30,9 @@ class _Declared:
 class Declarations:
     """The declared functions of a module during one run of the pipeline.
 
-    A declaration has the parameters and the attributes of its function, so that the passes before compilation treat
-    both alike. A declaration must not be compiled: :meth:`defined` and :meth:`completed` replace it by the function,
-    with the current attributes of the declaration.
+    A declaration has the parameters and the attributes of its function, so that the passes before
+    compilation treat both alike. A declaration must not be compiled: :meth:`defined` and
+    :meth:`completed` replace it by the function, with the current attributes of the declaration.
     """
 
     def __init__(self):
@@ -40,10 +40,12 @@ class Declarations:
 
     @staticmethod
     def for_run() -> Declarations | None:
-        """Return new declarations for a run of the pipeline; None if the run must generate all functions at once.
+        """Return new declarations for a run of the pipeline; None if the run must generate all
+        functions at once.
 
-        It must do so with instruments, which inspect the functions of modules. It must also do so if the sources of the
-        package are unknown, because they are part of the identity of a declared function.
+        It must do so with instruments, which inspect the functions of modules. It must also do so
+        if the sources of the package are unknown, because they are part of the identity of a
+        declared function.
         """
         context = tvm.transform.PassContext.current()
         return None if context.instruments or sources() is None else Declarations()
@@ -86,7 +88,8 @@ class Declarations:
         return function.with_attr(_NUMBER, number)
 
     def content(self, function: tirx.PrimFunc) -> str:
-        """Return a digest of a function or a declaration. Equal digests mean equal functions after definition."""
+        """Return a digest of a function or a declaration. Equal digests mean equal functions after
+        definition."""
         if not _is_declaration(function):
             return content(function)
         attributes = sorted(f"{name}={value!r}" for name, value in _kept(function).items())
@@ -120,7 +123,8 @@ class Declarations:
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
     def completed_on_constants(self, mod: tvm.IRModule) -> tvm.IRModule:
-        """Return a module in which functions replace the declarations with a call whose arguments are all constants.
+        """Return a module in which functions replace the declarations with a call whose arguments
+        are all constants.
 
         TVM runs such functions to fold their results.
         """
@@ -145,7 +149,8 @@ def _is_declaration(function: tvm.ir.BaseFunc) -> bool:
 
 
 def _kept(function: tirx.PrimFunc) -> dict[str, object]:
-    """Return the attributes that a function gets from its declaration, and that its machine code depends on."""
+    """Return the attributes that a function gets from its declaration, and that its machine code
+    depends on."""
     return {
         str(name): value
         for name, value in function.attrs.items()
@@ -154,7 +159,8 @@ def _kept(function: tirx.PrimFunc) -> dict[str, object]:
 
 
 def _called_with_constants(function: relax.Function) -> set[GlobalVar]:
-    """Return the callees with a call whose arguments are all constants or computed from constants."""
+    """Return the callees with a call whose arguments are all constants or computed from
+    constants."""
     found: set[GlobalVar] = set()
     constants: set[relax.Var] = set()
     for binding in bindings_of(function.body):

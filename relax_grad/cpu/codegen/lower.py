@@ -17,7 +17,8 @@ from ...ir.compat import installed_version
 from ...ir.module import IS_KERNEL
 from .arguments import without_checks
 
-#: The revision of the compilation. It changes with each change of the compiled code, also within a release.
+#: The revision of the compilation. It changes with each change of the compiled code, also within a
+#: release.
 _REVISION = 6
 
 #: TVM's prefix for the symbols of functions that it calls.
@@ -52,9 +53,9 @@ def library(
     Parameters
     ----------
     functions : Mapping[str, tirx.PrimFunc]
-        The functions by name: all of them are kernels, or no function is one. They do not call other functions of their
-        module. The symbol of a function is :data:`SYMBOL` and its name. Errors at run time refer to the function by its
-        name.
+        The functions by name: all of them are kernels, or no function is one. They do not call
+        other functions of their module. The symbol of a function is :data:`SYMBOL` and its name.
+        Errors at run time refer to the function by its name.
     target : tvm.target.Target
         A target of LLVM, which is its own host.
     checked : Collection[str]
@@ -95,7 +96,8 @@ def key(contents: Mapping[str, str], environment: Sequence[str]) -> str:
 def content(function: tirx.PrimFunc) -> str:
     """Return a digest of a function, including the names of its variables.
 
-    TVM's structural hash ignores the names, but has only 64 bits, so that two functions may have the same hash.
+    TVM's structural hash ignores the names, but has only 64 bits, so that two functions may have
+    the same hash.
     """
     serialized = tvm.ir.save_json(function.without_attr("global_symbol"))
     return hashlib.sha256(serialized.encode()).hexdigest()
@@ -117,7 +119,8 @@ def environment(target: tvm.target.Target) -> list[str]:
 def _lowered(
     mod: tvm.IRModule, generated: bool, checked: Collection[str], target: tvm.target.Target
 ) -> tvm.IRModule:
-    """Return a module lowered for LLVM's code generator, without argument checks in the functions of ``checked``."""
+    """Return a module lowered for LLVM's code generator, without argument checks in the functions
+    of ``checked``."""
     mod = tirx.transform.BindTarget(target)(mod)
     context = tvm.transform.PassContext.current()
     if not generated or set(context.config) - {_NO_ASSERTIONS}:  # options change the list of passes
@@ -134,8 +137,8 @@ def _lowered(
 def _passes() -> list[tvm.transform.Pass]:
     """Return the passes of TVM's default pipeline that change kernels.
 
-    The other passes are for GPUs, have nothing to do, or do work that LLVM does faster. They take four fifths of the
-    time.
+    The other passes are for GPUs, have nothing to do, or do work that LLVM does faster. They take
+    four fifths of the time.
     """
     loops, expressions = s_tir.transform, tirx.transform
     return [

@@ -1,7 +1,8 @@
 """Object files as assembly, which LLVM assembles without any compilation.
 
-TVM's runtime cannot load object files, and a linker may not be installed. An LLVM module whose inline assembly consists
-of the sections of object files can be run and exported like a module that TVM has compiled.
+TVM's runtime cannot load object files, and a linker may not be installed. An LLVM module whose
+inline assembly consists of the sections of object files can be run and exported like a module that
+TVM has compiled.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ _RELOCATIONS = {
     },
 }
 
-#: Sections that are left out: unwind tables, which kernels do not need because they return their errors, and notes.
+#: Sections that are left out: unwind tables, which kernels do not need because they return their
+#: errors, and notes.
 _UNUSED = re.compile(rb"\.eh_frame|\.note|\.llvm|\.comment")
 
-#: The only function that may run when a file is loaded. It registers the functions of system libraries, and is empty
-#: in other files. LLVM's optimizations delete the empty function.
+#: The only function that may run when a file is loaded. It registers the functions of system
+#: libraries, and is empty in other files. LLVM's optimizations delete the empty function.
 _STARTUP = "__tvm_module_startup"
 
 
@@ -91,7 +93,8 @@ class Embedded:
     assembly : str
         Its lines.
     context : frozenset[str]
-        The names of the pointers that the runtime fills in when it loads the module with this assembly.
+        The names of the pointers that the runtime fills in when it loads the module with this
+        assembly.
     """
 
     assembly: str
@@ -106,13 +109,14 @@ def embedded(data: bytes, entries: Mapping[str, str]) -> Embedded:
     data : bytes
         The file in ELF format, for little-endian x86-64 or AArch64.
     entries : Mapping[str, str]
-        The label of each function that others call, by its symbol. Labels are unique in the module. The names of all
-        other labels contain the first one.
+        The label of each function that others call, by its symbol. Labels are unique in the module.
+        The names of all other labels contain the first one.
 
     Raises
     ------
     UnsupportedObject
-        If the file has another format, or contains other sections than code, constants and plain data.
+        If the file has another format, or contains other sections than code, constants and plain
+        data.
     """
     try:
         machine, sections = _sections(data)
@@ -123,7 +127,8 @@ def embedded(data: bytes, entries: Mapping[str, str]) -> Embedded:
 
 
 def functions(data: bytes, prefix: str) -> list[str]:
-    """Return the functions with a prefix that an object file defines for others, without the prefix.
+    """Return the functions with a prefix that an object file defines for others, without the
+    prefix.
 
     Raises
     ------
@@ -215,7 +220,8 @@ class _Writer:
         return Embedded("\n".join(lines), frozenset(self._context))
 
     def _is_startup(self, section: int) -> bool:
-        """Tell whether a list of functions to run at loading consists of TVM's function for system libraries."""
+        """Tell whether a list of functions to run at loading consists of TVM's function for system
+        libraries."""
         starts = {(s.section, s.value) for s in self._symbols if s.name == _STARTUP}
         called = [
             (self._symbols[info >> 32].section, self._symbols[info >> 32].value + addend)
@@ -279,7 +285,8 @@ class _Writer:
         return f"{symbol.name}{addend:+d}" if addend else symbol.name
 
     def _is_context(self, symbol: _Symbol) -> bool:
-        """Tell whether a symbol is a pointer that the runtime fills in. Each object file defines it for itself."""
+        """Tell whether a symbol is a pointer that the runtime fills in. Each object file defines it
+        for itself."""
         if symbol.binding != _WEAK or symbol.type != _OBJECT:
             return False
         section = self._sections[symbol.section]

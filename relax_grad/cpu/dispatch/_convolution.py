@@ -12,12 +12,14 @@ from .registry import CallSite
 def convolution_of(
     site: CallSite, data, weight, out, channels: str = "OI"
 ) -> Conv2d | Conv3d | None:
-    """Return the convolution with these shapes of data, weight and result; None if no kernel supports it.
+    """Return the convolution with these shapes of data, weight and result; None if no kernel
+    supports it.
 
-    ``channels`` is the start of the layout of the weight: the names of its first two axes in the operator of the call.
+    ``channels`` is the start of the layout of the weight: the names of its first two axes in the
+    operator of the call.
 
-    A convolution over one axis becomes one over two axes, and the first of them has extent 1. A convolution over
-    three axes becomes one over two axes where both compute the same.
+    A convolution over one axis becomes one over two axes, and the first of them has extent 1. A
+    convolution over three axes becomes one over two axes where both compute the same.
     """
     attrs, rank = site.call.attrs, rank_of(site.call)
     axes = spatial_axes(rank)

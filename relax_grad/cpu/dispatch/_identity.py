@@ -37,7 +37,8 @@ def key_of(value: object) -> tuple:
 
 
 def text_of(key: object) -> str | None:
-    """Return a text of a key that is the same in every process; None if a part of it has no such text."""
+    """Return a text of a key that is the same in every process; None if a part of it has no such
+    text."""
     try:
         return _text(key)
     except TypeError:

@@ -19,7 +19,8 @@ _BACKWARD = "relax.grad.attention_backward"
 #: The largest window. A longer one has no effect on tensors that kernels take.
 _LARGEST_WINDOW = 2**30
 
-#: The most positions of a head, times the features padded to a multiple of :data:`_PADDING`: int32 counts the copies.
+#: The most positions of a head, times the features padded to a multiple of :data:`_PADDING`: int32
+#: counts the copies.
 _LARGEST, _PADDING = 2**30, 64
 
 
@@ -38,7 +39,8 @@ def attention(site: CallSite) -> Kernel | None:
 
 @residuals_for("relax.nn.attention", "relax.nn.attention_bias")
 def attention_with_sums(site: CallSite, var: relax.Var, calls: BlockCalls) -> ResidualKernel | None:
-    """Return attention that also saves the sums of the exponentials of its scores, for its gradient."""
+    """Return attention that also saves the sums of the exponentials of its scores, for its
+    gradient."""
     forward, kernel = calls.original(var), attention(site)
     if forward is None or kernel is None:
         return None

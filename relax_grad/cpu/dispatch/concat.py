@@ -12,12 +12,14 @@ from ...ir.compat import dtype_of
 from ..kernel.concat import concat, split
 from .registry import CallSite, Kernel, kernel_for
 
-#: The fewest operands that have a kernel: concatenations of fewer are fused with element-wise neighbours.
+#: The fewest operands that have a kernel: concatenations of fewer are fused with element-wise
+#: neighbours.
 _MANY = 6
 
 _ZEROS = Op.get("relax.zeros")
 
-#: The fewest parts that have a kernel of a split. A loop for each part is as fast, but fusing it makes long functions.
+#: The fewest parts that have a kernel of a split. A loop for each part is as fast, but fusing it
+#: makes long functions.
 _PARTS = 16
 
 #: The kinds of dtypes whose elements can be copied byte by byte.

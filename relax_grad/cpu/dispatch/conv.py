@@ -23,14 +23,17 @@ from ..target import CPU
 from ._convolution import convolution_of
 from .registry import CallSite, Kernel, kernel_for
 
-#: The largest strides of a data gradient. Its code has a part for each phase, and grows too long with larger strides.
+#: The largest strides of a data gradient. Its code has a part for each phase, and grows too long
+#: with larger strides.
 _LARGEST_STRIDE = 32
 _LARGEST_DEPTHWISE_STRIDE = 4
 
-#: The fewest pixels for which a matrix product with images as rows is faster than a kernel with channels as lanes.
+#: The fewest pixels for which a matrix product with images as rows is faster than a kernel with
+#: channels as lanes.
 _LARGE_IMAGE = 512
 
-#: The fewest channels for which Winograd's transforms of tiles cost less than the products that they save.
+#: The fewest channels for which Winograd's transforms of tiles cost less than the products that
+#: they save.
 _MANY_CHANNELS = 32
 
 
@@ -67,14 +70,16 @@ def data_gradient(site: CallSite) -> Kernel | None:
 def transposed_convolution(site: CallSite) -> Kernel | None:
     """Return the kernel of a transposed convolution.
 
-    It is the data gradient of the convolution with the same weight, whose output channels are the channels of the data.
+    It is the data gradient of the convolution with the same weight, whose output channels are the
+    channels of the data.
     """
     data, weight = site.call.args
     return _data_gradient(site, data, weight, "IO")
 
 
 def _data_gradient(site: CallSite, output_grad, weight, channels: str) -> Kernel | None:
-    """Return the kernel whose result is the data gradient of a convolution; ``channels`` is the start of the layout."""
+    """Return the kernel whose result is the data gradient of a convolution; ``channels`` is the
+    start of the layout."""
     out, kernel, data = (site.shape(each) for each in (output_grad, weight, site.call))
     conv = convolution_of(site, data, kernel, out, channels)
     if conv is None:
@@ -136,7 +141,8 @@ def _choose(
 
 
 def _is_product(conv: Conv2d) -> bool:
-    """Tell whether a convolution is computed fastest as the product of its weight and each image."""
+    """Tell whether a convolution is computed fastest as the product of its weight and each
+    image."""
     steps = (*conv.kernel, *conv.strides, conv.groups)
     return set(steps) == {1} and not any(conv.padding) and prod(conv.size) >= _LARGE_IMAGE
 

@@ -11,7 +11,8 @@ from tvm_ffi import structural_equal
 from ...ir.compat import dtype_of
 from ..kernel.builder import prim_func
 
-#: The external function that a declaration calls. It is undefined, so that a program with a declaration does not link.
+#: The external function that a declaration calls. It is undefined, so that a program with a
+#: declaration does not link.
 UNDEFINED = "relax_grad_kernel_that_is_not_generated"
 
 

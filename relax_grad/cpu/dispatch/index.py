@@ -46,7 +46,8 @@ def take_backward(site: CallSite) -> Kernel | None:
 
 @kernel_for("relax.take")
 def take_columns(site: CallSite) -> Kernel | None:
-    """Return the kernel of taking elements along the last axis; None for whole rows, which are fused instead."""
+    """Return the kernel of taking elements along the last axis; None for whole rows, which are
+    fused instead."""
     x, indices = site.call.args
     dtype = _index_dtype(indices)
     shapes = site.shape(x), dtype and site.shape(indices, dtype), site.shape(site.call)

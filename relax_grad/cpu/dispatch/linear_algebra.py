@@ -18,8 +18,8 @@ _PERMUTE = Op.get("relax.permute_dims")
 def matrix_product(site: CallSite) -> Kernel | None:
     """Return the kernel of a product of matrices, or of stacks of matrices.
 
-    The stacks have equal batch axes, or one factor is a single matrix. A factor that is bound to a transposed matrix is
-    read transposed.
+    The stacks have equal batch axes, or one factor is a single matrix. A factor that is bound to a
+    transposed matrix is read transposed.
     """
     (a, transpose_a), (b, transpose_b) = (_untransposed(site, each) for each in site.call.args)
     shape_a, shape_b, shape_c = (site.shape(each) for each in (a, b, site.call))
@@ -49,7 +49,8 @@ def matrix_product(site: CallSite) -> Kernel | None:
 
 
 def _untransposed(site: CallSite, factor: relax.Expr) -> tuple[relax.Expr, bool]:
-    """Return (operand, True) if a factor is an operand with its last two axes exchanged, else (factor, False)."""
+    """Return (operand, True) if a factor is an operand with its last two axes exchanged, else
+    (factor, False)."""
     value = site.lookup(factor) if isinstance(factor, relax.Var) else None
     if not (isinstance(value, relax.Call) and value.op == _PERMUTE):
         return factor, False

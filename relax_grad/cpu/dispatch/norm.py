@@ -26,7 +26,8 @@ _SHORTEST = 8
 
 @kernel_for("relax.nn.batch_norm")
 def batch_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
-    """Return the kernel of batch_norm in training; None in inference, where it is element-wise and is fused.
+    """Return the kernel of batch_norm in training; None in inference, where it is element-wise and
+    is fused.
 
     With the shape of the statistics, the kernel returns them too.
     """
@@ -73,7 +74,8 @@ def batch_norm_backward_data(site: CallSite) -> Kernel | None:
 
 @kernel_for("relax.grad.batch_norm_backward_gamma")
 def batch_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Kernel | None:
-    """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient of beta too."""
+    """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient
+    of beta too."""
     shapes = _shapes(site, 4)
     axis = int(site.call.attrs.axis)
     of = shapes and _channels(shapes[1], axis)
@@ -93,7 +95,8 @@ def batch_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Kerne
 
 @kernel_for("relax.nn.instance_norm")
 def instance_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
-    """Return the kernel of instance_norm, which normalises each channel over all axes after the channel axis.
+    """Return the kernel of instance_norm, which normalises each channel over all axes after the
+    channel axis.
 
     With the shape of the statistics, the kernel returns them too.
     """
@@ -102,7 +105,8 @@ def instance_norm(site: CallSite, statistics: list | None = None) -> Kernel | No
 
 @kernel_for("relax.nn.group_norm")
 def group_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
-    """Return the kernel of group_norm, which normalises groups of channels over all axes after the channel axis.
+    """Return the kernel of group_norm, which normalises groups of channels over all axes after the
+    channel axis.
 
     With the shape of the statistics, the kernel returns them too.
     """
@@ -112,7 +116,8 @@ def group_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
 def _of_groups(
     site: CallSite, name: str, split: Callable, statistics: list | None
 ) -> Kernel | None:
-    """Return the kernel of a normalisation of groups of channels, which ``split`` finds in a shape."""
+    """Return the kernel of a normalisation of groups of channels, which ``split`` finds in a
+    shape."""
     attrs, shapes = site.call.attrs, _shapes(site, 3)
     found = shapes and split(shapes[0], attrs)
     if not found:
@@ -170,7 +175,8 @@ def group_norm_statistics(site: CallSite) -> Kernel | None:
 
 
 def _group_statistics(site: CallSite, split: Callable) -> Kernel | None:
-    """Return the kernel of the statistics of groups of channels, which ``split`` finds in a shape."""
+    """Return the kernel of the statistics of groups of channels, which ``split`` finds in a
+    shape."""
     shapes = _shapes(site, 1)
     found = shapes and split(shapes[0], site.call.attrs)
     if not found:
@@ -222,7 +228,8 @@ def instance_norm_backward_data(site: CallSite) -> Kernel | None:
 
 @kernel_for("relax.grad.instance_norm_backward_gamma")
 def instance_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Kernel | None:
-    """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient of beta too."""
+    """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient
+    of beta too."""
     shapes = _shapes(site, 4)
     split = shapes and _instances(shapes[1], site.call.attrs)
     if not split:
@@ -241,7 +248,8 @@ def instance_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Ke
 
 @kernel_for("relax.nn.layer_norm")
 def layer_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
-    """Return the kernel of layer_norm; with the shape of the statistics, the kernel returns them too."""
+    """Return the kernel of layer_norm; with the shape of the statistics, the kernel returns them
+    too."""
     attrs, shapes = site.call.attrs, _shapes(site, 3)
     split = shapes and _rows(shapes[0], attrs.axes)
     if not split:
@@ -264,7 +272,8 @@ def layer_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
 
 @kernel_for("relax.nn.rms_norm")
 def rms_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
-    """Return the kernel of rms_norm; with the shape of the statistics, the kernel returns them too."""
+    """Return the kernel of rms_norm; with the shape of the statistics, the kernel returns them
+    too."""
     shapes = _shapes(site, 2)
     split = shapes and _rows(shapes[0], site.call.attrs.axes)
     if not split:
@@ -294,7 +303,8 @@ def row_norm_backward_data(site: CallSite) -> Kernel | None:
 
 @kernel_for("relax.grad.layer_norm_backward_gamma", "relax.grad.rms_norm_backward_weight")
 def row_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Kernel | None:
-    """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient of beta too."""
+    """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient
+    of beta too."""
     shapes = _shapes(site, len(site.call.args))
     split = shapes and _rows(shapes[1], site.call.attrs.axes)
     result = site.shape(site.call)
@@ -330,8 +340,8 @@ def _channels(shape: list, axis: int) -> Channels | None:
 def _of_any_number(of: Channels, shapes: list, axis: int) -> tuple[Channels, list]:
     """Return the channels and the shapes of their tensors with a symbolic number of channels.
 
-    Calls that differ only in the number of channels share a kernel, which reads this number from its arguments. The
-    code for a constant number is the same, because vectors run along a channel.
+    Calls that differ only in the number of channels share a kernel, which reads this number from
+    its arguments. The code for a constant number is the same, because vectors run along a channel.
     """
     number = tirx.Var("channels", "int32")
     changed = [[*shape] for shape in shapes]
@@ -341,7 +351,8 @@ def _of_any_number(of: Channels, shapes: list, axis: int) -> tuple[Channels, lis
 
 
 def _instances(shape: list, attrs) -> tuple | None:
-    """Return (outer, channels, inner) if the axes are exactly those after the channel axis, else None.
+    """Return (outer, channels, inner) if the axes are exactly those after the channel axis, else
+    None.
 
     The result is also None if ``inner`` is too short.
     """

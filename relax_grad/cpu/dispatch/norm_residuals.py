@@ -1,4 +1,5 @@
-"""Results of normalisations that gradients use: the statistics, and the gradient of beta with that of gamma."""
+"""Results of normalisations that gradients use: the statistics, and the gradient of beta with that
+of gamma."""
 
 from __future__ import annotations
 
@@ -111,7 +112,8 @@ def with_statistics(site: CallSite, var: relax.Var, calls: BlockCalls) -> Residu
     """Return a normalization that also returns its statistics, for the gradients."""
     make, statistics, elements = _NORMALISATIONS[site.call.op.name]
     forward = calls.original(var)
-    # A call without a kernel, such as batch_norm in inference, leaves the statistics to later calls.
+    # A call without a kernel, such as batch_norm in inference, leaves the statistics to later
+    # calls.
     if forward is None or make(site) is None:
         return None
     uses: dict[relax.Var, Replacement] = {}
@@ -129,7 +131,8 @@ def with_statistics(site: CallSite, var: relax.Var, calls: BlockCalls) -> Residu
 
 @residuals_for(*_GAMMA)
 def with_beta(site: CallSite, var: relax.Var, calls: BlockCalls) -> ResidualKernel | None:
-    """Return the gradient of gamma with that of beta, which is the sum of the same output gradient."""
+    """Return the gradient of gamma with that of beta, which is the sum of the same output
+    gradient."""
     backward = calls.original(var)
     if backward is None:
         return None

@@ -14,7 +14,8 @@ from ..kernel.pooling import Pool, Windows
 from .registry import CallSite, Kernel, kernel_for
 from .residuals import BlockCalls, Found, Replacement, ResidualKernel, residuals_for
 
-#: The most taps of a window, and the largest stride, for which the code of all taps and phases is unrolled.
+#: The most taps of a window, and the largest stride, for which the code of all taps and phases is
+#: unrolled.
 _MOST_TAPS, _LARGEST_STRIDE = 49, 4
 
 #: The most elements of a plane: a task keeps several copies of it.
@@ -42,7 +43,8 @@ def max_pool(site: CallSite) -> Kernel | None:
 def max_pool_with_winners(
     site: CallSite, var: relax.Var, calls: BlockCalls
 ) -> ResidualKernel | None:
-    """Return max pooling that also saves the position of the maximum of each window, for its gradient."""
+    """Return max pooling that also saves the position of the maximum of each window, for its
+    gradient."""
     (data,) = site.call.args
     shapes = [site.shape(data), site.shape(site.call)]
     of = _pool(site, *shapes)
@@ -118,7 +120,8 @@ def avg_pool_backward(site: CallSite) -> Kernel | None:
 
 
 def _pool(site: CallSite, data: list | None, result: list | None) -> Pool | None:
-    """Return the pooling of a call, given the shapes of data and result; None if no kernel supports it."""
+    """Return the pooling of a call, given the shapes of data and result; None if no kernel supports
+    it."""
     attrs = check_pool_attrs(site.call)
     if data is None or result is None:
         return None

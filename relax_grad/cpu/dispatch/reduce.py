@@ -25,7 +25,8 @@ def sum_over_axes(site: CallSite) -> Kernel | None:
 
 @kernel_for("relax.collapse_sum_to", "relax.collapse_sum_like")
 def collapse_sum(site: CallSite) -> Kernel | None:
-    """Return the kernel of the adjoint of a broadcast: the sum over the axes that it adds or stretches."""
+    """Return the kernel of the adjoint of a broadcast: the sum over the axes that it adds or
+    stretches."""
     shape, result = site.shape(site.call.args[0]), site.shape(site.call)
     if shape is None or result is None:
         return None
@@ -41,8 +42,8 @@ def collapse_sum(site: CallSite) -> Kernel | None:
 def _sum(site: CallSite, axes: set[int], mean: bool) -> Kernel | None:
     """Return the kernel of a sum over axes; None if the operand may be fused with the sum.
 
-    The sum of all elements has no kernel. Kernels divide only the results among the cores, while schedules divide the
-    operand too.
+    The sum of all elements has no kernel. Kernels divide only the results among the cores, while
+    schedules divide the operand too.
     """
     data = site.call.args[0]
     shapes = site.shape(data), site.shape(site.call)
@@ -69,7 +70,8 @@ def _fuses(site: CallSite, expr: relax.Expr) -> bool:
 
 
 def _grouped(shape: list, axes: set[int]) -> list[tuple]:
-    """Merge adjacent axes of one kind, ``"s"`` for summed and ``"k"`` for kept; return kinds and extents."""
+    """Merge adjacent axes of one kind, ``"s"`` for summed and ``"k"`` for kept; return kinds and
+    extents."""
     groups: list[tuple] = []
     for axis, extent in enumerate(shape):
         if isinstance(extent, int) and extent == 1:

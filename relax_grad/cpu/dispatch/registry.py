@@ -26,15 +26,16 @@ class Kernel:
     Attributes
     ----------
     generator : functools.partial
-        Returns the function, which takes the arguments, then the results. It is called only if no kernel of the
-        module has an equal :attr:`key`, because generation takes much longer than dispatch.
+        Returns the function, which takes the arguments, then the results. It is called only if no
+        kernel of the module has an equal :attr:`key`, because generation takes much longer than
+        dispatch.
     arguments : Sequence[relax.Expr]
         The arguments of the call.
     name : str, optional
         The name of the operator that the kernel computes; by default that of the call.
     shapes : Sequence, optional
-        The shapes that the function declares for its arguments and results, in this order; by default those of the
-        call. They are given where calls of other shapes share the function.
+        The shapes that the function declares for its arguments and results, in this order; by
+        default those of the call. They are given where calls of other shapes share the function.
     """
 
     generator: partial[tirx.PrimFunc]
@@ -43,7 +44,8 @@ class Kernel:
     shapes: Sequence[Sequence[int | tirx.PrimExpr]] | None = None
 
     def stored_as(self, types: Sequence[relax.Type], results: int) -> Kernel:
-        """Return the kernel for arguments and results of these types, which may be in half precision.
+        """Return the kernel for arguments and results of these types, which may be in half
+        precision.
 
         Parameters
         ----------
@@ -61,18 +63,21 @@ class Kernel:
 
     @property
     def key(self) -> tuple:
-        """A hashable key of the generator and its arguments. Kernels with equal keys have equal functions.
+        """A hashable key of the generator and its arguments. Kernels with equal keys have equal
+        functions.
 
-        Symbolic extents are compared by their text, because the variables of one site have different names.
+        Symbolic extents are compared by their text, because the variables of one site have
+        different names.
         """
         return key_of(self.generator)
 
     @property
     def identity(self) -> str | None:
-        """The key as a text that is the same in every process; None if a part of it has no such text.
+        """The key as a text that is the same in every process; None if a part of it has no such
+        text.
 
-        The text identifies the function as long as the sources of the package are the same. Therefore it is None for a
-        generator of another package.
+        The text identifies the function as long as the sources of the package are the same.
+        Therefore it is None for a generator of another package.
         """
         return text_of(self.key)
 
@@ -87,8 +92,9 @@ class CallSite:
     cpu : CPU
         The processor that the kernel runs on.
     lookup : Callable
-        Returns the value that a variable is bound to. It returns None if the value is unknown, or if the variable or
-        an operand of the value may have been overwritten since. All that it returns may be read at the call.
+        Returns the value that a variable is bound to. It returns None if the value is unknown, or
+        if the variable or an operand of the value may have been overwritten since. All that it
+        returns may be read at the call.
     winograd_tile : int
         The side of the output tiles of Winograd's convolutions; 0 to use none.
     """
@@ -108,15 +114,16 @@ class CallSite:
     def shape(self, expr: relax.Expr, dtype: str = "float32") -> list[int | tirx.Var] | None:
         """Return the extents of a tensor of a dtype; None if no kernel supports the tensor.
 
-        Each symbolic expression becomes one variable of int32. A kernel gets the value of the variable from its
-        arguments. The result is None for tensors of unknown shape, of other dtypes, without elements, or with more
-        elements than int32 can count. Tensors of float32 may be stored in half precision, if the operator's kernels take
-        them.
+        Each symbolic expression becomes one variable of int32. A kernel gets the value of the
+        variable from its arguments. The result is None for tensors of unknown shape, of other
+        dtypes, without elements, or with more elements than int32 can count. Tensors of float32 may
+        be stored in half precision, if the operator's kernels take them.
         """
         return self.extents(expr.ty, dtype)
 
     def is_of(self, kind: relax.TensorType, dtype: str = "float32") -> bool:
-        """Tell whether tensors of a type have a dtype, or are stored in half precision in place of float32."""
+        """Tell whether tensors of a type have a dtype, or are stored in half precision in place of
+        float32."""
         if dtype == "float32" and self._takes_halves and dtype_of(kind) in HALVES:
             return True
         return dtype_of(kind) == dtype
@@ -144,8 +151,9 @@ _IN_HALVES: set[str] = set()
 def kernel_for(*op_names: str, in_halves: bool = True):
     """Register a kernel factory for operators. It returns None for calls that it does not support.
 
-    With ``in_halves``, each tensor of float32 may instead be stored in float16 or bfloat16. The factory is the same: the
-    kernel computes in float32, widens what it reads, and rounds what it stores.
+    With ``in_halves``, each tensor of float32 may instead be stored in float16 or bfloat16. The
+    factory is the same: the kernel computes in float32, widens what it reads, and rounds what it
+    stores.
     """
     if in_halves:
         _IN_HALVES.update(op_names)
@@ -175,8 +183,8 @@ _DECOMPOSED: set[str] = set()
 def decompose(*op_names: str) -> None:
     """Register operators to be replaced by their legalization where no kernel supports the call.
 
-    The legalization consists of other operators, which may have kernels. Operators that are not registered are
-    legalized after the dispatch.
+    The legalization consists of other operators, which may have kernels. Operators that are not
+    registered are legalized after the dispatch.
     """
     _DECOMPOSED.update(op_names)
 
@@ -200,7 +208,8 @@ def _is_known(expr: relax.Expr) -> bool:
 
 
 def operators_in_halves() -> list[str]:
-    """Return the sorted names of the operators whose kernels also take tensors in half precision."""
+    """Return the sorted names of the operators whose kernels also take tensors in half
+    precision."""
     return sorted(_IN_HALVES)
 
 

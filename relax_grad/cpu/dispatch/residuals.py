@@ -1,8 +1,8 @@
 """Intermediate results that a kernel saves for later calls, which would otherwise recompute them.
 
-Differentiation does not change the forward pass: its rules recompute intermediate results from the operands or the
-results of the forward call. If a call and its recomputation are in one block, one kernel returns the result of the call
-and the intermediate result.
+Differentiation does not change the forward pass: its rules recompute intermediate results from the
+operands or the results of the forward call. If a call and its recomputation are in one block, one
+kernel returns the result of the call and the intermediate result.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ResidualKernel:
     types : Sequence[relax.TensorType]
         The types of the saved results.
     uses : Mapping[relax.Var, Replacement]
-        The variables whose calls are replaced, each with the function that makes the replacement. For a variable that
-        is bound before the kernel, this is one of the saved results.
+        The variables whose calls are replaced, each with the function that makes the replacement.
+        For a variable that is bound before the kernel, this is one of the saved results.
     """
 
     kernel: Kernel
@@ -49,8 +49,8 @@ class ResidualKernel:
 class BlockCalls:
     """The calls in a block, and the candidates for replacement by a kernel of an earlier call.
 
-    A call is no candidate if an operand or the result is overwritten anywhere in the function, because such a call
-    must stay at its place.
+    A call is no candidate if an operand or the result is overwritten anywhere in the function,
+    because such a call must stay at its place.
 
     Parameters
     ----------
@@ -77,7 +77,8 @@ class BlockCalls:
         self._taken: set[relax.Var] = set()
 
     def original(self, var: relax.Var) -> relax.Call | None:
-        """Return the call that a variable is bound to before any replacement; None if it is bound to no call."""
+        """Return the call that a variable is bound to before any replacement; None if it is bound
+        to no call."""
         return self._all.get(var)
 
     def of(self, expr: relax.Expr, op_name: str) -> relax.Call | None:
@@ -98,11 +99,12 @@ class BlockCalls:
         wanted: Hashable,
         may_precede: bool = False,
     ) -> tuple[relax.Var, ...] | None:
-        """Take and return the first variables with a key that are all computed after a variable, or None.
+        """Take and return the first variables with a key that are all computed after a variable, or
+        None.
 
-        Each variable is taken once. Each call is described once. It is also skipped at most once, because residual kernels are
-        searched in the order of the block. The total time of all calls of this function is linear in the calls of the
-        block.
+        Each variable is taken once. Each call is described once. It is also skipped at most once,
+        because residual kernels are searched in the order of the block. The total time of all calls
+        of this function is linear in the calls of the block.
 
         Parameters
         ----------
@@ -111,8 +113,9 @@ class BlockCalls:
         op_name : str
             The operator of the described calls.
         describe : Callable
-            Takes this object, a variable and the call that it is bound to. Returns a key and the variables that a
-            residual kernel with this key can replace; None if there are no such variables.
+            Takes this object, a variable and the call that it is bound to. Returns a key and the
+            variables that a residual kernel with this key can replace; None if there are no such
+            variables.
         wanted : Hashable
             The key.
         may_precede : bool
@@ -127,7 +130,8 @@ class BlockCalls:
         return None
 
     def _index(self, op_name: str, describe: Describe, by_use: bool) -> dict[Hashable, deque]:
-        """Return the variables that calls of an operator describe, by key, ordered by the first variable.
+        """Return the variables that calls of an operator describe, by key, ordered by the first
+        variable.
 
         If ``by_use``, the place of a variable is that of its first use.
         """
@@ -149,7 +153,8 @@ class BlockCalls:
 
     @functools.cached_property
     def _first_uses(self) -> dict[relax.Var, float]:
-        """The place of the first use of each variable; its own place if it is unused or visible outside the block.
+        """The place of the first use of each variable; its own place if it is unused or visible
+        outside the block.
 
         The place of a binding that is no call is between those of the calls around it.
         """
@@ -176,10 +181,11 @@ _RESIDUALS: dict[str, Callable[[CallSite, relax.Var, BlockCalls], ResidualKernel
 
 
 def residuals_for(*op_names: str):
-    """Register a factory of residual kernels for operators. It returns None if no later call needs saved results.
+    """Register a factory of residual kernels for operators. It returns None if no later call needs
+    saved results.
 
-    It takes the site of the call, the variable that the call is bound to, and the calls of the block before any
-    replacement.
+    It takes the site of the call, the variable that the call is bound to, and the calls of the
+    block before any replacement.
     """
 
     def register(make: Callable[[CallSite, relax.Var, BlockCalls], ResidualKernel | None]):

@@ -22,7 +22,8 @@ _MAKE = {
     "relax.grad.log_softmax_backward": kernels.log_softmax_backward,
 }
 
-#: The fewest columns, except a single one, that have a kernel: most lanes of a vector are unused with fewer ones.
+#: The fewest columns, except a single one, that have a kernel: most lanes of a vector are unused
+#: with fewer ones.
 _FEWEST = 4
 
 _CALL_TIR, _NLL_LOSS_BACKWARD = map(Op.get, ("relax.call_tir", "relax.grad.nll_loss_backward"))
@@ -43,7 +44,8 @@ def softmax(site: CallSite) -> Kernel | None:
 
 @residuals_for("relax.grad.log_softmax_backward")
 def cross_entropy(site: CallSite, var: relax.Var, calls: BlockCalls) -> ResidualKernel | None:
-    """Return the kernel of a gradient of log_softmax that also computes its cotangent, the gradient of a loss."""
+    """Return the kernel of a gradient of log_softmax that also computes its cotangent, the gradient
+    of a loss."""
     backward = calls.original(var)
     shapes = [site.shape(argument) for argument in site.call.args]
     lines = _lines(shapes, int(site.call.attrs.axis))
@@ -56,7 +58,8 @@ def cross_entropy(site: CallSite, var: relax.Var, calls: BlockCalls) -> Residual
 
 
 def _cross_entropy_backward(site: CallSite, shape: list, lines: kernels.Lines) -> Kernel | None:
-    """Return the kernel of a gradient of log_softmax whose cotangent is the gradient of nll_loss, else None."""
+    """Return the kernel of a gradient of log_softmax whose cotangent is the gradient of nll_loss,
+    else None."""
     output_grad, y = site.call.args
     gradient = site.lookup(output_grad) if isinstance(output_grad, relax.Var) else None
     if not isinstance(gradient, relax.Call) or gradient.op != _NLL_LOSS_BACKWARD:
@@ -78,7 +81,8 @@ def _cross_entropy_backward(site: CallSite, shape: list, lines: kernels.Lines) -
 def _gathered_backward(
     site: CallSite, backward: relax.Call, calls: BlockCalls, lines: kernels.Lines
 ) -> Kernel | None:
-    """Return the kernel of a gradient of log_softmax if one element of each row of it is gathered, else None."""
+    """Return the kernel of a gradient of log_softmax if one element of each row of it is gathered,
+    else None."""
     before = calls.of(backward.args[0], _GATHER_BACKWARD)
     if before is None or not lines.are_rows or not isinstance(lines.extent, int):
         return None
@@ -102,7 +106,8 @@ def _gathered_backward(
 
 
 def _lines(shapes: list, axis: int) -> kernels.Lines | None:
-    """Return the lines of tensors along an axis; None if their shapes differ or no kernel supports them."""
+    """Return the lines of tensors along an axis; None if their shapes differ or no kernel supports
+    them."""
     shape = shapes[0]
     if not shape or any(each != shape for each in shapes):
         return None

@@ -1,4 +1,5 @@
-"""Blocks of queries and keys of attention: their limits, their copies, and the products of their tiles."""
+"""Blocks of queries and keys of attention: their limits, their copies, and the products of their
+tiles."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from . import builder as b
 from ._tile import multiply_add, rows_up_to
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 
-#: The smallest float32: the start of a maximum, so that a row of minus infinity has finite differences from it.
+#: The smallest float32: the start of a maximum, so that a row of minus infinity has finite
+#: differences from it.
 LOWEST = -3.4028234663852886e38
 
 #: The numbers of queries and of keys of a block, rounded to whole tiles.
@@ -22,7 +24,8 @@ _ROWS, _COLUMNS = 64, 128
 
 @dataclass(frozen=True)
 class Attention:
-    """The sizes and the masks of attention. The batch and the numbers of queries and keys may be symbolic (int32).
+    """The sizes and the masks of attention. The batch and the numbers of queries and keys may be
+    symbolic (int32).
 
     Attributes
     ----------
@@ -61,7 +64,8 @@ class Attention:
 
     @property
     def offset(self):
-        """The number of keys after the one of its own position that a query attends to under a causal mask."""
+        """The number of keys after the one of its own position that a query attends to under a
+        causal mask."""
         if self.causal_mask != "BottomRight":
             return 0
         difference = self.queries - self.keys
@@ -132,7 +136,8 @@ class Head:
 
 
 class Heads:
-    """The order of the work: each head of keys by one thread, or, if these are few, its blocks by all threads."""
+    """The order of the work: each head of keys by one thread, or, if these are few, its blocks by
+    all threads."""
 
     def __init__(self, of: Attention, cpu: CPU):
         self.of, self.blocks = of, Blocks(of, cpu)
@@ -142,7 +147,8 @@ class Heads:
         self.is_few = isinstance(heads, int) and heads % cpu.cores != 0 and heads < 4 * cpu.cores
 
     def each(self, pack: Callable, block: Callable) -> None:
-        """Emit ``pack(head, loop)`` for each head of keys, then ``block(head, packed, first query)`` for its queries."""
+        """Emit ``pack(head, loop)`` for each head of keys, then
+        ``block(head, packed, first query)`` for its queries."""
         of = self.of
         outer, inner = (b.serial, b.parallel) if self.is_few else (b.parallel, b.serial)
         number = ceil_div(of.queries, self.blocks.rows)
@@ -204,7 +210,8 @@ class Span:
         return bind(ceil_div(self.depth_of(row), self._blocks.width))
 
     def first_row(self, key):
-        """Return the first row whose query attends to a key, counted from the first one; all rows if none does."""
+        """Return the first row whose query attends to a key, counted from the first one; all rows
+        if none does."""
         if self._of.causal_mask is None:
             return const(0)
         row = self.start + key - self._of.offset - self._first
@@ -246,7 +253,8 @@ class Blocks:
         self.pitch = self.columns + cpu.lanes
 
     def refuse_large(self) -> None:
-        """Emit an assertion that int32 indices can address the copies of symbolic numbers of queries and keys."""
+        """Emit an assertion that int32 indices can address the copies of symbolic numbers of
+        queries and keys."""
         of = self.of
         widest = max(self.padded(of.features), self.padded(of.value_features))
         for extent in (of.queries, of.keys):
@@ -257,7 +265,8 @@ class Blocks:
         return ceil_div(features, self.vectors.lanes) * self.vectors.lanes
 
     def each_query_block(self, start, emit: Callable) -> None:
-        """Emit ``emit(first, rows, span)`` for each block of queries that attends to a block of keys."""
+        """Emit ``emit(first, rows, span)`` for each block of queries that attends to a block of
+        keys."""
         of = self.of
         begin, end = const(0), as_expr(ceil_div(of.queries, self.rows))
         if of.causal_mask is not None:
@@ -327,7 +336,8 @@ class Blocks:
         loop: Callable = b.serial,
         scale: float | None = None,
     ) -> None:
-        """Emit a copy of rows of features, padded with zeros to whole vectors and multiplied by a factor."""
+        """Emit a copy of rows of features, padded with zeros to whole vectors and multiplied by a
+        factor."""
         vectors, pitch = self.vectors, self.padded(features)
         buffer, start, step = source
         with loop(0, extent) as row:
@@ -368,7 +378,8 @@ class Blocks:
     # Products
 
     def scores(self, left: tuple, panels, features: int, scores, rows, span: Span) -> None:
-        """Emit the products of rows of features and panels of keys, in tiles with a query that attends to a key.
+        """Emit the products of rows of features and panels of keys, in tiles with a query that
+        attends to a key.
 
         ``left`` is a buffer of padded rows, and the offset of the first row of the block.
         """
@@ -412,9 +423,11 @@ class Blocks:
             vectors.each(span.size, part)
 
     def accumulate(self, total: tuple, values, features: int, weights, rows, span: Span) -> None:
-        """Emit the addition to rows of queries of the products of the weights and the values of the keys.
+        """Emit the addition to rows of queries of the products of the weights and the values of the
+        keys.
 
-        ``total`` is a buffer of padded rows, and the offset of the first row of the block. ``values`` has padded rows.
+        ``total`` is a buffer of padded rows, and the offset of the first row of the block.
+        ``values`` has padded rows.
         """
         buffer, start = total
         pitch, lanes = self.padded(features), self.vectors.lanes
@@ -439,9 +452,11 @@ class Blocks:
     def accumulate_transposed(
         self, total, left: tuple, features: int, weights, rows, span: Span
     ) -> None:
-        """Emit the addition to rows of keys of the products of the transposed weights and rows of the queries.
+        """Emit the addition to rows of keys of the products of the transposed weights and rows of
+        the queries.
 
-        ``total`` has padded rows. ``left`` is a buffer of padded rows, and the offset of the first row of the block.
+        ``total`` has padded rows. ``left`` is a buffer of padded rows, and the offset of the first
+        row of the block.
         """
         buffer, start = left
         pitch, lanes = self.padded(features), self.vectors.lanes
@@ -471,14 +486,16 @@ class Blocks:
                 tile(bind(strip * self.tile_rows), column, wide)
 
     def _columns_of(self, features: int) -> list[tuple[int, int]]:
-        """Return the first column of each tile of a row of features, and the number of its vectors."""
+        """Return the first column of each tile of a row of features, and the number of its
+        vectors."""
         lanes = self.vectors.lanes
         number = self.padded(features) // lanes
         step = self.tile_vectors
         return [(v * lanes, min(step, number - v)) for v in range(0, number, step)]
 
     def only_between(self, vector, start, low, high):
-        """Return a vector with minus infinity in the lanes of keys outside limits, given the key of the first lane."""
+        """Return a vector with minus infinity in the lanes of keys outside limits, given the key of
+        the first lane."""
         lanes = self.vectors.lanes
         index = Ramp(start, const(1), lanes)
         inside = tirx.LT(index, Broadcast(high, lanes))

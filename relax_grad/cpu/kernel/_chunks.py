@@ -88,12 +88,14 @@ class Chunk:
 
 
 def share(index, number: int, blocks: int):
-    """Return the range of blocks, as (start, stop), that thread ``index`` of ``number`` threads processes."""
+    """Return the range of blocks, as (start, stop), that thread ``index`` of ``number`` threads
+    processes."""
     return bind(index * blocks // number), bind((index + 1) * blocks // number)
 
 
 def whole_or_rest(index, extent: int, size: int, emit: Callable[[int], None]) -> None:
-    """Emit the code for a block of ``size`` elements, and for a smaller last block if there is one."""
+    """Emit the code for a block of ``size`` elements, and for a smaller last block if there is
+    one."""
     rest = extent % size
     if rest == 0:
         emit(size)

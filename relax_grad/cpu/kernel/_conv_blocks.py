@@ -1,4 +1,5 @@
-"""Partition of a convolution: tiles for registers, panels and blocks for caches, tasks for threads."""
+"""Partition of a convolution: tiles for registers, panels and blocks for caches, tasks for
+threads."""
 
 from __future__ import annotations
 
@@ -49,18 +50,20 @@ class Blocking:
     plane : int
         The elements of an image of the source in memory.
     depth, depths : int
-        The number of source channels that a tile sums over at once, and the number of such stretches.
+        The number of source channels that a tile sums over at once, and the number of such
+        stretches.
     is_at_once : bool
         Whether one tile computes each sum completely, from its first term to its last.
     is_streamed : bool
         Whether the weight is evicted from the cache between two images.
     is_packed : bool
-        Whether the source is copied: to pad it, to skip elements that are not read, or because the distance of its
-        planes maps them to few sets of a cache.
+        Whether the source is copied: to pad it, to skip elements that are not read, or because the
+        distance of its planes maps them to few sets of a cache.
     pitch : int
         The columns of a copied row.
     block_rows, block_images, row_blocks, image_blocks : int or tirx.PrimExpr
-        The number of rows (of a phase) and of images in a block, and the number of blocks along each.
+        The number of rows (of a phase) and of images in a block, and the number of blocks along
+        each.
     tile_images : int
         The number of images that share a tile, with the same row of each.
     task_panels : int

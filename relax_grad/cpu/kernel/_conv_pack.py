@@ -15,7 +15,8 @@ from .gathering import Axis, Gathering, Taps
 
 @dataclass(frozen=True)
 class View:
-    """The layout of a block's source in a buffer: start, and strides of slices, images, lines and channels."""
+    """The layout of a block's source in a buffer: start, and strides of slices, images, lines and
+    channels."""
 
     buffer: tirx.Buffer
     start: tirx.PrimExpr
@@ -31,7 +32,8 @@ class View:
 
 @dataclass(frozen=True)
 class Images:
-    """Consecutive images of the target, of one channel group; a single image if they are slices of volumes.
+    """Consecutive images of the target, of one channel group; a single image if they are slices of
+    volumes.
 
     Attributes
     ----------
@@ -87,7 +89,8 @@ class Packer:
         self.rows, self.columns = blocking.rows, blocking.columns
 
     def weight(self, weight, panels) -> None:
-        """Copy the weight to ``[group][panel][slice][stretch][tap][source channel][width]``, padded with zeros."""
+        """Copy the weight to ``[group][panel][slice][stretch][tap][source channel][width]``, padded
+        with zeros."""
         g, lanes = self.g, self.vectors.lanes
         taps = g.kernel[0] * g.taps
         with b.parallel(0, g.groups * self.s.panels * self.s.depths) as task:

@@ -11,7 +11,8 @@ from . import builder as b
 from ._product import DEPTH, Matmul, share_sets
 from .builder import Vectors, as_expr, bind, ceil_div, const
 
-#: Strips of a transposed A that are packed together, so that its rows are read in whole cache lines.
+#: Strips of a transposed A that are packed together, so that its rows are read in whole cache
+#: lines.
 _STRIPS = 8
 
 
@@ -46,7 +47,8 @@ class Factor:
         return None
 
     def reader(self, a, a0, place, strips: tuple, depth: tuple) -> Callable:
-        """Emit the copies of some strips over a stretch of k, and return the reader of their elements.
+        """Emit the copies of some strips over a stretch of k, and return the reader of their
+        elements.
 
         ``reader(row)(i, k)`` is the element of row ``row + i`` at step ``k`` of the stretch.
         """
@@ -88,8 +90,9 @@ class _Copies(Factor):
 class _Strips(Factor):
     """A reader of a copy of a transposed A, ``[k, m]``, in the layout ``[strip][k][row]``.
 
-    Rows are copied in whole vectors: masked stores are slow on processors without AVX-512. What a vector writes beyond
-    a row is overwritten by the next one, and each strip ends with room for a vector.
+    Rows are copied in whole vectors: masked stores are slow on processors without AVX-512. What a
+    vector writes beyond a row is overwritten by the next one, and each strip ends with room for a
+    vector.
     """
 
     def place(self) -> tirx.Buffer:

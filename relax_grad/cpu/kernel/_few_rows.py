@@ -1,7 +1,7 @@
 """Matrix products with few rows, limited by the memory bandwidth of reading B.
 
-Packing B into panels would cost as much as multiplying it, so B is read in place: as vectors of its rows, or, if it
-is stored as ``[n, k]``, as vectors along k, whose lanes are summed at the end.
+Packing B into panels would cost as much as multiplying it, so B is read in place: as vectors of its
+rows, or, if it is stored as ``[n, k]``, as vectors along k, whose lanes are summed at the end.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ def pack_channels(
 ) -> None:
     """Copy rows of a block of channels to ``[row][column][channel]``.
 
-    The rows and columns are those that a convolution reads, ``step`` apart; the padding is copied as zeros.
+    The rows and columns are those that a convolution reads, ``step`` apart; the padding is copied
+    as zeros.
 
     Parameters
     ----------
@@ -144,7 +145,8 @@ def pad_rows(vectors: Vectors, height: Windows, width: Windows, source, rows, ta
     rows : tuple
         The first row, counted from the first row of padding, and the number of rows.
     target : tuple
-        A buffer, the offset of the copy in it, and the stride of the rows. Rows are written up to their full stride.
+        A buffer, the offset of the copy in it, and the stride of the rows. Rows are written up to
+        their full stride.
     """
     buffer, to, pitch = target
     number = max(0, min(width.size, pitch - width.before))
@@ -201,7 +203,8 @@ def unpack_row(vectors: Vectors, line, target, columns: int, channels: int) -> N
 
 
 def taps_of_channels(vectors: Vectors, source, taps: int, channels: int) -> list:
-    """Load the weights of some channels, ``[channel][tap]``, as vectors of channels, one for each tap.
+    """Load the weights of some channels, ``[channel][tap]``, as vectors of channels, one for each
+    tap.
 
     Parameters
     ----------

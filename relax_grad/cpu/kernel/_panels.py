@@ -1,4 +1,5 @@
-"""Panels of the second factor of a matrix product: copies of its columns that a tile reads sequentially."""
+"""Panels of the second factor of a matrix product: copies of its columns that a tile reads
+sequentially."""
 
 from __future__ import annotations
 
@@ -108,20 +109,23 @@ class Early:
 
     @contextmanager
     def each(self, place: None, columns: tuple, depth: tuple) -> Iterator[tuple]:
-        """Emit a loop over panels; yield the number of one, and the buffer and the offset of its stretch."""
+        """Emit a loop over panels; yield the number of one, and the buffer and the offset of its
+        stretch."""
         with b.serial(*columns) as j:
             yield j, (self.panels, bind((j * self.depth + depth[0]) * self.width))
 
 
 class Late:
-    """Stretches of panels of B, ``[panel][k][width]``, packed by the task that reads them, just before."""
+    """Stretches of panels of B, ``[panel][k][width]``, packed by the task that reads them, just
+    before."""
 
     def __init__(self, packing: Packing, bb, b0):
         self.packing, self.bb, self.b0 = packing, bb, b0
         depth = packing.p.depth
         steps = min(depth, DEPTH) if isinstance(depth, int) else DEPTH
         self.size = packing.aligned(steps) * packing.width
-        # Rows of B are read in several cache lines at a time; transposed, a panel has rows of its own.
+        # Rows of B are read in several cache lines at a time; transposed, a panel has rows of its
+        # own.
         self.group = 1 if packing.p.transpose_b else _GROUP
 
     def place(self) -> tirx.Buffer:
@@ -130,7 +134,8 @@ class Late:
 
     @contextmanager
     def each(self, place: tirx.Buffer, columns: tuple, depth: tuple) -> Iterator[tuple]:
-        """Emit a loop over panels that are packed; yield the number of one, its buffer and its offset."""
+        """Emit a loop over panels that are packed; yield the number of one, its buffer and its
+        offset."""
         start, stop = columns
         with b.serial(0, ceil_div(stop - start, self.group)) as part:
             first = bind(start + part * self.group)

@@ -13,17 +13,19 @@ from .builder import Extent, ceil_div, const
 #: Steps of k that a tile sums over at once.
 DEPTH = 256
 
-#: The maximum number of rows for which B is not packed: if it is read in rows, and if its vectors run along k.
+#: The maximum number of rows for which B is not packed: if it is read in rows, and if its vectors
+#: run along k.
 _FEW_ROWS, _FEW_DOTS = 32, 16
 
 #: The same, if the rows of B share few sets of a cache, and a tile has 16 registers.
 _FEW_CROWDED = 8
 
-#: The elements of A up to which B is not packed if it is transposed and has fewer columns than this, and not a multiple
-#: of the lanes.
+#: The elements of A up to which B is not packed if it is transposed and has fewer columns than
+#: this, and not a multiple of the lanes.
 _MASKED_SIZE, _NARROW = 2**18, 32
 
-#: Multiply-adds that a vector lane computes in a nanosecond, and bytes that a core reads from its second-level cache.
+#: Multiply-adds that a vector lane computes in a nanosecond, and bytes that a core reads from its
+#: second-level cache.
 _PER_LANE_NS, _BYTES_PER_NS = 6.4, 100
 
 #: The ways to compute a product: B is read in place, or packed.
@@ -91,7 +93,8 @@ class Matmul:
     def most_few_rows(self, cpu: CPU) -> int:
         """Return the number of rows up to which packing B costs more than it saves."""
         if not self.transpose_b:
-            # Few registers hold few rows: B is read several times, from few sets of a cache if its rows share them.
+            # Few registers hold few rows: B is read several times, from few sets of a cache if its
+            # rows share them.
             is_deep = isinstance(self.depth, int) and self.depth >= DEPTH
             is_crowded = cpu.registers < 32 and is_deep and share_sets(self.columns)
             return _FEW_CROWDED if is_crowded else _FEW_ROWS
@@ -123,5 +126,6 @@ def is_one(extent: Extent) -> bool:
 
 
 def share_sets(stride: Extent) -> bool:
-    """Tell whether rows of a stride, a multiple of 2 KB, are known to share few sets of a first-level cache."""
+    """Tell whether rows of a stride, a multiple of 2 KB, are known to share few sets of a
+    first-level cache."""
     return isinstance(stride, int) and stride % 512 == 0

@@ -20,7 +20,8 @@ class Sums:
     start : float
         The initial value of the sums.
     combine : Callable
-        Another reduction in place of the sum, such as a maximum; it must be associative and commutative.
+        Another reduction in place of the sum, such as a maximum; it must be associative and
+        commutative.
     """
 
     #: The number of accumulators of each sum, and the unrolling factor of the loop over a row.
@@ -41,7 +42,8 @@ class Sums:
     def add_row(self, extent: Extent, terms: Callable) -> None:
         """Emit the loop over a row: ``terms(offset, number)`` returns a vector for each sum.
 
-        In the last vectors of a row, the lanes from ``number`` on must hold the identity of the reduction.
+        In the last vectors of a row, the lanes from ``number`` on must hold the identity of the
+        reduction.
         """
 
         def add(offset, number, i) -> None:

@@ -12,10 +12,12 @@ from .builder import Accumulators, Extent, Vectors, bind
 
 
 def tile_size(cpu: CPU) -> tuple[int, int]:
-    """Return the rows and vectors of the largest tile that fits in the registers, with its operands.
+    """Return the rows and vectors of the largest tile that fits in the registers, with its
+    operands.
 
-    Short vectors make loads of single elements the bottleneck. A tile of more vectors needs fewer of them for each
-    multiply-add, and leaves registers free, so that processors that execute in order can load ahead.
+    Short vectors make loads of single elements the bottleneck. A tile of more vectors needs fewer
+    of them for each multiply-add, and leaves registers free, so that processors that execute in
+    order can load ahead.
     """
     if cpu.registers < 32:
         return 6, 2
@@ -23,7 +25,8 @@ def tile_size(cpu: CPU) -> tuple[int, int]:
 
 
 def rows_up_to(first, number: int, end) -> list:
-    """Return the offsets of ``number`` rows from the first one, clamped to the last row before ``end``.
+    """Return the offsets of ``number`` rows from the first one, clamped to the last row before
+    ``end``.
 
     A tile computes a repeated row twice, and stores the same values.
     """
@@ -40,7 +43,8 @@ def multiply_add(
     *,
     add,
 ) -> None:
-    """Emit a tile: the sum over k of ``value(i, k) * vector(k, v)`` for each row i and each vector v of a row.
+    """Emit a tile: the sum over k of ``value(i, k) * vector(k, v)`` for each row i and each vector
+    v of a row.
 
     Parameters
     ----------
@@ -53,8 +57,8 @@ def multiply_add(
     value, vector : Callable
         Return a scalar and a vector.
     place : Callable
-        ``place(i, v)`` returns the location of a vector of the tile: buffer, index, and the number of lanes that
-        exist (None: all of them).
+        ``place(i, v)`` returns the location of a vector of the tile: buffer, index, and the number
+        of lanes that exist (None: all of them).
     add : bool or tirx.PrimExpr
         Whether to add to the values in the buffer, instead of overwriting them.
     """

@@ -1,8 +1,9 @@
-"""Activations of float32 whose usual forms cancel: the cumulative normal distribution, and products with a sigmoid.
+"""Activations of float32 whose usual forms cancel: the cumulative normal distribution, and products
+with a sigmoid.
 
-``1 + erf(x / sqrt(2))`` and ``1 + tanh(x)`` lose all digits by cancellation where they are close to 0. Here, the tail
-is computed by itself: an exponential times a function that varies slowly. Each function takes ``bind``, like those of
-:mod:`.functions`.
+``1 + erf(x / sqrt(2))`` and ``1 + tanh(x)`` lose all digits by cancellation where they are close
+to 0. Here, the tail is computed by itself: an exponential times a function that varies slowly. Each
+function takes ``bind``, like those of :mod:`.functions`.
 """
 
 from __future__ import annotations
@@ -29,21 +30,23 @@ from .functions import (
     widened,
 )
 
-#: The arguments from which on the tail is 0. Each function has its own: the exponents may not be much lower.
+#: The arguments from which on the tail is 0. Each function has its own: the exponents may not be
+#: much lower.
 _NORMAL_END, _TANH_END, _SIGMOID_END = 14.7, 10.9, 112.0
 
 #: The x with ``Q(x) = x * phi(x)``, in two parts: -x is the root of the derivative of gelu.
 _ROOT_HIGH, _ROOT_LOW = 0.7517915368080139, -1.211444945855772e-8
 
-#: ``(1 - P(a)) * exp(a**2 / 2)`` with the normal CDF P, as a quotient of two polynomials for a >= 0. At 0 both
-#: are powers of 2, so that products with them are exact.
+#: ``(1 - P(a)) * exp(a**2 / 2)`` with the normal CDF P, as a quotient of two polynomials for
+#: a >= 0. At 0 both are powers of 2, so that products with them are exact.
 _MILLS = (
     [4.10036556e-3, 4.05414626e-2, 1.82985976e-1, 4.37994689e-1, 0.5],
     [1.02779735e-2, 1.0162881e-1, 4.68805909e-1, 1.20152628, 1.67387426, 1.0],
 )
 
-#: The derivative of gelu at -a, times ``exp(a**2 / 2)``, divided by the distance from its root. It is the sum of a
-#: constant and a quotient; the quotient is the smaller term, so that its error weighs less.
+#: The derivative of gelu at -a, times ``exp(a**2 / 2)``, divided by the distance from its root. It
+#: is the sum of a constant and a quotient; the quotient is the smaller term, so that its error
+#: weighs less.
 _SLOPE_CONSTANT = 0.3984375
 _SLOPE = (
     [1.32574742e-5, 7.94951431e-3, 6.19222336e-2, 1.96274161e-1, 2.66640484e-1],
@@ -55,8 +58,8 @@ _LINEAR = 2.0 * math.sqrt(2.0 / math.pi) / math.log(2)
 _CUBIC = _LINEAR * 0.044715
 
 
-#: The a such that -a is the root of the derivative of gelu_tanh, in two parts; the distance from it within which a
-#: polynomial of the distance is used; and that polynomial, divided by the distance.
+#: The a such that -a is the root of the derivative of gelu_tanh, in two parts; the distance from it
+#: within which a polynomial of the distance is used; and that polynomial, divided by the distance.
 _TANH_ROOT_HIGH, _TANH_ROOT_LOW = 0.7524614334106445, -1.1339628272762046e-08
 _TANH_DISTANCE = 0.15
 _TANH_NEAR = [
@@ -70,7 +73,8 @@ _TANH_NEAR = [
 
 
 def normal_cdf(x, bind: Callable = emit_bind):
-    """Return the normal CDF at x, ``(1 + erf(x / sqrt(2))) / 2``, within 4 units in the last place."""
+    """Return the normal CDF at x, ``(1 + erf(x / sqrt(2))) / 2``, within 4 units in the last
+    place."""
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
     numerator, denominator = (polynomial(a, each, bind) for each in _MILLS)
@@ -79,7 +83,8 @@ def normal_cdf(x, bind: Callable = emit_bind):
 
 
 def gelu(x, bind: Callable = emit_bind):
-    """Return x times the normal CDF at x, within 4 units in the last place; NaN at minus infinity, like PyTorch's."""
+    """Return x times the normal CDF at x, within 4 units in the last place; NaN at minus infinity,
+    like PyTorch's."""
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
     (*numerator, constant), denominator = _MILLS
@@ -90,7 +95,8 @@ def gelu(x, bind: Callable = emit_bind):
 
 
 def gelu_slope(x, bind: Callable = emit_bind):
-    """Return the derivative of gelu, ``P(x) + x * phi(x)``, within 4 units in the last place, also around its root.
+    """Return the derivative of gelu, ``P(x) + x * phi(x)``, within 4 units in the last place, also
+    around its root.
 
     It is NaN at both infinities, like PyTorch's.
     """
@@ -104,7 +110,8 @@ def gelu_slope(x, bind: Callable = emit_bind):
 
 
 def gelu_tanh(x, bind: Callable = emit_bind):
-    """Return ``x * (1 + tanh(...)) / 2``, within 4 units in the last place; NaN at minus infinity, like PyTorch's."""
+    """Return ``x * (1 + tanh(...)) / 2``, within 4 units in the last place; NaN at minus infinity,
+    like PyTorch's."""
     a = bind(tirx.Min(like(x, _TANH_END), magnitude(x)))
     wide = bind(widened(a))
     p, n = _tanh_exponential(wide, bind(wide * wide), bind)
@@ -134,24 +141,27 @@ def gelu_tanh_slope(x, bind: Callable = emit_bind):
 
 
 def silu(x, bind: Callable = emit_bind):
-    """Return ``x * sigmoid(x)``, within 4 units in the last place; NaN at minus infinity, like PyTorch's."""
+    """Return ``x * sigmoid(x)``, within 4 units in the last place; NaN at minus infinity, like
+    PyTorch's."""
     a = bind(tirx.Min(like(x, _SIGMOID_END), magnitude(x)))
     p, n = split_exp(bind(like(x, 0.0) - a), bind)
     return _positive_part(x, bind) - _sigmoid_tail(a, bind(p), n, bind)
 
 
 def softplus(x, bind: Callable = emit_bind):
-    """Return ``log(1 + exp(x))``, within 3 units in the last place, also for negative x (about ``exp(x)``)."""
+    """Return ``log(1 + exp(x))``, within 3 units in the last place, also for negative x (about
+    ``exp(x)``)."""
     e = functions.exp(bind(like(x, 0.0) - magnitude(x)), bind)
     # With the operands in this order, a NaN propagates.
     return bind(tirx.Max(like(x, 0.0), x) + functions.log1p(e, bind))
 
 
 def _normal_density(a, bind: Callable) -> tuple:
-    """Return p and an int32 n such that ``exp(-a**2 / 2)`` is ``(1 + p) * 2**n``, for a between 0 and 16.
+    """Return p and an int32 n such that ``exp(-a**2 / 2)`` is ``(1 + p) * 2**n``, for a between 0
+    and 16.
 
-    The square is computed from two parts of a. The first has so few bits that its square is exact: an absolute error of
-    the exponent becomes a relative error of the result.
+    The square is computed from two parts of a. The first has so few bits that its square is exact:
+    an absolute error of the exponent becomes a relative error of the result.
     """
     high = bind(as_bits(as_bits(a, "int32") & like(a, -4096, "int32"), "float32"))
     rest = bind((a - high) * (a + high) * like(a, 0.5))
@@ -161,7 +171,8 @@ def _normal_density(a, bind: Callable) -> tuple:
 
 
 def _tanh_exponential(a, square, bind: Callable) -> tuple:
-    """Return p and an int32 n such that ``2**(-k * a - k * c * a**3)`` is ``(1 + p) * 2**n``, for a float64 a.
+    """Return p and an int32 n such that ``2**(-k * a - k * c * a**3)`` is ``(1 + p) * 2**n``, for a
+    float64 a.
 
     In float32, the rounding error of the exponent would become a relative error of the result.
     """
@@ -185,7 +196,8 @@ def _lowered(factor, p, n, bind: Callable):
 
 
 def _slope(x, tail, bind: Callable):
-    """Return the derivative of x times a CDF, given its value at ``-abs(x)``; NaN at both infinities."""
+    """Return the derivative of x times a CDF, given its value at ``-abs(x)``; NaN at both
+    infinities."""
     slope = bind(tirx.Select(x < like(x, 0.0), tail, like(x, 1.0) - tail))
     is_finite = magnitude(x) < like(x, float("inf"))
     return bind(tirx.Select(is_finite, slope, like(x, float("nan"))))

@@ -1,8 +1,9 @@
 """Attention without a matrix of scores in memory.
 
-A block of queries meets the keys block by block. The softmax over all keys is computed online: each block rescales the
-sums so far to the largest score so far. Blocks that the masks exclude are skipped. This is the scheme of Dao et al.,
-"FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness" (2022).
+A block of queries meets the keys block by block. The softmax over all keys is computed online: each
+block rescales the sums so far to the largest score so far. Blocks that the masks exclude are
+skipped. This is the scheme of Dao et al., "FlashAttention: Fast and Memory-Efficient Exact
+Attention with IO-Awareness" (2022).
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ def attention(
     of : Attention
         The sizes and the masks.
     shapes : Sequence
-        The shapes of the queries, the keys, the values, the bias if there is one, and of the result.
+        The shapes of the queries, the keys, the values, the bias if there is one, and of the
+        result.
     cpu : CPU
         The target CPU.
     saves_sums : bool
-        Whether the kernel also returns, for each query, the largest score and the logarithm of the sum of the
-        exponentials of the scores less it, ``(batch, heads, queries, 2)``. Their sum would lose the logarithm beside
-        a score such as -1e9, of a query whose keys are all masked by a finite number. They are 0 and
-        infinity for a query without keys, so that all weights computed from them are 0.
+        Whether the kernel also returns, for each query, the largest score and the logarithm of the
+        sum of the exponentials of the scores less it, ``(batch, heads, queries, 2)``. Their sum
+        would lose the logarithm beside a score such as -1e9, of a query whose keys are all masked
+        by a finite number. They are 0 and infinity for a query without keys, so that all weights
+        computed from them are 0.
 
     Returns
     -------
@@ -81,7 +84,8 @@ class Forward:
         self.query, self.bias, self.result, self.sums = query, bias, result, sums
 
     def packed(self, head, key, value, loop: Callable) -> tuple:
-        """Emit copies of the keys and values of a head: the keys in panels, the values in padded rows."""
+        """Emit copies of the keys and values of a head: the keys in panels, the values in padded
+        rows."""
         of, blocks = self.of, self.blocks
         keys = key, head.key_start(), head.key_step()
         values = value, head.value_start(), head.value_step()

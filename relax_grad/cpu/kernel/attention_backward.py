@@ -1,8 +1,9 @@
 """The gradient of attention without a matrix of scores in memory.
 
-The weights of a block of queries and keys are computed again from the scores, the largest score, and the logarithm of
-the sum of the exponentials of the scores less it. One thread computes the gradients of a head of keys block by block. If there are few heads, the blocks of
-keys are divided among the threads, then the blocks of queries.
+The weights of a block of queries and keys are computed again from the scores, the largest score,
+and the logarithm of the sum of the exponentials of the scores less it. One thread computes the
+gradients of a head of keys block by block. If there are few heads, the blocks of keys are divided
+among the threads, then the blocks of queries.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ def attention_backward(
     of : Attention
         The sizes and the masks.
     shapes : Sequence
-        The shapes of the gradient of the result, of the result, the queries, the keys, the values, and of the bias if
-        there is one.
+        The shapes of the gradient of the result, of the result, the queries, the keys, the values,
+        and of the bias if there is one.
     cpu : CPU
         The target CPU.
     takes_sums : bool
-        Whether the kernel takes the largest scores and logarithms that the kernel of attention saves. Otherwise it
-        computes them.
+        Whether the kernel takes the largest scores and logarithms that the kernel of attention
+        saves. Otherwise it computes them.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes the tensors of ``shapes``, those of the forward pass, and the gradients of queries, keys and values.
+        Takes the tensors of ``shapes``, those of the forward pass, and the gradients of queries,
+        keys and values.
     """
     names = ["output_grad", "output", "query", "key", "value"]
     shapes = [*shapes]
@@ -102,7 +104,8 @@ class _Backward:
         blocks.unpack_rows(totals[1], (value_grad, start, step), of.keys, of.value_features, loop)
 
     def _queries(self, head: Head, packed, totals, loop: Callable, is_divided: bool) -> None:
-        """Emit the gradient of a head of queries, and its addition to those of the keys and values."""
+        """Emit the gradient of a head of queries, and its addition to those of the keys and
+        values."""
         of, blocks = self.of, self.blocks
         start, step = bind(head.query_start(0)), head.query_step()
         query = blocks.pack_rows((self.query, start, step), of.queries, of.features, loop, of.scale)

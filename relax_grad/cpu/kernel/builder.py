@@ -1,8 +1,8 @@
 """The language of the generated kernels: functions over flat buffers, vectors and accumulators.
 
-A kernel is a ``tirx.PrimFunc`` that Python code emits statement by statement. Python loops are unrolled;
-:func:`serial` and :func:`parallel` emit loops. Expressions are TVM's; :func:`bind` binds one to a variable, so that
-it is computed once. Indices are int32.
+A kernel is a ``tirx.PrimFunc`` that Python code emits statement by statement. Python loops are
+unrolled; :func:`serial` and :func:`parallel` emit loops. Expressions are TVM's; :func:`bind` binds
+one to a variable, so that it is computed once. Indices are int32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _SCOPES: ContextVar[list[list[tirx.Buffer]]] = ContextVar("scopes")
 #: Whether parallel loops run in one thread.
 _ONE_THREAD: ContextVar[bool] = ContextVar("one_thread", default=False)
 
-#: The elements of all tensors up to which one thread runs a kernel: it takes no longer than waking another one.
+#: The elements of all tensors up to which one thread runs a kernel: it takes no longer than waking
+#: another one.
 _FEW_ELEMENTS = 4096
 
 #: The elements that one task rounds to half precision.
@@ -77,13 +78,15 @@ def prim_func(
 def _emitted(
     name: str, params: Sequence[tuple], body: Callable[..., None], in_parts: Collection[int]
 ) -> tuple[tirx.PrimFunc, list]:
-    """Return a function and its flat buffers; the results ``in_parts`` are computed in a buffer of float32."""
+    """Return a function and its flat buffers; the results ``in_parts`` are computed in a buffer of
+    float32."""
     with IRBuilder() as builder, T.prim_func():
         T.func_name(name)
         # The tensors of a call do not alias, and kernels are not fused with other functions.
         T.func_attr({NO_ALIASES: True, IS_KERNEL: True, **SCHEDULED_ATTRS})
         tensors = [T.arg(name, _tensor(name, shape, dtype)) for name, shape, dtype in params]
-        # TVM's detection of reshapes assumes that the body of a function with one argument is a block.
+        # TVM's detection of reshapes assumes that the body of a function with one argument is a
+        # block.
         with block(name), scopes():
             sizes = [count(shape) for _, shape, _ in params]
             flat = [
@@ -181,7 +184,8 @@ def parallel(start: Extent, stop: Extent):
 
 @contextmanager
 def one_thread(condition: bool = True):
-    """Let parallel loops run in one thread, if the condition holds: waking the others costs more than small work."""
+    """Let parallel loops run in one thread, if the condition holds: waking the others costs more
+    than small work."""
     token = _ONE_THREAD.set(condition or _ONE_THREAD.get())
     try:
         yield
@@ -209,9 +213,10 @@ def const(value: int) -> IntImm:
 def scratch(size: Extent, dtype: str = "float32") -> tirx.Buffer:
     """Allocate a buffer that lives until the end of the block or the function."""
     own = T.alloc_buffer([size], dtype, layout=None)
-    # TVM computes the region that each access to a buffer touches, to allocate no more than that. For a
-    # tile of scalars and vectors, this takes longer than the rest of the compilation. Accesses through a
-    # second pointer avoid it. They also hide the buffer's lifetime from TVM: see _block, which states it.
+    # TVM computes the region that each access to a buffer touches, to allocate no more than that.
+    # For a tile of scalars and vectors, this takes longer than the rest of the compilation.
+    # Accesses through a second pointer avoid it. They also hide the buffer's lifetime from TVM: see
+    # _block, which states it.
     _SCOPES.get()[-1].append(own)
     return T.decl_buffer([size], dtype, data=bind(own.data), layout=None)
 
@@ -253,7 +258,8 @@ def _bytes(buffer: tirx.Buffer, number):
 
 
 def prefetch(buffer: tirx.Buffer, index) -> None:
-    """Prefetch the cache line of an element into the second-level cache; the index may be out of bounds."""
+    """Prefetch the cache line of an element into the second-level cache; the index may be out of
+    bounds."""
     _call("llvm.prefetch", _address(buffer, index), const(0), const(2), const(1))
 
 
@@ -288,14 +294,15 @@ class Vectors:
         self.lanes, self.dtype = lanes, dtype
 
     def load(self, buffer: tirx.Buffer, index, number=None):
-        """Load consecutive elements: all lanes, or the first ``number`` lanes with 0 in the others."""
+        """Load consecutive elements: all lanes, or the first ``number`` lanes with 0 in the
+        others."""
         if self._is_whole(number):
             return buffer[self._ramp(index)]
         mask = self._mask(number)
-        # For LLVM, the other lanes are undefined until a Select sets them to 0. The load is bound first: within
-        # a Select, TVM assumes its condition and would load all lanes. The result goes through a buffer, which
-        # LLVM keeps in a register: TVM's simplifier visits both cases of a bound Select at every use of the
-        # variable.
+        # For LLVM, the other lanes are undefined until a Select sets them to 0. The load is bound
+        # first: within a Select, TVM assumes its condition and would load all lanes. The result
+        # goes through a buffer, which LLVM keeps in a register: TVM's simplifier visits both cases
+        # of a bound Select at every use of the variable.
         if isinstance(buffer, Half):
             loaded = bind(buffer.masked_load(self._ramp(index), mask))
         else:
@@ -320,7 +327,8 @@ class Vectors:
         return Broadcast(value, self.lanes)
 
     def only(self, vector, number, other: float = 0.0):
-        """Return a vector with ``other`` in the lanes from ``number`` on; unchanged if number is None."""
+        """Return a vector with ``other`` in the lanes from ``number`` on; unchanged if number is
+        None."""
         if self._is_whole(number):
             return vector
         return tirx.Select(self._mask(number), vector, self.splat(other))
@@ -371,7 +379,8 @@ class Vectors:
         self.each(int(extent) if isinstance(extent, IntImm) else extent, square)
 
     def deinterleave(self, parts: Sequence) -> list:
-        """Return n vectors from n consecutive ones: the i-th holds every n-th element from element i on."""
+        """Return n vectors from n consecutive ones: the i-th holds every n-th element from element
+        i on."""
         step = len(parts)
         if step == 1:
             return list(parts)
@@ -395,7 +404,8 @@ class Vectors:
         return self.fold(vector, lambda a, b: a + b)
 
     def fold(self, vector, combine: Callable):
-        """Return the reduction of a vector, combined pairwise: first the elements half a vector apart."""
+        """Return the reduction of a vector, combined pairwise: first the elements half a vector
+        apart."""
         size = self.lanes
         while size > 1:
             size //= 2
@@ -404,10 +414,12 @@ class Vectors:
         return vector
 
     def each(self, extent: Extent, emit: Callable, unroll: int = 1) -> None:
-        """Emit ``emit(offset, number)`` for each vector of a row; number is None except in the last.
+        """Emit ``emit(offset, number)`` for each vector of a row; number is None except in the
+        last.
 
         A negative ``extent`` would write before the row.
-        With ``unroll``, ``emit(offset, number, i)`` is repeated that many times in the body of the loop.
+        With ``unroll``, ``emit(offset, number, i)`` is repeated that many times in the body of the
+        loop.
         """
         call = emit if unroll > 1 else (lambda offset, number, _: emit(offset, number))
         step = self.lanes * unroll

@@ -1,8 +1,9 @@
-"""Concatenation and splitting: each part is copied to its place in the whole, or from it, row by row.
+"""Concatenation and splitting: each part is copied to its place in the whole, or from it, row by
+row.
 
-A copy is LLVM's memcpy: one call of the C library, which copies in vectors, whatever the length of a row. A row
-consists of the axis of the concatenation and all later axes. If there are few rows, each is divided among several
-tasks.
+A copy is LLVM's memcpy: one call of the C library, which copies in vectors, whatever the length of
+a row. A row consists of the axis of the concatenation and all later axes. If there are few rows,
+each is divided among several tasks.
 """
 
 from __future__ import annotations
@@ -98,10 +99,11 @@ def split(axis: int, shapes: Sequence[Sequence[Extent]], dtype: str, cpu: CPU) -
 def _each(
     axis: int, shapes: Sequence[Sequence[Extent]], dtype: str, cpu: CPU, copy: Callable
 ) -> None:
-    """Emit the copies between the parts of a tensor along an axis and the whole, whose shape is the last one.
+    """Emit the copies between the parts of a tensor along an axis and the whole, whose shape is the
+    last one.
 
-    ``copy(i, at, start, number)`` copies elements of the i-th part: ``at`` is their offset in the whole, ``start``
-    their offset in the part.
+    ``copy(i, at, start, number)`` copies elements of the i-th part: ``at`` is their offset in the
+    whole, ``start`` their offset in the part.
     """
     *parts, whole = shapes
     outer, inner = count(whole[:axis]), count(whole[axis + 1 :])

@@ -1,17 +1,20 @@
 """Convolutions of images and volumes and their data gradients, NC(D)HW with weights OI(D)HW.
 
-Both are the same computation: an element of the target is a sum over taps of the kernel, and the source element
-that a tap reads moves by a fixed step from one target element to the next. In a data gradient with a stride, this
-holds within a phase: the target elements whose positions have the same remainder modulo the stride
-(:class:`.gathering.Axis`). Each phase has its own taps, and no zeros are inserted between the elements of the source.
+Both are the same computation: an element of the target is a sum over taps of the kernel, and the
+source element that a tap reads moves by a fixed step from one target element to the next. In a data
+gradient with a stride, this holds within a phase: the target elements whose positions have the same
+remainder modulo the stride (:class:`.gathering.Axis`). Each phase has its own taps, and no zeros
+are inserted between the elements of the source.
 
 The lanes of a vector are channels of the target. The weight is packed into panels ``[tap][source
-channel][channels of a panel]``. The part of the source that a task needs is copied to ``[row][channel][column]``
-with its padding. A tile of pixels is summed in registers: each step loads the vectors of a panel's row, and
-broadcasts one element of the source for every pixel. Tiles are stored channels last until their block is complete,
-and transposed in registers on the way out. For a volume, each image of the target is a sum of convolutions of images:
-slices of the source with slices of the weight, except slices out of bounds. The blocking follows Georganas et al.,
-"Anatomy of High-Performance Deep Learning Convolutions on SIMD Architectures" (2018).
+channel][channels of a
+panel]``. The part of the source that a task needs is copied to ``[row][channel][column]`` with its
+padding. A tile of pixels is summed in registers: each step loads the vectors of a panel's row, and
+broadcasts one element of the source for every pixel. Tiles are stored channels last until their
+block is complete, and transposed in registers on the way out. For a volume, each image of the
+target is a sum of convolutions of images: slices of the source with slices of the weight, except
+slices out of bounds. The blocking follows Georganas et al., "Anatomy of High-Performance Deep
+Learning Convolutions on SIMD Architectures" (2018).
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ def conv2d(
 def conv2d_backward_data(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the kernel of the data gradient: a function of output gradient, weight and data gradient (float32).
+    """Return the kernel of the data gradient: a function of output gradient, weight and data
+    gradient (float32).
 
     Parameters
     ----------
@@ -64,7 +68,8 @@ def conv2d_backward_data(
 def conv3d(
     conv: Conv3d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the kernel of a convolution of volumes: a function of data, weight and result (float32).
+    """Return the kernel of a convolution of volumes: a function of data, weight and result
+    (float32).
 
     Parameters
     ----------
@@ -77,7 +82,8 @@ def conv3d(
 def conv3d_backward_data(
     conv: Conv3d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the kernel of the data gradient of :func:`conv3d`, of output gradient, weight and data gradient (float32).
+    """Return the kernel of the data gradient of :func:`conv3d`, of output gradient, weight and data
+    gradient (float32).
 
     Parameters
     ----------
@@ -102,8 +108,8 @@ def _function(name, names, shapes, gathering: Gathering, cpu: CPU) -> tirx.PrimF
     return b.prim_func(name, b.floats(names, shapes), _Generator(gathering, cpu).emit)
 
 
-#: Taps that read padding are skipped if a row has at most this many tiles, and less than this fraction of its reads is
-#: in bounds.
+#: Taps that read padding are skipped if a row has at most this many tiles, and less than this
+#: fraction of its reads is in bounds.
 _MOST_TILES = 3
 _MOST_READ = 0.96
 
@@ -115,7 +121,8 @@ class _Generator:
         self.rows, self.columns = gathering.rows, gathering.columns
 
     def emit(self, source, weight, target) -> None:
-        """Emit the packing of the weight, and the tasks; each computes some panels for some rows of some images."""
+        """Emit the packing of the weight, and the tasks; each computes some panels for some rows of
+        some images."""
         g = self.g
         panels = b.scratch(g.groups * self.s.panels * g.kernel[0] * self.s.panel_slice)
         self.pack.weight(weight, panels)
@@ -170,7 +177,8 @@ class _Generator:
             self._images(block, _Part(panels, at, first, depth, vectors), images.number)
 
     def _whole_or_part(self, j, emit: Callable) -> None:
-        """Emit the code for a whole panel, and for a partial last one with only the vectors that its channels need."""
+        """Emit the code for a whole panel, and for a partial last one with only the vectors that
+        its channels need."""
         rest = self.g.targets % self.s.width
         if rest == 0:
             emit(self.s.tile_vectors, None)
@@ -184,7 +192,8 @@ class _Generator:
             )
 
     def _images(self, block: _Block, part: _Part, number) -> None:
-        """Emit the contributions of a stretch of a panel to the images of a block; several images may share tiles."""
+        """Emit the contributions of a stretch of a panel to the images of a block; several images
+        may share tiles."""
         together = self.s.tile_images
         if together > 1:
             with b.serial(0, number // together) as i:
@@ -265,7 +274,8 @@ class _Generator:
         ]
 
     def _skips(self, across: Taps, phase: int, pixels: int) -> bool:
-        """Tell whether skipping taps that read padding is worth separate code for each tile of a row."""
+        """Tell whether skipping taps that read padding is worth separate code for each tile of a
+        row."""
         count = self.columns.count(phase)
         read = sum(map(len, self._inside(across, 0, count)))
         return count <= _MOST_TILES * pixels and read < _MOST_READ * count * across.number
@@ -287,7 +297,8 @@ class _Generator:
                     emit(p)
 
     def _tile(self, block: _Block, part: _Part, tile, rows, across: Taps, inside) -> None:
-        """Emit one tile; ``inside`` lists the pixels that each tap contributes to, or is None for all."""
+        """Emit one tile; ``inside`` lists the pixels that each tap contributes to, or is None for
+        all."""
         view, sums, (read, place, spread) = block.view, block.sums, tile
         start, down = rows
         lanes, width, vectors = self.vectors.lanes, self.s.width, part.vectors
@@ -331,7 +342,8 @@ class _Generator:
                 self.vectors.store(sums, place + offset + v * lanes, total[i * vectors + v])
 
     def _finish(self, sums, start, target, out, height, channels) -> None:
-        """Transpose the sums of a block into the target; ``channels`` is the number of channels of a partial panel."""
+        """Transpose the sums of a block into the target; ``channels`` is the number of channels of
+        a partial panel."""
         lanes = self.vectors.lanes
         plane = self.g.slices.target * self.rows.target * self.columns.target
         with b.serial(0, ceil_div(channels or self.s.width, lanes)) as v:
@@ -356,7 +368,8 @@ class _Generator:
 
 @dataclass(frozen=True)
 class _Block:
-    """The block of a task: its source, its sums (``size`` for each image), its first row and number of rows.
+    """The block of a task: its source, its sums (``size`` for each image), its first row and number
+    of rows.
 
     ``row`` and ``lines`` count rows of a phase; ``height`` counts rows of the target.
     """
@@ -371,7 +384,8 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Part:
-    """A stretch of a panel: its offset, its first source channel, their number, and its number of vectors."""
+    """A stretch of a panel: its offset, its first source channel, their number, and its number of
+    vectors."""
 
     panels: tirx.Buffer
     start: tirx.PrimExpr

@@ -1,9 +1,11 @@
-"""Convolutions and data gradients with few target channels in a group: grouped ones, and a stem's data gradient.
+"""Convolutions and data gradients with few target channels in a group: grouped ones, and a stem's
+data gradient.
 
-In :mod:`.conv`, the lanes of a vector are channels of the target. Here, they are columns: neighbours of one phase,
-which read neighbours of the source (:mod:`.gathering`). Rows of the source are copied with their zero padding. A tile
-holds the sums of all phases of the columns, for some channels, and for some vectors of a row or some rows. Each step
-loads vectors of the source, and broadcasts an element of the weight for every channel.
+In :mod:`.conv`, the lanes of a vector are channels of the target. Here, they are columns:
+neighbours of one phase, which read neighbours of the source (:mod:`.gathering`). Rows of the source
+are copied with their zero padding. A tile holds the sums of all phases of the columns, for some
+channels, and for some vectors of a row or some rows. Each step loads vectors of the source, and
+broadcasts an element of the weight for every channel.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _FULLER = 1.5
 
 
 def is_supported(gathering: Gathering) -> bool:
-    """Tell whether neighbours of the target read neighbours of the source, with at most two phases per axis."""
+    """Tell whether neighbours of the target read neighbours of the source, with at most two phases
+    per axis."""
     rows, columns = gathering.axes
     if not gathering.is_flat or max(len(rows.phases), len(columns.phases)) > 2:
         return False
@@ -39,7 +42,8 @@ def is_supported(gathering: Gathering) -> bool:
 
 
 def is_faster(gathering: Gathering, cpu: CPU) -> bool:
-    """Tell whether :func:`is_supported` holds, and vectors of columns use their lanes better than vectors of channels."""
+    """Tell whether :func:`is_supported` holds, and vectors of columns use their lanes better than
+    vectors of channels."""
     if not is_supported(gathering):
         return False
     generator = _Generator(gathering, cpu)
@@ -71,7 +75,8 @@ def conv_few_channels(
 def conv_few_channels_backward_data(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the kernel of the data gradient: a function of output gradient, weight and data gradient (float32).
+    """Return the kernel of the data gradient: a function of output gradient, weight and data
+    gradient (float32).
 
     Parameters are those of :func:`conv_few_channels`.
     """
@@ -108,7 +113,8 @@ class _Generator:
         self.rows, self.columns = gathering.rows, gathering.columns
         phases = len(self.columns.phases)
         self.row_vectors = ceil_div(self.columns.count(), cpu.lanes)
-        # The other registers hold vectors of the source, and the broadcast weight that multiplies them.
+        # The other registers hold vectors of the source, and the broadcast weight that multiplies
+        # them.
         most = (24 if cpu.registers >= 32 else 10) // phases
         per_row = min(2, self.row_vectors)
         blocks = ceil_div(gathering.targets * per_row, most)
@@ -233,7 +239,8 @@ class _Generator:
         self._store(memory, sums)
 
     def _taps_by_offset(self) -> dict[int, list]:
-        """Return the taps for each column offset, as pairs of a phase and a column of the kernel."""
+        """Return the taps for each column offset, as pairs of a phase and a column of the
+        kernel."""
         taps: dict[int, list] = {}
         for phase, across in enumerate(self.columns.phases):
             for q, offset in enumerate(across.offsets):
@@ -241,7 +248,8 @@ class _Generator:
         return taps
 
     def _add_products(self, memory: _Memory, sums: _Sums, at: tuple, tap, taps: list) -> None:
-        """Add the products of the taps of one offset; ``at`` is the start of the read row, and the offset from it."""
+        """Add the products of the taps of one offset; ``at`` is the start of the read row, and the
+        offset from it."""
         (here, shift), g, lanes = at, self.g, self.cpu.lanes
         target_step = g.taps if g.source_major else g.sources * g.taps
         row = self.rows.step * self.pitch
@@ -269,7 +277,8 @@ class _Generator:
                 self._store_columns(memory.target, (tile.write, offset), vectors, left)
 
     def _store_columns(self, target, at: tuple, sums: Sequence, left: int | None) -> None:
-        """Store the sums of all phases of neighbouring columns: all of them, or the first ``left`` columns."""
+        """Store the sums of all phases of neighbouring columns: all of them, or the first ``left``
+        columns."""
         start, offset = at
         if len(sums) == 1:
             self.vectors.store(target, start + offset, sums[0], left)
@@ -333,7 +342,8 @@ class _Part:
 
 
 class _Sums:
-    """The sums of a tile: a vector for each phase of the columns, channel, row, and vector of a row."""
+    """The sums of a tile: a vector for each phase of the columns, channel, row, and vector of a
+    row."""
 
     def __init__(self, vectors: Vectors, phases: int, tile: _Part):
         self.tile = tile

@@ -1,9 +1,9 @@
 """The weight gradient of a convolution with few input channels, such as the first one of a network.
 
-In :mod:`.conv_weight`, the lanes of a vector are input channels; here, they are output channels. For each chunk of
-images, dY is copied to ``[image][row][column][channel]``, and X is copied with its zero padding. A tile holds the sums
-of the taps of one row of the kernel, for all input channels. Each thread computes a range of output channels and of
-rows of the kernel.
+In :mod:`.conv_weight`, the lanes of a vector are input channels; here, they are output channels.
+For each chunk of images, dY is copied to ``[image][row][column][channel]``, and X is copied with
+its zero padding. A tile holds the sums of the taps of one row of the kernel, for all input
+channels. Each thread computes a range of output channels and of rows of the kernel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .convolution import Conv2d, Windows
 #: Bytes of dY that a tile reads.
 _CHUNK_BYTES = 128 * 1024
 
-#: The maximum number of taps in a row of the kernel, over all input channels; with more, the code is too long.
+#: The maximum number of taps in a row of the kernel, over all input channels; with more, the code
+#: is too long.
 _MOST_TAPS = 64
 
 
@@ -77,7 +78,8 @@ class _Generator:
         unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._divided(dy, x, dw))
 
     def _divided(self, dy, x, dw) -> None:
-        """Emit the loop over threads, each with a range of output channels and of rows of the kernel."""
+        """Emit the loop over threads, each with a range of output channels and of rows of the
+        kernel."""
         kernel_rows, lanes = self.conv.height.kernel, self.cpu.lanes
         by_out = min(self.blocks, self.cpu.cores)
         by_row = min(kernel_rows, max(1, self.cpu.cores // by_out))
@@ -192,7 +194,8 @@ class _Generator:
 
 @dataclass(frozen=True)
 class _Buffers:
-    """Copies of dY and of X, and the sums, ``[vector of output channels][row of the kernel][tap][channel]``."""
+    """Copies of dY and of X, and the sums,
+    ``[vector of output channels][row of the kernel][tap][channel]``."""
 
     dy: tirx.Buffer
     x: tirx.Buffer

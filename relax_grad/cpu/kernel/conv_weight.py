@@ -1,15 +1,18 @@
-"""The weight gradient of convolution: ``dW[o, c, k] = sum over n, y of dY[n, o, y] X[n, c, y * s + k * d - p]``.
+"""The weight gradient of convolution: ``dW[o, c, k] = sum over n, y of dY[n, o, y] X[n, c, y * s +
+k * d - p]``.
 
-Vectors hold neighbouring channels of X, and are multiplied by a splat of dY. The images are processed in chunks. For
-each chunk and each block of input channels, X is copied to ``[image][row][column][channel]``, with its zero padding and
-without columns that are not read; the copy fits in the second-level cache. Then each block of output channels and each
-row of the kernel is a tile, whose sums stay in registers over the whole chunk.
+Vectors hold neighbouring channels of X, and are multiplied by a splat of dY. The images are
+processed in chunks. For each chunk and each block of input channels, X is copied to
+``[image][row][column][channel]``, with its zero padding and without columns that are not read; the
+copy fits in the second-level cache. Then each block of output channels and each row of the kernel
+is a tile, whose sums stay in registers over the whole chunk.
 
-Each thread computes a range of output and of input channels, and makes its own copies. So threads do not wait for each
-other, and every sum is in the order of the images, whatever the number of threads.
+Each thread computes a range of output and of input channels, and makes its own copies. So threads
+do not wait for each other, and every sum is in the order of the images, whatever the number of
+threads.
 
-The images of volumes are their slices: each slice of the weight gradient is the weight gradient of a convolution of
-images.
+The images of volumes are their slices: each slice of the weight gradient is the weight gradient of
+a convolution of images.
 """
 
 from __future__ import annotations
@@ -59,7 +62,8 @@ def conv_weight(
 def conv3d_weight(
     conv: Conv3d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the kernel for convolutions of volumes: a function of dY, X and dW (float32) that sets dW.
+    """Return the kernel for convolutions of volumes: a function of dY, X and dW (float32) that sets
+    dW.
 
     Parameters are those of :func:`conv_weight`.
     """
@@ -71,7 +75,8 @@ def conv3d_weight(
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of sums in registers: its output channels, kernel columns, and vectors of input channels."""
+    """A tile of sums in registers: its output channels, kernel columns, and vectors of input
+    channels."""
 
     outs: int
     columns: int
@@ -84,7 +89,8 @@ class Tile:
         vectors = 2 if conv.width.kernel == 1 and ins > cpu.lanes else 1
         groups = ceil_div(conv.width.kernel, 7 if cpu.registers >= 32 else 3)
         columns = ceil_div(conv.width.kernel, groups)
-        # Other registers hold a splat and the vector that it multiplies; LLVM spills without a few more.
+        # Other registers hold a splat and the vector that it multiplies; LLVM spills without a few
+        # more.
         free = cpu.registers - (4 if cpu.registers >= 32 else 1)
         most = free // (columns * vectors) - 1
         return Tile(_even(outs, most), columns, vectors)
@@ -144,7 +150,8 @@ class _Generator:
             )
 
     def _parts(self) -> tuple[int, int]:
-        """Return the number of ranges of input-channel blocks and of output-channel blocks, for the threads."""
+        """Return the number of ranges of input-channel blocks and of output-channel blocks, for the
+        threads."""
 
         def time(parts):
             by_in, by_out = parts
@@ -209,7 +216,8 @@ class _Generator:
                     pack(i, volume, at)
 
     def _slice(self, image, tap) -> tuple:
-        """Return the volume of an image, its slice index, the slice of X that it reads, and whether that is in bounds.
+        """Return the volume of an image, its slice index, the slice of X that it reads, and whether
+        that is in bounds.
 
         The last is None if all slices are in bounds.
         """
@@ -287,7 +295,8 @@ class _Generator:
 
 @dataclass(frozen=True)
 class _Place:
-    """The location of a tile: output channels, vectors of input channels, and a slice of the kernel."""
+    """The location of a tile: output channels, vectors of input channels, and a slice of the
+    kernel."""
 
     out: tirx.PrimExpr
     outs: int
@@ -299,8 +308,8 @@ class _Place:
 class _Sums:
     """The storage of sums between chunks, and their transfer to dW.
 
-    The sums of a 1x1 kernel are stored in dW itself. Others are vectors of channels in a buffer: for all sums, or for
-    the sums of one block if there is a single chunk.
+    The sums of a 1x1 kernel are stored in dW itself. Others are vectors of channels in a buffer:
+    for all sums, or for the sums of one block if there is a single chunk.
     """
 
     def __init__(self, generator: _Generator, dw, buffer):
@@ -323,7 +332,8 @@ class _Sums:
             b.either(chunk.is_first, lambda: store(add=False), lambda: store(add=True))
 
     def _kept(self, place, kernel_row, cell):
-        """Return the buffer and index of a vector, and the number of its channels that exist (None: all of them)."""
+        """Return the buffer and index of a vector, and the number of its channels that exist (None:
+        all of them)."""
         (o, k, v), g = cell, self._g
         lanes, channels = g.cpu.lanes, g.ins
         if g.taps == 1:

@@ -19,7 +19,8 @@ class Conv2d:
     in_channels, out_channels : int
         The channels of data and result.
     size, kernel, strides, dilation : tuple[int, int]
-        Extents of data and weight, and distances between windows and between taps: for rows, then for columns.
+        Extents of data and weight, and distances between windows and between taps: for rows, then
+        for columns.
     padding : tuple[int, int, int, int]
         Zeros before the rows and the columns, then those after.
     groups : int
@@ -68,15 +69,18 @@ class Conv2d:
 
     @property
     def flattened(self) -> Conv2d:
-        """The same convolution with its rows joined into one, if every window is a single element."""
+        """The same convolution with its rows joined into one, if every window is a single
+        element."""
         if not (self.height.is_pointwise and self.width.is_pointwise):
             return self
         return replace(self, size=(1, prod(self.size)))
 
     def with_rows_of(self, columns: int) -> Conv2d:
-        """Return an equivalent convolution over the same memory, with rows joined if every window is a single element.
+        """Return an equivalent convolution over the same memory, with rows joined if every window
+        is a single element.
 
-        The joined rows are as long as possible, but at most ``columns`` columns (or one original row).
+        The joined rows are as long as possible, but at most ``columns`` columns (or one original
+        row).
         """
         if not (self.height.is_pointwise and self.width.is_pointwise):
             return self
@@ -145,7 +149,8 @@ class Conv3d:
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a convolution along one axis: window w and tap k read element w * stride + k * dilation - before.
+    """The windows of a convolution along one axis: window w and tap k read element w * stride + k *
+    dilation - before.
 
     Attributes
     ----------

@@ -1,9 +1,10 @@
 """Depthwise convolution and its data gradient: every channel has its own kernel.
 
-Vectors hold neighbouring channels, so that their lanes are used for any size of planes, strides and dilations. Rows of
-the source are copied to ``[row][column][channel]`` with their zero padding. A row of the target is computed with the
-channels innermost, and transposed in registers on its way out. The convolution and its data gradient are the same
-computation (:class:`Gather`): an element of the target is a sum over taps of elements of the source.
+Vectors hold neighbouring channels, so that their lanes are used for any size of planes, strides and
+dilations. Rows of the source are copied to ``[row][column][channel]`` with their zero padding. A
+row of the target is computed with the channels innermost, and transposed in registers on its way
+out. The convolution and its data gradient are the same computation (:class:`Gather`): an element of
+the target is a sum over taps of elements of the source.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _CHUNK_BYTES = 96 * 1024
 #: The minimum number of target elements of a task, because each task copies the weights once.
 _TASK_ELEMENTS = 1024
 
-#: Columns of the target that are computed at once: the first of these that divides their number, or the first of all.
+#: Columns of the target that are computed at once: the first of these that divides their number, or
+#: the first of all.
 _UNROLL = (7, 8, 6, 5, 4)
 
 #: The maximum number of taps; with more, the code is too long.
@@ -37,8 +39,9 @@ MOST_TAPS = 128
 class Gather:
     """The taps and source elements of each target element, along one axis.
 
-    Element ``unit * period + phase`` of the target is the sum over ``taps[phase]``, pairs of a tap and an offset, of
-    the tap's weight times element ``unit * advance + offset`` of the source. Out-of-bounds elements are 0.
+    Element ``unit * period + phase`` of the target is the sum over ``taps[phase]``, pairs of a tap
+    and an offset, of the tap's weight times element ``unit * advance + offset`` of the source.
+    Out-of-bounds elements are 0.
 
     Attributes
     ----------
@@ -58,15 +61,18 @@ class Gather:
 
     @staticmethod
     def forward(windows: Windows) -> Gather:
-        """Return the gather of a convolution: ``y[w] = sum over k of x[w * stride + k * dilation - before]``."""
+        """Return the gather of a convolution:
+        ``y[w] = sum over k of x[w * stride + k * dilation - before]``."""
         taps = tuple((k, k * windows.dilation - windows.before) for k in range(windows.kernel))
         return Gather(windows.size, windows.number, 1, windows.stride, (taps,))
 
     @staticmethod
     def backward(windows: Windows) -> Gather:
-        """Return the gather of its data gradient: ``dx[i] = sum over k of dy[(i + before - k * dilation) / stride]``.
+        """Return the gather of its data gradient: ``dx[i] = sum over k of dy[(i + before - k *
+        dilation) / stride]``.
 
-        Only taps whose division is exact contribute. These taps are periodic in i, with period ``stride``.
+        Only taps whose division is exact contribute. These taps are periodic in i, with period
+        ``stride``.
         """
         stride = windows.stride
         places = [

@@ -1,9 +1,9 @@
 """The weight gradient of depthwise convolution.
 
-As in :mod:`.depthwise`, vectors hold neighbouring channels: X and dY are copied to ``[row][column][channel]``, and a
-tile holds the sums of some rows of the kernel. A task processes several images, depending on their size, and one vector
-of channels. The partial sums of the tasks are added in the order of the images, so that the result does not depend on
-the number of threads.
+As in :mod:`.depthwise`, vectors hold neighbouring channels: X and dY are copied to
+``[row][column][channel]``, and a tile holds the sums of some rows of the kernel. A task processes
+several images, depending on their size, and one vector of channels. The partial sums of the tasks
+are added in the order of the images, so that the result does not depend on the number of threads.
 """
 
 from __future__ import annotations

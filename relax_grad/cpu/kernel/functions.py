@@ -1,9 +1,10 @@
 """Elementary functions of float32 as polynomials, for scalars and vectors.
 
-For LLVM's own functions, the C library is called for each lane of a vector. These have no calls, no branches and no
-tables. They also have few conditions, because TVM's simplifier expands all operands of a condition. Each function takes
-``bind``, which binds a value that is used more than once to a variable: kernels emit a statement for it, and
-:func:`expression` builds one expression with ``Let``.
+For LLVM's own functions, the C library is called for each lane of a vector. These have no calls, no
+branches and no tables. They also have few conditions, because TVM's simplifier expands all operands
+of a condition. Each function takes ``bind``, which binds a value that is used more than once to a
+variable: kernels emit a statement for it, and :func:`expression` builds one expression with
+``Let``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from tvm import tirx
 
 from .builder import bind as emit_bind
 
-#: 1.5 * 2**23: its sum with a small float32 has that number, rounded to an integer, in its lowest bits.
+#: 1.5 * 2**23: its sum with a small float32 has that number, rounded to an integer, in its lowest
+#: bits.
 _MAGIC, _MAGIC_BITS = 12582912.0, 0x4B400000
 
 #: log(2) in two parts. The first has so few bits that its product with an exponent is exact.
@@ -59,8 +61,8 @@ def expression(function: Callable, *arguments: tirx.PrimExpr) -> tirx.PrimExpr:
 def exp(x, bind: Callable = emit_bind):
     """Return e to the power of x, within 1 unit in the last place.
 
-    With ``x = n * log(2) + r`` it is ``2**n`` times a polynomial in r, that of Cephes' expf (S. L. Moshier).
-    Subnormal results, infinity and NaN are correct too.
+    With ``x = n * log(2) + r`` it is ``2**n`` times a polynomial in r, that of Cephes' expf (S. L.
+    Moshier). Subnormal results, infinity and NaN are correct too.
     """
     # With the operands in this order, a NaN propagates.
     x = bind(tirx.Min(like(x, 89.0), tirx.Max(like(x, -104.0), x)))
@@ -68,7 +70,8 @@ def exp(x, bind: Callable = emit_bind):
 
 
 def exp_or_0(x, bind: Callable = emit_bind):
-    """Return e to the power of x for x up to 88, within 1 unit in the last place; it is 0 for most subnormal results.
+    """Return e to the power of x for x up to 88, within 1 unit in the last place; it is 0 for most
+    subnormal results.
 
     It is cheaper than :func:`exp`. NaN and minus infinity are correct too.
     """
@@ -79,7 +82,8 @@ def exp_or_0(x, bind: Callable = emit_bind):
 
 
 def _normal_exp(x, bind: Callable):
-    """Return e to the power of x, for NaN and for x in [-87, 88], where the results are normal numbers."""
+    """Return e to the power of x, for NaN and for x in [-87, 88], where the results are normal
+    numbers."""
     p, n = split_exp(x, bind)
     return bind(p * power_of_2(n))
 
@@ -177,9 +181,11 @@ def _log_of_parts(f, e, bind: Callable):
 
 
 def power(x, y, bind: Callable = emit_bind):
-    """Return x to the power of y, within 2 units in the last place; special cases are those of C's pow.
+    """Return x to the power of y, within 2 units in the last place; special cases are those of C's
+    pow.
 
-    It is ``2**(y * log2(abs(x)))`` with the exponent in float64: in float32, an exponent of 100 would lose 7 bits.
+    It is ``2**(y * log2(abs(x)))`` with the exponent in float64: in float32, an exponent of 100
+    would lose 7 bits.
     """
     m, e = _split(x, bind)
     wide = bind(widened(m))
@@ -198,7 +204,8 @@ def power(x, y, bind: Callable = emit_bind):
 
 
 def _at_the_edges(x, y, positive, bind: Callable):
-    """Return x to the power of y with the special cases, given the power for a positive, finite x."""
+    """Return x to the power of y with the special cases, given the power for a positive, finite
+    x."""
     base, exponent = bind(as_bits(x, "int32")), bind(as_bits(y, "int32"))
     size, exponent_size = bind(_without_sign(base)), bind(_without_sign(exponent))
     is_large = bind(_exceeds(size, _INFINITY - 1))
@@ -223,7 +230,8 @@ def _at_the_edges(x, y, positive, bind: Callable):
 
 
 def _chosen(mask, first, second, bind: Callable):
-    """Return the int32 that a mask selects: the first if it is all ones, the second if it is all zeros.
+    """Return the int32 that a mask selects: the first if it is all ones, the second if it is all
+    zeros.
 
     It avoids a condition, in whose branches TVM would simplify everything again.
     """
@@ -237,7 +245,8 @@ def _is_negative(n):
 
 
 def _without_sign(bits):
-    """Return bits without the sign bit; not by a mask of the others, which TVM 0.26 turns into a remainder by 2**31."""
+    """Return bits without the sign bit; not by a mask of the others, which TVM 0.26 turns into a
+    remainder by 2**31."""
     return bits ^ (bits & like(bits, -(2**31), "int32"))
 
 
@@ -260,8 +269,9 @@ def _differ(a, b, bind: Callable):
 def erf(x, bind: Callable = emit_bind):
     """Return the error function of x, within 4 units in the last place; beyond 3.86 it is 1 or -1.
 
-    It is the sum of ``x / 4``, which is exact, and of x times a quotient of polynomials of its square. Beyond
-    ``_ERF_END``, the argument of the quotient is clamped; the sum then grows with x, and is clamped to 1.
+    It is the sum of ``x / 4``, which is exact, and of x times a quotient of polynomials of its
+    square. Beyond ``_ERF_END``, the argument of the quotient is clamped; the sum then grows with x,
+    and is clamped to 1.
     """
     # With the operands in this order, a NaN propagates.
     s = bind(tirx.Min(like(x, _ERF_END**2), x * x))
@@ -294,7 +304,8 @@ def erf(x, bind: Callable = emit_bind):
 
 
 def tanh(x, bind: Callable = emit_bind):
-    """Return the hyperbolic tangent of x, within 2 units in the last place; near 0 by Cephes' polynomial."""
+    """Return the hyperbolic tangent of x, within 2 units in the last place; near 0 by Cephes'
+    polynomial."""
     a = bind(magnitude(x))
     # Beyond 10 it is 1.
     t = bind(tirx.Min(like(a, 20.0), a + a))
@@ -318,7 +329,8 @@ def tanh(x, bind: Callable = emit_bind):
 def sigmoid(x, bind: Callable = emit_bind):
     """Return ``1 / (1 + exp(-x))``, within 3 units in the last place.
 
-    For a negative x it is computed as ``exp(x) / (1 + exp(x))``, whose exponential does not overflow.
+    For a negative x it is computed as ``exp(x) / (1 + exp(x))``, whose exponential does not
+    overflow.
     """
     p, n = split_exp(bind(tirx.Max(like(x, -110.0), like(x, 0.0) - magnitude(x))), bind)
     e = bind(raised(p, n, bind) * like(x, LOWERED))
@@ -327,7 +339,8 @@ def sigmoid(x, bind: Callable = emit_bind):
 
 
 def expm1(x, bind: Callable = emit_bind):
-    """Return ``exp(x) - 1``, within 2 units in the last place, also for small x, where it is about x."""
+    """Return ``exp(x) - 1``, within 2 units in the last place, also for small x, where it is about
+    x."""
     # With the operands in this order, a NaN propagates.
     x = bind(tirx.Min(like(x, 89.0), tirx.Max(like(x, -104.0), x)))
     n, r = reduced(x, bind)
@@ -339,7 +352,8 @@ def expm1(x, bind: Callable = emit_bind):
 
 
 def log1p(x, bind: Callable = emit_bind):
-    """Return ``log(1 + x)``, within 2 units in the last place, for x from 0 to 2**126 and NaN, also for small x."""
+    """Return ``log(1 + x)``, within 2 units in the last place, for x from 0 to 2**126 and NaN, also
+    for small x."""
     bits = bind(as_bits(bind(x + like(x, 1.0)), "int32"))
     n = bind((bits - like(bits, _ROOT_BITS, "int32")) >> like(bits, 23, "int32"))
     scale = bind(power_of_2(like(n, 0, "int32") - n))
@@ -357,7 +371,8 @@ def atanh(x, bind: Callable = emit_bind):
 
 
 def _split(x, bind: Callable) -> tuple:
-    """Return m between sqrt(1/2) and sqrt(2), and e, such that ``m * 2**e`` is the magnitude of a finite x."""
+    """Return m between sqrt(1/2) and sqrt(2), and e, such that ``m * 2**e`` is the magnitude of a
+    finite x."""
     size = bind(_without_sign(bind(as_bits(x, "int32"))))
     # Subnormal numbers and 0 are multiplied by 2**25.
     shift = bind(_is_negative(size - like(x, 1 << 23, "int32")))
@@ -394,8 +409,8 @@ def narrowed(x):
 def polynomial(x, coefficients: Sequence[float], bind: Callable, dtype: str = "float32"):
     """Return a polynomial of x, given its coefficients from the highest power down.
 
-    Neighbouring terms are combined first (Estrin's scheme), so that several additions overlap; in a chain, each would
-    wait for the one before.
+    Neighbouring terms are combined first (Estrin's scheme), so that several additions overlap; in a
+    chain, each would wait for the one before.
     """
     terms = [like(x, coefficient, dtype) for coefficient in reversed(coefficients)]
     while len(terms) > 1:
@@ -438,7 +453,8 @@ def scaled(p, n, bind: Callable):
 
 
 def raised(p, n, bind: Callable):
-    """Return ``p * 2**n / LOWERED`` for n between -190 and 63: a normal number even if ``p * 2**n`` is not."""
+    """Return ``p * 2**n / LOWERED`` for n between -190 and 63: a normal number even if ``p * 2**n``
+    is not."""
     return bind(p * power_of_2(n + like(n, 64, "int32")))
 
 

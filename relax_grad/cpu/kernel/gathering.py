@@ -1,4 +1,5 @@
-"""The common geometry of convolutions and their data gradients: the source elements that a target element reads."""
+"""The common geometry of convolutions and their data gradients: the source elements that a target
+element reads."""
 
 from __future__ import annotations
 
@@ -15,9 +16,11 @@ from .convolution import ONE, Conv2d, Windows
 
 @dataclass(frozen=True)
 class Taps:
-    """The taps of one phase: tap ``first + j * step`` reads at ``offset + j * move``, for j below ``number``.
+    """The taps of one phase: tap ``first + j * step`` reads at ``offset + j * move``, for j below
+    ``number``.
 
-    Steps and moves are positive: in a data gradient the kernel is reversed, so that its last tap is number 0.
+    Steps and moves are positive: in a data gradient the kernel is reversed, so that its last tap is
+    number 0.
     """
 
     number: int
@@ -35,8 +38,8 @@ class Taps:
 class Axis:
     """A spatial axis: the taps of the target elements, and the source elements that they read.
 
-    Element ``i * len(phases) + phase`` of the target reads element ``i * step + offset`` of the source for each
-    offset of the phase's taps. Out-of-bounds elements are 0.
+    Element ``i * len(phases) + phase`` of the target reads element ``i * step + offset`` of the
+    source for each offset of the phase's taps. Out-of-bounds elements are 0.
 
     Attributes
     ----------
@@ -61,7 +64,8 @@ class Axis:
 
     @staticmethod
     def forward(of: Windows) -> Axis:
-        """Return the axis of a convolution: window i reads ``i * stride + tap * dilation - before``."""
+        """Return the axis of a convolution: window i reads
+        ``i * stride + tap * dilation - before``."""
         if of.kernel == 1 and of.is_inside:
             return Axis(of.number, of.number, 1, (Taps(1, 0, 1, 0, 1),), of.stride, of.size)
         taps = Taps(of.kernel, 0, 1, -of.before, of.dilation)
@@ -69,7 +73,8 @@ class Axis:
 
     @staticmethod
     def backward(of: Windows) -> Axis:
-        """Return the axis of a data gradient: element i reads ``(i + before - tap * dilation) / stride``."""
+        """Return the axis of a data gradient: element i reads
+        ``(i + before - tap * dilation) / stride``."""
         kernel, stride, dilation = of.kernel, of.stride, of.dilation
         step = gcd(stride, dilation)
         phases = []
@@ -115,9 +120,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Gathering:
-    """A computation, per group: ``target[v] = sum over source channel r and tap of source[r] weight[v, r]``.
+    """A computation, per group: ``target[v] = sum over source channel r and tap of source[r]
+    weight[v, r]``.
 
-    The weight is stored as ``[v, r, tap]``, or if ``source_major`` as ``[r, v, tap]`` with the last tap first.
+    The weight is stored as ``[v, r, tap]``, or if ``source_major`` as ``[r, v, tap]`` with the last
+    tap first.
 
     Attributes
     ----------
@@ -126,7 +133,8 @@ class Gathering:
     groups, sources, targets : int
         The number of groups, and the number of source and of target channels in a group.
     slices : Axis
-        The axis of the images in a volume. For a plain image, it is a single point with a single tap.
+        The axis of the images in a volume. For a plain image, it is a single point with a single
+        tap.
     axes : list[Axis]
         The axes of an image.
     kernel : tuple[int, int, int]
@@ -154,7 +162,8 @@ class Gathering:
 
     @property
     def images(self) -> Extent:
-        """Return the number of images of the target, counted separately for each group of channels."""
+        """Return the number of images of the target, counted separately for each group of
+        channels."""
         return self.batch * (self.groups * self.slices.target)
 
     @property
@@ -169,7 +178,8 @@ class Gathering:
 
     @staticmethod
     def forward(conv: Conv2d, depth: Windows = ONE) -> Gathering:
-        """Return the computation of a convolution's result from its data; with a depth, of volumes."""
+        """Return the computation of a convolution's result from its data; with a depth, of
+        volumes."""
         sources, targets = conv.in_channels // conv.groups, conv.out_channels // conv.groups
         slices, *axes = (Axis.forward(each) for each in (depth, conv.height, conv.width))
         kernel = (depth.kernel, *conv.kernel)
@@ -177,7 +187,8 @@ class Gathering:
 
     @staticmethod
     def backward(conv: Conv2d, depth: Windows = ONE) -> Gathering:
-        """Return the computation of a convolution's data gradient from the gradient of its result."""
+        """Return the computation of a convolution's data gradient from the gradient of its
+        result."""
         sources, targets = conv.out_channels // conv.groups, conv.in_channels // conv.groups
         slices, *axes = (Axis.backward(each) for each in (depth, conv.height, conv.width))
         kernel = (depth.kernel, *conv.kernel)

@@ -1,8 +1,9 @@
 """Tensors in half precision, which kernels read and write as float32.
 
-Elements are widened in registers when they are read, and rounded to the nearest, ties to even, when they are stored. TVM
-computes bfloat16 by rewriting the arithmetic after a function is made. Here elements of bfloat16 are integers of 16 bits
-to TVM, so that no pass changes the arithmetic of a kernel.
+Elements are widened in registers when they are read, and rounded to the nearest, ties to even, when
+they are stored. TVM computes bfloat16 by rewriting the arithmetic after a function is made. Here
+elements of bfloat16 are integers of 16 bits to TVM, so that no pass changes the arithmetic of a
+kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from tvm.tirx import Broadcast, Ramp
 from ...ir.compat import masked_load, masked_store
 from ...ir.dtypes import HALVES
 
-#: The dtypes in which the tensors of a kernel are stored, and how many of the last ones are results.
+#: The dtypes in which the tensors of a kernel are stored, and how many of the last ones are
+#: results.
 _STORED: ContextVar[tuple[Sequence[str], int] | None] = ContextVar("stored", default=None)
 
 
@@ -45,7 +47,8 @@ def stored_as(
 def stored_params(
     params: Sequence[tuple[str, Sequence, str]],
 ) -> tuple[list[tuple[str, Sequence, str]], int]:
-    """Return the parameters of a kernel in the dtypes of :func:`stored_as`, and the number of results."""
+    """Return the parameters of a kernel in the dtypes of :func:`stored_as`, and the number of
+    results."""
     stored = _STORED.get()
     if stored is None:
         return list(params), 0
@@ -104,15 +107,17 @@ def widened(value, dtype: str):
 
 
 def narrowed(value, dtype: str, lanes: int, bind: Callable = T.Bind):
-    """Return float32 elements as they are stored in a dtype, rounded to the nearest, ties to even."""
+    """Return float32 elements as they are stored in a dtype, rounded to the nearest, ties to
+    even."""
     if dtype == "float16":
         return tirx.Cast(_of_lanes(dtype, lanes), value)
     bits = bind(tirx.reinterpret(_of_lanes("uint32", lanes), value))
     high = bind(bits >> _like(16, lanes))
     odd = high & _like(1, lanes)
     rounded = bind((bits + (odd + _like(0x7FFF, lanes))) >> _like(16, lanes))
-    # Rounding up may turn the bits of NaN into those of a number. The bit that makes NaN quiet is set last: LLVM 22 stores
-    # four bytes for the only element of a masked store of truncated integers.
+    # Rounding up may turn the bits of NaN into those of a number. The bit that makes NaN quiet is
+    # set last: LLVM 22 stores four bytes for the only element of a masked store of truncated
+    # integers.
     is_nan = (bits & _like(0x7FFFFFFF, lanes)) > _like(0x7F800000, lanes)
     chosen = tirx.Cast(_of_lanes("uint16", lanes), tirx.Select(is_nan, high, rounded))
     quiet = tirx.Select(is_nan, _like(0x40, lanes, "uint16"), _like(0, lanes, "uint16"))

@@ -1,7 +1,9 @@
-"""Scatter-adds: the gradients of taking rows (as in an embedding) and of gathering elements; also, taking columns.
+"""Scatter-adds: the gradients of taking rows (as in an embedding) and of gathering elements; also,
+taking columns.
 
-Each task owns a range of columns or rows of the result, and processes the indices in their order. So no two tasks add
-to the same element, and the order of additions does not depend on the number of threads.
+Each task owns a range of columns or rows of the result, and processes the indices in their order.
+So no two tasks add to the same element, and the order of additions does not depend on the number of
+threads.
 """
 
 from __future__ import annotations
@@ -39,13 +41,15 @@ def take_backward(
     Parameters
     ----------
     outer, extent, columns : int or tirx.PrimExpr
-        The data is ``[outer, extent, columns]``, and its rows were taken by index; ``columns`` is not symbolic.
+        The data is ``[outer, extent, columns]``, and its rows were taken by index; ``columns`` is
+        not symbolic.
     shapes : Sequence
         The shapes of dy, of the indices, and of dx.
     index_dtype : str
         The dtype of the indices.
     mode : str
-        The meaning of an index, as for ``relax.op.take``; indices that refer to no row contribute nothing.
+        The meaning of an index, as for ``relax.op.take``; indices that refer to no row contribute
+        nothing.
     cpu : CPU
         The target CPU.
 
@@ -89,8 +93,8 @@ def points_backward(
     number : int or tirx.PrimExpr
         The number of points.
     shapes : Sequence
-        The shapes of dy, of the tensors of indices, and of dx. A single tensor of indices holds all indices of a point
-        side by side; several tensors hold one index of a point each.
+        The shapes of dy, of the tensors of indices, and of dx. A single tensor of indices holds all
+        indices of a point side by side; several tensors hold one index of a point each.
     index_dtypes : Sequence[str]
         The dtypes of the tensors of indices.
     cpu : CPU
@@ -99,8 +103,8 @@ def points_backward(
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, the tensors of indices, and dx. Negative indices count from the end; out-of-bounds indices contribute
-        nothing.
+        Takes dy, the tensors of indices, and dx. Negative indices count from the end; out-of-bounds
+        indices contribute nothing.
     """
     together = len(index_dtypes) == 1
 
@@ -149,7 +153,8 @@ def gather_elements_backward(
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, the indices, and dx. Negative indices count from the end; out-of-bounds indices contribute nothing.
+        Takes dy, the indices, and dx. Negative indices count from the end; out-of-bounds indices
+        contribute nothing.
     """
     extent, number = extents
     vectors = Vectors(cpu.lanes)

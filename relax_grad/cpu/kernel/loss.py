@@ -1,7 +1,7 @@
 """The gradient of the cross entropy, nll_loss of log_softmax, given the result of log_softmax.
 
-At each position, the gradient of nll_loss is 0 for all classes except the target, so that its sum over the classes is
-its value at the target. So one pass over the classes is enough.
+At each position, the gradient of nll_loss is 0 for all classes except the target, so that its sum
+over the classes is its value at the target. So one pass over the classes is enough.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Loss:
     Attributes
     ----------
     reduction : str
-        ``"none"``, ``"sum"`` or ``"mean"``; or ``"gather"`` for the gathered elements themselves, not their negatives.
-        With ``"gather"``, negative targets count from the end, and out-of-bounds targets contribute nothing.
+        ``"none"``, ``"sum"`` or ``"mean"``; or ``"gather"`` for the gathered elements themselves,
+        not their negatives. With ``"gather"``, negative targets count from the end, and
+        out-of-bounds targets contribute nothing.
     ignore_index : int
         The target of ignored positions.
     weighted : bool
@@ -68,8 +69,8 @@ def cross_entropy_backward(
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, y, targets, weights if there are any, and dx. A target that is out of bounds and not ignored makes
-        its position NaN, and the mean too.
+        Takes dy, y, targets, weights if there are any, and dx. A target that is out of bounds and
+        not ignored makes its position NaN, and the mean too.
     """
 
     def body(dy, y, targets, *rest) -> None:
@@ -115,7 +116,8 @@ class _Targets:
     weights: tirx.Buffer | None
 
     def factor(self, position, gradient):
-        """Return the gradient of a position times its weight, and its target (-1 if it has none)."""
+        """Return the gradient of a position times its weight, and its target (-1 if it has
+        none)."""
         zero = tirx.const(0.0, "float32")
         if self.loss.reduction == "gather":
             where, inside = find_position(bind(self.targets[position]), self.classes, "fast")
@@ -199,7 +201,8 @@ class _Generator:
 
 
 def _sum(number: Extent, targets: _Targets):
-    """Return the sum of the weights of all targets; its order does not depend on the number of threads."""
+    """Return the sum of the weights of all targets; its order does not depend on the number of
+    threads."""
     parts = b.scratch(_PARTS)
     with b.parallel(0, _PARTS) as part:
         first = bind(part * number // _PARTS)

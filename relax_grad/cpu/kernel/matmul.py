@@ -1,9 +1,10 @@
-"""Batches of matrix products: ``C[m, n] = sum over k of A[m, k] B[k, n]``, with either factor possibly transposed.
+"""Batches of matrix products: ``C[m, n] = sum over k of A[m, k] B[k, n]``, with either factor
+possibly transposed.
 
-B is packed into panels as wide as a tile, so that a tile reads it sequentially. A is read in place, or each task
-copies its part of A, if A is transposed or its rows would share few sets of a cache. A tile of C is held in registers
-over a stretch of k whose panel stays in the first-level cache. This is the scheme of Goto and van de Geijn, "Anatomy
-of High-Performance Matrix Multiplication" (2008).
+B is packed into panels as wide as a tile, so that a tile reads it sequentially. A is read in place,
+or each task copies its part of A, if A is transposed or its rows would share few sets of a cache. A
+tile of C is held in registers over a stretch of k whose panel stays in the first-level cache. This
+is the scheme of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ __all__ = ["WAYS", "Matmul", "matmul"]
 #: The rows up to which packing B costs more than it saves, if their number is symbolic.
 _FEW_SYMBOLIC = 8
 
-#: The rows of a task from which its share of packing B costs no more than packing all panels before.
+#: The rows of a task from which its share of packing B costs no more than packing all panels
+#: before.
 _ROWS_OF_LATE = 64
 
-#: Nanoseconds of work up to which one thread computes a product: a parallel region takes 400 to 5000.
+#: Nanoseconds of work up to which one thread computes a product: a parallel region takes 400
+#: to 5000.
 ONE_THREAD_NS = 4000
 
 #: Bytes of A that one task reads, about half of a second-level cache.
@@ -57,7 +60,8 @@ def matmul(
     shapes : Sequence, optional
         The shapes of the parameters A, B and C, if they differ from :meth:`Matmul.shapes`.
     way : str, optional
-        One of :data:`WAYS` that the product allows. By default, it is chosen by the sizes, the layouts and the CPU.
+        One of :data:`WAYS` that the product allows. By default, it is chosen by the sizes, the
+        layouts and the CPU.
     """
     if way is not None and not product.allows(way):
         raise ValueError(f"{product} does not allow {way!r}")
@@ -121,7 +125,8 @@ class Generator:
         )
 
     def emit(self, a, bb, c) -> None:
-        """Emit all products: each by one thread, or one after the other if they are fewer than threads.
+        """Emit all products: each by one thread, or one after the other if they are fewer than
+        threads.
 
         A shared B is packed once.
         """
@@ -162,7 +167,8 @@ class Generator:
             self._depths(block)
 
     def _blocks(self) -> tuple[int, int]:
-        """Return the number of strips and of panels of a task; the number of tasks is about a multiple of the cores."""
+        """Return the number of strips and of panels of a task; the number of tasks is about a
+        multiple of the cores."""
         depth = self.p.depth if isinstance(self.p.depth, int) else DEPTH
         strips = max(1, _TASK_BYTES // (4 * self.tile_rows * min(depth, DEPTH)))
         panels = 16
@@ -187,7 +193,8 @@ class Generator:
         return ceil_div(self.strips, down), ceil_div(self.panels, across)
 
     def _depths(self, emit: Callable) -> None:
-        """Emit ``emit(start, size, is_first)`` for each stretch of k; the first one sets C, the others add to it."""
+        """Emit ``emit(start, size, is_first)`` for each stretch of k; the first one sets C, the
+        others add to it."""
         depth = self.p.depth
         if isinstance(depth, int) and depth <= DEPTH:
             emit(const(0), const(depth), True)
@@ -204,7 +211,8 @@ class Generator:
             emit(start, bind(tirx.min(const(size), depth - start)), tirx.EQ(i, const(0)))
 
     def _block(self, read, panels, c, c0, strips, columns, depth) -> None:
-        """Emit the tiles of a block: panel by panel, so that a stretch of a panel stays in the cache."""
+        """Emit the tiles of a block: panel by panel, so that a stretch of a panel stays in the
+        cache."""
         with panels[0].each(panels[1], columns, depth[:2]) as (j, panel):
 
             def tiles(numbers: list) -> None:
@@ -266,7 +274,8 @@ class Generator:
         b.either((i + 1) * height <= rows, lambda: tile(i * height, range(height)), parts)
 
     def _tile(self, reader, panel, c, c0, rows, columns, depth) -> None:
-        """Emit one tile of C over a stretch of k; ``rows`` holds the first row, and the offsets of all rows from it."""
+        """Emit one tile of C over a stretch of k; ``rows`` holds the first row, and the offsets of
+        all rows from it."""
         (row, each), (j, numbers), (_, size, first) = rows, columns, depth
         lanes, width = self.vectors.lanes, self.width
         panels, base = panel

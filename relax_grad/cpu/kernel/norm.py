@@ -1,9 +1,9 @@
 """Normalisations over rows, or over channels that are contiguous in memory, and their statistics.
 
-Each reads its operand two or three times, a row or a channel at a time: once for each statistic, and once for the
-result. A row stays in the first-level cache, a channel mostly in the second-level one. The variance is the mean of the
-squared distance from the mean, as in the tensor expressions. Sums along rows are kept in several vectors, so that an
-addition does not wait for the previous one.
+Each reads its operand two or three times, a row or a channel at a time: once for each statistic,
+and once for the result. A row stays in the first-level cache, a channel mostly in the second-level
+one. The variance is the mean of the squared distance from the mean, as in the tensor expressions.
+Sums along rows are kept in several vectors, so that an addition does not wait for the previous one.
 """
 
 from __future__ import annotations
@@ -289,5 +289,6 @@ def number_of(value: float) -> tirx.FloatImm:
 
 
 def with_results(name: str, taken: Sequence, results: Sequence, body: Callable) -> tirx.PrimFunc:
-    """Return a function of float32 tensors, given the names and shapes of its operands and results."""
+    """Return a function of float32 tensors, given the names and shapes of its operands and
+    results."""
     return b.prim_func(name, b.floats(*zip(*taken, *results, strict=True)), body)

@@ -1,4 +1,5 @@
-"""Gradients of normalisations, given the statistics, over rows, or over channels that are contiguous in memory."""
+"""Gradients of normalisations, given the statistics, over rows, or over channels that are
+contiguous in memory."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def channel_norm_backward_data(
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, x, gamma, mean, rstd, mean_grad, variance_grad, and dx, which it sets to ``gamma * rstd * dy +
-        (mean_grad + 2 * variance_grad * (x - mean)) / count``.
+        Takes dy, x, gamma, mean, rstd, mean_grad, variance_grad, and dx, which it sets to ``gamma *
+        rstd * dy + (mean_grad + 2 * variance_grad * (x - mean)) / count``.
     """
     vectors = Vectors(cpu.lanes)
     each = as_float(count)
@@ -94,8 +95,8 @@ def channel_norm_backward_gamma(
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, x, mean, rstd, and the result: the sum over each channel of ``dy * (x - mean) * rstd``; 0 for
-        channels without elements.
+        Takes dy, x, mean, rstd, and the result: the sum over each channel of
+        ``dy * (x - mean) * rstd``; 0 for channels without elements.
     """
     vectors = Vectors(cpu.lanes)
 
@@ -104,7 +105,8 @@ def channel_norm_backward_gamma(
             middle = bind(vectors.splat(mean[c]))
 
             def product(at, number):
-                # Lanes beyond the row are 0 in dy; they are reset to 0 because an infinite mean makes them NaN.
+                # Lanes beyond the row are 0 in dy; they are reset to 0 because an infinite mean
+                # makes them NaN.
                 distance = vectors.load(x, at, number) - middle
                 grad = bind(vectors.load(dy, at, number))
                 return [vectors.only(grad * distance, number), *([grad] if of_beta else [])]
@@ -136,7 +138,8 @@ def row_norm_backward_data(
     centered: bool = True,
     scale: bool = True,
 ) -> tirx.PrimFunc:
-    """Return the kernel of the gradient of the data of layer_norm, or of rms_norm, which is not centered.
+    """Return the kernel of the gradient of the data of layer_norm, or of rms_norm, which is not
+    centered.
 
     Parameters
     ----------
@@ -154,9 +157,9 @@ def row_norm_backward_data(
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, x, gamma, mean (if centered), rstd, and dx, which it sets to ``rstd * (g - average(g) - z *
-        average(g * z))`` with ``g = gamma * dy`` and ``z = (x - mean) * rstd``; if not centered, without
-        ``average(g)``.
+        Takes dy, x, gamma, mean (if centered), rstd, and dx, which it sets to
+        ``rstd * (g - average(g) - z * average(g * z))`` with ``g = gamma * dy`` and
+        ``z = (x - mean) * rstd``; if not centered, without ``average(g)``.
     """
     vectors = Vectors(cpu.lanes)
 
@@ -203,7 +206,8 @@ def row_norm_backward_gamma(
     centered: bool = True,
     beta: Sequence[Extent] | None = None,
 ) -> tirx.PrimFunc:
-    """Return the kernel of the gradient of gamma for layer_norm, or that of the weight for rms_norm.
+    """Return the kernel of the gradient of gamma for layer_norm, or that of the weight for
+    rms_norm.
 
     Parameters
     ----------
@@ -217,8 +221,8 @@ def row_norm_backward_gamma(
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, x, mean (if centered), rstd, and the result: the sum over the rows of ``dy * (x - mean) *
-        rstd``.
+        Takes dy, x, mean (if centered), rstd, and the result: the sum over the rows of
+        ``dy * (x - mean) * rstd``.
     """
     vectors = Vectors(cpu.lanes)
 

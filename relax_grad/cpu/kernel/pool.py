@@ -1,9 +1,11 @@
-"""Pooling of planes and volumes and its gradients, with or without indices saved by the forward pass.
+"""Pooling of planes and volumes and its gradients, with or without indices saved by the forward
+pass.
 
-A plane is first copied with its padding, such that columns that are a stride apart become contiguous: a tap of
-consecutive windows then reads a vector. For the gradient of maximum pooling, the winning tap of each window is found
-once and stored with the window's gradient. Then every element sums the gradients of the windows in which it wins. Each
-element is written once, and the result does not depend on the order of threads.
+A plane is first copied with its padding, such that columns that are a stride apart become
+contiguous: a tap of consecutive windows then reads a vector. For the gradient of maximum pooling,
+the winning tap of each window is found once and stored with the window's gradient. Then every
+element sums the gradients of the windows in which it wins. Each element is written once, and the
+result does not depend on the order of threads.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def max_pool(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tir
     cpu : CPU
         The target CPU.
     winners : bool
-        Whether there is an additional result, of the shape of y: the winning tap of each window, as int8.
+        Whether there is an additional result, of the shape of y: the winning tap of each window, as
+        int8.
 
     Returns
     -------
@@ -88,8 +91,8 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, x or the winners, and dx. Among equal elements of a window the first wins, and among several NaNs
-        the last.
+        Takes dy, x or the winners, and dx. Among equal elements of a window the first wins, and
+        among several NaNs the last.
     """
     vectors = Vectors(cpu.lanes)
     bytes_ = Vectors(cpu.lanes, "int8")
@@ -225,7 +228,8 @@ def _outer_count(pool: Pool, at: Sequence, include_pad: bool):
 
 
 def _count(windows: Windows, window, splat: Callable, include_pad: bool):
-    """Return the number of taps of a window that count: those in bounds, or with ``include_pad`` also the padding."""
+    """Return the number of taps of a window that count: those in bounds, or with ``include_pad``
+    also the padding."""
     start = window * splat(windows.stride) - splat(windows.before)
     first = start if include_pad else tirx.max(start, splat(0))
     end = windows.extent + (windows.after if include_pad else 0)
@@ -234,7 +238,8 @@ def _count(windows: Windows, window, splat: Callable, include_pad: bool):
 
 
 def _if_finite(source: Source, emit: Callable[[bool], None]) -> None:
-    """Emit ``emit(True)``, which is faster, for planes without infinities and NaN, and ``emit(False)`` for others."""
+    """Emit ``emit(True)``, which is faster, for planes without infinities and NaN, and
+    ``emit(False)`` for others."""
     b.either(source.is_finite(), lambda: emit(True), lambda: emit(False))
 
 
@@ -268,7 +273,8 @@ def _winner(pool: Pool, vectors: Vectors, taps: Sequence, at: Sequence, j, finit
         winner[0] = tirx.Select(tirx.EQ(tap, largest), integers.splat(t), winner[0])
     if finite:
         return winner[0]
-    # If no tap exceeds negative infinity, which is also the padding, the first tap that is not padding wins.
+    # If no tap exceeds negative infinity, which is also the padding, the first tap that is not
+    # padding wins.
     outer = [axis.first_tap(i) for i, axis in zip(at, pool.outer, strict=True)]
     window = integers.splat(j) + tirx.Ramp(const(0), const(1), lanes)
     first = pool.columns.first_tap(window, integers.splat)

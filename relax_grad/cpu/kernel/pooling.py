@@ -1,4 +1,5 @@
-"""Common parts of the pooling kernels: the geometry of windows, padded copies of planes, and sums over windows."""
+"""Common parts of the pooling kernels: the geometry of windows, padded copies of planes, and sums
+over windows."""
 
 from __future__ import annotations
 
@@ -17,19 +18,21 @@ from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 #: Tasks for each core; each task fills in the padding once.
 _TASKS = 16
 
-#: The mask of a float32's magnitude bits, and the bits of infinity, the smallest ones of a number that is not finite.
+#: The mask of a float32's magnitude bits, and the bits of infinity, the smallest ones of a number
+#: that is not finite.
 _MAGNITUDE, _INFINITE = 0x7FFFFFFF, 0x7F800000
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows along an axis: tap ``t`` of window ``o`` is at ``o * stride + t * dilation - before``.
+    """The windows along an axis: tap ``t`` of window ``o`` is at
+    ``o * stride + t * dilation - before``.
 
     Attributes
     ----------
     extent, size, stride, before, number : int
-        The elements of the axis, the taps of a window, the distance of windows, the padding before the data, and the
-        number of windows.
+        The elements of the axis, the taps of a window, the distance of windows, the padding before
+        the data, and the number of windows.
     after : int
         The padding after the data, which matters if an average includes the padding.
     dilation : int
@@ -46,7 +49,8 @@ class Windows:
 
     @property
     def length(self) -> int:
-        """The number of elements from the first tap of the first window to the last tap of the last window."""
+        """The number of elements from the first tap of the first window to the last tap of the last
+        window."""
         return (self.number - 1) * self.stride + self.reach + 1
 
     @property
@@ -73,13 +77,15 @@ class Windows:
         return tirx.truncdiv(missing + splat(self.dilation - 1), splat(self.dilation))
 
     def taps(self, phase: int) -> list[tuple[int, int]]:
-        """Return the taps that read elements ``i * stride + phase``, each with its window relative to i."""
+        """Return the taps that read elements ``i * stride + phase``, each with its window relative
+        to i."""
         at = phase + self.before
         distances = ((t, at - t * self.dilation) for t in range(self.size))
         return [(t, far // self.stride) for t, far in distances if far % self.stride == 0]
 
     def margins(self, steps: int) -> tuple[int, int]:
-        """Return the numbers of absent windows before the first and after the last that ``steps`` strides refer to."""
+        """Return the numbers of absent windows before the first and after the last that ``steps``
+        strides refer to."""
         offsets = [0, *(o for phase in range(self.stride) for _, o in self.taps(phase))]
         return -min(offsets), max(0, steps - 1 + max(offsets) - (self.number - 1))
 
@@ -132,7 +138,8 @@ class Pool:
 
     @contextmanager
     def each_plane(self, cpu: CPU):
-        """Emit the loop over tasks, and yield a function that emits the loop over the planes of a task."""
+        """Emit the loop over tasks, and yield a function that emits the loop over the planes of a
+        task."""
         tasks = _TASKS * cpu.cores
         if isinstance(self.planes, int):
             tasks = min(tasks, self.planes)
@@ -174,7 +181,8 @@ class Source:
         self._largest = Accumulators(Vectors(lanes, "int32"), 1)
 
     def taps(self, at: Sequence, j):
-        """Yield, for each tap in row-major order, the vector of its elements in the windows from ``(*at, j)`` on."""
+        """Yield, for each tap in row-major order, the vector of its elements in the windows from
+        ``(*at, j)`` on."""
         columns = self._pool.columns
         for taps in self._pool.outer_taps():
             place = [
@@ -283,7 +291,8 @@ class Gathered:
             self._store(dx, base + whole * step, sums, rest)
 
     def _sums(self, at: Sequence, phases: Sequence[int], j, share: Callable) -> list:
-        """Return the sums of a row from step ``j`` on, as a vector for each phase of the columns."""
+        """Return the sums of a row from step ``j`` on, as a vector for each phase of the
+        columns."""
         columns = self._pool.columns
         sums = []
         for column_phase in range(columns.stride):

@@ -1,7 +1,7 @@
 """Matrix products with weights of 8 and 4 bits.
 
-Each task widens the parts of the weight that it reads, in registers, while it packs them into panels. The weight in
-float32 never exists in memory but for a stretch of two panels.
+Each task widens the parts of the weight that it reads, in registers, while it packs them into
+panels. The weight in float32 never exists in memory but for a stretch of two panels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Quantized:
     Attributes
     ----------
     outputs, groups, size : int
-        The rows, the groups of a row, and the numbers of a group: a multiple of the lanes of a vector.
+        The rows, the groups of a row, and the numbers of a group: a multiple of the lanes of a
+        vector.
     bits : int
         8 for int8, or 4 for two numbers in each element of uint8.
     zero_point : str
@@ -50,7 +51,8 @@ class Quantized:
         return self.groups * self.size
 
     def params(self) -> list[tuple]:
-        """Return the parameters of a kernel: the weight, the scales, and the zero points if there are any."""
+        """Return the parameters of a kernel: the weight, the scales, and the zero points if there
+        are any."""
         of_groups = [self.outputs, self.groups]
         found = [
             ("weight", [*of_groups, self.size * self.bits // 8], self.dtype),
@@ -67,7 +69,8 @@ def quantized_matmul(
     *,
     backward: bool = False,
 ) -> tirx.PrimFunc:
-    """Return the kernel: a function of data (float32) and a weight, which sets the result to their product.
+    """Return the kernel: a function of data (float32) and a weight, which sets the result to their
+    product.
 
     The order of each sum depends on the shapes alone, not on the number of threads.
 
@@ -175,7 +178,8 @@ class _Reader:
         return numbers * tirx.Broadcast(self.scale[group], self.lanes)
 
     def _numbers(self, loaded):
-        """Widen numbers; of 4 bits, each element is repeated, and shifted by 0 and 4 bits in turn."""
+        """Widen numbers; of 4 bits, each element is repeated, and shifted by 0 and 4 bits in
+        turn."""
         wide = f"int32x{self.lanes}"
         if self.weight.bits == 4:
             pairs = [const(lane // 2) for lane in range(self.lanes)]

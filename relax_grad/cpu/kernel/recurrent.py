@@ -1,7 +1,7 @@
 """The recurrences of recurrent layers over time, and their gradient.
 
-The weight is packed into panels once. A task computes all steps of a block of sequences, so that no thread waits for
-another one between two steps, and the states of the block stay in its cache.
+The weight is packed into panels once. A task computes all steps of a block of sequences, so that no
+thread waits for another one between two steps, and the states of the block stay in its cache.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Layer:
     Attributes
     ----------
     kind : str
-        ``"lstm"``, ``"gru"``, ``"gru_reset"`` (the state is reset before the product), ``"rnn_tanh"`` or
-        ``"rnn_relu"``; for the gradient also ``"rnn"``.
+        ``"lstm"``, ``"gru"``, ``"gru_reset"`` (the state is reset before the product),
+        ``"rnn_tanh"`` or ``"rnn_relu"``; for the gradient also ``"rnn"``.
     steps, batch : int or tirx.PrimExpr
         The extents.
     size : int
@@ -168,8 +168,8 @@ class _Weight:
     def multiply(self, left: tuple, target: tirx.Buffer, rows, *, add: bool) -> None:
         """Emit the products of rows and the matrix.
 
-        ``left`` is a buffer, the offset of the first row in it, and the stride of the rows. ``target`` has rows of
-        :attr:`pitch`.
+        ``left`` is a buffer, the offset of the first row in it, and the stride of the rows.
+        ``target`` has rows of :attr:`pitch`.
         """
         buffer, start, step = left
         height, lanes, width = self._tile[0], self._vectors.lanes, self._width
@@ -217,7 +217,8 @@ class _Tasks:
             emit(first, bind(tirx.min(const(self.rows), self.of.batch - first)))
 
     def each_vector(self, rows, emit: Callable) -> None:
-        """Emit ``emit(row, offset, number)`` for each vector of the units of each sequence of a block."""
+        """Emit ``emit(row, offset, number)`` for each vector of the units of each sequence of a
+        block."""
         with b.serial(0, rows) as row:
             self.vectors.each(self.of.size, lambda offset, number: emit(row, offset, number))
 
@@ -286,7 +287,8 @@ class _Forward:
     def _held(self, value):
         """Return a vector by way of a buffer, which LLVM keeps in a register.
 
-        TVM's simplifier visits both cases of a bound Select at every use of the variable, and those within them.
+        TVM's simplifier visits both cases of a bound Select at every use of the variable, and those
+        within them.
         """
         row = b.scratch(self.vectors.lanes)
         self.vectors.store(row, const(0), value)

@@ -1,8 +1,9 @@
 """Sums over some axes: over rows, over columns, and over all axes except the channels.
 
-Sums along a row are kept in several vectors, so that an addition does not wait for the previous one. Sums down columns
-are kept in registers for a block of columns, over a fixed number of stretches of rows; the partial sums are added at
-the end. The order of additions does not depend on the number of threads.
+Sums along a row are kept in several vectors, so that an addition does not wait for the previous
+one. Sums down columns are kept in registers for a block of columns, over a fixed number of
+stretches of rows; the partial sums are added at the end. The order of additions does not depend on
+the number of threads.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Channels:
             emit(bind((n * self.channels + channel) * self.inner))
 
     def sums(self, vectors: Vectors, channel, size: int, terms: Callable) -> list:
-        """Return ``size`` sums over a channel; ``terms(index, number)`` returns a vector for each."""
+        """Return ``size`` sums over a channel; ``terms(index, number)`` returns a vector for
+        each."""
         sums = Sums(vectors, size)
         self.each_row(
             channel,
@@ -73,7 +75,8 @@ class Channels:
 def sum_channels(
     of: Channels, shapes: Sequence[Sequence[Extent]], cpu: CPU, mean: bool = False
 ) -> tirx.PrimFunc:
-    """Return the kernel of the sum of ``[outer, channels, inner]`` over all axes except the channels.
+    """Return the kernel of the sum of ``[outer, channels, inner]`` over all axes except the
+    channels.
 
     Parameters
     ----------
@@ -154,8 +157,8 @@ def emit_column_sums(
     extents : tuple
         The extents; ``columns`` is not symbolic.
     term : Callable
-        ``term(row)`` emits the values that a row's terms share, and returns a function of index and number, which
-        returns the vectors to sum, one for each result.
+        ``term(row)`` emits the values that a row's terms share, and returns a function of index and
+        number, which returns the vectors to sum, one for each result.
     results : Sequence[tirx.Buffer]
         The buffers of the sums, ``[outer, columns]``.
     divisor : tirx.PrimExpr, optional
@@ -165,7 +168,8 @@ def emit_column_sums(
 
 
 class _ColumnSums:
-    """A generator of sums over rows, with its block sizes. Parameters are those of :func:`emit_column_sums`.
+    """A generator of sums over rows, with its block sizes. Parameters are those of
+    :func:`emit_column_sums`.
 
     Each task sums a stretch of rows for a block of columns.
     """
@@ -226,10 +230,12 @@ class _ColumnSums:
             b.either(j < blocks - 1, whole, tail)
 
     def _sums(self, rows: tuple, columns: tuple, number_of: int, rest: int | None) -> None:
-        """Emit the sums of ``number_of`` vectors of columns; the last one has ``rest`` lanes (None: all).
+        """Emit the sums of ``number_of`` vectors of columns; the last one has ``rest`` lanes (None:
+        all).
 
-        ``rows`` is a tuple of the first row, the end of the rows, and the number of rows before row 0 of this outer
-        index; ``columns`` is a tuple of the first column, and the offset of the sums of all columns.
+        ``rows`` is a tuple of the first row, the end of the rows, and the number of rows before row
+        0 of this outer index; ``columns`` is a tuple of the first column, and the offset of the
+        sums of all columns.
         """
         (first, last, base), (offset, target), vectors = rows, columns, self._vectors
         numbers = [None] * (number_of - 1) + [rest]

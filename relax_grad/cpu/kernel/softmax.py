@@ -1,7 +1,7 @@
 """Softmax, its logarithm and their gradients, along rows or down columns.
 
-A row, or a block of neighbouring columns, is read three times while it is in the cache: for its maximum, for the sum
-of its exponentials, and for the result.
+A row, or a block of neighbouring columns, is read three times while it is in the cache: for its
+maximum, for the sum of its exponentials, and for the result.
 """
 
 from __future__ import annotations
@@ -86,9 +86,11 @@ class Row:
         self.number, self.base = number, bind(number * extent)
 
     def fold(self, term: Callable, start: float = 0.0, combine: Callable = lambda a, b: a + b):
-        """Return the reduction of ``term(index, number, k)`` along the lines, as a list of vectors (here one).
+        """Return the reduction of ``term(index, number, k)`` along the lines, as a list of vectors
+        (here one).
 
-        Each lane of the k-th vector holds the result of its line; for a row, all lanes hold the same.
+        Each lane of the k-th vector holds the result of its line; for a row, all lanes hold the
+        same.
         """
         vectors = self._vectors
         sums = Sums(vectors, start=start, combine=combine)
@@ -271,7 +273,8 @@ def _function(
     vectors: Vectors,
     line: Callable,
 ) -> tirx.PrimFunc:
-    """Return a function of tensors of one shape; ``line(of, *buffers)`` emits its body for each line."""
+    """Return a function of tensors of one shape; ``line(of, *buffers)`` emits its body for each
+    line."""
 
     def body(*buffers) -> None:
         lines.each(vectors, lambda of: line(of, *buffers))

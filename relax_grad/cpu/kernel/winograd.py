@@ -1,14 +1,16 @@
 """Convolutions with 3x3 kernels by Winograd's minimal filtering, and their data gradients.
 
-A square of m x m results is computed from (m + 2) x (m + 2) elements of the data with (m + 2)**2 products, instead of 9
-products for each result. Data and weight are transformed, multiplied element-wise and summed over channels (a matrix
-product for each element of the square), and transformed back. The transforms are those of Lavin and Gray, "Fast
-Algorithms for Convolutional Neural Networks" (2016). With m = 2 they only add and halve. The error is then no larger
-than that of a direct sum, and with m = 4 it is 4 to 7 times that: docs/cpu.md has the measurements.
+A square of m x m results is computed from (m + 2) x (m + 2) elements of the data with (m + 2)**2
+products, instead of 9 products for each result. Data and weight are transformed, multiplied
+element-wise and summed over channels (a matrix product for each element of the square), and
+transformed back. The transforms are those of Lavin and Gray, "Fast Algorithms for Convolutional
+Neural Networks" (2016). With m = 2 they only add and halve. The error is then no larger than that
+of a direct sum, and with m = 4 it is 4 to 7 times that: docs/cpu.md has the measurements.
 
-The lanes of a vector are channels in all transforms. If the transformed weight fits in the second-level cache, a task
-performs all three steps for some rows of squares, and the intermediate results stay in the cache. Otherwise, each step
-is performed for many images, so that each part of the weight is read once for all of them.
+The lanes of a vector are channels in all transforms. If the transformed weight fits in the
+second-level cache, a task performs all three steps for some rows of squares, and the intermediate
+results stay in the cache. Otherwise, each step is performed for many images, so that each part of
+the weight is read once for all of them.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ _DEPTH = 256
 
 @dataclass(frozen=True)
 class Transform:
-    """The matrices of F(m x m, 3 x 3), by rows: for the data, for the weight, and for the result."""
+    """The matrices of F(m x m, 3 x 3), by rows: for the data, for the weight, and for the
+    result."""
 
     data: tuple[tuple[float, ...], ...]
     weight: tuple[tuple[float, ...], ...]
@@ -79,7 +82,8 @@ TRANSFORMS = {
 
 
 def is_winograd(conv: Conv2d) -> bool:
-    """Tell whether Winograd's algorithm applies: 3x3, without stride and dilation, padding up to 2, one group."""
+    """Tell whether Winograd's algorithm applies: 3x3, without stride and dilation, padding up to 2,
+    one group."""
     unit = (1, 1)
     return (
         conv.kernel == (3, 3)
@@ -119,9 +123,11 @@ def winograd_backward_data(
     shapes: Sequence[Sequence[Extent]] | None = None,
     square: int = 2,
 ) -> tirx.PrimFunc:
-    """Return the kernel of the data gradient: a function of output gradient, weight and data gradient (float32).
+    """Return the kernel of the data gradient: a function of output gradient, weight and data
+    gradient (float32).
 
-    It is the convolution of the output gradient with the flipped weight, whose input and output channels are swapped.
+    It is the convolution of the output gradient with the flipped weight, whose input and output
+    channels are swapped.
 
     Parameters
     ----------
@@ -154,7 +160,8 @@ class Squares:
 
     @dataclass(frozen=True)
     class Source:
-        """An image with its channels and axes; the number of windows of an axis is a multiple of ``square``."""
+        """An image with its channels and axes; the number of windows of an axis is a multiple of
+        ``square``."""
 
         buffer: tirx.Buffer
         image: tirx.PrimExpr
@@ -166,7 +173,8 @@ class Squares:
         self.vectors, self.square = vectors, square
 
     def transform(self, source: Source, matrix, rows, target) -> None:
-        """Multiply the squares of some rows of an image by a matrix from the left and its transpose from the right.
+        """Multiply the squares of some rows of an image by a matrix from the left and its transpose
+        from the right.
 
         Parameters
         ----------
@@ -177,8 +185,8 @@ class Squares:
         rows : tuple
             The first row of squares, the number of rows, and its maximum.
         target : tuple
-            A buffer ``[cell][square][channel]``, the index of the first square, the stride of the squares, and the
-            stride of the cells.
+            A buffer ``[cell][square][channel]``, the index of the first square, the stride of the
+            squares, and the stride of the cells.
         """
         row, number, most = rows
         buffer, first, pixel, plane = target
@@ -214,7 +222,8 @@ class Squares:
                 )
 
     def both(self, matrix, elements, store: Callable) -> None:
-        """Multiply a square of vectors by a matrix from the left and by its transpose from the right."""
+        """Multiply a square of vectors by a matrix from the left and by its transpose from the
+        right."""
         columns = [
             [self._combined(row, column) for row in matrix]
             for column in zip(*elements, strict=True)
@@ -433,7 +442,8 @@ class _Generator:
                 )
 
     def _tile(self, data, weight, results, depth: int, *, add: bool) -> None:
-        """Emit a tile of the results of an element of the squares; each tensor is a buffer and an offset."""
+        """Emit a tile of the results of an element of the squares; each tensor is a buffer and an
+        offset."""
         (values, at), (factors, start), (sums, place) = data, weight, results
         lanes = self.cpu.lanes
         multiply_add(
@@ -448,14 +458,16 @@ class _Generator:
 
 
 def whole_squares(axis: Windows, square: int) -> Windows:
-    """Return an axis padded at its end such that its number of windows is a multiple of ``square``."""
+    """Return an axis padded at its end such that its number of windows is a multiple of
+    ``square``."""
     return replace(axis, after=axis.after + -axis.number % square)
 
 
 def apart(size: int) -> int:
     """Return a stride for planes of ``size`` elements that is an odd number of cache lines.
 
-    With other strides, simultaneous stores to many planes would often map to the same set of the cache.
+    With other strides, simultaneous stores to many planes would often map to the same set of the
+    cache.
     """
     return (ceil_div(size, 16) | 1) * 16
 

@@ -1,13 +1,14 @@
 """The weight gradient of convolutions with 3x3 kernels by Winograd's minimal filtering.
 
-This uses the scheme of :mod:`relax_grad.cpu.kernel.winograd`, with the transposes of its transforms for the output
-gradient and for the products. For each element of a square, the products form a matrix of output by input channels,
-which is summed over all squares of all images. At the end, these matrices are transformed to the 9 taps. The errors
-differ from those of the convolution: docs/cpu.md lists them too.
+This uses the scheme of :mod:`relax_grad.cpu.kernel.winograd`, with the transposes of its transforms
+for the output gradient and for the products. For each element of a square, the products form a
+matrix of output by input channels, which is summed over all squares of all images. At the end,
+these matrices are transformed to the 9 taps. The errors differ from those of the convolution:
+docs/cpu.md lists them too.
 
-The images are processed in chunks, such that all squares of a chunk stay in the last-level cache. The threads first
-transform the squares, then each sums some of the matrices. So every sum is in the order of the squares, whatever the
-number of threads.
+The images are processed in chunks, such that all squares of a chunk stay in the last-level cache.
+The threads first transform the squares, then each sums some of the matrices. So every sum is in the
+order of the squares, whatever the number of threads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from .builder import Extent, Vectors, bind, ceil_div, const
 from .convolution import Conv2d, Windows
 from .winograd import TRANSFORMS, Squares, apart, balanced, whole_squares
 
-#: Bytes of the transformed squares of a chunk: normally, and at most if the sums take as many bytes.
+#: Bytes of the transformed squares of a chunk: normally, and at most if the sums take as many
+#: bytes.
 _CHUNK_BYTES, _LARGEST_CHUNK_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
 
 
@@ -105,7 +107,8 @@ class _Generator:
         conv, square = self.conv, self.square
         parts = ceil_div(self.chunks.rows, 4)
         size = ceil_div(self.chunks.rows, parts)
-        # Squares of the output gradient are m x m, without a halo; only the end of an axis is padded with zeros.
+        # Squares of the output gradient are m x m, without a halo; only the end of an axis is
+        # padded with zeros.
         own = [Windows(n, 1, 1, 0, -n % square, 1) for n in conv.out_size]
         transposed = list(zip(*self.transform.result, strict=True))
         with b.parallel(0, chunk.images * parts) as task:
@@ -128,7 +131,8 @@ class _Generator:
             )
 
     def _add(self, data, grads, sums, cell, panel, squares, is_first) -> None:
-        """Add the products of a chunk for one element of the squares and one panel of input channels."""
+        """Add the products of a chunk for one element of the squares and one panel of input
+        channels."""
         lanes = self.cpu.lanes
         factors = bind(cell * self.in_plane + panel * self.panel)
         with b.serial(0, self.strips) as strip:

@@ -38,7 +38,8 @@ class Cost:
     time : float
         An estimate, in bytes of memory traffic.
     is_cheap : bool
-        Whether the call computes few operations for each byte: element-wise functions, normalisations, pools, softmax.
+        Whether the call computes few operations for each byte: element-wise functions,
+        normalisations, pools, softmax.
     is_product : bool
         Whether it computes matrix products or convolutions.
     has_batch : bool
@@ -52,7 +53,8 @@ class Cost:
 
 
 def cost_of(call: relax.Call, mod: tvm.IRModule) -> Cost | None:
-    """Return the cost of a call of a tensor function; None for any other value, which is not computed again."""
+    """Return the cost of a call of a tensor function; None for any other value, which is not
+    computed again."""
     if not (isinstance(call, relax.Call) and call.op == _CALL_TIR):
         return None
     callee = call.args[0]
@@ -74,7 +76,8 @@ def cost_of(call: relax.Call, mod: tvm.IRModule) -> Cost | None:
         return Cost(2 * traffic, True)
     nests = _nests(mod[callee].body) or [0.0]
     elements = sum(map(_elements, (*operands, *results)))
-    # The function may compute intermediate elements in nests of their own, which are fused when it is scheduled.
+    # The function may compute intermediate elements in nests of their own, which are fused when it
+    # is scheduled.
     return Cost(traffic + _BYTES_PER_OPERATION * sum(nests), max(nests) <= _CHEAP * elements)
 
 

@@ -11,8 +11,8 @@ UNBOUNDED = 1 << 62
 class Network:
     """A directed graph with integer capacities.
 
-    Dinic's algorithm sends flow along shortest paths, phase by phase. It needs no recursion, so that long paths are
-    within Python's limits.
+    Dinic's algorithm sends flow along shortest paths, phase by phase. It needs no recursion, so
+    that long paths are within Python's limits.
 
     Parameters
     ----------
@@ -36,7 +36,8 @@ class Network:
     def sink_side(self, source: int, sink: int) -> list[bool]:
         """Return for each node whether it is on the side of the sink in a minimum cut.
 
-        Among the minimum cuts it is the one with the fewest nodes on this side. The method uses up the capacities.
+        Among the minimum cuts it is the one with the fewest nodes on this side. The method uses up
+        the capacities.
         """
         distances = self._distances(source, sink)
         while distances[sink] >= 0:
@@ -45,7 +46,8 @@ class Network:
         return self._reaching(sink)
 
     def _distances(self, source: int, sink: int) -> list[int]:
-        """Return the number of edges with free capacity from the source to each node, or -1, up to the sink."""
+        """Return the number of edges with free capacity from the source to each node, or -1, up to
+        the sink."""
         edges, ends, left = self._edges, self._ends, self._left
         found = [-1] * len(edges)
         found[source] = 0

@@ -10,7 +10,8 @@ from ._residuals import Residuals
 #: Bytes of traffic of repeated calls that are worth a byte that is not kept.
 _WORTH = 64
 
-#: The weights of time for plans within a budget, as such numbers of bytes; the last allows any time.
+#: The weights of time for plans within a budget, as such numbers of bytes; the last allows any
+#: time.
 _WEIGHTS = (4, 16, 64, 256, 1024, 4096)
 
 #: The numbers of segments for plans within a budget.
@@ -25,9 +26,10 @@ def smallest_cut(
 ) -> frozenset[int]:
     """Return the calls to repeat by a minimum cut between the forward and the backward pass.
 
-    The cut minimizes the bytes that are kept between the passes, plus the time of the repeated calls. A call can be
-    repeated only if its operands are kept or repeated too. This is the model of AOTAutograd's partitioner ("min-cut"), in
-    which tensors are nodes with their bytes as capacity. Here calls are nodes too, and their capacity is their time.
+    The cut minimizes the bytes that are kept between the passes, plus the time of the repeated
+    calls. A call can be repeated only if its operands are kept or repeated too. This is the model
+    of AOTAutograd's partitioner ("min-cut"), in which tensors are nodes with their bytes as
+    capacity. Here calls are nodes too, and their capacity is their time.
 
     Parameters
     ----------
@@ -108,10 +110,11 @@ def within(
 ) -> frozenset[int]:
     """Return calls to repeat so that the planned peak is within a budget in bytes.
 
-    The candidates are cuts with several weights of time, at first with cheap calls only, and then divisions of the
-    forward pass into segments, between which tensors are kept, while all other calls are repeated. The first candidate by
-    time that is within the budget is returned: by the peak of its tensors, and then by the plan of the rest of the pipeline, in which
-    some results may have other places.
+    The candidates are cuts with several weights of time, at first with cheap calls only, and then
+    divisions of the forward pass into segments, between which tensors are kept, while all other
+    calls are repeated. The first candidate by time that is within the budget is returned: by the
+    peak of its tensors, and then by the plan of the rest of the pipeline, in which some results may
+    have other places.
 
     Parameters
     ----------
@@ -147,7 +150,8 @@ def within(
         if least is None or estimates[plan] < least:
             least = peak(plan) if least is None else min(least, peak(plan))
     raise ValueError(
-        f"remat: the intermediate and the new tensors of the step take at least {least} bytes, but the budget is {budget}"
+        f"remat: the intermediate and the new tensors of the step take at least {least} bytes, "
+        f"but the budget is {budget}"
     )
 
 
@@ -164,7 +168,8 @@ def _candidates(residuals: Residuals) -> Iterator[frozenset[int]]:
 
 
 def _between_segments(residuals: Residuals, count: int) -> set[int]:
-    """Return the calls whose results are live at the ends of segments with about equal bytes of results."""
+    """Return the calls whose results are live at the ends of segments with about equal bytes of
+    results."""
     tensors, end = residuals.tensors, residuals.end
     made = [sum(tensors.sizes[t] for t in tensors.makes[i]) for i in range(end)]
     last = {t: i for i in range(end) for t in tensors.takes[i]}

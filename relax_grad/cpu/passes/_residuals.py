@@ -1,4 +1,5 @@
-"""The forward and the backward pass of a training step, and the calls of the forward pass that can be repeated."""
+"""The forward and the backward pass of a training step, and the calls of the forward pass that can
+be repeated."""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ _SMALL = 1024
 class Residuals:
     """A function whose first result is a loss, as a graph of calls and tensors.
 
-    The forward pass consists of the bindings that the loss depends on, and of those that compute small tensors from their
-    results alone, such as new running statistics. All other bindings are the backward pass. Fusion leaves both in any order; here
-    the forward pass comes first, unless a block must keep its order. Then the forward pass ends with its last binding. A tensor of the
-    forward pass that the backward pass uses is kept in between. Instead, the backward pass can repeat the call that makes
-    the tensor, before the first use.
+    The forward pass consists of the bindings that the loss depends on, and of those that compute
+    small tensors from their results alone, such as new running statistics. All other bindings are
+    the backward pass. Fusion leaves both in any order; here the forward pass comes first, unless a
+    block must keep its order. Then the forward pass ends with its last binding. A tensor of the
+    forward pass that the backward pass uses is kept in between. Instead, the backward pass can
+    repeat the call that makes the tensor, before the first use.
 
     Parameters
     ----------
@@ -43,7 +45,8 @@ class Residuals:
     costs : dict[int, Cost]
         The calls of the forward pass that can be repeated, by their numbers.
     wanted : set[int]
-        The tensors of the forward pass that the backward pass uses, and that the function does not return.
+        The tensors of the forward pass that the backward pass uses, and that the function does not
+        return.
     """
 
     def __init__(self, function: relax.Function, mod: tvm.IRModule):
@@ -95,7 +98,8 @@ class Residuals:
         return tensors
 
     def _forward(self) -> set[int]:
-        """Return the numbers of the bindings of the forward pass; none if no binding computes the loss."""
+        """Return the numbers of the bindings of the forward pass; none if no binding computes the
+        loss."""
         tensors = self.tensors
         named = named_by(self._function.body.body, tensors.named)
         first = leaves(named[0] if isinstance(named, list) and named else named)
@@ -114,7 +118,8 @@ class Residuals:
         return found
 
     def repeated(self, calls: Collection[int]) -> list[list[relax.Binding]]:
-        """Return the bindings of each block, in which the backward pass repeats calls of the forward pass."""
+        """Return the bindings of each block, in which the backward pass repeats calls of the
+        forward pass."""
         if not calls:
             return self._unchanged
         repetition = _Repetition(self._bindings[: self.end], calls)
@@ -193,12 +198,14 @@ class _Repetition:
                 self._repeated.add(binding.var)
 
     def added(self, binding: relax.Binding, variable: type[relax.Var]) -> list[relax.Binding]:
-        """Return a binding of the backward pass that uses repeated results, and before it the calls that it needs.
+        """Return a binding of the backward pass that uses repeated results, and before it the calls
+        that it needs.
 
         ``variable`` is the class of the new variables.
         """
         found: list[relax.Binding] = []
-        # An explicit stack instead of recursion: a chain may be longer than Python's recursion limit.
+        # An explicit stack instead of recursion: a chain may be longer than Python's recursion
+        # limit.
         pending = self._missing(binding.value)
         while pending:
             current = pending[-1]

@@ -35,13 +35,15 @@ class Slice:
     Attributes
     ----------
     source : relax.Expr or None
-        The elements in the range: a tensor with the same number of axes, or with one axis less if :attr:`is_row`.
+        The elements in the range: a tensor with the same number of axes, or with one axis less if
+        :attr:`is_row`.
     axis, start, stop : int
         The range.
     is_row : bool
         Whether the range is one element and the source lacks its axis.
     axes : Sequence[int], optional
-        The order of the axes of the source in the tensor. The axes of the source include that of the range.
+        The order of the axes of the source in the tensor. The axes of the source include that of
+        the range.
     variables : Sequence[relax.Var]
         The bindings that compute the tensor.
     """
@@ -55,7 +57,8 @@ class Slice:
     variables: Sequence[relax.Var] = ()
 
     def changes(self) -> Iterator[Callable[[relax.Expr], relax.Expr]]:
-        """Yield the operators that turn the source into the range, with all axes in the order of the tensor."""
+        """Yield the operators that turn the source into the range, with all axes in the order of
+        the tensor."""
         if self.is_row:
             axis = self.axis if self.axes is None else self.axes[self.axis]
             yield lambda source: relax.op.expand_dims(source, axis)
@@ -64,7 +67,8 @@ class Slice:
 
 
 def static_shape(kind: relax.Type) -> tuple[int, ...] | None:
-    """Return the shape of a tensor type; None if the dtype or the shape is unknown, or an extent is symbolic."""
+    """Return the shape of a tensor type; None if the dtype or the shape is unknown, or an extent is
+    symbolic."""
     if not isinstance(kind, relax.TensorType) or kind.dtype is None:
         return None
     if not isinstance(kind.shape, relax.ShapeExpr):
@@ -83,7 +87,8 @@ def slice_of(variable: relax.Var, lookup: Lookup) -> Slice | None:
     variable : relax.Var
         A variable.
     lookup : Callable
-        Returns the value of a variable if the variable may be removed together with its only use, else its argument.
+        Returns the value of a variable if the variable may be removed together with its only use,
+        else its argument.
     """
     value = lookup(variable)
     if not isinstance(value, relax.Call):
@@ -103,7 +108,8 @@ def slice_of(variable: relax.Var, lookup: Lookup) -> Slice | None:
 
 
 def slice_read(call: relax.Call, lookup: Lookup) -> Slice | None:
-    """Return the slice that a call reads, with the sliced tensor as the source; None for other calls."""
+    """Return the slice that a call reads, with the sliced tensor as the source; None for other
+    calls."""
     if call.op == _READ_SLICE:
         found = _of_strided_slice(call.args[0].ty, call.ty, call.args[1:5])
     elif call.op == _READ_TAKE:
@@ -177,7 +183,8 @@ def _within(index: int, extent: int) -> int:
 
 
 def _position(index: np.integer, extent: int, mode: str) -> int | None:
-    """Return the element at an index of take, as ``topi._position.position`` does; None if there is none."""
+    """Return the element at an index of take, as ``topi._position.position`` does; None if there is
+    none."""
     place = int(index)
     if mode == "clip":
         place = min(max(place, 0), extent - 1)

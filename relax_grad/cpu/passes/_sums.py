@@ -52,16 +52,17 @@ class Group(NamedTuple):
 class JoinTerms(NamedTuple):
     """A rewriting of sums.
 
-    A sum is rewritten only if each partial sum is used once, in the same dataflow block, and the shapes are static. Terms
-    that a call may overwrite before the whole sum is computed are added as before.
+    A sum is rewritten only if each partial sum is used once, in the same dataflow block, and the
+    shapes are static. Terms that a call may overwrite before the whole sum is computed are added as
+    before.
 
     Attributes
     ----------
     operators : Iterable[tvm.ir.Op]
         A function is searched if it has additions and calls of one of these operators.
     find : Callable
-        Returns the term that an operand of a sum is, or None. Its second argument returns the value of a variable if the
-        variable may be removed together with its only use, else its argument.
+        Returns the term that an operand of a sum is, or None. Its second argument returns the value
+        of a variable if the variable may be removed together with its only use, else its argument.
     grouped : Callable
         Returns the groups of the terms of a sum of a type.
     """
@@ -119,7 +120,8 @@ class _Sums:
         }
 
     def joined(self) -> relax.DataflowBlock:
-        """Return the block with groups in the place of additions; the same block if nothing changes."""
+        """Return the block with groups in the place of additions; the same block if nothing
+        changes."""
         partial = {
             operand
             for operands in self._sums.values()
@@ -140,7 +142,8 @@ class _Sums:
         return isinstance(variable, relax.DataflowVar) and self._uses[variable] == 1
 
     def _lookup(self, expr: relax.Expr) -> relax.Expr:
-        """Return the value of a variable that is removable or a constant, else the expression itself."""
+        """Return the value of a variable that is removable or a constant, else the expression
+        itself."""
         value = self._values.get(expr, expr)
         if self._is_own(expr):
             return value
@@ -170,7 +173,8 @@ class _Sums:
                 changes[variable] = []
 
     def _parts(self, total: relax.Var, partial: set) -> tuple[list[relax.Var], list[Term]]:
-        """Return the partial sums of a sum, each before its operands, and the terms that may be joined."""
+        """Return the partial sums of a sum, each before its operands, and the terms that may be
+        joined."""
         sums, terms, pending = [], [], [total]
         while pending:
             variable = pending.pop()

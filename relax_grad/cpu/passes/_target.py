@@ -13,8 +13,8 @@ class TargetPass:
     Parameters
     ----------
     target : tvm.target.Target or str or dict, optional
-        By default the target that is current when the pass runs. If LLVM does not compile for the target, the pass
-        leaves the module unchanged.
+        By default the target that is current when the pass runs. If LLVM does not compile for the
+        target, the pass leaves the module unchanged.
     """
 
     def __init__(self, target: tvm.target.Target | str | dict | None = None):

@@ -28,10 +28,12 @@ _MULTIPLY, _DIVIDE = Op.get("relax.multiply"), Op.get("relax.divide")
 #: The operators between the two products, besides the softmax.
 _STEPS = _WHERE, _ADD, _SUBTRACT, _MULTIPLY, _DIVIDE
 
-#: The largest number in the place of masked scores: beside a score that is not masked, its weight is zero.
+#: The largest number in the place of masked scores: beside a score that is not masked, its weight
+#: is zero.
 _MASKED = -1e4
 
-#: A number that stays the same if any score is added: queries whose keys are all masked attend to all of them equally.
+#: A number that stays the same if any score is added: queries whose keys are all masked attend to
+#: all of them equally.
 _LOWEST = -1e30
 
 
@@ -39,16 +41,19 @@ _LOWEST = -1e30
 class FuseAttention:
     """Replace attentions that are written out by ``relax.nn.attention`` or ``attention_bias``.
 
-    An attention is ``matmul(softmax(scores, -1), values)``. Its scores are ``matmul(queries, keys^T)``, perhaps with factors of one
-    element, biases, and masks: ``where(mask, scores, number)`` with a number below -1e4, or the other way round. A mask that
-    constants determine and that lets each query see the keys up to its own becomes the attribute ``causal_mask``. The
-    operator has kernels for CPUs whose memory grows with the number of keys, not with the number of scores; its gradient
-    computes the scores again. Run the pass before differentiation. The imports of PyTorch and ONNX models, and ``train_step``, run it.
+    An attention is ``matmul(softmax(scores, -1), values)``. Its scores are
+    ``matmul(queries, keys^T)``, perhaps with factors of one element, biases, and masks:
+    ``where(mask, scores, number)`` with a number below -1e4, or the other way round. A mask that
+    constants determine and that lets each query see the keys up to its own becomes the attribute
+    ``causal_mask``. The operator has kernels for CPUs whose memory grows with the number of keys,
+    not with the number of scores; its gradient computes the scores again. Run the pass before
+    differentiation. The imports of PyTorch and ONNX models, and ``train_step``, run it.
 
-    Tensors have three or four axes and the dtype float32, all batch axes are equal, and the head and the features have static
-    extents. An attention whose scores or weights have other uses stays, and so does one with dropout of its weights.
-    Results differ by rounding. A query whose keys are all masked has the result of the original: NaN for minus infinity, and the
-    mean of the values for a finite number.
+    Tensors have three or four axes and the dtype float32, all batch axes are equal, and the head
+    and the features have static extents. An attention whose scores or weights have other uses
+    stays, and so does one with dropout of its weights. Results differ by rounding. A query whose
+    keys are all masked has the result of the original: NaN for minus infinity, and the mean of the
+    values for a finite number.
 
     Examples
     --------
@@ -106,7 +111,8 @@ def _fused_in(function: relax.Function, _memory: Memory):
 
 @dataclass(frozen=True)
 class _Term:
-    """A change of the scores: the addition of a bias, or the replacement of masked ones by a number.
+    """A change of the scores: the addition of a bias, or the replacement of masked ones by a
+    number.
 
     Attributes
     ----------
@@ -130,7 +136,8 @@ class _Term:
 
     @property
     def allowed(self) -> np.ndarray | None:
-        """The scores that a constant mask keeps; of a bias, those with zero, if all others are masked."""
+        """The scores that a constant mask keeps; of a bias, those with zero, if all others are
+        masked."""
         if self.value is None:
             return None
         if self.number is not None:
@@ -170,7 +177,8 @@ class _Matcher:
         self._constants: dict[relax.Var, np.ndarray | None] = {}
 
     def fused(self, binding: relax.Binding) -> relax.Binding:
-        """Return the binding of an operator in the place of that of an attention's last product, or the same binding."""
+        """Return the binding of an operator in the place of that of an attention's last product, or
+        the same binding."""
         product = binding.value
         if not isinstance(binding, relax.VarBinding) or not _calls(product, _MATMUL):
             return binding
@@ -203,7 +211,8 @@ class _Matcher:
         return binding if result is None else relax.VarBinding(binding.var, result, binding.span)
 
     def _attention(self, query, turned, value, scale, factors, terms) -> relax.Expr | None:
-        """Return an attention as an operator, or None if its masks have a meaning that the operator has not."""
+        """Return an attention as an operator, or None if its masks have a meaning that the operator
+        has not."""
         rank = query.ty.ndim
         for factor in factors:
             query = op.multiply(query, factor)
@@ -254,7 +263,8 @@ class _Matcher:
         return value if is_single else None
 
     def _step(self, call: relax.Call) -> tuple[relax.Expr, _Term | float | relax.Expr] | None:
-        """Return scores before a call, and how it changes them: by a term, a number, or a factor of one element."""
+        """Return scores before a call, and how it changes them: by a term, a number, or a factor of
+        one element."""
         if call.op == _WHERE:
             condition, left, right = call.args
             for scores, other, keeps in ((left, right, True), (right, left, False)):
@@ -294,7 +304,8 @@ class _Matcher:
         return _Term(bias, None, True, value, infinite)
 
     def _are_scores(self, expr: relax.Expr, call: relax.Call) -> bool:
-        """Tell whether an operand of a call, of the same shape, comes from a product by steps of an attention."""
+        """Tell whether an operand of a call, of the same shape, comes from a product by steps of an
+        attention."""
         operand = self._used_once(expr)
         if operand is None or not _are_equal(_extents(expr), _extents(call)):
             return False
@@ -306,7 +317,8 @@ class _Matcher:
         return value_of(expr, self._values, self._constants)
 
     def _may_be_infinite(self, expr: relax.Expr) -> bool:
-        """Tell whether a bias may be minus infinity: not if it selects one of two finite numbers."""
+        """Tell whether a bias may be minus infinity: not if it selects one of two finite
+        numbers."""
         value = self._values.get(expr) if isinstance(expr, relax.Var) else None
         if not _calls(value, _WHERE):
             return True
@@ -328,13 +340,15 @@ def _guarded(query: relax.Expr, bias: relax.Expr, terms: list[_Term]) -> relax.E
     allowed = hiding[0].allowed if len(hiding) == 1 else None
     if not hiding or (allowed is not None and np.all(np.any(allowed, axis=-1))):
         return query  # each query has a key
-    # The operator returns zero for a query without a key, and softmax NaN. TVM's largest of minus infinities is finite.
+    # The operator returns zero for a query without a key, and softmax NaN. TVM's largest of minus
+    # infinities is finite.
     is_finite = op.where(op.greater(bias, relax.const(-math.inf, "float32")), *_constants(1.0, 0.0))
     has_key = op.greater(_largest(is_finite), relax.const(0.0, "float32"))
     zero_or_nan = op.where(has_key, *_constants(0.0, math.nan))
     if not any(term.is_selection for term in terms):
         return op.add(query, zero_or_nan)
-    # A selection does not pass gradients to the scores of hidden keys: with zeros as the query, the operator does not either.
+    # A selection does not pass gradients to the scores of hidden keys: with zeros as the query, the
+    # operator does not either.
     is_hidden = op.less_equal(_largest(bias), relax.const(_LOWEST, "float32"))
     return op.where(is_hidden, zero_or_nan, query)
 
@@ -376,7 +390,8 @@ def _are_equal(extents: Sequence | None, others: Sequence | None) -> bool:
 
 
 def _fit(query, turned, weights, value, product) -> bool:
-    """Tell whether the operator supports queries, keys with the features before the positions, and values."""
+    """Tell whether the operator supports queries, keys with the features before the positions, and
+    values."""
     tensors = query, turned, weights, value, product
     shapes = [_extents(tensor) for tensor in tensors]
     if None in shapes or any(dtype_of(tensor.ty) != "float32" for tensor in tensors):
@@ -408,7 +423,8 @@ def _spans(term: _Term, weights: relax.Call) -> bool:
 
 
 def _causal(term: _Term) -> str | None:
-    """Return the attribute of a constant mask that lets each query see the keys up to its own, or None."""
+    """Return the attribute of a constant mask that lets each query see the keys up to its own, or
+    None."""
     allowed = term.allowed
     if allowed is None or allowed.ndim < 2 or allowed.size != math.prod(allowed.shape[-2:]):
         return None

@@ -10,10 +10,12 @@ from ...ir.module import OPAQUE, is_buffer
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.KeepApart")
 def keep_apart(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Prevent fusion of functions whose parameter declarations differ from those of tensor expressions.
+    """Prevent fusion of functions whose parameter declarations differ from those of tensor
+    expressions.
 
-    FuseTIR fails if the producer and the consumer of a tensor declare it differently, for example with extents of
-    int32. It also fails on functions of extents alone, such as that of ``shape_to_tensor``, beside other extents.
+    FuseTIR fails if the producer and the consumer of a tensor declare it differently, for example
+    with extents of int32. It also fails on functions of extents alone, such as that of
+    ``shape_to_tensor``, beside other extents.
     """
     apart = {
         variable: function.with_attr("op_pattern", OPAQUE)
@@ -29,7 +31,8 @@ def keep_apart(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IR
 
 
 def _is_of_expressions(buffer: tirx.Buffer) -> bool:
-    """Tell whether a parameter has the declaration that tensor expressions give their parameters."""
+    """Tell whether a parameter has the declaration that tensor expressions give their
+    parameters."""
     numbers = [*buffer.shape, *([] if buffer.elem_offset is None else [buffer.elem_offset])]
     return (
         all(str(number.ty.dtype) == "int64" for number in numbers)

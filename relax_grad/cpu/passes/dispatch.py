@@ -23,21 +23,22 @@ from ._target import TargetPass
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.DispatchKernels")
 class DispatchKernels(TargetPass):
-    """Replace calls of operators by calls of the kernels in ``relax_grad.cpu.kernel``, where a kernel supports them.
+    """Replace calls of operators by calls of the kernels in ``relax_grad.cpu.kernel``, where a
+    kernel supports them.
 
-    ``LegalizeOps`` handles the remaining calls. Calls with the same shapes and attributes share a kernel. If later
-    calls of a dataflow block recompute an intermediate result of a kernel, such as the statistics of a normalisation,
-    the kernel returns this result.
+    ``LegalizeOps`` handles the remaining calls. Calls with the same shapes and attributes share a
+    kernel. If later calls of a dataflow block recompute an intermediate result of a kernel, such as
+    the statistics of a normalisation, the kernel returns this result.
 
     Parameters
     ----------
     target : tvm.target.Target or str or dict, optional
-        The target of the compilation; by default the current target. If LLVM does not compile for the target, the pass
-        leaves the module unchanged.
+        The target of the compilation; by default the current target. If LLVM does not compile for
+        the target, the pass leaves the module unchanged.
     winograd_tile : int or None
-        The side of the output tiles in Winograd's minimal filtering, which computes convolutions with 3x3 kernels. 2
-        is about as accurate as a direct sum. 4 is faster and less accurate, as measured in docs/cpu.md. 0 or None
-        means that all convolutions are computed directly.
+        The side of the output tiles in Winograd's minimal filtering, which computes convolutions
+        with 3x3 kernels. 2 is about as accurate as a direct sum. 4 is faster and less accurate, as
+        measured in docs/cpu.md. 0 or None means that all convolutions are computed directly.
 
     Raises
     ------
@@ -72,7 +73,8 @@ class DispatchKernels(TargetPass):
 
 
 def checked_tile(winograd_tile: int | None) -> int:
-    """Return the side of the output tiles of Winograd's convolutions, 0 for none; reject unsupported values."""
+    """Return the side of the output tiles of Winograd's convolutions, 0 for none; reject
+    unsupported values."""
     is_size = winograd_tile is None or type(winograd_tile) is int
     if not is_size or winograd_tile not in (None, 0, *TRANSFORMS):
         sizes = ", ".join(map(str, TRANSFORMS))
@@ -82,13 +84,15 @@ def checked_tile(winograd_tile: int | None) -> int:
     return winograd_tile or 0
 
 
-#: Returns the function that the module gets for a kernel, given the types of its arguments and then of its results.
+#: Returns the function that the module gets for a kernel, given the types of its arguments and then
+#: of its results.
 _Define = Callable[[Kernel, Sequence[relax.Type]], tirx.PrimFunc]
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.DispatchKernels")
 class DeclareKernels(TargetPass):
-    """A variant of :class:`DispatchKernels` that inserts declarations of kernels, which are generated later.
+    """A variant of :class:`DispatchKernels` that inserts declarations of kernels, which are
+    generated later.
 
     Parameters
     ----------
@@ -97,8 +101,8 @@ class DeclareKernels(TargetPass):
     winograd_tile : int
         As for :class:`DispatchKernels`, with 0 for none.
     declare : Callable
-        Takes a function with the parameters and attributes of a kernel, the generator of the kernel, and its
-        :attr:`Kernel.identity`; returns the declaration.
+        Takes a function with the parameters and attributes of a kernel, the generator of the
+        kernel, and its :attr:`Kernel.identity`; returns the declaration.
     """
 
     def __init__(
@@ -121,7 +125,8 @@ class DeclareKernels(TargetPass):
 
 
 def _generated(kernel: Kernel, _types: Sequence[relax.Type]) -> tirx.PrimFunc:
-    # The function is known only by its name in the module, because kernels of one generator have the same symbol.
+    # The function is known only by its name in the module, because kernels of one generator have
+    # the same symbol.
     return kernel.generator().without_attr("global_symbol")
 
 
@@ -131,7 +136,8 @@ def _dispatched(mod: tvm.IRModule, cpu: CPU, winograd_tile: int, define: _Define
 
 @relax.expr_functor.mutator
 class _Decompose(relax.PyExprMutator):
-    """Replaces calls without kernels by the operators of their legalization, which may have kernels."""
+    """Replaces calls without kernels by the operators of their legalization, which may have
+    kernels."""
 
     def __init__(self, mod: tvm.IRModule, cpu: CPU):
         super().__init__(mod)
@@ -193,7 +199,8 @@ class _Dispatch(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         var = self._var
         call = self.visit_expr_post_order(call)
-        # The condition of an extent, as in the type of x[:n - 1], is also a call, and is visited with the type.
+        # The condition of an extent, as in the type of x[:n - 1], is also a call, and is visited
+        # with the type.
         if not isinstance(call.op, Op) or isinstance(call.ty, PrimType):
             return call
         call = self.builder_.normalize(call)
@@ -210,7 +217,8 @@ class _Dispatch(relax.PyExprMutator):
         return call if kernel is None else self._called(kernel, call, [])[0]
 
     def _lookup(self, at: relax.Var, variable: relax.Var) -> relax.Expr | None:
-        """Return the value of a variable if it and its operands are unchanged at a later binding, else None."""
+        """Return the value of a variable if it and its operands are unchanged at a later binding,
+        else None."""
         value = self.lookup_binding(variable)
         is_same = value is not None and self._memory.holds(variable, value, at)
         return value if is_same else None
@@ -227,7 +235,8 @@ class _Dispatch(relax.PyExprMutator):
         return self._functions[key]
 
     def _called(self, kernel: Kernel, call: relax.Call, more: Sequence[relax.TensorType]) -> tuple:
-        """Return the call of a kernel that replaces a call, and the number of results of the replaced call."""
+        """Return the call of a kernel that replaces a call, and the number of results of the
+        replaced call."""
         is_tuple = isinstance(call.ty, relax.TupleType)
         results = [*(call.ty.fields if is_tuple else [call.ty]), *more]
         function = self._function(kernel, call.op.name, results)
@@ -238,7 +247,8 @@ class _Dispatch(relax.PyExprMutator):
     def _with_residuals(
         self, found: ResidualKernel, call: relax.Call, replaced: relax.Var
     ) -> relax.Expr:
-        """Emit the call of a kernel with saved results, and return the results of the replaced call.
+        """Emit the call of a kernel with saved results, and return the results of the replaced
+        call.
 
         ``replaced`` is the variable that the call is bound to.
         """

@@ -13,7 +13,8 @@ from ...ir.compat import constant_value
 from ...ir.dataflow import with_changed_blocks
 from ._slices import READS, Slice, slice_read, static_shape
 
-#: The fewest slices for which a tensor is split. Fewer slices are better fused with their consumers.
+#: The fewest slices for which a tensor is split. Fewer slices are better fused with their
+#: consumers.
 _FEWEST = 16
 
 
@@ -21,10 +22,11 @@ _FEWEST = 16
 class DivideSlices:
     """Replace many slices of a tensor by one ``split``, where they cover most of the tensor.
 
-    Fused functions with slices at different offsets are different functions, and each is compiled. After this pass,
-    all steps of a network that reads a sequence step by step call the same functions. Slices are ``strided_slice``
-    along one axis with stride 1, and ``take`` of consecutive constant indices. They are in one dataflow block, do not
-    overlap, and have static shapes. A tensor that a call may write to in between stays as it is.
+    Fused functions with slices at different offsets are different functions, and each is compiled.
+    After this pass, all steps of a network that reads a sequence step by step call the same
+    functions. Slices are ``strided_slice`` along one axis with stride 1, and ``take`` of
+    consecutive constant indices. They are in one dataflow block, do not overlap, and have static
+    shapes. A tensor that a call may write to in between stays as it is.
 
     Examples
     --------
@@ -55,7 +57,8 @@ def _has_slices(function: relax.Function) -> bool:
 
 
 def _with_splits(block: relax.DataflowBlock, memory: Memory) -> relax.DataflowBlock:
-    """Return a block in which splits replace slices, or the block itself if no tensor has enough slices."""
+    """Return a block in which splits replace slices, or the block itself if no tensor has enough
+    slices."""
     constants: dict[relax.Var, relax.Expr] = {}
     groups: dict[tuple[relax.Var, int], list[tuple[relax.VarBinding, Slice]]] = {}
     for binding in block.bindings[:]:
@@ -80,7 +83,8 @@ def _with_splits(block: relax.DataflowBlock, memory: Memory) -> relax.DataflowBl
 
 
 def _is_worth_it(slices: list, extent: int) -> bool:
-    """Tell whether slices are many, do not overlap, and cover at least three quarters of an axis."""
+    """Tell whether slices are many, do not overlap, and cover at least three quarters of an
+    axis."""
     ranges = sorted((each.start, each.stop) for _, each in slices)
     if len(ranges) < _FEWEST:
         return False

@@ -24,11 +24,13 @@ from .storage import allocated_bytes
 class WriteToDonated:
     """Write results to the memory of donated arguments, so that they take no memory of their own.
 
-    A function with the attribute ``relax_grad.donated`` returns tensors that replace arguments, such as parameters after an
-    update. If a tensor function computes such a result element by element, and no later call reads the argument, the
-    function takes one buffer for both. Other results keep memory of their own.
+    A function with the attribute ``relax_grad.donated`` returns tensors that replace arguments,
+    such as parameters after an update. If a tensor function computes such a result element by
+    element, and no later call reads the argument, the function takes one buffer for both. Other
+    results keep memory of their own.
 
-    The pass runs after ``CallTIRRewrite``, and before schedules, whose analysis of dependences sees the shared buffer.
+    The pass runs after ``CallTIRRewrite``, and before schedules, whose analysis of dependences sees
+    the shared buffer.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -148,7 +150,8 @@ class _Donating:
         return self._written[callee]
 
     def _candidates(self) -> Iterator[tuple[_Place, relax.Var]]:
-        """Yield the donated tensors with the results that may take their memory, which a function allocates."""
+        """Yield the donated tensors with the results that may take their memory, which a function
+        allocates."""
         if not self._is_pure:
             return
         returned = leaves(named_by(self._function.body.body, self._names))
@@ -160,7 +163,8 @@ class _Donating:
                     yield place, owner
 
     def _replaced(self) -> Iterator[tuple[_Place, object]]:
-        """Yield the donated tensors with the memory of the results that replace them, None for unknown memory."""
+        """Yield the donated tensors with the memory of the results that replace them, None for
+        unknown memory."""
         result = named_by(self._function.body.body, self._names)
         for param, at, *kept in self._function.attrs[DONATED]:
             given = self._names[self._function.params[int(param)]]
@@ -172,7 +176,8 @@ class _Donating:
                 yield given, found
 
     def _sunk(self, bindings: list[relax.Binding]) -> list[relax.Binding]:
-        """Move calls that write results behind the last reads of the arguments that the results replace."""
+        """Move calls that write results behind the last reads of the arguments that the results
+        replace."""
         self._analysed(bindings)
         order = {i: float(i) for i in range(len(bindings))}
         for place, owner in self._candidates():
@@ -185,7 +190,8 @@ class _Donating:
         return [bindings[i] for i in sorted(order, key=lambda i: (order[i], i))]
 
     def _may_move(self, call: relax.Call, begin: int, end: int) -> bool:
-        """Tell whether a call gives the same results at a later binding, and no result has a use before."""
+        """Tell whether a call gives the same results at a later binding, and no result has a use
+        before."""
         for argument in call.args:
             for owner in leaves(named_by(argument, self._names)):
                 tensor = self._tensor(owner)
@@ -221,7 +227,8 @@ class _Donating:
         ]
 
     def _with_copies(self, bindings: list[relax.Binding]) -> tuple[list[relax.Binding], relax.Expr]:
-        """Copy results whose memory the caller must not get: constants, other arguments, and memory that is returned twice.
+        """Copy results whose memory the caller must not get: constants, other arguments, and memory
+        that is returned twice.
 
         The next call writes to the memory of its donated arguments.
         """
@@ -266,7 +273,8 @@ class _Donating:
         return variable
 
     def _call(self, binding, found) -> tuple[list[relax.Binding], set[relax.Var]] | None:
-        """Return the bindings of a call that writes to donated tensors, and the variables that they bind again."""
+        """Return the bindings of a call that writes to donated tensors, and the variables that they
+        bind again."""
         call, kept = binding.value, []
         for place, owner, reads, written in found:
             donor = call.args[reads[0]] if reads else self._donor(place)
@@ -293,7 +301,8 @@ class _Donating:
         return self._bb.normalize(relax.TupleGetItem(param, place.field))
 
     def _in_place(self, callee: GlobalVar, pairs: list[tuple[int, int]]) -> GlobalVar:
-        """Return the variant of a function that has one parameter for an argument and its result."""
+        """Return the variant of a function that has one parameter for an argument and its
+        result."""
         key = (callee, *pairs)
         if key not in self._made:
             made = in_place(self._mod[callee], pairs)

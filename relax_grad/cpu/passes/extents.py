@@ -1,4 +1,5 @@
-"""The replacement of conditions in extents, such as those of ``x[:n - 1]``, by a form that TVM can fuse."""
+"""The replacement of conditions in extents, such as those of ``x[:n - 1]``, by a form that TVM can
+fuse."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from tvm.ir import Call, GlobalVar, PrimType
 from ...ir.compat import BufferLoad
 from ...ir.module import IF_THEN_ELSE, has_conditions
 
-#: Operations that may crash the process if they run although the condition that guards them is false.
+#: Operations that may crash the process if they run although the condition that guards them is
+#: false.
 _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 
@@ -18,9 +20,10 @@ _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 def select_extents(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Replace ``if_then_else`` of integers by ``Select``.
 
-    FoldConstant and FuseOps mistake a condition in a type for a call of an operator, and FuseTIR does not compare
-    extents with conditions. All of them accept ``Select``. The pass runs after legalization: the types that TVM infers
-    for operators have conditions, and TVM cannot prove that a ``Select`` is equal to them.
+    FoldConstant and FuseOps mistake a condition in a type for a call of an operator, and FuseTIR
+    does not compare extents with conditions. All of them accept ``Select``. The pass runs after
+    legalization: the types that TVM infers for operators have conditions, and TVM cannot prove that
+    a ``Select`` is equal to them.
     """
     functions = (each for each in mod.functions.values() if isinstance(each, relax.Function))
     if not any(map(has_conditions, functions)):
@@ -43,7 +46,8 @@ def _selected(function: tvm.ir.BaseFunc, copies: dict[relax.Expr, relax.Expr]) -
 
 
 def _copy(variable: relax.Var | GlobalVar, copies: dict[relax.Expr, relax.Expr]) -> relax.Expr:
-    """Return the replacement of a variable everywhere: the variable itself if its type has no condition."""
+    """Return the replacement of a variable everywhere: the variable itself if its type has no
+    condition."""
     if isinstance(variable.ty, PrimType):
         return variable
     if variable not in copies:
@@ -59,7 +63,8 @@ def _copy(variable: relax.Var | GlobalVar, copies: dict[relax.Expr, relax.Expr])
 
 
 def _selection(call: Call):
-    """Return a ``Select`` for a condition, or the condition itself if one branch is unsafe to evaluate."""
+    """Return a ``Select`` for a condition, or the condition itself if one branch is unsafe to
+    evaluate."""
     if not call.op.same_as(IF_THEN_ELSE) or "int" not in str(call.ty.dtype) or _is_guard(call):
         return call
     return tirx.Select(*call.args)

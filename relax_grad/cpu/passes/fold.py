@@ -17,10 +17,12 @@ from ...ir.module import IS_SCHEDULED, normalized
 
 _CALL_TIR = Op.get("relax.call_tir")
 
-#: The most elements of the result of a folded call without arguments. Larger ones are computed at run time.
+#: The most elements of the result of a folded call without arguments. Larger ones are computed at
+#: run time.
 _MOST_ELEMENTS = 1024
 
-#: The target of the functions that run here. Each runs once, so that its optimization would take longer than the run.
+#: The target of the functions that run here. Each runs once, so that its optimization would take
+#: longer than the run.
 _TARGET = {"kind": "llvm", "opt-level": 0}
 
 #: Dtypes whose numbers NumPy rounds as LLVM does.
@@ -31,10 +33,10 @@ _DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "
 class FoldConstants:
     """Replace calls of tensor functions on constants by their results.
 
-    ``relax.transform.FoldConstant`` does the same, but builds the function of each call separately, even if functions
-    are equal. For a network with many normalisations this takes as long as the compilation of the network itself. Here
-    all functions are built together. A result that a later call writes to is not folded, because a constant must not
-    be overwritten.
+    ``relax.transform.FoldConstant`` does the same, but builds the function of each call separately,
+    even if functions are equal. For a network with many normalisations this takes as long as the
+    compilation of the network itself. Here all functions are built together. A result that a later
+    call writes to is not folded, because a constant must not be overwritten.
 
     Examples
     --------
@@ -98,7 +100,8 @@ def _constant_calls(
 
 
 def _is_foldable(value: relax.Expr, functions: dict[GlobalVar, tvm.ir.BaseFunc]) -> bool:
-    """Tell whether a value calls a tensor function that is no kernel and has a result of known shape.
+    """Tell whether a value calls a tensor function that is no kernel and has a result of known
+    shape.
 
     A call without arguments is foldable only if the result is small.
     """
@@ -181,7 +184,8 @@ class _Results:
 
 
 def _filled(function: tirx.PrimFunc) -> np.ndarray | None:
-    """Return the result of a function that fills its only parameter with one number; None for other functions."""
+    """Return the result of a function that fills its only parameter with one number; None for other
+    functions."""
     if len(function.params) != 1:
         return None
     stores: list[tirx.BufferStore] = []

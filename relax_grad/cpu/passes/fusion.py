@@ -1,12 +1,13 @@
 """A form of dataflow blocks for which FuseOps is right and takes linear time.
 
-FuseOps visits all paths from a tensor to the call that post-dominates it. In a training step these paths are long,
-because most results of the forward pass are also operands of the backward pass. FuseOps visits no path from a tensor
-that the dataflow block returns.
+FuseOps visits all paths from a tensor to the call that post-dominates it. In a training step these
+paths are long, because most results of the forward pass are also operands of the backward pass.
+FuseOps visits no path from a tensor that the dataflow block returns.
 
-FuseOps replaces each tuple that a fused function reads by parameters for the elements. It notes the places of all tuples
-before the first replacement, and replaces them in the order of their addresses. Two elements of one tuple move the
-places of the later tuples, so that another parameter may be removed.
+FuseOps replaces each tuple that a fused function reads by parameters for the elements. It notes the
+places of all tuples before the first replacement, and replaces them in the order of their
+addresses. Two elements of one tuple move the places of the later tuples, so that another parameter
+may be removed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _FUSE_OPS = relax.transform.FuseOps()
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ReturnOperands")
 def return_operands(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Let dataflow blocks return the operands of opaque calls. FuseOps never fuses these operands with a consumer."""
+    """Let dataflow blocks return the operands of opaque calls. FuseOps never fuses these operands
+    with a consumer."""
 
     def chosen(block: relax.DataflowBlock, _outside: set[relax.Var]) -> set[relax.Var]:
         operands = {
@@ -46,7 +48,8 @@ def return_operands(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> t
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.KeepOperands")
 def keep_operands(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Undo :func:`return_operands`: dataflow blocks return only variables that are used outside of them."""
+    """Undo :func:`return_operands`: dataflow blocks return only variables that are used outside of
+    them."""
 
     def chosen(block: relax.DataflowBlock, outside: set[relax.Var]) -> set[relax.Var]:
         return {
@@ -62,8 +65,8 @@ def keep_operands(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
 def fuse_ops(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Fuse operators by TVM's pass, such that no fused function reads elements of two tuples.
 
-    The elements that would be read within such a function become results of the dataflow block, which TVM's pass takes
-    as tensors.
+    The elements that would be read within such a function become results of the dataflow block,
+    which TVM's pass takes as tensors.
     """
     fused = _FUSE_OPS(mod)
     while found := _mixed_tuples(fused, mod):
@@ -87,10 +90,11 @@ def fuse_ops(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRMo
 
 
 def _mixed_tuples(fused: tvm.IRModule, mod: tvm.IRModule) -> set[relax.Expr]:
-    """Return the tuples of which a fused function takes several elements, if it takes elements of other tuples too.
+    """Return the tuples of which a fused function takes several elements, if it takes elements of
+    other tuples too.
 
-    FuseOps reads the elements that it passes by variables of its own. A tensor that the block returns is no such
-    variable.
+    FuseOps reads the elements that it passes by variables of its own. A tensor that the block
+    returns is no such variable.
     """
     known = {
         b.var
@@ -122,14 +126,16 @@ def _is_opaque(call: relax.Call, mod: tvm.IRModule) -> bool:
 
 
 def _with_variables(mod: tvm.IRModule, chosen, kind: type[relax.Var]) -> tvm.IRModule:
-    """Return a module in which the chosen variables of each dataflow block are replaced by variables of a kind.
+    """Return a module in which the chosen variables of each dataflow block are replaced by
+    variables of a kind.
 
     Parameters
     ----------
     mod : tvm.IRModule
         The module.
     chosen : Callable
-        Takes a dataflow block and the variables that are used outside of it; returns the variables to replace.
+        Takes a dataflow block and the variables that are used outside of it; returns the variables
+        to replace.
     kind : type[relax.Var]
         The class of the new variables.
     """
@@ -154,7 +160,8 @@ def _with_variables(mod: tvm.IRModule, chosen, kind: type[relax.Var]) -> tvm.IRM
 
 
 def _blocks(function: relax.Function) -> list[tuple[relax.DataflowBlock, set[relax.Var]]]:
-    """Return the dataflow blocks of a function's body, with the variables that are used outside of each.
+    """Return the dataflow blocks of a function's body, with the variables that are used outside of
+    each.
 
     Blocks with local functions, which may capture variables, are left out.
     """

@@ -21,14 +21,14 @@ _FOREIGN = ("Primitive", "Composite", "Codegen", "relax.force_pure")
 class InlineSingleUse:
     """Inline the Relax functions that have exactly one call.
 
-    The lifetimes of their results then end in the caller, and their memory is planned. In a training step that calls
-    the differentiated function, these results are the gradients. A function that can be called from outside also stays
-    in the module.
+    The lifetimes of their results then end in the caller, and their memory is planned. In a
+    training step that calls the differentiated function, these results are the gradients. A
+    function that can be called from outside also stays in the module.
 
-    Functions with casts are neither inlined nor changed. Functions with conditions in their extents, which TVM does not
-    copy, are not inlined. Calls in branches stay, because TVM would plan their memory as if each branch were taken.
-    Calls whose arguments are not known to have the types of the parameters also stay, because the callee checks these
-    types.
+    Functions with casts are neither inlined nor changed. Functions with conditions in their
+    extents, which TVM does not copy, are not inlined. Calls in branches stay, because TVM would
+    plan their memory as if each branch were taken. Calls whose arguments are not known to have the
+    types of the parameters also stay, because the callee checks these types.
 
     Examples
     --------
@@ -73,7 +73,8 @@ class InlineSingleUse:
         for caller, callees in own.items():
             if caller in chosen and not _is_public(functions[caller]):
                 continue  # its body is inlined in its own caller, together with its callees
-            # A public function is inlined and also stays, so that its callees are then in use at two places.
+            # A public function is inlined and also stays, so that its callees are then in use at
+            # two places.
             moved = () if any(_is_public(functions[each]) for each in chosen) else chosen
             inlined = write_out_calls(functions[caller], chosen, moved)
             unknown_before = sum(_unknown_shapes(bindings[each]) for each in (caller, *callees))
@@ -90,7 +91,8 @@ class InlineSingleUse:
 def _unreached(
     functions: Mapping[GlobalVar, tvm.ir.BaseFunc], private: set[GlobalVar]
 ) -> set[GlobalVar]:
-    """Return the private functions that no other function refers to, directly or through private functions."""
+    """Return the private functions that no other function refers to, directly or through private
+    functions."""
     unreached = set(private)
     pending = [function for variable, function in functions.items() if variable not in unreached]
     while pending:
@@ -130,8 +132,9 @@ def _only_calls(
 def _recursive(functions: Mapping[GlobalVar, relax.Function]) -> set[GlobalVar]:
     """Return the functions that refer to themselves, directly or through other functions.
 
-    These are the cycles of the graph of references. Tarjan's algorithm finds the strongly connected components, with an
-    explicit stack. ``relax.analysis.detect_recursion`` takes quadratic time in the number of functions.
+    These are the cycles of the graph of references. Tarjan's algorithm finds the strongly connected
+    components, with an explicit stack. ``relax.analysis.detect_recursion`` takes quadratic time in
+    the number of functions.
     """
     callees = {each: referred_to([f]) & functions.keys() for each, f in functions.items()}
     number: dict[GlobalVar, int] = {}
@@ -191,7 +194,9 @@ def _is_public(function: relax.Function) -> bool:
 
 
 def _fits(function: relax.Function, call: relax.Call) -> bool:
-    """Tell whether the arguments of a call are known to have the types of the callee's parameters."""
-    # The extents of the arguments replace the callee's symbolic variables, each at its first occurrence.
+    """Tell whether the arguments of a call are known to have the types of the callee's
+    parameters."""
+    # The extents of the arguments replace the callee's symbolic variables, each at its first
+    # occurrence.
     header = with_shapes(relax.Function(function.params, relax.Tuple([])), call.args)
     return all(is_known(a.ty, p.ty) for p, a in zip(header.params, call.args, strict=True))

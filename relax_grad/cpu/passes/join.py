@@ -16,8 +16,8 @@ from ._sums import Emit, Group, JoinTerms
 #: The fewest slices that are joined. The sum of fewer slices is one loop that is as fast.
 _FEWEST = 4
 
-#: The fewest slices that are joined if most elements are 0. The sum compares the indices of each element with each
-#: slice, and from this number on takes longer than the concatenation.
+#: The fewest slices that are joined if most elements are 0. The sum compares the indices of each
+#: element with each slice, and from this number on takes longer than the concatenation.
 _MANY = 16
 
 
@@ -25,14 +25,15 @@ _MANY = 16
 class JoinSlices:
     """Replace sums of the gradients of disjoint slices of a tensor by concatenations.
 
-    The gradient of a slice is 0 outside the slice, so that the sum writes one tensor for each slice. ``concat`` of the
-    cotangents, with zeros between them, gives the same numbers, except for the sign of zeros, and writes one tensor.
-    Such sums come from the differentiation of networks that read a sequence step by step. Slices are ``strided_slice``
-    along one axis with stride 1, and ``take`` of consecutive constant indices. Each may be transposed.
+    The gradient of a slice is 0 outside the slice, so that the sum writes one tensor for each
+    slice. ``concat`` of the cotangents, with zeros between them, gives the same numbers, except for
+    the sign of zeros, and writes one tensor. Such sums come from the differentiation of networks
+    that read a sequence step by step. Slices are ``strided_slice`` along one axis with stride 1,
+    and ``take`` of consecutive constant indices. Each may be transposed.
 
-    Other terms of the sum stay. A sum is rewritten only if each partial sum is used once, in the same dataflow block,
-    and the shapes are static. Cotangents that a call may overwrite before the whole sum is computed are added as
-    before.
+    Other terms of the sum stay. A sum is rewritten only if each partial sum is used once, in the
+    same dataflow block, and the shapes are static. Cotangents that a call may overwrite before the
+    whole sum is computed are added as before.
 
     Examples
     --------
@@ -68,13 +69,15 @@ def _layers(slices: Sequence[Slice], kind: relax.TensorType) -> list[Group]:
 
 
 def layers_of(slices: Sequence[Slice]) -> list[list[Slice]]:
-    """Return slices in layers. The slices of a layer lie along one axis, in order and without overlaps."""
+    """Return slices in layers. The slices of a layer lie along one axis, in order and without
+    overlaps."""
     axes: dict[int, list[Slice]] = {}
     for each in slices:
         axes.setdefault(each.axis, []).append(each)
     layers: list[list[Slice]] = []
     for found in axes.values():
-        # The layers along the axis, by their ends: the next slice goes to the layer that ends first.
+        # The layers along the axis, by their ends: the next slice goes to the layer that ends
+        # first.
         ends: list[tuple[int, int]] = []
         for each in sorted(found, key=lambda each: each.start):
             if ends and ends[0][0] <= each.start:
@@ -88,7 +91,8 @@ def layers_of(slices: Sequence[Slice]) -> list[list[Slice]]:
 
 
 def _is_worth_it(layer: Sequence[Slice], kind: relax.TensorType) -> bool:
-    """Tell whether a concatenation takes less time than a sum. Zeros take time too if they are not fused."""
+    """Tell whether a concatenation takes less time than a sum. Zeros take time too if they are not
+    fused."""
     covered = sum(each.stop - each.start for each in layer)
     is_dense = 2 * covered >= static_shape(kind)[layer[0].axis]
     return len(layer) >= (_FEWEST if is_dense else _MANY)

@@ -1,7 +1,8 @@
 """Legalization of element-wise operators that is cached for all calls with equal operand types.
 
-The legalization of a call creates a function from a tensor expression, then searches the module for an equal function.
-In a training step most calls are of binary operators, and hundreds of them become calls of a few functions.
+The legalization of a call creates a function from a tensor expression, then searches the module for
+an equal function. In a training step most calls are of binary operators, and hundreds of them
+become calls of a few functions.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from ...ir.compat import constant_value, dtype_of
 
 _CALL_TIR = Op.get("relax.call_tir")
 
-#: TVM's legalizations of binary operators. Their functions depend only on the types of the operands and on the values
-#: of scalar constants. If another legalization is registered later, it is used for each call.
+#: TVM's legalizations of binary operators. Their functions depend only on the types of the operands
+#: and on the values of scalar constants. If another legalization is registered later, it is used
+#: for each call.
 _KNOWN = {
     name: Op.get(name).get_attr("FLegalize")
     for name in ("relax.add", "relax.divide", "relax.multiply", "relax.subtract")
@@ -65,7 +67,8 @@ class _Shared:
 
 
 def _key(operand: relax.Expr) -> tuple | None:
-    """Return a key of an operand for legalization: a type or the value of a scalar; None if it may not suffice."""
+    """Return a key of an operand for legalization: a type or the value of a scalar; None if it may
+    not suffice."""
     if not isinstance(operand, relax.Var):
         value = constant_value(operand)
         if value is None or value.ndim:
@@ -83,7 +86,8 @@ def _key(operand: relax.Expr) -> tuple | None:
 
 
 def _is_call_of_all(made: relax.Expr, tensors: relax.Tuple) -> bool:
-    """Tell whether an expression calls a tensor function of the module with exactly these tensors in this order."""
+    """Tell whether an expression calls a tensor function of the module with exactly these tensors
+    in this order."""
     return (
         isinstance(made, relax.Call)
         and made.op == _CALL_TIR

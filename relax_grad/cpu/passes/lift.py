@@ -15,11 +15,12 @@ from ...ir.dataflow import in_dataflow
 class LiftBranches:
     """Move the branches of conditionals into private functions.
 
-    TVM plans the memory of a function as if each branch were taken. The process crashes if storage is reused that was
-    allocated in a branch that was not taken. In addition, TVM's passes fuse only in dataflow blocks, and the bodies of
-    branches become dataflow blocks.
+    TVM plans the memory of a function as if each branch were taken. The process crashes if storage
+    is reused that was allocated in a branch that was not taken. In addition, TVM's passes fuse only
+    in dataflow blocks, and the bodies of branches become dataflow blocks.
 
-    Functions with local functions stay as they are: TVM lifts the local functions first, or does not compile them.
+    Functions with local functions stay as they are: TVM lifts the local functions first, or does
+    not compile them.
 
     Examples
     --------
@@ -29,7 +30,9 @@ class LiftBranches:
     ... @I.ir_module
     ... class Module:
     ...     @R.function
-    ...     def main(c: R.Tensor((), "bool"), x: R.Tensor((3,), "float32")) -> R.Tensor((3,), "float32"):
+    ...     def main(
+    ...         c: R.Tensor((), "bool"), x: R.Tensor((3,), "float32")
+    ...     ) -> R.Tensor((3,), "float32"):
     ...         if c:
     ...             y = R.sin(x)
     ...         else:
@@ -53,7 +56,8 @@ class LiftBranches:
 
 
 def _has_branches(function: tvm.ir.BaseFunc) -> bool:
-    """Tell whether a function has no local functions, and has branches that do more than call functions."""
+    """Tell whether a function has no local functions, and has branches that do more than call
+    functions."""
     if not isinstance(function, relax.Function):
         return False
     values = [binding.value for binding in bindings_of(function.body)]

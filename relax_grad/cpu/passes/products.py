@@ -27,14 +27,14 @@ _DTYPES = ("float32", "float64")
 class JoinProducts:
     """Replace sums of products of matrices by the product of their concatenations.
 
-    ``A1 B1 + A2 B2 = [A1, A2] [B1; B2]``. A layer that is applied at each step of a sequence has such a sum as the
-    gradient of its weight. The sum writes each product to memory and reads it again; the concatenations copy the
-    factors, which are smaller if the summed axes are short.
+    ``A1 B1 + A2 B2 = [A1, A2] [B1; B2]``. A layer that is applied at each step of a sequence has
+    such a sum as the gradient of its weight. The sum writes each product to memory and reads it
+    again; the concatenations copy the factors, which are smaller if the summed axes are short.
 
-    A sum is rewritten only if the factors of its products have fewer elements than the products, each partial sum is used
-    once, in the same dataflow block, and the shapes are static. Other terms of the sum stay. The order of the sums of
-    floating-point numbers changes. Factors that a call may overwrite before the whole sum is computed are multiplied as
-    before.
+    A sum is rewritten only if the factors of its products have fewer elements than the products,
+    each partial sum is used once, in the same dataflow block, and the shapes are static. Other
+    terms of the sum stay. The order of the sums of floating-point numbers changes. Factors that a
+    call may overwrite before the whole sum is computed are multiplied as before.
 
     Examples
     --------
@@ -54,7 +54,7 @@ class JoinProducts:
     ...         total = bb.emit_output(total)
     ...     _ = bb.emit_func_output(total)
     >>> module = relax_grad.value_and_grad(bb.get())
-    >>> text = transform.JoinProducts()(module).script()  # 15 products fewer, of concatenated factors
+    >>> text = transform.JoinProducts()(module).script()  # products of concatenated factors
     >>> module.script().count("R.matmul") - text.count("R.matmul")
     15
     """

@@ -17,15 +17,17 @@ from ._residuals import Residuals
 class Rematerialize:
     """Repeat calls of the forward pass in the backward pass instead of keeping their results.
 
-    The pass changes functions with the attribute ``relax_grad.remat``, which ``train_step`` sets from its argument of that
-    name. It runs after fusion. A repeated call calls the same tensor function with the same operands, so that all results
-    have the same bits. The sizes of tensors are known, and those within fused functions take no memory.
+    The pass changes functions with the attribute ``relax_grad.remat``, which ``train_step`` sets
+    from its argument of that name. It runs after fusion. A repeated call calls the same tensor
+    function with the same operands, so that all results have the same bits. The sizes of tensors
+    are known, and those within fused functions take no memory.
 
     Parameters
     ----------
     planned : Callable, optional
-        Returns the bytes that later passes plan for a function of a module, by its name; by default they are estimated. The pipeline
-        ``"relax_grad"`` passes it, so that a budget limits what it plans.
+        Returns the bytes that later passes plan for a function of a module, by its name; by default
+        they are estimated. The pipeline ``"relax_grad"`` passes it, so that a budget limits what it
+        plans.
 
     Examples
     --------
@@ -38,7 +40,7 @@ class Rematerialize:
     >>> with bb.function("loss", [x, w]):
     ...     y = bb.emit(relax.op.sin(bb.emit(relax.op.matmul(x, w))))
     ...     _ = bb.emit_func_output(bb.emit(relax.op.sum(y)))
-    >>> step = train_step(bb.get(), SGD(), wrt="w", remat="auto")  # sets the attribute of the function
+    >>> step = train_step(bb.get(), SGD(), wrt="w", remat="auto")  # sets an attribute
     >>> module = relax_grad.transform.Rematerialize()(step.module)
     >>> module["step"].params == step.module["step"].params
     True
@@ -97,7 +99,8 @@ def _changed(
 
 
 def _chosen(residuals: Residuals, setting, peak: Callable[[frozenset[int]], int]) -> frozenset[int]:
-    """Return the calls to repeat for a setting; ``peak`` returns the bytes that the pipeline plans."""
+    """Return the calls to repeat for a setting; ``peak`` returns the bytes that the pipeline
+    plans."""
     if isinstance(setting, int):
         return within(residuals, setting, peak)
     if setting == AUTO:

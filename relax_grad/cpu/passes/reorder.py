@@ -44,11 +44,12 @@ class _Reorder(relax.PyExprMutator):
 class ReorderForPeakMemory:
     """Reorder the bindings of dataflow blocks to reduce peak memory.
 
-    Differentiation computes the gradients of parameters after all others, and the new parameters after all gradients.
-    Until then all their operands are live. In the new order they are computed as soon as this frees more memory than it
-    takes. The results are the same. A block with casts or with calls that write to their arguments stays as it is, and
-    so does a block whose peak memory would increase. No call that waits for a collective comes earlier, and a call that
-    starts one comes as early as possible.
+    Differentiation computes the gradients of parameters after all others, and the new parameters
+    after all gradients. Until then all their operands are live. In the new order they are computed
+    as soon as this frees more memory than it takes. The results are the same. A block with casts or
+    with calls that write to their arguments stays as it is, and so does a block whose peak memory
+    would increase. No call that waits for a collective comes earlier, and a call that starts one
+    comes as early as possible.
 
     Examples
     --------
@@ -86,7 +87,8 @@ def has_place(binding: relax.Binding, writers: Collection[GlobalVar]) -> bool:
 
 
 def reordered(tensors: Tensors) -> list[int] | None:
-    """Return the numbers of bindings in an order with a lower peak memory; None if their own is lower."""
+    """Return the numbers of bindings in an order with a lower peak memory; None if their own is
+    lower."""
     best = _Order(tensors).made()
     return best if tensors.peak(best) <= tensors.peak(range(len(best))) else None
 
@@ -94,8 +96,8 @@ def reordered(tensors: Tensors) -> list[int] | None:
 class Tensors:
     """The tensors that bindings define and use.
 
-    Tensors have numbers. A binding with a computation defines tensors, other bindings only name existing ones. A
-    binding is ready when all producers of its operands are done.
+    Tensors have numbers. A binding with a computation defines tensors, other bindings only name
+    existing ones. A binding is ready when all producers of its operands are done.
 
     Attributes
     ----------
@@ -178,7 +180,8 @@ class Tensors:
 
 
 class _Order:
-    """The new order during its construction: the old order, except that bindings that free memory come earlier."""
+    """The new order during its construction: the old order, except that bindings that free memory
+    come earlier."""
 
     def __init__(self, tensors: Tensors):
         self._tensors = tensors
@@ -199,7 +202,8 @@ class _Order:
         return self._order
 
     def _do(self, bindings: Iterable[int]) -> set[int]:
-        """Append bindings and the names of their results; return the tensors whose users may have become ready."""
+        """Append bindings and the names of their results; return the tensors whose users may have
+        become ready."""
         tensors = self._tensors
         changed: set[int] = set()
         todo = deque(bindings)
@@ -223,7 +227,8 @@ class _Order:
         return changed
 
     def _freeing(self, tensor: int) -> set[int]:
-        """Return the remaining users of a tensor if all are ready and free more memory than they take, else none."""
+        """Return the remaining users of a tensor if all are ready and free more memory than they
+        take, else none."""
         tensors, group = self._tensors, self._left[tensor]
         if tensor in tensors.kept or not group or any(self._missing[i] for i in group):
             return set()
@@ -239,7 +244,8 @@ class _Order:
 
 
 def size_in_bytes(kind: relax.Type) -> int:
-    """Return the size in bytes of a tensor of a type; 0 if it is unknown. A symbolic extent counts as 64."""
+    """Return the size in bytes of a tensor of a type; 0 if it is unknown. A symbolic extent counts
+    as 64."""
     if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
         return 0
     if kind.dtype is None:

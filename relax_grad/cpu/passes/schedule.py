@@ -26,17 +26,19 @@ from ._target import TargetPass
 class ScheduleLoops(TargetPass):
     """Schedule the loops of every function of tensor expressions that is not scheduled yet.
 
-    Loops are reordered, parallelised and vectorised only if their dependences are known to allow it. Other loops stay
-    as they are. A function also stays as it is if a call passes one tensor for two parameters and the function writes
-    to one of them. If there is no such call, all functions are marked with ``noalias``.
+    Loops are reordered, parallelised and vectorised only if their dependences are known to allow
+    it. Other loops stay as they are. A function also stays as it is if a call passes one tensor for
+    two parameters and the function writes to one of them. If there is no such call, all functions
+    are marked with ``noalias``.
 
-    The functions rely only on the alignment of the elements, because a tensor of PyTorch may begin anywhere.
+    The functions rely only on the alignment of the elements, because a tensor of PyTorch may begin
+    anywhere.
 
     Parameters
     ----------
     target : tvm.target.Target or str or dict, optional
-        The target of the compilation; by default the current target. If LLVM does not compile for the target, the pass
-        leaves the module unchanged.
+        The target of the compilation; by default the current target. If LLVM does not compile for
+        the target, the pass leaves the module unchanged.
 
     Examples
     --------
@@ -61,15 +63,16 @@ class ScheduleLoops(TargetPass):
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ScheduleLoops")
 class DeclareSchedules(TargetPass):
-    """A variant of :class:`ScheduleLoops` that declares the scheduled functions, which are made later.
+    """A variant of :class:`ScheduleLoops` that declares the scheduled functions, which are made
+    later.
 
     Parameters
     ----------
     target : tvm.target.Target
         The target of the compilation.
     declare : Callable
-        Takes a function without a schedule, a callable that returns the scheduled function, and a description of the
-        other inputs of the schedule; returns the declaration.
+        Takes a function without a schedule, a callable that returns the scheduled function, and a
+        description of the other inputs of the schedule; returns the declaration.
     """
 
     def __init__(
@@ -91,7 +94,8 @@ class DeclareSchedules(TargetPass):
 def _with_schedules(
     mod: tvm.IRModule, cpu: CPU, schedule_one: Callable[[tirx.PrimFunc, CPU, str], tirx.PrimFunc]
 ) -> tvm.IRModule:
-    """Return a module whose functions of tensor expressions are scheduled and marked as scheduled."""
+    """Return a module whose functions of tensor expressions are scheduled and marked as
+    scheduled."""
     aliased = _with_aliases(mod)
     functions = dict(mod.functions_items())
     for variable, function in functions.items():
@@ -113,10 +117,12 @@ def _unaligned_schedule(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.Pr
 
 
 def _scheduled(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:
-    """Return a scheduled function; if the scheduler fails, warn and return the function unchanged."""
+    """Return a scheduled function; if the scheduler fails, warn and return the function
+    unchanged."""
     try:
         return schedule(function, cpu)
-    # A user's function also compiles without a schedule, so no error of the scheduler may reach the user.
+    # A user's function also compiles without a schedule, so no error of the scheduler may reach the
+    # user.
     except Exception as error:
         warnings.warn(
             f"relax_grad could not schedule the tensor function {name}, which runs without a "
@@ -159,7 +165,8 @@ def _with_aliases(mod: tvm.IRModule) -> set[GlobalVar]:
 def _called(value: relax.Expr) -> tuple[GlobalVar | None, Sequence[relax.Expr]]:
     """Return the function of the module that a value calls, and its arguments.
 
-    In a call of ``call_tir``, which may pass extents too, the callee is an argument of the operator.
+    In a call of ``call_tir``, which may pass extents too, the callee is an argument of the
+    operator.
     """
     if isinstance(value, relax.Call):
         if isinstance(value.op, GlobalVar):

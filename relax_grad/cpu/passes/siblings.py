@@ -22,24 +22,26 @@ _CALL_TIR = Op.get("relax.call_tir")
 #: The most calls that a call is moved across. Its operands or results stay live over this distance.
 _FAR = 8
 
-#: The most bindings that a call is moved across, calls or not: bindings of tuple elements may stand between two calls.
+#: The most bindings that a call is moved across, calls or not: bindings of tuple elements may stand
+#: between two calls.
 _FAR_IN_ALL = 64
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.FuseSiblings")
 class FuseSiblings(TargetPass):
-    """Fuse element-wise functions that share inputs into one loop with several results (horizontal fusion).
+    """Fuse element-wise functions that share inputs into one loop with several results (horizontal
+    fusion).
 
-    FuseOps makes one function of a chain that ends in one tensor. An optimizer's update ends in several tensors: the
-    moments are returned, and the parameter is computed from them. Much of a backward pass also ends in several tensors,
-    for example where two factors share the gradient of their product. Here such calls become one call, which reads the
-    shared tensors once.
+    FuseOps makes one function of a chain that ends in one tensor. An optimizer's update ends in
+    several tensors: the moments are returned, and the parameter is computed from them. Much of a
+    backward pass also ends in several tensors, for example where two factors share the gradient of
+    their product. Here such calls become one call, which reads the shared tensors once.
 
     Parameters
     ----------
     target : tvm.target.Target or str or dict, optional
-        The target of the compilation; by default the current target. If LLVM does not compile for the target, the pass
-        leaves the module unchanged.
+        The target of the compilation; by default the current target. If LLVM does not compile for
+        the target, the pass leaves the module unchanged.
 
     Examples
     --------
@@ -141,7 +143,8 @@ class _Merger(relax.PyExprMutator):
         return items
 
     def _join(self, item: _Item, items: list[_Item]) -> bool:
-        """Merge a call with an earlier group that shares a tensor with it; tell whether there is one."""
+        """Merge a call with an earlier group that shares a tensor with it; tell whether there is
+        one."""
         calls = 0
         for i in range(len(items) - 1, max(-1, len(items) - 1 - _FAR_IN_ALL), -1):
             other = items[i]
@@ -164,7 +167,8 @@ class _Merger(relax.PyExprMutator):
         return False
 
     def _share(self, item: _Item, other: _Item) -> bool:
-        """Tell whether a call reads a tensor of its own size that a group reads or computes, and they can be merged."""
+        """Tell whether a call reads a tensor of its own size that a group reads or computes, and
+        they can be merged."""
         kind = other.bindings[0].var.ty
         if not structural_equal(item.bindings[0].var.ty.shape, kind.shape):
             return False

@@ -35,14 +35,16 @@ class Lifetime(NamedTuple):
 class ShareStorage:
     """Let tensors with disjoint lifetimes share storage.
 
-    ``relax.transform.StaticPlanBlockMemory`` goes through a function in order. It gives each tensor a storage that is
-    free at that time and not much smaller or larger. Here the largest tensors are assigned first, so that each storage
-    is as large as one of them. The total storage of a network is then about its peak memory.
+    ``relax.transform.StaticPlanBlockMemory`` goes through a function in order. It gives each tensor
+    a storage that is free at that time and not much smaller or larger. Here the largest tensors are
+    assigned first, so that each storage is as large as one of them. The total storage of a network
+    is then about its peak memory.
 
-    A tensor that the function returns has a storage of its own. TVM assigns it one too, but in quadratic time in the
-    number of returned tensors.
+    A tensor that the function returns has a storage of its own. TVM assigns it one too, but in
+    quadratic time in the number of returned tensors.
 
-    Tensors of unknown size, and tensors with uses other than calls of tensor functions, are left to TVM.
+    Tensors of unknown size, and tensors with uses other than calls of tensor functions, are left to
+    TVM.
 
     Examples
     --------
@@ -94,7 +96,8 @@ def _shared(function: relax.Function, mod: tvm.IRModule) -> relax.Function:
 
 
 class _Content(NamedTuple):
-    """A binding, the variables in its value, and the size in bytes of the tensor that it allocates, or 0."""
+    """A binding, the variables in its value, and the size in bytes of the tensor that it allocates,
+    or 0."""
 
     binding: relax.Binding
     variables: set[relax.Var]
@@ -123,8 +126,8 @@ def _lifetimes(
 ) -> dict[relax.Var, Lifetime]:
     """Return the lifetimes of the tensors that are allocated in a block and die there.
 
-    A tensor is left out if one of its names is used outside the block, or has a use other than a call of a tensor
-    function.
+    A tensor is left out if one of its names is used outside the block, or has a use other than a
+    call of a tensor function.
     """
     found: dict[relax.Var, Lifetime] = {}
     names: dict[relax.Var, object] = {}
@@ -154,7 +157,8 @@ def _planned(
     lifetimes: dict[relax.Var, Lifetime],
     returned: Collection[relax.Var],
 ) -> list[relax.Binding]:
-    """Return bindings in which tensors with known lifetimes share storages, and returned ones have their own."""
+    """Return bindings in which tensors with known lifetimes share storages, and returned ones have
+    their own."""
     storages = storages_of(lifetimes)
     variables: dict[object, relax.Var] = {}
     bb = relax.BlockBuilder()
@@ -179,8 +183,10 @@ def _planned(
 
 
 def storages_of(lifetimes: dict[relax.Var, Lifetime]) -> dict[relax.Var, tuple[int, int]]:
-    """Return the number and the size of the storage of each tensor: the smallest storage that is free for it."""
-    # Two lifetimes overlap if and only if one begins within the other, so that only the beginnings matter.
+    """Return the number and the size of the storage of each tensor: the smallest storage that is
+    free for it."""
+    # Two lifetimes overlap if and only if one begins within the other, so that only the beginnings
+    # matter.
     beginnings = sorted(each.first for each in lifetimes.values())
     taken = _Taken(len(beginnings))
     extents: list[int] = []
@@ -200,15 +206,18 @@ def storages_of(lifetimes: dict[relax.Var, Lifetime]) -> dict[relax.Var, tuple[i
 
 
 class _Taken:
-    """The times at which storages are taken: a segment tree of sets, each an integer with a bit for each storage.
+    """The times at which storages are taken: a segment tree of sets, each an integer with a bit for
+    each storage.
 
-    Both methods visit a number of sets that is logarithmic in the number of times. With a list of lifetimes for each
-    storage, the search for a free storage would be linear in the number of storages.
+    Both methods visit a number of sets that is logarithmic in the number of times. With a list of
+    lifetimes for each storage, the search for a free storage would be linear in the number of
+    storages.
     """
 
     def __init__(self, times: int):
         self._half = 1 << max(0, times - 1).bit_length()
-        #: For each node, the storages that are taken at any of the times below it, and at all of them.
+        #: For each node, the storages that are taken at any of the times below it, and at all of
+        #: them.
         self._at_any, self._at_all = ([0] * (2 * self._half) for _ in range(2))
 
     def within(self, first: int, last: int) -> int:
@@ -242,7 +251,8 @@ class _Taken:
             left, right = left >> 1, right >> 1
 
     def _above(self, first: int, last: int) -> Iterator[int]:
-        """Yield the ancestors of the first and the last time. They include all ancestors of the nodes of ``_parts``."""
+        """Yield the ancestors of the first and the last time. They include all ancestors of the
+        nodes of ``_parts``."""
         for time in {first, last}:
             node = (time + self._half) >> 1
             while node:
@@ -268,7 +278,8 @@ def allocated_bytes(value: relax.Expr) -> int:
 
 
 def _calls_tensor_function(value: relax.Expr, mod: tvm.IRModule) -> bool:
-    """Tell whether a value is a call of a tensor function, which keeps no reference to its arguments."""
+    """Tell whether a value is a call of a tensor function, which keeps no reference to its
+    arguments."""
     if not (isinstance(value, relax.Call) and isinstance(value.op, GlobalVar)):
         return False
     return isinstance(mod[value.op], tirx.PrimFunc)

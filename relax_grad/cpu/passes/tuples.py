@@ -1,4 +1,5 @@
-"""The replacement of elements of tuples by the fields that a function makes the tuples of, and of second names."""
+"""The replacement of elements of tuples by the fields that a function makes the tuples of, and of
+second names."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from ...ir.compat import set_type
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ResolveTuples")
 def resolve_tuples(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Replace elements of known tuples by the fields, and variables that name another one; remove the unused tuples.
+    """Replace elements of known tuples by the fields, and variables that name another one; remove
+    the unused tuples.
 
-    TVM's ``FuseTIR`` does the same, but takes linear time in the size of the function for each binding that it removes.
+    TVM's ``FuseTIR`` does the same, but takes linear time in the size of the function for each
+    binding that it removes.
     """
     functions = {
         variable: _resolved(function) if isinstance(function, relax.Function) else function

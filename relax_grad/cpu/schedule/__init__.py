@@ -1,10 +1,12 @@
 """CPU schedules of tensor expression functions that have no kernel.
 
-A function is parsed into loop nests (``_nest``), nests are fused (``_fuse``), and loops over contiguous memory are
-joined (``_access``). Then new loops are emitted: over elements (``_elements``), over more memory than caches hold
-(``_stream``), and for reductions (``_reduce``), with arithmetic instead of calls of the C library (``_functions``).
-Several element-wise functions can be merged into one first (``_merge``). A statement that is no nest, such as a scan,
-keeps its loops between those of the nests, and functions with other effects are scheduled block by block (``_blocks``).
+A function is parsed into loop nests (``_nest``), nests are fused (``_fuse``), and loops over
+contiguous memory are joined (``_access``). Then new loops are emitted: over elements
+(``_elements``), over more memory than caches hold (``_stream``), and for reductions (``_reduce``),
+with arithmetic instead of calls of the C library (``_functions``). Several element-wise functions
+can be merged into one first (``_merge``). A statement that is no nest, such as a scan, keeps its
+loops between those of the nests, and functions with other effects are scheduled block by block
+(``_blocks``).
 """
 
 from __future__ import annotations
@@ -132,7 +134,8 @@ def _emitted(
     cpu: CPU,
     name: str,
 ) -> tirx.Stmt:
-    """Return a block with the loops of groups, over flat buffers in place of parameters and allocated buffers.
+    """Return a block with the loops of groups, over flat buffers in place of parameters and
+    allocated buffers.
 
     It is a block because TVM's detection of reshapes expects one in a function of one argument.
     """

@@ -70,7 +70,8 @@ class Access:
 
 
 class Accesses:
-    """All accesses of nests with the same axes, and the axes that remain when neighbouring axes are joined.
+    """All accesses of nests with the same axes, and the axes that remain when neighbouring axes are
+    joined.
 
     Parameters
     ----------

@@ -27,7 +27,8 @@ _SPATIAL, _REDUCED = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 
 
 def schedule_blocks(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
-    """Return a function whose blocks are parallel and vectorised if their iterations are independent.
+    """Return a function whose blocks are parallel and vectorised if their iterations are
+    independent.
 
     Other blocks keep their loops and their order.
     """
@@ -44,8 +45,8 @@ def schedule_blocks(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
 def over_flat_buffers(statement: tirx.Stmt, rows: Mapping[tirx.Buffer, tirx.Buffer]) -> tirx.Stmt:
     """Return a statement over flat buffers and without blocks.
 
-    Its outermost long loop is parallel if its iterations are independent. The elements of an iteration are computed one
-    after another.
+    Its outermost long loop is parallel if its iterations are independent. The elements of an
+    iteration are computed one after another.
 
     Parameters
     ----------
@@ -110,7 +111,8 @@ def _scheduled(
     Raises
     ------
     ScheduleError, InternalError
-        If TVM's schedules do not support the function, for example a hand-written function with a single block.
+        If TVM's schedules do not support the function, for example a hand-written function with a
+        single block.
     """
     schedule = s_tir.Schedule(function)
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
@@ -119,14 +121,16 @@ def _scheduled(
         kinds = [axis.iter_type for axis in schedule.get(block).iter_vars]
         loops = schedule.get_loops(block)
         if len(loops) == len(kinds):
-            # If TVM rejects a step, such as parallel loops that share a result, the block is not scheduled further.
+            # If TVM rejects a step, such as parallel loops that share a result, the block is not
+            # scheduled further.
             with contextlib.suppress(s_tir.ScheduleError):
                 _schedule_block(schedule, block, loops, kinds, cpu)
     return schedule.mod["main"].with_attrs(function.attrs)
 
 
 def _independent(function: tirx.PrimFunc) -> list[tirx.Stmt]:
-    """Return the blocks below the root, each in its own loops, whose spatial iterations are independent."""
+    """Return the blocks below the root, each in its own loops, whose spatial iterations are
+    independent."""
     realize = function.body
     if not isinstance(realize, SBlockRealize) or realize.iter_values:
         return []
@@ -135,7 +139,8 @@ def _independent(function: tirx.PrimFunc) -> list[tirx.Stmt]:
 
 
 def _is_independent(block: tirx.Stmt, axes: Sequence[Axis]) -> bool:
-    """Tell whether no iteration of the axes reads or writes an element that another iteration writes."""
+    """Tell whether no iteration of the axes reads or writes an element that another iteration
+    writes."""
     if block.match_buffers or not is_pure(block):
         return False
     stores = []

@@ -1,7 +1,7 @@
 """Loops that read the result of their last iteration: the value stays in a register.
 
-A processor that loads an element right after it is stored waits several times longer than for an addition. LLVM keeps the
-value in a register only for loops of one store.
+A processor that loads an element right after it is stored waits several times longer than for an
+addition. LLVM keeps the value in a register only for loops of one store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _STRAIGHT = (tirx.Bind, tirx.BufferStore)
 
 
 def with_carried_values(statement: tirx.Stmt) -> tirx.Stmt:
-    """Return a statement over flat buffers whose innermost loops keep the values that they carry."""
+    """Return a statement over flat buffers whose innermost loops keep the values that they
+    carry."""
     return tvm_ffi.structural_map(statement, (tirx.For, _with_carried), order="post")
 
 
@@ -37,7 +38,8 @@ def _with_carried(loop: tirx.For) -> tirx.Stmt:
 
 
 def _carried(loop: tirx.For, body: Sequence[tirx.Stmt], buffer: tirx.Buffer) -> tirx.Stmt | None:
-    """Return a loop with the value of a buffer that one iteration leaves to the next, or None if there is none."""
+    """Return a loop with the value of a buffer that one iteration leaves to the next, or None if
+    there is none."""
     own = {each.var for each in body if isinstance(each, tirx.Bind)}
     stores = [i for i, each in enumerate(body) if _is_store(each, buffer)]
     first, last = stores[0], stores[-1]

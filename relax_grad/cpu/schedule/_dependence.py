@@ -1,8 +1,8 @@
 """Analysis of dependences between the iterations of a loop nest.
 
-A block's axis types are claims of its author, and TVM's schedules trust them: an axis may be declared ``spatial``
-although elements are overwritten along it, or read one iteration later. Here, independence is proved from the indices,
-and never assumed.
+A block's axis types are claims of its author, and TVM's schedules trust them: an axis may be
+declared ``spatial`` although elements are overwritten along it, or read one iteration later. Here,
+independence is proved from the indices, and never assumed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def are_disjoint(
     Returns
     -------
     are_disjoint : bool
-        True only if it is proved: if the dimensions in which all accesses have the same index determine all axes.
+        True only if it is proved: if the dimensions in which all accesses have the same index
+        determine all axes.
     """
     shared = [
         indices[0]
@@ -100,8 +101,8 @@ def _determined(
     if not len(parts) or not all(isinstance(part, tirx.IntImm) for part in parts[:-1]):
         return set()
     factors = sorted((abs(int(part)), i) for i, part in enumerate(parts[:-1]))
-    # Like digits of a number: each factor exceeds the sum of all lower terms. Terms of loops below those of all axes
-    # may overlap.
+    # Like digits of a number: each factor exceeds the sum of all lower terms. Terms of loops below
+    # those of all axes may overlap.
     reached, is_digit = 0, False
     for rank, (factor, i) in enumerate(factors):
         is_digit |= i < len(own)

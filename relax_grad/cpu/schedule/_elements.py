@@ -34,7 +34,8 @@ _BOUNDS = 6
 #: The largest number of elements of an image that are enlarged from one.
 _QUOTIENTS = 8
 
-#: The longest period of divisions, in elements of 4 bytes, that is unrolled: the number of lanes of a vector.
+#: The longest period of divisions, in elements of 4 bytes, that is unrolled: the number of lanes of
+#: a vector.
 _PERIODS = 16
 
 _DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
@@ -70,9 +71,11 @@ class Elements(Emitter):
             self._row(inner, at)
 
     def _period(self, inner: Axis) -> int | None:
-        """Return the number of elements after which the divisions of the innermost index repeat, or None.
+        """Return the number of elements after which the divisions of the innermost index repeat, or
+        None.
 
-        In an enlarged image, ``x[j // 2]``, and in a dilated one, which is 0 where ``j % 2 != 0``, it is 2.
+        In an enlarged image, ``x[j // 2]``, and in a dilated one, which is 0 where ``j % 2 != 0``,
+        it is 2.
         """
         periods = set()
 
@@ -91,10 +94,11 @@ class Elements(Emitter):
         return period if 1 < period <= _PERIODS * (32 // min(32, max(8, narrow))) else None
 
     def _periodic(self, outer: list[Axis], inner: Axis, period: int, is_large: bool) -> None:
-        """Emit the loops with the innermost one over periods, whose elements have no divisions by the period.
+        """Emit the loops with the innermost one over periods, whose elements have no divisions by
+        the period.
 
-        LLVM must not see the divisions: its vectors read ``x[j % 4]`` like ``x[j]`` on AVX-512, for divisors that are
-        powers of 2 below the number of lanes.
+        LLVM must not see the divisions: its vectors read ``x[j % 4]`` like ``x[j]`` on AVX-512, for
+        divisors that are powers of 2 below the number of lanes.
         """
         if is_large and self._is_interleaved(inner, period):
             with self.loops(outer, parallel=True) as at:
@@ -142,8 +146,8 @@ class Elements(Emitter):
     def _interleaved(self, inner: Axis, factor: int, at: dict) -> None:
         """Emit the innermost loop over groups of elements with the same quotients.
 
-        A vector for each place within a group is computed, and the vectors are interleaved. LLVM does so for long loops
-        only: it unrolls short ones, and then gathers along the next loop.
+        A vector for each place within a group is computed, and the vectors are interleaved. LLVM
+        does so for long loops only: it unrolls short ones, and then gathers along the next loop.
         """
         lanes, size = self.cpu.lanes, inner.size // factor
 
@@ -263,7 +267,8 @@ class Elements(Emitter):
                 self.element({**at, inner.var: start + i})
 
     def _crossed(self) -> Axis | None:
-        """Return the axis along which an operand is contiguous that is strided along the last axis, or None."""
+        """Return the axis along which an operand is contiguous that is strided along the last axis,
+        or None."""
         *outer, inner = self.axes
         if self.accesses.is_opaque(inner) or (inner.size or LINE) < 4:
             return None
@@ -317,7 +322,8 @@ class Elements(Emitter):
                 either(tirx.all(*fits), whole, part)
 
     def _turned(self, crossed: Axis) -> list:
-        """Return the loads to transpose in registers; an empty list if one of them cannot be transposed."""
+        """Return the loads to transpose in registers; an empty list if one of them cannot be
+        transposed."""
         inner = self.axes[-1]
         found = {
             load: access
@@ -355,7 +361,8 @@ def _shuffled(vectors: Sequence, order: Sequence[int]) -> Shuffle:
 
 
 def _turn(factor: int, rest: int, is_weak: bool) -> int:
-    """Return the smallest integer ``x`` at which the truth of ``factor * x + rest < 0`` differs from that at ``x - 1``.
+    """Return the smallest integer ``x`` at which the truth of ``factor * x + rest < 0`` differs
+    from that at ``x - 1``.
 
     With ``is_weak``, the inequality is ``<= 0``.
     """

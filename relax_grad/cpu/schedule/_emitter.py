@@ -112,7 +112,8 @@ class Emitter:
     def loops(
         self, axes: Sequence[Axis], parallel: bool = False, at: dict | None = None
     ) -> Iterator[dict]:
-        """Open loops and yield the values of the axes; with ``parallel``, the outer axes are one parallel loop.
+        """Open loops and yield the values of the axes; with ``parallel``, the outer axes are one
+        parallel loop.
 
         ``at`` holds the values of the axes of the enclosing loops.
         """
@@ -132,8 +133,8 @@ class Emitter:
     def _outer(self, axes: Sequence[Axis]) -> list[Axis]:
         """Return the outermost axes, enough of them to give each core several tasks.
 
-        At most the first one is symbolic: the indices are quotients by the extents of the others, and a symbolic extent
-        may be 0.
+        At most the first one is symbolic: the indices are quotients by the extents of the others,
+        and a symbolic extent may be 0.
         """
         count, outer = 1, []
         for axis in axes:
@@ -167,7 +168,8 @@ def _casts(expr, dtype: str) -> bool:
 
 
 def is_vectorisable(expr) -> bool:
-    """Tell whether TVM vectorises an expression: all calls are arithmetic functions or have vector forms."""
+    """Tell whether TVM vectorises an expression: all calls are arithmetic functions or have vector
+    forms."""
     return all(
         is_arithmetic(call) or (isinstance(call.op, Op) and call.op.name in _VECTOR_CALLS)
         for call in calls_in(expr)

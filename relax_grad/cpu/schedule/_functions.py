@@ -1,4 +1,5 @@
-"""Functions of float32 as arithmetic, which LLVM vectorises; functions of the C library take scalars."""
+"""Functions of float32 as arithmetic, which LLVM vectorises; functions of the C library take
+scalars."""
 
 from __future__ import annotations
 
@@ -31,12 +32,14 @@ _PRODUCTS = {2.0: lambda x, _: x * x, 3.0: lambda x, _: x * x * x}
 
 
 def as_arithmetic(expr):
-    """Return an expression with float32 functions replaced by arithmetic; some are computed by statements before it.
+    """Return an expression with float32 functions replaced by arithmetic; some are computed by
+    statements before it.
 
-    The argument of a function that contains another function is stored and read from memory. TVM inlines ``Let``
-    values; since each function uses its argument many times, compiling three nested functions would take half a minute.
-    Statements cannot compute arguments that a condition guards, or that use variables bound within the expression.
-    There, nested functions beyond the second, and the long ones, remain calls of the C library.
+    The argument of a function that contains another function is stored and read from memory. TVM
+    inlines ``Let`` values; since each function uses its argument many times, compiling three nested
+    functions would take half a minute. Statements cannot compute arguments that a condition guards,
+    or that use variables bound within the expression. There, nested functions beyond the second,
+    and the long ones, remain calls of the C library.
     """
     has_names, (_, _, conditions) = bool(_names_in(expr)), weigh(expr)
     safe = _unguarded(expr) if conditions else []
@@ -76,7 +79,8 @@ def as_arithmetic(expr):
 def _is_guarded(expr, safe: list) -> bool:
     """Tell whether an expression may be unsafe to compute where its condition does not hold.
 
-    This is so if it reads memory (except by the loads in ``safe``), divides integers, or contains ``if_then_else``.
+    This is so if it reads memory (except by the loads in ``safe``), divides integers, or contains
+    ``if_then_else``.
     """
     found = []
 
@@ -128,7 +132,8 @@ def _names_in(expr) -> list[tirx.Let]:
 
 
 def kept(value):
-    """Emit a statement that stores a value, and return a load of it: TVM does not inline values through memory."""
+    """Emit a statement that stores a value, and return a load of it: TVM does not inline values
+    through memory."""
     buffer = T.alloc_buffer([1], str(value.ty.dtype), layout=None)
     T.buffer_store(buffer, value, [0])
     return buffer[0]

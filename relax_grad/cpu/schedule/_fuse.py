@@ -69,7 +69,8 @@ def fuse(nests: Sequence[Nest], allocated: Sequence[tirx.Buffer]) -> list[Group]
 
 
 def flat(group: Group, rows: dict) -> Group:
-    """Return a group over flat buffers, with axes joined that all accesses traverse at one stride."""
+    """Return a group over flat buffers, with axes joined that all accesses traverse at one
+    stride."""
     accesses = Accesses(group.nests)
     at = {axis.var: axis.var for axis in [*accesses.axes, *accesses.reduced]}
     nests = [
@@ -132,7 +133,8 @@ def _is_overwritten(nest: Nest, later: Sequence[Nest]) -> bool:
 
 
 def _overwrites(user: Nest, nest: Nest, names: list) -> bool:
-    """Tell whether a consumer writes to an element that another iteration of the inlined nest reads."""
+    """Tell whether a consumer writes to an element that another iteration of the inlined nest
+    reads."""
     if user.buffer not in nest.operands:
         return False
     values = _with_inlined(user, nest, names).loads
@@ -215,11 +217,13 @@ def _with_inlined(user: Nest, nest: Nest, names: list) -> Nest:
 
 
 def _joinable(nest: Nest, groups: list[list[Nest]]):
-    """Yield the groups that a nest can join, the latest first, up to the first one with a dependence."""
+    """Yield the groups that a nest can join, the latest first, up to the first one with a
+    dependence."""
     if nest.combine:
         return
     for group in groups[::-1]:
-        # Nests of a group are computed element by element, so the nest must not overwrite a tensor of the group.
+        # Nests of a group are computed element by element, so the nest must not overwrite a tensor
+        # of the group.
         if any(_reads(each, nest.buffer) or each.buffer.same_as(nest.buffer) for each in group):
             return
         if _have_same_axes(nest, group[0]) and _goes_along(nest, group):
@@ -234,7 +238,8 @@ def _have_same_axes(nest: Nest, other: Nest) -> bool:
 
 
 def _goes_along(nest: Nest, group: list[Nest]) -> bool:
-    """Tell whether a nest shares operands with a group, and reads the group's results only at the same element."""
+    """Tell whether a nest shares operands with a group, and reads the group's results only at the
+    same element."""
     names = {a.var: b.var for a, b in zip(nest.axes, group[0].axes, strict=True)}
     indices = [substitute(index, names) for index in nest.indices]
     if not tvm_ffi.structural_equal(indices, list(group[0].indices)):

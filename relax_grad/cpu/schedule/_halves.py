@@ -1,8 +1,9 @@
 """Loop nests over tensors in half precision, computed in float32.
 
-Elements are widened when they are read, and rounded once when they are stored. Intermediate tensors of a function are in
-float32. Casts to half precision keep their rounding. TVM computes bfloat16 by rewriting the arithmetic of the emitted
-loops, and that pass fails on them; so elements of bfloat16 are integers of 16 bits here.
+Elements are widened when they are read, and rounded once when they are stored. Intermediate tensors
+of a function are in float32. Casts to half precision keep their rounding. TVM computes bfloat16 by
+rewriting the arithmetic of the emitted loops, and that pass fails on them; so elements of bfloat16
+are integers of 16 bits here.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Widened:
     nests : Sequence[Nest]
         The nests.
     params : Sequence[tirx.Var]
-        The parameters of the function. Those of bfloat16 are replaced by tensors of integers, their bits.
+        The parameters of the function. Those of bfloat16 are replaced by tensors of integers, their
+        bits.
     allocated : Sequence[tirx.Buffer]
         The intermediate tensors.
     """
@@ -58,9 +60,11 @@ class _UnsupportedError(Exception):
 def widened_sections(
     sections: Sequence, params: Sequence[tirx.Var], allocated: Sequence[tirx.Buffer]
 ) -> tuple[Sequence, Sequence[tirx.Var], Sequence[tirx.Buffer]] | None:
-    """Return the sections, the parameters and the intermediate tensors of a function that computes in float32.
+    """Return the sections, the parameters and the intermediate tensors of a function that computes
+    in float32.
 
-    Statements that are no nests keep float16. None if they have bfloat16, which loops cannot compute.
+    Statements that are no nests keep float16. None if they have bfloat16, which loops cannot
+    compute.
     """
     dtypes = {str(each.dtype) for each in (*filter(is_buffer, params), *allocated)}
     if dtypes.isdisjoint(HALVES):
@@ -90,7 +94,8 @@ def with_params(
 def in_float32(
     nests: Sequence[Nest], params: Sequence[tirx.Var], allocated: Sequence[tirx.Buffer]
 ) -> Widened | None:
-    """Return nests that read and write the same tensors, and compute in float32; None if an expression cannot be."""
+    """Return nests that read and write the same tensors, and compute in float32; None if an
+    expression cannot be."""
     reader = _Reader()
     for buffer in allocated:
         if str(buffer.dtype) in HALVES:
@@ -162,7 +167,8 @@ class _Reader:
         return self.raw.get(buffer, buffer)[tuple(map(self.read, load.indices))]
 
     def read(self, expr):
-        """Return an expression of float32 in place of one in half precision; others keep their dtype."""
+        """Return an expression of float32 in place of one in half precision; others keep their
+        dtype."""
         is_half = str(expr.ty.dtype) in HALVES
         if isinstance(expr, BufferLoad):
             return self._element(expr)
@@ -223,7 +229,8 @@ def _stored_as(value, dtype: str):
 
 
 def rounded(value, keep: Callable):
-    """Return a value with the arithmetic of rounding to bfloat16; ``keep`` emits the statement that computes a value."""
+    """Return a value with the arithmetic of rounding to bfloat16; ``keep`` emits the statement that
+    computes a value."""
     if _rounds(value):
         return narrowed(keep(_with_names(value.args[1])), "bfloat16", 1)
     return _with_names(value)

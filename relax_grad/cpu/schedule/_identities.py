@@ -1,8 +1,9 @@
 """Identities between float32 expressions that suffer from cancellation and functions that do not.
 
-``x * (0.5 + 0.5 * erf(x * 0.7071))`` is gelu, whether TVM's legalization, a gradient rule or a model has written it.
-Evaluated as written, it has no correct digit where the sum is close to 0. An identity holds for any x, so matching does
-not depend on operators: it only requires that all occurrences of x in an expression are equal.
+``x * (0.5 + 0.5 * erf(x * 0.7071))`` is gelu, whether TVM's legalization, a gradient rule or a
+model has written it. Evaluated as written, it has no correct digit where the sum is close to 0. An
+identity holds for any x, so matching does not depend on operators: it only requires that all
+occurrences of x in an expression are equal.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def with_functions(expr: tirx.PrimExpr, can_be) -> tirx.PrimExpr:
     return tvm_ffi.structural_map(expr, (tuple(_IDENTITIES), found), order="pre")
 
 
-# Each matcher returns None or (name of a function, its argument, constant factor, other factors of the product).
+# Each matcher returns None or (name of a function, its argument, constant factor, other factors of
+# the product).
 
 
 def _products(node: tirx.Mul):
@@ -146,7 +148,8 @@ _IDENTITIES = {
 
 
 def _cdf(expr):
-    """Return (scale, x) if this is ``scale / 2 * (1 + erf(x / sqrt(2)))``, which is ``scale * P(x)``; else None."""
+    """Return (scale, x) if this is ``scale / 2 * (1 + erf(x / sqrt(2)))``, which is
+    ``scale * P(x)``; else None."""
     return _one_and(expr, "tirx.erf", _over_root)
 
 
@@ -156,7 +159,8 @@ def _tanh_cdf(expr):
 
 
 def _one_and(expr, name: str, argument):
-    """Return ``2 * scale`` and x if this is ``scale + scale * function(a)`` and ``argument(a)`` is an x; else None."""
+    """Return ``2 * scale`` and x if this is ``scale + scale * function(a)`` and ``argument(a)`` is
+    an x; else None."""
     for one, other in _either_order(expr):
         if not isinstance(one, tirx.FloatImm):
             continue
@@ -221,7 +225,8 @@ def _is_slope_of_cdf(expr, scale: float, x) -> bool:
 
 
 def _is_slope_of_tanh(expr, scale: float, x) -> bool:
-    """Tell whether this is ``scale * x * d/dx tanh(k * (x + c * x**3)) / 2`` in the form of gelu_tanh's rule."""
+    """Tell whether this is ``scale * x * d/dx tanh(k * (x + c * x**3)) / 2`` in the form of
+    gelu_tanh's rule."""
     constant, factors = _factors(expr)
     size, wanted = _factors(x)
     if size != 1.0 or len(factors) != 1 or not _is_near(constant, scale * _TANH_LINEAR / 2):
@@ -239,7 +244,8 @@ def _is_slope_of_tanh(expr, scale: float, x) -> bool:
 
 
 def _is_one_minus_square(one, other, x) -> bool:
-    """Tell whether two factors are ``1 - tanh(...)`` and ``1 + tanh(...)`` of gelu_tanh's argument."""
+    """Tell whether two factors are ``1 - tanh(...)`` and ``1 + tanh(...)`` of gelu_tanh's
+    argument."""
     for minus, plus in ((one, other), (other, one)):
         found = _tanh_cdf(plus)
         if found is not None and isinstance(minus, tirx.Sub):
@@ -271,7 +277,8 @@ def _factors(expr) -> tuple[float, list]:
 
 
 def _without(factors: Sequence, wanted: Sequence) -> list | None:
-    """Return the factors that remain after removing the wanted ones, or None if some are missing."""
+    """Return the factors that remain after removing the wanted ones, or None if some are
+    missing."""
     rest = list(factors)
     for each in wanted:
         for i, factor in enumerate(rest):

@@ -12,8 +12,8 @@ from ...ir.module import IS_SCHEDULED
 from ._dependence import are_disjoint, is_pure, touched
 from ._nest import Nest, loops_of
 
-#: The attribute of a scheduled function: the positions of a parameter that is read and of one that is written, which may
-#: share memory.
+#: The attribute of a scheduled function: the positions of a parameter that is read and of one that
+#: is written, which may share memory.
 IN_PLACE = "relax_grad.in_place"
 
 
@@ -25,15 +25,16 @@ def in_place(function: tirx.PrimFunc, pairs: Sequence[tuple[int, int]]) -> tirx.
     function : tirx.PrimFunc
         A function of loop nests, or a scheduled one that names the pairs of :func:`in_place_pairs`.
     pairs : Sequence[tuple[int, int]]
-        The positions of a parameter that the function reads, and of one that it writes. Several parameters that are read
-        are the same tensor if they have the same result.
+        The positions of a parameter that the function reads, and of one that it writes. Several
+        parameters that are read are the same tensor if they have the same result.
 
     Returns
     -------
     function : tirx.PrimFunc or None
-        A function with one parameter for each result, at the position of the first that is read. None unless it is
-        proved to have the same results: each nest that reads the argument comes before the nest that writes the result,
-        or it is that nest, and each of its iterations touches an element of its own.
+        A function with one parameter for each result, at the position of the first that is read.
+        None unless it is proved to have the same results: each nest that reads the argument comes
+        before the nest that writes the result, or it is that nest, and each of its iterations
+        touches an element of its own.
     """
     params, attrs = function.params, function.attrs or {}
     if not pairs:
@@ -66,9 +67,11 @@ def in_place(function: tirx.PrimFunc, pairs: Sequence[tuple[int, int]]) -> tirx.
 def in_place_pairs(
     nests: Sequence[Nest], inputs: Sequence[tirx.Buffer], results: Sequence[tirx.Buffer]
 ) -> list[tuple[int, int]]:
-    """Return the positions of inputs and results that may share memory, where one loop computes all nests.
+    """Return the positions of inputs and results that may share memory, where one loop computes all
+    nests.
 
-    The results come after the inputs. An iteration reads the element of the input before it writes that of the result.
+    The results come after the inputs. An iteration reads the element of the input before it writes
+    that of the result.
     """
     found = []
     for j, result in enumerate(results, len(inputs)):
@@ -112,7 +115,8 @@ def _may_share(nests: Sequence[tirx.Stmt], source: tirx.Buffer, result: tirx.Buf
 
 
 def _is_element_wise(nest: tirx.Stmt, source: tirx.Buffer, result: tirx.Buffer) -> bool:
-    """Tell whether no two iterations of a nest touch one element of two tensors in the same memory."""
+    """Tell whether no two iterations of a nest touch one element of two tensors in the same
+    memory."""
     found = loops_of(nest)
     if found is None or found[1]:
         return False

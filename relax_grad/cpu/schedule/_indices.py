@@ -1,8 +1,9 @@
 """Rewriting of indices and conditions that TVM's analyses handle incorrectly.
 
-TVM 0.26 and 0.27 flatten buffers by ``iter_map_simplify``, which rewrites ``(47 - v) // 12`` to ``v // -12 + 3`` and
-``(11 - v) % 12`` to ``-(v % -12)``: both have other values, and index out of bounds. To bound the accessed region of a
-buffer, TVM solves conditions that are affine in variables, and fails to negate unsigned variables.
+TVM 0.26 and 0.27 flatten buffers by ``iter_map_simplify``, which rewrites ``(47 - v) // 12`` to
+``v // -12 + 3`` and ``(11 - v) % 12`` to ``-(v % -12)``: both have other values, and index out of
+bounds. To bound the accessed region of a buffer, TVM solves conditions that are affine in
+variables, and fails to negate unsigned variables.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
 
 
 def as_analyzable(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return an equivalent function without the indices and conditions that the analyses handle incorrectly."""
+    """Return an equivalent function without the indices and conditions that the analyses handle
+    incorrectly."""
     return tvm_ffi.structural_map(
         function, [(_DIVISIONS, _ascending), (COMPARISONS, folding_comparison)]
     )
@@ -45,7 +47,8 @@ def _is_wrong(node) -> bool:
 
 
 def _direction(expr) -> int | None:
-    """Return 1 if an expression only adds iterators, -1 if it only subtracts them, 0 for a number, else None.
+    """Return 1 if an expression only adds iterators, -1 if it only subtracts them, 0 for a number,
+    else None.
 
     A quotient or a remainder of an iterator counts as an iterator.
     """

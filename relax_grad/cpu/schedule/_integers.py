@@ -1,8 +1,9 @@
 """Integer operations in forms that TVM folds like C: modulo a power of two.
 
-TVM raises an error if it folds the cast of a constant that the target dtype cannot represent, such as -3 to uint8 or
-300 to int8, and if it finds a negative difference of unsigned numbers, for example when it subtracts the operands of a
-comparison. Fusion creates such operations: the constant that one nest stores is inlined into the expression of another.
+TVM raises an error if it folds the cast of a constant that the target dtype cannot represent, such
+as -3 to uint8 or 300 to int8, and if it finds a negative difference of unsigned numbers, for
+example when it subtracts the operands of a comparison. Fusion creates such operations: the constant
+that one nest stores is inlined into the expression of another.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ COMPARISONS = (*_EQUALITIES, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 def with_folding_integers(expr: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return an equivalent expression without integer operations that TVM may fail to fold.
 
-    Casts of floating-point numbers to integers are unchanged, except to bool: C does not define them outside the range
-    of the integers.
+    Casts of floating-point numbers to integers are unchanged, except to bool: C does not define
+    them outside the range of the integers.
     """
     rules = [
         (tirx.Cast, _folding),
@@ -81,7 +82,8 @@ def _width(bits: int) -> int:
 def _reinterpreted(dtype: str, value: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return the integer of a dtype with the same bits.
 
-    0 is treated separately, because the code generator compiles its reinterpretation to a null pointer.
+    0 is treated separately, because the code generator compiles its reinterpretation to a null
+    pointer.
     """
     if isinstance(value, tirx.Select) and getattr(value.false_value, "op", None) == REINTERPRET:
         (before,) = value.false_value.args
@@ -105,7 +107,8 @@ def _folding(cast: tirx.Cast) -> tirx.PrimExpr:
         return cast
     if not _is_signed(dtype):
         return _to_unsigned(value, source, dtype.bits)
-    # Axes do not exceed the range of their dtype; without loads, the plain cast is kept for the analyses of conditions.
+    # Axes do not exceed the range of their dtype; without loads, the plain cast is kept for the
+    # analyses of conditions.
     return _to_signed(value, source, dtype.bits) if loads(value) else cast
 
 

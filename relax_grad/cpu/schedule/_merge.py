@@ -15,7 +15,8 @@ from ._fuse import Group, fuse, weigh
 from ._halves import widened_sections
 from ._nest import Axis, Nest, nests_of
 
-#: The maximum number of tensors of one loop: each needs an address, and a memory stream of the processor.
+#: The maximum number of tensors of one loop: each needs an address, and a memory stream of the
+#: processor.
 _MOST = 12
 
 #: The maximum number of expression nodes in one loop.
@@ -24,7 +25,8 @@ _LARGEST = 400
 
 @dataclass(frozen=True)
 class Pointwise:
-    """An element-wise function: each element of the result depends only on operand elements at the same position.
+    """An element-wise function: each element of the result depends only on operand elements at the
+    same position.
 
     Attributes
     ----------
@@ -53,7 +55,8 @@ class Part:
     function : Pointwise
         The callee; it takes the operands, then the result.
     tensors : Sequence[Hashable]
-        The names of the tensors that are passed; parts that share a tensor use the same name for it.
+        The names of the tensors that are passed; parts that share a tensor use the same name for
+        it.
     shapes : Sequence[Sequence[tirx.PrimExpr]]
         The shape of each tensor, of integers or variables that all parts share.
     """

@@ -89,8 +89,8 @@ def nests_of(function: tirx.PrimFunc) -> tuple[list[Nest], list[tirx.Buffer]] | 
     Returns
     -------
     found : tuple[list[Nest], list[tirx.Buffer]] or None
-        None if a part of the function has another form, if the independence of its iterations cannot be proved, or if
-        a buffer is not contiguous.
+        None if a part of the function has another form, if the independence of its iterations
+        cannot be proved, or if a buffer is not contiguous.
     """
     found = sections_of(function)
     if found is None or not all(isinstance(each, Nest) for each in found[0]):
@@ -101,12 +101,14 @@ def nests_of(function: tirx.PrimFunc) -> tuple[list[Nest], list[tirx.Buffer]] | 
 def sections_of(
     function: tirx.PrimFunc,
 ) -> tuple[list[Nest | tirx.Stmt], list[tirx.Buffer]] | None:
-    """Return the nests of a function and its other statements, in order, and the buffers that it allocates.
+    """Return the nests of a function and its other statements, in order, and the buffers that it
+    allocates.
 
     Returns
     -------
     found : tuple[list[Nest | tirx.Stmt], list[tirx.Buffer]] or None
-        None if a buffer is not contiguous, or a statement has other effects than loads and stores of the buffers.
+        None if a buffer is not contiguous, or a statement has other effects than loads and stores
+        of the buffers.
     """
     realize = function.body
     if not isinstance(realize, SBlockRealize) or realize.iter_values:
@@ -137,7 +139,8 @@ def sections_of(
 
 
 def is_plain(statement: tirx.Stmt) -> bool:
-    """Tell whether a statement consists of serial loops, conditions, bindings and blocks with loads and stores."""
+    """Tell whether a statement consists of serial loops, conditions, bindings and blocks with loads
+    and stores."""
     found: list = []
     tvm_ffi.structural_walk(statement, (tirx.Stmt, found.append))
     return is_pure(statement) and all(
@@ -174,7 +177,8 @@ def parts_of(body: tirx.Stmt) -> list[tirx.Stmt]:
 
 
 def _is_row(buffer: tirx.Buffer) -> bool:
-    """Tell whether a buffer is contiguous, starts at offset 0 and holds scalar numbers of a supported dtype."""
+    """Tell whether a buffer is contiguous, starts at offset 0 and holds scalar numbers of a
+    supported dtype."""
     offset = buffer.elem_offset
     is_first = offset is None or (isinstance(offset, tirx.IntImm) and int(offset) == 0)
     is_number = str(buffer.dtype).rstrip("0123456789") in ("float", "bfloat", "int", "uint", "bool")
@@ -185,13 +189,14 @@ def _is_row(buffer: tirx.Buffer) -> bool:
 def loops_of(statement: tirx.Stmt) -> tuple[list[Axis], list[Axis], tirx.Stmt] | None:
     """Return the spatial axes, the reduced axes and the block of a loop nest.
 
-    The axes are in the order of the block. Their extents are those of the loops: a loop may be shorter than the domain
-    of its axis.
+    The axes are in the order of the block. Their extents are those of the loops: a loop may be
+    shorter than the domain of its axis.
 
     Returns
     -------
     loops : tuple[list[Axis], list[Axis], SBlock] or None
-        None unless the loops are serial loops from 0 around one block, and each loop variable is the value of one axis.
+        None unless the loops are serial loops from 0 around one block, and each loop variable is
+        the value of one axis.
     """
     found: dict[tirx.Var, tirx.PrimExpr] = {}
     while isinstance(statement, tirx.For):
@@ -227,7 +232,8 @@ def loops_of(statement: tirx.Stmt) -> tuple[list[Axis], list[Axis], tirx.Stmt] |
             return None
         (reduced if iteration.iter_type == _REDUCED else axes).append(Axis(iteration.var, extent))
     own = {axis.var for axis in axes}
-    # The extent of a reduction may depend on the element; all other extents must be independent of the axes.
+    # The extent of a reduction may depend on the element; all other extents must be independent of
+    # the axes.
     if any(own & variables(axis.extent) for axis in axes) or any(
         variables(axis.extent) & {each.var for each in reduced} for axis in (*axes, *reduced)
     ):
@@ -264,7 +270,8 @@ def _nest(statement: tirx.Stmt) -> Nest | None:
 
 
 def _wide(nest: Nest | None) -> Nest | None:
-    """Return a nest with axes of int64 in the place of int32, the dtype of indices of flat buffers."""
+    """Return a nest with axes of int64 in the place of int32, the dtype of indices of flat
+    buffers."""
     axes = [] if nest is None else [*nest.axes, *nest.reduced]
     if all(str(axis.var.ty.dtype) == "int64" for axis in axes):
         return nest
@@ -380,8 +387,8 @@ def simplified(nest: Nest) -> Nest:
 def simplify(expr: tirx.PrimExpr, known: Analyzer) -> tirx.PrimExpr | None:
     """Return an expression simplified by TVM, or None if TVM fails.
 
-    TVM fails on a division by 0, even one that is never executed, on a comparison of integers of two dtypes, and on the
-    cast of a constant to an integer dtype that cannot represent it.
+    TVM fails on a division by 0, even one that is never executed, on a comparison of integers of
+    two dtypes, and on the cast of a constant to an integer dtype that cannot represent it.
     """
     try:
         return known.simplify(expr)

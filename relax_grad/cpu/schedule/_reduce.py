@@ -20,7 +20,8 @@ from ._functions import as_arithmetic, calls_in, is_arithmetic
 from ._fuse import Group, weigh
 from ._nest import Axis, analyzer, simplify
 
-#: The number of results that are enough tasks for the cores. With fewer results, reductions are split into pieces.
+#: The number of results that are enough tasks for the cores. With fewer results, reductions are
+#: split into pieces.
 _TASKS = 16
 
 #: Elements of a reduction in one piece, if the results are too few.
@@ -40,7 +41,8 @@ _IDENTITIES = {tirx.Add: 0, tirx.Mul: 1, tirx.And: 1, tirx.Or: 0}
 
 
 class Reduction(Emitter):
-    """A generator of loops whose elements are reductions (sums, products, extremes) over additional axes."""
+    """A generator of loops whose elements are reductions (sums, products, extremes) over additional
+    axes."""
 
     def __init__(self, group: Group, cpu: CPU):
         super().__init__(group, cpu)
@@ -110,8 +112,9 @@ class Reduction(Emitter):
     def _may_be_kept(self, axis: Axis) -> bool:
         """Tell whether neighbouring results along an axis may be computed side by side.
 
-        LLVM vectorises that loop, and compiles ``x[i % 4]`` like ``x[i]`` there: on AVX-512 it reads wrong elements,
-        some out of bounds, for divisors that are powers of 2 below the number of lanes.
+        LLVM vectorises that loop, and compiles ``x[i % 4]`` like ``x[i]`` there: on AVX-512 it
+        reads wrong elements, some out of bounds, for divisors that are powers of 2 below the number
+        of lanes.
         """
         indices = (index for load in self.first.loads for index in load.indices)
         return not self._is_ragged(axis) and not any(divides(index, axis.var) for index in indices)
@@ -120,7 +123,8 @@ class Reduction(Emitter):
         return self.axes[-1]
 
     def _along(self) -> Axis | None:
-        """Return the axis for vectors, or None: all operands are contiguous along it, or constant."""
+        """Return the axis for vectors, or None: all operands are contiguous along it, or
+        constant."""
         if not self.is_plain:
             return None
         best, most = None, 0
@@ -138,7 +142,8 @@ class Reduction(Emitter):
         return best
 
     def _has_identity(self) -> bool:
-        """Tell whether the initial value is the identity, so that partial reductions may each start with it."""
+        """Tell whether the initial value is the identity, so that partial reductions may each start
+        with it."""
         init, combine = self.first.init, self.first.combine
         if combine in _IDENTITIES:
             return _is_number(init, _IDENTITIES[combine])
@@ -149,9 +154,11 @@ class Reduction(Emitter):
         return value is not None and value in (bound, infinite)
 
     def _divided(self, along: Axis | None, work: int | None) -> list[Group] | None:
-        """Return two groups, the partial reductions and their combination, or None if there are enough tasks.
+        """Return two groups, the partial reductions and their combination, or None if there are
+        enough tasks.
 
-        The partition depends on the shape alone, not on the number of threads, so that the result is reproducible.
+        The partition depends on the shape alone, not on the number of threads, so that the result
+        is reproducible.
         """
         if not self._has_identity() or not self.reduced or (work is not None and work < 4 * _PIECE):
             return None
@@ -246,7 +253,8 @@ class Reduction(Emitter):
             self.element({**at, along.var: start + i}, total[i])
 
     def _summed(self, along: Axis, is_large: bool) -> None:
-        """Emit reductions with vectors along a reduced axis: several vectors of accumulators, combined at the end."""
+        """Emit reductions with vectors along a reduced axis: several vectors of accumulators,
+        combined at the end."""
         sums = _SUMS if along.size is None else max(1, min(_SUMS, along.size // self.width))
         sums = 1 << (sums.bit_length() - 1)
         width = sums * self.width

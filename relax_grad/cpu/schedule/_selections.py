@@ -18,15 +18,16 @@ from ._nest import Nest, analyzer
 def selected_loads(nest: Nest) -> list:
     """Return the loads in the branches of selections that are proved in bounds.
 
-    TVM turns a selection that reads memory into branches, and LLVM turns these into a gather. Values that are loaded
-    before the selection are selected in vectors.
+    TVM turns a selection that reads memory into branches, and LLVM turns these into a gather.
+    Values that are loaded before the selection are selected in vectors.
     """
     known = analyzer([*nest.axes, *nest.reduced])
     return [load for load in selections(nest.value) if _is_within(load, nest, known)]
 
 
 def with_selections(nest: Nest) -> Nest:
-    """Return a nest with selections in the place of conditional expressions that read nothing out of bounds.
+    """Return a nest with selections in the place of conditional expressions that read nothing out
+    of bounds.
 
     LLVM vectorises a selection, and may not read memory before it knows that a condition holds.
     """

@@ -1,8 +1,8 @@
 """Loops over more memory than the caches hold, with nontemporal stores.
 
-A processor reads the cache line that it stores to, except with nontemporal stores. TVM has no such stores, but LLVM
-does: they are emitted as functions in LLVM IR, which are inlined. They store whole aligned vectors; tensors that are
-not aligned are stored as usual.
+A processor reads the cache line that it stores to, except with nontemporal stores. TVM has no such
+stores, but LLVM does: they are emitted as functions in LLVM IR, which are inlined. They store whole
+aligned vectors; tensors that are not aligned are stored as usual.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from . import _elements
 from ._elements import Emitter
 from ._nest import is_zero
 
-#: The minimum number of bytes read and written. With a cache of 32 MiB, a product of 16 MiB and a sum that reads it take
-#: the same time with nontemporal stores and without, and the product alone three quarters of it.
+#: The minimum number of bytes read and written. With a cache of 32 MiB, a product of 16 MiB and a
+#: sum that reads it take the same time with nontemporal stores and without, and the product alone
+#: three quarters of it.
 LARGE = 16 << 20
 
 _LLVM = """
@@ -41,11 +42,13 @@ define void @relax_grad_streamed{lanes}() {{
 
 
 class Stream(Emitter):
-    """A generator of loops over contiguous elements, which are computed in vectors and stored past the caches."""
+    """A generator of loops over contiguous elements, which are computed in vectors and stored past
+    the caches."""
 
     @property
     def is_worth_it(self) -> bool:
-        """Tell whether the elements are many, of float32, contiguous, and need only vectorisable arithmetic."""
+        """Tell whether the elements are many, of float32, contiguous, and need only vectorisable
+        arithmetic."""
         if len(self.axes) != 1 or self.axes[0].size is None or self.accesses.tested:
             return False
         (axis,) = self.axes

@@ -29,17 +29,18 @@ def synchronized(
 ) -> relax.Function:
     """Return a function whose batch normalisations use the mean and the variance over all workers.
 
-    Forward form, for worker r of W with the weight ``w_r`` (the share of its examples, times W): the mean is
-    ``allreduce(w_r * mean(x), "avg")``, and the variance ``allreduce(w_r * mean((x - mean) ** 2), "avg")``. The rules of the
-    collectives give the gradient, which is that of one worker with all examples.
+    Forward form, for worker r of W with the weight ``w_r`` (the share of its examples, times W):
+    the mean is ``allreduce(w_r * mean(x), "avg")``, and the variance
+    ``allreduce(w_r * mean((x - mean) ** 2), "avg")``. The rules of the collectives give the
+    gradient, which is that of one worker with all examples.
 
     Parameters
     ----------
     weight : relax.Var or None
         The weight, of float32 without axes; None if all workers have the same number of examples.
     ratio : relax.Var
-        The number of all examples, divided by the worker's own, of float32 without axes. The unbiased variance of an imported
-        PyTorch model counts all examples.
+        The number of all examples, divided by the worker's own, of float32 without axes. The
+        unbiased variance of an imported PyTorch model counts all examples.
 
     Raises
     ------
@@ -77,7 +78,8 @@ def synchronized(
             emit.bindings.append(binding)
     if len(results) < len(whole):
         raise ValueError(
-            'batch_norm: a batch normalisation in a branch cannot be synchronized; use batch_norm="local"'
+            "batch_norm: a batch normalisation in a branch cannot be synchronized; use "
+            'batch_norm="local"'
         )
     body = relax.SeqExpr([relax.BindingBlock(emit.bindings)], plain.body.body)
     params = [*plain.params, *([] if weight is None else [weight]), ratio]
@@ -132,7 +134,8 @@ class _Factors:
         self._values[binding.var] = binding.value
 
     def of_variance(self, value: relax.Expr, variances) -> tuple | None:
-        """Return the variance and the number of elements, if the value is the unbiased variance of a normalisation."""
+        """Return the variance and the number of elements, if the value is the unbiased variance of
+        a normalisation."""
         if not isinstance(value, relax.Call) or value.op != tvm.ir.Op.get("relax.multiply"):
             return None
         variance, factor = value.args

@@ -1,7 +1,9 @@
-"""The axes of operators by labels: axes of operands and results with the same label have the same positions.
+"""The axes of operators by labels: axes of operands and results with the same label have the same
+positions.
 
-An operator whose result at a position of a label depends only on the operands at that position can run on a worker's part of the
-axis. The rules here tell the labels of operators for :mod:`._propagation`.
+An operator whose result at a position of a label depends only on the operands at that position can
+run on a worker's part of the axis. The rules here tell the labels of operators for
+:mod:`._propagation`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class Axes:
     whole : set
         The labels of axes that the operator needs whole.
     sums, means : set
-        The labels of axes over which the operator takes a sum that is linear in the divided operands, or a mean.
+        The labels of axes over which the operator takes a sum that is linear in the divided
+        operands, or a mean.
     """
 
     operands: list[Labels]
@@ -40,7 +43,8 @@ AxesRule = Callable[[relax.Call, list[relax.TensorType], relax.Type], Axes]
 
 RULES: dict[str, AxesRule] = {}
 
-#: The rules of operators whose arguments are extents or positions, by their names; see :mod:`._shapes`.
+#: The rules of operators whose arguments are extents or positions, by their names; see
+#: :mod:`._shapes`.
 SHAPES: dict[str, Callable] = {}
 
 
@@ -54,13 +58,14 @@ def rule(*names: str):
     return register
 
 
-_UNARY = """abs acos acosh asin asinh astype atan atanh bitwise_not ceil clip cos cosh erf exp floor isfinite isinf isnan log
-logical_not negative nn.dropout nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu nn.selu nn.silu nn.softplus ones_like round rsqrt
-sigmoid sign sin sinh sqrt square tan tanh trunc zeros_like grad.stop_gradient grad.start_checkpoint grad.end_checkpoint"""
+_UNARY = """abs acos acosh asin asinh astype atan atanh bitwise_not ceil clip cos cosh erf exp floor
+isfinite isinf isnan log logical_not negative nn.dropout nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu
+nn.selu nn.silu nn.softplus ones_like round rsqrt sigmoid sign sin sinh sqrt square tan tanh trunc
+zeros_like grad.stop_gradient grad.start_checkpoint grad.end_checkpoint"""
 
-_BROADCASTING = """add atan2 bitwise_and bitwise_or bitwise_xor divide equal ewise_fma floor_divide floor_mod full_like greater
-greater_equal left_shift less less_equal log_add_exp logical_and logical_or logical_xor maximum minimum mod multiply not_equal
-power right_shift subtract where"""
+_BROADCASTING = """add atan2 bitwise_and bitwise_or bitwise_xor divide equal ewise_fma floor_divide
+floor_mod full_like greater greater_equal left_shift less less_equal log_add_exp logical_and
+logical_or logical_xor maximum minimum mod multiply not_equal power right_shift subtract where"""
 
 
 @rule(*_UNARY.split(), *_BROADCASTING.split())

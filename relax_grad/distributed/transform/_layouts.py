@@ -15,7 +15,8 @@ from ...ir.compat import Analyzer
 class Divided:
     """The layout of a tensor that is divided along one axis among W workers.
 
-    The axis consists of equal parts, each of which is divided: an index along it is ``(part * W + worker) * size + offset``.
+    The axis consists of equal parts, each of which is divided: an index along it is
+    ``(part * W + worker) * size + offset``.
 
     Attributes
     ----------
@@ -57,7 +58,8 @@ def as_int(extent) -> int | None:
 
 
 def quotient(numerator: Iterable, denominator: Iterable):
-    """Return the product of some extents, divided by that of others; None if it is not known to be an integer."""
+    """Return the product of some extents, divided by that of others; None if it is not known to be
+    an integer."""
     above, below = _factors(numerator), _factors(denominator)
     count, symbols = above
     divisor, others = below

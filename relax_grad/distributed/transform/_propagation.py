@@ -19,7 +19,8 @@ from ._emitter import Emitter
 from ._labels import RULES, SHAPES, Axes
 from ._layouts import Divided, as_int, is_equal, local_type
 
-#: The layout of a value: that of a tensor, None if all workers have the whole, or a list for the fields of a tuple.
+#: The layout of a value: that of a tensor, None if all workers have the whole, or a list for the
+#: fields of a tuple.
 Layout = Divided | None | list
 
 
@@ -150,14 +151,16 @@ class Propagation:
         return self._collected_tensor(value, layout)
 
     def _collected_tensor(self, value: relax.Var, layout: Divided) -> relax.Var:
-        """Return the whole of a divided tensor: the sum of all parts, each at its place among zeros."""
+        """Return the whole of a divided tensor: the sum of all parts, each at its place among
+        zeros."""
         parts, size, at = as_int(layout.parts), as_int(layout.size), layout.axis
         own, extents = self._new[value], list(value.ty.shape.values)
         if parts is None or size is None or dtype_of(value.ty) == "bool":
             self.refuse(
                 "a result",
-                f"{self.described(value)} cannot be collected, because the extent of the axis is symbolic or the dtype is bool; end "
-                "the divided computation by a row-parallel product",
+                f"{self.described(value)} cannot be collected, because the extent of the axis is "
+                "symbolic or the dtype is bool; end the divided computation by a row-parallel "
+                "product",
             )
         whole = extents
         if parts > 1:
@@ -200,8 +203,9 @@ class Propagation:
         if name not in RULES and name not in SHAPES:
             self.refuse(
                 name,
-                f"there is no rule for the operator with {self.described(divided)}; leave the parameter whole, or end the "
-                "divided computation before this operator by a row-parallel product",
+                f"there is no rule for the operator with {self.described(divided)}; leave the "
+                "parameter whole, or end the divided computation before this operator by a "
+                "row-parallel product",
             )
         arguments, operands = self._operands(call)
         kinds = [each.kind for each in operands]
@@ -216,8 +220,8 @@ class Propagation:
             at = next(i for i, each in enumerate(operands) if each.layout is not None)
             self.refuse(
                 name,
-                f"the operator needs axis {operands[at].layout.axis} of {operands[at].name} whole, but it is divided among the "
-                "workers",
+                f"the operator needs axis {operands[at].layout.axis} of {operands[at].name} "
+                "whole, but it is divided among the workers",
             )
         for each, labels in zip(operands, axes.operands, strict=True):
             each.value = self.local(each, self._axis_in(each, labels, label, layout), layout)
@@ -240,7 +244,8 @@ class Propagation:
         return op.multiply(self.emit(total), share)
 
     def _operands(self, call: relax.Call):
-        """Return a function that makes the arguments of a call again, and the tensors among them."""
+        """Return a function that makes the arguments of a call again, and the tensors among
+        them."""
         operands: list[Operand] = []
 
         def add(value) -> Operand:
@@ -299,19 +304,22 @@ class Propagation:
             elif own != label:
                 self.refuse(
                     name,
-                    f"axis {first.layout.axis} of {first.name} and axis {each.layout.axis} of {each.name} are divided, which are "
-                    "different axes of the operator; a worker would have a part of each only",
+                    f"axis {first.layout.axis} of {first.name} and axis {each.layout.axis} of "
+                    f"{each.name} are divided, which are different axes of the operator; a "
+                    "worker would have a part of each only",
                 )
             elif not each.layout.is_like(layout):
                 self.refuse(
                     name,
-                    f"axis {first.layout.axis} of {first.name} is divided within {first.layout.parts} parts, but axis "
-                    f"{each.layout.axis} of {each.name} within {each.layout.parts}; annotate both with the same parts",
+                    f"axis {first.layout.axis} of {first.name} is divided within "
+                    f"{first.layout.parts} parts, but axis {each.layout.axis} of {each.name} "
+                    f"within {each.layout.parts}; annotate both with the same parts",
                 )
         return label, layout
 
     def _axis_in(self, operand: Operand, labels, label, layout: Divided) -> int | None:
-        """Return the axis of an operand with a label, or None if all positions of the label take the whole operand."""
+        """Return the axis of an operand with a label, or None if all positions of the label take
+        the whole operand."""
         if label not in labels:
             return None
         axis = labels.index(label)
@@ -319,7 +327,8 @@ class Propagation:
         return None if is_one and operand.layout is None else axis
 
     def local(self, operand: Operand, axis: int | None, layout: Divided) -> relax.Expr:
-        """Return an operand of a computation that is divided along one of the operand's axes, or along none of them."""
+        """Return an operand of a computation that is divided along one of the operand's axes, or
+        along none of them."""
         if operand.layout is not None:
             return operand.value
         if axis is None:
@@ -327,7 +336,8 @@ class Propagation:
         return self._slice(operand, axis, layout)
 
     def copy(self, value: relax.Expr) -> relax.Expr:
-        """Return a tensor that all workers have, such that its gradient is the sum of all workers' parts."""
+        """Return a tensor that all workers have, such that its gradient is the sum of all workers'
+        parts."""
         if not isinstance(value, relax.Var) or not holds_floats(value.ty):
             return value
         if value not in self._copies:
@@ -343,14 +353,15 @@ class Propagation:
         if not is_equal(extents[axis], layout.parts * self.num_workers * layout.size):
             self.refuse(
                 self._binding.value.op.name,
-                f"axis {axis} of {operand.name} has the extent {extents[axis]}, but the divided axis of the other operand has "
-                f"{layout.parts * self.num_workers * layout.size}",
+                f"axis {axis} of {operand.name} has the extent {extents[axis]}, but the divided "
+                f"axis of the other operand has {layout.parts * self.num_workers * layout.size}",
             )
         if parts is None or size is None:
             self.refuse(
                 self._binding.value.op.name,
-                f"axis {axis} of {operand.name} would be divided into {layout.parts} parts, but a tensor that all workers have "
-                "can be divided only into a constant number of parts",
+                f"axis {axis} of {operand.name} would be divided into {layout.parts} parts, but "
+                "a tensor that all workers have can be divided only into a constant number of "
+                "parts",
             )
         key = (operand.value, axis, parts)
         if isinstance(operand.value, relax.Var) and key in self._slices:

@@ -27,8 +27,8 @@ def shape_rule(*names: str):
 def _reshape(propagation, variable, call, operands) -> bool:
     """The divided axis may take in axes before and behind it, or give them up.
 
-    The workers are an axis of their own: ``outer`` elements before it, and ``inner`` elements behind it. An axis of the result
-    that has them in the same place is divided too.
+    The workers are an axis of their own: ``outer`` elements before it, and ``inner`` elements
+    behind it. An axis of the result that has them in the same place is divided too.
     """
     (data,) = operands
     layout, before = data.layout, data.kind.shape.values
@@ -49,9 +49,10 @@ def _reshape(propagation, variable, call, operands) -> bool:
     within = f" within {layout.parts} parts" if as_int(layout.parts) != 1 else ""
     return propagation.refuse(
         call.op.name,
-        f"axis {layout.axis} of {data.name}, of the shape {_text(before)}, is divided among {propagation.num_workers} workers{within}, "
-        f"and no axis of the new shape {_text(variable.ty.shape.values)} is divided in this way; an axis of heads must be a multiple of "
-        "the workers, and parts must be the number of joined layers",
+        f"axis {layout.axis} of {data.name}, of the shape {_text(before)}, is divided among "
+        f"{propagation.num_workers} workers{within}, and no axis of the new shape "
+        f"{_text(variable.ty.shape.values)} is divided in this way; an axis of heads must be a "
+        "multiple of the workers, and parts must be the number of joined layers",
     )
 
 
@@ -109,7 +110,8 @@ def _strided_slice(propagation, variable, call, operands) -> bool:
     if None in (begin, end, steps, extent) or steps[at] != 1:
         return propagation.refuse(
             call.op.name,
-            f"a slice of the divided axis {layout.axis} of {data.name} must be constant, with the stride 1",
+            f"a slice of the divided axis {layout.axis} of {data.name} must be constant, with "
+            "the stride 1",
         )
     first, last = (
         min(max(each[at] + (extent if each[at] < 0 else 0), 0), extent) for each in (begin, end)
@@ -130,8 +132,9 @@ def _of_parts(propagation, call, data: Operand, extent: int | None) -> Divided:
     if parts is None or extent is None or whole is None or extent % whole:
         propagation.refuse(
             call.op.name,
-            f"axis {layout.axis} of {data.name} is divided within {layout.parts} parts of {whole} elements, but a section has or "
-            f"begins at {extent}; annotate the weight with parts= for the sections that it joins",
+            f"axis {layout.axis} of {data.name} is divided within {layout.parts} parts of "
+            f"{whole} elements, but a section has or begins at {extent}; annotate the weight "
+            "with parts= for the sections that it joins",
         )
     return Divided(layout.axis, extent // whole, layout.size)
 

@@ -1,6 +1,8 @@
-"""Operators along a divided axis that need a few numbers of the other workers: classes or words that are divided among workers.
+"""Operators along a divided axis that need a few numbers of the other workers: classes or words
+that are divided among workers.
 
-They are those of an embedding and of a cross entropy whose vocabulary is divided (Shoeybi et al., 2019, section 3).
+They are those of an embedding and of a cross entropy whose vocabulary is divided (Shoeybi et al.,
+2019, section 3).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _HALF = ("float16", "bfloat16")
 
 @shape_rule("nn.softmax", "nn.log_softmax")
 def _softmax(propagation, variable, call, operands) -> bool:
-    """The largest element and the sum of exponentials are those of all workers; the result is divided."""
+    """The largest element and the sum of exponentials are those of all workers; the result is
+    divided."""
     (data,) = operands
     axis, emit = data.layout.axis, propagation.emit
     if int(call.attrs.axis) % data.kind.ndim != axis:
@@ -88,7 +91,8 @@ def _gather_elements(propagation, variable, call, operands) -> bool:
 
 
 def _position(emit, index: relax.Expr, extent: int, mode: str):
-    """Return indices as those of the elements that they select, and whether these exist; None if all do.
+    """Return indices as those of the elements that they select, and whether these exist; None if
+    all do.
 
     The modes are those of :func:`relax_grad.topi.position.position`.
     """
@@ -112,7 +116,8 @@ def _position(emit, index: relax.Expr, extent: int, mode: str):
 
 
 def _sum_of_chosen(emit, found: relax.Expr, is_own: relax.Expr, is_inside: relax.Expr | None):
-    """Return the sum of the workers' own elements; those that do not exist are NaN, or 0 for integers."""
+    """Return the sum of the workers' own elements; those that do not exist are NaN, or 0 for
+    integers."""
     dtype = dtype_of(found.ty)
     part = emit(op.where(is_own, found, relax.const(0, dtype)))
     total = own_op.reduce_from_tensor_parallel(part)
@@ -123,7 +128,8 @@ def _sum_of_chosen(emit, found: relax.Expr, is_own: relax.Expr, is_inside: relax
 
 @shape_rule("nn.nll_loss")
 def _nll_loss(propagation, variable, call, operands) -> bool:
-    """Each worker ignores the targets that others have; the loss is the sum, divided by the weights of all targets."""
+    """Each worker ignores the targets that others have; the loss is the sum, divided by the weights
+    of all targets."""
     predictions, targets, *weights = operands
     layout, emit = predictions.layout, propagation.emit
     classes = min(1, predictions.kind.ndim - 1)
@@ -179,19 +185,22 @@ def _nll_loss_axes(call, operands, result) -> Axes:
 
 
 def _extent(propagation: Propagation, call: relax.Call, operand: Operand) -> int:
-    """Return the extent of a divided axis, all of which workers have in the order of their places."""
+    """Return the extent of a divided axis, all of which workers have in the order of their
+    places."""
     layout: Divided = operand.layout
     if as_int(layout.parts) != 1 or as_int(layout.size) is None:
         propagation.refuse(
             call.op.name,
-            f"axis {layout.axis} of {operand.name} must have a constant extent and be divided within one part, but it is divided within "
-            f"{layout.parts} parts; annotate the parameter with parts=1",
+            f"axis {layout.axis} of {operand.name} must have a constant extent and be divided "
+            f"within one part, but it is divided within {layout.parts} parts; annotate the "
+            "parameter with parts=1",
         )
     return as_int(layout.size) * propagation.num_workers
 
 
 def _own_places(propagation: Propagation, call: relax.Call, operand: Operand, index):
-    """Return indices along the divided axis as those of the worker's part, 0 for others, and whether the worker has them."""
+    """Return indices along the divided axis as those of the worker's part, 0 for others, and
+    whether the worker has them."""
     _extent(propagation, call, operand)
     size, emit, kind = as_int(operand.layout.size), propagation.emit, dtype_of(index.ty)
     firsts = relax.const(np.arange(propagation.num_workers) * size, kind)

@@ -36,9 +36,10 @@ def reduce_gradients(
 ) -> relax.Function:
     """Return an adjoint function whose gradients are reduced over all workers.
 
-    The gradients are joined to vectors of one dtype, in the order in which they are ready, up to a number of bytes. The collective
-    of a vector comes directly behind the last of its gradients. Computations of single gradients come as soon as their operands are
-    there: an adjoint may compute them at its end.
+    The gradients are joined to vectors of one dtype, in the order in which they are ready, up to a
+    number of bytes. The collective of a vector comes directly behind the last of its gradients.
+    Computations of single gradients come as soon as their operands are there: an adjoint may
+    compute them at its end.
 
     Parameters
     ----------
@@ -47,12 +48,15 @@ def reduce_gradients(
     kind : str
         ``"sum"`` or ``"avg"``.
     bucket_bytes : int
-        The largest size of a vector; a gradient that is larger has a vector of its own. If collectives overlap, the first vector
-        has at most 1 MiB, as in PyTorch's ``DistributedDataParallel``, so that they begin early.
+        The largest size of a vector; a gradient that is larger has a vector of its own. If
+        collectives overlap, the first vector has at most 1 MiB, as in PyTorch's
+        ``DistributedDataParallel``, so that they begin early.
     overlap : bool
-        Whether the collectives run beside the rest of the function, which waits for them at its end.
+        Whether the collectives run beside the rest of the function, which waits for them at its
+        end.
     of_peers : bool
-        Whether gradients are reduced over the workers of the same place in each group, and not over all workers.
+        Whether gradients are reduced over the workers of the same place in each group, and not over
+        all workers.
 
     Returns
     -------
@@ -122,7 +126,8 @@ def reduce_together(
 
 
 def reduction_of(emit, value: relax.Expr, kind: str, of_peers: bool) -> relax.Call:
-    """Return the call whose result is a tensor reduced over all workers, or over the peers in other groups."""
+    """Return the call whose result is a tensor reduced over all workers, or over the peers in other
+    groups."""
     if of_peers:  # R.ccl has no reduction of peers
         return wait(emit(start_allreduce(value, kind, of_peers=True), "started"))
     return op.ccl.allreduce(value, kind, False)

@@ -19,54 +19,62 @@ from ...ir.module import copy_with_new_vars, relax_function, unused, with_functi
 from ._batch_norm import synchronized, training_norms
 from .buckets import BUCKET_BYTES, reduce_gradients, reduce_together, reduction_of
 
-#: The factor of a worker's number in its seed: the fractional part of the golden ratio, as a signed integer.
+#: The factor of a worker's number in its seed: the fractional part of the golden ratio, as a signed
+#: integer.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.distributed.DataParallel")
 class DataParallel:
-    """A pass that adds the adjoint of a loss for workers that have the same parameters and different examples.
+    """A pass that adds the adjoint of a loss for workers that have the same parameters and
+    different examples.
 
-    It takes the place of :class:`relax_grad.transform.Gradient`: the new function is named ``<func_name>_adjoint``, takes the
-    same parameters, and returns ``(result, (gradients...), own_loss)``. On all workers, the loss in the result, the
-    gradients, and the results that ``averaged`` names are the same: those of all examples together. ``own_loss`` is that of the
-    worker's examples.
+    It takes the place of :class:`relax_grad.transform.Gradient`: the new function is named
+    ``<func_name>_adjoint``, takes the same parameters, and returns
+    ``(result, (gradients...), own_loss)``. On all workers, the loss in the result, the gradients,
+    and the results that ``averaged`` names are the same: those of all examples together.
+    ``own_loss`` is that of the worker's examples.
 
-    The collectives are operators of Relax, ``R.ccl.allreduce``. Gradients are joined in buckets, in the order in which the
-    backward pass computes them.
+    The collectives are operators of Relax, ``R.ccl.allreduce``. Gradients are joined in buckets, in
+    the order in which the backward pass computes them.
 
     Parameters
     ----------
     func_name : str
-        The function that returns the loss. A call of a batch normalisation that is to be synchronized must be in the function
-        itself.
+        The function that returns the loss. A call of a batch normalisation that is to be
+        synchronized must be in the function itself.
     require_grads : relax.Var or str or Sequence[relax.Var or str], optional
         As for ``Gradient``.
     target_index : int or Sequence[int]
         The place of the loss in the result.
     batch : str, optional
-        The parameter whose first axis counts the worker's examples. If the extent is symbolic, workers may have different
-        numbers of examples, and each one's loss and gradients count by its share. By default all count the same.
+        The parameter whose first axis counts the worker's examples. If the extent is symbolic,
+        workers may have different numbers of examples, and each one's loss and gradients count by
+        its share. By default all count the same.
     reduction : str
-        ``"mean"``: the loss is a mean over the examples, and so is that of all workers. ``"sum"``: it is a sum.
+        ``"mean"``: the loss is a mean over the examples, and so is that of all workers. ``"sum"``:
+        it is a sum.
     batch_norm : str
-        ``"synchronized"``: the statistics of batch normalisations are those of all workers' examples, and gradients pass
-        through them. ``"local"``: those of the worker's examples.
+        ``"synchronized"``: the statistics of batch normalisations are those of all workers'
+        examples, and gradients pass through them. ``"local"``: those of the worker's examples.
     averaged : Sequence[Sequence[int]]
         The places of other floating-point results to average, such as new running statistics.
     seed : str, optional
-        The parameter that is the seed of random numbers. Worker 0 takes it as it is, and each other worker has another seed.
+        The parameter that is the seed of random numbers. Worker 0 takes it as it is, and each other
+        worker has another seed.
     bucket_bytes : int
         The size of a bucket in bytes.
     cotangent : str or None
-        Adds a last parameter of this name, of the type of the loss, that the gradients are multiplied by.
+        Adds a last parameter of this name, of the type of the loss, that the gradients are
+        multiplied by.
     overlap : bool
-        Whether the collectives of buckets run beside the rest of the backward pass: in place of ``R.ccl.allreduce`` stand a call that
-        starts it, and one behind the backward pass that waits for it, of functions that the workers of a session have.
+        Whether the collectives of buckets run beside the rest of the backward pass: in place of
+        ``R.ccl.allreduce`` stand a call that starts it, and one behind the backward pass that waits
+        for it, of functions that the workers of a session have.
     group_size : int
         The number of consecutive workers that compute one share of the batch together, as of
-        :class:`relax_grad.distributed.transform.TensorParallel`. Their reductions are those of the workers of the same place in
-        each group, by the same functions.
+        :class:`relax_grad.distributed.transform.TensorParallel`. Their reductions are those of the
+        workers of the same place in each group, by the same functions.
 
     Raises
     ------
@@ -129,8 +137,9 @@ class DataParallel:
 class _Adjoint:
     """The construction of the adjoint of one function.
 
-    The function gets the worker's weight, the share of its examples times the number of workers, and gradients are averages.
-    So weights are exactly 1, and need no multiplication to be exact, where all workers have the same number of examples.
+    The function gets the worker's weight, the share of its examples times the number of workers,
+    and gradients are averages. So weights are exactly 1, and need no multiplication to be exact,
+    where all workers have the same number of examples.
     """
 
     def __init__(self, settings: DataParallel, mod: tvm.IRModule, name: str):
@@ -152,7 +161,8 @@ class _Adjoint:
         extents = kind.shape.values if is_scalar and kind.shape is not None else [None]
         if not all(isinstance(each, tirx.IntImm) and int(each) == 1 for each in extents):
             raise GradientError(
-                f"the loss of {self._settings.func_name} must be a scalar or have one element, but its type is {kind}"
+                f"the loss of {self._settings.func_name} must be a scalar or have one element, "
+                f"but its type is {kind}"
             )
 
     def _extent(self):
@@ -168,7 +178,8 @@ class _Adjoint:
     def _param(self, name: str, argument: str) -> relax.Var:
         if name not in self._places:
             raise ValueError(
-                f"{argument}: {self._settings.func_name} has no parameter {name!r}; it has {', '.join(self._places)}"
+                f"{argument}: {self._settings.func_name} has no parameter {name!r}; it has "
+                f"{', '.join(self._places)}"
             )
         return self._function.params[self._places[name]]
 
@@ -202,7 +213,8 @@ class _Adjoint:
         return bb.finalize()
 
     def _outer(self, callee: relax.Function, takes_weight: bool, takes_ratio: bool):
-        """Return the function that calls the adjoint of a worker's loss, with that one written out."""
+        """Return the function that calls the adjoint of a worker's loss, with that one written
+        out."""
         settings = self._settings
         variable = tvm.ir.GlobalVar("adjoint_of_worker")
         bb = relax.BlockBuilder()
@@ -292,7 +304,8 @@ class _Adjoint:
         return bb.emit(op.full(kind.shape, own, dtype)) if len(kind.shape) else own
 
     def _reduced(self, bb, result: relax.Expr, weight) -> tuple[relax.Expr, relax.Expr]:
-        """Return the result with its loss and the averaged values of all workers, and the worker's own loss."""
+        """Return the result with its loss and the averaged values of all workers, and the worker's
+        own loss."""
         path = self._path
         own = _field(bb, result, path)
         found: dict[tuple[int, ...], relax.Expr] = {}

@@ -23,36 +23,43 @@ _KEEPS_AXES = ("relax.astype", "relax.grad.start_checkpoint", "relax.nn.dropout"
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.distributed.TensorParallel")
 class TensorParallel:
-    """A pass that rewrites a function of whole tensors into that of one worker, which has a part of some parameters.
+    """A pass that rewrites a function of whole tensors into that of one worker, which has a part of
+    some parameters.
 
-    It is the tensor parallelism of Megatron-LM (Shoeybi et al., 2019), as a rewrite of Relax. A column-parallel layer has a part
-    of the output features, and a row-parallel layer a part of the input features. The operators in between run on the worker's part
-    of the divided axis. A product over a divided axis ends in a sum over the workers. Run the pass before
-    :class:`relax_grad.transform.Gradient`: the gradients are those of the one function that the workers compute together. Gradients
-    of divided parameters are the worker's parts, and those of others are the same on all workers.
+    It is the tensor parallelism of Megatron-LM (Shoeybi et al., 2019), as a rewrite of Relax. A
+    column-parallel layer has a part of the output features, and a row-parallel layer a part of the
+    input features. The operators in between run on the worker's part of the divided axis. A product
+    over a divided axis ends in a sum over the workers. Run the pass before
+    :class:`relax_grad.transform.Gradient`: the gradients are those of the one function that the
+    workers compute together. Gradients of divided parameters are the worker's parts, and those of
+    others are the same on all workers.
 
-    Two operators are inserted. ``R.grad.copy_to_tensor_parallel`` stands where a tensor that all workers have enters a divided
-    computation: its gradient is the sum of all workers' parts. ``R.grad.reduce_from_tensor_parallel`` is the sum over the workers,
-    and passes its gradient on unchanged. Their legalizations are nothing and ``R.ccl.allreduce``. A tensor that all workers have
-    and that meets a divided axis is cut to the worker's part, such as a mask of dropout, or the bias of a column-parallel layer
-    without an annotation.
+    Two operators are inserted. ``R.grad.copy_to_tensor_parallel`` stands where a tensor that all
+    workers have enters a divided computation: its gradient is the sum of all workers' parts.
+    ``R.grad.reduce_from_tensor_parallel`` is the sum over the workers, and passes its gradient on
+    unchanged. Their legalizations are nothing and ``R.ccl.allreduce``. A tensor that all workers
+    have and that meets a divided axis is cut to the worker's part, such as a mask of dropout, or
+    the bias of a column-parallel layer without an annotation.
 
     Parameters
     ----------
     func_name : str
-        The function. Its other parameters and its results are the same on all workers. Divided results are collected.
+        The function. Its other parameters and its results are the same on all workers. Divided
+        results are collected.
     shards : Mapping[str, Shard]
-        The annotations of parameters by their names or by patterns such as ``"*.up.*"``; the first that matches counts.
-        :func:`relax_grad.distributed.column`, :func:`~relax_grad.distributed.row` and :func:`~relax_grad.distributed.along` make
-        them. Parameters that none matches stay whole.
+        The annotations of parameters by their names or by patterns such as ``"*.up.*"``; the first
+        that matches counts. :func:`relax_grad.distributed.column`,
+        :func:`~relax_grad.distributed.row` and :func:`~relax_grad.distributed.along` make them.
+        Parameters that none matches stay whole.
     num_workers : int
         The number of workers.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument does not fit; if the workers do not divide an extent; or if an operator cannot run on a part of the divided
-        axis. The message names the operator, the variable and the axis.
+        If an argument does not fit; if the workers do not divide an extent; or if an operator
+        cannot run on a part of the divided axis. The message names the operator, the variable and
+        the axis.
 
     Examples
     --------
@@ -107,12 +114,14 @@ class TensorParallel:
         is_tensor = isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.ShapeExpr)
         if not is_tensor or kind.ndim < 1:
             raise ValueError(
-                f"shards: {param.name} must be a tensor with an axis and a known shape to be divided, but its type is {kind}"
+                f"shards: {param.name} must be a tensor with an axis and a known shape to be "
+                f"divided, but its type is {kind}"
             )
         if kind.ndim == 1 and shard.kind == "row":
             raise ValueError(
-                f"shards: {param.name} has {shard}, but one axis only: the bias of a row-parallel layer is whole, because it is added "
-                "after the sum over the workers; leave it out"
+                f"shards: {param.name} has {shard}, but one axis only: the bias of a "
+                "row-parallel layer is whole, because it is added after the sum over the "
+                "workers; leave it out"
             )
         if (shard.kind == "column" and kind.ndim > 1) or shard.kind == "row":
             outputs, inputs = _features(function, param)
@@ -152,12 +161,14 @@ def check_shards(shards: object) -> None:
     """Check that an argument is a mapping of names to annotations."""
     if not isinstance(shards, Mapping):
         raise TypeError(
-            f"shards must be a mapping of names or patterns to column(), row() or along(), but it is {shards!r}"
+            "shards must be a mapping of names or patterns to column(), row() or along(), but "
+            f"it is {shards!r}"
         )
     for pattern, shard in shards.items():
         if not isinstance(pattern, str) or not isinstance(shard, Shard):
             raise TypeError(
-                f"shards: {pattern!r} must be a name or a pattern, and {shard!r} the result of column(), row() or along()"
+                f"shards: {pattern!r} must be a name or a pattern, and {shard!r} the result of "
+                "column(), row() or along()"
             )
 
 
@@ -179,7 +190,8 @@ def match_shards(shards: Mapping[str, Shard], names: list[str]) -> dict[str, Sha
 
 
 def _features(function: relax.Function, param: relax.Var) -> tuple[int, int]:
-    """Return the axes of a weight with the output features and the input features of its products."""
+    """Return the axes of a weight with the output features and the input features of its
+    products."""
     axes: dict[relax.Var, list[int]] = {param: list(range(param.ty.ndim))}
     found = set()
     for binding in bindings_of(function.body):
@@ -209,7 +221,7 @@ def _features(function: relax.Function, param: relax.Var) -> tuple[int, int]:
     if len(found) != 1:
         uses = "products with different output features" if found else "no matrix product"
         raise ValueError(
-            f"shards: the use of {param.name} does not tell its output and input features, because it is an operand of {uses}; name the "
-            "axis by along(axis)"
+            f"shards: the use of {param.name} does not tell its output and input features, "
+            f"because it is an operand of {uses}; name the axis by along(axis)"
         )
     return found.pop()

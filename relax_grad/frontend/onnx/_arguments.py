@@ -42,12 +42,14 @@ def check_shapes(shapes: object) -> None:
     for name, extents in (shapes or {}).items():
         if isinstance(extents, (str, bytes)) or not isinstance(extents, Sequence):
             raise TypeError(
-                f"shapes: {name} must have a sequence of extents, such as (1, 3, 64, 64), but it has {extents!r}"
+                f"shapes: {name} must have a sequence of extents, such as (1, 3, 64, 64), but it "
+                f"has {extents!r}"
             )
 
 
 def check_dynamic_shapes(dynamic_shapes: object) -> None:
-    """Raise TypeError if a value is neither symbols by the names of inputs and their axes nor None."""
+    """Raise TypeError if a value is neither symbols by the names of inputs and their axes nor
+    None."""
     _check_mapping("dynamic_shapes", dynamic_shapes, '{"x": {0: "batch"}}')
     for name, symbols in (dynamic_shapes or {}).items():
         is_fitting = isinstance(symbols, Mapping) and all(
@@ -56,7 +58,8 @@ def check_dynamic_shapes(dynamic_shapes: object) -> None:
         )
         if not is_fitting:
             raise TypeError(
-                f'dynamic_shapes: {name} must have names by axes, such as {{0: "batch"}}, but it has {symbols!r}'
+                f'dynamic_shapes: {name} must have names by axes, such as {{0: "batch"}}, but it '
+                f"has {symbols!r}"
             )
 
 
@@ -70,5 +73,6 @@ def _check_mapping(argument: str, value: object, example: str) -> None:
         return
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise TypeError(
-            f"{argument} must be a mapping from the names of inputs, such as {example}, but it is {value!r}"
+            f"{argument} must be a mapping from the names of inputs, such as {example}, but it "
+            f"is {value!r}"
         )

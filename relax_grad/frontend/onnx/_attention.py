@@ -71,7 +71,8 @@ def _unseen(bb, queries, keys, window: int = 0) -> relax.Expr:
 
 
 def _attended(bb, heads: _Heads, attrs, biases=(), excluded=()) -> relax.Expr:
-    """Return ``softmax(scale * Q K^T + biases) V`` as (batch, steps, heads * size); excluded scores count as minus infinity."""
+    """Return ``softmax(scale * Q K^T + biases) V`` as (batch, steps, heads * size); excluded scores
+    count as minus infinity."""
     query, key, value = heads
     dtype, size = _dtype(query), _extents(query)[3]
     scale = attrs.get("scale", 0.0) or 1 / math.sqrt(size)
@@ -95,13 +96,15 @@ def _attended(bb, heads: _Heads, attrs, biases=(), excluded=()) -> relax.Expr:
 def _mask_bias(bb, mask, data, steps, attrs) -> relax.Expr:
     """Return the scores that a mask of the keys adds: ``mask_filter_value`` where it is 0.
 
-    The mask is (batch, keys), (batch, queries, keys), or has the number of the keys of each sequence.
+    The mask is (batch, keys), (batch, queries, keys), or has the number of the keys of each
+    sequence.
     """
     dtype, rank = _dtype(data), _rank(mask)
     if rank == 1:
         if not Extents().equal(_extents(mask)[0], _extents(data)[0]):
             raise Refused(
-                "its mask holds starts and ends of sequences; export the mask of all keys, of shape (batch, keys)"
+                "its mask holds starts and ends of sequences; export the mask of all keys, of "
+                "shape (batch, keys)"
             )
         lengths = bb.emit(op.expand_dims(mask, 1))
         places = bb.emit(op.expand_dims(_steps(bb, steps, _dtype(mask)), 0))
@@ -138,7 +141,8 @@ def _attention(bb, inputs, attrs, opset):
 
 @_converts("MultiHeadAttention")
 def _multi_head_attention(bb, inputs, attrs, opset):
-    """Attention of queries, keys and values, which may be packed in one tensor, with a bias of all three."""
+    """Attention of queries, keys and values, which may be packed in one tensor, with a bias of all
+    three."""
     query, key, value, bias, mask, extra = (inputs[i] for i in range(6))
     _without(
         inputs,
@@ -192,7 +196,8 @@ def _group_query_attention(bb, inputs, attrs, opset):
     _without(
         inputs,
         attrs,
-        {3: "past_key", 4: "past_value", 11: "head_sink", 12: "k_scale", 13: "v_scale", 14: "q_norm_weight", 15: "k_norm_weight", 16: "query_seqlens"},
+        {3: "past_key", 4: "past_value", 11: "head_sink", 12: "k_scale", 13: "v_scale",
+            14: "q_norm_weight", 15: "k_norm_weight", 16: "query_seqlens"},
         ("smooth_softmax", "kv_cache_bit_width", "qk_output", "sliding_window_cache"),
     )  # fmt: skip
     _only_output(attrs)
@@ -246,7 +251,8 @@ def _turned(bb, data, inputs, attrs, heads: int, opset: int) -> relax.Expr:
 
 @_converts("EmbedLayerNormalization")
 def _embed_layer_norm(bb, inputs, attrs, opset):
-    """Return the normalised sum of rows of words, places and segments; the number of words; and the sum."""
+    """Return the normalised sum of rows of words, places and segments; the number of words; and the
+    sum."""
     words, segments, table, places, kinds, gamma, beta, mask, position = (
         inputs[i] for i in range(9)
     )
@@ -271,7 +277,8 @@ def _embed_layer_norm(bb, inputs, attrs, opset):
 
 @_converts("BiasSoftmax")
 def _bias_softmax(bb, inputs, attrs, opset):
-    """Return the softmax of the sum of the data and a bias over the axes from ``axis`` on, which must be the last one."""
+    """Return the softmax of the sum of the data and a bias over the axes from ``axis`` on, which
+    must be the last one."""
     data, bias = inputs[:2]
     if attrs.get("axis", 1) % _rank(data) != _rank(data) - 1:
         raise Refused("it normalises several axes; optimise the model without this fusion")

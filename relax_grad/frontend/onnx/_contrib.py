@@ -11,7 +11,8 @@ from ._fused import _converts, _sum_of
 
 @_converts("GroupNorm")
 def _group_norm(bb, inputs, attrs, opset):
-    """Normalise groups of channels, which stand last unless ``channels_last`` is 0; SiLU may follow."""
+    """Normalise groups of channels, which stand last unless ``channels_last`` is 0; SiLU may
+    follow."""
     return _normalized(bb, *inputs[:3], attrs)
 
 
@@ -50,7 +51,8 @@ def _normalized(bb, data, gamma, beta, attrs) -> relax.Expr:
 
 @_converts("BiasDropout")
 def _bias_dropout(bb, inputs, attrs, opset):
-    """Return the sum of the data and a bias with dropped elements, plus a residual; and the mask."""
+    """Return the sum of the data and a bias with dropped elements, plus a residual; and the
+    mask."""
     data, bias, residual, ratio, training = (inputs[i] for i in range(5))
     total = bb.emit(op.add(data, bias))
     found = CONVERTERS["Dropout"](bb, [total, ratio, training], attrs, max(opset, 13))

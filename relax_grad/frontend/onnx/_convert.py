@@ -56,7 +56,8 @@ class Prepared:
         return {each.name: each.doc_string for each in self.model.graph.initializer}
 
     def in_inference(self) -> Prepared | None:
-        """Return a copy whose normalisations and dropout are in inference; None if all are already."""
+        """Return a copy whose normalisations and dropout are in inference; None if all are
+        already."""
         if not computes_in_training(self.model):
             return None
         model = onnx.ModelProto()
@@ -67,7 +68,8 @@ class Prepared:
     def lift(self, names: Sequence[str], states: Mapping[str, str], kinds=None) -> None:
         """Turn initializers into inputs of the graph, in this order, and states into outputs.
 
-        ``kinds`` has the element types and extents of the initializers, if the graph may lack some of them.
+        ``kinds`` has the element types and extents of the initializers, if the graph may lack some
+        of them.
         """
         graph = self.model.graph
         if kinds is None:
@@ -88,7 +90,8 @@ class Prepared:
     def imported(
         self, simplify: bool | str, onnxsim_is_installed: bool
     ) -> tuple[tvm.IRModule, bool]:
-        """Return the module of the model, after onnxsim if that is asked for or needed, and whether it draws."""
+        """Return the module of the model, after onnxsim if that is asked for or needed, and whether
+        it draws."""
         put_back(self.model.graph, self.arrays)
         if simplify is True:
             self._simplify()
@@ -161,7 +164,8 @@ def _name_nodes(model: onnx.ModelProto) -> None:
 
 
 def _mark_training(model: onnx.ModelProto) -> None:
-    """Set the attribute of normalisations in training mode, which older versions mark by the number of results."""
+    """Set the attribute of normalisations in training mode, which older versions mark by the number
+    of results."""
     opset = opset_of(model)
     for node in every_node(model.graph):
         if node.op_type != "BatchNormalization" or opset >= 14:

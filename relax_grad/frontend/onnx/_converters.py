@@ -1,9 +1,9 @@
 """Converters of ONNX operators in the place of TVM's.
 
-TVM's converters of these operators emit tensor functions where Relax has an operator, have a gradient that overflows,
-ignore attributes, or differ from ONNX. Each function takes the builder, the operands (None for one that is left out),
-the attributes, and the version of the operators, and returns the result; or None, for TVM's converter to continue, with
-the attributes as they are then.
+TVM's converters of these operators emit tensor functions where Relax has an operator, have a
+gradient that overflows, ignore attributes, or differ from ONNX. Each function takes the builder,
+the operands (None for one that is left out), the attributes, and the version of the operators, and
+returns the result; or None, for TVM's converter to continue, with the attributes as they are then.
 """
 
 from __future__ import annotations
@@ -83,13 +83,15 @@ def _constant(value, what: str) -> np.ndarray | None:
         found = constant_value(value) if isinstance(value, relax.Expr) else None
     if found is None:
         raise Refused(
-            f"its operand {what!r} is computed at run time; give the extents of the inputs, shapes={{...}}, or make it a constant"
+            f"its operand {what!r} is computed at run time; give the extents of the inputs, "
+            "shapes={...}, or make it a constant"
         )
     return found
 
 
 def _folds(inputs: Sequence) -> bool:
-    """Tell whether TVM's converter can fold the call: all operands are constants, or one is no tensor."""
+    """Tell whether TVM's converter can fold the call: all operands are constants, or one is no
+    tensor."""
     given = [each for each in inputs if each is not None]
     return not all(map(_is_tensor, given)) or all(
         constant_value(each) is not None for each in given
@@ -148,7 +150,8 @@ def _selu(bb, inputs, attrs, opset):
 
 
 def _exponential_unit(bb, data, alpha: float, gamma: float) -> relax.Expr:
-    """Return ``gamma * (x if x > 0 else alpha * (exp(x) - 1))``, whose gradient does not overflow."""
+    """Return ``gamma * (x if x > 0 else alpha * (exp(x) - 1))``, whose gradient does not
+    overflow."""
     zero = _like(0, data)
     positive = bb.normalize(relax.op.greater(data, zero))
     exponent = bb.normalize(relax.op.where(positive, zero, data))
@@ -297,7 +300,8 @@ def _softmax(bb, inputs, attrs, opset):
         return None
     if not all(isinstance(each, int) for each in _extents(data)):
         raise Refused(
-            "it joins several axes, whose extents must be known: shapes={...}; or export for version 13 or later"
+            "it joins several axes, whose extents must be known: shapes={...}; or export for "
+            "version 13 or later"
         )
     return None
 
@@ -323,8 +327,9 @@ def _dropout(bb, inputs, attrs, opset):
             return result if custom["num_outputs"] < 2 else relax.Tuple([result, mask])
     elif opset < 7 and not attrs.get("is_test", 0):
         raise Refused(
-            "it is in training mode (is_test=0), whose scale ONNX defines from version 12 on; import the model with "
-            "dropout=False to train without dropout, or export it for version 12 or later"
+            "it is in training mode (is_test=0), whose scale ONNX defines from version 12 on; "
+            "import the model with dropout=False to train without dropout, or export it for "
+            "version 12 or later"
         )
     if custom["num_outputs"] < 2:
         return data
@@ -355,6 +360,7 @@ def _space_to_depth(bb, inputs, attrs, opset):
 
 
 def _only_first(attrs: dict) -> None:
-    """Refuse a node of which more than the first result is used; TVM's converter returns zeros for the others."""
+    """Refuse a node of which more than the first result is used; TVM's converter returns zeros for
+    the others."""
     if attrs["tvm_custom"]["num_outputs"] > 1:
         raise Refused("results other than the first are used, which TVM cannot compute")

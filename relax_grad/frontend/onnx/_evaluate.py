@@ -84,7 +84,8 @@ def evaluated(
 
 
 def _decided(value: bool, operands: list[Known | None], shapes: list) -> Known | None:
-    """Return the result of ``And`` or ``Or`` if an operand decides it, whatever the other one is."""
+    """Return the result of ``And`` or ``Or`` if an operand decides it, whatever the other one
+    is."""
     if not any(
         each is not None and all(x is value for x in each.elements.flat) for each in operands
     ):
@@ -97,7 +98,8 @@ def _decided(value: bool, operands: list[Known | None], shapes: list) -> Known |
 
 
 def known_constant(value: np.ndarray) -> Known | None:
-    """Return a constant as a tensor of known elements; None if it has other numbers than integers and short fractions."""
+    """Return a constant as a tensor of known elements; None if it has other numbers than integers
+    and short fractions."""
     if value.size > MOST_ELEMENTS or value.dtype.kind not in "iubf":
         return None
     if value.dtype.kind != "f":

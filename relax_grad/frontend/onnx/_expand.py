@@ -9,14 +9,17 @@ import onnx.inliner
 
 from ._graph import STANDARD, every_node
 
-#: Operators that are computed before the import, with constant operands; their definitions are not used.
+#: Operators that are computed before the import, with constant operands; their definitions are not
+#: used.
 _FOLDED = {"BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix"}
 
 
 def expand(model: onnx.ModelProto, is_known: Callable[[onnx.NodeProto], bool]) -> onnx.ModelProto:
-    """Return a model in which nodes of ONNX's own operators without a converter are written by operators with one.
+    """Return a model in which nodes of ONNX's own operators without a converter are written by
+    operators with one.
 
-    A node whose definition needs an operator without a converter is left as it is, so that errors name it.
+    A node whose definition needs an operator without a converter is left as it is, so that errors
+    name it.
 
     Parameters
     ----------
@@ -41,7 +44,8 @@ def expand(model: onnx.ModelProto, is_known: Callable[[onnx.NodeProto], bool]) -
 
 
 def _inlined(model: onnx.ModelProto, kind: str) -> onnx.ModelProto | None:
-    """Return a model with the definition of an operator in the place of its nodes; None if there is none."""
+    """Return a model with the definition of an operator in the place of its nodes; None if there is
+    none."""
     try:
         # Some definitions depend on the types of the operands, also of initializers.
         typed = onnx.shape_inference.infer_shapes(model, data_prop=True)

@@ -1,4 +1,5 @@
-"""Constant folding of ONNX graphs: extents, shapes and branches that depend only on the types of the inputs."""
+"""Constant folding of ONNX graphs: extents, shapes and branches that depend only on the types of
+the inputs."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def fold(
     fixed: Collection[str] = (),
     is_wanted: Callable[[str], bool] = lambda name: False,
 ) -> set[str]:
-    """Fold the values that depend only on the types of the inputs, and conditionals with a known condition.
+    """Fold the values that depend only on the types of the inputs, and conditionals with a known
+    condition.
 
     Nodes with a weight among their operands are not folded, and weights keep their names.
 
@@ -71,7 +73,8 @@ def fold(
     fixed : Collection[str]
         The initializers that were inputs.
     is_wanted : Callable
-        Tells whether a constant that is no weight by default is not folded, because it may be trained on request.
+        Tells whether a constant that is no weight by default is not folded, because it may be
+        trained on request.
 
     Returns
     -------
@@ -209,7 +212,8 @@ class _Folding:
         return self.partly[name]
 
     def _with_shape(self, node: onnx.NodeProto, position: int) -> list[onnx.NodeProto]:
-        """Return a node whose shape operand is a constant or is computed from the extents of the graph's inputs.
+        """Return a node whose shape operand is a constant or is computed from the extents of the
+        graph's inputs.
 
         The node is returned as it is if an extent is unknown.
         """
@@ -233,7 +237,8 @@ class _Folding:
         return [node]
 
     def _from_inputs(self, node, position, shape) -> list[onnx.NodeProto]:
-        """Return a node, after the nodes that compute its shape operand from the shapes of the graph's inputs."""
+        """Return a node, after the nodes that compute its shape operand from the shapes of the
+        graph's inputs."""
         made, parts = [], []
         stem = f"{node.output[0]}//shape"  # no exporter writes such a name
         name = f"{stem}_all"
@@ -305,7 +310,8 @@ def _is_known(shape: list[int | str | None]) -> bool:
 
 
 def _partly(node: onnx.NodeProto, folding: _Folding) -> np.ndarray | None:
-    """Return the elements of a result that are known or are symbols, or None for any other result."""
+    """Return the elements of a result that are known or are symbols, or None for any other
+    result."""
     kind = node.op_type
     if kind == "Shape":
         shape = extents(folding.types.get(node.input[0]))
@@ -396,7 +402,8 @@ def _reshape(node, data, shape):
 
 
 def _arithmetic(function):
-    """Return the element-wise function of an operator; it returns None for each element that is not an integer."""
+    """Return the element-wise function of an operator; it returns None for each element that is not
+    an integer."""
 
     def apply(node, a, b):
         a, b = np.broadcast_arrays(a, b)

@@ -1,6 +1,7 @@
 """Operators of ONNX Runtime, which its optimizer writes in the place of several of ONNX's.
 
-A key of :data:`FUSED` is a name in the domain ``com.microsoft``, or that of an operator without a domain that ONNX does not define.
+A key of :data:`FUSED` is a name in the domain ``com.microsoft``, or that of an operator without a
+domain that ONNX does not define.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def _converted(kind: str, bb, inputs, attrs, opset) -> relax.Expr:
 
 
 def _activated(bb, data: relax.Expr, name: str, values) -> relax.Expr:
-    """Return an activation of data; ``values`` are its parameters, which may be left out at the end."""
+    """Return an activation of data; ``values`` are its parameters, which may be left out at the
+    end."""
     slope = values[0] if values else None
     if name == "Relu":
         return op.nn.relu(data)
@@ -77,7 +79,8 @@ def _batches_first(data: relax.Expr) -> relax.Expr:
 
 @_converts("FusedMatMul")
 def _fused_matmul(bb, inputs, attrs, opset):
-    """Return ``alpha * A B``, of which each operand may be transposed; the first axis may stand behind the batches."""
+    """Return ``alpha * A B``, of which each operand may be transposed; the first axis may stand
+    behind the batches."""
     a, b = inputs[:2]
     a = bb.normalize(_batches_first(a)) if attrs.get("transBatchA", 0) and _rank(a) > 2 else a
     b = bb.normalize(_batches_first(b)) if attrs.get("transBatchB", 0) and _rank(b) > 2 else b
@@ -151,7 +154,8 @@ def _sum_of(bb, *operands) -> relax.Expr:
 
 @_converts("SkipLayerNormalization")
 def _skip_layer_norm(bb, inputs, attrs, opset):
-    """Return the normalised sum of the data, the skipped data and a bias; its mean and root; and the sum."""
+    """Return the normalised sum of the data, the skipped data and a bias; its mean and root; and
+    the sum."""
     data, skip, gamma, beta, bias = (inputs[i] for i in range(5))
     total, epsilon = _sum_of(bb, data, skip, bias), attrs.get("epsilon", 1e-12)
     given = {"axis": -1, "epsilon": epsilon, "tvm_custom": attrs["tvm_custom"]}
@@ -161,7 +165,8 @@ def _skip_layer_norm(bb, inputs, attrs, opset):
 
 
 def _rms(bb, data, scale, axis: int, epsilon: float, num_outputs: int) -> list[relax.Expr]:
-    """Return the data divided by its root mean square, times the scale; and the inverse root where it is asked for."""
+    """Return the data divided by its root mean square, times the scale; and the inverse root where
+    it is asked for."""
     rank = _rank(data)
     axes = list(range(axis % rank, rank))
     if _rank(scale) != len(axes):
@@ -245,7 +250,8 @@ def _rotary_embedding(bb, inputs, attrs, opset):
 
 @_converts("FakeQuantize")
 def _fake_quantize(bb, inputs, attrs, opset):
-    """Round to multiples of a scale within a range; the gradient is that of ``torch.fake_quantize_per_tensor_affine``."""
+    """Round to multiples of a scale within a range; the gradient is that of
+    ``torch.fake_quantize_per_tensor_affine``."""
     data, scale, zero = inputs[:3]
     low, high = (_like(attrs[name], data) for name in ("low", "high"))
 
@@ -301,7 +307,8 @@ def in_domain(node: onnx.NodeProto) -> bool:
 
 
 def with_known_operators(graph: onnx.GraphProto, opset: int) -> onnx.GraphProto:
-    """Return a graph of which ONNX infers the types: ONNX Runtime's operators are replaced by others with the same types."""
+    """Return a graph of which ONNX infers the types: ONNX Runtime's operators are replaced by
+    others with the same types."""
     found = onnx.GraphProto()
     found.CopyFrom(graph)
     nodes = []

@@ -66,7 +66,8 @@ def label(node: onnx.NodeProto) -> str:
 def normalize(
     model: onnx.ModelProto, shapes: Shapes | None, dynamic_shapes: DynamicShapes | None
 ) -> set[str]:
-    """Turn ``Constant`` nodes into initializers, and give each axis of an input an extent or a symbol.
+    """Turn ``Constant`` nodes into initializers, and give each axis of an input an extent or a
+    symbol.
 
     Returns the names of the initializers that were ``Constant`` nodes.
     """
@@ -75,7 +76,8 @@ def normalize(
         if each.sparse_initializer:
             names = ", ".join(sparse.values.name for sparse in each.sparse_initializer)
             raise ValueError(
-                f"the model has sparse initializers, which cannot be trained: {names}; make them dense"
+                f"the model has sparse initializers, which cannot be trained: {names}; make them "
+                "dense"
             )
     given = {each.name for each in graph.initializer}
     inputs = [each for each in graph.input if each.name not in given]
@@ -183,7 +185,8 @@ def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto:
     kind = attr.name.removeprefix("value_")
     if kind not in dtypes:
         raise ValueError(
-            f"the constant {node.output[0]} is a {kind}, which is no tensor of numbers; TVM cannot import it"
+            f"the constant {node.output[0]} is a {kind}, which is no tensor of numbers; TVM "
+            "cannot import it"
         )
     found = numpy_helper.from_array(np.array(value, dtypes[kind]), node.output[0])
     found.doc_string = node.doc_string
@@ -200,13 +203,15 @@ def _set_shapes(
         for name in given:
             if name not in names:
                 raise ValueError(
-                    f"{argument}: the model has no input {name!r}; its inputs are {', '.join(names)}"
+                    f"{argument}: the model has no input {name!r}; its inputs are "
+                    f"{', '.join(names)}"
                 )
     used: dict[str, str] = {}  # the symbols in TVMScript, by those of the model
     for each in graph.input:
         if not each.type.HasField("tensor_type"):
             raise ValueError(
-                f"the input {each.name} is no tensor but a {each.type.WhichOneof('value')}, which cannot be imported"
+                f"the input {each.name} is no tensor but a {each.type.WhichOneof('value')}, "
+                "which cannot be imported"
             )
         tensor = each.type.tensor_type
         given = shapes.get(each.name)
@@ -218,7 +223,8 @@ def _set_shapes(
         if given is not None:
             if tensor.HasField("shape") and len(given) != len(tensor.shape.dim):
                 raise ValueError(
-                    f"shapes: {each.name} has {len(tensor.shape.dim)} axes, but {tuple(given)} has {len(given)}"
+                    f"shapes: {each.name} has {len(tensor.shape.dim)} axes, but {tuple(given)} "
+                    f"has {len(given)}"
                 )
             tensor.shape.Clear()
             tensor.shape.SetInParent()
@@ -232,7 +238,8 @@ def _set_shapes(
         for axis, symbol in symbols.items():
             if not 0 <= axis < len(tensor.shape.dim):
                 raise ValueError(
-                    f"dynamic_shapes: {each.name} has {len(tensor.shape.dim)} axes, and {axis} is none of them"
+                    f"dynamic_shapes: {each.name} has {len(tensor.shape.dim)} axes, and {axis} "
+                    "is none of them"
                 )
             tensor.shape.dim[axis].dim_param = symbol
         for axis, dim in enumerate(tensor.shape.dim):
@@ -250,7 +257,8 @@ def _set_shapes(
 def _positive(extent, name: str) -> int:
     if not is_integer(extent) or extent < 1:
         raise ValueError(
-            f"shapes: the extents of {name} must be positive integers or names, but one is {extent!r}"
+            f"shapes: the extents of {name} must be positive integers or names, but one is "
+            f"{extent!r}"
         )
     return int(extent)
 
@@ -283,7 +291,8 @@ def types_of(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
 
 
 def extents(kind: onnx.TypeProto | None) -> list[int | str | None] | None:
-    """Return the extents of a type: integers, symbols, or None for an unknown extent; None for an unknown rank."""
+    """Return the extents of a type: integers, symbols, or None for an unknown extent; None for an
+    unknown rank."""
     if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     return [

@@ -1,4 +1,5 @@
-"""TVM's importer with converters of one's own, where TVM's differ from ONNX or emit tensor functions."""
+"""TVM's importer with converters of one's own, where TVM's differ from ONNX or emit tensor
+functions."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ _CONVERTERS = {
     **{f"{DOMAIN}.{name}": function for name, function in FUSED.items()},
 }
 
-#: Operators of ONNX Runtime that TVM has converters for; the converters ignore the domain of a node.
+#: Operators of ONNX Runtime that TVM has converters for; the converters ignore the domain of a
+#: node.
 _MICROSOFT = {"AllClassNMS", "MatMulInteger16"}
 
 #: Operators of TVM's that are no operators of ONNX's own domain, or have another meaning there.
@@ -90,7 +92,11 @@ def check_operators(model: onnx.ModelProto) -> None:
     raise UnsupportedOperatorError(
         "These operators of the model are not supported, with the number of their nodes:\n"
         + "\n".join(lines)
-        + "\nExport the model without them, or cut the graph before them with onnx.utils.extract_model."
+        + (
+            "\n"
+            "Export the model without them, or cut the graph before them with "
+            "onnx.utils.extract_model."
+        )
     )
 
 
@@ -219,7 +225,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
         return self._tensors[name]
 
     def _broadcast(self, operands: list) -> list:
-        """Return operands that are broadcast to each other with extents that are known to be equal."""
+        """Return operands that are broadcast to each other with extents that are known to be
+        equal."""
         shapes = [_shape_of(each) for each in operands]
         if any(each is None for each in shapes):
             return operands  # an operand's own extents are unknown
@@ -244,9 +251,11 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
         return result
 
     def _aligned(self, operands: list, extents: list, places, axis: int):
-        """Yield the operands whose extent of an axis must be that of others, and is not known to be it, with that extent.
+        """Yield the operands whose extent of an axis must be that of others, and is not known to be
+        it, with that extent.
 
-        Extents of different symbols are refused. Those of the same symbols are compared at run time.
+        Extents of different symbols are refused. Those of the same symbols are compared at run
+        time.
         """
         wanted = next((each for each in extents if isinstance(each, (int, tirx.Var))), None)
         wanted = extents[0] if wanted is None and extents else wanted
@@ -262,13 +271,14 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             )
             if not are_related:
                 raise Refused(
-                    f"its operands have the extents {wanted} and {each}, which are not known to be equal; give the "
-                    f"inputs the same symbols or extents: shapes={{...}}"
+                    f"its operands have the extents {wanted} and {each}, which are not known to "
+                    "be equal; give the inputs the same symbols or extents: shapes={...}"
                 )
             yield place, _indices.with_extent(self.bb, operands[place], axis, wanted)
 
     def _learn(self, found: relax.Expr, least: int) -> None:
-        """Take the extents of a tensor that is there to be no less than this; those of a branch may not be there."""
+        """Take the extents of a tensor that is there to be no less than this; those of a branch may
+        not be there."""
         if self._branches:
             return
         kind = found.ty
@@ -337,8 +347,8 @@ def _advice(operands: Iterable[relax.Expr | None]) -> str:
     given = [each for each in operands if isinstance(each, relax.Expr)]
     if not all(map(_has_constant_shape, given)):
         return (
-            "If its shapes are known only at run time, give the extents of the inputs: shapes={...}; or simplify the model "
-            "first: simplify=True"
+            "If its shapes are known only at run time, give the extents of the inputs: "
+            "shapes={...}; or simplify the model first: simplify=True"
         )
     kinds = ", ".join(str(each.ty) for each in given) or "none"
     return f"Its operands are {kinds}; cut the graph before it with onnx.utils.extract_model"

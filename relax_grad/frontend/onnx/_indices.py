@@ -14,7 +14,8 @@ from ._values import Known, objects
 
 @_converts("Gather")
 def _gather(bb, inputs, attrs, opset):
-    """Negative places count from the end. Rows behind a table are NaN: the places may be those of symbolic steps."""
+    """Negative places count from the end. Rows behind a table are NaN: the places may be those of
+    symbolic steps."""
     data, places = inputs[:2]
     if not _is_tensor(data) or not _is_tensor(places) or "float" not in _dtype(data):
         return None
@@ -32,7 +33,8 @@ def _gather(bb, inputs, attrs, opset):
 
 @_converts("Compress")
 def _compress(bb, inputs, attrs, opset):
-    """A constant condition selects elements at known places. TVM finds the places of others at run time."""
+    """A constant condition selects elements at known places. TVM finds the places of others at run
+    time."""
     data, condition = inputs[:2]
     chosen = constant_value(condition)
     if chosen is None:

@@ -1,4 +1,5 @@
-"""Interpolation along an axis by the places of the elements, for what Relax's resizing operators do not have."""
+"""Interpolation along an axis by the places of the elements, for what Relax's resizing operators do
+not have."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Settings(NamedTuple):
     mode : str
         ``"nearest"``, ``"linear"`` or ``"cubic"``.
     coordinates : str
-        The place of an element of the result in the data, as ``coordinate_transformation_mode`` has it.
+        The place of an element of the result in the data, as ``coordinate_transformation_mode`` has
+        it.
     rounding : str
         The rounding of such a place, for the mode ``"nearest"``.
     cubic : float
@@ -47,7 +49,8 @@ class Settings(NamedTuple):
 
 
 class Region(NamedTuple):
-    """The part of an axis that is resized, as shares of the axis, for the coordinates ``tf_crop_and_resize``."""
+    """The part of an axis that is resized, as shares of the axis, for the coordinates
+    ``tf_crop_and_resize``."""
 
     start: float = 0.0
     end: float = 1.0
@@ -76,9 +79,11 @@ def interpolated(
     extent, rank = _extents(data)[axis], _rank(data)
     if settings.mode != "nearest" and "float" not in _dtype(data):
         raise Refused(
-            f"its operand has the dtype {_dtype(data)}, which is interpolated by nearest elements only; cast it before"
+            f"its operand has the dtype {_dtype(data)}, which is interpolated by nearest "
+            "elements only; cast it before"
         )
-    # Places of the nearest elements are computed as ONNX Runtime does, whose rounding decides between two elements.
+    # Places of the nearest elements are computed as ONNX Runtime does, whose rounding decides
+    # between two elements.
     dtype = "float32" if settings.mode == "nearest" else "float64"
     count = _number(bb, extent, dtype)
     place = _places(bb, extent, size, scale, settings.coordinates, region, dtype)
@@ -170,13 +175,15 @@ def _filtered(bb, data, axis, place, count, extent, size, scale, settings: Setti
     if settings.smooth:
         if scale is None and (is_symbolic(extent) or is_symbolic(size)):
             raise Refused(
-                "it has antialias=1, and the extents whose quotient is its scale are symbolic; give them: shapes={...}"
+                "it has antialias=1, and the extents whose quotient is its scale are symbolic; "
+                "give them: shapes={...}"
             )
         stretch = min(1.0, scale if scale is not None else size / extent)
     reach = math.ceil(support / stretch)
     if 2 * reach > _MOST_TAPS:
         raise Refused(
-            f"its scale {stretch:g} needs {2 * reach} elements for each; at most {_MOST_TAPS} are supported"
+            f"its scale {stretch:g} needs {2 * reach} elements for each; at most {_MOST_TAPS} "
+            "are supported"
         )
     dtype, kind, rank = _dtype(place), _dtype(data), _rank(data)
 

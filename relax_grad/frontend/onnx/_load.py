@@ -16,10 +16,12 @@ from onnx import numpy_helper
 
 from ._graph import STANDARD, subgraphs
 
-#: The values of large tensors by the keys that stand in them. Those of files are mapped, and not read.
+#: The values of large tensors by the keys that stand in them. Those of files are mapped, and not
+#: read.
 Arrays = Mapping[str, np.ndarray]
 
-#: Tensors of more bytes are kept outside of the model: ONNX copies a model for each inference of shapes, and not beyond 2 GB.
+#: Tensors of more bytes are kept outside of the model: ONNX copies a model for each inference of
+#: shapes, and not beyond 2 GB.
 _LARGE = 1 << 16
 
 #: The start of keys, in the place of the name of a file.
@@ -73,7 +75,8 @@ def load(
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """Return a copy of a model without local functions, and the values of its large tensors.
 
-    The documentation of each initializer and of each ``Constant`` node is its place, see :func:`constants_of`.
+    The documentation of each initializer and of each ``Constant`` node is its place, see
+    :func:`constants_of`.
     """
     found, folder = read(model)
     arrays: dict[str, np.ndarray] = {}
@@ -89,9 +92,11 @@ def load(
 def constants_of(
     graph: onnx.GraphProto, place: str = ""
 ) -> Iterator[tuple[str, onnx.TensorProto | onnx.NodeProto]]:
-    """Yield the initializers and the ``Constant`` nodes of a graph and of the graphs within, with their places.
+    """Yield the initializers and the ``Constant`` nodes of a graph and of the graphs within, with
+    their places.
 
-    A place is a name behind the numbers of the nodes and of the graphs that hold it, such as ``3.0/:w``.
+    A place is a name behind the numbers of the nodes and of the graphs that hold it, such as
+    ``3.0/:w``.
     """
     for each in graph.initializer:
         yield f"{place}:{each.name}", each
@@ -103,7 +108,8 @@ def constants_of(
 
 
 def tensor_of(holder: onnx.TensorProto | onnx.NodeProto) -> onnx.TensorProto | None:
-    """Return the tensor of an initializer or of a ``Constant`` node; None if the node has numbers in the place of one."""
+    """Return the tensor of an initializer or of a ``Constant`` node; None if the node has numbers
+    in the place of one."""
     if isinstance(holder, onnx.TensorProto):
         return holder
     return next((each.t for each in holder.attribute if each.name == "value"), None)
@@ -142,24 +148,27 @@ def location_of(tensor: onnx.TensorProto, folder: Path | None) -> tuple[Path, in
     name = entries.get("location", "")
     if folder is None:
         raise ValueError(
-            f"the values of the tensor {tensor.name} are not loaded: they are external data in the file {name!r}. Give the path of "
-            "the model in the place of its contents, or load it by onnx.load(path) with load_external_data=True"
+            f"the values of the tensor {tensor.name} are not loaded: they are external data in "
+            f"the file {name!r}. Give the path of the model in the place of its contents, or "
+            "load it by onnx.load(path) with load_external_data=True"
         )
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
         raise ValueError(
-            f"the tensor {tensor.name} has external data in {name!r}, outside of the folder of the model"
+            f"the tensor {tensor.name} has external data in {name!r}, outside of the folder of "
+            "the model"
         )
     if not path.is_file():
         raise FileNotFoundError(
-            f"the values of the tensor {tensor.name} are external data in the file {path}, which does not exist; copy it "
-            "beside the model"
+            f"the values of the tensor {tensor.name} are external data in the file {path}, which "
+            "does not exist; copy it beside the model"
         )
     offset, size = int(entries.get("offset", 0)), path.stat().st_size
     length = int(entries.get("length", size - offset))
     if offset + length > size:
         raise ValueError(
-            f"the tensor {tensor.name} has the bytes {offset} to {offset + length} of {path}, which has {size} bytes"
+            f"the tensor {tensor.name} has the bytes {offset} to {offset + length} of {path}, "
+            f"which has {size} bytes"
         )
     return path, offset, length
 
@@ -187,7 +196,8 @@ def _take_out(graph: onnx.GraphProto, folder: Path | None, arrays: dict[str, np.
             shape = tuple(tensor.dims)
             if length != math.prod(shape) * dtype.itemsize:
                 raise ValueError(
-                    f"the tensor {name} has the shape {shape} of {dtype}, but {length} bytes of external data"
+                    f"the tensor {name} has the shape {shape} of {dtype}, but {length} bytes of "
+                    "external data"
                 )
             value = np.memmap(path, dtype, "r", offset, shape)
         elif is_large:

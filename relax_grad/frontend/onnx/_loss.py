@@ -35,11 +35,13 @@ def loss_of(
     """
     if not callable(loss_fn):
         raise TypeError(
-            f"loss_fn must be a function of the block builder, the outputs and the targets, but it is {loss_fn!r}"
+            "loss_fn must be a function of the block builder, the outputs and the targets, but "
+            f"it is {loss_fn!r}"
         )
     if targets is not None and not isinstance(targets, Mapping):
         raise TypeError(
-            f'targets must be a mapping from names to types, such as {{"y": ((8,), "int64")}}, but it is {targets!r}'
+            'targets must be a mapping from names to types, such as {"y": ((8,), "int64")}, '
+            f"but it is {targets!r}"
         )
     taken = {param.name for param in main.params}
     symbols = _symbols(main)
@@ -83,7 +85,8 @@ def _type(name: str, kind, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:
     is_pair = isinstance(kind, Sequence) and not isinstance(kind, str) and len(kind) == 2
     if not is_pair or not isinstance(kind[0], Sequence) or not isinstance(kind[1], str):
         raise TypeError(
-            f"targets: {name} must have a relax.TensorType, or a shape and a dtype, but it has {kind!r}"
+            f"targets: {name} must have a relax.TensorType, or a shape and a dtype, but it has "
+            f"{kind!r}"
         )
     shape, dtype = kind
     for extent in shape:
@@ -96,7 +99,8 @@ def _type(name: str, kind, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:
 
 
 def _carriers(main: relax.Function, outputs: Sequence[relax.Var]) -> list[relax.Var]:
-    """Return the inputs that define the symbolic extents of outputs where these are expressions, such as ``2 * n``."""
+    """Return the inputs that define the symbolic extents of outputs where these are expressions,
+    such as ``2 * n``."""
     extents = [each for output in outputs for each in _extents(output)]
     if all(isinstance(each, (tirx.IntImm, tirx.Var)) for each in extents):
         return []
@@ -109,14 +113,16 @@ def _extents(var: relax.Var) -> list:
 
 
 def _check_extents(outputs: Sequence[relax.Var], loss: relax.Function) -> None:
-    """Raise ValueError if a loss reads an output whose extents are known only at run time: it has no gradient."""
+    """Raise ValueError if a loss reads an output whose extents are known only at run time: it has
+    no gradient."""
     read = {variable.name for variable in relax.analysis.free_vars(loss.body)}
     for each in outputs:
         is_known = isinstance(each.ty.shape, relax.ShapeExpr)
         if not is_known and each.name in read:
             raise ValueError(
-                f"the loss reads the output {each.name}, whose extents are known only at run time: its type is {each.ty}. Give "
-                "the extents of the inputs from which the model computes them: from_model(..., shapes={...})"
+                f"the loss reads the output {each.name}, whose extents are known only at run "
+                f"time: its type is {each.ty}. Give the extents of the inputs from which the "
+                "model computes them: from_model(..., shapes={...})"
             )
 
 
@@ -129,7 +135,8 @@ def results_of(function: relax.Function) -> list[relax.Expr]:
 def _returning(
     function: relax.Function, params: Sequence[relax.Var], repeated: int = 0
 ) -> relax.Function:
-    """Return a function that returns some of its parameters before its results, and its first results twice."""
+    """Return a function that returns some of its parameters before its results, and its first
+    results twice."""
     if not params and not repeated:
         return function
     results = results_of(function)

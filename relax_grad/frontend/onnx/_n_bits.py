@@ -11,14 +11,16 @@ from ...op.quantized import quantized_matmul
 from ._converters import Refused, _dtype, _rank
 from ._fused import _converts
 
-#: What is added to numbers and zero points of each number of bits, so that the zero point of weights without one is that of
-#: ``relax.grad.quantized_matmul``. Numbers of 2 bits are stored in 4.
+#: What is added to numbers and zero points of each number of bits, so that the zero point of
+#: weights without one is that of ``relax.grad.quantized_matmul``. Numbers of 2 bits are stored
+#: in 4.
 _OFFSETS = {2: 6, 4: 0, 8: -128}
 
 
 @_converts("MatMulNBits")
 def _matmul_n_bits(bb, inputs, attrs, opset):
-    """Multiply with a frozen weight of 2, 4 or 8 bits: ``(q - zero) * scale``, by blocks of its rows."""
+    """Multiply with a frozen weight of 2, 4 or 8 bits: ``(q - zero) * scale``, by blocks of its
+    rows."""
     data, packed, scale, zeros, order, bias = (inputs[i] for i in range(6))
     rows, width, bits, block = (attrs[name] for name in ("N", "K", "bits", "block_size"))
     if bits not in _OFFSETS:
@@ -69,7 +71,8 @@ def _unpacked(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _stored(values: np.ndarray, bits: int, *, pairs: bool = False) -> relax.Expr:
-    """Return numbers in the dtype of ``relax.grad.quantized_matmul``, two in each element or one."""
+    """Return numbers in the dtype of ``relax.grad.quantized_matmul``, two in each element or
+    one."""
     values = values.astype("int16") + _OFFSETS[bits]
     if pairs:
         values = values[..., ::2] | values[..., 1::2] << 4
@@ -78,10 +81,11 @@ def _stored(values: np.ndarray, bits: int, *, pairs: bool = False) -> relax.Expr
 
 
 def _order(order: np.ndarray, width: int, blocks: int, block: int) -> tuple[np.ndarray, list[int]]:
-    """Return the columns in the order of their groups, and the groups, of which an incomplete one is the last.
+    """Return the columns in the order of their groups, and the groups, of which an incomplete one
+    is the last.
 
-    ``g_idx`` has the group of each column, as GPTQ writes it for columns in the order of their importance. It may be as
-    long as the padded rows.
+    ``g_idx`` has the group of each column, as GPTQ writes it for columns in the order of their
+    importance. It may be as long as the padded rows.
     """
     order = order[:width]
     if len(order) < width or order.min() < 0 or order.max() >= blocks:
@@ -90,7 +94,8 @@ def _order(order: np.ndarray, width: int, blocks: int, block: int) -> tuple[np.n
     groups = sorted(np.flatnonzero(sizes).tolist(), key=lambda group: sizes[group] < block)
     if sizes.max() > block or any(sizes[group] < block for group in groups[:-1]):
         raise Refused(
-            f"its g_idx has groups of {sorted(set(sizes.tolist()))} columns; all but one must have block_size={block}"
+            f"its g_idx has groups of {sorted(set(sizes.tolist()))} columns; all but one must "
+            f"have block_size={block}"
         )
     return np.concatenate([np.flatnonzero(order == group) for group in groups]), groups
 

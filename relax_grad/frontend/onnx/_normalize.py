@@ -59,7 +59,8 @@ def _lp_norm(bb, inputs, attrs, opset):
 
 @_converts("LRN")
 def _lrn(bb, inputs, attrs, opset):
-    """Divide by a power of ``bias + alpha / size`` times the sum of the squares in a window of channels."""
+    """Divide by a power of ``bias + alpha / size`` times the sum of the squares in a window of
+    channels."""
     data, size = inputs[0], attrs["size"]
     before, after = (size - 1) // 2, size // 2
     widths = [0] * (2 * _rank(data))
@@ -88,7 +89,8 @@ def _mean_variance(bb, inputs, attrs, opset):
 
 @_converts("GroupNormalization")
 def _group_norm(bb, inputs, attrs, opset):
-    """Before version 21, the scale and the bias have an element for each group. Half precision is computed in float32."""
+    """Before version 21, the scale and the bias have an element for each group. Half precision is
+    computed in float32."""
     data, dtype = inputs[0], _dtype(inputs[0])
     groups, rank, channels = attrs["num_groups"], _rank(inputs[0]), _extents(inputs[0])[1]
     if not isinstance(channels, int):

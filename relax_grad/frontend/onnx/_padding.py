@@ -15,7 +15,8 @@ _MODES = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wr
 
 @_converts("Pad")
 def _pad(bb, inputs, attrs, opset):
-    """Relax's operator takes numbers as widths. Other axes are padded by blocks of a value, or by the places of the elements."""
+    """Relax's operator takes numbers as widths. Other axes are padded by blocks of a value, or by
+    the places of the elements."""
     data = inputs[0]
     rank = _rank(data)
     axes = range(rank)
@@ -70,8 +71,8 @@ def _by_extents(
         return bb.emit(op.concat(parts, axis)) if len(parts) > 1 else data
     if mode != "constant" and not are_positive:
         raise Refused(
-            f"its widths {before} and {after} of the axis {axis} may be negative, which the mode {mode} does not take; give the "
-            f"extents of the inputs: shapes={{...}}"
+            f"its widths {before} and {after} of the axis {axis} may be negative, which the mode "
+            f"{mode} does not take; give the extents of the inputs: shapes={{...}}"
         )
     total = extents.add(extents.add(before, extent), after)
     places = bb.emit(op.arange(0, total, 1, "int64"))
@@ -89,7 +90,8 @@ def _by_extents(
         return bb.emit(op.where(kept, found, relax.const(value, dtype)))
     if mode == "wrap":
         return bb.emit(op.take(data, bb.emit(op.floor_mod(places, whole)), axis, "clip"))
-    # A reflection has twice the period of the distance between the first and the last element, which one element has not.
+    # A reflection has twice the period of the distance between the first and the last element,
+    # which one element has not.
     last = extents.add(extent, -1)
     period = _number(bb, extents.multiply(last, 2))
     places = bb.emit(op.floor_mod(places, bb.emit(op.maximum(period, relax.const(1, "int64")))))

@@ -23,10 +23,11 @@ _DOMAINS = {*STANDARD, "com.microsoft"}
 
 
 def join_quantization(model: onnx.ModelProto, arrays: Arrays) -> None:
-    """Replace each dequantisation of a number that was quantised with the same scale by one operator.
+    """Replace each dequantisation of a number that was quantised with the same scale by one
+    operator.
 
-    Its gradient is 1 within the range of the integers and 0 outside (the straight-through estimator), while that of a quantisation
-    alone is 0.
+    Its gradient is 1 within the range of the integers and 0 outside (the straight-through
+    estimator), while that of a quantisation alone is 0.
     """
     tensors = {each.name: each for graph in every_graph(model.graph) for each in graph.initializer}
     for graph in every_graph(model.graph):
@@ -54,7 +55,8 @@ def _is(node: onnx.NodeProto, kind: str) -> bool:
 
 
 def _range(node: onnx.NodeProto, tensors) -> tuple[int, int] | None:
-    """Return the range of the integers of a quantisation, or None for other types and for blocks."""
+    """Return the range of the integers of a quantisation, or None for other types and for
+    blocks."""
     if attribute(node, "block_size", 0):
         return None
     if len(node.input) > 2 and node.input[2]:

@@ -1,7 +1,7 @@
 """Converters of recurrent layers, which TVM has none of.
 
-Layers whose recurrence is an operator, with any number of steps, become this operator. An RNN with another activation is
-written out step by step.
+Layers whose recurrence is an operator, with any number of steps, become this operator. An RNN with
+another activation is written out step by step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _MOST_STEPS = 256
 
 
 def _lstm(bb, inputs, attrs, opset):
-    """``i, o, f = sigmoid(...)``, ``c = f * c + i * tanh(...)``, ``h = o * tanh(c)``; the gates are in the order i, o, f, c."""
+    """``i, o, f = sigmoid(...)``, ``c = f * c + i * tanh(...)``, ``h = o * tanh(c)``; the gates are
+    in the order i, o, f, c."""
     if inputs[7] is not None:
         raise Refused("it has peepholes; export it without")
     if attrs.get("input_forget", 0):
@@ -35,11 +36,13 @@ def _lstm(bb, inputs, attrs, opset):
 
 
 def _gru(bb, inputs, attrs, opset):
-    """``z, r = sigmoid(...)``, ``h = (1 - z) * tanh(...) + z * h``; the gates are in the order z, r, h."""
+    """``z, r = sigmoid(...)``, ``h = (1 - z) * tanh(...) + z * h``; the gates are in the order z,
+    r, h."""
     after = bool(attrs.get("linear_before_reset", 0))
 
     def operator(gates, state, weights):
-        # The layer adds the other biases to the data: all, if the state is reset before the product.
+        # The layer adds the other biases to the data: all, if the state is reset before the
+        # product.
         found = bb.emit(recurrent.gru(gates, *state, weights.recurrent, weights.own_bias))
         return [bb.emit(relax.TupleGetItem(found, 0))]
 
@@ -95,7 +98,8 @@ class _Weights:
     Parameters
     ----------
     order : list[int] or None
-        The order of the gates for an operator. None for steps that are written out: ``recurrent`` is then transposed.
+        The order of the gates for an operator. None for steps that are written out: ``recurrent``
+        is then transposed.
     apart : bool
         Whether the bias of the product of the last gate with the state stays apart from the others.
     """
@@ -136,8 +140,8 @@ class _Weights:
 def _layer(bb, inputs, attrs, gates, initial, activations, whole, step=None, *, apart=False):
     """Return the hidden states of all steps, and the last states.
 
-    ``whole(direction)`` returns the recurrence as an operator with the order of its gates, or None for a layer that
-    ``step`` writes out.
+    ``whole(direction)`` returns the recurrence as an operator with the order of its gates, or None
+    for a layer that ``step`` writes out.
     """
     _check(attrs, activations)
     data = inputs[0]
@@ -174,7 +178,8 @@ def _layer(bb, inputs, attrs, gates, initial, activations, whole, step=None, *, 
 
 
 class _Order:
-    """The order in which a direction reads the steps of sequences, which may end before the last step."""
+    """The order in which a direction reads the steps of sequences, which may end before the last
+    step."""
 
     def __init__(self, bb, products, lengths, backwards: bool):
         self._bb, self._lengths, self._backwards = bb, lengths, backwards
@@ -197,7 +202,8 @@ class _Order:
         return self._bb.emit(op.where(self._inside, data, _like(0, data)))
 
     def turned(self, data):
-        """Return the steps of each sequence in the order of the direction, without those after its end."""
+        """Return the steps of each sequence in the order of the direction, without those after its
+        end."""
         bb = self._bb
         if not self._backwards:
             return self.masked(data)
@@ -208,12 +214,14 @@ class _Order:
         return self.masked(bb.emit(op.gather_elements(data, places, 0)))
 
     def last(self, states, initial):
-        """Return the states after the last step of each sequence; the initial ones for a sequence without steps."""
+        """Return the states after the last step of each sequence; the initial ones for a sequence
+        without steps."""
         bb = self._bb
         if self._lengths is None:
             end = self._steps
             last = bb.emit(op.strided_slice(states, [0], [end - 1], [end], [1]))
-            # The sum removes the axis, whose extent is 1 by no analysis if the number of steps is symbolic.
+            # The sum removes the axis, whose extent is 1 by no analysis if the number of steps is
+            # symbolic.
             return bb.emit(op.sum(last, [0]))
         found = bb.emit(op.where(self._is_last, states, _like(0, states)))
         is_empty = bb.emit(op.less(self._lengths, _like(1, self._lengths)))
@@ -225,12 +233,14 @@ def _written_out(bb, products, step, state, weights, lengths, backwards: bool):
     steps = _extents(products)[0]
     if not isinstance(steps, int):
         raise Refused(
-            f"the number of its steps is {steps}, and an RNN with this activation is written out step by step (others are "
-            "not: LSTM, GRU, RNN with Tanh or Relu); give the extents of the inputs: shapes={...}"
+            f"the number of its steps is {steps}, and an RNN with this activation is written out "
+            "step by step (others are not: LSTM, GRU, RNN with Tanh or Relu); give the extents "
+            "of the inputs: shapes={...}"
         )
     if steps > _MOST_STEPS:
         raise Refused(
-            f"it has {steps} steps, and more than {_MOST_STEPS} are not written out; give fewer: shapes={{...}}"
+            f"it has {steps} steps, and more than {_MOST_STEPS} are not written out; give fewer: "
+            "shapes={...}"
         )
     parts = [products] if steps == 1 else _split(bb, products, steps, 0)
     hidden = {}
@@ -248,7 +258,8 @@ def _written_out(bb, products, step, state, weights, lengths, backwards: bool):
 
 
 def _lengths(bb, lengths, steps: int | tirx.PrimExpr):
-    """Return the lengths of the sequences as a column; None if no sequence ends before the last step."""
+    """Return the lengths of the sequences as a column; None if no sequence ends before the last
+    step."""
     known = None if lengths is None else constant_value(lengths)
     if lengths is None:
         return None

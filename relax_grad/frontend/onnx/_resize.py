@@ -14,7 +14,8 @@ from ._interpolate import Region, Settings, interpolated
 from ._symbolic import elements_of
 from ._values import Extents, is_symbolic
 
-#: The largest denominator of a scale that is taken for a fraction: 0.7 is seven tenths, and not the nearest number of float32.
+#: The largest denominator of a scale that is taken for a fraction: 0.7 is seven tenths, and not the
+#: nearest number of float32.
 _LARGEST_DENOMINATOR = 1000
 
 #: The coordinates that Relax's operators do not have.
@@ -22,7 +23,8 @@ _OWN_COORDINATES = ("half_pixel_symmetric", "tf_crop_and_resize")
 
 
 class _Axis(NamedTuple):
-    """The new extent of an axis, its scale if the node has one, and whether the scale is the quotient of the extents."""
+    """The new extent of an axis, its scale if the node has one, and whether the scale is the
+    quotient of the extents."""
 
     size: object
     scale: float | None
@@ -30,7 +32,8 @@ class _Axis(NamedTuple):
 
 
 def resize(bb, inputs, attrs, opset):
-    """Resize by Relax's operator where it has the settings, and else axis by axis by the places of the elements."""
+    """Resize by Relax's operator where it has the settings, and else axis by axis by the places of
+    the elements."""
     data = inputs[0]
     rank, given = _rank(data), _extents(data)
     settings, axes, regions = _settings(inputs, attrs, opset, given)
@@ -132,7 +135,8 @@ def _sized(given: list, axes, sizes: list, policy: str) -> list[_Axis]:
     extents = [given[axis] for axis in axes]
     if any(map(is_symbolic, [*extents, *sizes])):
         raise Refused(
-            f"it keeps the aspect ratio of the extents {extents}, some of which are symbolic; give them: shapes={{...}}"
+            f"it keeps the aspect ratio of the extents {extents}, some of which are symbolic; "
+            "give them: shapes={...}"
         )
     choose = min if policy == "not_larger" else max
     scale = choose(size / given[axis] for axis, size in pairs)

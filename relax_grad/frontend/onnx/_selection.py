@@ -45,9 +45,15 @@ def _why_not(pattern: str, roles: Roles) -> str:
     if pattern in roles.statistics:
         return f"{pattern} is a running statistic of a normalisation, which no gradient reaches"
     if pattern in roles.settings:
-        return f"{pattern} is a shape, a bound or a scale of the node {roles.settings[pattern]}, which stays a constant"
+        return (
+            f"{pattern} is a shape, a bound or a scale of the node {roles.settings[pattern]}, "
+            "which stays a constant"
+        )
     if pattern in roles.cut:
-        return f"no gradient reaches {pattern}, because its way to the outputs ends at the {roles.cut[pattern]}, whose gradient is 0"
+        return (
+            f"no gradient reaches {pattern}, because its way to the outputs ends at the "
+            f"{roles.cut[pattern]}, whose gradient is 0"
+        )
     known = [*roles.weights, *roles.frozen, *roles.optional]
     return f"no weight matches {pattern!r}; {alternatives(pattern, known)}"
 

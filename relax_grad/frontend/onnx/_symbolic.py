@@ -40,7 +40,8 @@ _NO_INDEX = {"int32": -(2**31), "int64": -(2**63)}
 
 
 def elements_of(inputs, attrs, i: int) -> Known | None:
-    """Return the elements of an operand, or None if they are known only at run time, or it is left out."""
+    """Return the elements of an operand, or None if they are known only at run time, or it is left
+    out."""
     known = attrs["tvm_custom"].get("known")
     if known is not None and i < len(known) and known[i] is not None:
         return known[i]
@@ -96,7 +97,8 @@ def _numbers(known: Known | None) -> list | None:
 
 def _unknown(what: str) -> Refused:
     return Refused(
-        f"{what} is known only at run time, and is not computed from extents; give the extents of the inputs: shapes={{...}}"
+        f"{what} is known only at run time, and is not computed from extents; give the extents "
+        "of the inputs: shapes={...}"
     )
 
 
@@ -127,7 +129,8 @@ def _reshape(bb, inputs, attrs, opset):
 
 @_converts("Expand")
 def _expand(bb, inputs, attrs, opset):
-    """Broadcast in both directions: an extent of 1 of the operand or of the shape becomes that of the other."""
+    """Broadcast in both directions: an extent of 1 of the operand or of the shape becomes that of
+    the other."""
     data, wanted = inputs[0], _numbers(elements_of(inputs, attrs, 1))
     if wanted is None or not _is_tensor(data):
         return None
@@ -141,8 +144,8 @@ def _expand(bb, inputs, attrs, opset):
             wanted[i] = own
         elif is_symbolic(own) or own != 1:
             raise Refused(
-                f"it broadcasts the extent {own} to {other}, which are not known to be equal; give the inputs the same "
-                f"symbols or extents: shapes={{...}}"
+                f"it broadcasts the extent {own} to {other}, which are not known to be equal; "
+                "give the inputs the same symbols or extents: shapes={...}"
             )
     if len(wanted) == _rank(data) and all(map(extents.equal, given, wanted)):
         return data
@@ -274,7 +277,8 @@ def _from_front(extents: Extents, bound, extent, lowest: int = 0):
 
 
 def _front(bb, data, axis: int, extents: Extents, start, end, step) -> relax.Expr:
-    """Return the elements of a table up to a symbolic end; those behind the table are NaN, and integers no index."""
+    """Return the elements of a table up to a symbolic end; those behind the table are NaN, and
+    integers no index."""
     count = extents.quotient([extents.add(extents.subtract(end, start), step - 1)], [step])
     places = bb.emit(op.arange(0, count, 1, "int64"))
     if step != 1 or is_symbolic(start) or start:
@@ -356,7 +360,7 @@ def _squeeze(bb, inputs, attrs, opset):
     for axis in range(len(given)) if axes is None else axes:
         if is_symbolic(given[axis]):
             raise Refused(
-                f"the extent {given[axis]} of its axis {axis} must be 1, or its axes must be given; give the extents of the "
-                f"inputs: shapes={{...}}"
+                f"the extent {given[axis]} of its axis {axis} must be 1, or its axes must be "
+                "given; give the extents of the inputs: shapes={...}"
             )
     return None

@@ -33,7 +33,8 @@ def _basis(length: int, count: int, dtype: str) -> tuple[relax.Expr, relax.Expr]
 
 
 def _transformed(bb, parts: list, length: int, count: int, inverse: bool) -> list:
-    """Return the real and the imaginary part of the transform along the last axis; a real operand has one part."""
+    """Return the real and the imaginary part of the transform along the last axis; a real operand
+    has one part."""
     cosines, sines = _basis(length, count, _dtype(parts[0]))
     real = bb.emit(op.matmul(parts[0], cosines))
     imaginary = bb.emit(op.matmul(parts[0], sines))
@@ -49,7 +50,8 @@ def _transformed(bb, parts: list, length: int, count: int, inverse: bool) -> lis
 
 @_converts("DFT")
 def _dft(bb, inputs, attrs, opset):
-    """The discrete Fourier transform along an axis, as a product with a matrix; the last axis holds the parts of a number."""
+    """The discrete Fourier transform along an axis, as a product with a matrix; the last axis holds
+    the parts of a number."""
     data, rank = inputs[0], _rank(inputs[0])
     if opset >= 20:
         axis = -2 if inputs[2] is None else int(_constant(inputs[2], "axis").item())
@@ -128,7 +130,8 @@ def _stft(bb, inputs, attrs, opset):
 
 @_converts("Det")
 def _determinant(bb, inputs, attrs, opset):
-    """The determinant: by its definition up to 3 rows, and else by elimination with the largest pivots."""
+    """The determinant: by its definition up to 3 rows, and else by elimination with the largest
+    pivots."""
     data, rank = inputs[0], _rank(inputs[0])
     rows = _known(_extents(data)[-1], "the number of its rows")
     if rows > _MOST_ROWS:
@@ -175,7 +178,8 @@ _PERMUTATIONS = {
 
 
 def _eliminated(bb, data, rows: int, part) -> relax.Expr:
-    """Return the determinant as the product of the pivots, of which each is the largest element of its column."""
+    """Return the determinant as the product of the pivots, of which each is the largest element of
+    its column."""
     rank, result = _rank(data), None
     for left in range(rows, 0, -1):
         if left > 1:
@@ -272,7 +276,8 @@ def _deform_conv(bb, inputs, attrs, opset):
             op.squeeze(bb.emit(op.strided_slice(grid, [2], [axis], [axis + 1], [1])), [2])
         )
         place = bb.emit(op.add(shift, base))
-        # The edges of the data are -1 and 1, half an element outside of the first and the last place.
+        # The edges of the data are -1 and 1, half an element outside of the first and the last
+        # place.
         double = bb.emit(op.add(bb.emit(op.multiply(place, _like(2, data))), _like(1, data)))
         whole = tensor_of(bb, Known(objects([size], ()), "int64"))
         whole = bb.emit(op.astype(whole, dtype))

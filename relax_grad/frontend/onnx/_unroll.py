@@ -136,7 +136,8 @@ def unrolled_scan(
 ) -> Unrolled | None:
     """Return the trips of a ``Scan``, or None if their number is not known.
 
-    ``extents`` returns the extents of a value by its name; other parameters are those of :func:`unrolled_loop`.
+    ``extents`` returns the extents of a value by its name; other parameters are those of
+    :func:`unrolled_loop`.
     """
     if opset < 9:
         return None  # it has batches, and lengths of sequences

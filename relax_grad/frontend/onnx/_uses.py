@@ -1,4 +1,5 @@
-"""The constants of an ONNX graph that a training framework made parameters, by their use, their values and their names."""
+"""The constants of an ONNX graph that a training framework made parameters, by their use, their
+values and their names."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ _WEIGHTS: dict[str, tuple[int, ...]] = {
     "TransposeMatMul": (0, 1),
 }
 
-#: The operands of attention that are weights, in the domain ``com.microsoft``; in ONNX's own domain they are data.
+#: The operands of attention that are weights, in the domain ``com.microsoft``; in ONNX's own domain
+#: they are data.
 _MICROSOFT_ATTENTION = (1, 2)
 
 #: Operators of which a constant first operand is an embedding.
@@ -161,9 +163,10 @@ _BUFFER_WORDS = {
     "window",
 }
 
-#: The names that exporters generate for constants of the program, which some of them write as initializers: ``Const_4:0``
-#: and ``log/add/y`` (TensorFlow and JAX), ``a/truediv;a/Log`` (TFLite, except variables), ``auto.cast.7`` (Paddle),
-#: ``val_7`` (PyTorch), ``/model/Constant_output_0``, ``onnx::Mul_12``, ``123``.
+#: The names that exporters generate for constants of the program, which some of them write as
+#: initializers: ``Const_4:0`` and ``log/add/y`` (TensorFlow and JAX), ``a/truediv;a/Log`` (TFLite,
+#: except variables), ``auto.cast.7`` (Paddle), ``val_7`` (PyTorch), ``/model/Constant_output_0``,
+#: ``onnx::Mul_12``, ``123``.
 _GENERATED = re.compile(
     r"(?i)(^|[/_.])const(ant|[_:\d]|$)|:\d+$|/[xy]($|;)|;|^auto\.\w+\.\d+$|^val_\d+$|^onnx::|^_*\d+$"
 )
@@ -257,7 +260,8 @@ def choices(
 
 
 def flat_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes in the order of their values: those of inner graphs before the node that has the graph."""
+    """Yield the nodes in the order of their values: those of inner graphs before the node that has
+    the graph."""
     for node in graph.node:
         for inner in subgraphs(node):
             yield from flat_nodes(inner)
@@ -398,7 +402,8 @@ class _Uses:
             self._after.add(result)
 
     def _goes_to_sine_and_cosine(self, name: str) -> bool:
-        """Tell whether all uses of a value, apart from its layout and constant factors, are its sine and its cosine."""
+        """Tell whether all uses of a value, apart from its layout and constant factors, are its
+        sine and its cosine."""
         found, waiting, seen = set(), [name], set()
         while waiting:
             for node in self._users.get(waiting.pop(), ()):
@@ -417,7 +422,8 @@ class _Uses:
 
 
 def _stands_for_none(tensor: onnx.TensorProto, name: str, arrays: Arrays) -> bool:
-    """Tell whether a scale or a bias of a normalisation is that of a layer without one, as exporters write it."""
+    """Tell whether a scale or a bias of a normalisation is that of a layer without one, as
+    exporters write it."""
     if not re.search(r"(?i)(^|[/_.])const(ant|[_:\d]|$)", name):
         return False
     value = value_of(tensor, arrays)
@@ -448,7 +454,10 @@ def _table(tensor: onnx.TensorProto, arrays: Arrays) -> str | None:
         half = len(matrix) // 2
         for parts in ([matrix], [matrix[:half], matrix[half:]], [matrix[::2], matrix[1::2]]):
             if all(map(_is_sinusoidal, parts)):
-                return "it holds sines and cosines, as the basis of a Fourier transform and a table of positions do"
+                return (
+                    "it holds sines and cosines, as the basis of a Fourier transform and a "
+                    "table of positions do"
+                )
         if _is_filter_bank(matrix):
             return "it holds overlapping band filters"
     return None
@@ -471,7 +480,8 @@ def _is_sinusoidal(matrix: np.ndarray) -> bool:
 
 
 def _is_filter_bank(matrix: np.ndarray) -> bool:
-    """Tell whether the columns are ordered bands that rise and then fall, such as the mel filters of a spectrum."""
+    """Tell whether the columns are ordered bands that rise and then fall, such as the mel filters
+    of a spectrum."""
     rows, columns = matrix.shape
     if rows < 16 or columns < 4 or rows < columns or matrix.size > _MOST_FILTERS:
         return False

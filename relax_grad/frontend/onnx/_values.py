@@ -1,4 +1,5 @@
-"""The values of integers that a graph computes from extents: numbers and expressions of symbolic extents."""
+"""The values of integers that a graph computes from extents: numbers and expressions of symbolic
+extents."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Known(NamedTuple):
     Attributes
     ----------
     elements : np.ndarray
-        Of objects: an int, a bool, an expression of symbolic extents, or a Ratio in a floating-point tensor.
+        Of objects: an int, a bool, an expression of symbolic extents, or a Ratio in a
+        floating-point tensor.
     dtype : str
         The dtype.
     """
@@ -111,7 +113,8 @@ class Extents:
         self._analyzer.bind(variable, tvm.ir.Range.from_min_extent(low, count), True)
 
     def learn(self, extent, least: int) -> None:
-        """Take an expression of one symbolic extent to be at least a number, as that of a tensor is: the extent is large enough."""
+        """Take an expression of one symbolic extent to be at least a number, as that of a tensor
+        is: the extent is large enough."""
         value = plain(extent)
         while is_symbolic(value) and not isinstance(value, (tirx.Var, Ratio)):
             other = plain(getattr(value, "b", value))
@@ -134,7 +137,8 @@ class Extents:
                 self._set_least(value, least)
 
     def refreshed(self, value):
-        """Return a number whose bounds, such as ``max(n - 1, 0)``, are simplified by what was learnt since."""
+        """Return a number whose bounds, such as ``max(n - 1, 0)``, are simplified by what was
+        learnt since."""
         if isinstance(value, Ratio):
             return self.ratio(self.refreshed(value.numerator), value.denominator)
         if not is_symbolic(value) or not _has_bounds(value):
@@ -177,7 +181,8 @@ class Extents:
         return _product(number, factors)
 
     def quotient(self, dividend: Iterable, divisor: Iterable):
-        """Return the product of numbers divided by that of others, rounded down, without the factors that both have."""
+        """Return the product of numbers divided by that of others, rounded down, without the
+        factors that both have."""
         number, factors = self._factors(dividend)
         other, rest = self._factors(divisor)
         kept = []
@@ -301,7 +306,8 @@ class Extents:
         return self.simplified(function(_expression(a), _expression(b)))
 
     def compare(self, kind: str) -> Callable:
-        """Return a function of two numbers that tells whether a relation holds; it must hold, or not, for all extents."""
+        """Return a function of two numbers that tells whether a relation holds; it must hold, or
+        not, for all extents."""
         relation, opposite = _RELATIONS[kind]
 
         def holds(a, b):

@@ -12,7 +12,8 @@ from ._graph import attribute, is_float, is_float_type, label, opset_of, subgrap
 from ._load import Arrays
 from ._uses import Choice, choices, flat_nodes
 
-#: The operands that are shapes, bounds, axes, scales or probabilities, which stay constants. None stands for all operands.
+#: The operands that are shapes, bounds, axes, scales or probabilities, which stay constants. None
+#: stands for all operands.
 _SETTINGS: dict[str, set[int] | None] = {
     "AffineGrid": {1},
     "Clip": {1, 2},
@@ -44,7 +45,8 @@ _SETTINGS: dict[str, set[int] | None] = {
     "Upsample": {1},
 }
 
-#: Operands that are constants by default: the derivative of an exponent is undefined for negative bases.
+#: Operands that are constants by default: the derivative of an exponent is undefined for negative
+#: bases.
 _CONSTANT_BY_DEFAULT = {"Pow": {1}}
 
 #: The operands that are running statistics.
@@ -52,7 +54,8 @@ _STATISTICS = {"BatchNormalization": (3, 4)}
 
 
 class Roles(NamedTuple):
-    """The roles of the floating-point initializers of a graph, by their names in the order of the graph.
+    """The roles of the floating-point initializers of a graph, by their names in the order of the
+    graph.
 
     Attributes
     ----------
@@ -61,7 +64,8 @@ class Roles(NamedTuple):
     frozen : list[str]
         The constants with several elements that are not.
     optional : list[str]
-        The numbers and exponents that are parameters only on request, and constants of the program otherwise.
+        The numbers and exponents that are parameters only on request, and constants of the program
+        otherwise.
     statistics : list[str]
         The running means and variances of normalisations.
     states : dict[str, str]
@@ -71,7 +75,8 @@ class Roles(NamedTuple):
     cut : dict[str, str]
         Those that no gradient reaches, with the node at which it ends.
     choices : dict[str, Choice]
-        Whether each of the weights and of the frozen and optional constants is trained by default, and why.
+        Whether each of the weights and of the frozen and optional constants is trained by default,
+        and why.
     """
 
     weights: list[str]
@@ -153,7 +158,8 @@ def roles_of(
     for each in floats:
         if each.name in statistics and each.name in data:
             raise ValueError(
-                f"{each.name} is a running statistic and an operand of another kind; give the normalisation a copy"
+                f"{each.name} is a running statistic and an operand of another kind; give the "
+                "normalisation a copy"
             )
     names = {each.name for each in floats}
     possible = [each for each in floats if each.name in data | exponents and math.prod(each.dims)]
@@ -190,12 +196,14 @@ def roles_of(
 
 
 def _add_states(node: onnx.NodeProto, states: dict[str, str]) -> None:
-    """Enter the statistics that a normalisation updates, and name their new values where they have no name."""
+    """Enter the statistics that a normalisation updates, and name their new values where they have
+    no name."""
     for position in (3, 4):
         name = node.input[position]
         if name in states:
             raise ValueError(
-                f"two normalisations update the running statistic {name}; give each a copy of its own"
+                f"two normalisations update the running statistic {name}; give each a copy of "
+                "its own"
             )
         number = position - 2
         while len(node.output) <= number:

@@ -58,7 +58,8 @@ def write(
     path = Path(path)
     wanted = {places[name]: (name, value) for name, value in values.items()}
     is_outer = {f":{each.name}" for each in model.graph.initializer}
-    # Places are those of the model without local functions, which is written only where it is needed.
+    # Places are those of the model without local functions, which is written only where it is
+    # needed.
     if model.functions and (inference or not wanted.keys() <= is_outer):
         model = onnx.inliner.inline_local_functions(model)
     was_external = any(is_external(each) for each in _tensors(model))
@@ -86,18 +87,20 @@ def write(
 
 
 def given_values(values: object, ema: object) -> dict[str, object]:
-    """Return the values to write by their names; the arguments are those of :meth:`Imported.write_to`."""
+    """Return the values to write by their names; the arguments are those of
+    :meth:`Imported.write_to`."""
     is_trainer = isinstance(values, Trainer)
     if not is_trainer and not isinstance(values, Mapping):
         raise TypeError(
-            "values must be a Trainer or a mapping from names to values, such as trainer.values, but it is "
-            f"{type(values).__name__}"
+            "values must be a Trainer or a mapping from names to values, such as "
+            f"trainer.values, but it is {type(values).__name__}"
         )
     if not isinstance(ema, (bool, Mapping)):
         raise TypeError(f"ema must be True, False or a mapping from names to values, not {ema!r}")
     if ema is True and not is_trainer:
         raise ValueError(
-            "ema=True needs a Trainer as values; give the averages of other values as a mapping: ema={...}"
+            "ema=True needs a Trainer as values; give the averages of other values as a "
+            "mapping: ema={...}"
         )
     found = {**values.params, **values.states} if is_trainer else dict(values)
     if ema is False:
@@ -111,7 +114,8 @@ def given_values(values: object, ema: object) -> dict[str, object]:
     }
     if not averages:
         raise ValueError(
-            "ema: there are no moving averages; train_step(..., ema=decay) makes a step that has them"
+            "ema: there are no moving averages; train_step(..., ema=decay) makes a step that "
+            "has them"
         )
     return {**found, **averages}
 
@@ -190,7 +194,8 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield all tensors of a model: initializers and those in attributes, also of local functions."""
+    """Yield all tensors of a model: initializers and those in attributes, also of local
+    functions."""
     for graph in every_graph(model.graph):
         yield from graph.initializer
     nodes = [*every_node(model.graph), *(node for each in model.functions for node in each.node)]
@@ -211,8 +216,8 @@ def _set(holder: onnx.TensorProto | onnx.NodeProto, name: str, value: np.ndarray
         return
     if tuple(old.dims) != value.shape:
         raise ValueError(
-            f"the model that was imported has changed: {name} has the shape {tuple(old.dims)} there, and its value "
-            f"{value.shape}"
+            f"the model that was imported has changed: {name} has the shape {tuple(old.dims)} "
+            f"there, and its value {value.shape}"
         )
     new = onnx.TensorProto(
         name=old.name, data_type=old.data_type, dims=old.dims, doc_string=old.doc_string

@@ -43,16 +43,18 @@ ONNXSIM_REQUIREMENT = "onnxsim>=0.8,<0.9"
 class Imported:
     """An imported model.
 
-    The parameters of ``main`` and of ``loss`` are in the order of the attributes: inputs, parameters, frozen
-    parameters, states. If the model draws random numbers, the seed comes before them.
+    The parameters of ``main`` and of ``loss`` are in the order of the attributes: inputs,
+    parameters, frozen parameters, states. If the model draws random numbers, the seed comes before
+    them.
 
     Attributes
     ----------
     module : tvm.IRModule
-        With ``main(*inputs, *params, *frozen, *states)``, which returns the outputs of the model and then the new
-        states: a tuple, unless there is only one tensor. If the model draws random numbers, it is ``main(seed,
-        *inputs, ...)``. Its attribute ``num_input`` is the number of inputs, including the seed. If ``main`` computes in
-        training mode, with dropout or with statistics of the batch, ``inference(*inputs, *params, *frozen, *states)`` computes the
+        With ``main(*inputs, *params, *frozen, *states)``, which returns the outputs of the model
+        and then the new states: a tuple, unless there is only one tensor. If the model draws random
+        numbers, it is ``main(seed, *inputs, ...)``. Its attribute ``num_input`` is the number of
+        inputs, including the seed. If ``main`` computes in training mode, with dropout or with
+        statistics of the batch, ``inference(*inputs, *params, *frozen, *states)`` computes the
         outputs in inference.
     inputs : dict[str, relax.TensorType]
         The inputs of the model with their types.
@@ -61,13 +63,13 @@ class Imported:
     params : dict[str, tvm.runtime.Tensor]
         The trainable parameters: the initial values by the names of the initializers.
     frozen : dict[str, tvm.runtime.Tensor]
-        The other floating-point tensors: weights that are not trained, tables of the program, and the running
-        statistics of normalisations in inference.
+        The other floating-point tensors: weights that are not trained, tables of the program, and
+        the running statistics of normalisations in inference.
     states : dict[str, tvm.runtime.Tensor]
         The running statistics of normalisations in training, which each call returns anew.
     draws : bool
-        Whether the model draws random numbers: it has dropout in training mode. The seed is an int64 tensor of shape
-        (). Calls with the same seed drop the same elements.
+        Whether the model draws random numbers: it has dropout in training mode. The seed is an
+        int64 tensor of shape (). Calls with the same seed drop the same elements.
     """
 
     module: tvm.IRModule
@@ -86,9 +88,10 @@ class Imported:
         Returns
         -------
         explanation : dict[str, Role]
-            By the names of the constants, each with ``kind`` and ``reason``. The kind is ``"trained"``, ``"frozen"``,
-            ``"state"`` (a running statistic that training updates), or ``"constant"``: a frozen number, or a shape, a bound or
-            a scale, that is part of the program. As text, it is a table with a line for each constant.
+            By the names of the constants, each with ``kind`` and ``reason``. The kind is
+            ``"trained"``, ``"frozen"``, ``"state"`` (a running statistic that training updates), or
+            ``"constant"``: a frozen number, or a shape, a bound or a scale, that is part of the
+            program. As text, it is a table with a line for each constant.
 
         Examples
         --------
@@ -97,13 +100,17 @@ class Imported:
         >>> from relax_grad.frontend.onnx import from_model
         >>> values = {"w": np.ones((4, 3), "float32"), "eps": np.array(1e-6, "float32")}
         >>> graph = helper.make_graph(
-        ...     [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "eps"], ["y"])],
+        ...     [
+        ...         helper.make_node("MatMul", ["x", "w"], ["h"]),
+        ...         helper.make_node("Add", ["h", "eps"], ["y"]),
+        ...     ],
         ...     "graph",
         ...     [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
         ...     [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
         ...     [numpy_helper.from_array(value, name) for name, value in values.items()],
         ... )
-        >>> model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        >>> opsets = [helper.make_opsetid("", 17)]
+        >>> model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
         >>> print(from_model(model).explain())
         w    trained   it is a weight of the MatMul h
         eps  constant  its name is that of a constant table or setting
@@ -120,27 +127,32 @@ class Imported:
     ) -> None:
         """Write the file of the model with other values of its weights and running statistics.
 
-        Everything else is as in the model that was imported, which is read again: a path, bytes or a ``ModelProto`` must be as they
-        were. Values stand where those of the model stand: in initializers, in ``Constant`` nodes and in branches. If the model has external
-        data, or is larger than 2 GB, large tensors stand in a second file, with ``.data`` at the end of its name.
+        Everything else is as in the model that was imported, which is read again: a path, bytes or
+        a ``ModelProto`` must be as they were. Values stand where those of the model stand: in
+        initializers, in ``Constant`` nodes and in branches. If the model has external data, or is
+        larger than 2 GB, large tensors stand in a second file, with ``.data`` at the end of its
+        name.
 
         Parameters
         ----------
         path : str or os.PathLike
             The file. It is complete or as it was, also after a crash, if it has no second file.
         values : Trainer or Mapping[str, array or tensor]
-            The trainer whose parameters and states are written; or values by the names of the import, such as ``trainer.values`` or
-            ``lora.merged(trainer.params)``. Other tensors keep their values.
+            The trainer whose parameters and states are written; or values by the names of the
+            import, such as ``trainer.values`` or ``lora.merged(trainer.params)``. Other tensors
+            keep their values.
         ema : bool or Mapping[str, array or tensor]
-            Whether to write the trainer's moving averages of the parameters; or these averages by the names of the
-            parameters or of the optimizer's state, such as ``trainer.optimizer_state``.
+            Whether to write the trainer's moving averages of the parameters; or these averages by
+            the names of the parameters or of the optimizer's state, such as
+            ``trainer.optimizer_state``.
         inference : bool
             Whether normalisation by the statistics of a batch and dropout are set to inference.
 
         Raises
         ------
         ValueError
-            If a name is unknown, a value has another shape, there are no averages, or the model has changed.
+            If a name is unknown, a value has another shape, there are no averages, or the model has
+            changed.
         TypeError
             If an argument has another type.
 
@@ -157,7 +169,8 @@ class Imported:
         ...     [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
         ...     [numpy_helper.from_array(np.ones((4, 3), "float32"), "w")],
         ... )
-        >>> model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        >>> opsets = [helper.make_opsetid("", 17)]
+        >>> model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
         >>> imported = from_model(model)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     imported.write_to(f"{folder}/trained.onnx", {"w": np.zeros((4, 3), "float32")})
@@ -181,7 +194,8 @@ class Imported:
 
     @property
     def values(self) -> list[tvm.runtime.Tensor]:
-        """The arguments of ``main`` behind the inputs: the values of parameters, frozen parameters and states."""
+        """The arguments of ``main`` behind the inputs: the values of parameters, frozen parameters
+        and states."""
         return [*self.params.values(), *self.frozen.values(), *self.states.values()]
 
     def with_loss(
@@ -194,17 +208,18 @@ class Imported:
         Parameters
         ----------
         loss_fn : Callable
-            ``loss_fn(bb, *outputs, *targets)`` builds the loss with the block builder and returns it: a tensor of one
-            element without axes.
+            ``loss_fn(bb, *outputs, *targets)`` builds the loss with the block builder and returns
+            it: a tensor of one element without axes.
         targets : Mapping, optional
-            The type of each target by its name: a type, or a shape and a dtype. A string in the shape is an extent of
-            the model of that name, such as ``(("batch",), "int64")``.
+            The type of each target by its name: a type, or a shape and a dtype. A string in the
+            shape is an extent of the model of that name, such as ``(("batch",), "int64")``.
 
         Returns
         -------
         module : tvm.IRModule
-            With ``loss(*inputs, *targets, *params, *frozen, *states)``, which returns the loss; for a model with
-            states, a tuple of the loss and the new states. If the model draws random numbers, the seed comes first. ``relax_grad.value_and_grad(module, "loss",
+            With ``loss(*inputs, *targets, *params, *frozen, *states)``, which returns the loss; for
+            a model with states, a tuple of the loss and the new states. If the model draws random
+            numbers, the seed comes first. ``relax_grad.value_and_grad(module, "loss",
             wrt=list(imported.params))`` differentiates it.
 
         Raises
@@ -212,8 +227,8 @@ class Imported:
         ValueError
             If the name of a target is that of another parameter, or a shape has an unknown symbol.
         TypeError
-            If ``loss_fn`` is no function, or returns something other than an expression, or ``targets`` is no mapping
-            from names to types.
+            If ``loss_fn`` is no function, or returns something other than an expression, or
+            ``targets`` is no mapping from names to types.
         """
         loss = self._loss("main", loss_fn, targets)
         return with_functions(self.module, {"loss": loss})
@@ -221,7 +236,8 @@ class Imported:
     def _with_losses(self, loss_fn, targets) -> tvm.IRModule:
         """Return the module with ``loss``, which returns the loss, the outputs and the new states.
 
-        If the module has ``inference``, it gets ``inference_loss``, which returns the loss in evaluation mode.
+        If the module has ``inference``, it gets ``inference_loss``, which returns the loss in
+        evaluation mode.
         """
         functions = {"loss": self._loss("main", loss_fn, targets, True)}
         if self._infers:
@@ -250,32 +266,37 @@ def from_model(
 ) -> Imported:
     """Import an ONNX model to train it.
 
-    TVM's importer translates the operators. The weights become parameters under the names of the initializers; a
-    weight in a ``Constant`` node has the name of the node's result. Trained by default are the tensors that a training
-    framework makes parameters: the weights and biases of layers by their use, and others by their names.
-    :meth:`Imported.explain` lists all tensors with the reasons. Other tensors are frozen parameters. Numbers, shapes, bounds, axes
-    and integers stay constants. Values that depend only on the shapes of the inputs are computed before the import.
+    TVM's importer translates the operators. The weights become parameters under the names of the
+    initializers; a weight in a ``Constant`` node has the name of the node's result. Trained by
+    default are the tensors that a training framework makes parameters: the weights and biases of
+    layers by their use, and others by their names. :meth:`Imported.explain` lists all tensors with
+    the reasons. Other tensors are frozen parameters. Numbers, shapes, bounds, axes and integers
+    stay constants. Values that depend only on the shapes of the inputs are computed before the
+    import.
 
     Parameters
     ----------
     model : str or os.PathLike or bytes or onnx.ModelProto
         The model, or the file that holds it.
     trainable : str or Sequence[str] or Callable, optional
-        The tensors to train. A name selects any floating-point tensor of :meth:`Imported.explain` that is no setting and no running
-        statistic. A pattern such as ``"head.*"`` selects among those that are trained by default or, if it matches none
-        of them, among the others. A function of the name returns whether to train a tensor that is trained by default.
+        The tensors to train. A name selects any floating-point tensor of :meth:`Imported.explain`
+        that is no setting and no running statistic. A pattern such as ``"head.*"`` selects among
+        those that are trained by default or, if it matches none of them, among the others. A
+        function of the name returns whether to train a tensor that is trained by default.
     shapes : Mapping[str, Sequence[int or str]], optional
         The shapes of inputs, in the place of those in the model. A string is a symbol.
     dynamic_shapes : Mapping[str, Mapping[int, str]], optional
-        Symbols for axes of inputs, such as ``{"x": {0: "batch"}}``. Other axes keep the model's extent or symbol.
+        Symbols for axes of inputs, such as ``{"x": {0: "batch"}}``. Other axes keep the model's
+        extent or symbol.
     constants : Mapping[str, array_like], optional
-        Values of inputs that are fixed, such as a sampling rate that selects a branch. They are no parameters.
+        Values of inputs that are fixed, such as a sampling rate that selects a branch. They are no
+        parameters.
     dropout : bool
-        Whether nodes of dropout in training mode drop random elements, by a seed that is the first parameter of
-        ``main``. If False, they are imported as the identity.
+        Whether nodes of dropout in training mode drop random elements, by a seed that is the first
+        parameter of ``main``. If False, they are imported as the identity.
     simplify : bool or str
-        Whether the package ``onnxsim`` simplifies the model: always, never, or ``"auto"``, where TVM cannot import it
-        otherwise and the package is installed.
+        Whether the package ``onnxsim`` simplifies the model: always, never, or ``"auto"``, where
+        TVM cannot import it otherwise and the package is installed.
 
     Returns
     -------
@@ -287,8 +308,8 @@ def from_model(
     ImportError
         If ``onnx`` is not installed, or ``onnxsim`` is not and ``simplify`` is True.
     UnsupportedOperatorError
-        If TVM has no converter for operators of the model, all of which are listed, or a node has a form that would be
-        imported with another meaning.
+        If TVM has no converter for operators of the model, all of which are listed, or a node has a
+        form that would be imported with another meaning.
     TypeError
         If an argument has another type.
     ValueError
@@ -344,7 +365,8 @@ def from_model(
 
 
 def _with_inference(module: tvm.IRModule, other: tvm.IRModule, num_values: int) -> tvm.IRModule:
-    """Return a module with the function ``main`` of another one as ``inference``, and with the functions that it calls."""
+    """Return a module with the function ``main`` of another one as ``inference``, and with the
+    functions that it calls."""
     taken = {each.name_hint for each in module.get_global_vars()}
     main = other["main"]
     main = main.with_attr("num_input", len(main.params) - num_values)

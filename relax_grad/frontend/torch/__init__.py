@@ -9,8 +9,8 @@ TORCH_REQUIREMENT = "torch==2.13.0"
 
 if importlib.util.find_spec("torch") is None:
     raise ImportError(
-        "relax_grad.frontend.torch needs the package torch, which the extra torch of relax_grad brings; "
-        f"install it: pip install '{TORCH_REQUIREMENT}'"
+        "relax_grad.frontend.torch needs the package torch, which the extra torch of relax_grad "
+        f"brings; install it: pip install '{TORCH_REQUIREMENT}'"
     )
 
 from ...errors import UnsupportedOperatorError  # noqa: E402

@@ -41,7 +41,8 @@ def check_map(custom) -> None:
         and all(isinstance(name, str) and callable(converter) for name, converter in custom.items())
     ):
         raise TypeError(
-            f"custom_convert_map must be a mapping of operators to functions, but it is {described(custom)}"
+            "custom_convert_map must be a mapping of operators to functions, but it is "
+            f"{described(custom)}"
         )
 
 

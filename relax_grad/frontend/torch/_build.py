@@ -63,7 +63,8 @@ def imported_from(
     options : Options
         The options of the import.
     num_inputs : int
-        The number of inputs of the module. The other inputs of the graph in training mode are targets.
+        The number of inputs of the module. The other inputs of the graph in training mode are
+        targets.
     reasons : str, optional
         The reasons for which evaluation mode cannot be imported, for a warning.
     """
@@ -103,12 +104,16 @@ def imported_from(
             module = bb.get()
     if reasons:
         warnings.warn(
-            f"the import has no function forward, since evaluation mode cannot be imported:\n{reasons}",
+            "the import has no function forward, since evaluation mode cannot be imported:\n"
+            f"{reasons}",
             stacklevel=3,
         )
     elif evaluation is not None and evaluation.states:
         warnings.warn(
-            "the function forward does not return the buffers that the module writes in evaluation mode: "
+            (
+                "the function forward does not return the buffers that the module writes in "
+                "evaluation mode: "
+            )
             + ", ".join(evaluation.states),
             stacklevel=3,
         )

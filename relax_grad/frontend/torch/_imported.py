@@ -22,34 +22,39 @@ if TYPE_CHECKING:
 class Imported:
     """An imported module.
 
-    The parameters of each function are in the order of the attributes: inputs, targets, parameters, frozen
-    parameters, states. Parameters and buffers have the keys of the module's ``state_dict``; those of a loss that is a
-    module have the prefix ``loss.``.
+    The parameters of each function are in the order of the attributes: inputs, targets, parameters,
+    frozen parameters, states. Parameters and buffers have the keys of the module's ``state_dict``;
+    those of a loss that is a module have the prefix ``loss.``.
 
     Attributes
     ----------
     module : tvm.IRModule
-        With up to three functions, whose attribute ``num_input`` is the number of parameters before ``params``.
+        With up to three functions, whose attribute ``num_input`` is the number of parameters before
+        ``params``.
 
-        - ``loss(seed, *inputs, *targets, *params, *frozen, *states) -> (loss, outputs, new_states)``, in training mode.
-          ``outputs`` and ``new_states`` are tuples, perhaps empty; ``outputs`` are all tensors that the module returns.
-          ``seed`` is an integer of int64 without axes; each step needs another one.
-        - ``training(seed, *inputs, *params, *frozen, *states) -> (outputs, new_states)``, in its place if there is no
-          loss.
-        - ``forward(*inputs, *params, *frozen, *states) -> outputs``, in evaluation mode. If the module draws random
-          numbers in this mode too, the first parameter is the seed.
+        - ``loss(seed, *inputs, *targets, *params, *frozen, *states) -> (loss, outputs,
+          new_states)``, in training mode. ``outputs`` and ``new_states`` are tuples, perhaps
+          empty; ``outputs`` are all tensors that the module returns. ``seed`` is an integer of
+          int64 without axes; each step needs another one.
+        - ``training(seed, *inputs, *params, *frozen, *states) -> (outputs, new_states)``, in its
+          place if there is no loss.
+        - ``forward(*inputs, *params, *frozen, *states) -> outputs``, in evaluation mode. If the
+          module draws random numbers in this mode too, the first parameter is the seed.
     inputs : dict[str, relax.TensorType]
-        The inputs: the names of the arguments of the module's ``forward``, nested ones joined with dots.
+        The inputs: the names of the arguments of the module's ``forward``, nested ones joined with
+        dots.
     targets : dict[str, relax.TensorType]
         The further arguments of the loss.
     outputs : dict[str, relax.TensorType]
-        The outputs in training mode: ``output`` for a tensor, keys and positions otherwise, joined with dots.
+        The outputs in training mode: ``output`` for a tensor, keys and positions otherwise, joined
+        with dots.
     params : dict[str, tvm.runtime.Tensor]
         The trainable parameters: copies of the initial values.
     frozen : dict[str, tvm.runtime.Tensor]
         The other parameters, and the buffers that the functions only read.
     states : dict[str, tvm.runtime.Tensor]
-        The buffers that the module writes in training mode, such as running statistics. Each call returns new ones.
+        The buffers that the module writes in training mode, such as running statistics. Each call
+        returns new ones.
     aliases : dict[str, str]
         The keys of tied parameters and buffers, each with the key whose tensor it is.
     """
@@ -65,7 +70,8 @@ class Imported:
 
     @property
     def values(self) -> list[tvm.runtime.Tensor]:
-        """The last arguments of every function: the values of parameters, frozen parameters and states."""
+        """The last arguments of every function: the values of parameters, frozen parameters and
+        states."""
         return [*self.params.values(), *self.frozen.values(), *self.states.values()]
 
     def copy_to(self, module: nn.Module, values: Mapping[str, object] | None = None) -> None:
@@ -184,8 +190,8 @@ class Imported:
                 value, wanted = as_torch(values[present]), torch.from_dlpack(old)
                 if value.shape != wanted.shape or value.dtype != wanted.dtype:
                     raise ValueError(
-                        f"{key} has shape {tuple(value.shape)} and dtype {value.dtype} in {source}, but the import has "
-                        f"{tuple(wanted.shape)} and {wanted.dtype}"
+                        f"{key} has shape {tuple(value.shape)} and dtype {value.dtype} in "
+                        f"{source}, but the import has {tuple(wanted.shape)} and {wanted.dtype}"
                     )
                 groups[name][key] = copied(value)
         return dataclasses.replace(self, **groups)

@@ -1,4 +1,5 @@
-"""TVM's importer with converters of one's own, and a check of every node against PyTorch's shape and dtype."""
+"""TVM's importer with converters of one's own, and a check of every node against PyTorch's shape
+and dtype."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ class Importer(ExportedProgramImporter):
     level : tuple[int, ...]
         The calls of functions with a gradient of their own whose backward function is converted.
     leaves : set[relax.Var] or None
-        In a branch or a backward function, the variables from outside that depend on no other variable.
+        In a branch or a backward function, the variables from outside that depend on no other
+        variable.
     levels : dict[fx.Node, tuple[int, ...]]
         The level of each node.
     """
@@ -111,7 +113,8 @@ class Importer(ExportedProgramImporter):
         return self.block_builder.emit(expr)
 
     def stream(self) -> int:
-        """Return the number of a random operation: another one for each, in the order of the graph."""
+        """Return the number of a random operation: another one for each, in the order of the
+        graph."""
         self._streams += 1
         return self._streams - 1
 
@@ -140,8 +143,8 @@ class Importer(ExportedProgramImporter):
         values : Mapping[str, torch.Tensor]
             The parameters, frozen parameters and states, in their order.
         layout : Callable
-            ``layout(results, tensors)`` returns the result of the function, of the results of the graph and the variables
-            of the parameters.
+            ``layout(results, tensors)`` returns the result of the function, of the results of the
+            graph and the variables of the parameters.
         keeps_seed : bool
             Whether the first parameter is a seed even if nothing is drawn.
         """
@@ -184,8 +187,8 @@ class Importer(ExportedProgramImporter):
             return relax.Var(name, self.type_of(value))
         except NotImplementedError:
             raise ValueError(
-                f"{name} has the dtype {value.dtype}, which the import does not have; convert it, complex numbers by "
-                "torch.view_as_real"
+                f"{name} has the dtype {value.dtype}, which the import does not have; convert "
+                "it, complex numbers by torch.view_as_real"
             ) from None
 
     def _run(self, module: fx.GraphModule) -> list:
@@ -257,8 +260,8 @@ class Importer(ExportedProgramImporter):
             dtypes = _float_dtypes(node)
             if len(dtypes) > 1 and name not in self._custom:
                 raise Refused(
-                    f"its operands have the dtypes {', '.join(dtypes)}; give examples in the dtype of the module, or convert "
-                    "the module before the import"
+                    f"its operands have the dtypes {', '.join(dtypes)}; give examples in the "
+                    "dtype of the module, or convert the module before the import"
                 ) from error
             message = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             raise Refused(f"its converter fails: {message}") from error

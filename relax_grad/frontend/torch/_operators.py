@@ -1,4 +1,5 @@
-"""Operators in graphs of torch.export, which never run: for gradients, and for the recurrences of layers."""
+"""Operators in graphs of torch.export, which never run: for gradients, and for the recurrences of
+layers."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ _LIBRARY = torch.library.Library("relax_grad", "DEF")
 _LIBRARY.define("cotangent(Tensor like, int number) -> Tensor")
 _LIBRARY.define("gradient(Tensor[] outputs, Tensor[] inputs, Tensor[] cotangents) -> Tensor[]")
 _LIBRARY.define(
-    "with_backward(Tensor[] outputs, Tensor[] inputs, Tensor[] gradients, Tensor[] cotangents, int number, bool once)"
-    " -> Tensor[]"
+    "with_backward(Tensor[] outputs, Tensor[] inputs, Tensor[] gradients, Tensor[] cotangents, "
+    "int number, bool once) -> Tensor[]"
 )
 _LIBRARY.define("lstm(Tensor data, Tensor hidden, Tensor cell, Tensor weight) -> (Tensor, Tensor)")
 _LIBRARY.define("gru(Tensor data, Tensor hidden, Tensor weight, Tensor bias) -> Tensor")

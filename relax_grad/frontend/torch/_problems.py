@@ -86,11 +86,15 @@ def line_of(node: fx.Node) -> str:
 
 
 def raise_problems(problems: Iterable[Problem]) -> None:
-    """Raise one error that lists problems, if there are any; those of one operator in one line are listed once."""
+    """Raise one error that lists problems, if there are any; those of one operator in one line are
+    listed once."""
     text = text_of(problems)
     if text:
         raise UnsupportedOperatorError(
-            "these operations of the model cannot be imported with the meaning that they have in PyTorch:\n"
+            (
+                "these operations of the model cannot be imported with the meaning that they have "
+                "in PyTorch:\n"
+            )
             + text
             + "\nChange these lines, or give converters of one's own: custom_convert_map={...}."
         )

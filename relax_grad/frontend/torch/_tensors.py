@@ -16,7 +16,8 @@ SAFETENSORS_REQUIREMENT = "safetensors>=0.5,<0.9"
 
 
 def described(value) -> str:
-    """Return a value as text for a message: tensors by shape and dtype, modules by class, others cut to a line."""
+    """Return a value as text for a message: tensors by shape and dtype, modules by class, others
+    cut to a line."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
     if isinstance(value, nn.Module):
@@ -44,7 +45,8 @@ def merged(
     Raises
     ------
     ValueError
-        If two parameters are different tensors in the same memory, or a tensor is sparse or on the device meta.
+        If two parameters are different tensors in the same memory, or a tensor is sparse or on the
+        device meta.
     """
     values: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
@@ -53,14 +55,15 @@ def merged(
     for key, tensor in [*params.items(), *buffers.items()]:
         if tensor.is_meta:
             raise ValueError(
-                f'{key} is on the device meta, and has no values; load them, or move the module by .to_empty(device="cpu")'
+                f"{key} is on the device meta, and has no values; load them, or move the module "
+                'by .to_empty(device="cpu")'
             )
         if tensor.layout is not torch.strided:
             kind = "parameter" if key in params else "buffer"
             owner, _, name = f"module.{key}".rpartition(".")
             raise ValueError(
-                f"the {kind} {key} has the layout {tensor.layout}, and the import takes dense tensors; register "
-                f"{owner}.{name}.to_dense() in its place"
+                f"the {kind} {key} has the layout {tensor.layout}, and the import takes dense "
+                f"tensors; register {owner}.{name}.to_dense() in its place"
             )
         if id(tensor) in first:
             aliases[key] = first[id(tensor)]
@@ -76,8 +79,8 @@ def merged(
         for low, high, other in others:
             if low < end and start < high:
                 raise ValueError(
-                    f"the parameters {other} and {key} are different tensors in the same memory; tie them by assigning one "
-                    "parameter to both modules"
+                    f"the parameters {other} and {key} are different tensors in the same memory; "
+                    "tie them by assigning one parameter to both modules"
                 )
         others.append((start, end, key))
     return values, aliases
@@ -106,8 +109,8 @@ def write_to(module: nn.Module, key: str, value: torch.Tensor, tensors: Mapping)
     target = tensors[key]
     if target.shape != value.shape or target.dtype != value.dtype:
         raise ValueError(
-            f"{key} has shape {tuple(target.shape)} and dtype {target.dtype} in the module, but the value has "
-            f"{tuple(value.shape)} and {value.dtype}"
+            f"{key} has shape {tuple(target.shape)} and dtype {target.dtype} in the module, but "
+            f"the value has {tuple(value.shape)} and {value.dtype}"
         )
     with torch.no_grad():
         target.copy_(value)
@@ -124,14 +127,16 @@ def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def as_torch(value) -> torch.Tensor:
-    """Return a tensor of TVM, NumPy or another library as one of PyTorch, without a copy where possible."""
+    """Return a tensor of TVM, NumPy or another library as one of PyTorch, without a copy where
+    possible."""
     return value.detach() if isinstance(value, torch.Tensor) else torch.from_dlpack(value)
 
 
 def _safetensors(user: str):
     if importlib.util.find_spec("safetensors") is None:
         raise ImportError(
-            f"{user} needs the package safetensors; install it: pip install '{SAFETENSORS_REQUIREMENT}'"
+            f"{user} needs the package safetensors; install it: pip install "
+            f"'{SAFETENSORS_REQUIREMENT}'"
         )
     import safetensors.torch
 

@@ -34,37 +34,39 @@ def from_module(
 ) -> Imported:
     """Import a PyTorch module to train it.
 
-    ``torch.export`` traces the module and the loss with example arguments, in training mode and in evaluation mode.
-    The module stays as it is; its values are copied. A module that is in training mode already keeps the modes of its
-    submodules, some of which may be in evaluation mode.
+    ``torch.export`` traces the module and the loss with example arguments, in training mode and in
+    evaluation mode. The module stays as it is; its values are copied. A module that is in training
+    mode already keeps the modes of its submodules, some of which may be in evaluation mode.
 
     Parameters
     ----------
     module : nn.Module
         The module.
     args : Sequence
-        Example arguments of the module: tensors, also in nested lists, tuples and dicts. Arguments that are no tensors
-        are constants.
+        Example arguments of the module: tensors, also in nested lists, tuples and dicts. Arguments
+        that are no tensors are constants.
     kwargs : Mapping, optional
         Example keyword arguments.
     loss : Callable, optional
-        ``loss(output, *targets)`` returns a tensor of one element. A module's parameters are trained too. Without it,
-        the module returns the loss: as a tensor of one element, as the first element of a tuple, or as the entry or
-        attribute ``loss``. If it returns none, there is no function ``loss``.
+        ``loss(output, *targets)`` returns a tensor of one element. A module's parameters are
+        trained too. Without it, the module returns the loss: as a tensor of one element, as the
+        first element of a tuple, or as the entry or attribute ``loss``. If it returns none, there
+        is no function ``loss``.
     targets : Sequence
         Example tensors for the further arguments of the loss.
     dynamic_shapes : Mapping or Sequence, optional
-        Symbolic extents, as for ``torch.export.export``, by the names of arguments: ``{"x": {0: "batch"}}``. Targets have
-        the names ``target``, or ``target0`` and so on. Equal strings are one extent; ``torch.export.Dim`` is allowed too.
+        Symbolic extents, as for ``torch.export.export``, by the names of arguments:
+        ``{"x": {0: "batch"}}``. Targets have the names ``target``, or ``target0`` and so on. Equal
+        strings are one extent; ``torch.export.Dim`` is allowed too.
     trainable : str or Sequence[str] or Callable, optional
-        The parameters to train: keys or patterns such as ``"head.*"``, or a function from the key to a bool. By default
-        those with ``requires_grad``.
+        The parameters to train: keys or patterns such as ``"head.*"``, or a function from the key
+        to a bool. By default those with ``requires_grad``.
     batch_norm : str
-        ``"update"``: batch normalisation in training mode uses the statistics of the batch, and returns new running ones.
-        ``"frozen"``: it uses the running ones, which stay.
+        ``"update"``: batch normalisation in training mode uses the statistics of the batch, and
+        returns new running ones. ``"frozen"``: it uses the running ones, which stay.
     custom_convert_map : Mapping[str, Callable], optional
-        Converters ``(node, importer) -> relax.Var`` by the names of operators, such as ``"silu.default"``. They come before all
-        others.
+        Converters ``(node, importer) -> relax.Var`` by the names of operators, such as
+        ``"silu.default"``. They come before all others.
 
     Returns
     -------
@@ -74,7 +76,8 @@ def from_module(
     Raises
     ------
     UnsupportedOperatorError
-        If operations cannot be imported exactly; it lists all of them with the lines of the user's code.
+        If operations cannot be imported exactly; it lists all of them with the lines of the user's
+        code.
     TypeError, ValueError
         If an argument does not fit.
 
@@ -116,21 +119,24 @@ def from_exported_program(
 ) -> Imported:
     """Import a program that ``torch.export.export`` returned for a module in training mode.
 
-    :func:`from_module` is safer: an exported program has lost hooks, regions of ``torch.inference_mode`` and the gradients
-    of ``torch.autograd.Function``, and does not tell. There is no function ``forward``, because the program has one mode only.
+    :func:`from_module` is safer: an exported program has lost hooks, regions of
+    ``torch.inference_mode`` and the gradients of ``torch.autograd.Function``, and does not tell.
+    There is no function ``forward``, because the program has one mode only.
 
     Parameters
     ----------
     ep : torch.export.ExportedProgram
-        The program, without ``run_decompositions``, which drops ``detach`` and ``no_grad``. It is left as it is.
+        The program, without ``run_decompositions``, which drops ``detach`` and ``no_grad``. It is
+        left as it is.
     trainable, batch_norm, custom_convert_map
         As for :func:`from_module`.
 
     Returns
     -------
     imported : Imported
-        The module and the values of its parameters. The names of the inputs are those of the program. The function is
-        ``loss`` if the program returns a loss, as for :func:`from_module`, and ``training`` otherwise.
+        The module and the values of its parameters. The names of the inputs are those of the
+        program. The function is ``loss`` if the program returns a loss, as for :func:`from_module`,
+        and ``training`` otherwise.
 
     Raises
     ------
@@ -154,7 +160,8 @@ def from_exported_program(
     check_options(trainable, batch_norm)
     if ep.dialect != "TRAINING":
         raise ValueError(
-            "ep is decomposed, which drops detach and no_grad; give the program that torch.export.export returns"
+            "ep is decomposed, which drops detach and no_grad; give the program that "
+            "torch.export.export returns"
         )
     options = Options(batch_norm, dict(custom_convert_map or {}))
     program = from_program(ep, options.custom)

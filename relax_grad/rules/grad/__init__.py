@@ -1,8 +1,8 @@
 """Gradients of the backward operators themselves, for second and higher order.
 
-A backward operator is linear in its output gradient. Its gradient with respect to that argument is the
-forward operator's derivative along a direction. If the forward operator is linear, this derivative is the
-forward operator itself.
+A backward operator is linear in its output gradient. Its gradient with respect to that argument is
+the forward operator's derivative along a direction. If the forward operator is linear, this
+derivative is the forward operator itself.
 """
 
 from . import (

@@ -1,4 +1,5 @@
-"""The derivatives of the slopes of recurrent layers by the sums of their gates, for derivatives of second order."""
+"""The derivatives of the slopes of recurrent layers by the sums of their gates, for derivatives of
+second order."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from .._util import const_like, widen
 
 
 def lstm_slopes(ctx, data, before, last, cells, weight, grad):
-    """Return the gradients of the sums, the cells before each step and those after it, from that of the slopes."""
+    """Return the gradients of the sums, the cells before each step and those after it, from that of
+    the slopes."""
     sums = gate_sums(ctx, data, before, weight)
     one = const_like(1, sums)
     i, f, g, o = parts_of(ctx, sums, 4)
@@ -44,7 +46,8 @@ def lstm_slopes(ctx, data, before, last, cells, weight, grad):
 
 
 def gru_slopes(ctx, data, before, weight, bias, slopes_grad, fresh_grad):
-    """Return the gradients of the data, of the products, and of the states before each step, from those of the slopes."""
+    """Return the gradients of the data, of the products, and of the states before each step, from
+    those of the slopes."""
     before = wide(ctx, before)
     products = parts_of(ctx, gate_sums(ctx, None, before, weight), 3)
     given = parts_of(ctx, wide(ctx, data), 3)
@@ -67,7 +70,8 @@ def gru_slopes(ctx, data, before, weight, bias, slopes_grad, fresh_grad):
     z_grad = op.subtract(z_grad, _times(total, dn))
     n_grad = op.negative(op.add(_times(of_z, dz), _times(total, rest, op.add(n, n))))
     inner = emit(_times(n_grad, dn))
-    # The sum of slope_r by r is not multiplied by the slope of r again: bend_r is the derivative of r * (1 - r) by r.
+    # The sum of slope_r by r is not multiplied by the slope of r again: bend_r is the derivative of
+    # r * (1 - r) by r.
     of_sums = [
         emit(_times(op.add(r_grad, _times(inner, kept)), dr)),
         emit(_times(z_grad, dz)),
@@ -77,7 +81,8 @@ def gru_slopes(ctx, data, before, weight, bias, slopes_grad, fresh_grad):
 
 
 def reset_slopes(ctx, data, before, slopes, weight, slopes_grad):
-    """Return the gradients of the sums and of the states before each step of a GRU that resets first."""
+    """Return the gradients of the sums and of the states before each step of a GRU that resets
+    first."""
     before, data = wide(ctx, before), wide(ctx, data)
     of_r, of_z, of_n, of_keep, of_reset = parts_of(ctx, wide(ctx, slopes_grad), 5)
     *_, z, r = parts_of(ctx, wide(ctx, slopes), 5)

@@ -38,8 +38,8 @@ def softmax_backward(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``dx = (dy - sum(dy * y)) * y``, with the sum over the axis.
 
-    Backward form: with ``h = dx_grad``, ``[softmax_backward(h, y), h * (dy - sum(dy * y)) - dy * sum(h *
-    y)]``.
+    Backward form: with ``h = dx_grad``, ``[softmax_backward(h, y), h * (dy - sum(dy * y)) - dy *
+    sum(h * y)]``.
     """
     dy, y = orig_call.args
     axis = int(orig_call.attrs.axis)

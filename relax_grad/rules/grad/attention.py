@@ -14,10 +14,11 @@ from .._util import cast_each, cast_like, dtype_of, no_grad, shape_of, unbroadca
 def attention_weights(orig_var, orig_call, output_grad, ctx):
     """Gradient of attention_weights.
 
-    Forward form: ``p = attention_weights(s)``: a softmax of ``s`` over the keys that a query attends to, and 0 for
-    the others.
+    Forward form: ``p = attention_weights(s)``: a softmax of ``s`` over the keys that a query
+    attends to, and 0 for the others.
 
-    Backward form: ``[(p_grad - sum(p_grad * p)) * p]``, which is 0 wherever ``p`` is 0, whatever the mask.
+    Backward form: ``[(p_grad - sum(p_grad * p)) * p]``, which is 0 wherever ``p`` is 0, whatever
+    the mask.
     """
     scores, *seqstarts = orig_call.args
     weights, grad = ctx.normalize(widen(orig_var)), ctx.normalize(widen(output_grad))
@@ -30,16 +31,19 @@ def attention_weights(orig_var, orig_call, output_grad, ctx):
 def attention_backward(orig_var, orig_call, output_grad, ctx):
     """Gradient of attention_backward.
 
-    Forward form, for each head, with ``p = softmax(s)`` of the scores ``s = scale * q @ k^T``: ``dp = g @ v^T``, ``x =
-    dp - r`` and ``ds = p * x``. Results: ``dq = scale * ds @ k``, ``dk = scale * ds^T @ q`` and ``dv = p^T @ g``. Here
-    ``g`` is the gradient of the result ``o``, and ``r = sum(g * o)``.
+    Forward form, for each head, with ``p = softmax(s)`` of the scores ``s = scale * q @ k^T``:
+    ``dp = g @ v^T``, ``x = dp - r`` and ``ds = p * x``. Results: ``dq = scale * ds @ k``,
+    ``dk = scale * ds^T @ q`` and ``dv = p^T @ g``. Here ``g`` is the gradient of the result ``o``,
+    and ``r = sum(g * o)``.
 
     Backward form, with ``e = scale * (dq_grad @ k^T + q @ dk_grad^T)``, the gradient of ``ds``:
 
     - ``r_grad = -sum(p * e)``, ``dp_grad = p * e`` and ``p_grad = x * e + g @ dv_grad^T``;
     - ``s_grad = p * (p_grad - sum(p * p_grad))``, also the gradient of the bias;
-    - ``g_grad = p @ dv_grad + dp_grad @ v + r_grad * o``, ``o_grad = r_grad * g`` and ``v_grad = dp_grad^T @ g``;
-    - ``q_grad = scale * (ds @ dk_grad + s_grad @ k)`` and ``k_grad = scale * (ds^T @ dq_grad + s_grad^T @ q)``.
+    - ``g_grad = p @ dv_grad + dp_grad @ v + r_grad * o``, ``o_grad = r_grad * g`` and
+      ``v_grad = dp_grad^T @ g``;
+    - ``q_grad = scale * (ds @ dk_grad + s_grad @ k)`` and
+      ``k_grad = scale * (ds^T @ dq_grad + s_grad^T @ q)``.
     """
     grad, output, query, _key, _value, *bias = orig_call.args
     heads = shape_of(query)[2]

@@ -69,12 +69,12 @@ def grid_sample_jvp(orig_var, orig_call, output_grad, ctx):
 def grid_sample_backward_data(orig_var, orig_call, output_grad, ctx):
     """Gradient of grid_sample_backward_data.
 
-    Forward form: ``dx = grid_sample_backward_data(dy, x.shape, grid, ks)``, which is linear in ``dy``:
-    ``<dx, h> = <dy, grid_sample_jvp(h, grid, ks)>``.
+    Forward form: ``dx = grid_sample_backward_data(dy, x.shape, grid, ks)``, which is linear in
+    ``dy``: ``<dx, h> = <dy, grid_sample_jvp(h, grid, ks)>``.
 
     Backward form: with ``h = dx_grad``, ``[grid_sample_jvp(h, grid, ks), no_grad,
-    grid_sample_backward_grid(dy, h, grid, ks), [grid_sample_backward_grid(dy, h, grid, ks without k) for
-    k in ks]]``. Without directions, the first is grid_sample.
+    grid_sample_backward_grid(dy, h, grid, ks), [grid_sample_backward_grid(dy, h, grid, ks without
+    k) for k in ks]]``. Without directions, the first is grid_sample.
     """
     dy, data_shape, grid, *_ = orig_call.args
     directions, attrs = _directions(orig_call, 3), grid_sample_attrs(orig_call)
@@ -100,8 +100,8 @@ def grid_sample_backward_grid(orig_var, orig_call, output_grad, ctx):
     grid_sample_jvp(x, grid, ks + [k])>``.
 
     Backward form: with ``k = dgrid_grad``, ``[grid_sample_jvp(x, grid, ks + [k]),
-    grid_sample_backward_data(dy, x.shape, grid, ks + [k]), grid_sample_backward_grid(dy, x, grid, ks +
-    [k]), [grid_sample_backward_grid(dy, x, grid, ks + [k] without k') for k' in ks]]``.
+    grid_sample_backward_data(dy, x.shape, grid, ks + [k]), grid_sample_backward_grid(dy, x, grid,
+    ks + [k]), [grid_sample_backward_grid(dy, x, grid, ks + [k] without k') for k' in ks]]``.
     """
     dy, data, grid, *_ = orig_call.args
     directions, attrs = _directions(orig_call, 3), grid_sample_attrs(orig_call)
@@ -120,14 +120,16 @@ def grid_sample_backward_grid(orig_var, orig_call, output_grad, ctx):
 
 
 def _directions(call, index: int) -> list[relax.Expr]:
-    """Return the directions of a call: the fields of the tuple at argument ``index``, if it is present."""
+    """Return the directions of a call: the fields of the tuple at argument ``index``, if it is
+    present."""
     return tuple_fields(call.args[index]) if len(call.args) > index else []
 
 
 def _of_directions(directions, partial_without) -> list[relax.Expr]:
     """Return the partial of the argument that holds the directions, if there is one.
 
-    The derivative is linear in each direction. The partial of a direction takes the other directions.
+    The derivative is linear in each direction. The partial of a direction takes the other
+    directions.
     """
     if not directions:
         return []

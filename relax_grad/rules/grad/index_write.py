@@ -11,10 +11,11 @@ from ..index_write import elements_writer, nd_writer, put_writer
 
 
 def _register_updates(forward: str, updates: str, arguments: str, writer, reduction) -> None:
-    """Register the gradient of an operator that returns the gradient of updates: a write into zeros.
+    """Register the gradient of an operator that returns the gradient of updates: a write into
+    zeros.
 
-    ``forward`` is the name of the operator that writes, and ``updates`` that of its argument. ``writer`` and
-    ``reduction`` are functions of a call of the operator.
+    ``forward`` is the name of the operator that writes, and ``updates`` that of its argument.
+    ``writer`` and ``reduction`` are functions of a call of the operator.
     """
 
     def transpose(grad, call):
@@ -64,12 +65,12 @@ register_linear(
 def scatter_elements_scan(orig_var, orig_call, output_grad, ctx):
     """Gradient of scatter_elements_scan.
 
-    Forward form: ``s = scatter_elements_scan(start, indices, factors, terms)``, the state before each
-    update of ``state = factors * state + terms`` at its index.
+    Forward form: ``s = scatter_elements_scan(start, indices, factors, terms)``, the state before
+    each update of ``state = factors * state + terms`` at its index.
 
-    Backward form: with ``t = scatter_elements_scan_reverse(0, indices, factors, s_grad)``, the gradient of the
-    state after each update, ``[scatter_elements(0, indices, s_grad * scatter_elements_scan(1, indices,
-    factors), "add"), no_grad, s * t, t]``.
+    Backward form: with ``t = scatter_elements_scan_reverse(0, indices, factors,
+    s_grad)``, the gradient of the state after each update, ``[scatter_elements(0, indices, s_grad *
+    scatter_elements_scan(1, indices, factors), "add"), no_grad, s * t, t]``.
     """
     writer = elements_writer(orig_call.args[1], int(orig_call.attrs.axis))
     return _scan(writer, orig_var, orig_call, output_grad, ctx, reverse=False)
@@ -77,7 +78,8 @@ def scatter_elements_scan(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient("relax.grad.scatter_elements_scan_reverse")
 def scatter_elements_scan_reverse(orig_var, orig_call, output_grad, ctx):
-    """Gradient of scatter_elements_scan_reverse: that of :func:`scatter_elements_scan`, reversed."""
+    """Gradient of scatter_elements_scan_reverse: that of :func:`scatter_elements_scan`,
+    reversed."""
     writer = elements_writer(orig_call.args[1], int(orig_call.attrs.axis))
     return _scan(writer, orig_var, orig_call, output_grad, ctx, reverse=True)
 

@@ -15,11 +15,12 @@ from .._util import cast_like, no_grad, widen
 def nll_loss_backward(orig_var, orig_call, output_grad, ctx):
     """Gradient of nll_loss_backward.
 
-    Forward form: ``dx = nll_loss_backward(dy, x, t, w)``, which does not depend on the values of ``x``.
+    Forward form: ``dx = nll_loss_backward(dy, x, t, w)``, which does not depend on the values of
+    ``x``.
 
-    Backward form: ``[nll_loss(dx_grad, t, w), no_grad, no_grad, nll_loss_backward_weights(dy, dx_grad, t,
-    w)]``, without the last one if there are no weights. As in PyTorch, the first is NaN for a mean over only
-    ignored targets.
+    Backward form: ``[nll_loss(dx_grad, t, w), no_grad, no_grad, nll_loss_backward_weights(dy,
+    dx_grad, t, w)]``, without the last one if there are no weights. As in PyTorch, the first is NaN
+    for a mean over only ignored targets.
     """
     dy, predictions, targets, *weights = orig_call.args
     attrs = nll_loss_attrs(orig_call)
@@ -41,18 +42,19 @@ def nll_loss_backward_weights(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``dw = nll_loss_backward_weights(dy, x, t, w)``.
 
-    Backward form: with ``h = dw_grad``, for the reductions ``none`` and ``sum``, where ``dw`` does not
-    depend on ``w``, ``[nll_loss(x, t, h), nll_loss_backward(dy, x, t, h), no_grad, no_grad]``.
+    Backward form: with ``h = dw_grad``, for the reductions ``none`` and ``sum``, where ``dw`` does
+    not depend on ``w``, ``[nll_loss(x, t, h), nll_loss_backward(dy, x, t, h), no_grad, no_grad]``.
 
-    For ``mean``, ``dw[c]`` is the sum over the targets ``c`` of ``-(x + L) * dy / W`` with the loss ``L``
-    and the sum ``W`` of the targets' weights. With ``V = nll_loss_backward_weights``, ``D = <h, V(1, x, t,
-    w)>``, which is the loss's derivative along ``h``, and ``H`` the sum of ``h`` over the targets,
+    For ``mean``, ``dw[c]`` is the sum over the targets ``c`` of ``-(x + L) * dy / W`` with the loss
+    ``L`` and the sum ``W`` of the targets' weights. With ``V = nll_loss_backward_weights``,
+    ``D = <h, V(1, x, t, w)>``, which is the loss's derivative along ``h``, and ``H`` the sum of
+    ``h`` over the targets,
 
     - the gradient of ``dy`` is ``D``;
     - of ``x``, ``nll_loss_backward(dy / W, x, t, h, "sum")`` and, through ``L``,
       ``nll_loss_backward(-H * dy / W, x, t, w)``;
-    - of ``w``, through ``L``, ``V(-H * dy / W, x, t, w)`` and, through ``W``, ``-D * dy / W`` for each
-      target of the class.
+    - of ``w``, through ``L``, ``V(-H * dy / W, x, t, w)`` and, through ``W``, ``-D * dy / W`` for
+      each target of the class.
 
     Half precision is computed in float32, which can hold the sums.
     """

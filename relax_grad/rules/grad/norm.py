@@ -18,8 +18,9 @@ from ..nn.norm import average_in_groups, average_over, check_channels, collect, 
 def batch_norm_backward_data(orig_var, orig_call, output_grad, ctx):
     """Gradient of batch_norm_backward_data.
 
-    Forward form, for each channel: ``dx = gamma * r * dy + (M + 2 * V * c) / N`` with ``c = x - m``. Here
-    ``m`` and ``r`` are the statistics, and ``M`` and ``V`` are the gradients of mean and variance.
+    Forward form, for each channel: ``dx = gamma * r * dy + (M + 2 * V * c) / N`` with
+    ``c = x - m``. Here ``m`` and ``r`` are the statistics, and ``M`` and ``V`` are the gradients of
+    mean and variance.
 
     Backward form, with ``h = dx_grad`` and sums over a channel:
 
@@ -37,8 +38,8 @@ def batch_norm_backward_data(orig_var, orig_call, output_grad, ctx):
 def instance_norm_backward_data(orig_var, orig_call, output_grad, ctx):
     """Gradient of instance_norm_backward_data.
 
-    Forward form and backward form: those of :func:`batch_norm_backward_data`, with sums over the axes instead
-    of over a channel. The sum for gamma is over all axes except that of the channels.
+    Forward form and backward form: those of :func:`batch_norm_backward_data`, with sums over the
+    axes instead of over a channel. The sum for gamma is over all axes except that of the channels.
     """
     ndim = orig_call.args[1].ty.ndim
     channel = int(orig_call.attrs.channel_axis) % ndim
@@ -50,7 +51,8 @@ def instance_norm_backward_data(orig_var, orig_call, output_grad, ctx):
 def instance_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
     """Gradient of instance_norm_backward_gamma.
 
-    Forward form and backward form: those of :func:`layer_norm_backward_gamma`, with a sum over the axes.
+    Forward form and backward form: those of :func:`layer_norm_backward_gamma`, with a sum over the
+    axes.
     """
     statistics = _of_rows(ctx, _axes(orig_call))
     return _of_sum_of_products(orig_call, output_grad, ctx, statistics, statistics.spread)
@@ -60,8 +62,8 @@ def instance_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
 def batch_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
     """Gradient of batch_norm_backward_gamma.
 
-    Forward form and backward form: those of :func:`layer_norm_backward_gamma`. The sum keeps the axis of the
-    channels, which the statistics have too.
+    Forward form and backward form: those of :func:`layer_norm_backward_gamma`. The sum keeps the
+    axis of the channels, which the statistics have too.
     """
     ndim = orig_call.args[1].ty.ndim
     statistics = _of_channels(ctx, int(orig_call.attrs.axis) % ndim, ndim)
@@ -72,16 +74,17 @@ def batch_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
 def layer_norm_backward_data(orig_var, orig_call, output_grad, ctx):
     """Gradient of layer_norm_backward_data.
 
-    Forward form: ``dx = r * (g - average(g) - z * average(g * z))`` with ``g = gamma * dy`` and ``z = (x - m)
+    Forward form: ``dx = r * (g - average(g) - z * average(g * z))`` with ``g = gamma * dy`` and
+    ``z = (x - m)
     * r``.
 
     Backward form, with ``h = dx_grad * r``:
 
-    - ``q = h - average(h) - z * average(h * z)`` gives ``dy_grad = gamma * q`` and ``gamma_grad = sum(dy *
-      q)`` over the other axes;
-    - ``p = -(h * average(g * z) + g * average(h * z))`` is the gradient of ``z``, so that ``x_grad = r * p``,
-      ``m_grad = -sum(x_grad)`` over the axes, and ``r_grad = sum(dx_grad * dx / r + p * (x - m))`` over
-      them.
+    - ``q = h - average(h) - z * average(h * z)`` gives ``dy_grad = gamma * q`` and
+      ``gamma_grad = sum(dy * q)`` over the other axes;
+    - ``p = -(h * average(g * z) + g * average(h * z))`` is the gradient of ``z``, so that
+      ``x_grad = r * p``, ``m_grad = -sum(x_grad)`` over the axes, and
+      ``r_grad = sum(dx_grad * dx / r + p * (x - m))`` over them.
     """
     dy, x, gamma, mean, rstd = orig_call.args
     gamma = gamma if orig_call.attrs.scale else None
@@ -131,10 +134,11 @@ def rms_norm_backward_weight(orig_var, orig_call, output_grad, ctx):
 def batch_norm_statistics(orig_var, orig_call, output_grad, ctx):
     """Gradient of batch_norm_statistics.
 
-    Forward form: ``m = mean(x)`` and ``r = 1 / sqrt(mean((x - m)**2) + epsilon)`` over the ``N`` elements of a channel.
+    Forward form: ``m = mean(x)`` and ``r = 1 / sqrt(mean((x - m)**2) + epsilon)`` over the ``N``
+    elements of a channel.
 
-    Backward form: ``[(m_grad - r**3 * r_grad * (x - m)) / N]``. The mean of ``x - m`` is 0, so that ``r`` does not
-    depend on ``m``.
+    Backward form: ``[(m_grad - r**3 * r_grad * (x - m)) / N]``. The mean of ``x - m`` is 0, so that
+    ``r`` does not depend on ``m``.
     """
     ndim = orig_call.args[0].ty.ndim
     axis = int(orig_call.attrs.axis) % ndim
@@ -147,7 +151,8 @@ def batch_norm_statistics(orig_var, orig_call, output_grad, ctx):
 def layer_norm_statistics(orig_var, orig_call, output_grad, ctx):
     """Gradient of layer_norm_statistics.
 
-    Forward form and backward form: those of :func:`batch_norm_statistics`, over ``N`` elements along the axes.
+    Forward form and backward form: those of :func:`batch_norm_statistics`, over ``N`` elements
+    along the axes.
     """
     axes = _axes(orig_call, 0)
     return _of_statistics(orig_var, orig_call, output_grad, ctx, axes, _of_rows(ctx, axes))
@@ -168,7 +173,8 @@ def group_norm_statistics(orig_var, orig_call, output_grad, ctx):
 
     Forward form: that of :func:`layer_norm_statistics`, over the channels of a group too.
 
-    Backward form: that of :func:`layer_norm_statistics` with ``m_grad`` and ``r_grad`` averaged over each group.
+    Backward form: that of :func:`layer_norm_statistics` with ``m_grad`` and ``r_grad`` averaged
+    over each group.
     """
     (data,) = orig_call.args
     channel = int(orig_call.attrs.channel_axis) % data.ty.ndim
@@ -234,7 +240,8 @@ def _of_channels(ctx: relax.BlockBuilder, axis: int, ndim: int) -> _Statistics:
 
 
 def _of_rows(ctx: relax.BlockBuilder, axes: list[int]) -> _Statistics:
-    """Return the mapping for statistics with the axes of the data, where normalized axes have extent 1."""
+    """Return the mapping for statistics with the axes of the data, where normalized axes have
+    extent 1."""
     return _Statistics(
         lambda expr: ctx.normalize(widen(expr)),
         lambda expr: ctx.emit(op.sum(expr, axes, keepdims=True) if axes else expr),
@@ -242,7 +249,8 @@ def _of_rows(ctx: relax.BlockBuilder, axes: list[int]) -> _Statistics:
 
 
 def _axes(call: relax.Call, data: int = 1) -> list[int]:
-    """Return the normalized axes, all non-negative, given the position of the data among the arguments."""
+    """Return the normalized axes, all non-negative, given the position of the data among the
+    arguments."""
     return [int(axis) % call.args[data].ty.ndim for axis in call.attrs.axes]
 
 
@@ -255,7 +263,8 @@ def _of_statistics(
     statistics: _Statistics,
     share: Callable[[relax.Expr], relax.Expr] = lambda expr: expr,
 ) -> list[relax.Expr]:
-    """Return the partial of mean and rstd, where ``share`` averages gradients over elements with one statistic."""
+    """Return the partial of mean and rstd, where ``share`` averages gradients over elements with
+    one statistic."""
     (x,) = call.args
     mean, rstd = (ctx.emit(relax.TupleGetItem(variable, i)) for i in range(2))
     mean_grad, rstd_grad = (ctx.emit(relax.TupleGetItem(output_grad, i)) for i in range(2))
@@ -288,7 +297,8 @@ def _of_affine(
     statistics: _Statistics,
     channel: int | None = None,
 ) -> list[relax.Expr]:
-    """Return the partials of ``gamma * r * dy + (M + 2 * V * (x - m)) / N`` with ``N`` elements along axes.
+    """Return the partials of ``gamma * r * dy + (M + 2 * V * (x - m)) / N`` with ``N`` elements
+    along axes.
 
     Gamma has the axis ``channel``, or the shape of the statistics if that is None.
     """
@@ -333,7 +343,8 @@ def _of_data_of_rows(
     mean: relax.Expr | None,
     rstd: relax.Expr,
 ) -> list[relax.Expr]:
-    """Return the partials of the data gradient of a normalization over rows, for the arguments that are not None.
+    """Return the partials of the data gradient of a normalization over rows, for the arguments that
+    are not None.
 
     The list has an item for gamma even if gamma is None.
     """

@@ -13,9 +13,11 @@ from .._linear import register_linear
 
 
 def _register_max_pool(name: str, of_tangent: Callable, of_cotangent: Callable) -> None:
-    """Register the gradients of the two backward operators of a max pooling, which are transposes of each other.
+    """Register the gradients of the two backward operators of a max pooling, which are transposes
+    of each other.
 
-    The positions of the largest elements do not change with the data, except where two elements become equal.
+    The positions of the largest elements do not change with the data, except where two elements
+    become equal.
     """
     register_linear(
         f"{name}_backward",
@@ -32,7 +34,8 @@ def _register_max_pool(name: str, of_tangent: Callable, of_cotangent: Callable) 
 
 
 def _register_average(name: str, forward: Callable, attrs_of: Callable) -> None:
-    """Register the gradient of the backward operator of a linear pooling, whose transpose is the pooling."""
+    """Register the gradient of the backward operator of a linear pooling, whose transpose is the
+    pooling."""
     register_linear(
         f"{name}_backward",
         f"dx = {name}_backward(dy, x)",

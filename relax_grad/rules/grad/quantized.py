@@ -1,7 +1,7 @@
 """Gradients of products with weights of 8 and 4 bits.
 
-The numbers have no gradient. Scales and floating-point zero points have one; a training step that does not ask for it
-does not compute it.
+The numbers have no gradient. Scales and floating-point zero points have one; a training step that
+does not ask for it does not compute it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def quantized_matmul(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = x @ W^T`` with ``W = (q - zero_point) * scale``.
 
-    Backward form: ``[quantized_matmul_backward_data(y_grad, x.shape, q, scale, zero_point), no_grad, sum(W_grad * (q -
-    zero_point)), sum(-W_grad * scale)]`` with ``W_grad = y_grad^T @ x`` and sums over groups. Zero points that are integers
-    have no gradient.
+    Backward form: ``[quantized_matmul_backward_data(y_grad, x.shape, q, scale, zero_point),
+    no_grad, sum(W_grad * (q - zero_point)), sum(-W_grad * scale)]`` with ``W_grad = y_grad^T @ x``
+    and sums over groups. Zero points that are integers have no gradient.
     """
     data, weight, scale, *zero_point = orig_call.args
     data_grad = backward.quantized_matmul_backward_data(
@@ -40,8 +40,9 @@ def quantized_matmul_backward_data(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``x_grad = y_grad @ W`` with ``W = (q - zero_point) * scale``.
 
-    Backward form: ``[quantized_matmul(x_grad_grad, q, scale, zero_point), no_grad, no_grad, sum(W_grad * (q -
-    zero_point)), sum(-W_grad * scale)]`` with ``W_grad = y_grad^T @ x_grad_grad`` and sums over groups.
+    Backward form: ``[quantized_matmul(x_grad_grad, q, scale, zero_point), no_grad, no_grad,
+    sum(W_grad * (q - zero_point)), sum(-W_grad * scale)]`` with ``W_grad = y_grad^T @ x_grad_grad``
+    and sums over groups.
     """
     before, data_shape, weight, scale, *zero_point = orig_call.args
     return [
@@ -52,7 +53,8 @@ def quantized_matmul_backward_data(orig_var, orig_call, output_grad, ctx):
 
 
 def _weight_partials(ctx, rows, columns, weight, scale, zero_point) -> list[relax.Expr]:
-    """Return the partials of the weight, its scales and its zero points, whose gradient is ``rows^T @ columns``."""
+    """Return the partials of the weight, its scales and its zero points, whose gradient is
+    ``rows^T @ columns``."""
     groups, wide = Groups.of(weight), wide_dtype(rows)
     outputs, count, size = groups
     inputs = int(shape_of(columns)[-1])

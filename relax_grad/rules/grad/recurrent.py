@@ -1,7 +1,7 @@
 """Gradients of recurrent layers, of their backward operator and of their tangent.
 
-The last two are transposes of each other: the derivatives of one with respect to its directions are the other one, and
-those with respect to the coefficients are products of the states of both.
+The last two are transposes of each other: the derivatives of one with respect to its directions are
+the other one, and those with respect to the coefficients are products of the states of both.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ _ZEROS = [Op.get("relax.zeros"), Op.get("relax.zeros_like")]
 def lstm(orig_var, orig_call, output_grad, ctx):
     """Gradient of lstm.
 
-    Forward form, at each step: ``i, f, g, o = split(z)`` of ``z = x + h @ w^T``; ``c' = sigmoid(f) * c + sigmoid(i) *
-    tanh(g)`` and ``h' = sigmoid(o) * tanh(c')``. The third result holds the slopes of these functions.
+    Forward form, at each step: ``i, f, g, o = split(z)`` of ``z = x + h @ w^T``;
+    ``c' = sigmoid(f) * c + sigmoid(i) * tanh(g)`` and ``h' = sigmoid(o) * tanh(c')``. The third
+    result holds the slopes of these functions.
 
-    Backward form: ``x_grad, _, h_grad, c_grad = recurrent_backward(h'_grad, slopes, w, c'_grad)``, and ``w_grad =
-    x_grad^T @ h`` over all steps at once.
+    Backward form: ``x_grad, _, h_grad, c_grad = recurrent_backward(h'_grad, slopes, w,
+    c'_grad)``, and ``w_grad = x_grad^T @ h`` over all steps at once.
 
-    The slopes have a gradient in derivatives of second order only. They are functions of the sums z and of the cells, so
-    it is a contribution to the gradients of these.
+    The slopes have a gradient in derivatives of second order only. They are functions of the sums z
+    and of the cells, so it is a contribution to the gradients of these.
     """
     data, hidden, cell, weight = orig_call.args
     states, cells, _ = elements(ctx, orig_var, 3)
@@ -70,15 +71,16 @@ def lstm(orig_var, orig_call, output_grad, ctx):
 def gru(orig_var, orig_call, output_grad, ctx):
     """Gradient of gru.
 
-    Forward form, at each step, with ``p = h @ w^T``: ``r = sigmoid(x_r + p_r)``, ``z = sigmoid(x_z + p_z)``, ``n =
-    tanh(x_n + r * (p_n + b))`` and ``h' = (1 - z) * n + z * h``. The second result holds the slopes of ``h'`` by p and h,
-    the third one that by ``x_n``.
+    Forward form, at each step, with ``p = h @ w^T``: ``r = sigmoid(x_r + p_r)``,
+    ``z = sigmoid(x_z + p_z)``, ``n = tanh(x_n + r * (p_n + b))`` and ``h' = (1 - z) * n + z * h``.
+    The second result holds the slopes of ``h'`` by p and h, the third one that by ``x_n``.
 
-    Backward form: ``p_grad, s, h_grad = recurrent_backward(h'_grad, slopes, w)``; ``x_grad`` is ``p_grad``, but ``s``
-    times the third result for ``x_n``; ``w_grad = p_grad^T @ h`` over all steps at once, and ``b_grad = sum(p_n_grad)``.
+    Backward form: ``p_grad, s, h_grad = recurrent_backward(h'_grad, slopes, w)``; ``x_grad`` is
+    ``p_grad``, but ``s`` times the third result for ``x_n``; ``w_grad = p_grad^T @ h`` over all
+    steps at once, and ``b_grad = sum(p_n_grad)``.
 
-    Without a bias, the state is reset before the product: ``n = tanh(x_n + (r * h) @ w_n^T)``. Then ``x_grad`` is
-    ``p_grad``, and the rows of ``w_grad`` for n are the products with ``r * h``.
+    Without a bias, the state is reset before the product: ``n = tanh(x_n + (r * h) @ w_n^T)``. Then
+    ``x_grad`` is ``p_grad``, and the rows of ``w_grad`` for n are the products with ``r * h``.
 
     The slopes have a gradient in derivatives of second order only, as those of an LSTM.
     """
@@ -132,8 +134,8 @@ def rnn_tanh(orig_var, orig_call, output_grad, ctx):
 
     Forward form, at each step: ``h' = tanh(x + h @ w^T)``.
 
-    Backward form: ``x_grad, _, h_grad = recurrent_backward(h'_grad, 1 - h' * h', w)``, and ``w_grad = x_grad^T @ h`` over
-    all steps at once.
+    Backward form: ``x_grad, _, h_grad = recurrent_backward(h'_grad, 1 - h' * h',
+    w)``, and ``w_grad = x_grad^T @ h`` over all steps at once.
     """
     slopes = op.subtract(const_like(1, orig_var), op.multiply(orig_var, orig_var))
     return _rnn(orig_var, orig_call, output_grad, ctx, slopes)
@@ -145,7 +147,8 @@ def rnn_relu(orig_var, orig_call, output_grad, ctx):
 
     Forward form, at each step: ``h' = relu(x + h @ w^T)``.
 
-    Backward form: that of :func:`rnn_tanh` with the slopes 1 where ``h'`` is positive, and 0 elsewhere.
+    Backward form: that of :func:`rnn_tanh` with the slopes 1 where ``h'`` is positive, and 0
+    elsewhere.
     """
     slopes = op.sign(orig_var)
     return _rnn(orig_var, orig_call, output_grad, ctx, slopes)
@@ -162,17 +165,20 @@ def _rnn(orig_var, orig_call, output_grad, ctx, slopes):
 def recurrent_backward(orig_var, orig_call, output_grad, ctx):
     """Gradient of recurrent_backward.
 
-    Forward form, from the last step to the first, for a GRU with the slopes k of the gates and q of the previous state:
-    ``s = y_grad + q' * s' + d' @ w`` and ``d = k * s``, where the prime is the next step. An RNN has no q. An LSTM has
-    two states, ``h = y_grad + d' @ w`` and ``s = c_grad + a * h + q' * s'``, with ``d = k * (s, s, s, h)``. The last
-    values of ``q * s`` and ``d @ w`` are the gradients of the initial states. A GRU that resets first with the slope a
-    has ``e = d_n @ w_n`` and ``d = k * (e, s, s)``, and ``a * e + (d_r, d_z) @ (w_r, w_z)`` in the place of ``d @ w``.
+    Forward form, from the last step to the first, for a GRU with the slopes k of the gates and q of
+    the previous state: ``s = y_grad + q' * s' + d' @ w`` and ``d = k * s``, where the prime is the
+    next step. An RNN has no q. An LSTM has two states, ``h = y_grad + d' @ w`` and
+    ``s = c_grad + a * h + q' * s'``, with ``d = k * (s, s, s, h)``. The last values of ``q * s``
+    and ``d @ w`` are the gradients of the initial states. A GRU that resets first with the slope a
+    has ``e = d_n @ w_n`` and ``d = k * (e, s, s)``, and ``a * e + (d_r, d_z) @ (w_r, w_z)`` in the
+    place of ``d @ w``.
 
-    Backward form: ``y_grad_grad, u, c_grad_grad = recurrent_tangent(d_grad, s_grad, initial_grads, slopes, w)``. With
-    its results, the gradients of k, q and a are ``u * (s, s, s, h)``, ``c_grad_grad before * s`` and ``c_grad_grad * h``,
-    or ``y_grad_grad before * s`` for q of a GRU; that of w is ``d^T @ y_grad_grad before`` over all steps. For a GRU that
-    resets first, that of k_r is ``u_r * e``, that of a ``y_grad_grad before * e``, and the rows of that of w for n are the
-    products with ``k_r * u_r + a * y_grad_grad before``.
+    Backward form: ``y_grad_grad, u, c_grad_grad = recurrent_tangent(d_grad, s_grad, initial_grads,
+    slopes, w)``. With its results, the gradients of k, q and a are ``u * (s, s, s,
+    h)``, ``c_grad_grad before * s`` and ``c_grad_grad * h``, or ``y_grad_grad before *
+    s`` for q of a GRU; that of w is ``d^T @ y_grad_grad before`` over all steps. For a GRU that
+    resets first, that of k_r is ``u_r * e``, that of a ``y_grad_grad before * e``, and the rows of
+    that of w for n are the products with ``k_r * u_r + a * y_grad_grad before``.
     """
     grad, slopes, weight, *cells = orig_call.args
     count = slopes_of(slopes, weight)
@@ -200,14 +206,16 @@ def recurrent_backward(orig_var, orig_call, output_grad, ctx):
 def recurrent_tangent(orig_var, orig_call, output_grad, ctx):
     """Gradient of recurrent_tangent.
 
-    Forward form, for a GRU with the slopes k of the gates and q of the previous state: ``u = d + y @ w^T`` and ``y' =
-    s + sum(k * u) + q * y``. An RNN has no q. An LSTM has ``c' = s + sum(k * u) + q * c`` over three gates, and ``y' = a
-    * c' + k * u`` with the fourth one. A GRU that resets first has ``u_n = d_n + (k_r * u_r + a * y) @ w_n^T`` and no
+    Forward form, for a GRU with the slopes k of the gates and q of the previous state:
+    ``u = d + y @ w^T`` and ``y' = s + sum(k * u) + q * y``. An RNN has no q. An LSTM has
+    ``c' = s + sum(k * u) + q * c`` over three gates, and ``y' = a
+    * c' + k * u`` with the fourth one. A GRU that resets first has ``u_n = d_n + (k_r * u_r + a *
+      y) @ w_n^T`` and no
     ``k_r * u_r`` in the sum.
 
-    Backward form: ``d_grad, s_grad, y_grad, c_grad = recurrent_backward(y'_grad + next(u_grad @ w), slopes, w, c'_grad)``
-    with ``u_grad`` added to the first one. The gradients of the slopes and of w are those in
-    :func:`recurrent_backward`.
+    Backward form: ``d_grad, s_grad, y_grad, c_grad = recurrent_backward(y'_grad + next(u_grad @ w),
+    slopes, w, c'_grad)`` with ``u_grad`` added to the first one. The gradients of the slopes and of
+    w are those in :func:`recurrent_backward`.
     """
     _, _, hidden, slopes, weight, *cell = orig_call.args
     count = slopes_of(slopes, weight)
@@ -261,7 +269,8 @@ def next_steps(orig_var, orig_call, output_grad, ctx):
 
 
 class _Extra:
-    """Contributions to the gradients of the sums of the gates, which the backward operator does not take.
+    """Contributions to the gradients of the sums of the gates, which the backward operator does not
+    take.
 
     Parameters
     ----------
@@ -294,7 +303,8 @@ class _Extra:
         return _added(ctx, states_grad, _after(ctx, found))
 
     def _through_reset(self, sums):
-        """Return the gradients of the sums, with that of r through the reset state, and of the states before."""
+        """Return the gradients of the sums, with that of r through the reset state, and of the
+        states before."""
         ctx = self._ctx
         of_r, of_z, of_n = (wide(ctx, each) for each in parts_of(ctx, sums, 3))
         slope, *_, kept = (wide(ctx, each) for each in parts_of(ctx, self._slopes, 5))
@@ -319,7 +329,8 @@ def _reset_tangent(ctx, sums, before, slopes):
 
 
 def _through(ctx, count: int, grad, gates, total, weight):
-    """Return the gradient of the hidden states of an LSTM, or of the reset state of a GRU that resets first.
+    """Return the gradient of the hidden states of an LSTM, or of the reset state of a GRU that
+    resets first.
 
     It is that of the states, ``total``, for the others.
     """
@@ -331,7 +342,8 @@ def _through(ctx, count: int, grad, gates, total, weight):
 
 
 def _of_slopes(ctx, count: int, sums, total, through, last, own=None):
-    """Return the gradient of the slopes, from the states of the backward operator and of the tangent."""
+    """Return the gradient of the slopes, from the states of the backward operator and of the
+    tangent."""
     gates = [wide(ctx, each) for each in parts_of(ctx, sums, GATES[count])]
     total, through, last = (wide(ctx, each) for each in (total, through, last))
     found = [op.multiply(gate, total) for gate in gates[:3]]

@@ -31,8 +31,8 @@ def linear_scan(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y[i + 1] = a[i] * y[i] + b[i]``.
 
-    Backward form: ``[t * y, t]`` where ``t = linear_scan_reverse(a, y_grad)`` is the gradient of ``y[i + 1]``
-    through all later elements; ``[t * y]`` for a scan without ``b``.
+    Backward form: ``[t * y, t]`` where ``t = linear_scan_reverse(a, y_grad)`` is the gradient of
+    ``y[i + 1]`` through all later elements; ``[t * y]`` for a scan without ``b``.
     """
     return _linear_scan(orig_var, orig_call, output_grad, ctx, backward.linear_scan_reverse)
 
@@ -43,7 +43,8 @@ def linear_scan_reverse(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y[i - 1] = a[i] * y[i] + b[i]``.
 
-    Backward form: ``[t * y, t]`` where ``t = linear_scan(a, y_grad)``; ``[t * y]`` for a scan without ``b``.
+    Backward form: ``[t * y, t]`` where ``t = linear_scan(a, y_grad)``; ``[t * y]`` for a scan
+    without ``b``.
     """
     return _linear_scan(orig_var, orig_call, output_grad, ctx, backward.linear_scan)
 

@@ -21,8 +21,8 @@ def relu(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = relu(x)``.
 
-    Backward form: ``[where(x <= 0, 0, y_grad)]``; as in PyTorch, it is 0 at 0, and ``y_grad`` where ``x`` is
-    NaN.
+    Backward form: ``[where(x <= 0, 0, y_grad)]``; as in PyTorch, it is 0 at 0, and ``y_grad`` where
+    ``x`` is NaN.
     """
     (x,) = orig_call.args
     closed = relax.op.less_equal(x, zero(x))
@@ -46,11 +46,12 @@ def leakyrelu(orig_var, orig_call, output_grad, ctx):
 def prelu(orig_var, orig_call, output_grad, ctx):
     """Gradient of prelu.
 
-    Forward form: ``y = prelu(x, alpha, axis)`` with an ``alpha`` for each position along the axis, or one
-    for all.
+    Forward form: ``y = prelu(x, alpha, axis)`` with an ``alpha`` for each position along the axis,
+    or one for all.
 
-    Backward form: ``[where(x > 0, y_grad, alpha * y_grad), sum(where(x > 0, 0, x * y_grad))]``. The sum is
-    over all axes except ``axis``, or over all axes. Half precision is summed in float32.
+    Backward form: ``[where(x > 0, y_grad, alpha * y_grad), sum(where(x > 0, 0, x *
+    y_grad))]``. The sum is over all axes except ``axis``, or over all axes. Half precision is
+    summed in float32.
 
     Raises
     ------
@@ -83,7 +84,8 @@ def prelu(orig_var, orig_call, output_grad, ctx):
 def gelu(orig_var, orig_call, output_grad, ctx):
     """Gradient of gelu.
 
-    Forward form: ``y = x * P(x)`` with the normal distribution ``P(x) = (1 + erf(x / sqrt(2))) / 2``.
+    Forward form: ``y = x * P(x)`` with the normal distribution
+    ``P(x) = (1 + erf(x / sqrt(2))) / 2``.
 
     Backward form: ``[y_grad * (P(x) + x * exp(-x**2 / 2) / sqrt(2 * pi))]``, in float32 at least.
     """
@@ -98,8 +100,8 @@ def gelu(orig_var, orig_call, output_grad, ctx):
 def gelu_tanh(orig_var, orig_call, output_grad, ctx):
     """Gradient of gelu_tanh.
 
-    Forward form: ``y = x / 2 * (1 + t)`` with ``t = tanh(k * (x + c * x**3))``, ``k = sqrt(2 / pi)`` and
-    ``c = 0.044715``.
+    Forward form: ``y = x / 2 * (1 + t)`` with ``t = tanh(k * (x + c * x**3))``,
+    ``k = sqrt(2 / pi)`` and ``c = 0.044715``.
 
     Backward form: ``[y_grad * ((1 + t) / 2 + k / 2 * (s + 3 * c * s * x * x))]`` with
     ``s = x * (1 - t**2)``, in float32 at least. ``s`` is 0 before ``x**2`` overflows.
@@ -120,8 +122,8 @@ def selu(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = scale * (max(x, 0) + alpha * (exp(min(x, 0)) - 1))``.
 
-    Backward form: ``[y_grad * where(x <= 0, scale * alpha * exp(x), scale)]``, in float32 at least. A
-    positive ``x`` is kept out of the exponential, which could overflow.
+    Backward form: ``[y_grad * where(x <= 0, scale * alpha * exp(x), scale)]``, in float32 at least.
+    A positive ``x`` is kept out of the exponential, which could overflow.
     """
     x, grad = _wide_arguments(orig_call, output_grad, ctx)
     falling = relax.op.less_equal(x, zero(x))
@@ -138,8 +140,8 @@ def softplus(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = where(beta * x > threshold, x, log(1 + exp(beta * x)) / beta)``.
 
-    Backward form: ``[where(beta * x > threshold, y_grad, y_grad * sigmoid(beta * x))]``, in float32 at
-    least.
+    Backward form: ``[where(beta * x > threshold, y_grad, y_grad * sigmoid(beta * x))]``, in float32
+    at least.
     """
     x, grad = _wide_arguments(orig_call, output_grad, ctx)
     scaled = const_like(orig_call.attrs.beta, x) * x
@@ -160,15 +162,16 @@ def _cast_partial(partial, orig_call, ctx) -> list[relax.Expr]:
 
 @register_gradient(
     "relax.nn.log_softmax",
-    corrects="accumulates half precision in half precision, and reads its tensors from memory twice",
+    corrects="accumulates half precision in half precision, and reads its tensors from memory "
+    "twice",
 )
 def log_softmax(orig_var, orig_call, output_grad, ctx):
     """Gradient of log_softmax.
 
     Forward form: ``y = log_softmax(x, axis)``.
 
-    Backward form: ``[log_softmax_backward(y_grad, y, axis)]``, which is ``y_grad - sum(y_grad, axis,
-    keepdims=True) * exp(y)``, for the reason given in :func:`softmax`.
+    Backward form: ``[log_softmax_backward(y_grad, y, axis)]``, which is
+    ``y_grad - sum(y_grad, axis, keepdims=True) * exp(y)``, for the reason given in :func:`softmax`.
     """
     y = _wide_result(orig_var, orig_call, ctx)
     return [backward.log_softmax_backward(output_grad, y, int(orig_call.attrs.axis))]
@@ -176,16 +179,18 @@ def log_softmax(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient(
     "relax.nn.softmax",
-    corrects="accumulates half precision in half precision, and reads its tensors from memory twice",
+    corrects="accumulates half precision in half precision, and reads its tensors from memory "
+    "twice",
 )
 def softmax(orig_var, orig_call, output_grad, ctx):
     """Gradient of softmax.
 
     Forward form: ``y = softmax(x, axis)``.
 
-    Backward form: ``[softmax_backward(y_grad, y, axis)]``, which is ``(y_grad - sum(y_grad * y, axis,
-    keepdims=True)) * y``. The operator computes the sum of a row while the row is in the cache. A composite of
-    smaller operators would read both tensors from memory again.
+    Backward form: ``[softmax_backward(y_grad, y, axis)]``, which is
+    ``(y_grad - sum(y_grad * y, axis, keepdims=True)) * y``. The operator computes the sum of a row
+    while the row is in the cache. A composite of smaller operators would read both tensors from
+    memory again.
     """
     y = _wide_result(orig_var, orig_call, ctx)
     return [backward.softmax_backward(output_grad, y, int(orig_call.attrs.axis))]

@@ -16,11 +16,11 @@ _BACKWARD = Op.get("relax.grad.attention_backward")
 def attention(orig_var, orig_call, output_grad, ctx):
     """Gradient of attention.
 
-    Forward form, for each head: ``o = p @ v`` with ``p = softmax(scale * q @ k^T)`` over the keys that the
-    causal mask and the window admit for a query.
+    Forward form, for each head: ``o = p @ v`` with ``p = softmax(scale * q @ k^T)`` over the keys
+    that the causal mask and the window admit for a query.
 
-    Backward form: ``attention_backward(o_grad, o, q, k, v)``. In half precision, the rounding error of ``o`` is too
-    large for that, and the backward form is a composition of operators.
+    Backward form: ``attention_backward(o_grad, o, q, k, v)``. In half precision, the rounding error
+    of ``o`` is too large for that, and the backward form is a composition of operators.
     """
     return _partials(orig_var, orig_call, output_grad, ctx)
 
@@ -31,8 +31,9 @@ def attention_bias(orig_var, orig_call, output_grad, ctx):
 
     Forward form: that of :func:`attention` with ``p = softmax(scale * q @ k^T + bias)``.
 
-    Backward form: ``attention_backward(o_grad, o, q, k, v, bias)``. For the bias, it is the gradient of the scores,
-    summed over the axes along which the bias was broadcast: a tensor as large as the weights.
+    Backward form: ``attention_backward(o_grad, o, q, k, v, bias)``. For the bias, it is the
+    gradient of the scores, summed over the axes along which the bias was broadcast: a tensor as
+    large as the weights.
     """
     partials = _partials(orig_var, orig_call, output_grad, ctx)
     bias = orig_call.args[3]
@@ -48,8 +49,8 @@ def attention_var_len(orig_var, orig_call, output_grad, ctx):
 
     Backward form: the composition that is the legalization of ``attention_backward``.
 
-    The weights of all pairs of queries and keys are computed, even across sequences: time and memory grow with
-    the square of the total length.
+    The weights of all pairs of queries and keys are computed, even across sequences: time and
+    memory grow with the square of the total length.
     """
     partials, _ = gradients(ctx, orig_call, _precise(orig_var), output_grad)
     return [*partials, *map(no_grad, orig_call.args[3:])]

@@ -23,8 +23,8 @@ def conv(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = conv(x, w)``.
 
-    Backward form: ``[conv_backward_data(y_grad, x.shape, w), conv_backward_weight(y_grad, x, w.shape)]``,
-    each in the dtype of its argument.
+    Backward form: ``[conv_backward_data(y_grad, x.shape, w), conv_backward_weight(y_grad, x,
+    w.shape)]``, each in the dtype of its argument.
     """
     data, weight = orig_call.args
     attrs = conv_attrs(orig_call)
@@ -41,9 +41,9 @@ def conv(orig_var, orig_call, output_grad, ctx):
 def conv_transpose(orig_var, orig_call, output_grad, ctx):
     """Gradient of conv1d_transpose, conv2d_transpose and conv3d_transpose.
 
-    Forward form: ``y = conv_transpose(x, w)``, which is ``conv_backward_data(x, y.shape, w)`` of the
-    convolution that maps ``y`` to ``x``. Its weight is ``w`` with the names of the two channel axes
-    exchanged.
+    Forward form: ``y = conv_transpose(x, w)``, which is ``conv_backward_data(x, y.shape, w)`` of
+    the convolution that maps ``y`` to ``x``. Its weight is ``w`` with the names of the two channel
+    axes exchanged.
 
     Backward form: ``[conv(y_grad, w), conv_backward_weight(x, y_grad, w.shape)]``.
     """
@@ -62,8 +62,8 @@ def _conv_transposed(call: relax.Call) -> dict:
     rank = rank_of(call)
     padding = [int(size) for size in attrs["padding"]]
     for axis, size in enumerate(call.attrs.output_padding):
-        # A positive output padding is the remainder that the convolution's stride skips. A negative one crops
-        # the result, as more padding at the end does.
+        # A positive output padding is the remainder that the convolution's stride skips. A negative
+        # one crops the result, as more padding at the end does.
         padding[rank + axis] += max(-int(size), 0)
     return {
         **attrs,

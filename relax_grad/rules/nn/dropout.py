@@ -15,9 +15,10 @@ def dropout(orig_var, orig_call, output_grad, ctx):
 
     Backward form: ``[y_grad * mask]``, with the mask that the forward returned.
 
-    TVM computes dropout as the identity with a mask of ones, whatever the rate. The gradient then is the
-    identity too. A custom implementation that scales the elements it keeps must return a mask with the scale: 0 or
-    ``1 / (1 - rate)``. The rate alone does not tell which of the two implementations the forward function used.
+    TVM computes dropout as the identity with a mask of ones, whatever the rate. The gradient then
+    is the identity too. A custom implementation that scales the elements it keeps must return a
+    mask with the scale: 0 or ``1 / (1 - rate)``. The rate alone does not tell which of the two
+    implementations the forward function used.
     """
     mask = relax.TupleGetItem(orig_var, 1)
     return [relax.op.multiply(relax.TupleGetItem(output_grad, 0), mask)]

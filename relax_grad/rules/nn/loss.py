@@ -19,9 +19,9 @@ def nll_loss(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = nll_loss(x, t, w, reduction, ignore_index)``.
 
-    Backward form: ``[nll_loss_backward(y_grad, x, t, w), no_grad, nll_loss_backward_weights(y_grad, x,
-    t, w)]``, without the last one if there are no weights. A target outside ``[0, C)`` other than
-    ``ignore_index`` gives NaN; PyTorch raises an error for such a target.
+    Backward form: ``[nll_loss_backward(y_grad, x, t, w), no_grad, nll_loss_backward_weights(y_grad,
+    x, t, w)]``, without the last one if there are no weights. A target outside ``[0, C)`` other
+    than ``ignore_index`` gives NaN; PyTorch raises an error for such a target.
     """
     predictions, targets, *weights = orig_call.args
     attrs = nll_loss_attrs(orig_call)
@@ -46,10 +46,11 @@ def nll_loss(orig_var, orig_call, output_grad, ctx):
 def cross_entropy_with_logits(orig_var, orig_call, output_grad, ctx):
     """Gradient of cross_entropy_with_logits.
 
-    Forward form: ``z = cross_entropy_with_logits(x, y) = -sum(x * y) / N``, without ``N`` for vectors.
+    Forward form: ``z = cross_entropy_with_logits(x, y) = -sum(x * y) / N``, without ``N`` for
+    vectors.
 
-    Backward form: ``[-z_grad / N * y, -z_grad / N * x]``. If ``N`` is not a constant, or the dtype is neither
-    float32 nor float64, it is ``cross_entropy_with_logits_backward``.
+    Backward form: ``[-z_grad / N * y, -z_grad / N * x]``. If ``N`` is not a constant, or the dtype
+    is neither float32 nor float64, it is ``cross_entropy_with_logits_backward``.
     """
     x, y = orig_call.args
     if x.ty.ndim < 0:

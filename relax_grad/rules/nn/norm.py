@@ -18,23 +18,28 @@ from .._util import cast_each, dtype_of, is_const, shape_arg, shape_of, wide_dty
 def batch_norm(orig_var, orig_call, output_grad, ctx):
     """Gradient of batch_norm.
 
-    Forward form, for each channel: ``y = gamma * (x - m) / s + beta`` with ``s = sqrt(v + epsilon)``;
-    ``scale=False`` leaves out gamma and ``center=False`` leaves out beta. In training, ``m`` and ``v``
-    are the mean and the biased variance of ``x``, and the second and third result are ``(1 - momentum)
-    * moving_mean + momentum * m`` and the same of ``moving_var`` and ``v``. Otherwise ``m`` and ``v``
+    Forward form, for each channel: ``y = gamma * (x - m) / s + beta`` with
+    ``s = sqrt(v + epsilon)``; ``scale=False`` leaves out gamma and ``center=False`` leaves out
+    beta. In training, ``m`` and ``v`` are the mean and the biased variance of ``x``, and the second
+    and third result are ``(1 - momentum)
+    * moving_mean + momentum *
+      m`` and the same of ``moving_var`` and ``v``. Otherwise ``m`` and ``v``
     are ``moving_mean`` and ``moving_var``, and those are the other two results.
 
     Backward form, with sums over the ``N`` elements of a channel:
 
     - ``beta_grad = sum(y_grad)`` and ``gamma_grad = sum(y_grad * (x - m)) / s``;
-    - ``y`` contributes ``m_grad = -gamma / s * beta_grad`` and ``v_grad = -gamma / s * gamma_grad / (2 * s)`` to
-      the gradients of the statistics, and the other two results contribute too;
+    - ``y`` contributes ``m_grad = -gamma / s * beta_grad`` and
+      ``v_grad = -gamma / s * gamma_grad / (2 * s)`` to the gradients of the statistics, and the
+      other two results contribute too;
     - ``x_grad = gamma / s * y_grad``, in training plus ``(m_grad + 2 * v_grad * (x - m)) / N``.
 
-    An operator computes the statistics from ``x``: saving them would change the forward function. On CPUs the kernel
-    of the forward pass returns them too. The statistics and the sums are small, and all gradients share them. An
-    operator that computed all of one gradient by itself would read the large tensors more often. Given them, the
-    gradients of gamma and of the data take one pass each. Without training the data gradient is an affine map, which fuses, and so does the sum for beta.
+    An operator computes the statistics from ``x``: saving them would change the forward function.
+    On CPUs the kernel of the forward pass returns them too. The statistics and the sums are small,
+    and all gradients share them. An operator that computed all of one gradient by itself would read
+    the large tensors more often. Given them, the gradients of gamma and of the data take one pass
+    each. Without training the data gradient is an affine map, which fuses, and so does the sum for
+    beta.
     """
     data, gamma, beta, moving_mean, moving_var = orig_call.args
     attrs = orig_call.attrs
@@ -102,9 +107,9 @@ def layer_norm(orig_var, orig_call, output_grad, ctx):
     - ``x_grad = (g - mean(g) - z * mean(g * z)) / s``;
     - ``gamma_grad = sum(y_grad * z)`` and ``beta_grad = sum(y_grad)`` over the other axes.
 
-    The sums over a row that ``x_grad`` needs are not results. A dedicated operator computes them while the row is
-    in the cache; a composite would read both tensors from memory again. The gradient of gamma shares the
-    statistics. The gradient of beta is a plain sum.
+    The sums over a row that ``x_grad`` needs are not results. A dedicated operator computes them
+    while the row is in the cache; a composite would read both tensors from memory again. The
+    gradient of gamma shares the statistics. The gradient of beta is a plain sum.
     """
     data, gamma, beta = orig_call.args
     attrs = orig_call.attrs
@@ -128,9 +133,9 @@ def rms_norm(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = weight * z`` with ``z = x / s`` and ``s = sqrt(mean(x ** 2) + epsilon)``.
 
-    Backward form, with ``g = weight * y_grad``: ``[(g - z * mean(g * z)) / s, sum(y_grad * z)]``, with the
-    mean over the axes and the sum over the others. Each is a dedicated operator, for the reason given in
-    :func:`layer_norm`.
+    Backward form, with ``g = weight * y_grad``: ``[(g - z * mean(g * z)) / s, sum(y_grad * z)]``,
+    with the mean over the axes and the sum over the others. Each is a dedicated operator, for the
+    reason given in :func:`layer_norm`.
     """
     data, weight = orig_call.args
     settings = _attrs(orig_call, "axes", "epsilon")
@@ -146,20 +151,21 @@ def rms_norm(orig_var, orig_call, output_grad, ctx):
 def group_norm(orig_var, orig_call, output_grad, ctx):
     """Gradient of group_norm.
 
-    Forward form: ``y = gamma * z + beta`` with ``z = (x - m) / s`` and ``s = sqrt(v + epsilon)``, where
-    ``m`` and ``v`` are the mean and the variance over the axes and over the channels of a group;
-    ``scale=False`` leaves out gamma and ``center=False`` leaves out beta.
+    Forward form: ``y = gamma * z + beta`` with ``z = (x - m) / s`` and ``s = sqrt(v + epsilon)``,
+    where ``m`` and ``v`` are the mean and the variance over the axes and over the channels of a
+    group; ``scale=False`` leaves out gamma and ``center=False`` leaves out beta.
 
     Backward form, with ``N`` elements in a group:
 
     - ``t = sum(y_grad)`` and ``u = sum(y_grad * z)`` over the axes, for each channel;
     - ``gamma_grad`` and ``beta_grad`` are the sums of ``u`` and of ``t`` over all other axes;
-    - ``x_grad = (gamma * y_grad - T / N - z * U / N) / s``, where ``T`` and ``U`` are the sums of ``gamma
+    - ``x_grad = (gamma * y_grad - T / N - z * U / N) / s``, where ``T`` and ``U`` are the sums of
+      ``gamma
       * t`` and ``gamma * u`` over the channels of the group.
 
-    Everything except ``x_grad`` itself follows from the small sums for each channel. Given the gradients of mean
-    and variance, as for :func:`batch_norm`, ``x_grad`` is one pass. The operators are those of ``instance_norm``,
-    with the same statistics for all channels of a group.
+    Everything except ``x_grad`` itself follows from the small sums for each channel. Given the
+    gradients of mean and variance, as for :func:`batch_norm`, ``x_grad`` is one pass. The operators
+    are those of ``instance_norm``, with the same statistics for all channels of a group.
     """
     data, groups = orig_call.args[0], int(orig_call.attrs.num_groups)
     channel = int(orig_call.attrs.channel_axis) % data.ty.ndim
@@ -178,14 +184,16 @@ def instance_norm(orig_var, orig_call, output_grad, ctx):
 
 
 def average_over(ctx: relax.BlockBuilder, expr: relax.Expr, axes: Sequence[int]) -> relax.Expr:
-    """Return the mean over the axes, which are kept with extent 1; over no axes, the tensor itself."""
+    """Return the mean over the axes, which are kept with extent 1; over no axes, the tensor
+    itself."""
     return ctx.emit(op.mean(expr, list(axes), keepdims=True) if axes else expr)
 
 
 def spread(
     ctx: relax.BlockBuilder, parameter: relax.Expr, axes: Sequence[int], ndim: int
 ) -> relax.Expr:
-    """Make a parameter with these axes of a tensor, in the order given, broadcastable to the tensor."""
+    """Make a parameter with these axes of a tensor, in the order given, broadcastable to the
+    tensor."""
     order = sorted(range(len(axes)), key=axes.__getitem__)
     others = [axis for axis in range(ndim) if axis not in axes]
     expr = widen(parameter)
@@ -212,7 +220,8 @@ def check_channels(data: relax.Expr, channel: int) -> None:
 def average_in_groups(
     ctx: relax.BlockBuilder, expr: relax.Expr, channel: int, groups: int | None
 ) -> relax.Expr:
-    """Return the average over the channels of each group, repeated for each channel; if ``groups`` is None, itself.
+    """Return the average over the channels of each group, repeated for each channel; if ``groups``
+    is None, itself.
 
     It does not reshape: symbolic extents in a reshape would limit differentiation to order 1.
     """
@@ -258,7 +267,8 @@ def _by_channel(
     statistics: Callable[..., relax.Call],
     groups: int | None = None,
 ) -> list[relax.Expr]:
-    """Return the partials of a normalization over axes and groups of channels; if None are given, of each channel."""
+    """Return the partials of a normalization over axes and groups of channels; if None are given,
+    of each channel."""
     data, gamma, beta = call.args
     attrs, ndim, emit = call.attrs, data.ty.ndim, ctx.emit
     axes = [int(axis) % ndim for axis in attrs.axes]

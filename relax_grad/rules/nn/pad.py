@@ -16,8 +16,8 @@ def pad(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = pad(x, pad_width, pad_mode, pad_value)``; a negative width crops.
 
-    Backward form: ``[pad_backward_data(y_grad, x.shape, pad_width, pad_mode)]``: each element of x sums
-    the gradients of its copies in y. ``pad_value`` is an attribute and has no gradient.
+    Backward form: ``[pad_backward_data(y_grad, x.shape, pad_width, pad_mode)]``: each element of x
+    sums the gradients of its copies in y. ``pad_value`` is an attribute and has no gradient.
     """
     (x,) = orig_call.args
     attrs = pad_attrs(orig_call)

@@ -20,8 +20,8 @@ def max_pool(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y[o] = max over t of x[o * stride + t * dilation - padding]``.
 
-    Backward form: ``[max_pool_backward(y_grad, x)]``: each window's gradient goes to the first of its
-    largest elements.
+    Backward form: ``[max_pool_backward(y_grad, x)]``: each window's gradient goes to the first of
+    its largest elements.
     """
     (data,) = orig_call.args
     return [_builder(orig_call)(output_grad, data, **pool_attrs(orig_call))]
@@ -47,8 +47,8 @@ def avg_pool(orig_var, orig_call, output_grad, ctx):
 def adaptive_avg_pool(orig_var, orig_call, output_grad, ctx):
     """Gradient of adaptive_avg_pool1d, adaptive_avg_pool2d and adaptive_avg_pool3d.
 
-    Forward form: ``y[o] = mean of x[floor(o * H / O) : ceil((o + 1) * H / O)]``, for ``O`` windows over
-    ``H`` elements.
+    Forward form: ``y[o] = mean of x[floor(o * H / O) : ceil((o + 1) * H / O)]``, for ``O`` windows
+    over ``H`` elements.
 
     Backward form: ``[adaptive_avg_pool_backward(y_grad, x)]``; only the shape of ``x`` is used.
     """

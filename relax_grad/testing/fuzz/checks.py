@@ -1,7 +1,7 @@
 """The checks of programs: differentiation, compilation of several together, and comparison.
 
-The adjoint functions are compared with PyTorch's automatic differentiation of the same programs, if PyTorch has
-all their operators, and with central differences of the compiled programs themselves.
+The adjoint functions are compared with PyTorch's automatic differentiation of the same programs, if
+PyTorch has all their operators, and with central differences of the compiled programs themselves.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from .outcomes import Outcome, failure
 from .pipelines import check_pipelines
 from .script import BATCH, Program, project
 
-#: The largest accepted error relative to the largest number, in float64 and for programs partly in float32.
+#: The largest accepted error relative to the largest number, in float64 and for programs partly in
+#: float32.
 TOLERANCES = {False: 1e-7, True: 2e-3}
 
-#: The largest accepted error of central differences, and the larger of their two steps; the other is half of it.
+#: The largest accepted error of central differences, and the larger of their two steps; the other
+#: is half of it.
 _DIFFERENCES = {False: (2e-5, 2e-4), True: (3e-2, 5e-2)}
 
 _DIRECTIONS = 3
@@ -157,7 +159,8 @@ class _Check:
             self.compare_torch(float_leaves(result), tolerance)
         names = {param.name for param in self.program.main.params}
         is_fit = self.program.is_smooth and all(v.name in names for v in self.program.wrt)
-        # In float32 the steps are wide, and differences cannot tell a jump within them from a derivative.
+        # In float32 the steps are wide, and differences cannot tell a jump within them from a
+        # derivative.
         is_fit &= not (self.program.is_narrow and self.program.has_jumps)
         if is_fit and self.compare_differences():
             outcome.compared.add("differences")
@@ -173,7 +176,8 @@ class _Check:
         compare("gradient", self.gradients, wanted, tolerance, "PyTorch")
 
     def compare_differences(self) -> bool:
-        """Compare with central differences where two steps agree; tell whether any direction was compared."""
+        """Compare with central differences where two steps agree; tell whether any direction was
+        compared."""
         tolerance, step = _DIFFERENCES[self.program.is_narrow]
         rng = np.random.default_rng(self.program.seed)
         trusted = 0

@@ -1,4 +1,5 @@
-"""Parsing and joint compilation of random programs, their PyTorch reference, and comparison of results."""
+"""Parsing and joint compilation of random programs, their PyTorch reference, and comparison of
+results."""
 
 from __future__ import annotations
 
@@ -33,10 +34,11 @@ def variables(module: tvm.IRModule, name: str, program: Program) -> list[relax.V
 
 
 def compile_all(modules: Sequence) -> relax.VirtualMachine:
-    """Compile modules, or mappings from names to functions, together; the function names must be distinct.
+    """Compile modules, or mappings from names to functions, together; the function names must be
+    distinct.
 
-    Operators are not fused. Programs share most kernels of single operators, but few fused kernels, and the
-    compilation of kernels takes most of the time.
+    Operators are not fused. Programs share most kernels of single operators, but few fused kernels,
+    and the compilation of kernels takes most of the time.
     """
     functions = {}
     for module in modules:
@@ -99,7 +101,8 @@ class Reference:
         self.result = program.evaluate(torch, self.values)
 
     def moved_by(self, deltas: Sequence):
-        """Return the result with the offsets ``deltas`` added to the floating-point tensors of ``wrt``."""
+        """Return the result with the offsets ``deltas`` added to the floating-point tensors of
+        ``wrt``."""
         moved, rest = {}, list(deltas)
         for value in self.program.wrt:
             moved[value.name] = self._take(value.kind, rest)
@@ -121,7 +124,8 @@ class Reference:
         return [self.torch.zeros_like(d) if g is None else g for g, d in pairs]
 
     def target_at(self, deltas: Sequence):
-        """Return the target with the offsets ``deltas`` added to the floating-point tensors of ``wrt``."""
+        """Return the target with the offsets ``deltas`` added to the floating-point tensors of
+        ``wrt``."""
         return project(self.moved_by(deltas), self.program.target)
 
     def _take(self, kind, rest: list):
@@ -168,5 +172,6 @@ def compare(kind: str, actual: Sequence, wanted: Sequence, tolerance: float, oth
         if not worst.error <= tolerance:
             raise Mismatch(
                 kind,
-                f"tensor {i} at [{worst.at}] is {worst.found:.9g}, but {worst.wanted:.9g} in {other}",
+                f"tensor {i} at [{worst.at}] is {worst.found:.9g}, but {worst.wanted:.9g} in "
+                f"{other}",
             )

@@ -15,8 +15,8 @@ from .session import Finding
 #: The features that TVM's pass supports.
 OF_STOCK = ("checkpoints", "intermediates", "stop_gradient", "tuple_parameters")
 
-#: The share of programs with a feature; a quarter for the other features. Central differences cannot check the
-#: first two, and TVM does not compile local functions.
+#: The share of programs with a feature; a quarter for the other features. Central differences
+#: cannot check the first two, and TVM does not compile local functions.
 _SHARES = {"stop_gradient": 0.1, "intermediates": 0.1, "locals": 0.1}
 
 
@@ -43,7 +43,8 @@ def draw(seed: int, number: int, through: str = "relax_grad") -> Program:
 
 
 def for_stock(program: Program) -> Program:
-    """Return a program with the variables that TVM's pass takes: those that hold no other than floating-point tensors."""
+    """Return a program with the variables that TVM's pass takes: those that hold no other than
+    floating-point tensors."""
     wrt = [value for value in program.wrt if all(tensor.is_float for tensor in flat(value.kind))]
     return replace(program, wrt=tuple(wrt or program.main.params[:1]))
 

@@ -1,6 +1,7 @@
 """The vocabulary of random programs: smooth operators, and a few that block gradients.
 
-Each entry takes a :class:`Pen`, chooses operands and writes a statement. It returns None if no operand fits.
+Each entry takes a :class:`Pen`, chooses operands and writes a statement. It returns None if no
+operand fits.
 """
 
 from __future__ import annotations
@@ -163,7 +164,8 @@ def _with_constant(pen: Pen):
 
 
 def _matmul(pen: Pen):
-    """Write a matrix product, with the second operand transposed if its shape needs it, or at random."""
+    """Write a matrix product, with the second operand transposed if its shape needs it, or at
+    random."""
     x = pen.pick(lambda tensor: len(tensor.shape) >= 1)
     if x is None:
         return None
@@ -386,7 +388,8 @@ def _floor(pen: Pen):
     template = 'R.floor(R.multiply({0}, R.const(3.1415926, "float64")))'
 
     def compute(_torch, x):
-        # PyTorch's gradient is zero, which later rules may multiply by infinity. Here the result is a constant.
+        # PyTorch's gradient is zero, which later rules may multiply by infinity. Here the result is
+        # a constant.
         return (x * 3.1415926).floor().detach()
 
     return pen.let(template, compute, [x], x.kind, 3 * x.bound)

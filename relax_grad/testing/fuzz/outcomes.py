@@ -19,7 +19,8 @@ class Failure:
     message : str
         The description of the fault.
     stage : str
-        The stage: ``"differentiation"``, ``"compilation"``, ``"running"``, ``"value"`` or ``"pipeline"``.
+        The stage: ``"differentiation"``, ``"compilation"``, ``"running"``, ``"value"`` or
+        ``"pipeline"``.
     """
 
     kind: str
@@ -36,7 +37,8 @@ class Outcome:
     failure : Failure or None
         The fault, if there is one.
     compared : set[str]
-        The references of the comparison, such as ``"PyTorch"``, ``"differences"``, ``"pipeline"`` or ``"NumPy"``.
+        The references of the comparison, such as ``"PyTorch"``, ``"differences"``, ``"pipeline"``
+        or ``"NumPy"``.
     """
 
     failure: Failure | None = None
@@ -48,7 +50,8 @@ def failure(stage: str, error: Exception) -> Failure:
     if isinstance(error, Mismatch):
         return Failure(error.kind, error.message, stage)
     lines = [line for line in str(error).splitlines() if line.strip()] or ["(no message)"]
-    # The same error may differ in numbers and addresses, and in its type where a pass has wrapped it.
+    # The same error may differ in numbers and addresses, and in its type where a pass has wrapped
+    # it.
     tail = re.sub(r"0x[0-9a-f]+|\d+", "#", lines[-1])[-60:].strip()
     message = f"{stage}: {type(error).__name__}: " + "\n".join(lines[-6:])
     return Failure(f"error: {tail}", message, stage)

@@ -1,4 +1,5 @@
-"""Comparison of random programs in float32, compiled by the pipeline for several targets and by TVM's."""
+"""Comparison of random programs in float32, compiled by the pipeline for several targets and by
+TVM's."""
 
 from __future__ import annotations
 
@@ -20,13 +21,14 @@ from .differential import (
 )
 from .script import BATCH, Program
 
-#: The largest accepted error relative to the largest number, in float32 and for programs partly in half precision.
-#: Two pipelines may round to neighbouring numbers in half precision.
+#: The largest accepted error relative to the largest number, in float32 and for programs partly in
+#: half precision. Two pipelines may round to neighbouring numbers in half precision.
 TOLERANCES = {False: 2e-4, True: 5e-2}
 
 
 def in_float32(program: Program, name: str) -> tvm.IRModule:
-    """Return a program's module with its adjoint function, in float32, with ``main`` under the name ``name``."""
+    """Return a program's module with its adjoint function, in float32, with ``main`` under the name
+    ``name``."""
     source = program.source(name).replace("float64", "float32")
     module = from_source(source)
     return Gradient(name, variables(module, name, program), program.target or 0)(module)
@@ -57,7 +59,8 @@ def merged(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
 
 
 def machines_of(module: tvm.IRModule, targets: Mapping) -> Mapping[str, relax.VirtualMachine]:
-    """Compile a module by the pipeline for each target, and by TVM's pipeline under the key ``"default"``."""
+    """Compile a module by the pipeline for each target, and by TVM's pipeline under the key
+    ``"default"``."""
     compiled = {
         name: tvm.compile(module, tvm.target.Target(target), relax_pipeline="relax_grad")
         for name, target in targets.items()
@@ -73,7 +76,8 @@ def check_pipelines(
     batches: Sequence[int],
     targets: Mapping,
 ) -> None:
-    """Compare the results of adjoint functions, compiled together, between the pipeline and TVM's pipeline.
+    """Compare the results of adjoint functions, compiled together, between the pipeline and TVM's
+    pipeline.
 
     Parameters
     ----------

@@ -40,8 +40,8 @@ FEATURES = (
     "element",
 )
 
-#: Optional additions to the vocabulary, with their weights: the samples of every differentiable operator,
-#: those that PyTorch can compute, and sequences in float32.
+#: Optional additions to the vocabulary, with their weights: the samples of every differentiable
+#: operator, those that PyTorch can compute, and sequences in float32.
 MORE = {
     "samples": (sampled.write, 16),
     "samples_of_torch": (sampled.write_of_torch, 30),
@@ -106,7 +106,8 @@ class _Author:
         return [Value(f"x{i}", kind) for i, kind in enumerate(kinds)]
 
     def write(self, pen: Pen, length: int, depth: int) -> None:
-        """Write about ``length`` statements; functions and branches nest at most ``depth`` levels."""
+        """Write about ``length`` statements; functions and branches nest at most ``depth``
+        levels."""
         ways = self.ways(depth)
         end = len(pen.statements) + length
         while len(pen.statements) < end:
@@ -203,7 +204,8 @@ class _Author:
 
     def local_call(self, pen: Pen, depth: int) -> None:
         """Call a local function, which may use earlier variables."""
-        # Its parameters have no batch: in TVMScript it would be a new variable, not that of the outer function.
+        # Its parameters have no batch: in TVMScript it would be a new variable, not that of the
+        # outer function.
         values = [v for v in _all(pen) if not has_batch([v.kind])]
         if not values:
             return

@@ -12,7 +12,8 @@ _SCRIPT = '''\
 
 {message}
 
-Found by: python -m relax_grad fuzz --seed {seed} (program {number}). Run this file with Python: it prints
+Found by: python -m relax_grad fuzz --seed {seed} (program {number}). Run this file with
+Python: it prints
 {prints}.
 """
 
@@ -42,7 +43,9 @@ def boolean():
 
 
 def runtime(value):
-    return [runtime(item) for item in value] if isinstance(value, list) else tvm.runtime.tensor(value)
+    if isinstance(value, list):
+        return [runtime(item) for item in value]
+    return tvm.runtime.tensor(value)
 
 
 def to_numpy(value):
@@ -98,7 +101,10 @@ if all(name in names for name in WRT):
 
         def at(step):
             return loss(
-                [moved(v, directions[n], step) if n in directions else v for n, v in zip(names, values)]
+                [
+                    moved(v, directions[n], step) if n in directions else v
+                    for n, v in zip(names, values)
+                ]
             )
 
         parts = [
@@ -133,7 +139,8 @@ _PRINTS = (
 
 
 def summary(finding: Finding, size: Callable) -> str:
-    """Return a summary of a finding in one line; ``size`` returns the number of statements of a program."""
+    """Return a summary of a finding in one line; ``size`` returns the number of statements of a
+    program."""
     before, after = map(size, (finding.original, finding.program))
     failure = finding.failure
     text = failure.message

@@ -1,7 +1,7 @@
 """Statements of random programs that are derived from samples of operators.
 
-The inputs of a sample are points where its operator is smooth, or at least defined. The statement adds small
-multiples of values of the program, fitted to the shapes of the inputs, to these inputs.
+The inputs of a sample are points where its operator is smooth, or at least defined. The statement
+adds small multiples of values of the program, fitted to the shapes of the inputs, to these inputs.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Form:
     operator : str
         The operator.
     lines : tuple[str, ...]
-        The right sides of its bindings, with ``{name}_i`` for earlier variables and ``{pi}`` for the
-        parameters.
+        The right sides of its bindings, with ``{name}_i`` for earlier variables and ``{pi}`` for
+        the parameters.
     params : tuple[np.ndarray, ...]
         The inputs to which values of the program are added.
     leaves : tuple[str, ...]
@@ -58,7 +58,8 @@ class Form:
     shapes : tuple[tuple[int, ...], ...]
         The shapes of these tensors.
     compute : Callable or None
-        Maps PyTorch and the inputs to the floating-point tensors. None if PyTorch has no such operator.
+        Maps PyTorch and the inputs to the floating-point tensors. None if PyTorch has no such
+        operator.
     is_smooth : bool
         Whether its gradient is its derivative.
     """
@@ -152,7 +153,8 @@ def _computed(chosen: Form) -> Callable:
 
 
 def _fitted(text: str, shape: Sequence[int], wanted: Sequence[int]) -> str:
-    """Return an expression that fits a tensor's elements to another shape, repeated or truncated."""
+    """Return an expression that fits a tensor's elements to another shape, repeated or
+    truncated."""
     if tuple(shape) == tuple(wanted):
         return text
     size, needed = math.prod(shape), math.prod(wanted)
@@ -299,7 +301,8 @@ class _Builder:
 
 
 def _check_that_it_parses(text: str) -> None:
-    """Refuse a function whose text does not parse back to itself, for example with ``lambda i: (i, 0)``.
+    """Refuse a function whose text does not parse back to itself, for example with
+    ``lambda i: (i, 0)``.
 
     Arguments in another order are another example.
     """

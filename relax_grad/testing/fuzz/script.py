@@ -1,11 +1,11 @@
 """Random programs as data, with a form in TVMScript and an equivalent computation in PyTorch.
 
-A program is data: statements that name their operands. Each statement holds its text in TVMScript and the
-equivalent computation in PyTorch, so the automatic differentiation of PyTorch is an independent reference for
-the result of a pass. :mod:`.programs` draws them.
+A program is data: statements that name their operands. Each statement holds its text in TVMScript
+and the equivalent computation in PyTorch, so the automatic differentiation of PyTorch is an
+independent reference for the result of a pass. :mod:`.programs` draws them.
 
-A kind is a :class:`Tensor`, or a tuple of kinds. Extents are integers. In a program with a symbolic batch, the
-multiples of :data:`BATCH` are symbolic.
+A kind is a :class:`Tensor`, or a tuple of kinds. Extents are integers. In a program with a symbolic
+batch, the multiples of :data:`BATCH` are symbolic.
 """
 
 from __future__ import annotations
@@ -379,7 +379,8 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def _mentioned(statement) -> set[str]:
-    """Return the names of all variables that a statement uses, and of some variables that it defines."""
+    """Return the names of all variables that a statement uses, and of some variables that it
+    defines."""
     if isinstance(statement, (If, Function)):
         bodies = statement.branches if isinstance(statement, If) else (statement.body,)
         names = {statement.condition.name} if isinstance(statement, If) else set()

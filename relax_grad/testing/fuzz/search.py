@@ -23,7 +23,8 @@ def smallest(
     candidates : Callable
         Returns smaller programs than a given one.
     key : Callable
-        Returns the identity of a program. Many programs share candidates, and each candidate is tried once.
+        Returns the identity of a program. Many programs share candidates, and each candidate is
+        tried once.
     sound : Iterable
         Programs that are known to be sound.
     """

@@ -1,7 +1,8 @@
-"""A fuzzing session: it draws programs, checks them in separate processes, and shrinks those that fail.
+"""A fuzzing session: it draws programs, checks them in separate processes, and shrinks those that
+fail.
 
-Every batch of programs is checked in a forked process of its own. A crash or a program that does not terminate
-is therefore a finding, and does not end the session.
+Every batch of programs is checked in a forked process of its own. A crash or a program that does
+not terminate is therefore a finding, and does not end the session.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Subject(Protocol):
     against : str
         The references, for the second line.
     references : dict[str, str]
-        The names of the references in a report, by their keys in :attr:`.outcomes.Outcome.compared`.
+        The names of the references in a report, by their keys in
+        :attr:`.outcomes.Outcome.compared`.
     part : tuple[str, str]
         A preposition and a noun for the counted parts.
     """
@@ -151,7 +153,8 @@ class Session:
         self.is_interrupted = False
 
     def run(self, ends: float, limit: int | None) -> Iterator[Finding]:
-        """Check up to ``limit`` programs until ``ends`` (by ``time.monotonic``); yield the findings."""
+        """Check up to ``limit`` programs until ``ends`` (by ``time.monotonic``); yield the
+        findings."""
         number, batch = 0, 1  # small batches first, so that results appear soon
         while time.monotonic() < ends and (limit is None or number < limit):
             count = batch if limit is None else min(batch, limit - number)
@@ -196,7 +199,8 @@ class Session:
         return Outcome(None, {"TVM"}) if self.is_of_stock(program) else Outcome(outcome)
 
     def is_of_stock(self, program) -> bool:
-        """Tell whether the program as TVM compiles it without relax_grad also crashes or times out."""
+        """Tell whether the program as TVM compiles it without relax_grad also crashes or times
+        out."""
         outcome = self.in_a_process(lambda: (self.subject.check_stock(program),), _SECONDS_OF_ONE)
         return isinstance(outcome, Failure)
 
@@ -233,7 +237,8 @@ def can_fork() -> bool:
 
 
 def _in_a_process(function: Callable, seconds: float, waiting: Callable[[], None] = lambda: None):
-    """Run a function in a process of its own; return its result, or a :class:`Failure` without one."""
+    """Run a function in a process of its own; return its result, or a :class:`Failure` without
+    one."""
     receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
     sys.stdout.flush()
     sys.stderr.flush()

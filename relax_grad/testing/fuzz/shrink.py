@@ -23,7 +23,8 @@ def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
     unused = False
     tidy = cleaned(program)
     try:
-        # The failure may be in unused statements. These are then removed one by one, not all at once.
+        # The failure may be in unused statements. These are then removed one by one, not all at
+        # once.
         unused = size(tidy) < size(program) and not fails(tidy)
     except TimeoutError:
         return program
@@ -133,7 +134,8 @@ def _bypassed(program: Program, statement) -> Iterator[Program]:
 
 
 def _inlined(program: Program, statement) -> Iterator[Program]:
-    """Yield programs with a conditional replaced by a branch, or a call by the body of its function."""
+    """Yield programs with a conditional replaced by a branch, or a call by the body of its
+    function."""
     if isinstance(statement, If):
         for branch in statement.branches:
             yield _spliced(program, statement, branch.statements, branch.result)
@@ -171,7 +173,8 @@ def _lessened_branches(statement: If, used: Collection[str]) -> Iterator[If]:
 
 
 def _emptied(program: Program, statement: If) -> Iterator[Program]:
-    """Yield programs with a branch that returns a parameter of the program, or an earlier value of its own."""
+    """Yield programs with a branch that returns a parameter of the program, or an earlier value of
+    its own."""
     for i, branch in enumerate(statement.branches):
         values = [
             Value(inner.name, inner.kind)
@@ -219,7 +222,8 @@ def _substituted(program: Program, name: str, value: Value) -> Program:
 
 
 def _renamed(body: Body, mapping: dict[str, Value], suffix: str) -> Body:
-    """Return a body with variables replaced by values, and a suffix added to the names that it defines."""
+    """Return a body with variables replaced by values, and a suffix added to the names that it
+    defines."""
     mapping = dict(mapping)
     statements = []
     for statement in body.statements:
@@ -254,7 +258,8 @@ def _mapped(value: Value, mapping: dict[str, Value]) -> Value:
 
 
 def cleaned(program: Program, unused: bool = False) -> Program:
-    """Return a program without the statements, parameters and functions that its result does not need.
+    """Return a program without the statements, parameters and functions that its result does not
+    need.
 
     Parameters
     ----------

@@ -35,25 +35,27 @@ class Sample:
     attrs : Mapping
         The attributes of the operator.
     function : str or Callable, optional
-        The function to check in the place of the operator, where the operator's builder does not accept the
-        arguments in this form.
+        The function to check in the place of the operator, where the operator's builder does not
+        accept the arguments in this form.
     wrt : Sequence[int or str], optional
         The inputs to differentiate with respect to; by default every floating-point array.
     order : int
         The highest order to check.
     tvm_order : int, optional
-        The highest order to which ``relax.transform.Gradient`` differentiates this sample, if that is lower.
-        That pass cannot differentiate a ``match_cast``, or zeros of a symbolic shape that it has inserted.
+        The highest order to which ``relax.transform.Gradient`` differentiates this sample, if that
+        is lower. That pass cannot differentiate a ``match_cast``, or zeros of a symbolic shape that
+        it has inserted.
     symbolic : Mapping[int, Mapping[int, str]], optional
         The axes that can be symbolic, as in ``check_gradients``.
     torch : Callable, optional
-        The same function in PyTorch. Takes the module ``torch`` and then a tensor for each array among the
-        inputs (a tuple of tensors for a tuple), and returns a tensor or a tuple of tensors.
+        The same function in PyTorch. Takes the module ``torch`` and then a tensor for each array
+        among the inputs (a tuple of tensors for a tuple), and returns a tensor or a tuple of
+        tensors.
     dtypes : Sequence[str]
         The dtypes to check besides float64.
     smooth : bool
-        False at a kink of the function: finite differences are meaningless there, so the only reference is
-        PyTorch.
+        False at a kink of the function: finite differences are meaningless there, so the only
+        reference is PyTorch.
     within : Callable
         Returns the context manager for checks of the sample, for an operator that needs more than a
         device to run.
@@ -104,12 +106,14 @@ class Sample:
             )
 
     def limited_order(self, order: int | None, through: str) -> int:
-        """Return the order, by default the sample's own, but at most the highest one of the pass."""
+        """Return the order, by default the sample's own, but at most the highest one of the
+        pass."""
         order = self.order if order is None else order
         return min(order, self.tvm_order or order) if through == "tvm" else order
 
     def case(self, *, through: str = "relax_grad", order: int | None = None, dtypes=()):
-        """Return the sample as a case of ``check_many_gradients``, in float64; ``order`` is as for :meth:`check`."""
+        """Return the sample as a case of ``check_many_gradients``, in float64; ``order`` is as for
+        :meth:`check`."""
         order = self.limited_order(order, through)
         return GradientCase(
             self.function or self.op,
@@ -127,7 +131,8 @@ class Sample:
         return TorchCase(self.function or self.op, self.inputs, self.torch, self.attrs, self.wrt)
 
     def partials(self) -> list[list[relax.Expr]]:
-        """Return the partials of the operator's rule for each of its calls in the sample's function."""
+        """Return the partials of the operator's rule for each of its calls in the sample's
+        function."""
         _, function = resolve(self.function or self.op)
         arguments = _program.make_arguments(self.inputs, None, {})
         rng = np.random.default_rng(0)
@@ -148,13 +153,14 @@ class Sample:
 
 
 def register_samples(op: str) -> Callable[[SampleMaker], SampleMaker]:
-    """Register the samples of an operator: a decorator for a function from a NumPy generator to samples.
+    """Register the samples of an operator: a decorator for a function from a NumPy generator to
+    samples.
 
     Raises
     ------
     TypeError, ValueError
-        If the operator's name is not a string, the decorated object is not a function, or the operator has
-        samples already.
+        If the operator's name is not a string, the decorated object is not a function, or the
+        operator has samples already.
 
     Examples
     --------

@@ -10,7 +10,8 @@ from ._sample import Sample, register_samples
 _SEQUENCES = {0: {0: "b", 1: "s"}, 1: {0: "b", 1: "t"}, 2: {0: "b", 1: "t"}}
 _SELF = {i: {0: "b", 1: "s"} for i in range(3)}
 
-# The extents: batch, queries, keys, heads, heads of keys and values, features, features of values. Then attributes.
+# The extents: batch, queries, keys, heads, heads of keys and values, features, features of values.
+# Then attributes.
 _ATTENTION = {
     "plain": ((2, 2, 3, 2, 2, 2, 3), {}, _SEQUENCES),
     "top left, more keys": ((1, 2, 4, 2, 2, 2, 2), {"causal_mask": "TopLeft"}, _SEQUENCES),

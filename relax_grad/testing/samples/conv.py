@@ -209,7 +209,8 @@ def _per_axis(value, rank):
 
 
 def _pads(padding, rank):
-    """Return the padding in the order of PyTorch's pad: before and after each axis, the last axis first."""
+    """Return the padding in the order of PyTorch's pad: before and after each axis, the last axis
+    first."""
     padding = _per_axis(padding, 2 * rank)
     padding = padding * 2 if len(padding) == rank else padding
     return [padding[axis + end] for axis in reversed(range(rank)) for end in (0, rank)]
@@ -227,7 +228,8 @@ def _torch_conv(rank, strides=1, padding=0, dilation=1, groups=1):
 def _torch_conv_transpose(rank, strides=1, padding=0, output_padding=0, dilation=1, groups=1):
     """Return a transposed convolution in PyTorch, with support for asymmetric padding.
 
-    PyTorch's own has symmetric padding only. The unpadded result is extended at the end and then cropped.
+    PyTorch's own has symmetric padding only. The unpadded result is extended at the end and then
+    cropped.
     """
 
     def forward(torch, data, weight):

@@ -249,7 +249,8 @@ def grid_sample_backward_grid(rng):
 def _grid(rng, shape, data_shape):
     """Return a grid that reaches outside the data, with every sampling point well inside a cell.
 
-    Cells end at coordinates that are multiples of half an element, with either value of ``align_corners``.
+    Cells end at coordinates that are multiples of half an element, with either value of
+    ``align_corners``.
     """
     extents = np.array(data_shape[:1:-1])
     found = rng.uniform(-1.6, 1.6, shape)

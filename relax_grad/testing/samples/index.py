@@ -126,8 +126,8 @@ def strided_slice(rng):
         )
 
     yield sample("one axis", (4, 5), [1], [1], [3])
-    # "-" is an axis that stays constant: TVM cannot prove the extents of some slices equal to themselves in a
-    # broadcast.
+    # "-" is an axis that stays constant: TVM cannot prove the extents of some slices equal to
+    # themselves in a broadcast.
     yield sample("steps", (7, 2, 5), [0, 2], [1, 0], [7, 5], [3, 2], symbolic="-m-")
     yield sample("negative axis and begin", (3, 5), [-1], [-3], [-1])
     yield sample("backwards", (6, 4, 2), [0, 1], [4, -1], [1, -9], [-1, -2], symbolic="--l")
@@ -171,8 +171,8 @@ def dynamic_strided_slice(rng):
             function=_sum_of_dynamic_slice,
             symbolic={0: {0: "n", 1: "m"}},
             torch=_torch_sum_of_dynamic_slice,
-            note=f"{note}; the result has no known shape: TVM can compile little but its sum, and no "
-            "rule takes the product with it that the second order has",
+            note=f"{note}; the result has no known shape: TVM can compile little but its sum, "
+            "and no rule takes the product with it that the second order has",
         )
 
 

@@ -11,7 +11,8 @@ _REDUCE = {"add": "sum", "mul": "prod", "mean": "mean", "max": "amax", "min": "a
 
 
 def _torch_reduce(torch, data, axis, indices, updates, reduction):
-    """Scatter with all indices wrapped in-bounds; PyTorch's gradient of ``update`` assumes distinct indices."""
+    """Scatter with all indices wrapped in-bounds; PyTorch's gradient of ``update`` assumes distinct
+    indices."""
     indices = torch.remainder(indices.long(), data.shape[axis])
     if reduction == "update":
         return data.scatter(axis, indices, updates)

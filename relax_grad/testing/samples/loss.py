@@ -6,7 +6,8 @@ import numpy as np
 
 from ._sample import Sample, register_samples
 
-# The shape of the predictions, targets in the place of random ones, the attributes, and whether it has weights.
+# The shape of the predictions, targets in the place of random ones, the attributes, and whether it
+# has weights.
 _NLL_LOSS = {
     "plain": ((4, 3), (), {}, False),
     "weights": ((4, 3), (), {}, True),
@@ -59,7 +60,8 @@ def _torch_nll_loss(**attrs):
 
 
 def _torch_weighted(reduction="mean", ignore_index=-100):
-    """Return nll_loss composed of operators, since PyTorch cannot differentiate its own by the weights."""
+    """Return nll_loss composed of operators, since PyTorch cannot differentiate its own by the
+    weights."""
 
     def forward(torch, predictions, targets, weights):
         counted = targets != ignore_index

@@ -200,7 +200,8 @@ def _channel_inputs(rng, shape, channel):
 
 
 def _of_parameters(symbolic, shape, axes, count):
-    """Return the symbolic axes of the data and of ``count`` parameters, whose axes are the normalized ones."""
+    """Return the symbolic axes of the data and of ``count`` parameters, whose axes are the
+    normalized ones."""
     if symbolic is None:
         return None
     own = [axis % len(shape) for axis in axes]
@@ -235,7 +236,8 @@ def _torch_rms_norm(axes, epsilon=1e-5):
 
 
 def _torch_group_norm(groups, channel, axes, epsilon=1e-5, center=True, scale=True):
-    """Return group_norm in PyTorch, which needs the channels second and normalizes over all later axes."""
+    """Return group_norm in PyTorch, which needs the channels second and normalizes over all later
+    axes."""
 
     def forward(torch, x, gamma, beta):
         last = [channel % x.ndim, *(axis % x.ndim for axis in axes)]
@@ -258,7 +260,8 @@ def _to_last(x, axes):
     return [axis for axis in range(x.ndim) if axis not in last] + last
 
 
-#: For each backward operator that normalizes over the axes of gamma, whether it takes gamma and whether a mean.
+#: For each backward operator that normalizes over the axes of gamma, whether it takes gamma and
+#: whether a mean.
 _OVER_AXES = {
     "layer_norm_backward_data": (True, True),
     "layer_norm_backward_gamma": (False, True),
@@ -268,7 +271,8 @@ _OVER_AXES = {
 
 
 def _register_over_axes(name, takes_gamma, takes_mean):
-    """Register samples with arbitrary statistics: the operator is a function of them, independent of the data."""
+    """Register samples with arbitrary statistics: the operator is a function of them, independent
+    of the data."""
 
     @register_samples(f"relax.grad.{name}")
     def over_axes(rng):
@@ -294,7 +298,8 @@ for _name, _takes in _OVER_AXES.items():
 
 
 def _register_of_channels(name, statistics_of, attrs, symbolic, takes_gamma):
-    """Register samples of an operator whose statistics are four tensors with gamma, and two without."""
+    """Register samples of an operator whose statistics are four tensors with gamma, and two
+    without."""
 
     @register_samples(f"relax.grad.{name}")
     def of_channels(rng):
@@ -334,7 +339,8 @@ for _of, _takes_gamma in (("data", True), ("gamma", False)):
     )
 
 
-#: The statistics: the operator, the attributes, the axes of the mean, and the number of groups of channels.
+#: The statistics: the operator, the attributes, the axes of the mean, and the number of groups of
+#: channels.
 _STATISTICS = (
     ("batch_norm", {"axis": -2}, (0, 2), None),
     ("layer_norm", {"axes": [2, 0]}, (0, 2), None),

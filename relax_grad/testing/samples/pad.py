@@ -55,7 +55,8 @@ def pad_backward_data(rng):
 
 
 def padded(torch, x, widths, mode, value=0.0):
-    """Pad in PyTorch: by its own operator if that supports the widths, else by indices from NumPy's pad."""
+    """Pad in PyTorch: by its own operator if that supports the widths, else by indices from NumPy's
+    pad."""
     pairs = list(zip(widths[::2], widths[1::2], strict=True))
     images = zip(x.shape[2:], pairs[2:], strict=True)
     if x.ndim == 4 and not any(widths[:4]) and all(0 <= w < n for n, pair in images for w in pair):

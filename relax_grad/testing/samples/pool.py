@@ -291,8 +291,8 @@ for _rank in (1, 2, 3):
 def _symbolic(attrs):
     """Return the symbolic axes of the data: only the batch with ceil_mode.
 
-    For a symbolic spatial extent, ceil_mode puts a condition into a type. TVM does not copy, and therefore
-    does not differentiate, a function with such a type.
+    For a symbolic spatial extent, ceil_mode puts a condition into a type. TVM does not copy, and
+    therefore does not differentiate, a function with such a type.
     """
     return {0: {0: "n"}} if attrs.get("ceil_mode") else {0: {0: "n", 2: "h"}}
 
@@ -324,8 +324,8 @@ def _torch_max_pool(
     def windows(extent, axis):
         """Return TVM's number of windows along an axis.
 
-        ceil_mode may add a window. TVM drops it, as PyTorch does, if it starts in the padding after the data.
-        Here the data is padded first, and PyTorch would count that padding as data.
+        ceil_mode may add a window. TVM drops it, as PyTorch does, if it starts in the padding after
+        the data. Here the data is padded first, and PyTorch would count that padding as data.
         """
         space = extent + before[axis] + after[axis] - (sizes[axis] - 1) * gaps[axis] - 1
         if not ceil_mode:
@@ -357,7 +357,8 @@ def _torch_avg_pool(
 
 
 def _is_torch_s(attrs):
-    """Tell whether PyTorch's average pooling supports the padding, which must be the same before and after."""
+    """Tell whether PyTorch's average pooling supports the padding, which must be the same before
+    and after."""
     return isinstance(attrs.get("padding", 0), int)
 
 

@@ -1,7 +1,8 @@
 """Samples of quantization.
 
-Both operators support only float32 and float16, so the samples cast from float64. The rounding makes the result a
-step function, for which finite differences are meaningless. PyTorch has the same straight-through gradient.
+Both operators support only float32 and float16, so the samples cast from float64. The rounding
+makes the result a step function, for which finite differences are meaningless. PyTorch has the same
+straight-through gradient.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ._sample import Sample, register_samples
 
-# The outer extents of the data, the outputs, the inputs, the groups, their size, the dtype, and that of the zero points.
+# The outer extents of the data, the outputs, the inputs, the groups, their size, the dtype, and
+# that of the zero points.
 _CASES = {
     "8 bits": ((3,), 5, 8, 2, 4, "int8", None),
     "4 bits": ((2, 3), 4, 8, 2, 4, "uint8", None),
@@ -45,7 +46,8 @@ def quantized_matmul_backward_data(rng):
 
 
 def _weight(rng, outputs, count, size, dtype, zeros):
-    """Return numbers, scales and zero points, and the positions of zero points that are differentiable."""
+    """Return numbers, scales and zero points, and the positions of zero points that are
+    differentiable."""
     if dtype == "uint8":
         numbers, bound = rng.integers(0, 256, (outputs, count, size // 2)), (0, 16)
     else:

@@ -16,7 +16,8 @@ _LAYERS = {"lstm": (6, 4), "gru": (4, 3), "gru that resets first": (5, 3), "rnn"
 
 
 def _sample(note: str, inputs: list, torch, states: int) -> Sample:
-    """Return a sample of a layer with a number of states; a plain one with symbolic steps and batch and in all dtypes."""
+    """Return a sample of a layer with a number of states; a plain one with symbolic steps and batch
+    and in all dtypes."""
     symbolic = {0: {0: "t", 1: "b"}} | {1 + i: {0: "b"} for i in range(states)}
     plain = note == "plain"
     return Sample(

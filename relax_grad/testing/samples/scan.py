@@ -10,7 +10,8 @@ _N = {0: {0: "n"}}
 
 
 def _scans(rng, forward, order):
-    """Yield samples that cover every attribute; ``forward(torch, x, axis)`` is the inclusive scan along an axis."""
+    """Yield samples that cover every attribute; ``forward(torch, x, axis)`` is the inclusive scan
+    along an axis."""
     for note, shape, attrs in (
         ("an axis", (2, 3), {"axis": 1}),
         ("a negative axis, exclusive", (3, 2, 2), {"axis": -2, "exclusive": True}),

@@ -7,7 +7,8 @@ import numpy as np
 from ...ir.compat import CAN_LEAVE_SOFTMAX_OUT
 from ._sample import Sample, register_samples
 
-# Multiples of 1/8, which are exact in half precision. Rounded coordinates would select other maxima in a region.
+# Multiples of 1/8, which are exact in half precision. Rounded coordinates would select other maxima
+# in a region.
 _ROIS = np.array(
     [
         [0, 0.25, 0.25, 3.125, 2.375],

@@ -1,4 +1,5 @@
-"""Argument checks of compiled functions: they accept and refuse the same arguments as TVM's own checks."""
+"""Argument checks of compiled functions: they accept and refuse the same arguments as TVM's own
+checks."""
 
 from __future__ import annotations
 
@@ -127,7 +128,8 @@ def test_empty_tensors_may_have_any_strides(torch):
 
 
 def test_names_of_all_kinds():
-    """Errors name the right function and argument: one name is a prefix of another, one function has many arguments."""
+    """Errors name the right function and argument: one name is a prefix of another, one function
+    has many arguments."""
     many = [((2,), "float32")] * 30
     library = compiled(function(many, "f"), function([((2,), "int64")], "f1"))
     arguments = tensors(many)
@@ -176,7 +178,8 @@ def function(a: T.handle, b: T.handle):
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_symbolic_extents(dtype):
-    """A symbolic extent must have the same value at every occurrence, in the dtype of its variable."""
+    """A symbolic extent must have the same value at every occurrence, in the dtype of its
+    variable."""
     n, m = (tirx.Var(name, dtype) for name in "nm")
     made = function([((n, 3), "float32"), ((m,), "int8"), ((2, m, n), "float32")])
     ours = compiled(made).get_function("function")

@@ -151,7 +151,8 @@ def test_names_without_numbers(name, wanted):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
 def test_two_processes_at_once(tmp_path):
-    """Both processes get the same numbers, whichever writes first, and a third process compiles nothing."""
+    """Both processes get the same numbers, whichever writes first, and a third process compiles
+    nothing."""
     script = f"""
 import os, sys, traceback
 sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}

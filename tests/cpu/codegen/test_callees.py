@@ -27,7 +27,8 @@ def symbols(module: tvm.IRModule) -> set[str]:
 
 @pytest.mark.parametrize("compiles", [False, True])
 def test_pipeline_with_a_prefix(compiles):
-    """All tensor functions have the prefix, whether TVM compiles them or the pipeline, and the results are the same."""
+    """All tensor functions have the prefix, whether TVM compiles them or the pipeline, and the
+    results are the same."""
 
     def body(bb, a, b):
         return relax.op.nn.softmax(bb.emit(relax.op.sin(bb.emit(relax.op.matmul(a, b)))))

@@ -1,4 +1,5 @@
-"""Functions compiled in threads: the same numbers as TVM's, errors, and the cases that are left to TVM."""
+"""Functions compiled in threads: the same numbers as TVM's, errors, and the cases that are left to
+TVM."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ ARRAYS = [RNG.normal(size=shape).astype("float32") for shape in SHAPES]
 
 
 def classifier(rows=6):
-    """Return a loss with its gradients: kernels, scheduled functions and, for symbolic rows, shape functions."""
+    """Return a loss with its gradients: kernels, scheduled functions and, for symbolic rows, shape
+    functions."""
 
     def body(bb, x, w, b):
         scores = bb.emit(op.nn.gelu(bb.emit(op.add(op.matmul(x, w), b))))
@@ -166,7 +168,8 @@ def classifier_lowered():
 
 
 def test_unsupported_objects_and_executables_are_left_to_tvm(monkeypatch):
-    """Other object file formats, executables without bytecode, and another pipeline for tensor functions."""
+    """Other object file formats, executables without bytecode, and another pipeline for tensor
+    functions."""
     lowered = classifier_lowered()
     count = len(prim_funcs(lowered))
     windows = tvm.target.Target(
@@ -219,7 +222,8 @@ def test_instruments_see_the_passes_of_functions():
 
 
 def test_options_of_the_context_count():
-    """The compiling threads use the options of the pass context, as does the key of a function in a directory."""
+    """The compiling threads use the options of the pass context, as does the key of a function in a
+    directory."""
     with tvm.transform.PassContext(config={"tirx.disable_vectorize": True}):
         executable = tvm.compile(classifier(), HOST, relax_pipeline="relax_grad")
     wanted = run(tvm.compile(classifier(), HOST, relax_pipeline="relax_grad"))

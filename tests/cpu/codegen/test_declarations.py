@@ -100,7 +100,8 @@ def run(mod, pipeline="relax_grad"):
 
 
 def test_kernels_are_those_of_dispatching():
-    """One case of every operator with kernels; equal identities, of any calls, stand for equal functions."""
+    """One case of every operator with kernels; equal identities, of any calls, stand for equal
+    functions."""
     functions: dict[str, tvm.tirx.PrimFunc] = {}
     for i, case in enumerate(cases()):
         # Running each case both static and symbolic would take twice as long.
@@ -281,7 +282,8 @@ def raises(*_):
 
 @pytest.mark.parametrize("way", ["external", "object", "disabled", "instrument"])
 def test_declarations_do_not_stay(way, monkeypatch, tmp_path):
-    """Where relax_grad does not compile the functions, the pipeline returns the module without declarations."""
+    """Where relax_grad does not compile the functions, the pipeline returns the module without
+    declarations."""
     mod, options = module(), {}
     if way == "external":
         monkeypatch.setattr(compiler, "links_external_modules", lambda: False)

@@ -82,7 +82,8 @@ def test_overwritten_zeros_are_not_concatenated_as_zeros():
 
 
 def test_few_tensors_tuple_parameters_and_bfloat16_have_no_kernel():
-    """No kernel for few tensors, which fuse with their consumers, a tuple parameter, or bfloat16."""
+    """No kernel for few tensors, which fuse with their consumers, a tuple parameter, or
+    bfloat16."""
     assert kernels_in(module([(2, 3)] * 5, 1)) == []
     pair = relax.Var("xs", relax.TupleType([relax.TensorType((2, 3), "float32")] * 6))
     assert kernels_in(build([pair], lambda bb, xs: op.concat(xs, 1))) == []

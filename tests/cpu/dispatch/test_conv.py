@@ -1,4 +1,5 @@
-"""Which convolutions become kernels, and that the kernels compute the numbers of the replaced calls."""
+"""Which convolutions become kernels, and that the kernels compute the numbers of the replaced
+calls."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ def test_mixed_layouts_symbolic_heights_and_empty_results_have_no_kernel(data, a
 
 
 def of_squares(tile):
-    """Return the module of a convolution and its gradients, without and with kernels of a Winograd tile size."""
+    """Return the module of a convolution and its gradients, without and with kernels of a Winograd
+    tile size."""
     x, w = (2, 32, 7, 6), (32, 32, 3, 3)
 
     def body(bb, data, weight):
@@ -113,7 +115,8 @@ def of_squares(tile):
 
 
 def test_winograd_tiles_have_kernels_of_their_own():
-    """Each tile size has kernels of its own, None equals 0, and the error stays within the bound of the size."""
+    """Each tile size has kernels of its own, None equals 0, and the error stays within the bound of
+    the size."""
     found = {}
     for tile in (0, 2, 4, None):
         module, found[tile] = of_squares(tile)

@@ -1,4 +1,5 @@
-"""Kernel rules that inspect the producers of operands never read a tensor that has been overwritten since."""
+"""Kernel rules that inspect the producers of operands never read a tensor that has been overwritten
+since."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def clear_indices(A: T.Buffer((8,), "int64")):
 
 
 def write(bb, target, written):
-    """If ``written``, overwrite a float tensor of shape (8, 8) or a tensor of 8 indices. Return the results."""
+    """If ``written``, overwrite a float tensor of shape (8, 8) or a tensor of 8 indices. Return the
+    results."""
     if not written:
         return []
     callee = bb.add_func(clear if target.ty.ndim == 2 else clear_indices, "clear")

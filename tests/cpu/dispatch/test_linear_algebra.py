@@ -21,7 +21,8 @@ def normal(*shape):
 
 
 def product(a, b, transpose=()):
-    """Return the module of a product of two parameters; ``transpose`` names those to transpose first."""
+    """Return the module of a product of two parameters; ``transpose`` names those to transpose
+    first."""
 
     def body(bb, *factors):
         swapped = []
@@ -66,7 +67,8 @@ def test_other_dtypes_have_no_kernel(dtype):
 
 
 def test_a_gradient_step():
-    """Forward and both gradients of a linear layer with a symbolic batch: three kernels, no transposes."""
+    """Forward and both gradients of a linear layer with a symbolic batch: three kernels, no
+    transposes."""
     params = [tensor("x", (N, 20), "float32"), tensor("w", (7, 20), "float32")]
 
     def body(bb, x, w):

@@ -1,4 +1,5 @@
-"""Normalisations become kernels, forward and backward, and compute the numbers of the default build."""
+"""Normalisations become kernels, forward and backward, and compute the numbers of the default
+build."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def module(body, *shapes):
 
 
 def check(kernel, body, *shapes):
-    """Assert that a call becomes a kernel with the right numbers; a symbolic first extent is 3 at run time."""
+    """Assert that a call becomes a kernel with the right numbers; a symbolic first extent is 3 at
+    run time."""
     values = [
         np.abs(RNG.normal(size=[3 if extent is N else extent for extent in shape])) + 0.1
         for shape in shapes

@@ -83,7 +83,8 @@ def test_unsupported_layouts_strides_and_padding_have_no_kernel(attrs):
     ],
 )
 def test_an_output_gradient_of_another_shape_is_refused(grad, data, expected, kind, with_forward):
-    """TVM infers the types of these two calls without checking its shape, and a kernel would read out of bounds."""
+    """TVM infers the types of these two calls without checking its shape, and a kernel would read
+    out of bounds."""
     forward = getattr(relax.op.nn, f"{kind}_pool2d")
     backward = getattr(relax.op.grad, f"{kind}_pool2d_backward")
 

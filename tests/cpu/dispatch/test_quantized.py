@@ -1,4 +1,5 @@
-"""Products with weights of 8 and 4 bits become kernels: the calls that do, and those that do not."""
+"""Products with weights of 8 and 4 bits become kernels: the calls that do, and those that do
+not."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ def test_static_shapes():
 
 
 def test_symbolic_extents():
-    """Each distinct extent expression becomes one int32 variable, shared by all shapes of a call."""
+    """Each distinct extent expression becomes one int32 variable, shared by all shapes of a
+    call."""
     at = site()
     n, again, m, both = at.shape(tensor("x", (N, N, M, N * M), "float32"))
     assert n is again

@@ -119,7 +119,8 @@ def test_max_pool(rank):
 
 
 def test_statistics_with_other_operands_are_computed():
-    """Statistics with another epsilon, of other data, or from before the normalization are not replaced."""
+    """Statistics with another epsilon, of other data, or from before the normalization are not
+    replaced."""
     shape = (4, 16)
 
     def body(epsilon, first):
@@ -163,7 +164,8 @@ def _types_saved(module):
 
 @pytest.mark.parametrize("place", ["before", "after", "before, with a use between"])
 def test_the_gradient_of_beta_is_found_on_either_side_of_that_of_gamma(place):
-    """The kernel for gamma returns the sum, whichever comes first, unless the sum is used before."""
+    """The kernel for gamma returns the sum, whichever comes first, unless the sum is used
+    before."""
 
     def body(bb, dy, x, mean, rstd):
         def summed():

@@ -53,7 +53,8 @@ def test_gradient_of_log_softmax(axis):
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("shape", [(N, 21), (N, 3, 5, 7), (21,)], ids=str)
 def test_cross_entropy(shape, reduction):
-    """With ignored targets and, except where a reduction would make all NaN, targets that name no class."""
+    """With ignored targets and, except where a reduction would make all NaN, targets that name no
+    class."""
     batch, classes, inner = shape[: len(shape) - 1][:1], shape[len(shape) > 1], shape[2:]
     params = [
         tensor("x", shape, "float32"),

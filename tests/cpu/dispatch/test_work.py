@@ -1,4 +1,5 @@
-"""The work of DispatchKernels is linear in the number of calls, and equal calls share one generated kernel."""
+"""The work of DispatchKernels is linear in the number of calls, and equal calls share one generated
+kernel."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def adjoint_of(params, body):
 
 
 def chain(layer, own):
-    """Return a builder of ``n`` chained layers, each with its own parameters or all with the same ones."""
+    """Return a builder of ``n`` chained layers, each with its own parameters or all with the same
+    ones."""
 
     def made(n, rows=16):
         x = tensor("x", (rows, 16), "float32")
@@ -120,7 +122,8 @@ def work(module) -> Counter:
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_the_work_is_linear(model):
-    """The number of function calls grows linearly with the layers, and the number of generated kernels stays."""
+    """The number of function calls grows linearly with the layers, and the number of generated
+    kernels stays."""
     works = [work(model(n)) for n in (6, 12, 18)]
     generated = [each.pop("prim_func") for each in works]
     assert generated[0] == generated[1] == generated[2]
@@ -138,7 +141,8 @@ def test_equal_calls_share_a_kernel_that_is_generated_once(rows):
 
 
 def test_other_attributes_make_other_kernels():
-    """Each pair differs in one attribute, dtype, shape or transpose; no call gets the kernel of another."""
+    """Each pair differs in one attribute, dtype, shape or transpose; no call gets the kernel of
+    another."""
     x, y = tensor("x", (N, 16), "float32"), tensor("y", (N * 2, 16), "float32")
     w, g = tensor("w", (16, 16), "float32"), tensor("g", (16,), "float32")
     i, j = tensor("i", (N,), "int32"), tensor("j", (N,), "int64")

@@ -1,4 +1,5 @@
-"""Errors against float64, compared with PyTorch's float32 errors (oneDNN and MKL) on the same numbers."""
+"""Errors against float64, compared with PyTorch's float32 errors (oneDNN and MKL) on the same
+numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from relax_grad.op.activation import log_softmax_backward, softmax_backward
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
 F = torch.nn.functional
 
-#: The largest accepted ratio to PyTorch's error, and an error of a few roundings that is always accepted.
+#: The largest accepted ratio to PyTorch's error, and an error of a few roundings that is always
+#: accepted.
 FACTOR, ROUNDINGS = 8.0, 4e-7
 
 #: The factor for Winograd kernels, which transform their operands; oneDNN may not.
@@ -31,7 +33,8 @@ _BN = [(64,)] * 4
 
 
 def gradient_of(function, which):
-    """Return a function that runs PyTorch's gradient; its last argument is the gradient of the result."""
+    """Return a function that runs PyTorch's gradient; its last argument is the gradient of the
+    result."""
 
     def run(*tensors):
         *inputs, dy = tensors
@@ -50,7 +53,8 @@ def layer_norm(x, gamma, beta):
 
 
 def statistics(x):
-    """Return the mean along the last axis and the reciprocal standard deviation for the backward operators."""
+    """Return the mean along the last axis and the reciprocal standard deviation for the backward
+    operators."""
     variance = op.add(op.variance(x, [-1], True), relax.const(1e-5, "float32"))
     return op.mean(x, [-1], True), op.rsqrt(variance)
 
@@ -158,7 +162,8 @@ CASES = {
 
 
 def measure(names):
-    """Yield for each case its name, our error and PyTorch's, relative to the largest number of the result.
+    """Yield for each case its name, our error and PyTorch's, relative to the largest number of the
+    result.
 
     Each is the median of several draws: a sum of normal numbers may cancel, or be exact by luck.
     """

@@ -1,4 +1,5 @@
-"""Attention against PyTorch in float64: sizes around blocks and tiles, masks, biases, and numbers that are not finite."""
+"""Attention against PyTorch in float64: sizes around blocks and tiles, masks, biases, and numbers
+that are not finite."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ RNG = np.random.default_rng(0)
 
 
 def gradients(of, inputs, output_grad):
-    """Return the result, the numbers saved for the gradient, and the gradients of queries, keys and values."""
+    """Return the result, the numbers saved for the gradient, and the gradients of queries, keys and
+    values."""
     leaves = [torch.from_numpy(array).double().requires_grad_() for array in inputs]
     result, sums = reference(of, *leaves)
     found = torch.autograd.grad(result, leaves[:3], torch.from_numpy(output_grad).double())
@@ -39,7 +40,8 @@ def run_of(of, shapes, names, cpu, takes_sums):
 
 
 def check(cases, target, cores=2):
-    """Compare kernels of ``(sizes, symbolic, bias, attrs, takes_sums)``, compiled together, with PyTorch."""
+    """Compare kernels of ``(sizes, symbolic, bias, attrs, takes_sums)``, compiled together, with
+    PyTorch."""
     cpu = CPU.of(target)
     cpu = CPU(cpu.lanes, cpu.registers, cores)
     made = [
@@ -108,7 +110,8 @@ def test_a_query_without_keys_has_no_gradient(target):
 @each_target
 @pytest.mark.parametrize("mask", [-1e9, float(np.finfo("float32").min)])
 def test_all_keys_of_a_query_may_be_masked_by_a_finite_number(target, mask):
-    """The keys of such a query have equal weights: beside its scores, the logarithm of their number has no digit."""
+    """The keys of such a query have equal weights: beside its scores, the logarithm of their number
+    has no digit."""
     of, shapes, names = sized((1, 3, 50, 1, 1, 4, 4), (), (2, 3))
     *inputs, output_grad = (
         RNG.normal(size=at(shape, names)).astype("float32") for shape in shapes[:-1]

@@ -20,7 +20,8 @@ LANES = 4
 
 
 def run(body, inputs, output, target="llvm", symbolic=()):
-    """Return the output of a function of flat buffers; ``symbolic`` names extents of the first input."""
+    """Return the output of a function of flat buffers; ``symbolic`` names extents of the first
+    input."""
     (found,) = run_together([(body, inputs, output, symbolic)], target)
     return found
 
@@ -84,7 +85,8 @@ def test_parts_of_vectors(number, dynamic):
 @each_target
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_part_is_loaded_as_a_part(target, dynamic):
-    """TVM assumes the condition of a Select within its value, which must not remove the mask of a load."""
+    """TVM assumes the condition of a Select within its value, which must not remove the mask of a
+    load."""
     vectors = Vectors(CPU.of(target).lanes)
 
     def body(x, count, y):

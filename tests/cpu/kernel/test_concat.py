@@ -24,7 +24,8 @@ def random(shape, dtype):
 
 
 def check(cases, target):
-    """Check ``(shape, axis, extents, zeros, dtype, symbolic)``, compiled together; symbolic is an axis or None."""
+    """Check ``(shape, axis, extents, zeros, dtype, symbolic)``, compiled together; symbolic is an
+    axis or None."""
     functions, runs = {}, []
     n = tirx.Var("n", "int32")
     for i, (shape, axis, extents, zeros, dtype, symbolic) in enumerate(cases):

@@ -68,7 +68,8 @@ def wanted_data_gradient(conv, output_grad, weight):
 
 
 def check(convolutions, target, cores=2, **extents):
-    """Compare the forward and data gradient kernels of convolutions, compiled together, with the sums over taps."""
+    """Compare the forward and data gradient kernels of convolutions, compiled together, with the
+    sums over taps."""
     runs, wanted = [], []
     found = CPU.of(target)
     cpu = CPU(found.lanes, found.registers, cores)

@@ -34,7 +34,8 @@ FUNCTIONS = {
 }
 LINEAR = 2 * np.sqrt(2 / np.pi)
 
-#: Error bounds in units in the last place; the larger one holds without fused multiply-add instructions.
+#: Error bounds in units in the last place; the larger one holds without fused multiply-add
+#: instructions.
 LIMIT, LIMIT_OF_SSE = 4.0, 6.0
 
 LEAST_NORMAL = 2.0**-126

@@ -1,6 +1,7 @@
 """Kernels in half precision against the same kernels in float32.
 
-A kernel that computes in float32 and rounds each result once returns the rounded results of the float32 kernel.
+A kernel that computes in float32 and rounds each result once returns the rounded results of the
+float32 kernel.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ def some_indices(extent, number):
 
 
 def check(cases, target):
-    """Compare ``(outer, extent, columns, number, mode, symbolic)``, compiled together, with NumPy's sums."""
+    """Compare ``(outer, extent, columns, number, mode, symbolic)``, compiled together, with NumPy's
+    sums."""
     runs, wanted = [], []
     for outer, extent, columns, number, mode, symbolic in cases:
         v, n = (tirx.Var(name, "int32") for name in "vn") if symbolic else (extent, number)

@@ -21,7 +21,8 @@ IGNORED = -7
 
 
 def check(cases, target):
-    """Compare ``(batch, classes, inner, reduction, weighted, symbolic)``, compiled together, with PyTorch."""
+    """Compare ``(batch, classes, inner, reduction, weighted, symbolic)``, compiled together, with
+    PyTorch."""
     runs, wanted = [], []
     for batch, classes, inner, reduction, weighted, symbolic in cases:
         n, k = (tirx.Var(name, "int32") for name in "nk") if symbolic else (batch, inner)
@@ -65,7 +66,8 @@ def test_reductions(target):
 @each_target
 @pytest.mark.parametrize("inner", [1, 5])
 def test_targets_outside_of_the_classes(target, inner):
-    """A target that names no class gives NaN at its own position and reads nothing; an ignored one gives 0."""
+    """A target that names no class gives NaN at its own position and reads nothing; an ignored one
+    gives 0."""
     targets = np.array([-1, 3, 2**40, -(2**40), 2**32 + 1, IGNORED, 2**31])
     shape = (len(targets), 3, inner)
     targets = np.repeat(targets[:, None], inner, 1)

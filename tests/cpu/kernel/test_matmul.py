@@ -24,7 +24,8 @@ def transposed(matrix, is_transposed):
 
 
 def with_own_extents(product):
-    """Return a product with symbolic extents of its own: TVM 0.26 fails on two functions that share them."""
+    """Return a product with symbolic extents of its own: TVM 0.26 fails on two functions that share
+    them."""
     own = {
         name: tirx.Var(extent.name, "int32")
         for name in ("rows", "columns", "depth", "batch")
@@ -34,7 +35,8 @@ def with_own_extents(product):
 
 
 def check(products, target, *extents, way=None, **properties):
-    """Compare products, compiled together, with NumPy's in float64, for given values of the symbolic extents."""
+    """Compare products, compiled together, with NumPy's in float64, for given values of the
+    symbolic extents."""
     runs, checked = [], []
     for product in products:
         cpu = replace(CPU.of(target), **properties)
@@ -63,7 +65,8 @@ def test_sizes_around_the_tile(target, transpose_a, transpose_b):
 @each_target
 @pytest.mark.parametrize("transpose_b", [False, True])
 def test_copies_of_a_by_tasks(target, transpose_b):
-    """Copies of A: rows that map to few cache sets, and a transposed A, across tasks, stretches and batches."""
+    """Copies of A: rows that map to few cache sets, and a transposed A, across tasks, stretches and
+    batches."""
     rows, batch = (tirx.Var(name, "int32") for name in ("rows", "batch"))
     products = [
         Matmul(93, 70, 512, False, transpose_b),
@@ -88,7 +91,8 @@ def test_few_rows_or_one_column(target, transpose_a, transpose_b):
 @each_target
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way(target, way):
-    """Sizes for which another way is chosen; rows of B that share few sets of a cache; parts of a group of panels."""
+    """Sizes for which another way is chosen; rows of B that share few sets of a cache; parts of a
+    group of panels."""
     drawn = [(1, 40, 70), (17, 512, 300), (40, 33, 19), (70, 10, 260), (3, 97, 5)]
     forms = itertools.product(drawn, (False, True), (False, True))
     products = [Matmul(*size, *turned) for size, *turned in forms]
@@ -97,7 +101,8 @@ def test_each_way(target, way):
 
 @each_target
 def test_panels_packed_by_tasks_or_before(target):
-    """With many cores, tasks have few rows, and panels are packed before; a shared B is packed once."""
+    """With many cores, tasks have few rows, and panels are packed before; a shared B is packed
+    once."""
     products = [Matmul(129, 150, 300), Matmul(61, 70, 300, True, True, 3, shared_b=True)]
     check(products, target, cores=32)
     check(products, target, cores=1)

@@ -52,7 +52,8 @@ class Case:
         return list(shapes) if self.saves else []
 
     def run(self, cpu):
-        """Return the run of the kernel, and the float64 function of its inputs that gives the expected results."""
+        """Return the run of the kernel, and the float64 function of its inputs that gives the
+        expected results."""
         outer = tirx.Var("n", "int32") if self.symbolic else self.outer
         make, *arguments = getattr(self, f"_{self.kind}")(outer)
         function, inputs, results = make(cpu)

@@ -37,7 +37,8 @@ def values(kind, shape):
 
 
 def check(cases, target):
-    """Compare ``(kind, planes, windows of the axes, symbolic, values)``, compiled together, with PyTorch."""
+    """Compare ``(kind, planes, windows of the axes, symbolic, values)``, compiled together, with
+    PyTorch."""
     runs, wanted = [], []
     for kind, planes, axes, symbolic, numbers in cases:
         n = tirx.Var("n", "int32") if symbolic else planes

@@ -1,4 +1,5 @@
-"""The kernels of recurrent layers against NumPy in float64, for every vector width: sizes around vectors, tiles and tasks."""
+"""The kernels of recurrent layers against NumPy in float64, for every vector width: sizes around
+vectors, tiles and tasks."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ RNG = np.random.default_rng(0)
 
 
 def check(cases, target):
-    """Compare sums of ``(kind, outer, middle, inner, symbolic, mean)``, compiled together, with NumPy's."""
+    """Compare sums of ``(kind, outer, middle, inner, symbolic, mean)``, compiled together, with
+    NumPy's."""
     runs = []
     for kind, outer, middle, inner, symbolic, mean in cases:
         n = tirx.Var("n", "int32") if symbolic else outer

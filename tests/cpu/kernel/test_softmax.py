@@ -36,7 +36,8 @@ KERNELS = {
 
 
 def check(cases, target, values=None):
-    """Compare kernels of ``(name, outer, extent, inner, symbolic)``, compiled together, with PyTorch."""
+    """Compare kernels of ``(name, outer, extent, inner, symbolic)``, compiled together, with
+    PyTorch."""
     runs = []
     for name, *sizes, symbolic in cases:
         make, number, _ = KERNELS[name]

@@ -26,7 +26,8 @@ def conv3x3(batch, ins, outs, size, padding=(1, 1, 1, 1)):
 
 
 def check(convolutions, target, square=2, cores=2, **extents):
-    """Compare the forward and both gradient kernels of convolutions, compiled together, with PyTorch."""
+    """Compare the forward and both gradient kernels of convolutions, compiled together, with
+    PyTorch."""
     found = CPU.of(target)
     cpu = CPU(found.lanes, found.registers, cores)
     runs, wanted = [], []

@@ -31,9 +31,11 @@ def number(value, dtype="float32"):
 def attention(
     *steps, batch=(B, H), queries=T, keys=S, extra=None, kind="float32", on_weights=(), before=0
 ):
-    """Return the module of an attention with steps between its products, and the shapes of its parameters.
+    """Return the module of an attention with steps between its products, and the shapes of its
+    parameters.
 
-    A step takes the block builder, the scores and the extra tensor. ``on_weights`` are steps after the softmax.
+    A step takes the block builder, the scores and the extra tensor. ``on_weights`` are steps after
+    the softmax.
     """
     shapes = [(*batch, queries, D), (*batch, keys, D), (*batch, keys, E)]
     params = [tensor(name, shape, "float32") for name, shape in zip("qkv", shapes, strict=True)]
@@ -73,7 +75,8 @@ def constant_bias(value):
 
 
 def where(value, keeps=True, mask=None):
-    """Return a step that replaces scores by a number where a mask, by default the extra tensor, says so."""
+    """Return a step that replaces scores by a number where a mask, by default the extra tensor,
+    says so."""
 
     def step(bb, scores, extra=None):
         kept = extra if mask is None else relax.const(mask)
@@ -247,7 +250,8 @@ def test_weights_with_other_uses_are_left():
 
 
 def test_permutations_are_joined():
-    """Heads that stand behind the positions are permuted for the product, and need no permutation for the operator."""
+    """Heads that stand behind the positions are permuted for the product, and need no permutation
+    for the operator."""
     params = [tensor(name, (B, T, H, D), "float32") for name in "qkv"]
 
     def body(bb, q, k, v):

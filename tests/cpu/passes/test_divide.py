@@ -57,7 +57,8 @@ def test_slices_of_an_axis_are_divided():
 
 
 def test_unsupported_slices_are_left():
-    """Few slices, coverage below three quarters of the axis, overlaps, strides, and symbolic shapes or indices."""
+    """Few slices, coverage below three quarters of the axis, overlaps, strides, and symbolic shapes
+    or indices."""
     is_left(slices(ROWS[:15], (15, 3)))
     is_left(slices(ROWS[:16], (22, 3)))
     is_left(slices([*ROWS, (0, 1)]))
@@ -74,7 +75,8 @@ def test_unsupported_slices_are_left():
 
 
 def random_module(rng):
-    """Return a module that reads parts of a tensor in any order, its input, and the expected results."""
+    """Return a module that reads parts of a tensor in any order, its input, and the expected
+    results."""
     rank = int(rng.integers(1, 4))
     axis = int(rng.integers(rank))
     shape = rng.integers(1, 4, rank).tolist()
@@ -123,7 +125,8 @@ def test_random_slices():
 
 @pytest.mark.parametrize("write_to", ["source", "slice", "other"])
 def test_an_overwritten_source_is_not_divided(write_to):
-    """A tensor that is overwritten between two slices is not divided. A slice may be overwritten."""
+    """A tensor that is overwritten between two slices is not divided. A slice may be
+    overwritten."""
     kind = relax.TensorType((4, 4), "float32")
     bb = relax.BlockBuilder()
     callee = bb.add_func(add_to, "add_to")

@@ -116,7 +116,8 @@ def test_a_result_after_the_last_read():
 
 
 def compiled(body, donated=((1, 1),)):
-    """Return the function ``step(x, (a, b)) -> (x-like, (new a, new b))`` whose second parameter is donated."""
+    """Return the function ``step(x, (a, b)) -> (x-like, (new a, new b))`` whose second parameter is
+    donated."""
     kind = relax.TensorType(SHAPE, "float32")
     x = relax.Var("x", kind)
     both = relax.Var("both", relax.TupleType([kind, kind]))

@@ -16,7 +16,8 @@ def capacity(edges, on_sink_side) -> int:
 
 
 def cuts():
-    """Yield all divisions of the nodes with the source, node 0, on one side and the sink, node 1, on the other."""
+    """Yield all divisions of the nodes with the source, node 0, on one side and the sink, node 1,
+    on the other."""
     for others in itertools.product([False, True], repeat=NODES - 2):
         yield [False, True, *others]
 

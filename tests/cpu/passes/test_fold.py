@@ -30,7 +30,8 @@ def calls_in(module):
 
 
 def check(body, left: int, shape=(4, 3)):
-    """Fold a function of a tensor; assert the number of calls left, and that TVM's pass folds the same."""
+    """Fold a function of a tensor; assert the number of calls left, and that TVM's pass folds the
+    same."""
     module = build([tensor("x", shape, "float32")], body)
     legal, result = folded(module)
     is_sound(module)

@@ -60,7 +60,8 @@ def test_operands_are_returned_for_a_while():
 
 
 def sum_of_tuples(counts):
-    """Return a module that adds the given number of elements of the results of each normalisation, before FuseOps."""
+    """Return a module that adds the given number of elements of the results of each normalisation,
+    before FuseOps."""
     x = relax.Var("x", relax.TensorType((4, 5), "float32"))
     rows = [relax.const(np.full(5, value, "float32")) for value in (1.5, 0.5, 0.25, 2.0)]
     builder = relax.BlockBuilder()

@@ -106,7 +106,8 @@ def test_an_adjoint_keeps_copies_of_overwritten_tensors():
 
 @pytest.mark.parametrize("through_helper", [False, True])
 def test_a_constant_is_not_overwritten(through_helper):
-    """Each call of the function must compute the tensor anew, so folding must not make it a constant."""
+    """Each call of the function must compute the tensor anew, so folding must not make it a
+    constant."""
 
     def body(bb, write, x, y):
         ones = bb.emit(op.add(relax.const(np.ones((SIZE, SIZE), "float32")), relax.const(1.0)))
@@ -125,7 +126,8 @@ def test_a_constant_is_not_overwritten(through_helper):
 
 @pytest.mark.parametrize("through_helper", [False, True])
 def test_bindings_stay_on_their_side_of_a_write(through_helper):
-    """Reordering could free the write's other operand earlier, but would put the write before the read of x."""
+    """Reordering could free the write's other operand earlier, but would put the write before the
+    read of x."""
 
     def body(bb, write, x, y):
         a = bb.emit(op.exp(y))

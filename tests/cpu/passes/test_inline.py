@@ -34,7 +34,8 @@ def calls(function: relax.Function) -> list[relax.Call]:
 
 
 def check(module: tvm.IRModule, values, wanted, tensor_functions: int = 0) -> relax.Function:
-    """Inline the calls of ``step`` and compare its result under each pipeline; return the function."""
+    """Inline the calls of ``step`` and compare its result under each pipeline; return the
+    function."""
     inlined = InlineSingleUse()(module)
     is_sound(inlined)
     step = inlined["step"]
@@ -48,7 +49,8 @@ def check(module: tvm.IRModule, values, wanted, tensor_functions: int = 0) -> re
 
 
 def test_shapes():
-    """Symbolic extents in arguments, in products of extents, and in the annotated types of bindings."""
+    """Symbolic extents in arguments, in products of extents, and in the annotated types of
+    bindings."""
 
     @I.ir_module
     class Module:
@@ -92,7 +94,8 @@ def test_scalars():
 
 @SCALAR_PARAMETERS
 def test_arguments_of_tensor_functions():
-    """Inlining substitutes the extents that a tensor function takes, and those in the type of its result."""
+    """Inlining substitutes the extents that a tensor function takes, and those in the type of its
+    result."""
 
     def rows(x, number):
         return te.compute((number, 4), lambda i, j: x[j] + number.astype("float32"))
@@ -321,7 +324,8 @@ def test_functions_within_functions():
 
 
 def test_extents_that_differ_are_checked():
-    """A call whose arguments need a check is not inlined. If it is inlined anyway, a cast does the check."""
+    """A call whose arguments need a check is not inlined. If it is inlined anyway, a cast does the
+    check."""
 
     @I.ir_module
     class Module:

@@ -37,7 +37,8 @@ def backward(part, shape, axis, start, stop, stride=1):
 
 
 def rows(count, extent=None, take=False):
-    """Return the module of the sum of the gradients of x[i] for the first rows of a tensor, in descending order."""
+    """Return the module of the sum of the gradients of x[i] for the first rows of a tensor, in
+    descending order."""
     shape = (extent or count, 3)
     params = [tensor(f"x{i}", shape[1:] if take else (1, 3), "float32") for i in range(count)]
     data = tensor("data", shape, "float32")
@@ -185,7 +186,8 @@ def test_random_sums():
 
 
 def sliced(change):
-    """Return the module of a sum of 6 rows; ``change`` overrides the shape, the bounds or the stride."""
+    """Return the module of a sum of 6 rows; ``change`` overrides the shape, the bounds or the
+    stride."""
     params = [tensor(f"x{i}", (1, 3), "float32") for i in range(6)]
     settings = {"shape": (6, 3), "bounds": [(i, i + 1) for i in range(6)], "stride": 1}
     settings.update(change)
@@ -204,7 +206,8 @@ N = tirx.Var("n", "int64")
 
 
 def test_unsupported_slices_are_left():
-    """Slices that overlap, have strides or symbolic shapes; gradients of taking indices that are no range."""
+    """Slices that overlap, have strides or symbolic shapes; gradients of taking indices that are no
+    range."""
     assert "concat" in names_in(joined(sliced({})))
     is_left(sliced({"bounds": [(2, 3)] * 6}))
     is_left(sliced({"bounds": [(i, i + 2) for i in range(6)], "shape": (12, 3), "stride": 2}))
@@ -304,7 +307,8 @@ def test_a_slice_that_is_used_twice_is_a_term():
 
 @pytest.mark.parametrize("write_to", ["source", "other"])
 def test_a_cotangent_is_added_before_it_is_overwritten(write_to):
-    """A cotangent that is overwritten before the sum is complete is still added before the write."""
+    """A cotangent that is overwritten before the sum is complete is still added before the
+    write."""
     kind = relax.TensorType((4, 4), "float32")
     bb = relax.BlockBuilder()
     callee = bb.add_func(add_to, "add_to")
@@ -371,7 +375,8 @@ def test_second_order():
 
 
 def recurrent(torch, how: str):
-    """Return a network of steps along the second axis, read by index, by range, or from the transpose."""
+    """Return a network of steps along the second axis, read by index, by range, or from the
+    transpose."""
 
     class Recurrent(torch.nn.Module):
         def __init__(self):

@@ -1,4 +1,5 @@
-"""Branch lifting: the pipeline's code for conditionals runs without a crash, whichever branch is taken."""
+"""Branch lifting: the pipeline's code for conditionals runs without a crash, whichever branch is
+taken."""
 
 from __future__ import annotations
 

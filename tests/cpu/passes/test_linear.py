@@ -1,4 +1,5 @@
-"""The work of every pass is linear in the number of layers, measured in executed lines instead of seconds."""
+"""The work of every pass is linear in the number of layers, measured in executed lines instead of
+seconds."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _spec.loader.exec_module(benchmark)
 #: Numbers of layers; each step is twice the step before.
 LAYERS = (1, 2, 4)
 
-#: The largest ratio of the added lines of the second step to the first: 2, with room for a logarithmic factor.
+#: The largest ratio of the added lines of the second step to the first: 2, with room for a
+#: logarithmic factor.
 MOST = 2.3
 
 #: Growth of fewer lines is not judged: lines that occur once would weigh too much.
@@ -122,7 +124,8 @@ def test_variables_are_not_looked_up_in_lists(by):
 
 @pytest.mark.parametrize("network", benchmark.NETWORKS)
 def test_nothing_is_left_for_fuse_tir_to_remove(network):
-    """TVM's FuseTIR removes second names and unused tuples, each in a time that is linear in the function."""
+    """TVM's FuseTIR removes second names and unused tuples, each in a time that is linear in the
+    function."""
     module = None
     with host():
         for label, each in benchmark.passes(network, 3):

@@ -111,7 +111,8 @@ def test_products():
 
 
 def test_products_that_cost_less_one_by_one_are_left():
-    """Few products, factors that are larger than the products, half precision, and symbolic extents."""
+    """Few products, factors that are larger than the products, half precision, and symbolic
+    extents."""
     is_left(products(3))
     is_left(products(depth=5))
     is_left(products(dtype="float16"))

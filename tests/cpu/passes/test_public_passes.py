@@ -135,7 +135,8 @@ def marks(name: str, is_legalized: bool, pipeline: str) -> list[pytest.MarkDecor
     return found
 
 
-#: Each pass with each pipeline after it, on a fresh and on a legalized module; every run has some of the cases.
+#: Each pass with each pipeline after it, on a fresh and on a legalized module; every run has some
+#: of the cases.
 CASES = [
     pytest.param(name, is_legalized, pipeline, marks=marks(name, is_legalized, pipeline))
     for name in transform.__all__

@@ -1,4 +1,5 @@
-"""The pass that schedules tensor functions: which functions it schedules, and which it leaves unchanged."""
+"""The pass that schedules tensor functions: which functions it schedules, and which it leaves
+unchanged."""
 
 from __future__ import annotations
 

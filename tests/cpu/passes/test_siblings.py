@@ -78,7 +78,8 @@ def shared(bb, x, y):
 
 
 def later(bb, x, y):
-    """Return two element-wise values of the same inputs; the second depends on a sum of the first."""
+    """Return two element-wise values of the same inputs; the second depends on a sum of the
+    first."""
     first = bb.emit(op.add(x, y))
     total = bb.emit(op.sum(first, [0]))
     return first, bb.emit(op.multiply(bb.emit(op.multiply(x, y)), total))

@@ -1,4 +1,5 @@
-"""Shared storage: tensors that are live together never share one, and the total is less than TVM plans."""
+"""Shared storage: tensors that are live together never share one, and the total is less than TVM
+plans."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def storage_in(function):
 
 
 def assert_sound(function):
-    """Assert that each use of a storage sees the tensor placed there last, and that every tensor fits."""
+    """Assert that each use of a storage sees the tensor placed there last, and that every tensor
+    fits."""
     sizes, owners, tensors, tenants = {}, {}, {}, Counter()
     for block in function.body.blocks:
         for binding in block.bindings:

@@ -1,4 +1,5 @@
-"""Elements of tuples that a function builds itself are used directly, and the tuples are dropped."""
+"""Elements of tuples that a function builds itself are used directly, and the tuples are
+dropped."""
 
 from __future__ import annotations
 

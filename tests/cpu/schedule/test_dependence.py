@@ -406,7 +406,8 @@ def test_axes_of_symbolic_extent_are_disjoint_in_dimensions_of_their_own():
 
 @each_target
 def test_sums_of_operands_that_repeat_with_a_power_of_two(target):
-    """LLVM vectorizes such sums side by side with loads past the period, which may be out of bounds."""
+    """LLVM vectorizes such sums side by side with loads past the period, which may be out of
+    bounds."""
     periods, dtypes = (2, 3, 4, 8, 16, 32), ("float32", "int64", "int8")
 
     def sums(dtype, period):

@@ -1,4 +1,5 @@
-"""Functions over tensors in half precision are scheduled, and compute in float32: against NumPy in float64."""
+"""Functions over tensors in half precision are scheduled, and compute in float32: against NumPy in
+float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Expressions with cancellation become functions without it, and other expressions stay unchanged."""
+"""Expressions with cancellation become functions without it, and other expressions stay
+unchanged."""
 
 from __future__ import annotations
 

@@ -85,7 +85,8 @@ def test_a_remainder_that_descends():
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
 @pytest.mark.parametrize("compare", [operator.eq, operator.ne, operator.lt, operator.ge])
 def test_a_condition_of_an_unsigned_number(compare, dtype):
-    """A value that several elements use is bound to a variable, and TVM cannot solve the condition for it."""
+    """A value that several elements use is bound to a variable, and TVM cannot solve the condition
+    for it."""
     x = np.array([1, 3, 2, 9], dtype)
     data = te.placeholder([4], dtype)
     limit, one, seven = (tirx.const(value, dtype) for value in (3, 1, 7))

@@ -112,7 +112,8 @@ def operated(operation, a, b):
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
 @pytest.mark.parametrize("number", [0, 1, 200])
 def test_operations_on_unsigned_constants(number, dtype):
-    """A producer stores a constant in some or all elements, and the consumer subtracts or compares it."""
+    """A producer stores a constant in some or all elements, and the consumer subtracts or compares
+    it."""
     taken = np.array([0, 1, 199, np.iinfo(dtype).max], dtype)
     x, constant = te.placeholder([4], dtype), tirx.const(number, dtype)
     whole = te.compute([4], lambda _: constant)
@@ -134,7 +135,8 @@ def test_operations_on_unsigned_constants(number, dtype):
 
 
 def test_nested_differences_do_not_grow():
-    """Each pair of inverse reinterpretations is dropped. Otherwise each difference would double the operands."""
+    """Each pair of inverse reinterpretations is dropped. Otherwise each difference would double the
+    operands."""
     names = [tirx.Var(f"x{i}", "uint64") for i in range(20)]
     expr = names[0]
     for name in names[1:]:

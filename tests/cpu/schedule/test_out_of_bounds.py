@@ -1,8 +1,9 @@
 """The kernels of relax_grad's pipeline for operators with integers stay in bounds.
 
-The tests find the operators themselves: all operators whose samples hold integers, and all operators without a
-gradient. Each operator without a gradient has a case here, or a reason for the absence of one. The kernels are fused,
-merged and scheduled, and run between inaccessible pages with integers at and beyond every limit.
+The tests find the operators themselves: all operators whose samples hold integers, and all
+operators without a gradient. Each operator without a gradient has a case here, or a reason for the
+absence of one. The kernels are fused, merged and scheduled, and run between inaccessible pages with
+integers at and beyond every limit.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ FORWARD = [
 #: Operators that take tensors but have no kernel, with the reason.
 NO_KERNEL = {
     "nonzero": "a function of TVM's runtime",
-    "vision.all_class_non_max_suppression": "TVM does not legalize consumers of its result, whose extents are unknown",
+    "vision.all_class_non_max_suppression": "TVM does not legalize consumers of its result, "
+    "whose extents are unknown",
     "unique": "a function of TVM's runtime",
     "grad.differentiable_once": "its argument",
     "grad.stop_gradient": "its argument",

@@ -133,7 +133,8 @@ def sums():
 
 
 def functions():
-    """Yield nested element-wise functions: TVM would inline each of them into the next at every use."""
+    """Yield nested element-wise functions: TVM would inline each of them into the next at every
+    use."""
 
     def chain(x, times):
         for _ in range(times):
@@ -177,7 +178,8 @@ def number(dtype):
 
 
 def enlarged():
-    """Yield functions whose innermost index is a quotient: enlarged, dilated and interleaved tensors."""
+    """Yield functions whose innermost index is a quotient: enlarged, dilated and interleaved
+    tensors."""
     for factor, columns in ((2, 100), (2, 33), (3, 101), (4, 140), (8, 300), (9, 300)):
         yield from enlargements(factor, columns)
     for dtype in ("float64", "float16", "int32", "int8"):
@@ -200,7 +202,8 @@ def enlarged():
 
 
 def scanned():
-    """Yield functions of scans, along the last axis or another one, beside element-wise functions."""
+    """Yield functions of scans, along the last axis or another one, beside element-wise
+    functions."""
     x = tensor(37, 41)
     yield [x], topi.cumsum(x, 1)
     yield [x], topi.cumsum(x, 0)
@@ -407,7 +410,8 @@ def rotated(columns):
 
 @pytest.mark.parametrize("columns", [16, 18, 4000, N], ids=str)
 def test_no_loop_divides_its_innermost_index(columns):
-    """LLVM's vectors read other elements where the remainder of the index by a few lanes is taken (znver4, level 2)."""
+    """LLVM's vectors read other elements where the remainder of the index by a few lanes is taken
+    (znver4, level 2)."""
     if columns is N:
         inputs = [tensor(8, N)]
         shape = extents(8, N)
@@ -432,7 +436,8 @@ def test_no_loop_divides_its_innermost_index(columns):
 
 
 def reversed_scan():
-    """Return the adjoint of a cumulative sum: each iteration adds to the element that the next one reads."""
+    """Return the adjoint of a cumulative sum: each iteration adds to the element that the next one
+    reads."""
 
     @T.prim_func(s_tir=True)
     def function(g: T.Buffer((300, 200), "float32"), x: T.Buffer((300, 200), "float32")):

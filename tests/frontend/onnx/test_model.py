@@ -1,4 +1,5 @@
-"""ONNX models as modules: names and roles of parameters, values by ONNX's evaluator, gradients by differences."""
+"""ONNX models as modules: names and roles of parameters, values by ONNX's evaluator, gradients by
+differences."""
 
 from __future__ import annotations
 

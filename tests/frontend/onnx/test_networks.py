@@ -1,4 +1,5 @@
-"""Networks as PyTorch's exporters write them, with a symbolic batch and symbolic sizes, against PyTorch at several sizes."""
+"""Networks as PyTorch's exporters write them, with a symbolic batch and symbolic sizes, against
+PyTorch at several sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ nn, F = torch.nn, torch.nn.functional
 
 
 class Network(NamedTuple):
-    """A module, the shapes of its input, of which the first is exported, and the symbols of its axes."""
+    """A module, the shapes of its input, of which the first is exported, and the symbols of its
+    axes."""
 
     make: Callable[[], nn.Module]
     shapes: tuple
@@ -46,7 +48,8 @@ class UNet(nn.Module):
 
 
 class Speech(nn.Module):
-    """Convolutions over a signal, positions by their number of frames, and attention, as in wav2vec 2.0."""
+    """Convolutions over a signal, positions by their number of frames, and attention, as in wav2vec
+    2.0."""
 
     def __init__(self):
         super().__init__()
@@ -85,7 +88,8 @@ class Detector(nn.Module):
 
 
 class Windows(nn.Module):
-    """Pictures padded to a multiple of the window, whose elements are shifted and mixed, as in Swin."""
+    """Pictures padded to a multiple of the window, whose elements are shifted and mixed, as in
+    Swin."""
 
     def __init__(self):
         super().__init__()
@@ -102,7 +106,8 @@ class Windows(nn.Module):
 
 def super_resolution():
     return nn.Sequential(
-        nn.Conv2d(2, 4, 5, padding=2, padding_mode="reflect"), nn.Tanh(), nn.Conv2d(4, 9, 3, padding=1),
+        nn.Conv2d(2, 4, 5, padding=2, padding_mode="reflect"), nn.Tanh(),
+        nn.Conv2d(4, 9, 3, padding=1),
         nn.PixelShuffle(3),
     )  # fmt: skip
 
@@ -128,7 +133,8 @@ NETWORKS = {
     "unet": Network(UNet, ((2, 2, 6, 8), (1, 2, 4, 10)), IMAGE),
     "speech": Network(Speech, ((2, 60), (1, 83)), {0: "batch", 1: "samples"}),
     "detector": Network(Detector, ((2, 2, 8, 12), (1, 2, 12, 8)), IMAGE),
-    "windows": Network(Windows, ((2, 5, 4, 3), (1, 4, 7, 3)), {0: "batch", 1: "height", 2: "width"}),
+    "windows": Network(Windows, ((2, 5, 4, 3), (1, 4, 7, 3)),
+    {0: "batch", 1: "height", 2: "width"}),
     "super_resolution": Network(super_resolution, ((2, 2, 5, 6), (1, 2, 4, 9)), IMAGE),
     "text": Network(Text, ((2, 7), (3, 5)), {0: "batch", 1: "steps"}),
 }  # fmt: skip

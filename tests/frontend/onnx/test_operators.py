@@ -1,4 +1,5 @@
-"""Operators of ONNX whose converters are this package's: values by ONNX's evaluator, gradients by differences."""
+"""Operators of ONNX whose converters are this package's: values by ONNX's evaluator, gradients by
+differences."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from relax_grad.frontend.onnx import from_model  # noqa: E402
 from relax_grad.frontend.onnx._expand import expand  # noqa: E402
 
 OPERATORS = {
-    "avg_pool_same": (node("AveragePool", ["x"], kernel_shape=[3, 2], auto_pad="SAME_LOWER", strides=[2, 1]), {}),
+    "avg_pool_same": (node("AveragePool", ["x"], kernel_shape=[3, 2], auto_pad="SAME_LOWER",
+    strides=[2, 1]), {}),
     "celu_free": (node("Selu", ["x"]), {}),
     "clip_high": (node("Clip", ["x", "", "high"]), {"high": np.array(0.5)}),
     "conv_same_lower": (
@@ -30,37 +32,49 @@ OPERATORS = {
         {"w": normal(2, 3, 3, 3, dtype="float64")},
     ),
     "cumsum": (node("CumSum", ["x", "axis"], reverse=1, exclusive=1), {"axis": np.array(2)}),
-    "einsum": (node("Einsum", ["x", "w"], equation="nchw, wd -> nchd"), {"w": normal(5, 3, dtype="float64")}),
+    "einsum": (node("Einsum", ["x", "w"], equation="nchw, wd -> nchd"),
+    {"w": normal(5, 3, dtype="float64")}),
     "elu": (node("Elu", ["x"], alpha=0.7), {}),
     "gelu_free": (node("Mish", ["x"]), {}),
     "layer_norm": (
         node("LayerNormalization", ["x", "w"], axis=2),
         {"w": normal(4, 5, dtype="float64")},
     ),
-    "max": (node("Max", ["x", "w", "v"]), {"w": normal(5, dtype="float64"), "v": normal(4, 1, dtype="float64")}),
-    "max_pool_same": (node("MaxPool", ["x"], kernel_shape=[3, 2], auto_pad="SAME_LOWER", strides=[2, 2]), {}),
+    "max": (node("Max", ["x", "w", "v"]),
+    {"w": normal(5, dtype="float64"), "v": normal(4, 1, dtype="float64")}),
+    "max_pool_same": (node("MaxPool", ["x"], kernel_shape=[3, 2], auto_pad="SAME_LOWER",
+    strides=[2, 2]), {}),
     "mean": (node("Mean", ["x", "w"]), {"w": normal(5, dtype="float64")}),
-    "pad_edge": (node("Pad", ["x", "pads"], mode="edge"), {"pads": np.array([0, 0, 1, 2, 0, 0, 3, 0])}),
-    "pad_negative": (node("Pad", ["x", "pads", "value"]), {"pads": np.array([0, 0, -1, 2, 0, 0, 1, -2]), "value": np.array(0.5)}),
-    "pad_axes": (node("Pad", ["x", "pads", "", "axes"]), {"pads": np.array([1, 2]), "axes": np.array([-1])}),
+    "pad_edge": (node("Pad", ["x", "pads"], mode="edge"),
+    {"pads": np.array([0, 0, 1, 2, 0, 0, 3, 0])}),
+    "pad_negative": (node("Pad", ["x", "pads", "value"]),
+    {"pads": np.array([0, 0, -1, 2, 0, 0, 1, -2]), "value": np.array(0.5)}),
+    "pad_axes": (node("Pad", ["x", "pads", "", "axes"]),
+    {"pads": np.array([1, 2]), "axes": np.array([-1])}),
     "pow": (node("Pow", ["x", "two"]), {"two": np.array(2)}),
     "resize_sizes": (
-        node("Resize", ["x", "", "", "sizes"], mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
+        node("Resize", ["x", "", "", "sizes"], mode="nearest",
+            coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
         {"sizes": np.array([1, 2, 6, 7])},
     ),
-    "resize_axes": (node("Resize", ["x", "", "scales"], axes=[3], mode="linear"), {"scales": np.array([3], "float32")}),
-    "slice": (node("Slice", ["x", "a", "b", "c", "d"]), {"a": np.array([-1, 1]), "b": np.array([-9, 2**31 - 1]), "c": np.array([2, 3]), "d": np.array([-2, 1])}),
+    "resize_axes": (node("Resize", ["x", "", "scales"], axes=[3], mode="linear"),
+    {"scales": np.array([3], "float32")}),
+    "slice": (node("Slice", ["x", "a", "b", "c", "d"]),
+    {"a": np.array([-1, 1]), "b": np.array([-9, 2**31 - 1]), "c": np.array([2, 3]),
+        "d": np.array([-2, 1])}),
     "thresholded_relu": (node("ThresholdedRelu", ["x"], alpha=0.3), {}),
     "tile": (node("Tile", ["x", "repeats"]), {"repeats": np.array([1, 2, 1, 2])}),
 }  # fmt: skip
 
 
-#: Some version of ONNX's evaluator refuses these, or returns another shape than the specification and onnxruntime.
+#: Some version of ONNX's evaluator refuses these, or returns another shape than the specification
+#: and onnxruntime.
 WITHOUT_EVALUATOR = {"conv_same_lower", "conv_transpose_shape", "max_pool_same", "pad_negative"}
 
 
 def after_product(case, dtype):
-    """Return a model of an operator on the product of an input and a weight, and the input's value."""
+    """Return a model of an operator on the product of an input and a weight, and the input's
+    value."""
     operator, weights = OPERATORS[case]
     weights = {
         name: value.astype(dtype) if value.dtype == "float64" else value

@@ -17,8 +17,10 @@ from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noq
 
 #: The widths of the axis of extent n, as the functions of n and as the nodes that compute them.
 WIDTHS = {
-    "wide": (lambda n: (n // 2, 2 * n), [node("Div", ["n", "two"], ["a"]), node("Mul", ["n", "two"], ["b"])]),
-    "multiple": (lambda n: (0, -n % 4), [node("Neg", ["n"], ["m"]), node("Mod", ["m", "four"], ["b"])]),
+    "wide": (lambda n: (n // 2, 2 * n),
+    [node("Div", ["n", "two"], ["a"]), node("Mul", ["n", "two"], ["b"])]),
+    "multiple": (lambda n: (0, -n % 4),
+    [node("Neg", ["n"], ["m"]), node("Mod", ["m", "four"], ["b"])]),
     "to_nine": (lambda n: (1, 8 - n), [node("Sub", ["eight", "n"], ["b"])]),
 }  # fmt: skip
 NUMBERS = {name: np.array([i]) for i, name in enumerate(("zero", "one", "two"))}

@@ -1,4 +1,5 @@
-"""Models of quantisation-aware training: values and gradients by PyTorch's straight-through estimator."""
+"""Models of quantisation-aware training: values and gradients by PyTorch's straight-through
+estimator."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def pair(name, result, scale, zero=None, **attributes):
 
 
 def network():
-    """Return a model with quantised activations and weights, by one scale and by one for each column."""
+    """Return a model with quantised activations and weights, by one scale and by one for each
+    column."""
     nodes = [
         *pair("x", "xd", "s"),
         *pair("w1", "w1d", "t", "z", axis=1),

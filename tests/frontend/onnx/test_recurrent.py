@@ -1,4 +1,5 @@
-"""Recurrent layers of ONNX: values by ONNX's evaluator and onnxruntime, gradients by differences and PyTorch."""
+"""Recurrent layers of ONNX: values by ONNX's evaluator and onnxruntime, gradients by differences
+and PyTorch."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def test_a_recurrent_layer_has_the_values_of_onnxruntime(kind, direction, attrib
     ],
 )
 def test_sequences_of_different_lengths(kind, direction):
-    """Each sequence has the results of a model with this sequence alone, and zeros after its end."""
+    """Each sequence has the results of a model with this sequence alone, and zeros after its
+    end."""
     model, feeds = recurrent(kind, direction, "float64")
     alone = from_model(
         model, shapes={name: (*x.shape[:1], 1, x.shape[2]) for name, x in feeds.items()}
@@ -158,7 +160,8 @@ def weighted(bb, *results):
 
 @pytest.fixture(scope="module")
 def layers_of_symbolic_steps():
-    """Return functions of losses and gradients of layers with symbolic extents, compiled together, with their inputs."""
+    """Return functions of losses and gradients of layers with symbolic extents, compiled together,
+    with their inputs."""
     module, layers = tvm.IRModule(), {}
     for number, (kind, direction, attributes) in enumerate(SYMBOLIC):
         model, _ = recurrent(kind, direction, "float64", **attributes)
@@ -182,7 +185,8 @@ SYMBOLIC = [
 
 @pytest.mark.parametrize(("kind", "direction", "attributes"), SYMBOLIC)
 def test_gradients_of_symbolic_steps(layers_of_symbolic_steps, kind, direction, attributes):
-    """Gradients by all inputs, initial states and weights, of sequences of different lengths, against loops in PyTorch."""
+    """Gradients by all inputs, initial states and weights, of sequences of different lengths,
+    against loops in PyTorch."""
     torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
     call, layers = layers_of_symbolic_steps
     name, imported = layers[kind, direction, str(attributes)]

@@ -1,4 +1,5 @@
-"""Resizing with the settings that Relax's operators do not have: values by ONNX's evaluator, and gradients by differences."""
+"""Resizing with the settings that Relax's operators do not have: values by ONNX's evaluator, and
+gradients by differences."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ CASES = list(cases())
 
 #: Cases with each of the coordinates and each of the modes.
 SOME = [
-    *("nearest_asymmetric", "nearest_half_pixel", "linear_align_corners", "linear_half_pixel_symmetric"),
+    *("nearest_asymmetric", "nearest_half_pixel", "linear_align_corners",
+    "linear_half_pixel_symmetric"),
     *("cubic_pytorch_half_pixel", "linear_tf_crop_and_resize"),
 ]  # fmt: skip
 
@@ -114,8 +116,10 @@ def test_known_extents_and_the_aspect_ratio():
     ("attributes", "operands", "message"),
     [
         ({"antialias": 1, "mode": "linear"}, ["x", "", "", "sizes"], "its scale are symbolic"),
-        ({"keep_aspect_ratio_policy": "not_larger", "mode": "linear"}, ["x", "", "", "sizes"], "some of which are symbolic"),
-        ({"antialias": 1, "mode": "nearest"}, ["x", "", "fraction"], "no meaning for the mode nearest"),
+        ({"keep_aspect_ratio_policy": "not_larger", "mode": "linear"}, ["x", "", "", "sizes"],
+        "some of which are symbolic"),
+        ({"antialias": 1, "mode": "nearest"}, ["x", "", "fraction"],
+        "no meaning for the mode nearest"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_refused(attributes, operands, message):
@@ -128,7 +132,8 @@ def test_what_is_not_known_is_refused(attributes, operands, message):
 
 def test_integers_are_resized_by_nearest_elements_only():
     for mode in ("nearest", "linear"):
-        nodes = [node("Cast", ["x"], ["i"], to=onnx.TensorProto.INT32), node("Resize", ["i", "", "s"], mode=mode)]  # fmt: skip
+        nodes = [node("Cast", ["x"], ["i"], to=onnx.TensorProto.INT32),
+            node("Resize", ["i", "", "s"], mode=mode)]  # fmt: skip
         model = models.model_of(nodes, {"x": [1, 1, "n"]}, {"s": np.array([1, 1, 1.5], "float32")})
         model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT32
         if mode == "linear":

@@ -1,4 +1,5 @@
-"""Shapes of imported ONNX models: symbols, shapes that the model computes, and branches that they decide."""
+"""Shapes of imported ONNX models: symbols, shapes that the model computes, and branches that they
+decide."""
 
 from __future__ import annotations
 

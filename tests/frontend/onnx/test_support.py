@@ -1,4 +1,5 @@
-"""The table of ONNX's operators, held against the schemas of the package ``onnx`` and against imports of each operator."""
+"""The table of ONNX's operators, held against the schemas of the package ``onnx`` and against
+imports of each operator."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ REPLACED = {"Scatter": 10, "Upsample": 9}
 
 
 def schemas():
-    """Return the operators of the versions that the table covers, with the version that introduced them."""
+    """Return the operators of the versions that the table covers, with the version that introduced
+    them."""
     found = {}
     for each in onnx.defs.get_all_schemas_with_history():
         if each.domain == "" and each.since_version <= support.LAST_OPSET:
@@ -50,7 +52,8 @@ def test_the_table_has_all_operators_of_the_schemas_and_no_others():
 OPSET = min(support.LAST_OPSET, onnx.defs.onnx_opset_version())
 
 
-#: Operators that are imported by their definitions, which some versions of the package cannot write out.
+#: Operators that are imported by their definitions, which some versions of the package cannot write
+#: out.
 DEFINED = {"Attention", "CenterCropPad", "RotaryEmbedding"}
 
 

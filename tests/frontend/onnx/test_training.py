@@ -128,7 +128,8 @@ def test_a_wrong_loss_is_refused():
 
 
 def in_training_mode():
-    """Return a model with batch normalisation and dropout in training mode, which returns the new mean too."""
+    """Return a model with batch normalisation and dropout in training mode, which returns the new
+    mean too."""
     nodes = [
         node("MatMul", ["x", "w"], ["h"]),
         node(

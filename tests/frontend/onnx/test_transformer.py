@@ -1,4 +1,5 @@
-"""A transformer with a symbolic batch, symbolic steps and a mask, as PyTorch's exporters write it, against PyTorch."""
+"""A transformer with a symbolic batch, symbolic steps and a mask, as PyTorch's exporters write it,
+against PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from relax_grad.frontend.onnx import from_model  # noqa: E402
 
 
 class Transformer(torch.nn.Module):
-    """Causal attention with a mask of the keys, a table of positions, a buffer of the mask, and tied heads' shapes."""
+    """Causal attention with a mask of the keys, a table of positions, a buffer of the mask, and
+    tied heads' shapes."""
 
     def __init__(self, words=30, width=8, heads=2, most=16):
         super().__init__()

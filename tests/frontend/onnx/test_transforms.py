@@ -1,4 +1,5 @@
-"""Attributes of Fourier transforms, determinants, operators on patches and loops: by ONNX's evaluator and differences."""
+"""Attributes of Fourier transforms, determinants, operators on patches and loops: by ONNX's
+evaluator and differences."""
 
 from __future__ import annotations
 
@@ -58,29 +59,36 @@ CASES = {
     "dft_one_sided": single("DFT", symmetric(3, 6, 1), None, scalar(-2), onesided=1),
     "dft_longer": single("DFT", symmetric(2, 4, 3, 1), scalar(7), scalar(1)),
     "dft_shorter": single("DFT", symmetric(2, 6, 2), scalar(4), scalar(1)),
-    "stft_complex": single("STFT", symmetric(2, 11, 2), scalar(2), floats(4), scalar(4), onesided=0),
+    "stft_complex": single("STFT", symmetric(2, 11, 2), scalar(2), floats(4), scalar(4),
+    onesided=0),
     "stft_no_window": single("STFT", symmetric(1, 9, 1), scalar(3), None, scalar(5)),
     "det_1": single("Det", symmetric(2, 1, 1)),
     "det_2": single("Det", symmetric(2, 2)),
     "det_5": single("Det", symmetric(3, 5, 5)),
     "col2im": single(
-        "Col2Im", symmetric(2, 12, 6), integers(7, 6), integers(3, 2), strides=[2, 2], pads=[1, 1, 0, 1], dilations=[2, 2]
+        "Col2Im", symmetric(2, 12, 6), integers(7, 6), integers(3, 2), strides=[2, 2],
+        pads=[1, 1, 0, 1], dilations=[2, 2]
     ),
     "col2im_1d": single("Col2Im", symmetric(1, 6, 4), integers(9), integers(3), strides=[2]),
     "deform": single(
-        "DeformConv", symmetric(2, 4, 5, 6), symmetric(4, 2, 3, 2), symmetric(2, 24, 3, 4), None, floats(2, 12, 3, 4),
+        "DeformConv", symmetric(2, 4, 5, 6), symmetric(4, 2, 3, 2), symmetric(2, 24, 3, 4), None,
+        floats(2, 12, 3, 4),
         strides=[2, 2], pads=[1, 1, 1, 1], group=2, offset_group=2,
     ),
     "deform_dilated": single(
-        "DeformConv", symmetric(1, 2, 6, 5), symmetric(3, 2, 2, 2), symmetric(1, 8, 4, 3), symmetric(3), dilations=[2, 2]
+        "DeformConv", symmetric(1, 2, 6, 5), symmetric(3, 2, 2, 2), symmetric(1, 8, 4, 3),
+        symmetric(3), dilations=[2, 2]
     ),
-    "reverse": single("ReverseSequence", floats(2, 4, 3), integers(3, 2), time_axis=1, batch_axis=0),
+    "reverse": single("ReverseSequence", floats(2, 4, 3), integers(3, 2), time_axis=1,
+    batch_axis=0),
     "norm_axes": single("MeanVarianceNormalization", floats(2, 3, 4), axes=[1]),
-    "counted": chain(scalar(3), floats(2), np.array(True), nodes=[node("Loop", ["0", "2", "1"], body=COUNTED)]),
+    "counted": chain(scalar(3), floats(2), np.array(True),
+    nodes=[node("Loop", ["0", "2", "1"], body=COUNTED)]),
     "backwards": chain(
         floats(2), floats(2, 3),
         nodes=[
-            node("Scan", ["0", "1"], ["last", "rows"], body=BACKWARDS, num_scan_inputs=1, scan_input_axes=[1],
+            node("Scan", ["0", "1"], ["last", "rows"], body=BACKWARDS, num_scan_inputs=1,
+                scan_input_axes=[1],
                  scan_input_directions=[1], scan_output_axes=[1], scan_output_directions=[1]),
             node("MatMul", ["last", "rows"], ["y0"]),
         ],
@@ -144,7 +152,8 @@ def test_the_trips_of_a_loop_share_the_weights_of_its_body(count, tmp_path):
     ("count", "goes_on", "condition"),
     [
         ("many", [], "c"),
-        ("three", [node("ReduceMax", ["new"], ["most"], keepdims=0), node("Less", ["most", "most"], ["go"])], "go"),
+        ("three", [node("ReduceMax", ["new"], ["most"], keepdims=0),
+            node("Less", ["most", "most"], ["go"])], "go"),
     ],
 )  # fmt: skip
 def test_a_loop_whose_trips_are_not_known_is_refused(count, goes_on, condition):
@@ -154,8 +163,10 @@ def test_a_loop_whose_trips_are_not_known_is_refused(count, goes_on, condition):
 
 
 REFUSED = {
-    "dft": (node("DFT", ["x"], ["y"], axis=1, inverse=1, onesided=1), [2, 4, 2], "it is inverse and onesided"),
-    "dft_symbolic": (node("DFT", ["x"], ["y"], axis=1), [2, "n", 2], "the extent of its axis is n; give the extents"),
+    "dft": (node("DFT", ["x"], ["y"], axis=1, inverse=1, onesided=1), [2, 4, 2],
+    "it is inverse and onesided"),
+    "dft_symbolic": (node("DFT", ["x"], ["y"], axis=1), [2, "n", 2],
+    "the extent of its axis is n; give the extents"),
     "det": (node("Det", ["x"], ["y"]), [80, 80], "its matrices have 80 rows"),
 }  # fmt: skip
 
@@ -197,7 +208,8 @@ def test_a_deformed_convolution_of_symbolic_extents():
     }
     nodes = [
         node("Conv", ["x", "to_offset"], ["offset"], pads=[1, 1, 1, 1], strides=[2, 1]),
-        node("DeformConv", ["x", "weight", "offset", "bias"], ["y"], pads=[1, 1, 0, 0], strides=[2, 1], offset_group=2),
+        node("DeformConv", ["x", "weight", "offset", "bias"], ["y"], pads=[1, 1, 0, 0],
+            strides=[2, 1], offset_group=2),
     ]  # fmt: skip
     model = models.model_of(nodes, {"x": ["n", 2, "h", "w"]}, weights, opset=19, dtype="float64")
     imported = from_model(model)
@@ -211,7 +223,8 @@ def test_a_deformed_convolution_of_symbolic_extents():
     call, values = models.compiled(module, None), [weights[name] for name in names]
     rng = np.random.default_rng(0)
     directions = [rng.normal(size=each.shape) for each in values]
-    # The evaluator divides by zero for a side of one element: the same picture with a column of zeros has two.
+    # The evaluator divides by zero for a side of one element: the same picture with a column of
+    # zeros has two.
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     wide.graph.initializer.append(

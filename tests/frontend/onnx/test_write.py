@@ -1,4 +1,5 @@
-"""Files of ONNX models with trained values: the places of weights, external data, inference, and errors."""
+"""Files of ONNX models with trained values: the places of weights, external data, inference, and
+errors."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from relax_grad.training import SGD, Trainer, lora, train_step  # noqa: E402
 
 
 def run(path, feeds):
-    """Check a file, and return its outputs by onnxruntime, or by ONNX's evaluator where it is not installed."""
+    """Check a file, and return its outputs by onnxruntime, or by ONNX's evaluator where it is not
+    installed."""
     onnx.checker.check_model(str(path), full_check=True)
     try:
         import onnxruntime
@@ -49,7 +51,8 @@ def everywhere():
         constant("bias", value_floats=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]),
         node("MatMul", ["x", "in node"], ["h"]),
         node("Add", ["h", "bias"], ["i"]),
-        node("BatchNormalization", ["i", "g", "b", "mean", "var"], ["n", "m2", "v2"], training_mode=1),
+        node("BatchNormalization", ["i", "g", "b", "mean", "var"], ["n", "m2", "v2"],
+            training_mode=1),
         node("Dropout", ["n", "ratio", "on"], ["d"]),
         node("If", ["flag"], ["e"], then_branch=branch("Tanh"), else_branch=branch("Relu")),
         node("MatMul", ["e", "shared"], ["f"]),
@@ -108,7 +111,8 @@ def test_a_file_has_the_outputs_of_the_trainer(everywhere, trained, tmp_path, em
 
 
 def test_all_else_stays_as_it_is(everywhere, trained, tmp_path):
-    """Also the mode of training, unless inference is asked for; values that are not given stay too."""
+    """Also the mode of training, unless inference is asked for; values that are not given stay
+    too."""
     imported, trainer = trained
     path = tmp_path / "trained.onnx"
     imported.write_to(str(path), {"shared": trainer.params["shared"]})

@@ -1,4 +1,5 @@
-"""Every converter against PyTorch: value, dtype, shape, and the gradient of floating-point operands."""
+"""Every converter against PyTorch: value, dtype, shape, and the gradient of floating-point
+operands."""
 
 from __future__ import annotations
 

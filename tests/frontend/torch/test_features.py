@@ -1,4 +1,5 @@
-"""The rows of the guide's table "Exact and refused features", each by modules that train for three steps beside PyTorch."""
+"""The rows of the guide's table "Exact and refused features", each by modules that train for three
+steps beside PyTorch."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def parametrised():
 
 
 def recurrent():
-    """Networks of two layers and both directions, with projections, without biases, without a batch."""
+    """Networks of two layers and both directions, with projections, without biases, without a
+    batch."""
 
     def loss(self, x):
         a, (h, c) = self.lstm(x)

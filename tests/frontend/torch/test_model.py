@@ -355,7 +355,8 @@ def test_checkpointed_sections_are_recomputed(reentrant):
 
 
 def check_branches(function, *values):
-    """Check a loss, its value in evaluation and its gradients at several values, with one import."""
+    """Check a loss, its value in evaluation and its gradients at several values, with one
+    import."""
     model = Of(function)
     imported = from_module(model, values[:1])
     run, constants = compiled(imported), [tensor_of(each) for each in imported.values]

@@ -1,4 +1,5 @@
-"""The table "Exact and refused features" of docs/pytorch.md: each row names the tests that hold it, or is tested here."""
+"""The table "Exact and refused features" of docs/pytorch.md: each row names the tests that hold it,
+or is tested here."""
 
 from __future__ import annotations
 
@@ -264,7 +265,8 @@ def test_dropout_of_an_infinity():
 
 
 class Written(nn.Module):
-    """Attention written out, as models that return its weights if asked do, with one of several masks."""
+    """Attention written out, as models that return its weights if asked do, with one of several
+    masks."""
 
     def __init__(self, masks):
         super().__init__()

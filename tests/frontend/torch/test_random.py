@@ -1,4 +1,5 @@
-"""PyTorch modules that draw random numbers: distributions, independence, gradients given the drawn numbers."""
+"""PyTorch modules that draw random numbers: distributions, independence, gradients given the drawn
+numbers."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def drawn(function, x, seeds=(0,)):
 
 
 def stepper(imported, *inputs):
-    """Return a function of the seed that returns the loss, the outputs by name, and the gradients by name."""
+    """Return a function of the seed that returns the loss, the outputs by name, and the gradients
+    by name."""
     run = compiled(imported, forward=False)
     values = [tensor_of(each) for each in imported.params.values()]
 
@@ -139,7 +141,8 @@ FIXED = ("nothing", "everything", "alpha_everything")
 
 
 class Dropouts(nn.Module):
-    """All kinds of dropout, after a product with parameters; the outputs are the results and the loss's weights."""
+    """All kinds of dropout, after a product with parameters; the outputs are the results and the
+    loss's weights."""
 
     def __init__(self):
         super().__init__()
@@ -314,7 +317,8 @@ def test_gumbel_softmax_and_rrelu():
 
 
 def test_undecomposed_dropout_is_converted_too():
-    """Releases of torch.export differ in the operators that they decompose before the importer sees them."""
+    """Releases of torch.export differ in the operators that they decompose before the importer sees
+    them."""
 
     def function(x):
         return (
@@ -368,7 +372,8 @@ def test_undecomposed_dropout_is_converted_too():
 
 
 class Vae(nn.Module):
-    """A variational autoencoder that returns its noise, and takes it in the place of drawn numbers."""
+    """A variational autoencoder that returns its noise, and takes it in the place of drawn
+    numbers."""
 
     def __init__(self):
         super().__init__()

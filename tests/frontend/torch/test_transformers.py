@@ -1,4 +1,5 @@
-"""Transformers trained for several steps beside PyTorch: loss, outputs, the gradient of every parameter, new states."""
+"""Transformers trained for several steps beside PyTorch: loss, outputs, the gradient of every
+parameter, new states."""
 
 from __future__ import annotations
 

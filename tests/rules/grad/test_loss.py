@@ -91,7 +91,8 @@ def test_invalid_targets_at_second_order(reduction):
 
 
 def test_same_double_backward_as_torch(torch):
-    """The test covers the arguments that PyTorch differentiates: predictions and the output gradient."""
+    """The test covers the arguments that PyTorch differentiates: predictions and the output
+    gradient."""
     rng = np.random.default_rng(0)
     x, targets, weights = rng.normal(size=(4, 3)), np.array([0, 2, -100, 1]), rng.uniform(size=3)
     direction = rng.normal(size=(4, 3))

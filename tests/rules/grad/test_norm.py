@@ -26,7 +26,8 @@ def test_constant_data_to_second_order(name):
 
 
 def backward_call(name, dtypes):
-    """Return small arguments of a backward operator, the data in one dtype and the statistics in another."""
+    """Return small arguments of a backward operator, the data in one dtype and the statistics in
+    another."""
     rng = np.random.default_rng(0)
     shapes = {
         "batch_norm_backward_data": [(2, 3)] * 2 + [(3,)] * 5,

@@ -85,7 +85,8 @@ each_pooling = pytest.mark.parametrize(
 
 @each_pooling
 def test_third_order(kind, rank):
-    """The test differentiates a function whose third derivative is not 0: the cube of a pooling of a product."""
+    """The test differentiates a function whose third derivative is not 0: the cube of a pooling of
+    a product."""
     attrs = {"output_size": (3, 2, 1)[:rank]} if kind == "adaptive_avg" else of_rank(rank)[0]
 
     def cube(x, w):
@@ -121,7 +122,8 @@ def test_partial_has_the_dtype_of_its_argument(name):
 
 
 def layouts_of(kind, rank, split):
-    """Return the attributes and the stored shape of the data, for a pooling between different layouts."""
+    """Return the attributes and the stored shape of the data, for a pooling between different
+    layouts."""
     spatial, extents = "DHW"[-rank:], (4, 3, 2)[:rank]
     attrs = {"output_size": (3, 2, 1)[:rank]} if kind == "adaptive_avg" else of_rank(rank)[0]
     layout, out_layout = f"N{spatial}C2c", f"NC{spatial}4c"
@@ -151,7 +153,8 @@ def test_symbolic_number_of_split_channels(kind):
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["max", "avg", "adaptive_avg"])
 def test_the_second_order_is_one_operator(kind, rank, split, partials_of):
-    """It gathers along the same windows in the same layouts: the jvp for a maximum, the pooling for an average."""
+    """It gathers along the same windows in the same layouts: the jvp for a maximum, the pooling for
+    an average."""
     attrs, shape = layouts_of(kind, rank, split)
     data = relax.TensorType(shape, "float32")
     pool = getattr(relax.op.nn, f"{kind}_pool{rank}d")

@@ -14,7 +14,8 @@ def run_rule():
     """Run the gradient rule of one operator alone, for a forward operator that does not compile."""
 
     def run(operator, inputs, cotangents, **attrs):
-        """Return the partials. ``operator`` is a builder, and the cotangents are those of its results."""
+        """Return the partials. ``operator`` is a builder, and the cotangents are those of its
+        results."""
 
         def variables(name, arrays):
             return [

@@ -48,7 +48,8 @@ def test_relu_of_nan_is_that_of_torch(torch):
 
 
 def gradients(op, inputs, dtype, **attrs):
-    """Return the gradients of ``sum(op(...))``, computed in a dtype that represents the inputs exactly."""
+    """Return the gradients of ``sum(op(...))``, computed in a dtype that represents the inputs
+    exactly."""
     params = [
         relax.Var(f"x{i}", relax.TensorType(np.shape(value), "float32"))
         for i, value in enumerate(inputs)

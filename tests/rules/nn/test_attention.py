@@ -1,4 +1,5 @@
-"""Gradients of attention: random shapes against PyTorch, sequences, half precision, and refusals."""
+"""Gradients of attention: random shapes against PyTorch, sequences, half precision, and
+refusals."""
 
 from __future__ import annotations
 

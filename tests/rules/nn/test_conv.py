@@ -92,13 +92,15 @@ def plain_layouts(geometry, transposed=False):
 
 
 def with_layouts(geometry):
-    """Return a strategy for a geometry with PyTorch's layouts of data, weight and result (None), or with any."""
+    """Return a strategy for a geometry with PyTorch's layouts of data, weight and result (None), or
+    with any."""
     names = (st.permutations(plain).map("".join) for plain in plain_layouts(geometry))
     return st.tuples(st.just(geometry), st.none() | st.tuples(*names))
 
 
 def torch_case(geometry, layouts=None, transposed=False):
-    """Return a call to compare. PyTorch's call stands between transpositions to and from its layouts."""
+    """Return a call to compare. PyTorch's call stands between transpositions to and from its
+    layouts."""
     data_shape, weight_shape, attrs = geometry
     make, suffix = (torch_conv_transpose, "_transpose") if transposed else (torch_conv, "")
     plain, forward = plain_layouts(geometry, transposed), make(**attrs)
@@ -232,7 +234,8 @@ def test_conv2d_out_dtype(dtype, out_dtype):
     check_gradients(
         "relax.nn.conv2d",
         normal((2, 3, 5, 4), (2, 3, 3, 2), dtype=dtype),
-        # The cotangents have out_dtype, but at order 2 only the precision of the data that they meet.
+        # The cotangents have out_dtype, but at order 2 only the precision of the data that they
+        # meet.
         order=2,
         rtol=2e-2 if dtype == "float16" else 2e-4,
         out_dtype=out_dtype,

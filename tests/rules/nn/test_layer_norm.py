@@ -18,7 +18,8 @@ nn = relax.op.nn
 
 
 def torch_normalize(torch, x, axes, groups, channel, parameters, parameter_axes, attrs):
-    """Compute the definition in float64, one step at a time. ``groups`` is None for operators without groups."""
+    """Compute the definition in float64, one step at a time. ``groups`` is None for operators
+    without groups."""
     shape = x.shape
     if groups is not None:
         x = x.unflatten(channel, (groups, -1))
@@ -176,7 +177,8 @@ def test_graph_is_small(name):
 
 
 def test_symbolic_groups_to_second_order():
-    """The test uses TVM's pass. The sums over groups have no reshape, which that pass cannot handle."""
+    """The test uses TVM's pass. The sums over groups have no reshape, which that pass cannot
+    handle."""
     rng = np.random.default_rng(0)
     inputs = [rng.normal(size=(2, 6, 3)), rng.normal(size=6), rng.normal(size=6)]
     attrs = {"num_groups": 3, "channel_axis": 1, "axes": [2]}

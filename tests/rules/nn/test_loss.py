@@ -177,7 +177,8 @@ def test_large_batch_of_cross_entropy_in_half_precision():
 
 
 def test_the_stock_form_is_kept_where_it_is_right():
-    """A constant batch in float32 needs no backward operator, so later passes see plain operators."""
+    """A constant batch in float32 needs no backward operator, so later passes see plain
+    operators."""
     inputs = [relax.Var(name, relax.TensorType((4, 3), "float32")) for name in "xy"]
     bb = relax.BlockBuilder()
     with bb.function("main", inputs):

@@ -45,7 +45,8 @@ def cotangents(shape, axis, dtype="float64", statistics=True):
 
 
 def reference(inputs, grads, axis, training, center=True, scale=True, epsilon=1e-5, momentum=0.1):
-    """Return the gradients in float64 by the chain rule, one step of the forward function at a time."""
+    """Return the gradients in float64 by the chain rule, one step of the forward function at a
+    time."""
     x, gamma, beta, moving_mean, moving_var = (np.asarray(v, "float64") for v in inputs)
     y_grad, new_mean_grad, new_var_grad = (np.asarray(v, "float64") for v in grads)
     x = np.moveaxis(x, axis, -1)
@@ -167,7 +168,8 @@ def cases(draw):
 
 
 def torch_case(case):
-    """Return the case of all three results with respect to all five arguments, by the definition."""
+    """Return the case of all three results with respect to all five arguments, by the
+    definition."""
     shape, axis, training, attrs = case
     own = [extent if i == axis % len(shape) else 1 for i, extent in enumerate(shape)]
     others = [i for i in range(len(shape)) if i != axis % len(shape)]
@@ -266,7 +268,8 @@ def test_symbolic_batch_at_several_extents():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("training", [True, False])
 def test_half_precision_computes_in_float32(run_rule, dtype, training):
-    """4096 elements of mean 8: in half precision their sum and its rounding would swamp the result."""
+    """4096 elements of mean 8: in half precision their sum and its rounding would swamp the
+    result."""
     if dtype == "bfloat16":
         dtype = pytest.importorskip("ml_dtypes").bfloat16
     shape = (4096, 2)

@@ -1,4 +1,5 @@
-"""Gradients of padding: random shapes and widths, half precision, symbolic extents, and refusals."""
+"""Gradients of padding: random shapes and widths, half precision, symbolic extents, and
+refusals."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ def cases(draw):
     attrs = {"pad_width": widths, "pad_mode": mode}
     if draw(st.booleans()):
         attrs["pad_value"] = 2.5
-    # TVM leaves a sum over an empty symbolic axis undefined. TVM's own pass that looks for reshapes fails if a symbolic
-    # axis behind others is cropped.
+    # TVM leaves a sum over an empty symbolic axis undefined. TVM's own pass that looks for reshapes
+    # fails if a symbolic axis behind others is cropped.
     kept = [widths[2 * axis] + widths[2 * axis + 1] >= 0 for axis in range(rank)]
     names = [axis for axis in range(rank) if shape[axis] and kept[axis] and draw(st.booleans())]
     return TorchCase(

@@ -25,7 +25,8 @@ SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 
 @dataclass(frozen=True)
 class Pooling:
-    """A pooling of random data. In every layout, ``shape`` has the axes N, C, D, H, W in this order."""
+    """A pooling of random data. In every layout, ``shape`` has the axes N, C, D, H, W in this
+    order."""
 
     kind: str
     shape: tuple[int, ...]
@@ -71,7 +72,8 @@ class Pooling:
         return torch.autograd.grad(self.torch(torch, leaf), leaf, grad, create_graph=True)[0]
 
     def case(self, torch) -> TorchCase:
-        """Return the pooling and its gradient, or its backward operator and the gradient of that."""
+        """Return the pooling and its gradient, or its backward operator and the gradient of
+        that."""
         data = self.data()
         if not self.backward:
             return TorchCase(f"relax.nn.{self.name}", [data], self.torch, self.attrs)
@@ -157,7 +159,8 @@ def outer(torch, axes, combine):
 
 
 def torch_windows(torch, data, shape, attrs):
-    """Return the elements of every window in a last axis, and a mask of those that are not padding."""
+    """Return the elements of every window in a last axis, and a mask of those that are not
+    padding."""
     rank = len(shape) - 2
     elements = taps(torch, shape, attrs)
     pairs = list(zip(elements, shape[2:], strict=True))
@@ -172,7 +175,8 @@ def torch_windows(torch, data, shape, attrs):
 
 
 def torch_max_pool(torch, data, shape, attrs):
-    """Apply PyTorch's kernel to data that is padded in advance, and return only the windows that TVM has."""
+    """Apply PyTorch's kernel to data that is padded in advance, and return only the windows that
+    TVM has."""
     if not data.isfinite().all():
         return torch_max_pool_of_special_values(torch, data, shape, attrs)
     rank, padding = len(shape) - 2, attrs["padding"]
@@ -187,7 +191,8 @@ def torch_max_pool(torch, data, shape, attrs):
 
 
 def torch_max_pool_of_special_values(torch, data, shape, attrs):
-    """Choose as PyTorch's kernel does: the last NaN, else the first of equal elements, and no padding."""
+    """Choose as PyTorch's kernel does: the last NaN, else the first of equal elements, and no
+    padding."""
     taken, inside = torch_windows(torch, data, shape, attrs)
     position = torch.arange(taken.shape[-1])
     # The elements equal to the largest number rank before the others, and NaN ranks before both.
@@ -200,7 +205,8 @@ def torch_max_pool_of_special_values(torch, data, shape, attrs):
 
 
 def torch_avg_pool(torch, data, shape, attrs):
-    """Return the mean over windows that are gathered one by one, for cases that PyTorch's own does not have."""
+    """Return the mean over windows that are gathered one by one, for cases that PyTorch's own does
+    not have."""
     rank = len(shape) - 2
     taken, inside = torch_windows(torch, data, shape, attrs)
     divisor = inside.sum(-1)
@@ -220,7 +226,8 @@ def torch_adaptive_avg_pool(torch, data, shape, attrs):
 
 
 def has_only_padding(shape, attrs):
-    """Tell whether a window has no element of the data. TVM's result for it is the least finite number."""
+    """Tell whether a window has no element of the data. TVM's result for it is the least finite
+    number."""
     return any(
         not any(0 <= start + k * d < extent for k in range(size))
         for starts, size, d, extent in zip(

@@ -1,4 +1,5 @@
-"""A hook of Python's start: in these processes PyTorch appears not to be installed (``processes.without_torch``)."""
+"""A hook of Python's start: in these processes PyTorch appears not to be installed
+(``processes.without_torch``)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Converters of PyTorch operators, one file per family.
 
-A converter is a function ``(importer, node) -> relax.Expr`` under the name of the overload, such as ``"add.Tensor"``.
-An operator with several results has a tuple. An operator in these tables is converted whole: torch.export does not
-decompose it. A converter raises :class:`Refused` where Relax cannot compute the result of PyTorch.
+A converter is a function ``(importer, node) -> relax.Expr`` under the name of the overload, such as
+``"add.Tensor"``. An operator with several results has a tuple. An operator in these tables is
+converted whole: torch.export does not decompose it. A converter raises :class:`Refused` where Relax
+cannot compute the result of PyTorch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A node of the graph with its arguments by name, and helpers that converters of several families share."""
+"""A node of the graph with its arguments by name, and helpers that converters of several families
+share."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ class Call:
         self.value = node.meta.get("val")
 
     def arguments(self) -> dict:
-        """Return the arguments by name, with PyTorch's defaults and Relax values in the place of nodes."""
+        """Return the arguments by name, with PyTorch's defaults and Relax values in the place of
+        nodes."""
         return self._named(lambda operand: self.importer.env[operand])
 
     def meta(self) -> dict:
@@ -257,7 +259,8 @@ def static(extents, what: str = "its shape") -> list[int]:
 
 
 def safe_sqrt(call: Call, value: relax.Expr) -> relax.Expr:
-    """Return the square root with gradient zero at zero, as PyTorch's norms and standard deviations have it."""
+    """Return the square root with gradient zero at zero, as PyTorch's norms and standard deviations
+    have it."""
     kind = dtype(value)
     value = call.emit(value)
     flat = call.emit(relax.op.equal(value, relax.const(0, kind)))

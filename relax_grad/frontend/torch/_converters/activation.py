@@ -101,7 +101,8 @@ def _relu6(call, data):
 
 
 def _between(call, data, low: float, high: float, value, below=None, above=None):
-    """Return a value where the data lies between two bounds, and other values at them and beyond."""
+    """Return a value where the data lies between two bounds, and other values at them and
+    beyond."""
     kind = dtype(data)
     below = scalar(low, kind) if below is None else below
     above = scalar(high, kind) if above is None else above

@@ -63,7 +63,8 @@ def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, 
 def _is_operator(query, key, value, mask, is_causal: bool) -> bool:
     """Tell whether Relax has an operator for an attention without dropout.
 
-    It has no matrix of weights in memory on CPUs. In half precision, it would not round as PyTorch does.
+    It has no matrix of weights in memory on CPUs. In half precision, it would not round as PyTorch
+    does.
     """
     operands = query, key, value
     if any(dtype(operand) != "float32" or operand.ty.ndim != 4 for operand in operands):

@@ -16,7 +16,8 @@ from ._call import wide_dtype
 
 
 def _updating(importer, node: fx.Node) -> tuple:
-    """Return the result, the mean, the reciprocal standard deviation, and the new running mean and variance."""
+    """Return the result, the mean, the reciprocal standard deviation, and the new running mean and
+    variance."""
     data, weight, bias, mean, variance, training, momentum, epsilon = importer.args(node)
     if not training or importer.freezes_batch_norm:
         result = _normalized(importer, data, weight, bias, mean, variance, epsilon, False)[0]
@@ -47,7 +48,8 @@ def _without_statistics(importer, node: fx.Node) -> tuple:
 def _normalized(importer, data, weight, bias, mean, variance, epsilon, training: bool) -> tuple:
     """Return the normalised data, and the mean and the biased variance of each channel.
 
-    All operands are computed in the wider of their dtypes, and in float32 if these are of half precision.
+    All operands are computed in the wider of their dtypes, and in float32 if these are of half
+    precision.
     """
     kind = dtype_of(data.ty)
     present = [tensor for tensor in (weight, bias, mean, variance) if tensor is not None]
@@ -75,7 +77,8 @@ def _normalized(importer, data, weight, bias, mean, variance, epsilon, training:
 
 
 def _statistics(importer, node: fx.Node, data, epsilon) -> tuple:
-    """Return the mean and the reciprocal standard deviation of each channel, if something takes them."""
+    """Return the mean and the reciprocal standard deviation of each channel, if something takes
+    them."""
     if not {user.args[1] for user in node.users} & {1, 2}:
         return None, None
     whole = importer.emit(batch_norm_statistics(data, 1, epsilon))

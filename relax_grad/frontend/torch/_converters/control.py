@@ -47,7 +47,8 @@ def _with_backward(importer, node) -> relax.Expr:
 
 
 def _backward(importer, node, inside, level) -> tuple[list[relax.Expr], relax.Function]:
-    """Return the residuals of a call and the function ``(*outputs, *residuals, *cotangents) -> gradients``.
+    """Return the residuals of a call and the function
+    ``(*outputs, *residuals, *cotangents) -> gradients``.
 
     The nodes ``inside`` compute it.
     """
@@ -67,7 +68,8 @@ def _backward(importer, node, inside, level) -> tuple[list[relax.Expr], relax.Fu
     for operand in kept:
         value = importer.env[operand]
         if operand not in inputs and operand.op != "placeholder" and is_float(value):
-            # PyTorch takes intermediate results for constants in second derivatives, which is wrong in general.
+            # PyTorch takes intermediate results for constants in second derivatives, which is wrong
+            # in general.
             value = importer.emit(differentiable_once(value, sources))
         residuals.append(value)
     params = {
@@ -122,8 +124,8 @@ def _gradient(importer, node) -> tuple[relax.Expr, ...]:
         free = useful(bindings, relax.Tuple(outputs)) - {binding.var for binding in bindings}
         if any(variable not in importer.leaves and variable not in inputs for variable in free):
             raise Refused(
-                "the differentiated tensor depends on others that are computed outside of the branch or the backward "
-                "function; detach those inside"
+                "the differentiated tensor depends on others that are computed outside of the "
+                "branch or the backward function; detach those inside"
             )
     try:
         return tuple(emit_gradients(bb, bindings, outputs, cotangents, inputs))

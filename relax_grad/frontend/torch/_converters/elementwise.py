@@ -52,8 +52,8 @@ def _plain(function: Callable) -> Callable:
 def log1p(call: Call, data: relax.Expr) -> relax.Expr:
     """Return ``log(1 + x)``, which is exact for small x; the gradient is that of the formula.
 
-    For small x it is ``2 artanh(x / (2 + x))`` by its series. Kahan's correction does not serve here: the compiler
-    simplifies ``(1 + x) - 1``.
+    For small x it is ``2 artanh(x / (2 + x))`` by its series. Kahan's correction does not serve
+    here: the compiler simplifies ``(1 + x) - 1``.
     """
     kind = dtype(data)
     value = call.emit(_op.log(_op.add(data, scalar(1, kind))))
@@ -71,7 +71,8 @@ def log1p(call: Call, data: relax.Expr) -> relax.Expr:
 
 
 def expm1(call: Call, data: relax.Expr) -> relax.Expr:
-    """Return ``exp(x) - 1``, which is exact for small x by Kahan's correction; the gradient is that of the formula."""
+    """Return ``exp(x) - 1``, which is exact for small x by Kahan's correction; the gradient is that
+    of the formula."""
     kind = dtype(data)
     power = call.emit(_op.exp(data))
     value = call.emit(_op.subtract(power, scalar(1, kind)))
@@ -286,7 +287,8 @@ def _div(call, data, other, rounding_mode=None):
         return stop_gradient(call.emit(getattr(_op, rounding_mode)(quotient)))
     if rounding_mode == "floor":
         return _op.floor_divide(data, other)
-    # Relax has no truncating division: the quotient of the absolute values has the sign of the operands.
+    # Relax has no truncating division: the quotient of the absolute values has the sign of the
+    # operands.
     signed = kind != "uint8"
     if not signed:
         return _op.floor_divide(data, other)
@@ -462,7 +464,8 @@ def _bitwise_not(call, data):
     "clamp_max.Tensor",
 )
 def _clamp(call, data, min=None, max=None):
-    """Both bounds belong to the range in which the operand has its gradient; NaN stays, and has none."""
+    """Both bounds belong to the range in which the operand has its gradient; NaN stays, and has
+    none."""
     kind = call.dtype
     data = call.cast(data, kind)
     if "float" in kind and isinstance(min, relax.Expr) and isinstance(max, relax.Expr):

@@ -35,7 +35,8 @@ def _grid_sample(call, data, grid, interpolation_mode, padding_mode, align_corne
 
 
 def _axes(call, data, scale_factors) -> list[tuple]:
-    """Return each axis of the image, its extents in the image and in the result, and its scale factor or None."""
+    """Return each axis of the image, its extents in the image and in the result, and its scale
+    factor or None."""
     factors = scale_factors or [None] * (data.ty.ndim - 2)
     return list(
         zip(itertools.count(2), extents_of(data)[2:], call.shape[2:], factors, strict=False)
@@ -43,7 +44,8 @@ def _axes(call, data, scale_factors) -> list[tuple]:
 
 
 def _step(call, extent, size, factor: float | None, kind: str):
-    """Return the step in the image for one step in the result: a number, or a tensor for symbolic extents."""
+    """Return the step in the image for one step in the result: a number, or a tensor for symbolic
+    extents."""
     if factor:
         return 1 / factor
     if isinstance(extent, int) and isinstance(size, int):
@@ -233,7 +235,8 @@ def _applied(call, data, matrix, axis: int) -> relax.Expr:
 
 
 def _matrix(extent: int, size: int, scale: float, align_corners: bool, weights: Callable):
-    """Return the weight of each element of an axis in each element of the result; None for a copy."""
+    """Return the weight of each element of an axis in each element of the result; None for a
+    copy."""
     if align_corners:
         if extent == size:
             return None

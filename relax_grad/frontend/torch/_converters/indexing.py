@@ -49,14 +49,16 @@ def _gather(call, data, dim, index, sparse_grad):
 
 
 def _positive(call, index, extent) -> relax.Expr:
-    """Return an index whose negative numbers select nothing, where operators of Relax count them from the end."""
+    """Return an index whose negative numbers select nothing, where operators of Relax count them
+    from the end."""
     index = call.cast(index, "int64")
     negative = call.emit(_op.less(index, scalar(0, "int64")))
     return call.emit(_op.where(negative, call.tensor(extent, "int64"), index))
 
 
 def _rows(call, data, index, axis: int) -> relax.Expr:
-    """Return the elements at indices of an axis; NaN for negative ones too, which PyTorch refuses."""
+    """Return the elements at indices of an axis; NaN for negative ones too, which PyTorch
+    refuses."""
     return _op.take(data, call.cast(index, "int64"), axis, "nan")
 
 
@@ -116,7 +118,8 @@ class _Places:
         present = [indices[axis] for axis in self.axes]
         if any(dtype(index) == "bool" for index in present):
             raise Refused(
-                "a boolean mask selects a number of elements that depends on values; use torch.where"
+                "a boolean mask selects a number of elements that depends on values; use "
+                "torch.where"
             )
         shape = extents_of(data)
         self.front = self.axes != list(range(self.axes[0], self.axes[-1] + 1))

@@ -1,4 +1,5 @@
-"""Converters of linear algebra on small matrices: elimination, the exponential, and products of reflections."""
+"""Converters of linear algebra on small matrices: elimination, the exponential, and products of
+reflections."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _op = relax.op
 #: The largest matrix that is eliminated, with a few operators for each row.
 _MOST_ROWS = 64
 
-#: The terms of the exponential's series, which suffice for matrices of norm 1, and the number of squarings.
+#: The terms of the exponential's series, which suffice for matrices of norm 1, and the number of
+#: squarings.
 _TERMS, _SQUARINGS = 18, 12
 
 
@@ -46,7 +48,8 @@ def _transposed(call: Call, data) -> relax.Expr:
 
 
 def _eliminated(call: Call, data, right) -> tuple:
-    """Return the solution of ``data @ x = right``, the sign of the determinant and the pivots, by Gauss and Jordan.
+    """Return the solution of ``data @ x = right``, the sign of the determinant and the pivots, by
+    Gauss and Jordan.
 
     In each step, the row with the largest element of the column is the pivot.
     """
@@ -84,7 +87,8 @@ def _eliminated(call: Call, data, right) -> tuple:
 
 
 def _information(call: Call, data) -> relax.Expr:
-    """Return PyTorch's number of a fault, which is taken as none: a singular matrix has infinite results."""
+    """Return PyTorch's number of a fault, which is taken as none: a singular matrix has infinite
+    results."""
     return call.emit(_op.zeros(extents_of(data)[:-2], "int32"))
 
 
@@ -122,7 +126,8 @@ def _cholesky(call, data, upper=False, check_errors=False):
 
 
 def _factor(call: Call, rest) -> relax.Expr:
-    """Return the lower factor; subtract one column's products after the other from the rest of the matrix."""
+    """Return the lower factor; subtract one column's products after the other from the rest of the
+    matrix."""
     rows, kind, rank = _few_rows(rest), dtype(rest), rest.ty.ndim
     columns, places = [], np.arange(rows).reshape(rows, 1)
     for k in range(rows):
@@ -145,7 +150,8 @@ def _solve_triangular(call, data, B, upper, left=True, unitriangular=False):
 def _cholesky_solve(call, data, input2=None, upper=False):
     """Solve for the product of the factors.
 
-    One triangle of the factor is read, but PyTorch's gradient is that of the product of whole matrices.
+    One triangle of the factor is read, but PyTorch's gradient is that of the product of whole
+    matrices.
     """
     if input2 is None:
         rows = _few_rows(data)
@@ -165,7 +171,8 @@ def _cholesky_solve(call, data, input2=None, upper=False):
 
 
 def _substituted(call: Call, data, right, upper, left=True, unitriangular=False) -> relax.Expr:
-    """Return the solution of ``data @ x = right`` for a triangular matrix, one row after the other."""
+    """Return the solution of ``data @ x = right`` for a triangular matrix, one row after the
+    other."""
     if not left:
         data, right, upper = _transposed(call, data), _transposed(call, right), not upper
     rows, kind, rank = _few_rows(data), dtype(data), len(call.shape)
@@ -240,7 +247,8 @@ def _exponential(call, data):
 
 @converts(LINALG, "linalg_householder_product.default")
 def _reflections(call, data, tau):
-    """The columns below the diagonal are the vectors of the reflections, whose own elements are 1."""
+    """The columns below the diagonal are the vectors of the reflections, whose own elements are
+    1."""
     kind, rank = dtype(data), data.ty.ndim
     rows, columns = static(extents_of(data)[-2:], "the size of the matrix")
     (count,) = static(extents_of(tau)[-1:], "the number of reflections")

@@ -58,7 +58,8 @@ def _huber(call, data, target, reduction, delta):
 
 @converts(LOSS, "multilabel_margin_loss.default")
 def _multilabel_margin(call, data, target, reduction):
-    """The labels before the first -1 count; PyTorch's decomposition has another value if there is one."""
+    """The labels before the first -1 count; PyTorch's decomposition has another value if there is
+    one."""
     kind = wide_dtype(dtype(data))
     (classes,) = static((extents_of(data) or [1])[-1:], "the number of classes")
     data = call.reshape(call.cast(data, kind), [-1, classes])

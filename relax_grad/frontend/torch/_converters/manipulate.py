@@ -230,7 +230,8 @@ def _diagonal_scatter(call, data, src, offset, dim1, dim2):
 
 
 def _places(call, size, stride, storage_offset) -> np.ndarray:
-    """Return the places of elements in an operand that lies in memory without gaps, as functional graphs have it."""
+    """Return the places of elements in an operand that lies in memory without gaps, as functional
+    graphs have it."""
     if not call.meta()["data"].is_contiguous():
         raise Refused("its operand is not contiguous")
     size, stride = static(size), static(stride, "its stride")

@@ -118,7 +118,8 @@ def _adaptive_max_pool(rank: int) -> Callable:
 
 
 def _window_places(extent, size, kernel, stride, padding, dilation) -> np.ndarray:
-    """Return the elements of each window of an axis; those beyond the bounds are the first one within."""
+    """Return the elements of each window of an axis; those beyond the bounds are the first one
+    within."""
     inside = np.arange(size)[:, None] * stride - padding + np.arange(kernel) * dilation
     valid = (inside >= 0) & (inside < extent)
     first = np.take_along_axis(inside, valid.argmax(1)[:, None], 1)
@@ -126,7 +127,8 @@ def _window_places(extent, size, kernel, stride, padding, dilation) -> np.ndarra
 
 
 def _maxima(call, data, places: list[np.ndarray]) -> tuple[relax.Expr, relax.Expr | None]:
-    """Gather the windows, whose elements are given for each axis, and take each one's first maximum and its index."""
+    """Gather the windows, whose elements are given for each axis, and take each one's first maximum
+    and its index."""
     rank, sizes = len(places), [len(bounds) for bounds in places]
     data = _batched(call, data, rank)
     shape = static(extents_of(data))
@@ -152,7 +154,8 @@ def _maxima(call, data, places: list[np.ndarray]) -> tuple[relax.Expr, relax.Exp
 
 @converts(POOL, "max_unpool2d.default", "max_unpool3d.default")
 def _max_unpool(call, data, indices, output_size, stride=None, padding=None):
-    """Of windows that overlap, each has the whole gradient of the element that they have in common."""
+    """Of windows that overlap, each has the whole gradient of the element that they have in
+    common."""
     shape, rank = call.shape, len(output_size)
     flat = [*shape[:-rank], math.prod(static(shape[-rank:]))]
     data, indices = (

@@ -1,7 +1,8 @@
 """Converters of operators that draw random numbers.
 
-The numbers have PyTorch's distributions, but they are not those that PyTorch draws. Each operator has a stream of its own.
-As in PyTorch, no gradient reaches the parameters of a distribution through a drawn number.
+The numbers have PyTorch's distributions, but they are not those that PyTorch draws. Each operator
+has a stream of its own. As in PyTorch, no gradient reaches the parameters of a distribution through
+a drawn number.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ....op import stop_gradient
 from ... import random
 from ._support import Refused
 
-#: The largest integers that ``Tensor.random_`` draws into floating-point tensors, which hold all integers up to them.
+#: The largest integers that ``Tensor.random_`` draws into floating-point tensors, which hold all
+#: integers up to them.
 _MOST = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
 
 #: The moments of the activation that AlphaDropout keeps: the negative limit of SELU.
@@ -32,7 +34,8 @@ def _arguments(importer, node: fx.Node) -> dict:
     arguments.update(node.kwargs)
     if arguments.get("generator") is not None:
         raise Refused(
-            "it draws from a torch.Generator, which the compiled function does not have; leave the argument generator out"
+            "it draws from a torch.Generator, which the compiled function does not have; leave "
+            "the argument generator out"
         )
     return arguments
 
@@ -48,8 +51,8 @@ def drawn(importer, function: Callable, *args, **kwargs) -> relax.Expr:
     """Draw with the next stream: ``function(bb, seed, stream, *args, **kwargs)``."""
     if importer.level:
         raise Refused(
-            "it draws random numbers in the backward function of a torch.autograd.Function; draw them in forward, and save "
-            "them"
+            "it draws random numbers in the backward function of a torch.autograd.Function; "
+            "draw them in forward, and save them"
         )
     return function(importer.block_builder, importer.seed, importer.stream(), *args, **kwargs)
 
@@ -109,7 +112,8 @@ def _feature_alpha_dropout(importer, node: fx.Node) -> relax.Expr:
 
 
 def _alpha(importer, node: fx.Node, noise_shape: Callable) -> relax.Expr:
-    """Set dropped elements to a negative value, and keep mean and variance by an affine function."""
+    """Set dropped elements to a negative value, and keep mean and variance by an affine
+    function."""
     data, rate, train = (_arguments(importer, node)[name] for name in ("input", "p", "train"))
     if not train or rate == 0.0:
         return data
@@ -123,7 +127,8 @@ def _alpha(importer, node: fx.Node, noise_shape: Callable) -> relax.Expr:
 
 
 def _rrelu(importer, node: fx.Node) -> tuple:
-    """Multiply negative elements by uniform numbers; return the result and the factors of all elements."""
+    """Multiply negative elements by uniform numbers; return the result and the factors of all
+    elements."""
     arguments = _arguments(importer, node)
     data, low, high = (arguments[name] for name in ("self", "lower", "upper"))
     shape, dtype = _type(importer, node)
@@ -243,7 +248,8 @@ def _integers(importer, node: fx.Node, low: int, high: int | None) -> relax.Expr
 
 
 def _randperm(importer, node: fx.Node) -> relax.Expr:
-    """The order of random keys of 63 bits. Two keys are equal with a probability of about n * n / 2**64."""
+    """The order of random keys of 63 bits. Two keys are equal with a probability of about n * n /
+    2**64."""
     _arguments(importer, node)
     shape, dtype = _type(importer, node)
     keys = drawn(importer, random.randint, 0, 2**63, shape)
@@ -291,8 +297,9 @@ RANDOM = {
     **dict.fromkeys(("random.default", "random.to", "random.from"), _random),
     **dict.fromkeys(("randperm.default", "randperm.generator"), _randperm),
     "multinomial.default": _refused(
-        "it draws indices with given probabilities; draw them by the Gumbel trick instead: torch.argmax(torch.log(p) - "
-        "torch.log(torch.empty_like(p).exponential_()), -1), or outside of the model"
+        "it draws indices with given probabilities; draw them by the Gumbel trick instead: "
+        "torch.argmax(torch.log(p) - torch.log(torch.empty_like(p).exponential_()), -1), or "
+        "outside of the model"
     ),
     **dict.fromkeys(
         (
@@ -300,7 +307,8 @@ RANDOM = {
             *("poisson.default", "binomial.default"),
         ),
         _refused(
-            "it draws by rejection, whose number of steps is random; draw outside of the model, and pass an input"
+            "it draws by rejection, whose number of steps is random; draw outside of the model, "
+            "and pass an input"
         ),
     ),
 }

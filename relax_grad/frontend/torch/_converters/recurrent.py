@@ -1,4 +1,5 @@
-"""Converters of the recurrences of layers, which the trace makes of PyTorch's recurrent networks."""
+"""Converters of the recurrences of layers, which the trace makes of PyTorch's recurrent
+networks."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ def _extreme(call, data, dim=None, keepdim=False):
     result = call.cast(_reduced(call, function, data, dim, keepdim), kind)
     if "float" not in kind:
         return result
-    # Relax's extreme leaves NaN out, and is finite where all elements are infinite: the sum of the others' number is
-    # NaN and zero there.
+    # Relax's extreme leaves NaN out, and is finite where all elements are infinite: the sum of the
+    # others' number is NaN and zero there.
     fixed = call.cast(call.emit(stop_gradient(data)), wide_dtype(kind))
     lowest = scalar(-math.inf if function is _op.max else math.inf, wide_dtype(kind))
     zero, one = scalar(0, wide_dtype(kind)), scalar(1, wide_dtype(kind))
@@ -240,7 +240,8 @@ def _logcumsumexp(call, data, dim):
 
 @converts(REDUCTION, "cummax.default", "cummin.default")
 def _cumulative_extreme(call, data, dim):
-    """Find the places by steps that double, as in logcumsumexp. The last one of equal elements counts, and so does NaN."""
+    """Find the places by steps that double, as in logcumsumexp. The last one of equal elements
+    counts, and so does NaN."""
     if not data.ty.ndim:
         return data, _op.zeros([], "int64")
     axis = axis_of(dim, data.ty.ndim)

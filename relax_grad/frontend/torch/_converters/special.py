@@ -13,7 +13,8 @@ SPECIAL: dict[str, Callable] = {}
 
 _op = relax.op
 
-#: Arguments below are raised by this number: Stirling's series is exact to a rounding from there on.
+#: Arguments below are raised by this number: Stirling's series is exact to a rounding from there
+#: on.
 _SHIFT = 8
 
 #: The Bernoulli numbers B_2, B_4, and so on.
@@ -44,7 +45,8 @@ class _Argument:
         return self.call.emit(_op.where(condition, self.call.emit(one), other))
 
     def series(self, term: Callable[[int], float]) -> relax.Expr:
-        """Return the sum of terms times the inverse square of the large number to the powers from 0 on."""
+        """Return the sum of terms times the inverse square of the large number to the powers from 0
+        on."""
         inverse = self.call.emit(_op.divide(scalar(1, _KIND), self.large))
         square = self.call.emit(_op.multiply(inverse, inverse))
         polynomial = scalar(0, _KIND)
@@ -55,7 +57,8 @@ class _Argument:
 
 @converts(SPECIAL, "lgamma.default")
 def _lgamma(call, data):
-    """Stirling's series, the recurrence below 8, and the reflection below 0, computed in float64."""
+    """Stirling's series, the recurrence below 8, and the reflection below 0, computed in
+    float64."""
     x = _Argument(call, data)
     half = scalar(0.5, _KIND)
     log = call.emit(_op.log(x.large))
@@ -77,7 +80,8 @@ def _lgamma(call, data):
 
 @converts(SPECIAL, "digamma.default")
 def _digamma(call, data):
-    """The derivative of :func:`_lgamma`; NaN at the poles, and an infinity of the other sign at a zero."""
+    """The derivative of :func:`_lgamma`; NaN at the poles, and an infinity of the other sign at a
+    zero."""
     x = _Argument(call, data)
     one = scalar(1, _KIND)
     tail = x.series(lambda k: _BERNOULLI[k] / (2 * k + 2))

@@ -1,10 +1,11 @@
-"""Writes to tensors that share memory: whether a functional graph has the gradients that PyTorch has.
+"""Writes to tensors that share memory: whether a functional graph has the gradients that PyTorch
+has.
 
-PyTorch keeps a gradient with a tensor and its views, and ``detach`` begins a tensor without one in the same memory. A
-functional graph has one value for the memory, and its gradient. A write changes both, so that they may differ for tensors
-on the other side of a ``detach``. There are three ways to build the graph, and a write is refused if each of them has a
-fault: the graph as it is, with copies of the detached tensors, and without the gradients of values that are written
-through them.
+PyTorch keeps a gradient with a tensor and its views, and ``detach`` begins a tensor without one in
+the same memory. A functional graph has one value for the memory, and its gradient. A write changes
+both, so that they may differ for tensors on the other side of a ``detach``. There are three ways to
+build the graph, and a write is refused if each of them has a fault: the graph as it is, with copies
+of the detached tensors, and without the gradients of values that are written through them.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _DETACH_IN_PLACE = torch.ops.aten.detach_.default
 _NONE = 0
 
 _REASON = (
-    "it writes to a tensor that needs a gradient, through a detached tensor or within no_grad, and the tensor is read "
-    "later ({}); compute a new tensor, or write to a clone()"
+    "it writes to a tensor that needs a gradient, through a detached tensor or within no_grad, "
+    "and the tensor is read later ({}); compute a new tensor, or write to a clone()"
 )
 
 
@@ -41,8 +42,8 @@ class Memory:
     Attributes
     ----------
     gradient, cut : int
-        The number of the gradient that a functional graph has for the value in the memory: as it is, and if values that
-        are written through detached tensors have none.
+        The number of the gradient that a functional graph has for the value in the memory: as it
+        is, and if values that are written through detached tensors have none.
     value : int
         The number of the last write.
     written : fx.Node or None
@@ -99,8 +100,8 @@ class Aliases:
     constants : Collection[str]
         The placeholders that need no gradient.
     has_memory : bool
-        Whether the tensors of the trace have the memory that those of PyTorch have; otherwise the schemas of the operators
-        tell which results may be views.
+        Whether the tensors of the trace have the memory that those of PyTorch have; otherwise the
+        schemas of the operators tell which results may be views.
 
     Attributes
     ----------
@@ -118,7 +119,8 @@ class Aliases:
         self._memories: list[Memory] = []
 
     def run(self, module: fx.GraphModule) -> None:
-        """Read the graph, note the writes that cannot be imported, and copy detached tensors where that is needed."""
+        """Read the graph, note the writes that cannot be imported, and copy detached tensors where
+        that is needed."""
         places = module.graph.find_nodes(op="placeholder")
         for place in places:
             needs = place.name not in self._constants
@@ -250,7 +252,8 @@ class Aliases:
                 memory.faults["copied"].append(fault)
 
     def _read_without_gradient(self, node: fx.Node, operands: list[Family]) -> None:
-        """Note the operands whose gradient the graph has within no_grad too, since the region writes them."""
+        """Note the operands whose gradient the graph has within no_grad too, since the region
+        writes them."""
         for family in operands:
             if family.memory.gradient and not family.is_detached:
                 for faults in family.memory.faults.values():
@@ -261,7 +264,8 @@ class Aliases:
         return (leaf for leaf in leaves if isinstance(leaf, Family))
 
     def _region(self, module: fx.GraphModule, node: fx.Node) -> tuple | None:
-        """Read the graph that a node calls once, such as a region of autocast, and return the families of its results."""
+        """Read the graph that a node calls once, such as a region of autocast, and return the
+        families of its results."""
         inner = [
             argument
             for argument in node.args

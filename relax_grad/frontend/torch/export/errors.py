@@ -30,7 +30,8 @@ _CONTROL_FLOW = (
 
 
 def translated(error: Exception, inputs: Mapping[str, object] | None = None) -> Exception:
-    """Return the exception that says where torch.export stopped, with the examples if the trace failed on them."""
+    """Return the exception that says where torch.export stopped, with the examples if the trace
+    failed on them."""
     if isinstance(error, (TypeError, ValueError)) and not type(error).__module__.startswith(
         "torch."
     ):

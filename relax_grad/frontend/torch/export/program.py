@@ -36,7 +36,8 @@ class Program:
     symbols : dict[str, str]
         The names of symbolic extents that the user gave, by those of torch.export.
     form : tuple or None
-        The structure of the module's result and its leaves, where :data:`TENSOR` stands for each tensor.
+        The structure of the module's result and its leaves, where :data:`TENSOR` stands for each
+        tensor.
     """
 
     exported: torch.export.ExportedProgram

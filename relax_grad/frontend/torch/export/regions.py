@@ -18,8 +18,8 @@ WITHOUT_GRADIENT = "relax_grad.without_gradient"
 def stop_gradients_of_no_grad(module: fx.GraphModule) -> None:
     """Write out the regions with and without gradients, and detach the operands of the latter.
 
-    Tensors that the region writes stay as they are: :mod:`._aliases` refuses those that a gradient reaches.
-    Decomposition would write the regions out too, but drop the annotations of their nodes.
+    Tensors that the region writes stay as they are: :mod:`._aliases` refuses those that a gradient
+    reaches. Decomposition would write the regions out too, but drop the annotations of their nodes.
     """
     for inner in list(module.modules()):
         if not isinstance(inner, fx.GraphModule):
@@ -83,7 +83,8 @@ def _detach_inputs(region: fx.GraphModule) -> None:
 
 
 def _records(node: fx.Node) -> bool:
-    """Tell whether a node of a region without gradients has one: within the model, or in a region with gradients."""
+    """Tell whether a node of a region without gradients has one: within the model, or in a region
+    with gradients."""
     return node.target is GRADIENT or (_is_region(node) and node.args[0] is True)
 
 
@@ -124,7 +125,8 @@ def keep_only(module: fx.GraphModule, annotations: Collection[str]) -> None:
 
 
 def mark_checkpoints(graph: fx.Graph, annotation: str) -> None:
-    """Insert the marks of checkpointed sections, whose nodes have an annotation with the number of the section."""
+    """Insert the marks of checkpointed sections, whose nodes have an annotation with the number of
+    the section."""
     sections: dict[int, list[fx.Node]] = defaultdict(list)
     number: dict[fx.Node, int] = {}
     for node in graph.nodes:

@@ -1,7 +1,8 @@
-"""The operators of PyTorch that write to their operands: each is imported, or refused with a reason.
+"""The operators of PyTorch that write to their operands: each is imported, or refused with a
+reason.
 
-torch.export replaces a write by the operator without it, whose result takes the place of the operand. An operator that
-is in no table here is refused.
+torch.export replaces a write by the operator without it, whose result takes the place of the
+operand. An operator that is in no table here is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Operators ``name_``, and the operators ``name`` with ``out=``: the operator ``name`` computes the new value.
+#: Operators ``name_``, and the operators ``name`` with ``out=``: the operator ``name`` computes the
+#: new value.
 VALUES = _names(
     """
     __iand__ __ilshift__ __ior__ __irshift__ __ixor__ _add_relu_ _index_put_impl_ abs_ absolute_
@@ -117,7 +119,8 @@ def name_of(target: object) -> str:
 
 
 def is_known(name: str, has_out: bool) -> bool:
-    """Tell whether an operator that writes is in one of the tables; all ``out=`` of imported operators are."""
+    """Tell whether an operator that writes is in one of the tables; all ``out=`` of imported
+    operators are."""
     return has_out or name in VALUES | LISTS | VIEWS | FLAGS | STATISTICS or name in REFUSED
 
 

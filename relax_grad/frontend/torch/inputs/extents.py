@@ -29,7 +29,8 @@ class Extents(NamedTuple):
     def symbols(
         self, exported: torch.export.ExportedProgram, places: Sequence[str]
     ) -> dict[str, str]:
-        """Return the user's names of the symbols of a graph, whose inputs are at these placeholders."""
+        """Return the user's names of the symbols of a graph, whose inputs are at these
+        placeholders."""
         nodes = {node.name: node for node in exported.graph.find_nodes(op="placeholder")}
         symbols = {}
         for place, names in zip(places, self.names, strict=False):
@@ -61,7 +62,8 @@ class DynamicShapes:
             for name in dynamic_shapes:
                 if name not in known:
                     raise ValueError(
-                        f"dynamic_shapes: there is no input {name!r}; the inputs are {', '.join(names)}"
+                        f"dynamic_shapes: there is no input {name!r}; the inputs are "
+                        f"{', '.join(names)}"
                     )
             rest = dynamic_shapes.get(variadic, ()) if variadic else ()
             self._shapes = (
@@ -74,7 +76,8 @@ class DynamicShapes:
             self._shapes = (list(dynamic_shapes[:count]), {}, list(dynamic_shapes[count:]))
         elif dynamic_shapes is not None:
             raise TypeError(
-                f"dynamic_shapes must be a mapping of names to shapes, or a sequence, but it is {dynamic_shapes!r}"
+                "dynamic_shapes must be a mapping of names to shapes, or a sequence, but it is "
+                f"{dynamic_shapes!r}"
             )
 
     def of(self, inputs: Inputs) -> Extents:
@@ -94,7 +97,8 @@ class DynamicShapes:
     def _specification(
         self, value: object, shape: Any, names: list[dict[int, str | None]]
     ) -> object:
-        """Return the specification of a value; the names of the extents of its tensors are added to ``names``."""
+        """Return the specification of a value; the names of the extents of its tensors are added to
+        ``names``."""
         if isinstance(value, torch.Tensor):
             dims = self._dims_of(value, shape)
             names.append({axis: getattr(dim, "__name__", None) for axis, dim in dims.items()})
@@ -121,8 +125,8 @@ class DynamicShapes:
         """Return the dimensions of a tensor by their axes."""
         if not isinstance(shape, (tuple, list, Mapping, NoneType)):
             raise TypeError(
-                "dynamic_shapes: the axes of a tensor must be a mapping of axes to extents, or a sequence of extents, "
-                f"but they are {shape!r}"
+                "dynamic_shapes: the axes of a tensor must be a mapping of axes to extents, or "
+                f"a sequence of extents, but they are {shape!r}"
             )
         items = list(enumerate(shape)) if isinstance(shape, (tuple, list)) else shape
         dims = {axis: self._dim(extent) for axis, extent in dict(items or {}).items()}

@@ -25,7 +25,8 @@ class Inputs:
     targets : tuple
         The further arguments of the loss.
     leaves : dict[str, object]
-        Tensors and constants by their names, in the order of the graph: those of the targets come last.
+        Tensors and constants by their names, in the order of the graph: those of the targets come
+        last.
     positional : tuple[str, ...]
         The names of the positional arguments, without those of ``*args``.
     variadic : str or None
@@ -109,7 +110,8 @@ def _leaves(arguments: Sequence[tuple[str, object]]) -> dict[str, object]:
                 raise ValueError(f"{name} is on the device meta; give an example on the CPU")
             if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
                 raise ValueError(
-                    f"{name} has the layout {leaf.layout}, and the import takes dense tensors; give {name}.to_dense()"
+                    f"{name} has the layout {leaf.layout}, and the import takes dense tensors; "
+                    f"give {name}.to_dense()"
                 )
             while name in leaves:
                 name += "_"

@@ -28,7 +28,8 @@ ALIGNMENT = 64
 #: Returns an element of an array of TVM. It takes half of the time of ``array[i]``.
 _item = tvm_ffi.get_global_func("ffi.ArrayGetItem")
 
-#: Returns None unless a context such as ``torch.autograd.graph.save_on_cpu`` replaces saved tensors.
+#: Returns None unless a context such as ``torch.autograd.graph.save_on_cpu`` replaces saved
+#: tensors.
 _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 _EMPTY = torch.empty(0, device="cpu")
@@ -36,7 +37,8 @@ _EMPTY = torch.empty(0, device="cpu")
 
 @dataclass
 class Compiled:
-    """A forward function and perhaps a backward function, with the roles of their arguments and results.
+    """A forward function and perhaps a backward function, with the roles of their arguments and
+    results.
 
     Attributes
     ----------
@@ -55,7 +57,8 @@ class Compiled:
     residuals, gradients : int
         The number of residuals, and that of gradients.
     copied : list[int] or None
-        The outputs that share memory with an argument or another result; None before the first call.
+        The outputs that share memory with an argument or another result; None before the first
+        call.
     """
 
     forward: Callable
@@ -71,7 +74,8 @@ class Compiled:
     copied: list[int] | None = None
 
     def run(self, arguments: Sequence[torch.Tensor]) -> tuple[list, list, object]:
-        """Return the outputs in memory of their own, as the caller may write to them, the new states and the residuals."""
+        """Return the outputs in memory of their own, as the caller may write to them, the new
+        states and the residuals."""
         residuals = None
         result = self.forward(*arguments)
         if self.backward is not None:
@@ -155,8 +159,8 @@ def compiled(
 def _with_kernels(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Replace operators by calls of kernels, by the first passes of the pipeline.
 
-    A kernel may read transposed operands, and return residuals such as the places of maxima. These are found where one
-    function has the calls of both passes.
+    A kernel may read transposed operands, and return residuals such as the places of maxima. These
+    are found where one function has the calls of both passes.
     """
     # Imported here: the import of kernels takes a while.
     from ....cpu.stages import kernel_passes
@@ -168,8 +172,8 @@ def _with_kernels(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModu
 class Run(torch.autograd.Function):
     """Calls the forward function; its backward calls the backward function.
 
-    Its arguments are the functions, all arguments of the forward function, a list that takes the new states, and the
-    tensors that need a gradient.
+    Its arguments are the functions, all arguments of the forward function, a list that takes the
+    new states, and the tensors that need a gradient.
     """
 
     @staticmethod
@@ -194,7 +198,8 @@ class Run(torch.autograd.Function):
         if functions.residuals:
             ctx.is_whole = _saved_tensors_hooks(True) is None
             if ctx.is_whole:
-                # One tuple of TVM takes less time than its tensors. PyTorch keeps it as long as it keeps this tensor.
+                # One tuple of TVM takes less time than its tensors. PyTorch keeps it as long as it
+                # keeps this tensor.
                 holder = _EMPTY.detach()
                 holder.residuals = residuals
                 saved.append(holder)

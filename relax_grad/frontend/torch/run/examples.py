@@ -48,12 +48,14 @@ class Examples:
         self._leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     def check_dtypes(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Raise an error if the first arguments of a mode have other dtypes than the examples, as after ``double()``."""
+        """Raise an error if the first arguments of a mode have other dtypes than the examples, as
+        after ``double()``."""
         for (name, dtype), tensor in zip(self._dtypes.items(), inputs, strict=True):
             if tensor.dtype is not dtype:
                 raise ValueError(
-                    f"{name} has dtype {tensor.dtype}, but the example that was given to wrap has {dtype}, with which the module "
-                    "is traced; convert the module and the examples first: wrap(module.to(dtype), (example.to(dtype),))"
+                    f"{name} has dtype {tensor.dtype}, but the example that was given to wrap "
+                    f"has {dtype}, with which the module is traced; convert the module and the "
+                    "examples first: wrap(module.to(dtype), (example.to(dtype),))"
                 )
 
     def tensors(self, args: tuple, kwargs: dict) -> list[torch.Tensor]:
@@ -72,8 +74,8 @@ class Examples:
             leaves, spec = pytree.tree_flatten(self._arranged(args, kwargs))
         if spec != self._spec:
             raise TypeError(
-                f"the arguments have the structure {spec}, but those that were given to wrap have {self._spec}; wrap the "
-                "module again with such arguments"
+                f"the arguments have the structure {spec}, but those that were given to wrap "
+                f"have {self._spec}; wrap the module again with such arguments"
             )
         tensors = []
         for name, leaf, expected in zip(self._names, leaves, self._leaves, strict=True):
@@ -87,8 +89,8 @@ class Examples:
                 or leaf != expected
             ):
                 raise ValueError(
-                    f"{name} is {described(leaf)}, but {described(expected)} was given to wrap, which is a constant of the compiled functions; "
-                    "wrap the module again"
+                    f"{name} is {described(leaf)}, but {described(expected)} was given to wrap, "
+                    "which is a constant of the compiled functions; wrap the module again"
                 )
         return tensors
 

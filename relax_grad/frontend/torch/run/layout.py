@@ -33,7 +33,8 @@ class Layout:
         self._ties = [(*self._places[key], *self._places[first]) for key, first in aliases.items()]
 
     def is_current(self) -> bool:
-        """Tell whether the module has the submodules, the hooks and the tied tensors that it had."""
+        """Tell whether the module has the submodules, the hooks and the tied tensors that it
+        had."""
         if self._hooks() != self._first_hooks:
             return False
         for children, first_children in self._children:

@@ -52,8 +52,9 @@ class Program:
         for leaf in leaves:
             if leaf is not TENSOR and not isinstance(leaf, _CONSTANTS):
                 raise ValueError(
-                    f"the module returns a {type(leaf).__name__}, which a wrapped module cannot: return tensors and constants "
-                    "in tuples, lists and dicts (models of transformers: use_cache=False)"
+                    f"the module returns a {type(leaf).__name__}, which a wrapped module cannot: "
+                    "return tensors and constants in tuples, lists and dicts (models of "
+                    "transformers: use_cache=False)"
                 )
         self._leaves = leaves
         self._is_tensor = self._spec.is_leaf() and leaves[0] is TENSOR
@@ -129,7 +130,8 @@ class Program:
         if functions is None:
             wrt = [i for i, need in enumerate(needs, 1) if need]
             functions = self._compiled[needs] = self._options.compiled(self._imported, wrt)
-        # Most tensors are as they must be, and a function call for each would take longer than the test.
+        # Most tensors are as they must be, and a function call for each would take longer than the
+        # test.
         arguments = [
             tensor
             if tensor.is_contiguous() and not tensor.data_ptr() % ALIGNMENT
@@ -169,7 +171,8 @@ class Program:
                     first, other = extents.setdefault(extent, (n, name))
                     if first != n:
                         raise ValueError(
-                            f"the symbolic extent {extent.name} is {first} in {other}, but {n} in {name}"
+                            f"the symbolic extent {extent.name} is {first} in {other}, but {n} "
+                            f"in {name}"
                         ) from error
 
 
@@ -181,12 +184,14 @@ def _extents(kind: relax.TensorType) -> list[int | None]:
 def _misfit(name: str, tensor: torch.Tensor, dtype: torch.dtype, kind: relax.TensorType) -> str:
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         return (
-            f"{name} is a tensor of layout {tensor.layout} on the device {tensor.device}, but the compiled functions take dense "
+            f"{name} is a tensor of layout {tensor.layout} on the device {tensor.device}, but "
+            "the compiled functions take dense "
             'tensors on the CPU; move it by .to("cpu")'
         )
     extents = zip(_extents(kind), kind.shape.values, strict=True)
     shape = ", ".join(str(extent if n is None else n) for n, extent in extents)
     return (
-        f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}, but the functions were compiled for ({shape}) and "
-        f"{dtype}; give such a tensor, or wrap the module again (dynamic_shapes makes extents symbolic)"
+        f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}, but the functions "
+        f"were compiled for ({shape}) and {dtype}; give such a tensor, or wrap the module again "
+        "(dynamic_shapes makes extents symbolic)"
     )

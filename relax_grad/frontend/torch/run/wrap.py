@@ -30,16 +30,18 @@ def wrap(
 ) -> nn.Module:
     """Return a module whose forward and backward run through TVM.
 
-    It trains in any loop of PyTorch. Its parameters, buffers and submodules are those of the given module, under the same
-    keys of the ``state_dict``. Functions are compiled at the first call: for each combination of training and evaluation
-    mode of the submodules, and of tensors that need a gradient.
+    It trains in any loop of PyTorch. Its parameters, buffers and submodules are those of the given
+    module, under the same keys of the ``state_dict``. Functions are compiled at the first call: for
+    each combination of training and evaluation mode of the submodules, and of tensors that need a
+    gradient.
 
     Parameters
     ----------
     module : nn.Module
         The module, on the CPU.
     args : Sequence
-        Example arguments. Later arguments have their shapes and dtypes; values that are no tensors are constants.
+        Example arguments. Later arguments have their shapes and dtypes; values that are no tensors
+        are constants.
     kwargs : Mapping, optional
         Example keyword arguments.
     target : tvm.target.Target or str or Mapping, optional
@@ -54,13 +56,14 @@ def wrap(
     Returns
     -------
     wrapped : nn.Module
-        The module. After a forward pass in training mode, its buffers have their new values. Random numbers have a seed
-        from the generator of PyTorch.
+        The module. After a forward pass in training mode, its buffers have their new values. Random
+        numbers have a seed from the generator of PyTorch.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument does not fit. A call raises them for tensors of another device, dtype or shape.
+        If an argument does not fit. A call raises them for tensors of another device, dtype or
+        shape.
     IndexError
         At a call, if an index or a class among the arguments is out of range.
     UnsupportedOperatorError
@@ -84,7 +87,8 @@ def wrap(
         raise ValueError(f"target must be a CPU, but it is {chosen}")
     if compile_options is not None and not isinstance(compile_options, Mapping):
         raise TypeError(
-            f"compile_options must be a mapping of arguments of tvm.compile, but it is {described(compile_options)}"
+            "compile_options must be a mapping of arguments of tvm.compile, but it is "
+            f"{described(compile_options)}"
         )
     examples = Examples(module, Inputs.of(module, args, kwargs))
     options = Options(chosen, compile_options, dynamic_shapes, custom_convert_map)
@@ -149,8 +153,9 @@ class Wrapped(nn.Module):
         """Run the module through TVM."""
         if torch.is_autocast_enabled("cpu"):
             raise ValueError(
-                "a wrapped module runs in the dtypes that it was traced with: call it outside of torch.autocast, or enter "
-                "torch.autocast within the forward function of the original module"
+                "a wrapped module runs in the dtypes that it was traced with: call it outside "
+                "of torch.autocast, or enter torch.autocast within the forward function of the "
+                "original module"
             )
         original = self._original
         if original.training is not self.training:
@@ -172,7 +177,8 @@ class Wrapped(nn.Module):
 
 
 class _Functions:
-    """The compiled functions of a wrapped module, which its deep copies share and pickling leaves out."""
+    """The compiled functions of a wrapped module, which its deep copies share and pickling leaves
+    out."""
 
     def __init__(self) -> None:
         self.programs: dict[tuple[bool, ...], Program] = {}

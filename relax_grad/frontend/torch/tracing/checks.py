@@ -1,4 +1,5 @@
-"""PyTorch functions that check values of tensors before they compute, which torch.export cannot trace.
+"""PyTorch functions that check values of tensors before they compute, which torch.export cannot
+trace.
 
 The import leaves such a check out: it only raises an error.
 """
@@ -18,23 +19,26 @@ _DISTRIBUTIONS = os.path.dirname(distributions.__file__) + os.sep
 
 
 def is_validation(function: Callable, caller: str) -> bool:
-    """Tell whether a function decides for a file of torch.distributions whether values are valid."""
+    """Tell whether a function decides for a file of torch.distributions whether values are
+    valid."""
     return function is torch._is_all_true and caller.startswith(_DISTRIBUTIONS)
 
 
 def gaussian_nll_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Return the loss of ``torch.nn.functional.gaussian_nll_loss`` without a look for negative variances."""
+    """Return the loss of ``torch.nn.functional.gaussian_nll_loss`` without a look for negative
+    variances."""
     with mock.patch.object(torch, "any", return_value=False):
         return torch.nn.functional.gaussian_nll_loss(*args, **kwargs)
 
 
 def _adaptive_softmax(module: nn.AdaptiveLogSoftmaxWithLoss, data, target):
-    """Return the logarithms of the targets' probabilities and the loss, with the logits of all clusters for each row."""
+    """Return the logarithms of the targets' probabilities and the loss, with the logits of all
+    clusters for each row."""
     is_single = target.dim() == 0
     if target.dim() > 1 or data.dim() != 2 - is_single:
         raise RuntimeError(
-            f"the target has shape {tuple(target.shape)}, and the input {tuple(data.shape)}; expected are (N,) and "
-            "(N, in_features), or () and (in_features,)"
+            f"the target has shape {tuple(target.shape)}, and the input {tuple(data.shape)}; "
+            "expected are (N,) and (N, in_features), or () and (in_features,)"
         )
     if is_single:
         data, target = data.unsqueeze(0), target.unsqueeze(0)

@@ -18,8 +18,8 @@ def ctc_loss(
 ) -> torch.Tensor:
     """Return the loss of ``torch.nn.functional.ctc_loss``, by the forward algorithm.
 
-    Its gradient is PyTorch's, which is that of ``log_softmax`` before it, also for numbers that are no logarithms of
-    probabilities: ``exp(log_probs)`` minus the expected counts of the labels.
+    Its gradient is PyTorch's, which is that of ``log_softmax`` before it, also for numbers that are
+    no logarithms of probabilities: ``exp(log_probs)`` minus the expected counts of the labels.
     """
     single = log_probs.ndim == 2
     if single:
@@ -57,7 +57,8 @@ def _padded(targets: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
 
 def _losses(log_probs, targets, sizes, counts, blank: int) -> torch.Tensor:
-    """Return the negative logarithm of the probability of each sequence; a large number for those that are impossible."""
+    """Return the negative logarithm of the probability of each sequence; a large number for those
+    that are impossible."""
     low = _lowest(log_probs.dtype)
     batch, labels = targets.shape
     blanks = torch.full((batch, labels, 1), blank, dtype=torch.int64)

@@ -1,7 +1,9 @@
-"""Functions with a gradient of their own: their traces, and the sections of a graph that compute their gradients.
+"""Functions with a gradient of their own: their traces, and the sections of a graph that compute
+their gradients.
 
-A call of a ``torch.autograd.Function`` becomes its forward function, its backward function for the cotangents that
-:func:`relax_grad::cotangent` stands for, and the operator ``relax_grad::with_backward``, which joins both.
+A call of a ``torch.autograd.Function`` becomes its forward function, its backward function for the
+cotangents that :func:`relax_grad::cotangent` stands for, and the operator
+``relax_grad::with_backward``, which joins both.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from torch.utils import _pytree as pytree
 from .._operators import COTANGENT, JOIN
 from .._problems import user_line
 
-#: The annotation of the nodes of backward functions: the numbers of their calls, from the outermost one on.
+#: The annotation of the nodes of backward functions: the numbers of their calls, from the outermost
+#: one on.
 SECTION = "relax_grad.function"
 
 _ONCE = once_differentiable(lambda ctx: None).__code__
@@ -184,9 +187,11 @@ def _fitting(gradient: torch.Tensor, argument: torch.Tensor) -> torch.Tensor:
 
 
 def levels(graph: fx.Graph) -> dict[fx.Node, tuple[int, ...]]:
-    """Return the numbers of the calls whose backward functions have a node, from the outermost call on.
+    """Return the numbers of the calls whose backward functions have a node, from the outermost call
+    on.
 
-    Nodes without the annotation, such as those of regions of autocast, belong to the functions of their operands.
+    Nodes without the annotation, such as those of regions of autocast, belong to the functions of
+    their operands.
     """
     known: dict[fx.Node, tuple[int, ...]] = {}
     for node in graph.nodes:

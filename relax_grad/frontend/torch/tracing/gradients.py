@@ -9,7 +9,8 @@ from torch.utils import _pytree as pytree
 
 from .._operators import GRADIENT, JOIN
 
-#: The names of the nodes in PyTorch's graph of gradients of operators whose own gradients are not known there.
+#: The names of the nodes in PyTorch's graph of gradients of operators whose own gradients are not
+#: known there.
 _TRACED = {
     f"GeneratedBackwardFor_{operator.namespace}_{operator._opname}_defaultBackward"
     for operator in (GRADIENT, JOIN)
@@ -36,7 +37,8 @@ def grad(
     reached = _reached(outputs)
     if allow_unused and any(node.name() in _TRACED for node, _ in reached):
         raise NotImplementedError(
-            "torch.autograd.grad with allow_unused is imported for first derivatives only; leave the unused tensors out"
+            "torch.autograd.grad with allow_unused is imported for first derivatives only; "
+            "leave the unused tensors out"
         )
     uses = [_edge(tensor) in reached for tensor in inputs]
     if not all(uses) and not allow_unused and not materialize_grads:

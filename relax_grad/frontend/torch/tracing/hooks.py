@@ -1,4 +1,5 @@
-"""Hooks of modules: those that change gradients are refused, and those of forward passes run once, in the trace."""
+"""Hooks of modules: those that change gradients are refused, and those of forward passes run once,
+in the trace."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def check_hooks(module: nn.Module) -> None:
     for key, param in module.named_parameters():
         if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
             raise ValueError(
-                f"the parameter {key.removeprefix('module.')} has a hook of its gradient, which is not imported; remove it"
+                f"the parameter {key.removeprefix('module.')} has a hook of its gradient, which "
+                "is not imported; remove it"
             )
     if _global._global_backward_hooks or _global._global_backward_pre_hooks:
         raise ValueError(
@@ -37,8 +39,8 @@ def check_hooks(module: nn.Module) -> None:
     for key, submodule in module.named_modules():
         if submodule._backward_hooks or submodule._backward_pre_hooks:
             raise ValueError(
-                f"the submodule {key.removeprefix('module').removeprefix('.') or '(itself)'} has a backward hook, which is "
-                "not imported; remove it"
+                f"the submodule {key.removeprefix('module').removeprefix('.') or '(itself)'} has "
+                "a backward hook, which is not imported; remove it"
             )
 
 
@@ -53,8 +55,9 @@ def hooks_of(modules: Sequence[nn.Module]) -> Callable[[], list[int]]:
 def watching_hooks(module: nn.Module, note: Callable[[str, str, str], None]) -> Iterator[None]:
     """Note the hooks of forward passes that only look at tensors.
 
-    A hook runs in the trace and becomes a part of the graph: its result, its writes to tensors, and the attributes that it
-    gives to the module, such as a normalised weight. A hook without any of these sees a tensor without values, once.
+    A hook runs in the trace and becomes a part of the graph: its result, its writes to tensors, and
+    the attributes that it gives to the module, such as a normalised weight. A hook without any of
+    these sees a tensor without values, once.
     """
     tensors = [*module.parameters(), *module.buffers()]
     tables = [
@@ -77,9 +80,10 @@ def watching_hooks(module: nn.Module, note: Callable[[str, str, str], None]) -> 
             is_same = result is None or any(result is arg for arg in args)
             if is_same and state == _state(module, [*operands, *tensors]):
                 note(
-                    f"the forward hook {getattr(hook, '__qualname__', type(hook).__name__)} {owner}",
-                    "it runs once, in the import, on a tensor without values; remove it, and return the tensor as an output "
-                    "of the module",
+                    f"the forward hook {getattr(hook, '__qualname__', type(hook).__name__)} "
+                    f"{owner}",
+                    "it runs once, in the import, on a tensor without values; remove it, and "
+                    "return the tensor as an output of the module",
                     _line(hook),
                 )
             return result

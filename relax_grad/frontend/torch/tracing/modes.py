@@ -1,4 +1,5 @@
-"""The modes of modules during a trace: training or evaluation, and the statistics of batch normalisations."""
+"""The modes of modules during a trace: training or evaluation, and the statistics of batch
+normalisations."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ def modes(owners: Mapping[str, nn.Module], training: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Put a module into training or evaluation mode, and restore the flags of its submodules at the end.
+    """Put a module into training or evaluation mode, and restore the flags of its submodules at the
+    end.
 
-    A module in training mode keeps the flags of its submodules, some of which may be in evaluation mode.
+    A module in training mode keeps the flags of its submodules, some of which may be in evaluation
+    mode.
     """
     flags = [(submodule, submodule.training) for submodule in module.modules()]
     if not (training and module.training):
@@ -38,7 +41,8 @@ def _mode(module: nn.Module, training: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def frozen_statistics(owners: Mapping[str, nn.Module], batch_norm: str) -> Iterator[None]:
-    """Put batch normalisations with running statistics into evaluation mode, if that is asked for."""
+    """Put batch normalisations with running statistics into evaluation mode, if that is asked
+    for."""
     norms = [
         submodule
         for module in owners.values()
@@ -59,7 +63,8 @@ def frozen_statistics(owners: Mapping[str, nn.Module], batch_norm: str) -> Itera
 
 @contextlib.contextmanager
 def averaging_statistics(module: nn.Module) -> Iterator[None]:
-    """Let batch normalisations whose momentum is None compute it as a tensor, and not as a number of Python."""
+    """Let batch normalisations whose momentum is None compute it as a tensor, and not as a number
+    of Python."""
     norms = [
         submodule
         for submodule in module.modules()

@@ -1,7 +1,8 @@
 """Packed sequences whose lengths are numbers at the trace.
 
-PyTorch's operators of packed sequences read the lengths from tensors, which have no values in a trace. A trace knows the
-lengths that the module makes from numbers, and the operators on them are replaced with others of known extents.
+PyTorch's operators of packed sequences read the lengths from tensors, which have no values in a
+trace. A trace knows the lengths that the module makes from numbers, and the operators on them are
+replaced with others of known extents.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ _GRU_CELLS = (decompositions.gru_cell, decompositions.gru_cell_data)
 def layers_as_operators() -> Iterator[None]:
     """Decompose recurrent networks into operators of whole layers, with dropout between the layers.
 
-    PyTorch 2.13 compares the number of layers with the index of the layer the wrong way round, and drops nothing.
+    PyTorch 2.13 compares the number of layers with the index of the layer the wrong way round, and
+    drops nothing.
     """
     with mock.patch.object(decompositions, "_rnn_helper", _layers):
         yield
@@ -114,8 +115,8 @@ class _Packed:
         self._steps, self._batch = len(sizes), sizes[0]
         starts = [0, *itertools.accumulate(sizes)]
         self._lengths = [sum(size > i for size in sizes) for i in range(self._batch)]
-        # A step after the end of a sequence reads its own last element: no other sequence can make it NaN. No result
-        # reads the states there.
+        # A step after the end of a sequence reads its own last element: no other sequence can make
+        # it NaN. No result reads the states there.
         clamped = [[min(t, length - 1) for length in self._lengths] for t in range(self._steps)]
         self._places = [[starts[t] + i for i, t in enumerate(row)] for row in clamped]
         self._reversed = [
@@ -151,8 +152,9 @@ def _indices(numbers: Iterator[int], like: torch.Tensor) -> torch.Tensor:
 def _lstm(steps: Callable, order, data, hidden, params, has_biases, reverse=False):
     """Return the hidden states of a layer and the last states; ``steps`` is the layer step by step.
 
-    With a projection P, the hidden states are ``m @ P^T``. So the recurrence of m has the weight ``W @ P`` and no hidden
-    state at the start, whose product is added to the data of the first step.
+    With a projection P, the hidden states are ``m @ P^T``. So the recurrence of m has the weight
+    ``W @ P`` and no hidden state at the start, whose product is added to the data of the first
+    step.
     """
     weight = params[1]
     bias = params[2] + params[3] if has_biases else None

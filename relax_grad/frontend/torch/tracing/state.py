@@ -1,4 +1,5 @@
-"""State of a module outside of its parameters and buffers, which a graph keeps as it was in the trace."""
+"""State of a module outside of its parameters and buffers, which a graph keeps as it was in the
+trace."""
 
 from __future__ import annotations
 
@@ -32,11 +33,13 @@ _GET, _SET = object.__getattribute__, nn.Module.__setattr__
 
 @contextlib.contextmanager
 def watching_state(module: nn.Module, note: Callable[[str, str, str], None]) -> Iterator[None]:
-    """Note the attributes of submodules that a call reads and then changes, and draws of Python and NumPy.
+    """Note the attributes of submodules that a call reads and then changes, and draws of Python and
+    NumPy.
 
-    An attribute that is written before it is read holds a result. A tensor that depends on no input is a cache. The
-    attributes that PyTorch's own layers write, such as the lists of weights of a recurrent network, are no state, and
-    neither are private flags, such as those of hooks that a library installs once.
+    An attribute that is written before it is read holds a result. A tensor that depends on no input
+    is a cache. The attributes that PyTorch's own layers write, such as the lists of weights of a
+    recurrent network, are no state, and neither are private flags, such as those of hooks that a
+    library installs once.
     """
     modules = [submodule for submodule in module.modules() if submodule is not module]
     before = {
@@ -46,7 +49,8 @@ def watching_state(module: nn.Module, note: Callable[[str, str, str], None]) -> 
     }
     own, read, written = set(map(id, modules)), set(), set()
 
-    # The line that writes an attribute, or else the first one that reads it, where a container is changed.
+    # The line that writes an attribute, or else the first one that reads it, where a container is
+    # changed.
     lines: dict[tuple[int, str], traceback.FrameSummary] = {}
 
     def get(self, name):
@@ -89,7 +93,8 @@ def watching_state(module: nn.Module, note: Callable[[str, str, str], None]) -> 
                 continue
             note(
                 f"a write to the attribute {name} of {kind}",
-                "the graph has the value of the first call; make it a buffer, or a variable of the function",
+                "the graph has the value of the first call; make it a buffer, or a variable of "
+                "the function",
                 user_line([lines[id(submodule), name]]) or f"the forward function of {kind}",
             )
 
@@ -103,7 +108,8 @@ def _caller() -> traceback.FrameSummary:
 
 
 def _unwatched(compile_: Callable) -> Callable:
-    """Return ``torch.compile`` whose results run without the notes, which Dynamo refuses as side effects of branches."""
+    """Return ``torch.compile`` whose results run without the notes, which Dynamo refuses as side
+    effects of branches."""
 
     def changed(model: Callable | None = None, **options):
         if model is None:
@@ -163,7 +169,8 @@ def _frozen(value, depth: int):
 
 
 def _is_cache(value) -> bool:
-    """Tell whether a value is a tensor, or several, of a trace that depends on no input, parameter or buffer."""
+    """Tell whether a value is a tensor, or several, of a trace that depends on no input, parameter
+    or buffer."""
     if isinstance(value, (list, tuple)):
         return bool(value) and all(map(_is_cache, value))
     mode = get_proxy_mode()

@@ -1,4 +1,5 @@
-"""The context in which a module is traced: calls that torch.export ignores or misinterprets are noted or replaced."""
+"""The context in which a module is traced: calls that torch.export ignores or misinterprets are
+noted or replaced."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ class Tracer(TorchFunctionMode):
         if accessor is torch.Tensor.grad and is_user_file(sys._getframe(1).f_code.co_filename):
             self._note(
                 "Tensor.grad",
-                "the gradients that PyTorch keeps are not imported; use torch.autograd.grad within the model",
+                "the gradients that PyTorch keeps are not imported; use torch.autograd.grad "
+                "within the model",
             )
         if function is torch.Tensor.requires_grad_ or accessor is torch.Tensor.requires_grad:
             self._check_flag(*args, **kwargs)
@@ -103,7 +105,8 @@ class Tracer(TorchFunctionMode):
         if any(tensor.requires_grad and not isinstance(tensor, FakeTensor) for tensor in tensors):
             self._note(
                 _name(function),
-                "it takes a tensor that needs a gradient and is no parameter of the module; register it as one",
+                "it takes a tensor that needs a gradient and is no parameter of the module; "
+                "register it as one",
             )
         return function(*args, **kwargs)
 
@@ -114,7 +117,8 @@ class Tracer(TorchFunctionMode):
         if any(parameter is tensor for parameter in self.parameters):
             self._note(
                 "Tensor.requires_grad",
-                "the flag of a parameter changes during the call; use parameter.detach(), or set the flag before the import",
+                "the flag of a parameter changes during the call; use parameter.detach(), or "
+                "set the flag before the import",
             )
 
     def _note(self, operator: str, reason: str, line: str | None = None) -> None:
@@ -152,7 +156,8 @@ class Tracer(TorchFunctionMode):
             if tracer.training and not is_plain:
                 tracer._note(
                     "torch.autograd.graph.saved_tensors_hooks",
-                    "hooks of saved tensors are not imported; use torch.utils.checkpoint to save memory",
+                    "hooks of saved tensors are not imported; use torch.utils.checkpoint to "
+                    "save memory",
                 )
             return packed(hooks)
 
@@ -203,7 +208,8 @@ class Tracer(TorchFunctionMode):
 
 
 def _user_frames(_, stack: traceback.StackSummary) -> traceback.StackSummary:
-    """Return the frames of the user's code, of all functions; torch.export keeps only those named forward."""
+    """Return the frames of the user's code, of all functions; torch.export keeps only those named
+    forward."""
     return traceback.StackSummary.from_list(
         frame for frame in stack if is_user_file(frame.filename)
     )

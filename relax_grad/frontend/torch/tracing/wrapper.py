@@ -46,7 +46,8 @@ class Result:
 
 
 class Wrapper(nn.Module):
-    """A module and a loss as one module that returns a flat tuple of tensors: the loss, if there is one, and the outputs.
+    """A module and a loss as one module that returns a flat tuple of tensors: the loss, if there is
+    one, and the outputs.
 
     Parameters
     ----------
@@ -79,7 +80,8 @@ class Wrapper(nn.Module):
             loss = loss_of(result) if self.loss is None else self.loss(result, *targets)
         if self.loss is not None and not is_loss(loss):
             raise ValueError(
-                f"loss must return a floating-point tensor of one element, but it returns {described(loss)}"
+                "loss must return a floating-point tensor of one element, but it returns "
+                f"{described(loss)}"
             )
         named = dict(named_tensors(result))
         self.result.names, self.result.has_loss = list(named), loss is not None
@@ -94,7 +96,8 @@ class Wrapper(nn.Module):
 
 @contextlib.contextmanager
 def _assigned_buffers(module: nn.Module) -> Iterator[None]:
-    """Write the tensors that a call assigns to buffers into these buffers, as torch.export drops assignments."""
+    """Write the tensors that a call assigns to buffers into these buffers, as torch.export drops
+    assignments."""
     before = [(submodule, dict(submodule._buffers)) for submodule in module.modules()]
     yield
     for submodule, buffers in before:
@@ -106,8 +109,8 @@ def _assigned_buffers(module: nn.Module) -> Iterator[None]:
             is_symbolic = new is not None and not all(isinstance(n, int) for n in new.shape)
             if new is None or is_symbolic or new.shape != old.shape or new.dtype != old.dtype:
                 raise ValueError(
-                    f"the buffer {name} of {type(submodule).__name__} gets {described(new)} in the place of "
-                    f"{described(old)}; a buffer must keep its shape and dtype"
+                    f"the buffer {name} of {type(submodule).__name__} gets {described(new)} in "
+                    f"the place of {described(old)}; a buffer must keep its shape and dtype"
                     + _SYMBOLIC_STATE
                     * is_symbolic
                 )

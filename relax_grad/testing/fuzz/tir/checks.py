@@ -24,7 +24,8 @@ from .interpret import Run, expected
 from .language import Program
 from .memory import guarded
 
-#: The largest accepted error of values that depend on rounding, relative to the largest number. Others must be equal.
+#: The largest accepted error of values that depend on rounding, relative to the largest number.
+#: Others must be equal.
 _TOLERANCES = {"float16": 2e-2, "bfloat16": 0.15, "float32": 2e-5, "float64": 2e-5}
 
 #: The pipelines, by TVM's names. The first is the pipeline under test.
@@ -58,7 +59,8 @@ def check_one(program: Program) -> Outcome:
 
 
 def failure_of(program: Program) -> Failure | None:
-    """Return the failure of a program; TVM's pipeline runs only if the pipeline under test fails."""
+    """Return the failure of a program; TVM's pipeline runs only if the pipeline under test
+    fails."""
     ours = attempt(program, "relax_grad")
     if ours is None:
         return None
@@ -106,7 +108,8 @@ def run(
     *,
     is_guarded: bool,
 ) -> Failure | None:
-    """Run a program and compare its results and parameters with NumPy's; return the failure, if any.
+    """Run a program and compare its results and parameters with NumPy's; return the failure, if
+    any.
 
     Parameters
     ----------
@@ -119,8 +122,9 @@ def run(
     runs : Sequence[Run]
         The parameters, and NumPy's tensors.
     is_guarded : bool
-        Whether the parameters end, and in a second run begin, at an unreadable page. Functions may then rely only on
-        the alignment of the elements. The functions of TVM's pipeline rely on more.
+        Whether the parameters end, and in a second run begin, at an unreadable page. Functions may
+        then rely only on the alignment of the elements. The functions of TVM's pipeline rely on
+        more.
     """
     places = [functools.partial(guarded, at_end=at_end) for at_end in (True, False)]
     try:

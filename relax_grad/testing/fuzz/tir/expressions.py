@@ -1,4 +1,5 @@
-"""Random expressions with bounds on their values, so that sums and products are exact and do not overflow."""
+"""Random expressions with bounds on their values, so that sums and products are exact and do not
+overflow."""
 
 from __future__ import annotations
 
@@ -348,14 +349,16 @@ class Scope:
 
 
 def _fits(extent: int, size: int, shift: int = 0, factor: int = 1) -> bool:
-    """Tell whether ``i * factor + shift`` is below a size for all ``i`` below an extent, for every batch."""
+    """Tell whether ``i * factor + shift`` is below a size for all ``i`` below an extent, for every
+    batch."""
     return all(
         (ir.extent_at(extent, n) - 1) * factor + shift < ir.extent_at(size, n) for n in ir.BATCHES
     )
 
 
 def limited(expr, known: Range, dtype: str, limit: float | None = None) -> tuple[object, Range]:
-    """Return an expression clamped to a limit if its bounds exceed it, and the bounds of its values."""
+    """Return an expression clamped to a limit if its bounds exceed it, and the bounds of its
+    values."""
     limit, known = limit or LIMITS[dtype], known.rounded(dtype)
     if known.bound <= limit:
         return expr, known

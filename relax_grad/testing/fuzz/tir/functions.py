@@ -31,7 +31,8 @@ class Author(Whole, Reductions):
         arguments: Sequence[Argument],
         outputs: Sequence[tuple[tuple[int, ...], str]],
     ) -> tuple[ir.PrimFunc, list[Range]]:
-        """Return a function, and the bounds of the arguments that it writes to and of its results."""
+        """Return a function, and the bounds of the arguments that it writes to and of its
+        results."""
         inputs = [ir.Buffer(f"A{i}", a.shape, a.dtype) for i, a in enumerate(arguments)]
         self.readable = [
             Readable(buffer, argument.range, argument.below)

@@ -13,12 +13,14 @@ from .expressions import is_float
 from .operations import CAST, CHOICE, OPERATIONS
 from .operators import OPERATORS
 
-#: The iterations after which a ``while`` counts as endless, and the maximum number of stores of a function.
+#: The iterations after which a ``while`` counts as endless, and the maximum number of stores of a
+#: function.
 _LONGEST, _LARGEST = 1000, 60_000
 
 
 class InvalidError(Exception):
-    """A program is invalid: for example, it reads unwritten elements or accesses a tensor out of bounds."""
+    """A program is invalid: for example, it reads unwritten elements or accesses a tensor out of
+    bounds."""
 
 
 class Array:
@@ -80,7 +82,8 @@ def _random(rng, param: ir.Tensor, n: int) -> np.ndarray:
 def interpret(program: ir.Program, n: int, inputs: list[np.ndarray]) -> dict[str, Array]:
     """Return every tensor of the Relax function after its run.
 
-    Operators and calls return new tensors. A call that writes to an argument changes that argument's tensor.
+    Operators and calls return new tensors. A call that writes to an argument changes that
+    argument's tensor.
 
     Parameters
     ----------

@@ -1,9 +1,11 @@
-"""The description of a random TIR program: functions of blocks, and the Relax function that calls them.
+"""The description of a random TIR program: functions of blocks, and the Relax function that calls
+them.
 
-A description is data. :mod:`.build` converts it to a module of TVM, :mod:`.interpret` evaluates it by NumPy, element by
-element and without TVM, and :mod:`.shrink` shrinks it.
+A description is data. :mod:`.build` converts it to a module of TVM, :mod:`.interpret` evaluates it
+by NumPy, element by element and without TVM, and :mod:`.shrink` shrinks it.
 
-Extents are integers. In a symbolic program the multiples of :data:`BATCH` are multiples of a variable ``n``.
+Extents are integers. In a symbolic program the multiples of :data:`BATCH` are multiples of a
+variable ``n``.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
-#: The extent that is ``n`` in a symbolic program: a prime, and larger than any extent built from the others there.
+#: The extent that is ``n`` in a symbolic program: a prime, and larger than any extent built from
+#: the others there.
 BATCH = 13
 
 #: The values of ``n`` in the runs of a symbolic program.
@@ -132,7 +135,8 @@ class While:
 
 @dataclass(frozen=True)
 class For:
-    """A loop from ``start`` over ``extent`` iterations; ``kind`` is ``"serial"`` or another of TVM's."""
+    """A loop from ``start`` over ``extent`` iterations; ``kind`` is ``"serial"`` or another of
+    TVM's."""
 
     name: str
     start: object

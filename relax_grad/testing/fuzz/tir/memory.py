@@ -1,4 +1,5 @@
-"""Tensors that end, or begin, at an unreadable page, so that an access out of bounds ends the process."""
+"""Tensors that end, or begin, at an unreadable page, so that an access out of bounds ends the
+process."""
 
 from __future__ import annotations
 

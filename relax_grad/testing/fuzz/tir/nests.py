@@ -1,4 +1,5 @@
-"""Random loop nests around a block: the bindings of its axes, the order of loops, and annotations."""
+"""Random loop nests around a block: the bindings of its axes, the order of loops, and
+annotations."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class Loops:
     kinds : set[str]
         The set to which the kinds of the drawn constructs are added.
     is_plain : bool
-        Whether all loops have the form of TVM's tensor expressions; some may be shorter than their axis.
+        Whether all loops have the form of TVM's tensor expressions; some may be shorter than their
+        axis.
     """
 
     rng: random.Random

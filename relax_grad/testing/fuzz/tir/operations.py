@@ -56,7 +56,8 @@ def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-#: All operations except casts. A choice has no computation in NumPy: only its taken branch is evaluated.
+#: All operations except casts. A choice has no computation in NumPy: only its taken branch is
+#: evaluated.
 OPERATIONS = {
     "add": Operation(operator.add, operator.add),
     "subtract": Operation(operator.sub, operator.sub),

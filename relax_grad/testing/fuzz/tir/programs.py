@@ -44,7 +44,8 @@ def draw(seed: int, number: int) -> ir.Program:
 
 
 def is_valid(program: ir.Program) -> bool:
-    """Tell whether a program is valid: all accesses are in bounds, and elements are written before they are read."""
+    """Tell whether a program is valid: all accesses are in bounds, and elements are written before
+    they are read."""
     try:
         expected(program)
     except InvalidError:

@@ -32,7 +32,8 @@ class Reductions(Parts):
         return known
 
     def reduced(self, buffer: ir.Buffer, name: str | None = None):
-        """Return the operation, value, bounds, initial value, spatial axes and reduced axes of a reduction."""
+        """Return the operation, value, bounds, initial value, spatial axes and reduced axes of a
+        reduction."""
         spatial = self.spatial(buffer.shape)
         count = self.rng.choice([1, 1, 2])
         extents = [self.rng.choice(self.sizes) for _ in range(count)]

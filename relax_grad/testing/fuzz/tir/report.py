@@ -12,7 +12,8 @@ _SCRIPT = '''\
 
 {message}
 
-Found by: python -m relax_grad fuzz --tir --seed {seed} (program {number}). Run this file with Python: it prints the
+Found by: python -m relax_grad fuzz --tir --seed {seed} (program {number}). Run this file with
+Python: it prints the
 tensors that differ from those of NumPy, for relax_grad's pipeline and for TVM's.
 """
 
@@ -27,7 +28,7 @@ import relax_grad.target
 SOURCE = """\\
 {source}"""
 
-# The values of the parameters, and of the parameters and results after the run; None is not written.
+# The values of the parameters, and of parameters and results after the run; None is not written.
 RUNS = [
 {runs}]
 RTOL = {{"float16": 2e-2, "bfloat16": 0.15}}

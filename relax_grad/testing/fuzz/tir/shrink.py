@@ -115,7 +115,8 @@ def _replaced(program: ir.Program, function: ir.PrimFunc) -> ir.Program:
 
 
 def _without_step(program: ir.Program, at: int) -> ir.Program:
-    """Return a program without a step; an operand of the same type, if any, replaces each of its results."""
+    """Return a program without a step; an operand of the same type, if any, replaces each of its
+    results."""
     step, known = program.steps[at], program.tensors()
     steps = program.steps[:at] + program.steps[at + 1 :]
     results = program.results

@@ -76,7 +76,8 @@ def test_an_operator_that_is_in_no_table_is_refused():
     "first", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 3))]
 )
 def test_random_programs_are_equal_or_refused(first):
-    """Programs of writes, views, detached tensors and regions without gradients, with fixed seeds."""
+    """Programs of writes, views, detached tensors and regions without gradients, with fixed
+    seeds."""
     count = max(25, round(100 * sweep.SHARE)) if first else 12
     outcomes = {}
     for seed in range(1000 * first, 1000 * first + count):
@@ -308,7 +309,8 @@ def _repeated(data, values):
 
 
 def test_values_of_writes_at_places_that_repeat():
-    """The values are PyTorch's; its gradient goes to values that the last one replaces, and this one does not."""
+    """The values are PyTorch's; its gradient goes to values that the last one replaces, and this
+    one does not."""
     data, values = torch.arange(4.0), torch.tensor([0.5, -1.0, 2.0, 3.0])
     assert check_all([Case("values", _repeated, (data, values), False)]) == {}
     index = torch.tensor([2, 0, 2, 2])

@@ -73,7 +73,8 @@ class Reverse(Function):
 
 
 class Clamp(Function):
-    """The gradient passes where the input is inside, or comes back inside; it is written in place."""
+    """The gradient passes where the input is inside, or comes back inside; it is written in
+    place."""
 
     @staticmethod
     def forward(ctx, x, low, high):
@@ -110,7 +111,8 @@ class Swish(Function):
 
 
 class Product(Function):
-    """It has no gradient for the second input, and broadcasts: its gradients are summed to the shapes of inputs."""
+    """It has no gradient for the second input, and broadcasts: its gradients are summed to the
+    shapes of inputs."""
 
     @staticmethod
     def forward(ctx, x, mask, y, index):
@@ -303,7 +305,8 @@ def test_a_wrapped_module():
 
 
 def gradient_of_gradient(function, x):
-    """Return the gradient of a sum of squares of gradients with respect to the input, by TVM and by PyTorch."""
+    """Return the gradient of a sum of squares of gradients with respect to the input, by TVM and by
+    PyTorch."""
     module = model(function)
     imported = from_module(module, (x,))
     first = relax_grad.value_and_grad(imported.module, "loss", wrt=["x"])
@@ -372,7 +375,8 @@ def test_gradients_of_inputs_that_need_none_in_pytorch():
 
 
 def backward_of(function):
-    """Return a loss with the identity function, whose gradient is ``function(ctx, gradient, module)``."""
+    """Return a loss with the identity function, whose gradient is
+    ``function(ctx, gradient, module)``."""
 
     def loss(m, x):
         class Faulty(Function):

@@ -1,4 +1,5 @@
-"""Models that compute gradients themselves, against PyTorch: penalties, energies, inner loops, torch.func."""
+"""Models that compute gradients themselves, against PyTorch: penalties, energies, inner loops,
+torch.func."""
 
 from __future__ import annotations
 
