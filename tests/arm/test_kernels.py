@@ -24,9 +24,12 @@ from relax_grad.testing._program import without_assertions
 #: The batch of static and of symbolic kernels.
 BATCH = 3
 
-#: The largest difference, relative to max(1, the largest number). Sums have another order for
-#: vectors of another width.
-TOLERANCE = 2e-6
+#: The largest differences, relative to max(1, the largest number). Sums have another order for
+#: vectors of another width, so that results in half precision may be rounded to the next number.
+TOLERANCES = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
+
+#: Parts of the names of the operators half of whose cases run in the default suite.
+WHOLE = "attention", "lstm", "gru", "rnn", "recurrent", "quantized"
 
 
 FOLDER = Path(relax_grad.cpu.kernel.__file__).parent
@@ -70,13 +73,12 @@ def arrays_of(call: KernelCall) -> tuple[list[np.ndarray], list[np.ndarray]]:
     rng = np.random.default_rng(zlib.crc32(call.case.name.encode()))
     arguments = [
         rng.normal(size=shape).astype(dtype)
-        if dtype == "float32"
+        if "float" in dtype
         else rng.integers(-5, 5, shape).astype(dtype)
         for shape, dtype in inputs
     ]
     results = [
-        np.full(shape, np.nan if dtype.startswith("float") else 77, dtype)
-        for shape, dtype in outputs
+        np.full(shape, np.nan if "float" in dtype else 77, dtype) for shape, dtype in outputs
     ]
     return arguments, results
 
@@ -91,14 +93,18 @@ def library_of(calls: Sequence[KernelCall], target, path: Path, **options) -> Pa
     return path
 
 
-def differences(chosen: Sequence[KernelCase], name: str, cpu: str, programs, folder) -> list[str]:
-    """Return the cases, alternately static and symbolic, whose results on a processor differ from
-    those here."""
+def differences(
+    chosen: Sequence[KernelCase], name: str, cpu: str, programs, folder, dtype: str = "float32"
+) -> list[str]:
+    """Return the cases whose results on a processor differ from those here.
+
+    They are alternately static and symbolic, with floats of a dtype.
+    """
     target, here = relax_grad.target.arm(name), relax_grad.target.host()
     batches = [BATCH if i % 2 else None for i in range(len(chosen))]
     pairs = list(zip(chosen, batches, strict=True))
-    there = [kernel_of(case, target, batch) for case, batch in pairs]
-    own = [kernel_of(case, here, batch) for case, batch in pairs]
+    there = [kernel_of(case, target, batch, dtype) for case, batch in pairs]
+    own = [kernel_of(case, here, batch, dtype) for case, batch in pairs]
     arrays = {f"kernel{i}": arrays_of(call) for i, call in enumerate(there)}
     library = library_of(there, target, folder / "there.so", cc=arm.COMPILER)
     found = arm.call(
@@ -115,7 +121,7 @@ def differences(chosen: Sequence[KernelCase], name: str, cpu: str, programs, fol
         module[name](*tensors)
         wanted = [tensor.numpy() for tensor in tensors[len(arguments) :]]
         error = max(map(arm.difference, found[name], wanted), default=np.inf)
-        if error > TOLERANCE:
+        if error > TOLERANCES[dtype]:
             faults.append(f"{case.name}: {error}")
     return faults
 
@@ -125,6 +131,31 @@ def test_every_family(programs, tmp_path):
     NEON alone."""
     chosen, _ = choice()
     assert differences(chosen, "cortex-a72", "cortex-a72", programs, tmp_path) == []
+
+
+def test_attention_and_recurrences(programs, tmp_path):
+    """Half of the cases of attention, recurrences and quantised products, of each operator some."""
+    chosen = [case for case in cases() if any(part in case.op for part in WHOLE)][::2]
+    assert differences(chosen, "cortex-a76", "cortex-a76", programs, tmp_path) == []
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(dtype, programs, tmp_path):
+    """Each operator whose kernels take half precision; widened in registers on this processor."""
+    chosen = {case.op: case for case in cases() if case.takes(dtype)}.values()
+    found = differences(list(chosen), "cortex-a72", "cortex-a72", programs, tmp_path, dtype)
+    assert found == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "cpu"),
+    [("cortex-a53", "cortex-a53"), ("cortex-a76", "cortex-a76"), ("neoverse-n2", "max")],
+)
+def test_all_kernels_in_half_precision(name, cpu, dtype, programs, tmp_path):
+    chosen = [case for case in share(cases()) if case.takes(dtype)]
+    assert differences(chosen, name, cpu, programs, tmp_path, dtype) == []
 
 
 @pytest.mark.slow

@@ -21,7 +21,12 @@ import numpy as np
 import relax_grad.runtime
 
 ROOT = Path(__file__).parents[2]
-COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+COMPILER = "aarch64-linux-gnu-g++"
+
+#: The emulator, by the names that Debian's packages qemu-user and qemu-user-static give it.
+EMULATOR = "qemu-aarch64"
+if shutil.which(EMULATOR) is None and shutil.which(f"{EMULATOR}-static"):
+    EMULATOR += "-static"
 
 #: The folder of the C library for AArch64, on Debian.
 _SYSROOT = os.environ.get("QEMU_LD_PREFIX", "/usr/aarch64-linux-gnu")
@@ -46,7 +51,7 @@ def missing() -> str | None:
     for tool, package in (
         ("cmake", "cmake"),
         (COMPILER, "g++-aarch64-linux-gnu"),
-        (EMULATOR, "qemu-user"),
+        (EMULATOR, "qemu-user or qemu-user-static"),
     ):
         if shutil.which(tool) is None:
             return f"{tool} is not installed (Debian's package {package})"
