@@ -67,11 +67,13 @@ torch: $(BIN)/python ## install the PyTorch that the tests compare with, and the
 lint: $(STAMP)lint ## check the style, and the types of public functions
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	git ls-files '*.cc' '*.h' '*.c' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/mypy
 
 format: $(STAMP)lint ## mend the style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	git ls-files '*.cc' '*.h' '*.c' | xargs $(BIN)/clang-format -i
 
 docs: $(STAMP)docs ## build the documentation in docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html

@@ -79,7 +79,7 @@ setup(
         "matrix": ["nox>=2025.5.1,<2027"],
         "release": ["build>=1.2,<2", "twine>=6,<7"],
         # The formatter's output changes between minor versions.
-        "lint": ["ruff>=0.17.5,<0.18", "mypy>=2.4.1,<2.5"],
+        "lint": ["ruff>=0.17.5,<0.18", "mypy>=2.4.1,<2.5", "clang-format>=19.1,<20"],
     },
     entry_points={"console_scripts": ["relax-grad=relax_grad.cli:main"]},
     classifiers=[

@@ -10,23 +10,24 @@
 
 typedef float vector __attribute__((vector_size(4 * LANES)));
 
-/* Two units with a latency of 4 or 5 cycles need 10 chains; 12 and their 2 operands fit in 16 registers. */
+/* Two units with a latency of 4 or 5 cycles need 10 chains; 12 and their 2 operands fit in 16
+ * registers. */
 #define EACH_CHAIN(F) F(0) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10) F(11)
 #define CHAINS 12
 
-/* Compute `rounds` multiply-adds in each chain, and return the number of floating-point operations. */
-double multiply_adds(long rounds, float factor, float addend, float *result)
-{
-    const vector x = factor - (vector){0}, y = addend - (vector){0};
+/* Compute `rounds` multiply-adds in each chain, and return the number of floating-point operations.
+ */
+double multiply_adds(long rounds, float factor, float addend, float *result) {
+  const vector x = factor - (vector){0}, y = addend - (vector){0};
 #define START(i) vector s##i = x * (float)i;
 #define STEP(i) s##i = s##i * x + y;
 #define ADD(i) total += s##i;
-    EACH_CHAIN(START)
-    for (long round = 0; round < rounds; round++) {
-        EACH_CHAIN(STEP)
-    }
-    vector total = {0};
-    EACH_CHAIN(ADD)
-    *result = total[0];
-    return 2.0 * LANES * CHAINS * (double)rounds;
+  EACH_CHAIN(START)
+  for (long round = 0; round < rounds; round++) {
+    EACH_CHAIN(STEP)
+  }
+  vector total = {0};
+  EACH_CHAIN(ADD)
+  *result = total[0];
+  return 2.0 * LANES * CHAINS * (double)rounds;
 }

@@ -17,9 +17,9 @@
 #define MOST_AXES 64
 
 /* Leaves a function with a code that is not RELAX_GRAD_OK. */
-#define TRY(call)                            \
-  do {                                       \
-    int32_t code_ = (call);                  \
+#define TRY(call)                             \
+  do {                                        \
+    int32_t code_ = (call);                   \
     if (code_ != RELAX_GRAD_OK) return code_; \
   } while (0)
 

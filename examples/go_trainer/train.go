@@ -211,7 +211,8 @@ func main() {
 	rows, second := strconv.ParseInt(os.Args[4], 10, 64)
 	rate, third := strconv.ParseFloat(os.Args[5], 64)
 	if first != nil || second != nil || third != nil || epochs < 1 || rows < 1 {
-		fmt.Fprintln(os.Stderr, "error: EPOCHS and ROWS must be integers from 1, and LEARNING_RATE a number")
+		fmt.Fprintln(os.Stderr,
+			"error: EPOCHS and ROWS must be integers from 1, and LEARNING_RATE a number")
 		os.Exit(2)
 	}
 	if err := train(os.Args[1], os.Args[2], epochs, rows, rate, os.Args[6]); err != nil {

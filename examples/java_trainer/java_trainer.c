@@ -1,5 +1,5 @@
-/* The native methods of Trainer.java: each calls functions of relax_grad_trainer.h. A failure throws
- * a TrainerException, with which the method of Java ends. */
+/* The native methods of Trainer.java: each calls functions of relax_grad_trainer.h. A failure
+ * throws a TrainerException, with which the method of Java ends. */
 #include <jni.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,7 +68,8 @@ METHOD(jobjectArray, batchNames)(JNIEnv* env, jclass self, jlong handle) {
   return names;
 }
 
-METHOD(void, setHyperparameter)(JNIEnv* env, jclass self, jlong trainer, jstring name, jdouble value) {
+METHOD(void, setHyperparameter)(JNIEnv* env, jclass self, jlong trainer, jstring name,
+                                jdouble value) {
   (void)self;
   const char* text = (*env)->GetStringUTFChars(env, name, NULL);
   if (text == NULL) return;
@@ -114,7 +115,8 @@ METHOD(jdouble, step)(JNIEnv* env, jclass self, jlong handle, jlong file, jlong 
   relax_grad_result result = {0, 0};
   if (batch == NULL || shapes == NULL) {
     fail(env, "there is no memory");
-  } else if (fill(env, trainer, (relax_grad_file*)(intptr_t)file, number, first, rows, batch, shapes)) {
+  } else if (fill(env, trainer, (relax_grad_file*)(intptr_t)file, number, first, rows, batch,
+                  shapes)) {
     ok(env, relax_grad_step(trainer, batch, number, &result));
   }
   for (int64_t i = 0; shapes != NULL && i < number; ++i) free(shapes[i]);

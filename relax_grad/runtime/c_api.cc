@@ -156,7 +156,8 @@ relax_grad_tensor View(const std::pair<std::string, Tensor>& named) {
   const auto& [name, tensor] = named;
   const relax_grad::Dtype* dtype = relax_grad::DtypeOf(relax_grad::DtypeName(tensor));
   if (dtype == nullptr) {
-    throw Error(name + " has the dtype " + relax_grad::DtypeName(tensor) + ", which C does not get");
+    throw Error(name + " has the dtype " + relax_grad::DtypeName(tensor) +
+                ", which C does not get");
   }
   if (!tensor.IsContiguous()) throw Error(name + " has strides, which C does not get");
   const DLTensor* view = tensor.GetDLTensorPtr();
@@ -170,7 +171,8 @@ relax_grad_tensor View(const std::pair<std::string, Tensor>& named) {
 
 /// Copies a tensor of the caller, whose parts are examined first.
 Tensor Copy(const relax_grad_tensor& buffer, const std::string& name) {
-  const relax_grad::Dtype* dtype = relax_grad::DtypeOf(Pointer(buffer.dtype, (name + ": dtype").c_str()));
+  const relax_grad::Dtype* dtype =
+      relax_grad::DtypeOf(Pointer(buffer.dtype, (name + ": dtype").c_str()));
   if (dtype == nullptr) throw Error(name + ": there is no dtype " + buffer.dtype);
   if (buffer.num_axes < 0 || buffer.num_axes > Number(relax_grad::kMostAxes)) {
     throw Error(name + ": num_axes must be from 0 to " + std::to_string(relax_grad::kMostAxes) +
@@ -417,14 +419,15 @@ int32_t relax_grad_metric(relax_grad_trainer* trainer, int64_t index, const char
   });
 }
 
-int32_t relax_grad_num_group_tensors(relax_grad_trainer* trainer, const char* group, int64_t* number) {
+int32_t relax_grad_num_group_tensors(relax_grad_trainer* trainer, const char* group,
+                                     int64_t* number) {
   return Run([&] {
     *Pointer(number, "number") = Number(Group(Trainers().Get(trainer, "trainer"), group).size());
   });
 }
 
 int32_t relax_grad_group_tensor(relax_grad_trainer* trainer, const char* group, int64_t index,
-                             relax_grad_tensor* tensor) {
+                                relax_grad_tensor* tensor) {
   return Run([&] {
     const NamedTensors& tensors = Group(Trainers().Get(trainer, "trainer"), group);
     *Pointer(tensor, "tensor") = View(tensors[Place(index, tensors.size(), "tensor of the group")]);
@@ -444,7 +447,7 @@ int32_t relax_grad_set_counters(relax_grad_trainer* trainer, const relax_grad_co
     relax_grad_trainer& own = Trainers().Get(trainer, "trainer");
     Pointer(counters, "counters");
     relax_grad::Counters changed{counters->seed,    counters->steps, counters->updates,
-                               counters->skipped, counters->epoch, counters->batch};
+                                 counters->skipped, counters->epoch, counters->batch};
     relax_grad::CheckCounters(changed, "counters");
     own.trainer.counters() = changed;
   });

@@ -28,8 +28,9 @@ std::set<std::string> CpuLevels() {
              __builtin_cpu_supports("sse4.1") && __builtin_cpu_supports("sse4.2");
   if (has) levels.insert("x86-64-v2");
   // AVX includes the operating system's support of its registers.
-  has = has && HasBits(1, kMovbe | kF16c) && HasBits(kExtended, kLzcnt) && __builtin_cpu_supports("avx") &&
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+  has = has && HasBits(1, kMovbe | kF16c) && HasBits(kExtended, kLzcnt) &&
+        __builtin_cpu_supports("avx") && __builtin_cpu_supports("avx2") &&
+        __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
         __builtin_cpu_supports("fma");
   if (has) levels.insert("x86-64-v3");
   has = has && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -7,7 +7,8 @@
 
 namespace relax_grad {
 
-/// Returns the levels, from "x86-64" to "x86-64-v4", that the processor and the operating system support; none on other processors.
+/// Returns the levels, from "x86-64" to "x86-64-v4", that the processor and the operating system
+/// support; none on other processors.
 std::set<std::string> CpuLevels();
 
 }  // namespace relax_grad

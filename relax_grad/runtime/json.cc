@@ -217,7 +217,8 @@ std::string JsonReader::Name() {
   std::string name = Text();
   if (name.empty()) Fail("is an empty text");
   for (char character : name) {
-    if (static_cast<unsigned char>(character) < 0x20) Fail("has control characters: " + Shown(name));
+    if (static_cast<unsigned char>(character) < 0x20)
+      Fail("has control characters: " + Shown(name));
   }
   return name;
 }

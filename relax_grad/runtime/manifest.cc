@@ -183,7 +183,8 @@ class Reader {
     return slice;
   }
 
-  void CheckRanges(const std::vector<IndexRange>& ranges, const std::vector<TensorType>& inputs) const {
+  void CheckRanges(const std::vector<IndexRange>& ranges,
+                   const std::vector<TensorType>& inputs) const {
     std::set<std::string> symbols;
     for (const TensorType& spec : inputs) symbols.insert(spec.symbols.begin(), spec.symbols.end());
     for (const IndexRange& range : ranges) {

@@ -23,7 +23,8 @@ inline constexpr int64_t kVersion = 2, kOldest = 1;
 /// The groups of tensors.
 inline constexpr const char* kGroups[] = {"params", "frozen", "states", "optimizer_state"};
 
-/// The most axes of a tensor. DLPack has 32 bits for their number, and TVM's functions take far fewer.
+/// The most axes of a tensor. DLPack has 32 bits for their number, and TVM's functions take far
+/// fewer.
 inline constexpr size_t kMostAxes = 64;
 
 struct Dtype {

@@ -17,11 +17,13 @@ struct Outcome {
   bool is_applied;
 };
 
-/// Returns the outcome of a step. relax_grad/training/_outcome.py has the same table, and a test compares both.
+/// Returns the outcome of a step. relax_grad/training/_outcome.py has the same table, and a test
+/// compares both.
 ///
 /// @param is_finite Whether the loss is finite.
 /// @param is_applied Whether the metric "applied" is 1, as it is without this metric.
-/// @param is_scaled Whether the step has dynamic loss scaling. A scale takes its new value from every step.
+/// @param is_scaled Whether the step has dynamic loss scaling. A scale takes its new value from
+/// every step.
 constexpr Outcome OutcomeOf(bool is_finite, bool is_applied, bool is_scaled) {
   constexpr Outcome kDone{false, true, false, true};
   constexpr Outcome kScaleIsTooLarge{false, true, true, false};
@@ -32,8 +34,8 @@ constexpr Outcome OutcomeOf(bool is_finite, bool is_applied, bool is_scaled) {
   return is_scaled ? kScaleIsTooLarge : kIsNotFinite;
 }
 
-/// Returns whether the next step updates the parameters, and does not only add its gradient to a sum. Skipped batches
-/// have no place among those of an accumulated gradient.
+/// Returns whether the next step updates the parameters, and does not only add its gradient to a
+/// sum. Skipped batches have no place among those of an accumulated gradient.
 constexpr bool IsUpdate(int64_t steps, int64_t skipped, int64_t accumulate) {
   return (steps - skipped + 1) % accumulate == 0;
 }

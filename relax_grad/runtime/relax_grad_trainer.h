@@ -164,9 +164,9 @@ RELAX_GRAD_API int32_t relax_grad_metric(relax_grad_trainer* trainer, int64_t in
  * "optimizer_state". A change of the values changes the model. Pointers are valid until the next
  * step, loading or closing. */
 RELAX_GRAD_API int32_t relax_grad_num_group_tensors(relax_grad_trainer* trainer, const char* group,
-                                              int64_t* number);
+                                                    int64_t* number);
 RELAX_GRAD_API int32_t relax_grad_group_tensor(relax_grad_trainer* trainer, const char* group,
-                                            int64_t index, relax_grad_tensor* tensor);
+                                               int64_t index, relax_grad_tensor* tensor);
 
 RELAX_GRAD_API int32_t relax_grad_get_counters(relax_grad_trainer* trainer,
                                                relax_grad_counters* counters);

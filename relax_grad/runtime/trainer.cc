@@ -28,14 +28,17 @@ namespace {
 // VirtualMachine.POOLED_ALLOCATOR of TVM.
 constexpr int kPooledAllocator = 2;
 
-/// Throws if a tensor has another type; symbols get their values from the first tensor that has them.
+/// Throws if a tensor has another type; symbols get their values from the first tensor that has
+/// them.
 void Check(const std::string& what, const Tensor& tensor, const TensorType& spec,
            std::map<std::string, int64_t>* symbols) {
   if (!tensor.defined()) throw Error(what + " is no tensor");
   if (tensor.device().device_type != kDLCPU) throw Error(what + " must be on the CPU");
   if (!tensor.IsContiguous()) throw Error(what + " has strides; give a copy without them");
-  if (tensor.byte_offset() != 0 || reinterpret_cast<uintptr_t>(tensor.data_ptr()) % kAlignment != 0) {
-    throw Error(what + " must be in memory that is aligned to " + std::to_string(kAlignment) + " bytes, as that of MakeTensor");
+  if (tensor.byte_offset() != 0 ||
+      reinterpret_cast<uintptr_t>(tensor.data_ptr()) % kAlignment != 0) {
+    throw Error(what + " must be in memory that is aligned to " + std::to_string(kAlignment) +
+                " bytes, as that of MakeTensor");
   }
   std::vector<int64_t> shape = ShapeOf(tensor);
   bool fits = shape.size() == spec.shape.size() && DtypeName(tensor) == spec.dtype;
@@ -51,8 +54,8 @@ void Check(const std::string& what, const Tensor& tensor, const TensorType& spec
     }
   }
   if (!fits) {
-    throw Error(what + " must have shape (" + wanted.str() + ") and dtype " + spec.dtype + ", but it has " +
-                ShapeText(shape) + " and " + DtypeName(tensor));
+    throw Error(what + " must have shape (" + wanted.str() + ") and dtype " + spec.dtype +
+                ", but it has " + ShapeText(shape) + " and " + DtypeName(tensor));
   }
 }
 
@@ -71,7 +74,8 @@ double Scalar(const Tensor& tensor) {
   int exponent = bits >> 10 & 31, fraction = bits & 1023;
   double sign = bits >> 15 ? -1.0 : 1.0;
   if (exponent == 31) return fraction ? NAN : sign * INFINITY;
-  return exponent ? sign * std::ldexp(1024 + fraction, exponent - 25) : sign * std::ldexp(fraction, -24);
+  return exponent ? sign * std::ldexp(1024 + fraction, exponent - 25)
+                  : sign * std::ldexp(fraction, -24);
 }
 
 std::vector<Tensor> TensorsOf(const ffi::Any& value) {
@@ -89,7 +93,8 @@ class Trainer::Impl {
  public:
   Impl(const std::string& folder, const Options& options) : options_(options) {
     if (options_.num_threads < 0) {
-      throw Error("num_threads must not be negative, but it is " + std::to_string(options_.num_threads));
+      throw Error("num_threads must not be negative, but it is " +
+                  std::to_string(options_.num_threads));
     }
     std::string where = folder + "/manifest.json";
     manifest_ = Guarded(where, [&] { return ParseManifest(ReadFile(where, kMaxHeader), where); });
@@ -104,12 +109,14 @@ class Trainer::Impl {
     Load(folder + "/" + manifest_.state);
   }
 
-  StepResult Step(const std::vector<Tensor>& batch, const std::map<std::string, double>& hyperparameters) {
+  StepResult Step(const std::vector<Tensor>& batch,
+                  const std::map<std::string, double>& hyperparameters) {
     if (batch.size() != manifest_.batch.size()) {
       std::string names;
-      for (const TensorType& type : manifest_.batch) names += (names.empty() ? "" : ", ") + type.name;
-      throw Error("the step takes " + std::to_string(manifest_.batch.size()) + " tensors (" + names + "), but " +
-                  std::to_string(batch.size()) + " were given");
+      for (const TensorType& type : manifest_.batch)
+        names += (names.empty() ? "" : ", ") + type.name;
+      throw Error("the step takes " + std::to_string(manifest_.batch.size()) + " tensors (" +
+                  names + "), but " + std::to_string(batch.size()) + " were given");
     }
     CheckCounters(counters_, "the step");
     std::map<std::string, int64_t> symbols;
@@ -123,7 +130,8 @@ class Trainer::Impl {
     std::map<std::string, double> scalars = hyperparameters_;
     for (const auto& [name, value] : hyperparameters) {
       if (!scalars.count(name)) throw Error("the step has no hyperparameter " + name);
-      if (!std::isfinite(value)) throw Error(name + " must be finite, but it is " + std::to_string(value));
+      if (!std::isfinite(value))
+        throw Error(name + " must be finite, but it is " + std::to_string(value));
       scalars[name] = value;
     }
     for (const auto& [name, value] : manifest_.hyperparameters) {
@@ -135,9 +143,11 @@ class Trainer::Impl {
     bool updates = IsUpdate(counters_.steps, counters_.skipped, manifest_.accumulate);
     StepResult result{0, {}, {}, true};
     ffi::Array<ffi::Any> results = Guarded("the step failed", [&] {
-      auto fields = Call(updates ? *step_ : *accumulate_step_, arguments).cast<ffi::Array<ffi::Any>>();
+      auto fields =
+          Call(updates ? *step_ : *accumulate_step_, arguments).cast<ffi::Array<ffi::Any>>();
       result.loss = Scalar(fields[0].cast<Tensor>());
-      auto metrics = fields[1].cast<ffi::Array<Tensor>>(), outputs = fields[2].cast<ffi::Array<Tensor>>();
+      auto metrics = fields[1].cast<ffi::Array<Tensor>>(),
+           outputs = fields[2].cast<ffi::Array<Tensor>>();
       for (size_t i = 0; i < manifest_.metrics.size(); ++i) {
         result.metrics[manifest_.metrics[i]] = Scalar(metrics[i]);
       }
@@ -151,8 +161,10 @@ class Trainer::Impl {
     bool is_applied = applied == result.metrics.end() || applied->second == 1.0;
     Outcome outcome = OutcomeOf(is_finite, is_applied, result.metrics.count("loss_scale") != 0);
     if (outcome.raises && !options_.skip_nonfinite) {
-      throw NotFiniteError((is_finite ? "a gradient is not finite" : "the loss is " + std::to_string(result.loss)) +
-                           std::string(" in step ") + std::to_string(counters_.steps) + "; everything is as before the step");
+      throw NotFiniteError(
+          (is_finite ? "a gradient is not finite" : "the loss is " + std::to_string(result.loss)) +
+          std::string(" in step ") + std::to_string(counters_.steps) +
+          "; everything is as before the step");
     }
     counters_.steps += 1;
     if (outcome.is_skipped) counters_.skipped += 1;
@@ -178,7 +190,8 @@ class Trainer::Impl {
       Check(manifest_.inputs[i].name, inputs[i], manifest_.inputs[i], &symbols);
       arguments.emplace_back(inputs[i]);
     }
-    if (options_.check_inputs) CheckRanges(manifest_.input_ranges, manifest_.inputs, inputs, symbols);
+    if (options_.check_inputs)
+      CheckRanges(manifest_.input_ranges, manifest_.inputs, inputs, symbols);
     Begin(symbols);
     std::map<std::string, Tensor> known;
     for (const char* group : {"params", "frozen", "states"}) {
@@ -190,7 +203,8 @@ class Trainer::Impl {
 
   Tensors Group(const std::string& name) const {
     auto group = groups_.find(name);
-    if (group == groups_.end()) throw Error("there is no group " + name + ": params, frozen, states, optimizer_state");
+    if (group == groups_.end())
+      throw Error("there is no group " + name + ": params, frozen, states, optimizer_state");
     Tensors tensors;
     const std::vector<TensorType>& specs = manifest_.groups.at(name);
     for (size_t i = 0; i < specs.size(); ++i) tensors[specs[i].name] = group->second[i];
@@ -200,7 +214,8 @@ class Trainer::Impl {
   void Save(const std::string& path) const {
     Tensors tensors;
     for (const char* group : kGroups) {
-      for (const auto& [name, tensor] : Group(group)) tensors[std::string(group) + "/" + name] = tensor;
+      for (const auto& [name, tensor] : Group(group))
+        tensors[std::string(group) + "/" + name] = tensor;
     }
     CheckCounters(counters_, path);
     std::string text = DescribedText({kVersion, counters_, history_, more_});
@@ -222,14 +237,18 @@ class Trainer::Impl {
       for (const TensorType& spec : manifest_.groups.at(group)) {
         std::string name = std::string(group) + "/" + spec.name;
         auto tensor = file.tensors.find(name);
-        if (tensor == file.tensors.end()) throw Error(path + " lacks " + name + "; it was written by a trainer of another step");
+        if (tensor == file.tensors.end())
+          throw Error(path + " lacks " + name + "; it was written by a trainer of another step");
         Check(path + ": " + name, tensor->second, spec, nullptr);
         tensors.push_back(tensor->second);
         ++count;
       }
       groups[group] = tensors;
     }
-    if (count != file.tensors.size()) throw Error(path + " has tensors that the step does not; it was written by a trainer of another step");
+    if (count != file.tensors.size())
+      throw Error(
+          path +
+          " has tensors that the step does not; it was written by a trainer of another step");
     groups_ = groups;
     counters_ = described.counters;
     history_ = described.history;
@@ -243,7 +262,8 @@ class Trainer::Impl {
   std::map<std::string, double> hyperparameters_;
 
  private:
-  /// Prepares TVM's runtime for a call. The memory of tensors of other symbolic extents is freed, which TVM would keep for each size.
+  /// Prepares TVM's runtime for a call. The memory of tensors of other symbolic extents is freed,
+  /// which TVM would keep for each size.
   void Begin(const std::map<std::string, int64_t>& extents) {
     SetThreads();
     if (extents == extents_) return;
@@ -285,20 +305,25 @@ class Trainer::Impl {
     ffi::Module module = ffi::Module::LoadFromFile(ffi::String(path));
     ffi::Function load = GetFunction(SelectVersion(module, library), "vm_load_executable", library);
     machine_ = load().cast<ffi::Module>();
-    GetFunction(*machine_, "vm_initialization", library)(static_cast<int>(kDLCPU), 0, kPooledAllocator);
+    GetFunction(*machine_, "vm_initialization", library)(static_cast<int>(kDLCPU), 0,
+                                                         kPooledAllocator);
     // The seed, and the groups.
-    size_t count = manifest_.batch.size() + manifest_.hyperparameters.size() + 1 + std::size(kGroups);
+    size_t count =
+        manifest_.batch.size() + manifest_.hyperparameters.size() + 1 + std::size(kGroups);
     step_ = FunctionOf("step", count, library);
     if (manifest_.accumulate > 1) accumulate_step_ = FunctionOf("accumulate", count, library);
     if (!manifest_.forward.empty()) {
-      predict_ = FunctionOf(manifest_.forward, manifest_.inputs.size() + manifest_.values.size(), library);
+      predict_ =
+          FunctionOf(manifest_.forward, manifest_.inputs.size() + manifest_.values.size(), library);
     }
   }
 
   /// Returns the executable of a library that this processor runs, and notes its level.
   ffi::Module SelectVersion(const ffi::Module& module, const std::string& library) {
     if (manifest_.levels.empty()) {
-      if (!options_.level.empty()) throw Error(library + " was compiled for one processor, and has no version for " + options_.level);
+      if (!options_.level.empty())
+        throw Error(library + " was compiled for one processor, and has no version for " +
+                    options_.level);
       return module;
     }
     std::vector<ffi::Module> versions{module};
@@ -313,8 +338,8 @@ class Trainer::Impl {
       }
     }
     if (versions.size() != manifest_.levels.size()) {
-      throw Error(library + " has " + std::to_string(versions.size()) + " versions, but the manifest names " +
-                  std::to_string(manifest_.levels.size()));
+      throw Error(library + " has " + std::to_string(versions.size()) +
+                  " versions, but the manifest names " + std::to_string(manifest_.levels.size()));
     }
     std::set<std::string> levels = CpuLevels();
     std::string names;
@@ -326,14 +351,19 @@ class Trainer::Impl {
       }
       names = manifest_.levels[i] + (names.empty() ? "" : ", ") + names;
     }
-    if (options_.level.empty()) throw Error(library + " has versions for " + names + ", but the processor has none of these levels");
-    bool is_there = std::count(manifest_.levels.begin(), manifest_.levels.end(), options_.level) != 0;
-    throw Error(is_there ? "the processor has no " + options_.level
-                         : library + " has no version for " + options_.level + ", but for " + names);
+    if (options_.level.empty())
+      throw Error(library + " has versions for " + names +
+                  ", but the processor has none of these levels");
+    bool is_there =
+        std::count(manifest_.levels.begin(), manifest_.levels.end(), options_.level) != 0;
+    throw Error(is_there
+                    ? "the processor has no " + options_.level
+                    : library + " has no version for " + options_.level + ", but for " + names);
   }
 
   /// Returns a function of the machine; throws if it takes another number of arguments.
-  ffi::Function FunctionOf(const std::string& name, size_t count, const std::string& library) const {
+  ffi::Function FunctionOf(const std::string& name, size_t count,
+                           const std::string& library) const {
     ffi::Function function = GetFunction(*machine_, name, library);
     ffi::Function arity = GetFunction(*machine_, "get_function_arity", library);
     int64_t taken = arity(ffi::String(name)).cast<int64_t>();
@@ -344,7 +374,8 @@ class Trainer::Impl {
     return function;
   }
 
-  static ffi::Function GetFunction(const ffi::Module& module, const std::string& name, const std::string& library) {
+  static ffi::Function GetFunction(const ffi::Module& module, const std::string& name,
+                                   const std::string& library) {
     auto function = module->GetFunction(ffi::String(name));
     if (!function.has_value()) throw Error(library + " has no function " + name);
     return *function;
@@ -366,15 +397,19 @@ class Trainer::Impl {
   std::string history_, more_;
 };
 
-Trainer::Trainer(const std::string& folder, const Options& options) : impl_(new Impl(folder, options)) {}
+Trainer::Trainer(const std::string& folder, const Options& options)
+    : impl_(new Impl(folder, options)) {}
 Trainer::~Trainer() = default;
 Trainer::Trainer(Trainer&&) noexcept = default;
 Trainer& Trainer::operator=(Trainer&&) noexcept = default;
 
-StepResult Trainer::Step(const std::vector<Tensor>& batch, const std::map<std::string, double>& hyperparameters) {
+StepResult Trainer::Step(const std::vector<Tensor>& batch,
+                         const std::map<std::string, double>& hyperparameters) {
   return impl_->Step(batch, hyperparameters);
 }
-std::vector<Tensor> Trainer::Predict(const std::vector<Tensor>& inputs) { return impl_->Predict(inputs); }
+std::vector<Tensor> Trainer::Predict(const std::vector<Tensor>& inputs) {
+  return impl_->Predict(inputs);
+}
 void Trainer::Save(const std::string& path) const { impl_->Save(path); }
 void Trainer::Load(const std::string& path) { impl_->Load(path); }
 const std::string& Trainer::level() const { return impl_->level_; }
@@ -382,7 +417,9 @@ const std::vector<std::string>& Trainer::batch_names() const { return impl_->bat
 const std::vector<std::string>& Trainer::input_names() const { return impl_->input_names_; }
 const std::vector<TensorType>& Trainer::batch_types() const { return impl_->manifest_.batch; }
 const std::vector<TensorType>& Trainer::input_types() const { return impl_->manifest_.inputs; }
-const std::map<std::string, double>& Trainer::hyperparameters() const { return impl_->hyperparameters_; }
+const std::map<std::string, double>& Trainer::hyperparameters() const {
+  return impl_->hyperparameters_;
+}
 Tensors Trainer::group(const std::string& name) const { return impl_->Group(name); }
 Counters& Trainer::counters() { return impl_->counters_; }
 const Counters& Trainer::counters() const { return impl_->counters_; }

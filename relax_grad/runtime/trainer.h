@@ -1,6 +1,8 @@
-/// Training without Python: runs a step that relax_grad.training.TrainStep.export wrote to a folder.
+/// Training without Python: runs a step that relax_grad.training.TrainStep.export wrote to a
+/// folder.
 ///
-/// Needs C++17, TVM's runtime (libtvm_runtime) and tvm_ffi (libtvm_ffi). A trainer is used by one thread at a time.
+/// Needs C++17, TVM's runtime (libtvm_runtime) and tvm_ffi (libtvm_ffi). A trainer is used by one
+/// thread at a time.
 #ifndef RELAX_GRAD_RUNTIME_TRAINER_H_
 #define RELAX_GRAD_RUNTIME_TRAINER_H_
 
@@ -27,7 +29,8 @@ using Tensors = std::map<std::string, Tensor>;
 /// @param dtype The name of the dtype, such as "float32", "int64" or "bfloat16".
 Tensor MakeTensor(const std::vector<int64_t>& shape, const std::string& dtype);
 
-/// Returns a tensor with a copy of values, whose dtype is that of T: float, double, int32_t, int64_t or uint8_t.
+/// Returns a tensor with a copy of values, whose dtype is that of T: float, double, int32_t,
+/// int64_t or uint8_t.
 template <typename T>
 Tensor MakeTensor(const std::vector<int64_t>& shape, const std::vector<T>& values);
 
@@ -56,7 +59,8 @@ struct StepResult {
   bool applied;
 };
 
-/// The numbers of batches, updates, skipped steps and complete epochs, and of batches in the epoch that has begun.
+/// The numbers of batches, updates, skipped steps and complete epochs, and of batches in the epoch
+/// that has begun.
 struct Counters {
   int64_t seed = 0, steps = 0, updates = 0, skipped = 0, epoch = 0, batch = 0;
 };
@@ -67,10 +71,11 @@ struct Options {
   int num_threads = 0;
   /// Whether a step that is not finite is skipped; otherwise it is a NotFiniteError.
   bool skip_nonfinite = false;
-  /// The level of x86-64 whose version runs, such as "x86-64-v3"; empty for the highest one that the processor has.
+  /// The level of x86-64 whose version runs, such as "x86-64-v3"; empty for the highest one that
+  /// the processor has.
   std::string level;
-  /// Whether integers of a batch that select rows of a table, elements or classes are examined; one out of range is an Error. Without the
-  /// check, the compiled step computes NaN.
+  /// Whether integers of a batch that select rows of a table, elements or classes are examined; one
+  /// out of range is an Error. Without the check, the compiled step computes NaN.
   bool check_inputs = true;
 };
 
@@ -92,11 +97,13 @@ class Trainer {
 
   /// Returns the model's outputs in evaluation mode.
   ///
-  /// @param inputs In the order of input_names(). A model that draws random numbers in evaluation mode takes a seed first,
+  /// @param inputs In the order of input_names(). A model that draws random numbers in evaluation
+  /// mode takes a seed first,
   ///               a number of int64 without axes.
   std::vector<Tensor> Predict(const std::vector<Tensor>& inputs);
 
-  /// Writes everything that training needs to go on, to a file that relax_grad.training.Trainer.load reads too.
+  /// Writes everything that training needs to go on, to a file that
+  /// relax_grad.training.Trainer.load reads too.
   void Save(const std::string& path) const;
   /// Goes on from a file that Save or relax_grad.training.Trainer.save wrote.
   void Load(const std::string& path);
@@ -107,12 +114,14 @@ class Trainer {
   const std::vector<std::string>& batch_names() const;
   /// The names of the inputs of Predict; empty if the model has no function for prediction.
   const std::vector<std::string>& input_names() const;
-  /// The types of the inputs and targets, and of the inputs of Predict, in the order of their names.
+  /// The types of the inputs and targets, and of the inputs of Predict, in the order of their
+  /// names.
   const std::vector<TensorType>& batch_types() const;
   const std::vector<TensorType>& input_types() const;
   /// The defaults of the hyperparameters.
   const std::map<std::string, double>& hyperparameters() const;
-  /// The tensors of a group: "params", "frozen", "states" or "optimizer_state". A step writes to their memory.
+  /// The tensors of a group: "params", "frozen", "states" or "optimizer_state". A step writes to
+  /// their memory.
   Tensors group(const std::string& name) const;
   /// The counters. Callers count epochs and batches of an epoch themselves.
   Counters& counters();

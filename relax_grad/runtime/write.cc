@@ -66,7 +66,8 @@ bool IsLeftOver(const std::string& file, const std::string& name) {
   if (file.size() != start.size() + kRandom + kSuffix.size()) return false;
   std::string_view random = std::string_view(file).substr(start.size(), kRandom);
   auto fits = [](char character) {
-    return (character >= 'a' && character <= 'z') || (character >= '0' && character <= '9') || character == '_';
+    return (character >= 'a' && character <= 'z') || (character >= '0' && character <= '9') ||
+           character == '_';
   };
   return file.compare(0, start.size(), start) == 0 &&
          std::all_of(random.begin(), random.end(), fits) &&

@@ -1,9 +1,11 @@
-// Calls functions of a compiled library with tensors from a file, on a machine or an emulator without Python.
+// Calls functions of a compiled library with tensors from a file, on a machine or an emulator
+// without Python.
 //
 //   arm_calls LIBRARY TENSORS RESULTS
 //
-// LIBRARY has tensor functions, or a program of Relax. TENSORS is a file of safetensors with NAME/in/NUMBER for the arguments of the
-// function NAME, and NAME/out/NUMBER for the results that a tensor function writes. RESULTS gets NAME/out/NUMBER.
+// LIBRARY has tensor functions, or a program of Relax. TENSORS is a file of safetensors with
+// NAME/in/NUMBER for the arguments of the function NAME, and NAME/out/NUMBER for the results that a
+// tensor function writes. RESULTS gets NAME/out/NUMBER.
 
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/error.h>
@@ -30,7 +32,8 @@ std::map<std::string, Call> CallsIn(const Tensors& tensors) {
   for (const auto& [key, tensor] : tensors) {
     size_t last = key.rfind('/'), first = key.rfind('/', last - 1);
     Call& call = calls[key.substr(0, first)];
-    (key.substr(first, last - first) == "/in" ? call.in : call.out)[std::stoi(key.substr(last + 1))] = tensor;
+    (key.substr(first, last - first) == "/in" ? call.in
+                                              : call.out)[std::stoi(key.substr(last + 1))] = tensor;
   }
   return calls;
 }
@@ -66,7 +69,8 @@ void Run(const std::string& library, const std::string& given, const std::string
     ffi::Any result;
     std::cerr << name << std::endl;  // the last line names the function that ends the process
     Find(module, name).CallPacked(arguments.data(), static_cast<int>(arguments.size()), &result);
-    for (const auto& [number, each] : call.out) results.emplace(name + "/out/" + std::to_string(number), each);
+    for (const auto& [number, each] : call.out)
+      results.emplace(name + "/out/" + std::to_string(number), each);
     if (load.has_value()) Flatten(result, name, &results);
   }
   relax_grad::SaveTensors(written, results);

@@ -1,9 +1,11 @@
-// Definitions for CUDA sources of TVM to run on a CPU, in the place of the headers that they include.
+// Definitions for CUDA sources of TVM to run on a CPU, in the place of the headers that they
+// include.
 //
-// The threads of a block are fibers that take turns: each runs until it waits, at a barrier or for the
-// values of its warp, and goes on when all others have come as far. Blocks run one after the other. Threads
-// and blocks run in ascending order or in descending order; a kernel whose result depends on it has a race.
-// Threads that wait at different barriers, and a value taken from a thread that is not there, are errors.
+// The threads of a block are fibers that take turns: each runs until it waits, at a barrier or for
+// the values of its warp, and goes on when all others have come as far. Blocks run one after the
+// other. Threads and blocks run in ascending order or in descending order; a kernel whose result
+// depends on it has a race. Threads that wait at different barriers, and a value taken from a
+// thread that is not there, are errors.
 #pragma once
 
 #include <ucontext.h>
@@ -28,9 +30,9 @@ enum class State { kReady, kBarrier, kWarp, kDone };
 struct Thread {
   ucontext_t context;
   State state;
-  int line;       // where it waits
+  int line;  // where it waits
   Index index;
-  unsigned count;     // of its exchanges with its warp, whose slots alternate
+  unsigned count;  // of its exchanges with its warp, whose slots alternate
   uint64_t slots[2];
   unsigned stamps[2];  // the exchange that a slot belongs to
 };
@@ -153,19 +155,22 @@ inline void run_block_of_loops() {
   }
 }
 
-// Run a kernel; return a message of its failure, or nullptr. Threads that never wait need no fibers.
+// Run a kernel; return a message of its failure, or nullptr. Threads that never wait need no
+// fibers.
 inline const char* launch(const std::function<void()>& kernel, const int64_t* extents, bool waits,
                           bool descend) {
   failure[0] = 0;
   body = &kernel;
   descending = descend;
-  grid_extent = {static_cast<int>(extents[0]), static_cast<int>(extents[1]), static_cast<int>(extents[2])};
+  grid_extent = {static_cast<int>(extents[0]), static_cast<int>(extents[1]),
+                 static_cast<int>(extents[2])};
   block_extent = {static_cast<int>(extents[3]), static_cast<int>(extents[4]),
                   static_cast<int>(extents[5])};
   int64_t count = extents[0] * extents[1] * extents[2];
   for (int64_t i = 0; i < count && !failure[0]; ++i) {
     int64_t flat = descend ? count - 1 - i : i;
-    block_index = {static_cast<int>(flat % extents[0]), static_cast<int>(flat / extents[0] % extents[1]),
+    block_index = {static_cast<int>(flat % extents[0]),
+                   static_cast<int>(flat / extents[0] % extents[1]),
                    static_cast<int>(flat / extents[0] / extents[1])};
     waits ? run_block_of_fibers() : run_block_of_loops();
   }
@@ -193,14 +198,15 @@ inline const char* launch(const std::function<void()>& kernel, const int64_t* ex
 // A lane beyond its segment of the warp gives a thread its own value back.
 #define __shfl_sync(mask, value, from, width) \
   emulator::exchange(value, emulator::lane() / (width) * (width) + (from) % (width), __LINE__)
-#define __shfl_down_sync(mask, value, delta, width)                                               \
-  emulator::exchange(                                                                             \
-      value,                                                                                      \
-      emulator::lane() % (width) + (delta) < (width) ? emulator::lane() + (delta) : emulator::lane(), \
-      __LINE__)
-#define __shfl_up_sync(mask, value, delta, width)                                                   \
-  emulator::exchange(                                                                               \
-      value, emulator::lane() % (width) >= (delta) ? emulator::lane() - (delta) : emulator::lane(), \
+#define __shfl_down_sync(mask, value, delta, width)                                              \
+  emulator::exchange(value,                                                                      \
+                     emulator::lane() % (width) + (delta) < (width) ? emulator::lane() + (delta) \
+                                                                    : emulator::lane(),          \
+                     __LINE__)
+#define __shfl_up_sync(mask, value, delta, width)                                            \
+  emulator::exchange(                                                                        \
+      value,                                                                                 \
+      emulator::lane() % (width) >= (delta) ? emulator::lane() - (delta) : emulator::lane(), \
       __LINE__)
 
 template <typename T>
@@ -247,14 +253,10 @@ T __ldg(const T* at) {
 #define CUDART_NAN_F (__builtin_nanf(""))
 #define CUDART_NAN (__builtin_nan(""))
 
-#define EMULATOR_VECTOR(type, name)                                                       \
-  struct name##2 {                                                                        \
-    type x, y;                                                                            \
-  };                                                                                      \
-  struct name##4 {                                                                        \
-    type x, y, z, w;                                                                      \
-  };                                                                                      \
-  inline name##2 make_##name##2(type x, type y) { return {x, y}; }                        \
+#define EMULATOR_VECTOR(type, name)                                \
+  struct name##2 { type x, y; };                                   \
+  struct name##4 { type x, y, z, w; };                             \
+  inline name##2 make_##name##2(type x, type y) { return {x, y}; } \
   inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
 
 EMULATOR_VECTOR(float, float)

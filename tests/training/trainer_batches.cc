@@ -1,8 +1,9 @@
 // Trains on the batches of a file, goes on behind each error, and prints the errors.
 //
-// The arguments are the folder of a step, the file, the rows of a batch, the file for the state, and "raise" or "skip" for steps that are
-// not finite. With 0 rows, it trains on batches of the first rows of the file, all of them and then many numbers of rows, and prints the
-// growth of the resident memory in bytes.
+// The arguments are the folder of a step, the file, the rows of a batch, the file for the state,
+// and "raise" or "skip" for steps that are not finite. With 0 rows, it trains on batches of the
+// first rows of the file, all of them and then many numbers of rows, and prints the growth of the
+// resident memory in bytes.
 
 #include <unistd.h>
 
@@ -42,7 +43,8 @@ int main(int argc, char** argv) {
     for (int64_t i = 0; i < 200; ++i) {
       int64_t number = i < 3 ? whole : i * 37 % whole + 1;
       std::vector<relax_grad::Tensor> batch;
-      for (const std::string& name : trainer.batch_names()) batch.push_back(Rows(data.at(name), 0, number));
+      for (const std::string& name : trainer.batch_names())
+        batch.push_back(Rows(data.at(name), 0, number));
       trainer.Step(batch);
       if (i == 2) start = Resident();
     }
@@ -52,7 +54,8 @@ int main(int argc, char** argv) {
   int64_t count = whole / rows;
   for (int64_t i = 0; i < count; ++i) {
     std::vector<relax_grad::Tensor> batch;
-    for (const std::string& name : trainer.batch_names()) batch.push_back(Rows(data.at(name), i * rows, rows));
+    for (const std::string& name : trainer.batch_names())
+      batch.push_back(Rows(data.at(name), i * rows, rows));
     try {
       trainer.Step(batch);
     } catch (const relax_grad::Error& error) {

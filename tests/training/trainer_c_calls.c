@@ -109,7 +109,8 @@ static void wrong_batches(relax_grad_trainer* trainer, const relax_grad_tensor* 
   batch[0].num_axes = -1;
   expect(relax_grad_step(trainer, batch, 2, &result), "x: num_axes must be from 0 to 64");
   batch[0].num_axes = 65;
-  expect(relax_grad_step(trainer, batch, 2, &result), "num_axes must be from 0 to 64, but it is 65");
+  expect(relax_grad_step(trainer, batch, 2, &result),
+         "num_axes must be from 0 to 64, but it is 65");
   batch[0].num_axes = 2;
   batch[0].shape = NULL;
   expect(relax_grad_step(trainer, batch, 2, &result), "x: shape is a null pointer");
@@ -147,7 +148,8 @@ static void wrong_names(relax_grad_trainer* trainer) {
   expect(relax_grad_predict(trainer, NULL, 0), "the exported model has no function for prediction");
   expect(relax_grad_set_hyperparameter(trainer, "rate", 1), "no hyperparameter rate, but lr");
   expect(relax_grad_set_hyperparameter(trainer, NULL, 1), "name is a null pointer");
-  expect(relax_grad_set_hyperparameter(trainer, "lr", INFINITY), "lr must be finite, but it is inf");
+  expect(relax_grad_set_hyperparameter(trainer, "lr", INFINITY),
+         "lr must be finite, but it is inf");
   expect(relax_grad_get_hyperparameter(trainer, "lr", NULL), "value is a null pointer");
   expect(relax_grad_hyperparameter_name(trainer, 9, &name), "there is no hyperparameter 9");
   expect(relax_grad_metric(trainer, 99, &name, &value), "there is no metric 99");

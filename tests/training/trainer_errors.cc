@@ -1,4 +1,5 @@
-// Calls relax_grad::Trainer in ways that do not fit, and examines the errors and the trainer after each.
+// Calls relax_grad::Trainer in ways that do not fit, and examines the errors and the trainer after
+// each.
 //
 // The argument is the folder of a step with the inputs x (6, 3) and y (6), both in float32.
 
@@ -23,11 +24,19 @@ static Tensor View(void* data, const std::vector<int64_t>& shape, int64_t* strid
   };
   auto* own = new Borrowed{shape, {}, {}};
   int64_t step = 1;
-  for (size_t i = shape.size(); i-- > 0; step *= shape[i]) own->strides.insert(own->strides.begin(), strides ? strides[i] : step);
-  own->managed.dl_tensor = {data, {kDLCPU, 0}, static_cast<int32_t>(shape.size()), {kDLFloat, 32, 1},
-                            own->shape.data(), own->strides.data(), 0};
+  for (size_t i = shape.size(); i-- > 0; step *= shape[i])
+    own->strides.insert(own->strides.begin(), strides ? strides[i] : step);
+  own->managed.dl_tensor = {data,
+                            {kDLCPU, 0},
+                            static_cast<int32_t>(shape.size()),
+                            {kDLFloat, 32, 1},
+                            own->shape.data(),
+                            own->strides.data(),
+                            0};
   own->managed.manager_ctx = own;
-  own->managed.deleter = [](DLManagedTensor* self) { delete static_cast<Borrowed*>(self->manager_ctx); };
+  own->managed.deleter = [](DLManagedTensor* self) {
+    delete static_cast<Borrowed*>(self->manager_ctx);
+  };
   return Tensor::FromDLPack(&own->managed);
 }
 
@@ -35,15 +44,18 @@ int main(int argc, char** argv) {
   if (argc != 2) return 2;
   std::string folder = argv[1];
   relax_grad::Trainer trainer(folder);
-  Tensor x = MakeTensor<float>({6, 3}, std::vector<float>(18, 0.5f)), y = MakeTensor<float>({6}, std::vector<float>(6, 1.f));
-  Tensor nan = MakeTensor<float>({6, 3}, std::vector<float>(18, std::numeric_limits<float>::quiet_NaN()));
+  Tensor x = MakeTensor<float>({6, 3}, std::vector<float>(18, 0.5f)),
+         y = MakeTensor<float>({6}, std::vector<float>(6, 1.f));
+  Tensor nan =
+      MakeTensor<float>({6, 3}, std::vector<float>(18, std::numeric_limits<float>::quiet_NaN()));
   trainer.Step({x, y});
   int count = 0, wrong = 0;
   auto state = [&] {
     std::string text = std::to_string(trainer.counters().steps);
     for (const char* group : {"params", "frozen", "states", "optimizer_state"}) {
       for (const auto& [name, tensor] : trainer.group(group)) {
-        text += name + std::string(static_cast<const char*>(tensor.data_ptr()), tensor.numel() * tensor.dtype().bits / 8);
+        text += name + std::string(static_cast<const char*>(tensor.data_ptr()),
+                                   tensor.numel() * tensor.dtype().bits / 8);
       }
     }
     return text;
@@ -68,8 +80,10 @@ int main(int argc, char** argv) {
     ++count;
   };
   expect("the step takes 2 tensors (x, y), but 1 were given", [&] { trainer.Step({x}); });
-  expect("x must have shape (6, 3) and dtype float32, but it has (6) and float32", [&] { trainer.Step({y, y}); });
-  expect("but it has (6, 3) and float64", [&] { trainer.Step({MakeTensor<double>({6, 3}, std::vector<double>(18)), y}); });
+  expect("x must have shape (6, 3) and dtype float32, but it has (6) and float32",
+         [&] { trainer.Step({y, y}); });
+  expect("but it has (6, 3) and float64",
+         [&] { trainer.Step({MakeTensor<double>({6, 3}, std::vector<double>(18)), y}); });
   expect("y is no tensor", [&] { trainer.Step({x, Tensor()}); });
   expect("the step has no hyperparameter rate", [&] { trainer.Step({x, y}, {{"rate", 0.1}}); });
   expect("lr must be finite", [&] { trainer.Step({x, y}, {{"lr", NAN}}); });
@@ -81,26 +95,34 @@ int main(int argc, char** argv) {
   expect("cannot be written", [&] { trainer.Save(folder + "/none/state"); });
   expect("cannot be read", [&] { relax_grad::Trainer(folder + "/none"); });
   expect("cannot be read as", [&] { relax_grad::Values<double>(x); });
-  expect("has 6 elements, but 5 values were given", [&] { MakeTensor<float>({2, 3}, std::vector<float>(5)); });
+  expect("has 6 elements, but 5 values were given",
+         [&] { MakeTensor<float>({2, 3}, std::vector<float>(5)); });
   expect("cannot have the shape (2, -1)", [&] { MakeTensor({2, -1}, "float32"); });
   expect("MakeTensor", [&] { MakeTensor({2}, "float31x"); });
-  expect("cannot have the shape (4611686018427387904, 4)", [&] { MakeTensor({int64_t{1} << 62, 4}, "float32"); });
-  expect("cannot have the shape (2305843009213693952)", [&] { MakeTensor({int64_t{1} << 61}, "float64"); });
+  expect("cannot have the shape (4611686018427387904, 4)",
+         [&] { MakeTensor({int64_t{1} << 62, 4}, "float32"); });
+  expect("cannot have the shape (2305843009213693952)",
+         [&] { MakeTensor({int64_t{1} << 61}, "float64"); });
   std::vector<float> memory(64, 0.5f);
-  expect("x must be in memory that is aligned to 64 bytes", [&] { trainer.Step({View(memory.data() + 1, {6, 3}, nullptr), y}); });
+  expect("x must be in memory that is aligned to 64 bytes",
+         [&] { trainer.Step({View(memory.data() + 1, {6, 3}, nullptr), y}); });
   int64_t strides[] = {1, 6};
   Tensor turned = View(x.data_ptr(), {6, 3}, strides);
   expect("x has strides", [&] { trainer.Step({turned, y}); });
   expect("cannot be read", [&] { relax_grad::Values<float>(turned); });
-  expect("x has strides, which files do not support", [&] { relax_grad::SaveTensors(folder + "/strides", {{"x", turned}}); });
-  expect("__metadata__ cannot be the name of a tensor", [&] { relax_grad::SaveTensors(folder + "/name", {{"__metadata__", x}}); });
+  expect("x has strides, which files do not support",
+         [&] { relax_grad::SaveTensors(folder + "/strides", {{"x", turned}}); });
+  expect("__metadata__ cannot be the name of a tensor",
+         [&] { relax_grad::SaveTensors(folder + "/name", {{"__metadata__", x}}); });
   expect("cannot be read", [&] { relax_grad::LoadTensors(folder); });
   relax_grad::Options threads;
   threads.num_threads = -1;
-  expect("num_threads must not be negative, but it is -1", [&] { relax_grad::Trainer(folder, threads); });
+  expect("num_threads must not be negative, but it is -1",
+         [&] { relax_grad::Trainer(folder, threads); });
   int64_t seed = trainer.counters().seed;
   trainer.counters().seed = int64_t{1} << 31;
-  expect("the step: the counter seed must be from 0 to 2147483647, but it is 2147483648", [&] { trainer.Step({x, y}); });
+  expect("the step: the counter seed must be from 0 to 2147483647, but it is 2147483648",
+         [&] { trainer.Step({x, y}); });
   trainer.counters().seed = -1;
   expect("saved: the counter seed must be from 0", [&] { trainer.Save(folder + "/saved"); });
   trainer.counters().seed = seed;
@@ -110,7 +132,8 @@ int main(int argc, char** argv) {
   relax_grad::Trainer other(folder, options);
   auto values = relax_grad::Values<float>(other.group("params").at("w"));
   bool applied = other.Step({x, y}).applied && !other.Step({nan, y}).applied;
-  if (!applied || other.counters().skipped != 1 || relax_grad::Values<float>(other.group("params").at("w")) != values) {
+  if (!applied || other.counters().skipped != 1 ||
+      relax_grad::Values<float>(other.group("params").at("w")) != values) {
     std::cout << "a step that is not finite was not skipped\n";
     ++wrong;
   }
