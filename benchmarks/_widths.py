@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
+from chart import file_of_machine
 from measure import processor
 
 HERE = Path(__file__).parent
@@ -87,8 +88,7 @@ def write(
         )
         result[width] = json.loads(made.stdout.splitlines()[-1])
         print(summary(width, result[width]))
-    name = f"{result['processor']} {target_of(None)}".lower()
-    path = args.out / f"{re.sub(r'[^a-z0-9]+', '-', name).strip('-')}.json"
+    path = args.out / file_of_machine(result, target_of(None))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_text(result))
     print(f"written to {path}")

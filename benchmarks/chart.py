@@ -8,6 +8,7 @@ docs/_measured/steps_light.svg and steps_dark.svg. It needs the standard library
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
@@ -75,6 +76,12 @@ def panels(measured: dict, times: dict) -> list[Panel]:
         Panel("Time of a training step, relax_grad = 1", groups),
         Panel("Peak memory of a step, PyTorch eager = 1", memory),
     ]
+
+
+def file_of_machine(measured: dict, target: str) -> str:
+    """Return the name of the file for a machine: ``amd-epyc-znver5.json``."""
+    name = f"{measured['processor']} {target}".lower()
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-") + ".json"
 
 
 def conditions(measured: dict) -> str:

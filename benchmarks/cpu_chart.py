@@ -1,25 +1,24 @@
 """Draw the time of kernels, by family, and of training steps relative to PyTorch eager, for
 docs/cpu.md.
 
-``python benchmarks/cpu_chart.py`` reads docs/_measured/cpu.json, and writes cpu_kernels_light.svg,
-cpu_steps_light.svg and the dark ones beside it.
+``python benchmarks/cpu_chart.py`` reads the newest file of docs/_measured/cpu, and writes
+cpu_kernels_light.svg, cpu_steps_light.svg and the dark ones to docs/_measured.
 ``python benchmarks/cpu_chart.py benchmarks/results/page.json`` first copies the results of
-``make bench`` there. It needs the standard library only.
+``make bench`` to the file of their machine in that folder. It needs the standard library only.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from statistics import geometric_mean
 from xml.sax.saxutils import escape
 
-from chart import FOLDER, THEMES, conditions
+from chart import FOLDER, THEMES, conditions, file_of_machine
 
-SOURCE = FOLDER / "cpu.json"
+MACHINES = FOLDER / "cpu"
 
 #: Families of kernels: a title, the group of the rows, and a pattern at the beginning or the end of
 #: their names.
@@ -43,6 +42,12 @@ _WIDTH, _BARS, _LEFT, _BAR, _STEP = 640, 230, 190, 16, 26
 
 #: The largest ratio on the axis.
 _LARGEST = 1.6
+
+
+def machines() -> list[dict]:
+    """Return the measurements of all machines, the newest first."""
+    found = [json.loads(path.read_text("utf-8")) for path in sorted(MACHINES.glob("*.json"))]
+    return sorted(found, key=lambda measured: measured["date"], reverse=True)
 
 
 def families(measured: dict) -> dict[str, list[dict]]:
@@ -138,8 +143,10 @@ def _place(ratio: float) -> float:
 
 def main() -> None:
     if len(sys.argv) > 1:
-        shutil.copyfile(Path(sys.argv[1]), SOURCE)
-    measured = json.loads(SOURCE.read_text("utf-8"))
+        text = Path(sys.argv[1]).read_text("utf-8")
+        measured = json.loads(text)
+        (MACHINES / file_of_machine(measured, measured["target"])).write_text(text, "utf-8")
+    measured = machines()[0]
     for chart in CHARTS:
         for theme in THEMES:
             (FOLDER / f"cpu_{chart}_{theme}.svg").write_text(draw(measured, chart, theme), "utf-8")

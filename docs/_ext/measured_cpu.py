@@ -45,62 +45,82 @@ def slower(measured: dict) -> list[dict]:
     return [row for row in kernels(measured) if row["ratios"]["torch"] > 1]
 
 
-class Steps(Measured):
-    """The table of training steps."""
+class _OfKernels(Measured):
+    """A directive of the folder of ``make bench``, with a file for each machine."""
 
-    file = "cpu.json"
-    also = ("cpu_others.json",)
+    file = "cpu"
 
-    def lines(self, measured):
-        beside = others()["torch_compile"]["steps"]
-        heads = ("step", "/ PyTorch (least)", "/ torch.compile", "compiled in", "memory / PyTorch")
-        rows = []
-        for row in measured["rows"]:
-            if row["group"] != "step":
-                continue
-            memory = row["memory_mb"]
-            compiled = row["ratios"].get("torch.compile", beside.get(row["name"]))
-            rows.append(
-                [
-                    row["name"],
-                    pair(row),
-                    "" if compiled is None else f"{compiled:.2f}",
-                    f"{row['compiling_s']:.0f} s",
-                    f"{memory['relax_grad'] / memory['torch']:.2f}",
-                ]
-            )
-        yield from table(heads, rows, "lrrrr")
+    @staticmethod
+    def read(path):
+        """Return the measurements of all machines, the newest first."""
+        found = [json.loads(file.read_text("utf-8")) for file in sorted(path.glob("*.json"))]
+        return sorted(found, key=lambda measured: measured["date"], reverse=True)
 
 
-class Families(Measured):
-    """The table of the means of kernels."""
-
-    file = "cpu.json"
+class Steps(_OfKernels):
+    """The table of training steps, with rows for each machine."""
 
     def lines(self, measured):
-        rows = []
-        for group, title in GROUPS.items():
-            members = [row for row in measured["rows"] if row["group"] == group]
-            if members:
-                mean = geometric_mean(row["ratios"]["torch"] for row in members)
-                least = geometric_mean(row["least"] for row in members)
-                rows.append([title, str(len(members)), f"{mean:.2f} ({least:.2f})"])
-        heads = ("kernels", "rows", "geometric mean / PyTorch (of the least times)")
-        yield from table(heads, rows, "lrr")
-
-
-class Slower(Measured):
-    """The table of the kernels that are slower than PyTorch's, with the number of rows."""
-
-    file = "cpu.json"
-
-    def lines(self, measured):
-        found = slower(measured)
-        yield (
-            f"{len(found)} of the {len(kernels(measured))} rows of kernels are slower than "
-            "PyTorch's by the median"
+        heads = (
+            "processor, target",
+            "step",
+            "/ PyTorch (least)",
+            "/ torch.compile",
+            "compiled in",
+            "memory / PyTorch",
         )
-        yield "of their samples:"
+        rows = []
+        for machine in measured:
+            for row in machine["rows"]:
+                if row["group"] != "step":
+                    continue
+                memory, compiled = row["memory_mb"], row["ratios"].get("torch.compile")
+                rows.append(
+                    [
+                        _named(machine),
+                        row["name"],
+                        pair(row),
+                        "" if compiled is None else f"{compiled:.2f}",
+                        f"{row['compiling_s']:.0f} s",
+                        f"{memory['relax_grad'] / memory['torch']:.2f}",
+                    ]
+                )
+        yield from table(heads, rows, "llrrrr")
+
+
+class Families(_OfKernels):
+    """The table of the means of kernels, with rows for each machine."""
+
+    def lines(self, measured):
+        rows = []
+        for machine in measured:
+            for group, title in GROUPS.items():
+                members = [row for row in machine["rows"] if row["group"] == group]
+                if members:
+                    mean = geometric_mean(row["ratios"]["torch"] for row in members)
+                    least = geometric_mean(row["least"] for row in members)
+                    count = str(len(members))
+                    rows.append([_named(machine), title, count, f"{mean:.2f} ({least:.2f})"])
+        heads = (
+            "processor, target",
+            "kernels",
+            "rows",
+            "geometric mean / PyTorch (of the least times)",
+        )
+        yield from table(heads, rows, "llrr")
+
+
+class Slower(_OfKernels):
+    """The table of the kernels that are slower than PyTorch's on the machine measured last, with
+    the number of rows."""
+
+    def lines(self, measured):
+        machine = measured[0]
+        found = slower(machine)
+        yield (
+            f"On the {_named(machine)}, {len(found)} of the {len(kernels(machine))} rows of "
+            "kernels are slower than PyTorch's by the median of their samples:"
+        )
         yield ""
         rows = [
             [row["name"] + (", symbolic batch" if row["group"] == "symbolic" else ""), pair(row)]
@@ -258,20 +278,28 @@ def _processor(machine: dict) -> str:
     return f"{machine['processor']} ({machine['threads']} thread{'s' * (machine['threads'] > 1)})"
 
 
-class Conditions(Measured):
-    """A sentence with the machine, the versions and the date of a measurement."""
+class Conditions(_OfKernels):
+    """A sentence with the machine, the versions and the date of each file, or of another
+    measurement."""
 
-    file = "cpu.json"
     also = ("cpu_others.json",)
     optional_arguments = 1
 
     def lines(self, measured):
-        about = others()[self.arguments[0]]["about"] if self.arguments else measured
-        parts = [about["processor"] + (f" ({about['target']})" if "target" in about else "")]
-        if "threads" in about:
-            parts.append(f"{about['threads']} {'thread' if about['threads'] == 1 else 'threads'}")
-        parts += [f"{name} {about[key]}" for key, name in _VERSIONS.items() if key in about]
-        yield f"Measured on an {', '.join(parts)}, {about.get('date') or about['recorded']}."
+        abouts = [others()[self.arguments[0]]["about"]] if self.arguments else measured
+        for about in abouts:
+            parts = [_named(about) if "target" in about else about["processor"]]
+            if "threads" in about:
+                threads = "thread" if about["threads"] == 1 else "threads"
+                parts.append(f"{about['threads']} {threads}")
+            parts += [f"{name} {about[key]}" for key, name in _VERSIONS.items() if key in about]
+            day = about.get("date") or about["recorded"]
+            yield f"Measured on an {', '.join(parts)}, {day}."
+
+
+def _named(machine: dict) -> str:
+    """Return the name of a processor, with the target that programs are compiled for."""
+    return f"{machine['processor']} ({machine['target']})"
 
 
 class Figure(SphinxRole):

@@ -20,8 +20,14 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def measured():
-    return json.loads(cpu_chart.SOURCE.read_text("utf-8"))
+def machines():
+    return cpu_chart.machines()
+
+
+@pytest.fixture(scope="module")
+def measured(machines):
+    """Return the file of the machine that was measured last."""
+    return machines[0]
 
 
 @pytest.fixture(scope="module")
@@ -81,27 +87,84 @@ def test_the_charts_are_of_the_measurements(measured, chart, theme):
     assert f"_measured/cpu_{chart}_{theme}.svg" in (ROOT / "docs/cpu.md").read_text("utf-8")
 
 
-def test_the_tables_have_the_figures(tables, measured, others):
-    steps = list(tables.Steps.lines(None, measured))
-    assert len(steps) == 2 + 5
-    assert "| ResNet-18, 8x3x224x224 | 0.58 (0.57) | 0.64 | 27 s | 0.90 |" in steps
-    families = list(tables.Families.lines(None, measured))
-    assert "| convolutions | 129 | 0.55 (0.57) |" in families
-    slower = list(tables.Slower.lines(None, measured))
-    assert slower[0].startswith("8 of the 222 rows")
-    assert len(slower) == 3 + 2 + 8
-    assert "| cross-entropy 64x10 | 1.30 (0.95) |" in slower
+def test_each_machine_has_its_file(machines):
+    names = [cpu_chart.file_of_machine(each, each["target"]) for each in machines]
+    assert sorted(names) == sorted(path.name for path in cpu_chart.MACHINES.glob("*.json"))
+    dates = [each["date"] for each in machines]
+    assert dates == sorted(dates, reverse=True)
+
+
+def test_results_are_copied_to_the_file_of_their_machine(measured, tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu_chart, "MACHINES", tmp_path)
+    monkeypatch.setattr(cpu_chart, "FOLDER", tmp_path)
+    older = {**measured, "target": "znver3", "date": "2026-01-02"}
+    (tmp_path / "amd-epyc-znver3.json").write_text(json.dumps(older), "utf-8")
+    path = tmp_path / "page.txt"
+    path.write_text(json.dumps({**measured, "target": "sapphirerapids"}), "utf-8")
+    monkeypatch.setattr(sys, "argv", ["cpu_chart.py", str(path)])
+    cpu_chart.main()
+    assert [each["target"] for each in cpu_chart.machines()] == ["sapphirerapids", "znver3"]
+    assert "sapphirerapids" in (tmp_path / "cpu_steps_light.svg").read_text("utf-8")
+
+
+#: Two machines, of which the second was measured before.
+NEW = {
+    "processor": "Processor",
+    "target": "new",
+    "date": "2026-02-01",
+    "rows": [
+        {"group": "conv", "name": "a", "least": 0.5, "ratios": {"torch": 0.4}},
+        {"group": "conv", "name": "b", "least": 0.5, "ratios": {"torch": 1.6}},
+        {"group": "symbolic", "name": "c", "least": 0.9, "ratios": {"torch": 1.25}},
+        {
+            "group": "step",
+            "name": "net",
+            "least": 0.57,
+            "ratios": {"torch": 0.58, "torch.compile": 0.64},
+            "compiling_s": 26.6,
+            "memory_mb": {"relax_grad": 9, "torch": 10},
+        },
+    ],
+}
+OLD = {
+    **NEW,
+    "target": "old",
+    "date": "2026-01-01",
+    "rows": [
+        {**NEW["rows"][0], "ratios": {"torch": 0.7}},
+        {**NEW["rows"][3], "ratios": {"torch": 0.9}},
+    ],
+}
+
+
+def test_the_tables_have_the_figures(tables, others):
+    steps = list(tables.Steps.lines(None, [NEW, OLD]))
+    assert steps[2:] == [
+        "| Processor (new) | net | 0.58 (0.57) | 0.64 | 27 s | 0.90 |",
+        "| Processor (old) | net | 0.90 (0.57) |  | 27 s | 0.90 |",
+    ]
+    families = list(tables.Families.lines(None, [NEW, OLD]))
+    assert families[2:] == [
+        "| Processor (new) | convolutions | 2 | 0.80 (0.50) |",
+        "| Processor (new) | with a symbolic batch | 1 | 1.25 (0.90) |",
+        "| Processor (old) | convolutions | 1 | 0.70 (0.50) |",
+    ]
+    slower = list(tables.Slower.lines(None, [NEW, OLD]))
+    assert slower[0].startswith("On the Processor (new), 2 of the 3 rows")
+    assert slower[4:] == ["| b | 1.60 (0.50) |", "| c, symbolic batch | 1.25 (0.90) |"]
     times = list(tables.CompileTimes.lines(None, others))
     assert "| MobileNetV2, 8x3x224x224 | 13.2 | 12.2 | 3.0 |" in times
     errors = list(tables.Winograd.lines(None, others))
     assert "|  | data gradient | 4.0e-7, 0.47 | 8.2e-6, 0.29 | 1.2e-6, 0.84 | 3.3e-7 |" in errors
 
 
-def test_the_conditions_name_machine_versions_and_date(tables, measured):
-    (line,) = tables.Conditions.lines(SimpleNamespace(arguments=[]), measured)
-    for key in ("processor", "target", "tvm", "torch", "date"):
-        assert measured[key] in line
-    (line,) = tables.Conditions.lines(SimpleNamespace(arguments=["winograd"]), measured)
+def test_the_conditions_name_machine_versions_and_date(tables, machines):
+    lines = list(tables.Conditions.lines(SimpleNamespace(arguments=[]), machines))
+    assert len(lines) == len(machines)
+    for line, machine in zip(lines, machines, strict=True):
+        for key in ("processor", "target", "tvm", "torch", "date"):
+            assert machine[key] in line
+    (line,) = tables.Conditions.lines(SimpleNamespace(arguments=["winograd"]), machines)
     assert "Zen 5" in line
     assert "1 thread," in line
 
