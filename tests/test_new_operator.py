@@ -99,13 +99,17 @@ def test_skeleton_of_a_rule():
     rule, samples = new_operator.entries_of("relax.nn.prelu", "nn/activation")
     assert rule.path == "relax_grad/rules/nn/activation.py"
     assert "Backward form: ``[data_grad, alpha_grad]``." in rule.text
-    assert rule.imports == [("...errors", "GradientError"), ("...registry", "register_gradient")]
+    assert rule.imports == [
+        ("tvm", "relax"),
+        ("...errors", "GradientError"),
+        ("...registry", "register_gradient"),
+    ]
     assert samples.path == "relax_grad/testing/samples/activation.py"
     assert '{"axis": 1}' in samples.text
     (rule, samples) = new_operator.entries_of("relax.exp", "unary")
     assert '@register_gradient("relax.exp", corrects="the fault of this rule of TVM")' in rule.text
-    assert "\ndef exp(orig_var, orig_call, output_grad, ctx):\n" in rule.text
-    assert rule.imports[0] == ("..errors", "GradientError")
+    assert "\ndef exp(\n    orig_var: relax.Var, orig_call: relax.Call, " in rule.text
+    assert rule.imports[1] == ("..errors", "GradientError")
 
 
 @pytest.mark.parametrize(

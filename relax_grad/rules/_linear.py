@@ -49,7 +49,9 @@ def register_linear(
     JAX declares such primitives by ``deflinear``.
     """
 
-    def rule(orig_var, orig_call, output_grad, ctx):
+    def rule(
+        orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+    ) -> list[relax.Expr]:
         """Gradient of {operator}.
 
         Forward form: ``{forward}``.

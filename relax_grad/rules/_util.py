@@ -182,7 +182,9 @@ def float_only(rule):
     """
 
     @functools.wraps(rule)
-    def checked(orig_var, orig_call, output_grad, ctx):
+    def checked(
+        orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+    ) -> list[relax.Expr]:
         (x,) = orig_call.args
         if is_float(x) and (isinstance(orig_var.ty, relax.TupleType) or is_float(orig_var)):
             return rule(orig_var, orig_call, output_grad, ctx)

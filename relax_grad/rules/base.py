@@ -9,7 +9,9 @@ from ..registry import register_gradient
 
 
 @register_gradient("relax.builtin.stop_lift_params")
-def stop_lift_params(orig_var, orig_call, output_grad, ctx):
+def stop_lift_params(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of stop_lift_params.
 
     Forward form: ``y = stop_lift_params(x)``, which is ``x``.
@@ -20,7 +22,9 @@ def stop_lift_params(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.to_vdevice")
-def to_vdevice(orig_var, orig_call, output_grad, ctx):
+def to_vdevice(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of to_vdevice.
 
     Forward form: ``y = to_vdevice(x, dst_vdevice)``, a copy of ``x``.
@@ -43,7 +47,9 @@ def to_vdevice(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.hint_on_device")
-def hint_on_device(orig_var, orig_call, output_grad, ctx):
+def hint_on_device(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of hint_on_device.
 
     Forward form: ``y = hint_on_device(x, dst_vdevice)``, which is ``x``, copied to another device

@@ -154,7 +154,9 @@ _PARTIALS = {
 
 
 def _rule(name: str, function: _Function):
-    def rule(orig_var, orig_call, output_grad, ctx):
+    def rule(
+        orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+    ) -> list[relax.Expr]:
         """Gradient of {forward}, an element-wise function.
 
         Forward form: ``y = {forward}(x1, x2, ...)``, with broadcasting.

@@ -20,7 +20,9 @@ from ._util import float_only, shape_arg, zero
 
 @register_gradient("relax.ccl.allreduce")
 @float_only
-def allreduce(orig_var, orig_call, output_grad, ctx):
+def allreduce(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of ccl.allreduce.
 
     Forward form: ``y = ccl.allreduce(x, op_type, in_group)``.
@@ -47,7 +49,9 @@ def allreduce(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient("relax.ccl.allgather")
 @float_only
-def allgather(orig_var, orig_call, output_grad, ctx):
+def allgather(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of ccl.allgather.
 
     Forward form: ``y = ccl.allgather(x, num_workers, in_group)``.
@@ -67,7 +71,9 @@ def allgather(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient("relax.ccl.broadcast_from_worker0")
 @float_only
-def broadcast_from_worker0(orig_var, orig_call, output_grad, ctx):
+def broadcast_from_worker0(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of ccl.broadcast_from_worker0.
 
     Forward form: ``y = ccl.broadcast_from_worker0(x)``.
@@ -80,7 +86,9 @@ def broadcast_from_worker0(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient("relax.ccl.scatter_from_worker0")
 @float_only
-def scatter_from_worker0(orig_var, orig_call, output_grad, ctx):
+def scatter_from_worker0(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of ccl.scatter_from_worker0.
 
     Forward form: ``y = ccl.scatter_from_worker0(x, num_workers, axis)``.
@@ -99,7 +107,9 @@ def scatter_from_worker0(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient("relax.dist.redistribute_replica_to_shard")
 @float_only
-def redistribute_replica_to_shard(orig_var, orig_call, output_grad, ctx):
+def redistribute_replica_to_shard(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of dist.redistribute_replica_to_shard.
 
     Forward form: ``y = dist.redistribute_replica_to_shard(x, num_workers, axis)``, the worker's own
@@ -118,7 +128,9 @@ def redistribute_replica_to_shard(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.dist.annotate_sharding")
-def annotate_sharding(orig_var, orig_call, output_grad, ctx):
+def annotate_sharding(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of dist.annotate_sharding.
 
     Forward form: ``y = dist.annotate_sharding(x, device_mesh, placement)``, which is ``x``.

@@ -13,7 +13,9 @@ from ..registry import register_gradient
 
 
 @register_gradient("relax.grad.with_backward")
-def with_backward(orig_var, orig_call, output_grad, ctx):
+def with_backward(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of with_backward.
 
     Forward form: ``y = with_backward(outputs, inputs, residuals, backward)``, which is ``outputs``.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tvm import relax
+
 from ..registry import register_gradient
 from ._util import cast_like, is_float, no_grad, unbroadcast, widen
 
@@ -9,7 +11,9 @@ _NO_FILL = "drops the gradient of fill_value"
 
 
 @register_gradient("relax.full", corrects=_NO_FILL)
-def full(orig_var, orig_call, output_grad, ctx):
+def full(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of full.
 
     Forward form: ``y = full(shape, fill_value, dtype)``.
@@ -21,7 +25,9 @@ def full(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.full_like", corrects=_NO_FILL)
-def full_like(orig_var, orig_call, output_grad, ctx):
+def full_like(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of full_like.
 
     Forward form: ``y = full_like(x, fill_value, dtype)``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ..errors import GradientError
@@ -12,7 +13,9 @@ from ._util import dtype_of, no_grad, shape_arg
 
 
 @register_gradient("relax.image.resize2d")
-def resize2d(orig_var, orig_call, output_grad, ctx):
+def resize2d(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of resize2d.
 
     Forward form: ``y = resize2d(x, size)``, which is linear except for the extrapolation value.
@@ -23,7 +26,9 @@ def resize2d(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.image.resize3d")
-def resize3d(orig_var, orig_call, output_grad, ctx):
+def resize3d(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of resize3d.
 
     Forward form: ``y = resize3d(x, size)``, which is linear except for the extrapolation value.
@@ -34,7 +39,9 @@ def resize3d(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.image.affine_grid")
-def affine_grid(orig_var, orig_call, output_grad, ctx):
+def affine_grid(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of affine_grid.
 
     Forward form: ``grid = affine_grid(theta, size)``, which is linear in theta.
@@ -48,7 +55,9 @@ def affine_grid(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.image.grid_sample")
-def grid_sample(orig_var, orig_call, output_grad, ctx):
+def grid_sample(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of grid_sample.
 
     Forward form: ``y = grid_sample(x, grid)``.

@@ -18,7 +18,9 @@ from ._util import is_const, no_grad, shape_arg, shape_of
         "indices that are not of rank 1"
     ),
 )
-def take(orig_var, orig_call, output_grad, ctx):
+def take(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of take.
 
     Forward form: ``y = take(x, indices, axis, mode)``.
@@ -34,7 +36,9 @@ def take(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.gather_elements")
-def gather_elements(orig_var, orig_call, output_grad, ctx):
+def gather_elements(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of gather_elements.
 
     Forward form: ``y[.., k, ..] = data[.., indices[.., k, ..], ..]``.
@@ -51,7 +55,9 @@ def gather_elements(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.strided_slice")
-def strided_slice(orig_var, orig_call, output_grad, ctx):
+def strided_slice(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of strided_slice.
 
     Forward form: ``y = strided_slice(x, axes, begin, end, strides)``.
@@ -90,7 +96,9 @@ def strided_slice(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.dynamic_strided_slice")
-def dynamic_strided_slice(orig_var, orig_call, output_grad, ctx):
+def dynamic_strided_slice(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of dynamic_strided_slice.
 
     Forward form: ``y = dynamic_strided_slice(x, begin, end, strides)``.

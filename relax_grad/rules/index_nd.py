@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ..registry import register_gradient
@@ -9,7 +10,9 @@ from ._util import no_grad, shape_arg
 
 
 @register_gradient("relax.gather_nd")
-def gather_nd(orig_var, orig_call, output_grad, ctx):
+def gather_nd(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of gather_nd.
 
     Forward form: ``y[b, p, ..] = data[b, indices[b, p, 0], indices[b, p,
@@ -29,7 +32,9 @@ def gather_nd(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.index_tensor")
-def index_tensor(orig_var, orig_call, output_grad, ctx):
+def index_tensor(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of index_tensor.
 
     Forward form: ``y = data[indices[0], indices[1], ..]`` with indices that are broadcast.

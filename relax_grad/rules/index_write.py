@@ -13,14 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import relax
+from tvm.relax import Expr
 from tvm.relax.op import grad as backward
 
 from ..errors import GradientError
 from ..op.index_write import REDUCTIONS, index_tuple, listed_shape
 from ..registry import register_gradient
 from ._util import cast_like, no_grad, reshape_like, shape_arg, unbroadcast, wide_dtype, widen
-
-Expr = relax.Expr
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,9 @@ _PARTIALS = {
 
 
 @register_gradient("relax.scatter_elements")
-def scatter_elements(orig_var, orig_call, output_grad, ctx):
+def scatter_elements(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of scatter_elements.
 
     Forward form: ``y = data``, then
@@ -182,7 +183,9 @@ def scatter_elements(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.scatter_nd")
-def scatter_nd(orig_var, orig_call, output_grad, ctx):
+def scatter_nd(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of scatter_nd.
 
     Forward form: ``y = data``, then ``y[indices[p, 0], indices[p, 1], ..] = f(y[..], updates[p])``
@@ -194,7 +197,9 @@ def scatter_nd(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.index_put")
-def index_put(orig_var, orig_call, output_grad, ctx):
+def index_put(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of index_put.
 
     Forward form: ``y = data``, then ``y[indices[0], indices[1], ..] = values``, or ``+= values``
@@ -213,7 +218,9 @@ def index_put(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.slice_scatter")
-def slice_scatter(orig_var, orig_call, output_grad, ctx):
+def slice_scatter(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of slice_scatter.
 
     Forward form: ``y = data``, then ``y[.., start:end:step, ..] = src`` along the axis.

@@ -35,7 +35,9 @@ from ._util import (
         "a batch before it sums them, and fails at order 2 for a symbolic batch"
     ),
 )
-def matmul(orig_var, orig_call, output_grad, ctx):
+def matmul(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of matmul.
 
     Forward form: ``c = matmul(a, b, out_dtype)``.
@@ -124,7 +126,9 @@ def _summed_product(ctx, grad, a, b, position: int) -> relax.Expr:
 
 
 @register_gradient("relax.outer")
-def outer(orig_var, orig_call, output_grad, ctx):
+def outer(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of outer.
 
     Forward form: ``y[i, j] = x1[i] * x2[j]``.
@@ -138,7 +142,9 @@ def outer(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.einsum")
-def einsum(orig_var, orig_call, output_grad, ctx):
+def einsum(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of einsum.
 
     Forward form: ``y = einsum((x1, x2, ...), subscripts)``.

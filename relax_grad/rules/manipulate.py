@@ -20,7 +20,9 @@ from ._util import (
 
 
 @register_gradient("relax.broadcast_to", corrects="fails at order 2 for symbolic shapes")
-def broadcast_to(orig_var, orig_call, output_grad, ctx):
+def broadcast_to(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of broadcast_to.
 
     Forward form: ``y = broadcast_to(x, shape)``.
@@ -32,7 +34,9 @@ def broadcast_to(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.collapse_sum_to")
-def collapse_sum_to(orig_var, orig_call, output_grad, ctx):
+def collapse_sum_to(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of collapse_sum_to.
 
     Forward form: ``y = collapse_sum_to(x, shape)``.
@@ -44,7 +48,9 @@ def collapse_sum_to(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.collapse_sum_like")
-def collapse_sum_like(orig_var, orig_call, output_grad, ctx):
+def collapse_sum_like(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of collapse_sum_like.
 
     Forward form: ``y = collapse_sum_like(x, like)``.
@@ -56,7 +62,9 @@ def collapse_sum_like(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.tile")
-def tile(orig_var, orig_call, output_grad, ctx):
+def tile(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of tile.
 
     Forward form: ``y = tile(x, repeats)``.
@@ -68,7 +76,9 @@ def tile(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.repeat")
-def repeat(orig_var, orig_call, output_grad, ctx):
+def repeat(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of repeat.
 
     Forward form: ``y = repeat(x, repeats, axis)``.
@@ -82,7 +92,9 @@ def repeat(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.squeeze")
-def squeeze(orig_var, orig_call, output_grad, ctx):
+def squeeze(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of squeeze.
 
     Forward form: ``y = squeeze(x, axis)``.
@@ -111,7 +123,9 @@ def squeeze(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.flatten")
-def flatten(orig_var, orig_call, output_grad, ctx):
+def flatten(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of flatten.
 
     Forward form: ``y = flatten(x)``.
@@ -125,7 +139,9 @@ def flatten(orig_var, orig_call, output_grad, ctx):
 @register_gradient(
     "relax.reshape", corrects="fails at order 2 for symbolic shapes, and misreads an extent of 0"
 )
-def reshape(orig_var, orig_call, output_grad, ctx):
+def reshape(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of reshape.
 
     Forward form: ``y = reshape(x, shape)``.
@@ -137,7 +153,9 @@ def reshape(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.batch_flatten")
-def batch_flatten(orig_var, orig_call, output_grad, ctx):
+def batch_flatten(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of batch_flatten.
 
     Forward form: ``y = batch_flatten(x)``, which keeps the first axis.

@@ -15,7 +15,9 @@ from ._util import cast_like, is_const, shape_arg, shape_of, widen
     "relax.concat",
     corrects="refuses a single tensor, and symbolic or empty extents along the axis",
 )
-def concat(orig_var, orig_call, output_grad, ctx):
+def concat(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of concat.
 
     Forward form: ``y = concat((x1, x2, ...), axis)``.
@@ -39,7 +41,9 @@ def concat(orig_var, orig_call, output_grad, ctx):
 @register_gradient(
     "relax.split", corrects="refuses a split into one, and parts that overlap or are symbolic"
 )
-def split(orig_var, orig_call, output_grad, ctx):
+def split(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of split.
 
     Forward form: ``y1, y2, ... = split(x, indices_or_sections, axis)``; a split into one is
@@ -68,7 +72,9 @@ def split(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.stack")
-def stack(orig_var, orig_call, output_grad, ctx):
+def stack(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of stack.
 
     Forward form: ``y = stack((x1, x2, ...), axis)``.
@@ -80,7 +86,9 @@ def stack(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.meshgrid")
-def meshgrid(orig_var, orig_call, output_grad, ctx):
+def meshgrid(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of meshgrid.
 
     Forward form: ``y1, y2, ... = meshgrid((x1, x2, ...), indexing)``: each ``yi`` repeats ``xi``

@@ -12,7 +12,9 @@ from ._util import no_grad, shape_arg
 
 
 @register_gradient("relax.flip")
-def flip(orig_var, orig_call, output_grad, ctx):
+def flip(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of flip.
 
     Forward form: ``y = flip(x, axis)``.
@@ -23,7 +25,9 @@ def flip(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.reverse_sequence")
-def reverse_sequence(orig_var, orig_call, output_grad, ctx):
+def reverse_sequence(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of reverse_sequence.
 
     Forward form: ``y = reverse_sequence(x, seq_lengths, seq_axis, batch_axis)``, which reverses the
@@ -48,7 +52,9 @@ def reverse_sequence(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.layout_transform")
-def layout_transform(orig_var, orig_call, output_grad, ctx):
+def layout_transform(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of layout_transform.
 
     Forward form: ``y[index_map(i)] = x[i]``, and ``pad_value`` elsewhere.
@@ -63,7 +69,9 @@ def layout_transform(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.pixel_shuffle")
-def pixel_shuffle(orig_var, orig_call, output_grad, ctx):
+def pixel_shuffle(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of pixel_shuffle.
 
     Forward form: ``y[.., c, h * r + i, w * r + j] = x[.., c * r * r + i * r + j, h, w]`` with
@@ -83,7 +91,9 @@ def _triangle(name: str):
     """Return the gradient rule of an operator that keeps one triangle."""
     builder = getattr(relax.op, name)
 
-    def rule(orig_var, orig_call, output_grad, ctx):
+    def rule(
+        orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+    ) -> list[relax.Expr]:
         """Gradient of {forward}.
 
         Forward form: ``y = {forward}(x, k)``, one triangle of each matrix.

@@ -40,7 +40,9 @@ _CARRIERS = ("float16", "bfloat16", "float32", "float64")
 
 
 @register_gradient("relax.quantize")
-def quantize(orig_var, orig_call, output_grad, ctx):
+def quantize(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of quantize, straight through the rounding.
 
     Forward form: ``q = clip(round(x / scale) + zero_point, min, max)`` with the range of the
@@ -68,7 +70,9 @@ def quantize(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.dequantize", quantized=True)
-def dequantize(orig_var, orig_call, output_grad, ctx):
+def dequantize(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of dequantize.
 
     Forward form: ``y = scale * (q - zero_point)``.

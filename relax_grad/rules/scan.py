@@ -17,7 +17,9 @@ from ._util import cast_like, float_only, reshape_like, shape_arg, widen
     ),
 )
 @float_only
-def cumsum(orig_var, orig_call, output_grad, ctx):
+def cumsum(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of cumsum.
 
     Forward form: ``y = cumsum(x, axis, dtype, exclusive)``.
@@ -35,7 +37,9 @@ def cumsum(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient("relax.cumprod")
 @float_only
-def cumprod(orig_var, orig_call, output_grad, ctx):
+def cumprod(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of cumprod, without a division, so that an element may be 0.
 
     Forward form: ``y = cumprod(x, axis, dtype, exclusive)``. Let ``p`` be the product of the

@@ -11,7 +11,9 @@ from ._util import no_grad, unbroadcast, zero
 @register_gradient(
     "relax.where", corrects="leaves out the sum over the axes of a broadcast operand"
 )
-def where(orig_var, orig_call, output_grad, ctx):
+def where(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of where.
 
     Forward form: ``y = where(cond, x1, x2)``.

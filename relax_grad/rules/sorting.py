@@ -12,7 +12,9 @@ from ._util import dtype_of, float_only, is_const, no_grad, shape_arg, shape_of
 
 @register_gradient("relax.sort")
 @float_only
-def sort(orig_var, orig_call, output_grad, ctx):
+def sort(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of sort.
 
     Forward form: ``y = sort(x, axis, descending)``.
@@ -29,7 +31,9 @@ def sort(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient("relax.topk")
 @float_only
-def topk(orig_var, orig_call, output_grad, ctx):
+def topk(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of topk.
 
     Forward form: ``y, index = topk(x, k, axis, ret_type, largest, dtype)``, or one of the two.

@@ -21,7 +21,9 @@ from ._util import (
 
 @register_gradient("relax.sum", corrects="fails at order 2 for symbolic shapes")
 @float_only
-def sum(orig_var, orig_call, output_grad, ctx):
+def sum(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of sum.
 
     Forward form: ``y = sum(x, axis, keepdims)``.
@@ -37,7 +39,9 @@ def sum(orig_var, orig_call, output_grad, ctx):
     corrects="refuses a symbolic extent, and rounds the count in half precision",
 )
 @float_only
-def mean(orig_var, orig_call, output_grad, ctx):
+def mean(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of mean.
 
     Forward form: ``y = mean(x, axis, keepdims)``.
@@ -56,7 +60,9 @@ def mean(orig_var, orig_call, output_grad, ctx):
     "underflow in half precision",
 )
 @float_only
-def variance(orig_var, orig_call, output_grad, ctx):
+def variance(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of variance.
 
     Forward form: ``y = variance(x, axis, keepdims)``, the mean of the squared deviations.
@@ -75,7 +81,9 @@ def variance(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient("relax.std")
 @float_only
-def std(orig_var, orig_call, output_grad, ctx):
+def std(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of std.
 
     Forward form: ``y = std(x, axis, keepdims)``, the root of the mean of the squared deviations.
@@ -100,7 +108,9 @@ def std(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient("relax.max")
 @float_only
-def max(orig_var, orig_call, output_grad, ctx):
+def max(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of max.
 
     Forward form: ``y = max(x, axis, keepdims)``.
@@ -116,7 +126,9 @@ def max(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient("relax.min")
 @float_only
-def min(orig_var, orig_call, output_grad, ctx):
+def min(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of min.
 
     Forward form: ``y = min(x, axis, keepdims)``.
@@ -132,7 +144,9 @@ def min(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient("relax.median")
 @float_only
-def median(orig_var, orig_call, output_grad, ctx):
+def median(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of median.
 
     Forward form: ``y, index = median(x, [axis], keepdims)``, or ``y = median(x, axis, keepdims)``
@@ -156,7 +170,9 @@ def median(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient("relax.prod")
 @float_only
-def prod(orig_var, orig_call, output_grad, ctx):
+def prod(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of prod, without a division, so that any number of elements may be 0.
 
     Forward form: ``y = prod(x, axis, keepdims)``.

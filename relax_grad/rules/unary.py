@@ -65,7 +65,9 @@ _CORRECTS = {"abs": "is 1 at 0, where PyTorch's and JAX's are 0"}
 
 
 def _register(name: str, form: str, partial: Partial) -> None:
-    def rule(orig_var, orig_call, output_grad, ctx):
+    def rule(
+        orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+    ) -> list[relax.Expr]:
         """Gradient of {forward}.
 
         Forward form: ``y = {forward}(x)``.
@@ -87,7 +89,9 @@ for _name, (_form, _partial) in _PARTIALS.items():
 
 
 @register_gradient("relax.clip")
-def clip(orig_var, orig_call, output_grad, ctx):
+def clip(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of clip.
 
     Forward form: ``y = clip(x, min, max)``.

@@ -12,7 +12,9 @@ from ._util import cast_like, dtype_of, no_grad, reshape_like, wide_dtype, widen
 
 
 @register_gradient("relax.vision.roi_align")
-def roi_align(orig_var, orig_call, output_grad, ctx):
+def roi_align(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of roi_align.
 
     Forward form: ``y = roi_align(x, rois)``.
@@ -24,7 +26,9 @@ def roi_align(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.vision.roi_pool")
-def roi_pool(orig_var, orig_call, output_grad, ctx):
+def roi_pool(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of roi_pool.
 
     Forward form: ``y = roi_pool(x, rois)``.
@@ -36,7 +40,9 @@ def roi_pool(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.vision.multibox_transform_loc")
-def multibox_transform_loc(orig_var, orig_call, output_grad, ctx):
+def multibox_transform_loc(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of multibox_transform_loc.
 
     Forward form: ``loc_pred`` holds the offsets ``e`` (for x, y) and ``f`` (for width, height).

@@ -141,7 +141,9 @@ def _of_rule(operator: Operator, family: str) -> list[Entry]:
     partials = ", ".join(f"{each}_grad" for each in arguments)
     rule = f'''
 @register_gradient("{operator.name}"{corrects})
-def {name}(orig_var, orig_call, output_grad, ctx):
+def {name}(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of {name}.
 
     Forward form: ``result = {name}({", ".join(arguments)})``.
@@ -151,7 +153,11 @@ def {name}(orig_var, orig_call, output_grad, ctx):
     raise GradientError("the rule of {name} is not written")
 '''
     dots = "." * (2 + family.count("/"))
-    imports = [(f"{dots}errors", "GradientError"), (f"{dots}registry", "register_gradient")]
+    imports = [
+        ("tvm", "relax"),
+        (f"{dots}errors", "GradientError"),
+        (f"{dots}registry", "register_gradient"),
+    ]
     return [
         Entry(f"relax_grad/rules/{family}.py", rule, imports),
         _samples(operator.name, name, len(arguments), operator.attributes, family),
@@ -203,7 +209,9 @@ def _{name}(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
             f"relax_grad/rules/grad/{last}.py",
             f'''
 @register_gradient("relax.grad.{name}")
-def {name}(orig_var, orig_call, output_grad, ctx):
+def {name}(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of {name}.
 
     Forward form: ``{argument}_grad = {name}({", ".join(arguments)})``.
@@ -212,7 +220,11 @@ def {name}(orig_var, orig_call, output_grad, ctx):
     """
     raise GradientError("the rule of {name} is not written")
 ''',
-            [("...errors", "GradientError"), ("...registry", "register_gradient")],
+            [
+                ("tvm", "relax"),
+                ("...errors", "GradientError"),
+                ("...registry", "register_gradient"),
+            ],
         ),
         _samples(f"relax.grad.{name}", name, len(arguments), forward.attributes, last),
     ]
@@ -311,10 +323,14 @@ def _samples(
     given = ", ".join(f'"{name}": {default or "..."}' for name, default in attributes.items())
     text = f'''
 @register_samples("{operator}")
-def {function}(rng):
+def {function}(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([{inputs}], {{{given}}}, note="plain")
 '''
-    imports = [("._sample", "Sample"), ("._sample", "register_samples")]
+    imports = [
+        ("collections.abc", "Iterator"),
+        ("._sample", "Sample"),
+        ("._sample", "register_samples"),
+    ]
     return Entry(f"relax_grad/testing/samples/{family.rpartition('/')[2]}.py", text, imports)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tvm import relax
 from tvm.relax import op
 from tvm.relax.op import grad as backward
 
@@ -10,7 +11,9 @@ from .._util import cast_each, cast_like, widen
 
 
 @register_gradient("relax.grad.log_softmax_backward")
-def log_softmax_backward(orig_var, orig_call, output_grad, ctx):
+def log_softmax_backward(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of log_softmax_backward.
 
     Forward form: ``dx = dy - sum(dy) * p`` with ``p = exp(y)``, with the sum over the axis.
@@ -33,7 +36,9 @@ def log_softmax_backward(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.softmax_backward")
-def softmax_backward(orig_var, orig_call, output_grad, ctx):
+def softmax_backward(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of softmax_backward.
 
     Forward form: ``dx = (dy - sum(dy * y)) * y``, with the sum over the axis.

@@ -11,7 +11,9 @@ from .._util import cast_each, cast_like, dtype_of, no_grad, shape_of, unbroadca
 
 
 @register_gradient("relax.grad.attention_weights")
-def attention_weights(orig_var, orig_call, output_grad, ctx):
+def attention_weights(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of attention_weights.
 
     Forward form: ``p = attention_weights(s)``: a softmax of ``s`` over the keys that a query
@@ -28,7 +30,9 @@ def attention_weights(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.attention_backward")
-def attention_backward(orig_var, orig_call, output_grad, ctx):
+def attention_backward(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of attention_backward.
 
     Forward form, for each head, with ``p = softmax(s)`` of the scores ``s = scale * q @ k^T``:

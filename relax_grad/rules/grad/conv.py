@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tvm import relax
+
 from ...op.conv import conv_attrs
 from ...registry import register_gradient
 from .._util import dtype_of, no_grad, shape_arg
@@ -11,7 +13,9 @@ from ..nn.conv import backward_builders, conv_like
 @register_gradient("relax.grad.conv1d_backward_data")
 @register_gradient("relax.grad.conv2d_backward_data")
 @register_gradient("relax.grad.conv3d_backward_data")
-def conv_backward_data(orig_var, orig_call, output_grad, ctx):
+def conv_backward_data(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of conv1d_backward_data, conv2d_backward_data and conv3d_backward_data.
 
     Forward form: ``dx = conv_backward_data(dy, x.shape, w)``.
@@ -31,7 +35,9 @@ def conv_backward_data(orig_var, orig_call, output_grad, ctx):
 @register_gradient("relax.grad.conv1d_backward_weight")
 @register_gradient("relax.grad.conv2d_backward_weight")
 @register_gradient("relax.grad.conv3d_backward_weight")
-def conv_backward_weight(orig_var, orig_call, output_grad, ctx):
+def conv_backward_weight(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of conv1d_backward_weight, conv2d_backward_weight and conv3d_backward_weight.
 
     Forward form: ``dw = conv_backward_weight(dy, x, w.shape)``.

@@ -44,7 +44,9 @@ register_linear(
 
 
 @register_gradient("relax.grad.grid_sample_jvp")
-def grid_sample_jvp(orig_var, orig_call, output_grad, ctx):
+def grid_sample_jvp(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of grid_sample_jvp.
 
     Forward form: ``y' = grid_sample_jvp(x, grid, ks)`` with directions ``ks`` of the grid.
@@ -66,7 +68,9 @@ def grid_sample_jvp(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.grid_sample_backward_data")
-def grid_sample_backward_data(orig_var, orig_call, output_grad, ctx):
+def grid_sample_backward_data(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of grid_sample_backward_data.
 
     Forward form: ``dx = grid_sample_backward_data(dy, x.shape, grid, ks)``, which is linear in
@@ -93,7 +97,9 @@ def grid_sample_backward_data(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.grid_sample_backward_grid")
-def grid_sample_backward_grid(orig_var, orig_call, output_grad, ctx):
+def grid_sample_backward_grid(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of grid_sample_backward_grid.
 
     Forward form: ``dgrid = grid_sample_backward_grid(dy, x, grid, ks)``, with ``<dgrid, k> = <dy,

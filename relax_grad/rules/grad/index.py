@@ -46,7 +46,9 @@ register_linear(
 
 
 @register_gradient("relax.grad.dynamic_strided_slice_backward_data")
-def dynamic_strided_slice_backward_data(orig_var, orig_call, output_grad, ctx):
+def dynamic_strided_slice_backward_data(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of dynamic_strided_slice_backward_data.
 
     Forward form: ``dx = dynamic_strided_slice_backward_data(dy, x.shape, begin, end, strides)``.

@@ -62,7 +62,9 @@ register_linear(
 
 
 @register_gradient("relax.grad.scatter_elements_scan")
-def scatter_elements_scan(orig_var, orig_call, output_grad, ctx):
+def scatter_elements_scan(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of scatter_elements_scan.
 
     Forward form: ``s = scatter_elements_scan(start, indices, factors, terms)``, the state before
@@ -77,7 +79,9 @@ def scatter_elements_scan(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.scatter_elements_scan_reverse")
-def scatter_elements_scan_reverse(orig_var, orig_call, output_grad, ctx):
+def scatter_elements_scan_reverse(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of scatter_elements_scan_reverse: that of :func:`scatter_elements_scan`,
     reversed."""
     writer = elements_writer(orig_call.args[1], int(orig_call.attrs.axis))
@@ -85,13 +89,17 @@ def scatter_elements_scan_reverse(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.scatter_nd_scan")
-def scatter_nd_scan(orig_var, orig_call, output_grad, ctx):
+def scatter_nd_scan(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of scatter_nd_scan: that of :func:`scatter_elements_scan`."""
     return _scan(nd_writer(orig_call.args[1]), orig_var, orig_call, output_grad, ctx, reverse=False)
 
 
 @register_gradient("relax.grad.scatter_nd_scan_reverse")
-def scatter_nd_scan_reverse(orig_var, orig_call, output_grad, ctx):
+def scatter_nd_scan_reverse(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of scatter_nd_scan_reverse: that of :func:`scatter_elements_scan`, reversed."""
     return _scan(nd_writer(orig_call.args[1]), orig_var, orig_call, output_grad, ctx, reverse=True)
 

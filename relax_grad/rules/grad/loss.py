@@ -12,7 +12,9 @@ from .._util import cast_like, no_grad, widen
 
 
 @register_gradient("relax.grad.nll_loss_backward")
-def nll_loss_backward(orig_var, orig_call, output_grad, ctx):
+def nll_loss_backward(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of nll_loss_backward.
 
     Forward form: ``dx = nll_loss_backward(dy, x, t, w)``, which does not depend on the values of
@@ -37,7 +39,9 @@ def nll_loss_backward(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.nll_loss_backward_weights")
-def nll_loss_backward_weights(orig_var, orig_call, output_grad, ctx):
+def nll_loss_backward_weights(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of nll_loss_backward_weights.
 
     Forward form: ``dw = nll_loss_backward_weights(dy, x, t, w)``.
@@ -106,7 +110,9 @@ def nll_loss_backward_weights(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.cross_entropy_with_logits_backward")
-def cross_entropy_with_logits_backward(orig_var, orig_call, output_grad, ctx):
+def cross_entropy_with_logits_backward(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of cross_entropy_with_logits_backward.
 
     Forward form: ``dx = cross_entropy_with_logits_backward(dz, y) = -dz * y / N``.

@@ -15,7 +15,9 @@ from ..nn.norm import average_in_groups, average_over, check_channels, collect, 
 
 
 @register_gradient("relax.grad.batch_norm_backward_data")
-def batch_norm_backward_data(orig_var, orig_call, output_grad, ctx):
+def batch_norm_backward_data(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of batch_norm_backward_data.
 
     Forward form, for each channel: ``dx = gamma * r * dy + (M + 2 * V * c) / N`` with
@@ -35,7 +37,9 @@ def batch_norm_backward_data(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.instance_norm_backward_data")
-def instance_norm_backward_data(orig_var, orig_call, output_grad, ctx):
+def instance_norm_backward_data(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of instance_norm_backward_data.
 
     Forward form and backward form: those of :func:`batch_norm_backward_data`, with sums over the
@@ -48,7 +52,9 @@ def instance_norm_backward_data(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.instance_norm_backward_gamma")
-def instance_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
+def instance_norm_backward_gamma(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of instance_norm_backward_gamma.
 
     Forward form and backward form: those of :func:`layer_norm_backward_gamma`, with a sum over the
@@ -59,7 +65,9 @@ def instance_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.batch_norm_backward_gamma")
-def batch_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
+def batch_norm_backward_gamma(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of batch_norm_backward_gamma.
 
     Forward form and backward form: those of :func:`layer_norm_backward_gamma`. The sum keeps the
@@ -71,7 +79,9 @@ def batch_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.layer_norm_backward_data")
-def layer_norm_backward_data(orig_var, orig_call, output_grad, ctx):
+def layer_norm_backward_data(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of layer_norm_backward_data.
 
     Forward form: ``dx = r * (g - average(g) - z * average(g * z))`` with ``g = gamma * dy`` and
@@ -95,7 +105,9 @@ def layer_norm_backward_data(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.layer_norm_backward_gamma")
-def layer_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
+def layer_norm_backward_gamma(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of layer_norm_backward_gamma.
 
     Forward form: ``dgamma = sum(dy * (x - m) * r)`` over all axes except ``axes``.
@@ -109,7 +121,9 @@ def layer_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.rms_norm_backward_data")
-def rms_norm_backward_data(orig_var, orig_call, output_grad, ctx):
+def rms_norm_backward_data(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of rms_norm_backward_data.
 
     Forward form: ``dx = r * (g - z * average(g * z))`` with ``g = weight * dy`` and ``z = x * r``.
@@ -122,7 +136,9 @@ def rms_norm_backward_data(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.rms_norm_backward_weight")
-def rms_norm_backward_weight(orig_var, orig_call, output_grad, ctx):
+def rms_norm_backward_weight(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of rms_norm_backward_weight.
 
     Forward form and backward form: those of :func:`layer_norm_backward_gamma` without a mean.
@@ -131,7 +147,9 @@ def rms_norm_backward_weight(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.batch_norm_statistics")
-def batch_norm_statistics(orig_var, orig_call, output_grad, ctx):
+def batch_norm_statistics(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of batch_norm_statistics.
 
     Forward form: ``m = mean(x)`` and ``r = 1 / sqrt(mean((x - m)**2) + epsilon)`` over the ``N``
@@ -148,7 +166,9 @@ def batch_norm_statistics(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.layer_norm_statistics")
-def layer_norm_statistics(orig_var, orig_call, output_grad, ctx):
+def layer_norm_statistics(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of layer_norm_statistics.
 
     Forward form and backward form: those of :func:`batch_norm_statistics`, over ``N`` elements
@@ -159,7 +179,9 @@ def layer_norm_statistics(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.instance_norm_statistics")
-def instance_norm_statistics(orig_var, orig_call, output_grad, ctx):
+def instance_norm_statistics(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of instance_norm_statistics.
 
     Forward form and backward form: those of :func:`layer_norm_statistics`.
@@ -168,7 +190,9 @@ def instance_norm_statistics(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.group_norm_statistics")
-def group_norm_statistics(orig_var, orig_call, output_grad, ctx):
+def group_norm_statistics(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of group_norm_statistics.
 
     Forward form: that of :func:`layer_norm_statistics`, over the channels of a group too.
@@ -188,7 +212,9 @@ def group_norm_statistics(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.rms_norm_statistics")
-def rms_norm_statistics(orig_var, orig_call, output_grad, ctx):
+def rms_norm_statistics(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of rms_norm_statistics.
 
     Forward form: ``r = 1 / sqrt(mean(x**2) + epsilon)`` over ``N`` elements along the axes.
@@ -202,7 +228,9 @@ def rms_norm_statistics(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.divide_by_count")
-def divide_by_count(orig_var, orig_call, output_grad, ctx):
+def divide_by_count(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of divide_by_count.
 
     Forward form: ``y = divide_by_count(x, shape, axis)``.

@@ -18,7 +18,9 @@ from .._util import cast_like, dtype_of, is_float, no_grad, shape_of, wide_dtype
 
 
 @register_gradient("relax.grad.quantized_matmul")
-def quantized_matmul(orig_var, orig_call, output_grad, ctx):
+def quantized_matmul(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of quantized_matmul.
 
     Forward form: ``y = x @ W^T`` with ``W = (q - zero_point) * scale``.
@@ -35,7 +37,9 @@ def quantized_matmul(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.quantized_matmul_backward_data")
-def quantized_matmul_backward_data(orig_var, orig_call, output_grad, ctx):
+def quantized_matmul_backward_data(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of quantized_matmul_backward_data.
 
     Forward form: ``x_grad = y_grad @ W`` with ``W = (q - zero_point) * scale``.

@@ -29,7 +29,9 @@ _ZEROS = [Op.get("relax.zeros"), Op.get("relax.zeros_like")]
 
 
 @register_gradient("relax.grad.lstm")
-def lstm(orig_var, orig_call, output_grad, ctx):
+def lstm(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of lstm.
 
     Forward form, at each step: ``i, f, g, o = split(z)`` of ``z = x + h @ w^T``;
@@ -68,7 +70,9 @@ def lstm(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.gru")
-def gru(orig_var, orig_call, output_grad, ctx):
+def gru(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of gru.
 
     Forward form, at each step, with ``p = h @ w^T``: ``r = sigmoid(x_r + p_r)``,
@@ -108,7 +112,9 @@ def gru(orig_var, orig_call, output_grad, ctx):
     return cast_each(ctx, partials, orig_call.args)
 
 
-def _gru_that_resets_first(orig_var, orig_call, output_grad, ctx):
+def _gru_that_resets_first(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     data, hidden, weight = orig_call.args
     states, slopes = elements(ctx, orig_var, 2)
     states_grad, slopes_grad = elements(ctx, output_grad, 2)
@@ -129,7 +135,9 @@ def _gru_that_resets_first(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.rnn_tanh")
-def rnn_tanh(orig_var, orig_call, output_grad, ctx):
+def rnn_tanh(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of rnn_tanh.
 
     Forward form, at each step: ``h' = tanh(x + h @ w^T)``.
@@ -142,7 +150,9 @@ def rnn_tanh(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.rnn_relu")
-def rnn_relu(orig_var, orig_call, output_grad, ctx):
+def rnn_relu(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of rnn_relu.
 
     Forward form, at each step: ``h' = relu(x + h @ w^T)``.
@@ -162,7 +172,9 @@ def _rnn(orig_var, orig_call, output_grad, ctx, slopes):
 
 
 @register_gradient("relax.grad.recurrent_backward")
-def recurrent_backward(orig_var, orig_call, output_grad, ctx):
+def recurrent_backward(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of recurrent_backward.
 
     Forward form, from the last step to the first, for a GRU with the slopes k of the gates and q of
@@ -203,7 +215,9 @@ def recurrent_backward(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.recurrent_tangent")
-def recurrent_tangent(orig_var, orig_call, output_grad, ctx):
+def recurrent_tangent(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of recurrent_tangent.
 
     Forward form, for a GRU with the slopes k of the gates and q of the previous state:
@@ -247,7 +261,9 @@ def recurrent_tangent(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.previous_steps")
-def previous_steps(orig_var, orig_call, output_grad, ctx):
+def previous_steps(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of previous_steps.
 
     Forward form: ``y[0] = initial`` and ``y[t] = x[t - 1]``.
@@ -258,7 +274,9 @@ def previous_steps(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.next_steps")
-def next_steps(orig_var, orig_call, output_grad, ctx):
+def next_steps(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of next_steps.
 
     Forward form: ``y[t] = x[t + 1]``, and 0 at the last step.

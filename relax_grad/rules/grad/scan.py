@@ -26,7 +26,9 @@ register_linear(
 
 
 @register_gradient("relax.grad.linear_scan")
-def linear_scan(orig_var, orig_call, output_grad, ctx):
+def linear_scan(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of linear_scan.
 
     Forward form: ``y[i + 1] = a[i] * y[i] + b[i]``.
@@ -38,7 +40,9 @@ def linear_scan(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.linear_scan_reverse")
-def linear_scan_reverse(orig_var, orig_call, output_grad, ctx):
+def linear_scan_reverse(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of linear_scan_reverse: that of :func:`linear_scan`, reversed.
 
     Forward form: ``y[i - 1] = a[i] * y[i] + b[i]``.

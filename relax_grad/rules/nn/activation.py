@@ -16,7 +16,9 @@ _SELU_ALPHA = 1.6732632423543772848170429916717
 
 
 @register_gradient("relax.nn.relu", corrects="is 1 at 0, where PyTorch's and JAX's are 0")
-def relu(orig_var, orig_call, output_grad, ctx):
+def relu(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of relu.
 
     Forward form: ``y = relu(x)``.
@@ -30,7 +32,9 @@ def relu(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.leakyrelu")
-def leakyrelu(orig_var, orig_call, output_grad, ctx):
+def leakyrelu(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of leakyrelu.
 
     Forward form: ``y = leakyrelu(x, alpha)``.
@@ -43,7 +47,9 @@ def leakyrelu(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.prelu")
-def prelu(orig_var, orig_call, output_grad, ctx):
+def prelu(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of prelu.
 
     Forward form: ``y = prelu(x, alpha, axis)`` with an ``alpha`` for each position along the axis,
@@ -81,7 +87,9 @@ def prelu(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.gelu")
-def gelu(orig_var, orig_call, output_grad, ctx):
+def gelu(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of gelu.
 
     Forward form: ``y = x * P(x)`` with the normal distribution
@@ -97,7 +105,9 @@ def gelu(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.gelu_tanh")
-def gelu_tanh(orig_var, orig_call, output_grad, ctx):
+def gelu_tanh(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of gelu_tanh.
 
     Forward form: ``y = x / 2 * (1 + t)`` with ``t = tanh(k * (x + c * x**3))``,
@@ -117,7 +127,9 @@ def gelu_tanh(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.selu")
-def selu(orig_var, orig_call, output_grad, ctx):
+def selu(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of selu.
 
     Forward form: ``y = scale * (max(x, 0) + alpha * (exp(min(x, 0)) - 1))``.
@@ -135,7 +147,9 @@ def selu(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.softplus")
-def softplus(orig_var, orig_call, output_grad, ctx):
+def softplus(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of softplus.
 
     Forward form: ``y = where(beta * x > threshold, x, log(1 + exp(beta * x)) / beta)``.
@@ -165,7 +179,9 @@ def _cast_partial(partial, orig_call, ctx) -> list[relax.Expr]:
     corrects="accumulates half precision in half precision, and reads its tensors from memory "
     "twice",
 )
-def log_softmax(orig_var, orig_call, output_grad, ctx):
+def log_softmax(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of log_softmax.
 
     Forward form: ``y = log_softmax(x, axis)``.
@@ -182,7 +198,9 @@ def log_softmax(orig_var, orig_call, output_grad, ctx):
     corrects="accumulates half precision in half precision, and reads its tensors from memory "
     "twice",
 )
-def softmax(orig_var, orig_call, output_grad, ctx):
+def softmax(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of softmax.
 
     Forward form: ``y = softmax(x, axis)``.

@@ -13,7 +13,9 @@ _BACKWARD = Op.get("relax.grad.attention_backward")
 
 
 @register_gradient("relax.nn.attention")
-def attention(orig_var, orig_call, output_grad, ctx):
+def attention(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of attention.
 
     Forward form, for each head: ``o = p @ v`` with ``p = softmax(scale * q @ k^T)`` over the keys
@@ -26,7 +28,9 @@ def attention(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.attention_bias")
-def attention_bias(orig_var, orig_call, output_grad, ctx):
+def attention_bias(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of attention_bias.
 
     Forward form: that of :func:`attention` with ``p = softmax(scale * q @ k^T + bias)``.
@@ -42,7 +46,9 @@ def attention_bias(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.attention_var_len")
-def attention_var_len(orig_var, orig_call, output_grad, ctx):
+def attention_var_len(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of attention_var_len.
 
     Forward form: that of :func:`attention`, where a query attends to the keys of its own sequence.
@@ -56,7 +62,9 @@ def attention_var_len(orig_var, orig_call, output_grad, ctx):
     return [*partials, *map(no_grad, orig_call.args[3:])]
 
 
-def _partials(orig_var, orig_call, output_grad, ctx):
+def _partials(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Return the partials of queries, keys and values."""
     query, *others = orig_call.args[:3]
     check_masks(orig_call)

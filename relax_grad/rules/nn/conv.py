@@ -18,7 +18,9 @@ from .._util import dtype_of, shape_arg, wide_dtype
     "extents, and copies the data to take the weight gradient of a grouped convolution",
 )
 @register_gradient("relax.nn.conv3d")
-def conv(orig_var, orig_call, output_grad, ctx):
+def conv(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of conv1d, conv2d and conv3d.
 
     Forward form: ``y = conv(x, w)``.
@@ -38,7 +40,9 @@ def conv(orig_var, orig_call, output_grad, ctx):
 @register_gradient("relax.nn.conv1d_transpose")
 @register_gradient("relax.nn.conv2d_transpose")
 @register_gradient("relax.nn.conv3d_transpose")
-def conv_transpose(orig_var, orig_call, output_grad, ctx):
+def conv_transpose(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of conv1d_transpose, conv2d_transpose and conv3d_transpose.
 
     Forward form: ``y = conv_transpose(x, w)``, which is ``conv_backward_data(x, y.shape, w)`` of

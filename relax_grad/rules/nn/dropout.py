@@ -8,7 +8,9 @@ from ...registry import register_gradient
 
 
 @register_gradient("relax.nn.dropout")
-def dropout(orig_var, orig_call, output_grad, ctx):
+def dropout(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of dropout.
 
     Forward form: ``(y, mask) = dropout(x, rate)`` with ``y = x * mask``; the mask is a constant.

@@ -14,7 +14,9 @@ from .._util import dtype_of, is_static, no_grad
 @register_gradient(
     "relax.nn.nll_loss", corrects="gives the weights no gradient, so that it counts as zero"
 )
-def nll_loss(orig_var, orig_call, output_grad, ctx):
+def nll_loss(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of nll_loss.
 
     Forward form: ``y = nll_loss(x, t, w, reduction, ignore_index)``.
@@ -43,7 +45,9 @@ def nll_loss(orig_var, orig_call, output_grad, ctx):
         "precision"
     ),
 )
-def cross_entropy_with_logits(orig_var, orig_call, output_grad, ctx):
+def cross_entropy_with_logits(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of cross_entropy_with_logits.
 
     Forward form: ``z = cross_entropy_with_logits(x, y) = -sum(x * y) / N``, without ``N`` for

@@ -15,7 +15,9 @@ from .._util import cast_each, dtype_of, is_const, shape_arg, shape_of, wide_dty
 
 
 @register_gradient("relax.nn.batch_norm")
-def batch_norm(orig_var, orig_call, output_grad, ctx):
+def batch_norm(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of batch_norm.
 
     Forward form, for each channel: ``y = gamma * (x - m) / s + beta`` with
@@ -95,7 +97,9 @@ def batch_norm(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.layer_norm")
-def layer_norm(orig_var, orig_call, output_grad, ctx):
+def layer_norm(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of layer_norm.
 
     Forward form: ``y = gamma * z + beta`` with ``z = (x - mean(x)) / s`` and ``s = sqrt(mean((x -
@@ -128,7 +132,9 @@ def layer_norm(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.rms_norm")
-def rms_norm(orig_var, orig_call, output_grad, ctx):
+def rms_norm(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of rms_norm.
 
     Forward form: ``y = weight * z`` with ``z = x / s`` and ``s = sqrt(mean(x ** 2) + epsilon)``.
@@ -148,7 +154,9 @@ def rms_norm(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.group_norm")
-def group_norm(orig_var, orig_call, output_grad, ctx):
+def group_norm(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of group_norm.
 
     Forward form: ``y = gamma * z + beta`` with ``z = (x - m) / s`` and ``s = sqrt(v + epsilon)``,
@@ -174,7 +182,9 @@ def group_norm(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.instance_norm")
-def instance_norm(orig_var, orig_call, output_grad, ctx):
+def instance_norm(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of instance_norm.
 
     Forward and backward form: those of :func:`group_norm` where each channel is its own group.

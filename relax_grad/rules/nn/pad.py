@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ...errors import GradientError
@@ -11,7 +12,9 @@ from .._util import is_const, shape_arg, shape_of
 
 
 @register_gradient("relax.nn.pad")
-def pad(orig_var, orig_call, output_grad, ctx):
+def pad(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of pad.
 
     Forward form: ``y = pad(x, pad_width, pad_mode, pad_value)``; a negative width crops.

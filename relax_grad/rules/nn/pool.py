@@ -15,7 +15,9 @@ _SPLIT = "accepts a layout that splits a spatial axis, and then fails without na
 @register_gradient("relax.nn.max_pool1d")
 @register_gradient("relax.nn.max_pool2d", corrects=_SPLIT)
 @register_gradient("relax.nn.max_pool3d")
-def max_pool(orig_var, orig_call, output_grad, ctx):
+def max_pool(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of max_pool1d, max_pool2d and max_pool3d.
 
     Forward form: ``y[o] = max over t of x[o * stride + t * dilation - padding]``.
@@ -30,7 +32,9 @@ def max_pool(orig_var, orig_call, output_grad, ctx):
 @register_gradient("relax.nn.avg_pool1d")
 @register_gradient("relax.nn.avg_pool2d", corrects=_SPLIT)
 @register_gradient("relax.nn.avg_pool3d")
-def avg_pool(orig_var, orig_call, output_grad, ctx):
+def avg_pool(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of avg_pool1d, avg_pool2d and avg_pool3d.
 
     Forward form: ``y[o] = sum over t of x[o * stride + t * dilation - padding] / count[o]``.
@@ -44,7 +48,9 @@ def avg_pool(orig_var, orig_call, output_grad, ctx):
 @register_gradient("relax.nn.adaptive_avg_pool1d")
 @register_gradient("relax.nn.adaptive_avg_pool2d")
 @register_gradient("relax.nn.adaptive_avg_pool3d")
-def adaptive_avg_pool(orig_var, orig_call, output_grad, ctx):
+def adaptive_avg_pool(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of adaptive_avg_pool1d, adaptive_avg_pool2d and adaptive_avg_pool3d.
 
     Forward form: ``y[o] = mean of x[floor(o * H / O) : ceil((o + 1) * H / O)]``, for ``O`` windows

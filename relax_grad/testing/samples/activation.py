@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ._sample import DTYPES, Sample, register_samples
@@ -12,7 +14,7 @@ _LARGE = np.array([0.0, 30.0, -30.0, 800.0, -800.0, 1e30, -1e30])
 
 
 @register_samples("relax.nn.relu")
-def relu(rng):
+def relu(rng: np.random.Generator) -> Iterator[Sample]:
     def forward(torch, x):
         return torch.relu(x)
 
@@ -28,7 +30,7 @@ def relu(rng):
 
 
 @register_samples("relax.nn.leakyrelu")
-def leakyrelu(rng):
+def leakyrelu(rng: np.random.Generator) -> Iterator[Sample]:
     for alpha in (0.01, 0.0, 2.5):
 
         def forward(torch, x, alpha=alpha):
@@ -47,7 +49,7 @@ def leakyrelu(rng):
 
 
 @register_samples("relax.nn.prelu")
-def prelu(rng):
+def prelu(rng: np.random.Generator) -> Iterator[Sample]:
     def sample(shape, slopes, axis, note, **settings):
         def forward(torch, x, alpha):
             if len(alpha) == 1:
@@ -87,7 +89,7 @@ def prelu(rng):
 
 def _register(name, forward, points=_LARGE, **attrs) -> None:
     @register_samples(f"relax.nn.{name}")
-    def samples(rng):
+    def samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample([rng.normal(size=(2, 3))], attrs, symbolic=_N, torch=forward, note="plain")
         yield Sample([rng.normal(size=())], attrs, torch=forward, dtypes=(), note="0-d")
         yield Sample([np.zeros((2, 0))], attrs, torch=forward, dtypes=(), note="empty")
@@ -101,7 +103,7 @@ _register("silu", lambda torch, x: torch.nn.functional.silu(x))
 
 
 @register_samples("relax.nn.softplus")
-def softplus(rng):
+def softplus(rng: np.random.Generator) -> Iterator[Sample]:
     for beta, threshold in ((1.0, 20.0), (2.5, 1.0), (0.5, 0.0)):
 
         def forward(torch, x, beta=beta, threshold=threshold):
@@ -127,12 +129,12 @@ def softplus(rng):
         )
 
 
-def _away_from_0(rng, shape):
+def _away_from_0(rng: np.random.Generator, shape):
     return rng.uniform(0.2, 1, shape) * rng.choice([-1.0, 1.0], shape)
 
 
 def _softmax_samples(name):
-    def maker(rng):
+    def maker(rng: np.random.Generator) -> Iterator[Sample]:
         for shape, axis in (((3, 5), -1), ((3, 5), 0), ((2, 3, 2), 1), ((4,), 0), ((3, 1), -1)):
             yield Sample(
                 [rng.normal(size=shape)],
@@ -166,7 +168,7 @@ register_samples("relax.nn.softmax")(_softmax_samples("softmax"))
 
 @register_samples("relax.grad.log_softmax_backward")
 @register_samples("relax.grad.softmax_backward")
-def softmax_backward(rng):
+def softmax_backward(rng: np.random.Generator) -> Iterator[Sample]:
     for shape, axis in (((3, 4), -1), ((3, 4), 0), ((2, 3, 2), -2)):
         yield Sample(
             [rng.normal(size=shape), rng.normal(size=shape)],

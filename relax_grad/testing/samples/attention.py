@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from tvm import relax
 
@@ -32,7 +34,7 @@ _ATTENTION = {
 
 
 @register_samples("relax.nn.attention")
-def attention(rng):
+def attention(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (sizes, attrs, symbolic) in _ATTENTION.items():
         yield Sample(
             _tensors(rng, *sizes),
@@ -61,7 +63,7 @@ _BIAS = {
 
 
 @register_samples("relax.nn.attention_bias")
-def attention_bias(rng):
+def attention_bias(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (shape, attrs, symbolic) in _BIAS.items():
         names = {0: "b", 2: "s", 3: "t"}
         names = {axis: name for axis, name in names.items() if shape[axis] > 1}
@@ -88,7 +90,7 @@ def attention_bias(rng):
 
 
 @register_samples("relax.nn.attention_var_len")
-def attention_var_len(rng):
+def attention_var_len(rng: np.random.Generator) -> Iterator[Sample]:
     starts = np.int32([0, 2, 3, 3, 6]), np.int32([0, 1, 4, 5, 7])
     for note, attrs, keys in (
         ("sequences", {"scale": 0.5}, starts[1]),
@@ -114,7 +116,7 @@ def _var_len(q, k, v, seqstart_q, seqstart_k, max_q, max_k, **attrs):
 
 
 @register_samples("relax.grad.attention_backward")
-def attention_backward(rng):
+def attention_backward(rng: np.random.Generator) -> Iterator[Sample]:
     """Samples whose result, an argument here, is not that of the attention."""
     for note, sizes, attrs, shape in (
         ("plain", (2, 2, 3, 2, 2, 2, 3), {}, None),
@@ -163,7 +165,7 @@ def _torch_backward(scale=None, causal_mask=None):
 
 
 @register_samples("relax.grad.attention_weights")
-def attention_weights(rng):
+def attention_weights(rng: np.random.Generator) -> Iterator[Sample]:
     def forward(torch, scores, *seqstarts):
         seen = _seen(torch, 3, 4, "TopLeft", 2)
         if seqstarts:
@@ -181,7 +183,9 @@ def attention_weights(rng):
     yield Sample([rng.normal(size=(1, 2, 3, 4)), *starts], masks, torch=forward, note="sequences")
 
 
-def _tensors(rng, batch, queries, keys, heads, shared_heads, features, value_features):
+def _tensors(
+    rng: np.random.Generator, batch, queries, keys, heads, shared_heads, features, value_features
+):
     return [
         rng.normal(size=(batch, queries, heads, features)),
         rng.normal(size=(batch, keys, shared_heads, features)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ._sample import Sample, register_samples
@@ -20,7 +22,7 @@ _SHAPES = (
 _FEW = _SHAPES[2:4]  # for the functions that differ from multiply only in their derivatives
 
 
-def _samples(rng, torch, values, shapes=_FEW):
+def _samples(rng: np.random.Generator, torch, values, shapes=_FEW):
     for note, shape1, shape2, symbolic in shapes:
         yield Sample(
             [values(rng, shape1), values(rng, shape2)],
@@ -30,15 +32,15 @@ def _samples(rng, torch, values, shapes=_FEW):
         )
 
 
-def _normal(rng, shape):
+def _normal(rng: np.random.Generator, shape):
     return np.asarray(rng.normal(size=shape))
 
 
-def _away_from_zero(rng, shape):
+def _away_from_zero(rng: np.random.Generator, shape):
     return np.asarray(rng.choice([-1, 1], size=shape) * rng.uniform(0.5, 2, size=shape))
 
 
-def _positive(rng, shape):
+def _positive(rng: np.random.Generator, shape):
     return np.asarray(rng.uniform(0.5, 2, size=shape))
 
 
@@ -48,27 +50,27 @@ def _kink(x1, x2, torch, note):
 
 
 @register_samples("relax.add")
-def add(rng):
+def add(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _samples(rng, lambda torch, x1, x2: x1 + x2, _normal)
 
 
 @register_samples("relax.subtract")
-def subtract(rng):
+def subtract(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _samples(rng, lambda torch, x1, x2: x1 - x2, _normal)
 
 
 @register_samples("relax.multiply")
-def multiply(rng):
+def multiply(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _samples(rng, lambda torch, x1, x2: x1 * x2, _normal, _SHAPES)
 
 
 @register_samples("relax.divide")
-def divide(rng):
+def divide(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _samples(rng, lambda torch, x1, x2: x1 / x2, _away_from_zero)
 
 
 @register_samples("relax.power")
-def power(rng):
+def power(rng: np.random.Generator) -> Iterator[Sample]:
     def torch(torch, x1, x2):
         return torch.pow(x1, x2)
 
@@ -88,22 +90,22 @@ def power(rng):
 
 
 @register_samples("relax.maximum")
-def maximum(rng):
+def maximum(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _extremum(rng, lambda torch, x1, x2: torch.maximum(x1, x2))
 
 
 @register_samples("relax.minimum")
-def minimum(rng):
+def minimum(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _extremum(rng, lambda torch, x1, x2: torch.minimum(x1, x2))
 
 
-def _extremum(rng, torch):
+def _extremum(rng: np.random.Generator, torch):
     yield from _samples(rng, torch, _normal)
     yield _kink([1.0, 2.0, -0.0, np.inf], [1.0, 3.0, 0.0, np.inf], torch, "equal arguments")
 
 
 @register_samples("relax.atan2")
-def atan2(rng):
+def atan2(rng: np.random.Generator) -> Iterator[Sample]:
     def torch(torch, x1, x2):
         return torch.atan2(x1, x2)
 
@@ -112,7 +114,7 @@ def atan2(rng):
 
 
 @register_samples("relax.log_add_exp")
-def log_add_exp(rng):
+def log_add_exp(rng: np.random.Generator) -> Iterator[Sample]:
     def torch(torch, x1, x2):
         return torch.logaddexp(x1, x2)
 
@@ -127,7 +129,7 @@ def log_add_exp(rng):
 
 
 @register_samples("relax.mod")
-def mod(rng):
+def mod(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _remainder(rng, lambda torch, x1, x2: torch.fmod(x1, x2))
     yield Sample(
         [np.array([1.0, -2.5]), np.array([np.inf, -np.inf])],
@@ -138,11 +140,11 @@ def mod(rng):
 
 
 @register_samples("relax.floor_mod")
-def floor_mod(rng):
+def floor_mod(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _remainder(rng, lambda torch, x1, x2: torch.remainder(x1, x2))
 
 
-def _remainder(rng, torch):
+def _remainder(rng: np.random.Generator, torch):
     """Yield samples away from the jumps, which rounding to half precision could cross."""
     for note, shape1, shape2, symbolic in _FEW:
         divisor = np.full(shape2, 2.0)
@@ -156,7 +158,7 @@ def _remainder(rng, torch):
 
 
 @register_samples("relax.ewise_fma")
-def ewise_fma(rng):
+def ewise_fma(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape in (("plain", (2, 3)), ("0-d", ()), ("empty", (0, 3))):
         yield Sample(
             [_normal(rng, shape) for _ in range(3)],

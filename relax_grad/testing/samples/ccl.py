@@ -6,8 +6,10 @@ worker. Differences between workers are therefore not checked.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm.ir import Op, Range
@@ -47,12 +49,12 @@ def _one_worker():
         annotate.reset_attr("FLegalize")
 
 
-def _sample(function, rng, shape, note="", **attrs):
+def _sample(function, rng: np.random.Generator, shape, note="", **attrs):
     return Sample([rng.normal(size=shape)], attrs, function=function, within=_one_worker, note=note)
 
 
 @register_samples("relax.ccl.allreduce")
-def allreduce(rng):
+def allreduce(rng: np.random.Generator) -> Iterator[Sample]:
     for op_type in ("sum", "avg", "min", "max"):
         yield Sample(
             [rng.normal(size=(2, 3))],
@@ -64,17 +66,17 @@ def allreduce(rng):
 
 
 @register_samples("relax.ccl.allgather")
-def allgather(rng):
+def allgather(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([rng.normal(size=(2, 3))], {"num_workers": 1}, symbolic=_N, within=_one_worker)
 
 
 @register_samples("relax.ccl.broadcast_from_worker0")
-def broadcast_from_worker0(rng):
+def broadcast_from_worker0(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([rng.normal(size=(2, 3))], symbolic=_N, within=_one_worker)
 
 
 @register_samples("relax.ccl.scatter_from_worker0")
-def scatter_from_worker0(rng):
+def scatter_from_worker0(rng: np.random.Generator) -> Iterator[Sample]:
     for axis in (0, 1):
         yield Sample(
             [rng.normal(size=(2, 3))],
@@ -86,35 +88,35 @@ def scatter_from_worker0(rng):
 
 
 @register_samples("relax.dist.redistribute_replica_to_shard")
-def redistribute_replica_to_shard(rng):
+def redistribute_replica_to_shard(rng: np.random.Generator) -> Iterator[Sample]:
     yield _sample(dist.redistribute_replica_to_shard, rng, (2, 3), num_workers=1, axis=1)
 
 
 @register_samples("relax.dist.annotate_sharding")
-def annotate_sharding(rng):
+def annotate_sharding(rng: np.random.Generator) -> Iterator[Sample]:
     mesh, placement = DeviceMesh((2,), Range(0, 2)), Placement.from_text("S[0]")
     yield _sample(lambda x: dist.annotate_sharding(x, mesh, placement), rng, (2, 3))
 
 
 @register_samples("relax.grad.allgather_backward_x")
-def allgather_backward_x(rng):
+def allgather_backward_x(rng: np.random.Generator) -> Iterator[Sample]:
     yield _sample(lambda grad: backward.allgather_backward_x(grad, (2, 3), 1), rng, (2, 3))
 
 
 @register_samples("relax.grad.broadcast_from_worker0_backward_x")
-def broadcast_from_worker0_backward_x(rng):
+def broadcast_from_worker0_backward_x(rng: np.random.Generator) -> Iterator[Sample]:
     yield _sample(backward.broadcast_from_worker0_backward_x, rng, (2, 3))
 
 
 @register_samples("relax.grad.scatter_from_worker0_backward_x")
-def scatter_from_worker0_backward_x(rng):
+def scatter_from_worker0_backward_x(rng: np.random.Generator) -> Iterator[Sample]:
     yield _sample(
         lambda grad: backward.scatter_from_worker0_backward_x(grad, (2, 3), 1, 1), rng, (2, 3)
     )
 
 
 @register_samples("relax.grad.redistribute_replica_to_shard_backward_input")
-def redistribute_replica_to_shard_backward_input(rng):
+def redistribute_replica_to_shard_backward_input(rng: np.random.Generator) -> Iterator[Sample]:
     yield _sample(
         lambda grad: backward.redistribute_replica_to_shard_backward_input(grad, (2, 3), 1, 0),
         rng,
@@ -123,10 +125,10 @@ def redistribute_replica_to_shard_backward_input(rng):
 
 
 @register_samples("relax.grad.copy_to_tensor_parallel")
-def copy_to_tensor_parallel(rng):
+def copy_to_tensor_parallel(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([rng.normal(size=(2, 3))], symbolic=_N, within=_one_worker)
 
 
 @register_samples("relax.grad.reduce_from_tensor_parallel")
-def reduce_from_tensor_parallel(rng):
+def reduce_from_tensor_parallel(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([rng.normal(size=(2, 3))], symbolic=_N, within=_one_worker)

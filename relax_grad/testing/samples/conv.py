@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
+
 from ._sample import Sample, register_samples
 
 # Shapes of data and weight in the plain layouts, and attributes, by rank.
@@ -116,7 +118,7 @@ _LAYOUTS_CONV = {
 }
 
 
-def _conv(rank, rng):
+def _conv(rank, rng: np.random.Generator):
     for note, (data, weight, attrs) in _CONV[rank].items():
         yield Sample(
             [rng.normal(size=data), rng.normal(size=weight)],
@@ -139,7 +141,7 @@ def _conv(rank, rng):
         )
 
 
-def _conv_transpose(rank, rng):
+def _conv_transpose(rank, rng: np.random.Generator):
     for note, (data, weight, attrs) in _CONV_TRANSPOSE[rank].items():
         yield Sample(
             [rng.normal(size=data), rng.normal(size=weight)],
@@ -178,12 +180,12 @@ _BACKWARD = {
 }
 
 
-def _backward_data(rank, rng):
+def _backward_data(rank, rng: np.random.Generator):
     grad, data, weight, attrs = _BACKWARD[rank]
     yield Sample([rng.normal(size=grad), data, rng.normal(size=weight)], attrs)
 
 
-def _backward_weight(rank, rng):
+def _backward_weight(rank, rng: np.random.Generator):
     grad, data, weight, attrs = _BACKWARD[rank]
     yield Sample([rng.normal(size=grad), rng.normal(size=data), weight], attrs)
 

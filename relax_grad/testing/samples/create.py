@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from tvm import relax
 
@@ -9,7 +11,7 @@ from ._sample import Sample, register_samples
 
 
 @register_samples("relax.full")
-def full(rng):
+def full(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape in (("plain", (2, 3)), ("0-d", ()), ("empty", (2, 0))):
 
         def function(fill_value, shape=shape):
@@ -24,7 +26,7 @@ def full(rng):
 
 
 @register_samples("relax.full_like")
-def full_like(rng):
+def full_like(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample(
         [rng.normal(size=(2, 3)), np.array(0.7)],
         wrt=[1],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from tvm import relax
 
@@ -9,7 +11,7 @@ from ._sample import Sample, register_samples
 
 
 @register_samples("relax.astype")
-def astype(rng):
+def astype(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _casts(rng, relax.op.astype)
     for dtype in ("int32", "bool"):
 
@@ -28,11 +30,11 @@ def astype(rng):
 
 
 @register_samples("relax.wrap_param")
-def wrap_param(rng):
+def wrap_param(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _casts(rng, relax.op.wrap_param)
 
 
-def _casts(rng, operator):
+def _casts(rng: np.random.Generator, operator):
     x = rng.integers(-8, 8, (2, 3)) / 4.0  # exact in every dtype
     for dtype in ("float64", "float32", "float16"):
         yield Sample(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
 from tvm import relax
 
 from ._sample import Sample, register_samples
 
 
 @register_samples("relax.nn.dropout")
-def dropout(rng):
+def dropout(rng: np.random.Generator) -> Iterator[Sample]:
     def forward(torch, x):
         return x, torch.ones_like(x)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ._sample import Sample, register_samples
 
 
 @register_samples("relax.image.resize2d")
-def resize2d(rng):
+def resize2d(rng: np.random.Generator) -> Iterator[Sample]:
     def sample(note, shape, size, symbolic=None, torch=None, **attrs):
         return Sample(
             [rng.normal(size=shape)],
@@ -78,7 +80,7 @@ def resize2d(rng):
 
 
 @register_samples("relax.image.resize3d")
-def resize3d(rng):
+def resize3d(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample(
         [rng.normal(size=(2, 1, 2, 3, 2))],
         {"size": (3, 2, 4)},
@@ -111,7 +113,7 @@ def resize3d(rng):
 
 
 @register_samples("relax.grad.resize2d_backward_data")
-def resize2d_backward_data(rng):
+def resize2d_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample(
         [rng.normal(size=(1, 2, 5, 3))],
         {"data_shape": (1, 2, 3, 4), "size": (5, 3), "method": "cubic"},
@@ -120,7 +122,7 @@ def resize2d_backward_data(rng):
 
 
 @register_samples("relax.grad.resize3d_backward_data")
-def resize3d_backward_data(rng):
+def resize3d_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample(
         [rng.normal(size=(1, 1, 2, 3, 2))],
         {"data_shape": (1, 1, 3, 2, 1), "size": (2, 3, 2)},
@@ -132,7 +134,7 @@ def _torch_resize(size, mode, **settings):
 
 
 @register_samples("relax.image.affine_grid")
-def affine_grid(rng):
+def affine_grid(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample(
         [rng.normal(size=(2, 2, 3))],
         {"size": (2, 3)},
@@ -154,7 +156,7 @@ def affine_grid(rng):
 
 
 @register_samples("relax.grad.affine_grid_backward_data")
-def affine_grid_backward_data(rng):
+def affine_grid_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([rng.normal(size=(2, 2, 1, 3))], {"align_corners": False}, symbolic={0: {0: "n"}})
 
 
@@ -168,7 +170,7 @@ def _torch_affine_grid(size):
 
 
 @register_samples("relax.image.grid_sample")
-def grid_sample(rng):
+def grid_sample(rng: np.random.Generator) -> Iterator[Sample]:
     def sample(note, method, padding_mode, align_corners, shape=(2, 2, 3, 4), **settings):
         ndim = len(shape) - 2
         attrs = {
@@ -210,7 +212,7 @@ def grid_sample(rng):
 
 
 @register_samples("relax.grad.grid_sample_jvp")
-def grid_sample_jvp(rng):
+def grid_sample_jvp(rng: np.random.Generator) -> Iterator[Sample]:
     shape = (1, 2, 3, 4)
     yield Sample(
         [
@@ -222,7 +224,7 @@ def grid_sample_jvp(rng):
 
 
 @register_samples("relax.grad.grid_sample_backward_data")
-def grid_sample_backward_data(rng):
+def grid_sample_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     shape = (1, 2, 3, 4)
     yield Sample(
         [
@@ -235,7 +237,7 @@ def grid_sample_backward_data(rng):
 
 
 @register_samples("relax.grad.grid_sample_backward_grid")
-def grid_sample_backward_grid(rng):
+def grid_sample_backward_grid(rng: np.random.Generator) -> Iterator[Sample]:
     shape = (1, 2, 3, 4)
     yield Sample(
         [
@@ -246,7 +248,7 @@ def grid_sample_backward_grid(rng):
     )
 
 
-def _grid(rng, shape, data_shape):
+def _grid(rng: np.random.Generator, shape, data_shape):
     """Return a grid that reaches outside the data, with every sampling point well inside a cell.
 
     Cells end at coordinates that are multiples of half an element, with either value of

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from tvm import relax
 
@@ -11,7 +13,7 @@ _SMALLEST, _LARGEST = np.iinfo("int64").min, np.iinfo("int64").max
 
 
 @register_samples("relax.take")
-def take(rng):
+def take(rng: np.random.Generator) -> Iterator[Sample]:
     def sample(note, shape, indices, **attrs):
         indices = np.asarray(indices)
         return Sample(
@@ -80,7 +82,7 @@ def _torch_take(axis=0, mode="fast"):
 
 
 @register_samples("relax.gather_elements")
-def gather_elements(rng):
+def gather_elements(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, indices, axis in (
         ("class of each row", (4, 5), [[1], [4], [4], [0]], 1),
         ("repeated", (3, 2), [[0, 2], [2, 2], [2, 1], [0, 2]], 0),
@@ -114,7 +116,7 @@ def _torch_gather(axis):
 
 
 @register_samples("relax.strided_slice")
-def strided_slice(rng):
+def strided_slice(rng: np.random.Generator) -> Iterator[Sample]:
     def sample(note, shape, axes, begin, end, strides=None, symbolic="nml", **attrs):
         names = {i: name for i, name in enumerate(symbolic[: len(shape)]) if name != "-"}
         return Sample(
@@ -158,7 +160,7 @@ def _torch_slice(axes, begin, end, strides):
 
 
 @register_samples("relax.dynamic_strided_slice")
-def dynamic_strided_slice(rng):
+def dynamic_strided_slice(rng: np.random.Generator) -> Iterator[Sample]:
     for note, begin, end, strides in (
         ("steps", [1, 0], [4, 5], [2, 3]),
         ("negative", [-3, -1], [-1, -9], [1, -2]),
@@ -187,7 +189,7 @@ def _torch_sum_of_dynamic_slice(torch, x, begin, end, strides):
 
 
 @register_samples("relax.grad.take_backward")
-def take_backward(rng):
+def take_backward(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample(
         [rng.normal(size=(2, 3)), rng.normal(size=(2, 4)), np.array([1, -1, 9])],
         {"axis": 1},
@@ -198,7 +200,7 @@ def take_backward(rng):
 
 
 @register_samples("relax.grad.take_jvp")
-def take_jvp(rng):
+def take_jvp(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample(
         [rng.normal(size=(2, 4)), np.array([[1], [-1], [9]])],
         {"axis": -1},
@@ -208,7 +210,7 @@ def take_jvp(rng):
 
 
 @register_samples("relax.grad.gather_elements_backward_data")
-def gather_elements_backward_data(rng):
+def gather_elements_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     for indices in (np.array([[1, -1, 1], [9, 0, 0]]), np.array([[1, 1, 9], [3, 0, 0]], "uint8")):
         yield Sample(
             [rng.normal(size=(2, 3)), (2, 4), indices], {"axis": 1}, note="repeated, one outside"
@@ -216,7 +218,7 @@ def gather_elements_backward_data(rng):
 
 
 @register_samples("relax.grad.gather_elements_jvp")
-def gather_elements_jvp(rng):
+def gather_elements_jvp(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample(
         [rng.normal(size=(2, 4)), np.array([[1, -1, 1], [9, 0, 0]])],
         {"axis": 1},
@@ -226,7 +228,7 @@ def gather_elements_jvp(rng):
 
 
 @register_samples("relax.grad.strided_slice_backward_data")
-def strided_slice_backward_data(rng):
+def strided_slice_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample(
         [rng.normal(size=(2, 3)), (5, 3)],
         {"axes": [0], "begin": [-1], "end": [0], "strides": [-2]},
@@ -235,7 +237,7 @@ def strided_slice_backward_data(rng):
 
 
 @register_samples("relax.grad.dynamic_strided_slice_backward_data")
-def dynamic_strided_slice_backward_data(rng):
+def dynamic_strided_slice_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     bounds = [np.array(bound) for bound in ([1, 0], [4, 3], [2, 1])]
     yield Sample(
         [rng.normal(size=(2, 3)), (5, 3), *bounds],

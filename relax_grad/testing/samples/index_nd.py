@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ._sample import Sample, register_samples
 
 
 @register_samples("relax.gather_nd")
-def gather_nd(rng):
+def gather_nd(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, indices, batch_dims in (
         ("elements, repeated and negative", (3, 4), [[0, 1], [2, -1], [-3, 1], [2, 3]], 0),
         ("slices", (3, 2, 2), [[[1], [1]], [[-1], [0]]], 0),
@@ -46,7 +48,7 @@ def _torch_gather_nd(batch_dims):
 
 
 @register_samples("relax.index_tensor")
-def index_tensor(rng):
+def index_tensor(rng: np.random.Generator) -> Iterator[Sample]:
     row, column = np.array([[0], [-1], [0]]), np.array([2, 2, -3, 1], "int32")
     for note, shape, indices, symbolic in (
         ("broadcast, repeated and negative", (3, 4), (row, column), "nm"),
@@ -69,7 +71,7 @@ def _torch_index(torch, data, indices):
 
 
 @register_samples("relax.grad.gather_nd_jvp")
-def gather_nd_jvp(rng):
+def gather_nd_jvp(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample(
         [rng.normal(size=(3, 2)), np.array([[0], [2], [0]], "uint8")], note="unsigned indices"
     )
@@ -82,7 +84,7 @@ def gather_nd_jvp(rng):
 
 
 @register_samples("relax.grad.gather_nd_backward_data")
-def gather_nd_backward_data(rng):
+def gather_nd_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([rng.normal(size=(3, 2)), (4, 2), np.array([[0], [-1], [0]], "int32")])
     yield Sample(
         [rng.normal(size=(2, 2)), (2, 3), np.array([[[2], [9]], [[-4], [2]]])],
@@ -92,7 +94,7 @@ def gather_nd_backward_data(rng):
 
 
 @register_samples("relax.grad.index_tensor_jvp")
-def index_tensor_jvp(rng):
+def index_tensor_jvp(rng: np.random.Generator) -> Iterator[Sample]:
     indices = (np.array([[0], [-1]]), np.array([1, 0, 9], "uint8"))
     yield Sample(
         [rng.normal(size=(3, 2, 2)), indices],
@@ -102,6 +104,6 @@ def index_tensor_jvp(rng):
 
 
 @register_samples("relax.grad.index_tensor_backward_data")
-def index_tensor_backward_data(rng):
+def index_tensor_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     indices = (np.array([[0], [-1]]), np.array([1, 0, 9], "uint8"))
     yield Sample([rng.normal(size=(2, 3, 2)), (3, 2, 2), indices], note="broadcast, some outside")

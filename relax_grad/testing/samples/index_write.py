@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from tvm import relax
 
@@ -20,7 +22,7 @@ def _torch_reduce(torch, data, axis, indices, updates, reduction):
 
 
 @register_samples("relax.scatter_elements")
-def scatter_elements(rng):
+def scatter_elements(rng: np.random.Generator) -> Iterator[Sample]:
     def sample(note, shape, indices, axis, reduction, torch=True):
         indices = np.asarray(indices)
         # TVM's sum over an empty symbolic axis is undefined.
@@ -81,7 +83,7 @@ def _torch_elements(axis, reduction):
 
 
 @register_samples("relax.scatter_nd")
-def scatter_nd(rng):
+def scatter_nd(rng: np.random.Generator) -> Iterator[Sample]:
     def sample(note, shape, indices, reduction, torch=True, symbolic="nml"):
         indices = np.asarray(indices)
         updates = (*indices.shape[:-1], *shape[indices.shape[-1] :])
@@ -130,7 +132,7 @@ def _torch_nd(reduction):
 
 
 @register_samples("relax.index_put")
-def index_put(rng):
+def index_put(rng: np.random.Generator) -> Iterator[Sample]:
     row, column = np.array([[0], [-1], [1]]), np.array([2, -4], "int32")
     for note, shape, indices, values, accumulate in (
         ("different", (3, 4), (np.array([0, -1]), np.array([1, 1])), (2,), False),
@@ -183,7 +185,7 @@ def _torch_put(accumulate):
 
 
 @register_samples("relax.slice_scatter")
-def slice_scatter(rng):
+def slice_scatter(rng: np.random.Generator) -> Iterator[Sample]:
     def sample(note, shape, src, start, end, step, axis, symbolic="nml", torch=True):
         return Sample(
             [rng.normal(size=shape), rng.normal(size=src)],
@@ -204,7 +206,7 @@ def slice_scatter(rng):
 
 
 @register_samples("relax.grad.scatter_elements_backward_updates")
-def scatter_elements_backward_updates(rng):
+def scatter_elements_backward_updates(rng: np.random.Generator) -> Iterator[Sample]:
     indices = np.array([[0, 9], [2, -1], [0, 2]])
     for reduction in ("update", "mean"):
         yield Sample(
@@ -216,7 +218,7 @@ def scatter_elements_backward_updates(rng):
 
 
 @register_samples("relax.grad.scatter_nd_backward_updates")
-def scatter_nd_backward_updates(rng):
+def scatter_nd_backward_updates(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample(
         [rng.normal(size=(3, 2)), np.array([[0], [-1], [5], [0]], "int32")],
         symbolic={0: {0: "n", 1: "m"}},
@@ -225,13 +227,13 @@ def scatter_nd_backward_updates(rng):
 
 
 @register_samples("relax.grad.index_put_backward_values")
-def index_put_backward_values(rng):
+def index_put_backward_values(rng: np.random.Generator) -> Iterator[Sample]:
     indices = (np.array([[0], [1], [0]]), np.array([1, 9], "uint8"))
     yield Sample([rng.normal(size=(2, 2)), indices], note="repeated, some outside")
 
 
 @register_samples("relax.grad.slice_scatter_backward_src")
-def slice_scatter_backward_src(rng):
+def slice_scatter_backward_src(rng: np.random.Generator) -> Iterator[Sample]:
     for src_shape, start, end, step in (((2, 2), 1, 5, 2), ((5, 2), -1, 4, 1)):
         yield Sample(
             [rng.normal(size=(3, 2))],
@@ -245,27 +247,27 @@ def _slice_scatter_backward_src(output_grad, src_shape, **attrs):
     return relax.op.grad.slice_scatter_backward_src(output_grad, src_shape, **attrs)
 
 
-def _scan_samples(rng, start, indices, factors, **attrs):
+def _scan_samples(rng: np.random.Generator, start, indices, factors, **attrs):
     arguments = [rng.normal(size=start), np.array(indices), rng.normal(size=factors)]
     yield Sample(arguments, attrs, note="repeated, some outside")
     yield Sample([*arguments, rng.normal(size=factors)], attrs, note="with terms")
 
 
 @register_samples("relax.grad.scatter_elements_scan")
-def scatter_elements_scan(rng):
+def scatter_elements_scan(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _scan_samples(rng, (3,), [0, 2, 0, 9, -3], (5,), axis=0)
 
 
 @register_samples("relax.grad.scatter_elements_scan_reverse")
-def scatter_elements_scan_reverse(rng):
+def scatter_elements_scan_reverse(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _scan_samples(rng, (2, 3), [[0, 2, 0, 9, -3]], (1, 5), axis=1)
 
 
 @register_samples("relax.grad.scatter_nd_scan")
-def scatter_nd_scan(rng):
+def scatter_nd_scan(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _scan_samples(rng, (3, 2), [[0], [2], [0], [9], [-3]], (5, 2))
 
 
 @register_samples("relax.grad.scatter_nd_scan_reverse")
-def scatter_nd_scan_reverse(rng):
+def scatter_nd_scan_reverse(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _scan_samples(rng, (2, 3), [[0, 1], [1, 1], [0, -2], [0, 1]], (4,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from tvm import relax
 from tvm.relax.op import grad as backward
@@ -10,7 +12,7 @@ from ._sample import DTYPES, Sample, register_samples
 
 
 @register_samples("relax.matmul")
-def matmul(rng):
+def matmul(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape1, shape2, symbolic in (
         ("matrices", (2, 3), (3, 4), {0: {0: "n", 1: "k"}, 1: {0: "k", 1: "m"}}),
         ("vectors", (3,), (3,), {0: {0: "n"}, 1: {0: "n"}}),
@@ -47,7 +49,7 @@ def matmul(rng):
 
 
 @register_samples("relax.outer")
-def outer(rng):
+def outer(rng: np.random.Generator) -> Iterator[Sample]:
     for note, n, m in (("plain", 3, 2), ("extents of 1", 1, 1), ("empty", 0, 2)):
         yield Sample(
             [rng.normal(size=(n,)), rng.normal(size=(m,))],
@@ -58,7 +60,7 @@ def outer(rng):
 
 
 @register_samples("relax.einsum")
-def einsum(rng):
+def einsum(rng: np.random.Generator) -> Iterator[Sample]:
     for subscripts, shapes, symbolic in (
         ("ij,jk->ik", ((2, 3), (3, 2)), {0: {0: "n", 1: "k"}, 1: {0: "k", 1: "m"}}),
         (" bA, Aa ", ((2, 3), (3, 2)), None),
@@ -107,7 +109,7 @@ def _of_parameters(*operands, subscripts):
 
 
 @register_samples("relax.grad.einsum_backward_operand")
-def einsum_backward_operand(rng):
+def einsum_backward_operand(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, subscripts, grad_shape in (
         ("diagonal", (2, 2, 3), "iij->ji", (3, 2)),
         ("summed", (2, 3), "ij->", ()),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ._sample import Sample, register_samples
@@ -22,7 +24,7 @@ _NLL_LOSS = {
 
 
 @register_samples("relax.nn.nll_loss")
-def nll_loss(rng):
+def nll_loss(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (shape, special, attrs, weighted) in _NLL_LOSS.items():
         yield _nll_loss(rng, shape, special, attrs, weighted, note)
     for reduction in ("mean", "sum", "none"):
@@ -35,7 +37,9 @@ def nll_loss(rng):
     yield _nll_loss(rng, (2, 3), (-100, -100), {"reduction": "sum"}, True, "nothing but ignored")
 
 
-def _nll_loss(rng, shape, special, attrs, weighted, note, batch="n", targets=None):
+def _nll_loss(
+    rng: np.random.Generator, shape, special, attrs, weighted, note, batch="n", targets=None
+):
     if targets is None:
         targets = rng.integers(0, shape[0 if len(shape) == 1 else 1], shape[:1] + shape[2:])
         targets = np.asarray(targets if len(shape) > 1 else targets[0])
@@ -77,7 +81,7 @@ def _torch_weighted(reduction="mean", ignore_index=-100):
 
 
 @register_samples("relax.nn.cross_entropy_with_logits")
-def cross_entropy_with_logits(rng):
+def cross_entropy_with_logits(rng: np.random.Generator) -> Iterator[Sample]:
     for shape in ((4, 3), (2, 3, 2), (5,), (1, 3)):
         batch = {0: "n"}
         yield Sample(
@@ -93,18 +97,18 @@ def _torch_cross_entropy_with_logits(torch, predictions, labels):
 
 
 @register_samples("relax.grad.nll_loss_backward")
-def nll_loss_backward(rng):
+def nll_loss_backward(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (grad, inputs, attrs) in _backward_cases(rng).items():
         yield Sample([grad, *inputs], attrs, wrt=[0, 3], note=note)
 
 
 @register_samples("relax.grad.nll_loss_backward_weights")
-def nll_loss_backward_weights(rng):
+def nll_loss_backward_weights(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (grad, inputs, attrs) in _backward_cases(rng).items():
         yield Sample([grad, *inputs], attrs, wrt=[0, 1, 3], note=note)
 
 
-def _backward_cases(rng):
+def _backward_cases(rng: np.random.Generator) -> dict[str, tuple]:
     """Return the gradient of the loss, its inputs and its attributes, for two reductions."""
     weights, targets = rng.uniform(0.5, 1.5, 3), np.array([0, 2, -100, 2])
     inputs = [rng.normal(size=(4, 3)), targets, weights]
@@ -115,7 +119,7 @@ def _backward_cases(rng):
 
 
 @register_samples("relax.grad.cross_entropy_with_logits_backward")
-def cross_entropy_with_logits_backward(rng):
+def cross_entropy_with_logits_backward(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample(
         [rng.normal(size=()), rng.normal(size=(3, 2))], symbolic={1: {0: "n"}}, note="a batch"
     )

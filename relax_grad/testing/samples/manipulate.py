@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
 from tvm import relax
 
 from ._sample import Sample, register_samples
@@ -10,7 +13,7 @@ _N = {0: {0: "n"}}
 
 
 @register_samples("relax.tile")
-def tile(rng):
+def tile(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, repeats in (
         ("as many repeats as axes", (2, 3), (2, 3)),
         ("fewer repeats than axes", (2, 3, 2), (3,)),
@@ -32,7 +35,7 @@ def tile(rng):
 
 
 @register_samples("relax.repeat")
-def repeat(rng):
+def repeat(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, repeats, axis in (
         ("the first axis", (2, 3), 3, 0),
         ("a negative axis", (2, 3, 2), 2, -2),
@@ -56,7 +59,7 @@ def repeat(rng):
 
 
 @register_samples("relax.squeeze")
-def squeeze(rng):
+def squeeze(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, axis, symbolic in (
         ("every axis of extent 1", (1, 3, 1), None, None),
         ("no axis of extent 1", (2, 3), None, None),
@@ -82,7 +85,7 @@ def squeeze(rng):
 
 
 @register_samples("relax.expand_dims")
-def expand_dims(rng):
+def expand_dims(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, axis, out_shape in (
         ("one axis", (2, 3), [1], (2, 1, 3)),
         ("negative axes, not in order", (2, 3), [-1, 0], (1, 2, 3, 1)),
@@ -100,7 +103,7 @@ def expand_dims(rng):
 
 
 @register_samples("relax.flatten")
-def flatten(rng):
+def flatten(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape in (
         ("plain", (2, 3, 2)),
         ("1-d", (3,)),
@@ -117,7 +120,7 @@ def flatten(rng):
 
 
 @register_samples("relax.reshape")
-def reshape(rng):
+def reshape(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, new_shape, out_shape in (
         ("plain", (2, 6), (3, 4), (3, 4)),
         ("-1", (2, 3, 4), (-1, 2), (12, 2)),
@@ -135,7 +138,7 @@ def reshape(rng):
 
 
 @register_samples("relax.broadcast_to")
-def broadcast_to(rng):
+def broadcast_to(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, new_shape in (
         ("an axis of extent 1", (2, 1), (2, 3)),
         ("more axes", (3,), (2, 3)),
@@ -156,7 +159,7 @@ def broadcast_to(rng):
 
 
 @register_samples("relax.collapse_sum_to")
-def collapse_sum_to(rng):
+def collapse_sum_to(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, new_shape, symbolic in (
         ("to an axis of extent 1", (2, 3), (2, 1), None),
         ("a symbolic axis", (2, 3), (1, 3), _N),
@@ -176,7 +179,7 @@ def collapse_sum_to(rng):
 
 
 @register_samples("relax.collapse_sum_like")
-def collapse_sum_like(rng):
+def collapse_sum_like(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, like, symbolic in (
         ("to an axis of extent 1", (2, 3), (2, 1), {0: {0: "n"}, 1: {0: "n"}}),
         ("fewer axes", (2, 3, 4), (4,), _N),
@@ -192,7 +195,7 @@ def collapse_sum_like(rng):
 
 
 @register_samples("relax.nn.batch_flatten")
-def batch_flatten(rng):
+def batch_flatten(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, symbolic in (
         ("images", (2, 2, 1, 3), {0: {0: "n", 3: "w"}}),
         ("2-d", (2, 3), _N),
@@ -208,10 +211,10 @@ def batch_flatten(rng):
 
 
 @register_samples("relax.grad.tile_backward_data")
-def tile_backward_data(rng):
+def tile_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([rng.normal(size=(2, 4, 3)), (2, 3)], {"repeats": [2, 2, 1]})
 
 
 @register_samples("relax.grad.repeat_backward_data")
-def repeat_backward_data(rng):
+def repeat_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([rng.normal(size=(2, 6)), (2, 3)], {"repeats": 2, "axis": -1})

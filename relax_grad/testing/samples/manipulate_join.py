@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
 from tvm import relax
 
 from ._sample import Sample, register_samples
@@ -10,7 +13,7 @@ _N = {0: {0: "n"}}
 
 
 @register_samples("relax.concat")
-def concat(rng):
+def concat(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shapes, axis, symbolic in (
         ("two tensors", ((2, 3), (4, 3)), 0, None),
         ("a negative axis", ((2, 3), (2, 1), (2, 2)), -1, None),
@@ -49,7 +52,7 @@ def concat(rng):
 
 
 @register_samples("relax.split")
-def split(rng):
+def split(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, parts, axis, symbolic, torch in (
         ("equal parts", (4, 3), 2, 0, None, lambda torch, x: x.tensor_split(2)),
         ("the last part smaller", (5, 3), 2, 0, None, lambda torch, x: x.split(3)),
@@ -98,7 +101,7 @@ def split(rng):
 
 
 @register_samples("relax.stack")
-def stack(rng):
+def stack(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, count, axis in (
         ("the first axis", (2, 3), 3, 0),
         ("a negative axis", (2, 3), 2, -1),
@@ -125,7 +128,7 @@ def stack(rng):
 
 
 @register_samples("relax.meshgrid")
-def meshgrid(rng):
+def meshgrid(rng: np.random.Generator) -> Iterator[Sample]:
     for note, sizes, indexing in (
         ("two vectors", (2, 3), "ij"),
         ("three vectors", (2, 1, 3), "ij"),
@@ -154,12 +157,12 @@ def meshgrid(rng):
 
 
 @register_samples("relax.grad.concat_backward_tensors")
-def concat_backward_tensors(rng):
+def concat_backward_tensors(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([rng.normal(size=(3, 3)), [(2, 3), (0, 3), (1, 3)]], {"axis": 0})
 
 
 @register_samples("relax.grad.split_backward_x")
-def split_backward_x(rng):
+def split_backward_x(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shapes, parts in (
         ("parts that overlap", ((3, 2), (0, 2), (4, 2)), [3, 1]),
         ("sections", ((3, 2), (2, 2)), 2),
@@ -172,7 +175,7 @@ def split_backward_x(rng):
 
 
 @register_samples("relax.grad.stack_backward_tensors")
-def stack_backward_tensors(rng):
+def stack_backward_tensors(rng: np.random.Generator) -> Iterator[Sample]:
     for shape, axis, tvm_order in (((2, 3), -1, 1), ((2, 1), 1, None)):
         yield Sample([rng.normal(size=shape)], {"axis": axis}, symbolic=_N, tvm_order=tvm_order)
     yield Sample([rng.normal(size=(2, 3))], {"axis": -1})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from tvm import tirx
 
@@ -11,7 +13,7 @@ _N = {0: {0: "n"}}
 
 
 @register_samples("relax.permute_dims")
-def permute_dims(rng):
+def permute_dims(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, axes in (
         ("all axes", (2, 3, 4), [2, 0, 1]),
         ("negative axes", (2, 3, 4), [-2, -1, 0]),
@@ -30,7 +32,7 @@ def permute_dims(rng):
 
 
 @register_samples("relax.flip")
-def flip(rng):
+def flip(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, axis in (
         ("the first axis", (3, 2), 0),
         ("a negative axis", (2, 3), -1),
@@ -47,7 +49,7 @@ def flip(rng):
 
 
 @register_samples("relax.reverse_sequence")
-def reverse_sequence(rng):
+def reverse_sequence(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, lengths, seq_axis, batch_axis, symbolic in (
         ("every kind of length", (5, 4), [0, 1, 3, 4, 9], 1, 0, {0: {0: "n", 1: "t"}, 1: {0: "n"}}),
         ("negative axes", (3, 2, 2), [2, 3], -3, -2, {0: {1: "n", 2: "m"}, 1: {0: "n"}}),
@@ -74,7 +76,7 @@ def reverse_sequence(rng):
 
 
 @register_samples("relax.layout_transform")
-def layout_transform(rng):
+def layout_transform(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, index_map, pad_value, symbolic, torch in (
         ("transposed", (2, 3), lambda i, j: (j, i), None, _N, lambda torch, x: x.T),
         (
@@ -129,7 +131,7 @@ def layout_transform(rng):
 
 
 @register_samples("relax.nn.pixel_shuffle")
-def pixel_shuffle(rng):
+def pixel_shuffle(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, factor, symbolic in (
         ("images", (2, 8, 1, 3), 2, {0: {0: "n", 2: "h", 3: "w"}}),
         ("no batch", (9, 2, 1), 3, {0: {1: "h"}}),
@@ -161,16 +163,16 @@ _DIAGONALS = (
 
 
 @register_samples("relax.tril")
-def tril(rng):
+def tril(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _triangles(rng, lambda torch, x, k: torch.tril(x, k))
 
 
 @register_samples("relax.triu")
-def triu(rng):
+def triu(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _triangles(rng, lambda torch, x, k: torch.triu(x, k))
 
 
-def _triangles(rng, forward):
+def _triangles(rng: np.random.Generator, forward):
     for note, shape, k in _DIAGONALS:
         yield Sample(
             [rng.normal(size=shape)],
@@ -182,10 +184,10 @@ def _triangles(rng, forward):
 
 
 @register_samples("relax.grad.layout_transform_backward_x")
-def layout_transform_backward_x(rng):
+def layout_transform_backward_x(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([rng.normal(size=(2, 2)), (3,)], {"index_map": lambda i: (i // 2, i % 2)})
 
 
 @register_samples("relax.grad.pixel_shuffle_backward_data")
-def pixel_shuffle_backward_data(rng):
+def pixel_shuffle_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([rng.normal(size=(2, 4, 2)), (8, 2, 1)], {"upscale_factor": 2})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from tvm import relax
 
@@ -25,7 +27,7 @@ _BATCH_NORM = {
 
 
 @register_samples("relax.nn.batch_norm")
-def batch_norm(rng):
+def batch_norm(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (shape, attrs) in _BATCH_NORM.items():
         inputs = _batch_norm_inputs(rng, shape, attrs["axis"])
         narrow = _dtypes(note in ("training", "running statistics"))
@@ -52,7 +54,7 @@ def batch_norm(rng):
         )
 
 
-def _batch_norm_inputs(rng, shape, axis):
+def _batch_norm_inputs(rng: np.random.Generator, shape, axis):
     """Return data with a non-zero mean, gamma, beta, moving mean and moving variance."""
     channels = shape[axis]
     gamma = rng.choice([-1.0, 1.0], channels) * rng.uniform(0.5, 1.5, channels)
@@ -99,7 +101,7 @@ _LAYER_NORM_ALONE = {
 
 
 @register_samples("relax.nn.layer_norm")
-def layer_norm(rng):
+def layer_norm(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (shape, axes, attrs, symbolic) in {**_LAYER_NORM, **_LAYER_NORM_ALONE}.items():
         extents = [shape[axis] for axis in axes]
         yield Sample(
@@ -113,7 +115,7 @@ def layer_norm(rng):
 
 
 @register_samples("relax.nn.rms_norm")
-def rms_norm(rng):
+def rms_norm(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (shape, axes, attrs, symbolic) in _LAYER_NORM.items():
         yield Sample(
             [rng.normal(0.5, 1.0, shape), _slopes(rng, [shape[axis] for axis in axes])],
@@ -135,7 +137,7 @@ _GROUP_NORM = {
 
 
 @register_samples("relax.nn.group_norm")
-def group_norm(rng):
+def group_norm(rng: np.random.Generator) -> Iterator[Sample]:
     for i, (note, case) in enumerate(_GROUP_NORM.items()):
         shape, groups, channel, axes, attrs, symbolic = case
         yield Sample(
@@ -156,7 +158,7 @@ _INSTANCE_NORM = {
 
 
 @register_samples("relax.nn.instance_norm")
-def instance_norm(rng):
+def instance_norm(rng: np.random.Generator) -> Iterator[Sample]:
     for i, (note, (shape, channel, axes, attrs, symbolic)) in enumerate(_INSTANCE_NORM.items()):
         yield Sample(
             _channel_inputs(rng, shape, channel),
@@ -169,7 +171,7 @@ def instance_norm(rng):
 
 
 @register_samples("relax.grad.divide_by_count")
-def divide_by_count(rng):
+def divide_by_count(rng: np.random.Generator) -> Iterator[Sample]:
     for shape, axis, count in (((2,), [-1, 0], 15), ((), None, 30), ((2, 2), 1, 2)):
         yield Sample(
             [rng.normal(size=shape), [3, 2, 5]],
@@ -189,12 +191,12 @@ def _same(arguments, names):
     return dict.fromkeys(arguments, names)
 
 
-def _slopes(rng, shape):
+def _slopes(rng: np.random.Generator, shape):
     """Return factors of both signs and magnitudes from 0.5 to 1.5."""
     return rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 1.5, shape)
 
 
-def _channel_inputs(rng, shape, channel):
+def _channel_inputs(rng: np.random.Generator, shape, channel):
     channels = shape[channel]
     return [rng.normal(0.5, 1.0, shape), _slopes(rng, channels), rng.normal(size=channels)]
 
@@ -275,7 +277,7 @@ def _register_over_axes(name, takes_gamma, takes_mean):
     of the data."""
 
     @register_samples(f"relax.grad.{name}")
-    def over_axes(rng):
+    def over_axes(rng: np.random.Generator) -> Iterator[Sample]:
         cases = [((2, 3, 2), [2, 0], {}, {1: "n"})]
         if takes_gamma and takes_mean:
             cases.append(((2, 3), [1], {"scale": False}, {0: "n"}))
@@ -302,7 +304,7 @@ def _register_of_channels(name, statistics_of, attrs, symbolic, takes_gamma):
     without."""
 
     @register_samples(f"relax.grad.{name}")
-    def of_channels(rng):
+    def of_channels(rng: np.random.Generator) -> Iterator[Sample]:
         shape = (2, 3, 2)
         for scale in (True, False) if takes_gamma else (True,):
             of_data = [rng.normal(size=shape), rng.normal(size=shape)]
@@ -354,7 +356,7 @@ _STATISTICS = (
 
 def _register_statistics(name):
     @register_samples(f"relax.grad.{name}_statistics")
-    def statistics(rng):
+    def statistics(rng: np.random.Generator) -> Iterator[Sample]:
         for of, attrs, axes, groups in _STATISTICS:
             if of == name:
                 # The stock pass makes zeros of a symbolic shape for each element of the tuple.

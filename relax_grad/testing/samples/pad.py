@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ._sample import Sample, register_samples
@@ -20,7 +22,7 @@ _CASES = (
 
 
 @register_samples("relax.nn.pad")
-def pad(rng):
+def pad(rng: np.random.Generator) -> Iterator[Sample]:
     for note, modes, shape, widths, symbolic in _CASES:
         for mode in modes:
             yield Sample(
@@ -45,7 +47,7 @@ def pad(rng):
 
 
 @register_samples("relax.grad.pad_backward_data")
-def pad_backward_data(rng):
+def pad_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     for mode in ("constant", "reflect", "replicate", "circular"):
         yield Sample(
             [rng.normal(size=(2, 6)), (2, 3)],

@@ -140,7 +140,7 @@ _ADAPTIVE_AVG_POOL = {
 }
 
 
-def _max_pool(rank, rng):
+def _max_pool(rank, rng: np.random.Generator):
     for note, (shape, attrs) in _MAX_POOL[rank].items():
         yield Sample(
             [_distinct(rng, shape)],
@@ -174,7 +174,7 @@ def _max_pool(rank, rng):
     )
 
 
-def _avg_pool(rank, rng):
+def _avg_pool(rank, rng: np.random.Generator):
     for note, (shape, attrs) in _AVG_POOL[rank].items():
         yield Sample(
             [rng.normal(size=shape)],
@@ -201,7 +201,7 @@ def _avg_pool(rank, rng):
     )
 
 
-def _adaptive_avg_pool(rank, rng):
+def _adaptive_avg_pool(rank, rng: np.random.Generator):
     for note, (shape, attrs) in _ADAPTIVE_AVG_POOL[rank].items():
         yield Sample(
             [rng.normal(size=shape)],
@@ -222,7 +222,7 @@ def _adaptive_avg_pool(rank, rng):
 _BACKWARD = {1: ((4,), (7,)), 2: ((3, 4), (5, 7)), 3: ((2, 1, 2), (3, 2, 4))}
 
 
-def _backward(rank, rng):
+def _backward(rank, rng: np.random.Generator):
     out, extents = _BACKWARD[rank]
     attrs = {"pool_size": [3] * rank, "strides": [2] * rank, "padding": [1] * 2 * rank}
     yield Sample(
@@ -240,7 +240,7 @@ def _backward(rank, rng):
     )
 
 
-def _adaptive_backward(rank, rng):
+def _adaptive_backward(rank, rng: np.random.Generator):
     out = (3, 4, 1)[:rank]
     yield Sample(
         [rng.normal(size=(2, 1, *out)), rng.normal(size=(2, 1, *(5, 3, 2)[:rank]))],
@@ -251,7 +251,7 @@ def _adaptive_backward(rank, rng):
     )
 
 
-def _jvp(rank, rng):
+def _jvp(rank, rng: np.random.Generator):
     shape = (2, 2, 6, 5, 2)[: rank + 2]
     symbolic = {0: "n", 2: "h"}
     yield Sample(
@@ -303,7 +303,7 @@ def _channels_last(rank, attrs):
     return (1, *(5, 6, 4)[:rank], 2), {**attrs, **sizes}
 
 
-def _distinct(rng, shape):
+def _distinct(rng: np.random.Generator, shape):
     """Return values that are pairwise well apart, even in half precision."""
     return rng.permutation(np.arange(np.prod(shape))).reshape(shape) / 16 - 1.5
 

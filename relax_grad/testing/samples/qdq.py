@@ -7,6 +7,8 @@ straight-through gradient.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from tvm import relax
 
@@ -17,7 +19,7 @@ _X = np.array([[-80.0, -1.375, 0.0], [0.125, 0.625, 140.0]])
 
 
 @register_samples("relax.quantize")
-def quantize(rng):
+def quantize(rng: np.random.Generator) -> Iterator[Sample]:
     for out_dtype, low, high in (("int8", -128, 127), ("uint8", 0, 255)):
 
         def forward(torch, x, scale, zero_point, low=low, high=high):
@@ -53,7 +55,7 @@ def quantize(rng):
 
 
 @register_samples("relax.dequantize")
-def dequantize(rng):
+def dequantize(rng: np.random.Generator) -> Iterator[Sample]:
     data = np.array([[-128, 0, 5], [127, 3, -7]], "int8")
 
     def function(data, scale, zero_point, axis=-1):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+
 from ._sample import Sample, register_samples
 
 # The outer extents of the data, the outputs, the inputs, the groups, their size, the dtype, and
@@ -19,7 +23,7 @@ _CASES = {
 
 
 @register_samples("relax.grad.quantized_matmul")
-def quantized_matmul(rng):
+def quantized_matmul(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (outer, outputs, inputs, *weight) in _CASES.items():
         data = rng.normal(size=(*outer, inputs))
         operands, floats = _weight(rng, outputs, *weight)
@@ -34,7 +38,7 @@ def quantized_matmul(rng):
 
 
 @register_samples("relax.grad.quantized_matmul_backward_data")
-def quantized_matmul_backward_data(rng):
+def quantized_matmul_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (outer, outputs, inputs, *weight) in _CASES.items():
         grad = rng.normal(size=(*outer, outputs))
         operands, floats = _weight(rng, outputs, *weight)
@@ -45,7 +49,7 @@ def quantized_matmul_backward_data(rng):
         )
 
 
-def _weight(rng, outputs, count, size, dtype, zeros):
+def _weight(rng: np.random.Generator, outputs, count, size, dtype, zeros):
     """Return numbers, scales and zero points, and the positions of zero points that are
     differentiable."""
     if dtype == "uint8":

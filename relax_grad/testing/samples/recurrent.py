@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +32,7 @@ def _sample(note: str, inputs: list, torch, states: int) -> Sample:
 
 
 @register_samples("relax.grad.lstm")
-def lstm(rng):
+def lstm(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (steps, batch, size) in _EXTENTS.items():
         inputs = _normal(
             rng, (steps, batch, 4 * size), (batch, size), (batch, size), (4 * size, size)
@@ -40,7 +41,7 @@ def lstm(rng):
 
 
 @register_samples("relax.grad.gru")
-def gru(rng):
+def gru(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (steps, batch, size) in _EXTENTS.items():
         inputs = _normal(rng, (steps, batch, 3 * size), (batch, size), (3 * size, size), (size,))
         yield _sample(note, inputs, _torch_gru, states=1)
@@ -52,21 +53,21 @@ def gru(rng):
 
 
 @register_samples("relax.grad.rnn_tanh")
-def rnn_tanh(rng):
+def rnn_tanh(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (steps, batch, size) in _EXTENTS.items():
         inputs = _normal(rng, (steps, batch, size), (batch, size), (size, size))
         yield _sample(note, inputs, _torch_rnn("tanh"), states=1)
 
 
 @register_samples("relax.grad.rnn_relu")
-def rnn_relu(rng):
+def rnn_relu(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (steps, batch, size) in _EXTENTS.items():
         inputs = _normal(rng, (steps, batch, size), (batch, size), (size, size))
         yield _sample(note, inputs, _torch_rnn("relu"), states=1)
 
 
 @register_samples("relax.grad.recurrent_backward")
-def recurrent_backward(rng):
+def recurrent_backward(rng: np.random.Generator) -> Iterator[Sample]:
     steps, batch, size = 3, 2, 2
     states = (steps, batch, size)
     for note, (count, gates) in _LAYERS.items():
@@ -83,7 +84,7 @@ def recurrent_backward(rng):
 
 
 @register_samples("relax.grad.recurrent_tangent")
-def recurrent_tangent(rng):
+def recurrent_tangent(rng: np.random.Generator) -> Iterator[Sample]:
     steps, batch, size = 3, 2, 2
     states, initial = (steps, batch, size), (batch, size)
     for note, (count, gates) in _LAYERS.items():
@@ -101,7 +102,7 @@ def recurrent_tangent(rng):
 
 
 @register_samples("relax.grad.previous_steps")
-def previous_steps(rng):
+def previous_steps(rng: np.random.Generator) -> Iterator[Sample]:
     for steps in (3, 1):
         inputs = _normal(rng, (steps, 2, 2), (2, 2))
         yield _sample(
@@ -113,7 +114,7 @@ def previous_steps(rng):
 
 
 @register_samples("relax.grad.next_steps")
-def next_steps(rng):
+def next_steps(rng: np.random.Generator) -> Iterator[Sample]:
     for steps in (3, 1):
         yield _sample(
             "plain" if steps > 1 else "one step",
@@ -123,7 +124,7 @@ def next_steps(rng):
         )
 
 
-def _normal(rng, *shapes) -> list[np.ndarray]:
+def _normal(rng: np.random.Generator, *shapes) -> list[np.ndarray]:
     return [rng.normal(size=shape) for shape in shapes]
 
 

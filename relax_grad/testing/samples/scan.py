@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ._sample import Sample, register_samples
@@ -9,7 +11,7 @@ from ._sample import Sample, register_samples
 _N = {0: {0: "n"}}
 
 
-def _scans(rng, forward, order):
+def _scans(rng: np.random.Generator, forward, order):
     """Yield samples that cover every attribute; ``forward(torch, x, axis)`` is the inclusive scan
     along an axis."""
     for note, shape, attrs in (
@@ -64,12 +66,12 @@ def _cumprod(torch, x, axis):
 
 
 @register_samples("relax.cumsum")
-def cumsum(rng):
+def cumsum(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _scans(rng, _cumsum, order=2)
 
 
 @register_samples("relax.cumprod")
-def cumprod(rng):
+def cumprod(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _scans(rng, _cumprod, order=2)
     zeros = np.array([[2.0, 3.0, 0.5], [2.0, 0.0, 3.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
     for exclusive in (False, True):
@@ -85,12 +87,12 @@ def cumprod(rng):
 
 
 @register_samples("relax.grad.cumsum_backward_data")
-def cumsum_backward_data(rng):
+def cumsum_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample([rng.normal(size=(2, 3)), (2, 3)], {"axis": -1}, note="an axis")
     yield Sample([rng.normal(size=(6,)), (2, 3)], {"exclusive": True}, note="flattened, exclusive")
 
 
-def _linear_scans(rng):
+def _linear_scans(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, axis in (
         ("the last axis", (2, 3), -1),
         ("another axis", (3, 2), 0),
@@ -106,10 +108,10 @@ def _linear_scans(rng):
 
 
 @register_samples("relax.grad.linear_scan")
-def linear_scan(rng):
+def linear_scan(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _linear_scans(rng)
 
 
 @register_samples("relax.grad.linear_scan_reverse")
-def linear_scan_reverse(rng):
+def linear_scan_reverse(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _linear_scans(rng)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ._sample import Sample, register_samples
 
 
 @register_samples("relax.where")
-def where(rng):
+def where(rng: np.random.Generator) -> Iterator[Sample]:
     for note, cond, x1, x2, symbolic in (
         ("one shape", (2, 3), (2, 3), (2, 3), {i: {0: "n"} for i in range(3)}),
         ("x1 broadcast", (2, 3), (1, 3), (2, 3), {0: {0: "n"}, 2: {0: "n"}}),

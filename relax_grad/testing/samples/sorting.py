@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ._sample import Sample, register_samples
@@ -12,7 +14,7 @@ _DTYPES = ("float32", "float16")
 
 
 @register_samples("relax.sort")
-def sort(rng):
+def sort(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, axis, descending in (
         ("the last axis", (2, 4), -1, False),
         ("another axis, descending", (3, 2), 0, True),
@@ -43,7 +45,7 @@ def sort(rng):
 
 
 @register_samples("relax.topk")
-def topk(rng):
+def topk(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, k, attrs in (
         ("values and indices", (2, 4), 2, {}),
         ("the smallest, along another axis", (4, 2), 3, {"axis": 0, "largest": False}),

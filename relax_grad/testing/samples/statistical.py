@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ._sample import Sample, register_samples
@@ -25,7 +27,7 @@ _FEW = _REDUCTIONS[::2]
 
 
 @register_samples("relax.sum")
-def sum(rng):
+def sum(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _reductions(rng, lambda torch, x, axis, keep: x.sum(axis, keepdim=keep))
     yield Sample(
         [np.zeros((0, 3))],
@@ -36,12 +38,12 @@ def sum(rng):
 
 
 @register_samples("relax.mean")
-def mean(rng):
+def mean(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _reductions(rng, lambda torch, x, axis, keep: x.mean(axis, keepdim=keep))
 
 
 @register_samples("relax.variance")
-def variance(rng):
+def variance(rng: np.random.Generator) -> Iterator[Sample]:
     def forward(torch, x, axis, keep):
         return x.var(axis, correction=0, keepdim=keep)
 
@@ -56,7 +58,7 @@ def variance(rng):
 
 
 @register_samples("relax.std")
-def std(rng):
+def std(rng: np.random.Generator) -> Iterator[Sample]:
     def forward(torch, x, axis, keep):
         return x.std(axis, correction=0, keepdim=keep)
 
@@ -79,17 +81,17 @@ def std(rng):
 
 
 @register_samples("relax.max")
-def max(rng):
+def max(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _extrema(rng, lambda torch, x, axis, keep: x.amax(axis, keepdim=keep))
 
 
 @register_samples("relax.min")
-def min(rng):
+def min(rng: np.random.Generator) -> Iterator[Sample]:
     # min shares the rule of max.
     yield from _extrema(rng, lambda torch, x, axis, keep: x.amin(axis, keepdim=keep), _FEW[1:2])
 
 
-def _extrema(rng, forward, cases=_FEW):
+def _extrema(rng: np.random.Generator, forward, cases=_FEW):
     yield from _reductions(rng, forward, cases)
     ties = np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
     for axis in ([1], [0, 1]):
@@ -103,7 +105,7 @@ def _extrema(rng, forward, cases=_FEW):
 
 
 @register_samples("relax.prod")
-def prod(rng):
+def prod(rng: np.random.Generator) -> Iterator[Sample]:
     def forward(torch, x, axis, keep):
         for a in sorted((a % x.ndim for a in axis), reverse=True):
             x = x.prod(a, keepdim=keep)
@@ -132,7 +134,7 @@ def prod(rng):
 
 
 @register_samples("relax.median")
-def median(rng):
+def median(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, axis, keepdims in (
         ("an even number of elements", (2, 4), [1], False),
         ("a negative axis, kept", (3, 2), [-2], True),
@@ -172,7 +174,7 @@ def median(rng):
 
 
 @register_samples("relax.grad.mean_backward_x")
-def mean_backward_x(rng):
+def mean_backward_x(rng: np.random.Generator) -> Iterator[Sample]:
     for note, shape, axis, keepdims in (
         ("a negative axis", (2,), [-1], False),
         ("every axis, kept", (1, 1), None, True),
@@ -182,7 +184,7 @@ def mean_backward_x(rng):
         )
 
 
-def _reductions(rng, forward, cases=_REDUCTIONS):
+def _reductions(rng: np.random.Generator, forward, cases=_REDUCTIONS):
     for note, shape, axis, keepdims in cases:
         # An empty list of axes means all axes in PyTorch, but no axes in TVM.
         def torch(torch, x, axis=axis, keepdims=keepdims):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ._sample import Sample, register_samples
@@ -41,7 +43,7 @@ def _register(name: str) -> None:
         return getattr(torch, {"negative": "neg"}.get(name, name))(x)
 
     @register_samples(f"relax.{name}")
-    def samples(rng):
+    def samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(
             [rng.uniform(low, high, (2, 3))], symbolic={0: {0: "n"}}, torch=torch, note="plain"
         )
@@ -54,7 +56,7 @@ for _name in _FUNCTIONS:
 
 
 @register_samples("relax.clip")
-def clip(rng):
+def clip(rng: np.random.Generator) -> Iterator[Sample]:
     def forward(low, high):
         return {"torch": lambda torch, x: x.clamp(low, high)}
 

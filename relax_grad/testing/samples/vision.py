@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ...ir.compat import CAN_LEAVE_SOFTMAX_OUT
@@ -22,7 +24,7 @@ _PRIORS = np.array([[[0.1, 0.2, 0.6, 0.9], [0.3, -0.2, 0.8, 0.4], [0.5, 0.5, 1.3
 
 
 @register_samples("relax.vision.roi_align")
-def roi_align(rng):
+def roi_align(rng: np.random.Generator) -> Iterator[Sample]:
     for note, attrs in (
         ("as many samples as elements", {"pooled_size": (2, 1), "spatial_scale": 0.9}),
         (
@@ -57,7 +59,7 @@ def roi_align(rng):
 
 
 @register_samples("relax.vision.roi_pool")
-def roi_pool(rng):
+def roi_pool(rng: np.random.Generator) -> Iterator[Sample]:
     for note, attrs in (
         ("bins that overlap", {"pooled_size": (2, 3), "spatial_scale": 1.0}),
         ("empty bins", {"pooled_size": 2, "spatial_scale": 2.5}),
@@ -72,26 +74,26 @@ def roi_pool(rng):
 
 
 @register_samples("relax.grad.roi_align_backward_data")
-def roi_align_backward_data(rng):
+def roi_align_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _roi_backward(rng, (4, 2, 1, 2), {"sample_ratio": 2, "mode": "max"})
 
 
 @register_samples("relax.grad.roi_align_jvp")
-def roi_align_jvp(rng):
+def roi_align_jvp(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _roi_backward(rng, (2, 2, 3, 4), {"sample_ratio": 2, "mode": "max"})
 
 
 @register_samples("relax.grad.roi_pool_backward_data")
-def roi_pool_backward_data(rng):
+def roi_pool_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _roi_backward(rng, (4, 2, 1, 2), {})
 
 
 @register_samples("relax.grad.roi_pool_jvp")
-def roi_pool_jvp(rng):
+def roi_pool_jvp(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _roi_backward(rng, (2, 2, 3, 4), {})
 
 
-def _roi_backward(rng, shape, attrs):
+def _roi_backward(rng: np.random.Generator, shape, attrs):
     yield Sample(
         [rng.normal(size=shape), rng.permutation(48).reshape(2, 2, 3, 4) / 8.0, _ROIS],
         {"pooled_size": (1, 2), "spatial_scale": 1.0, **attrs},
@@ -100,7 +102,7 @@ def _roi_backward(rng, shape, attrs):
 
 
 @register_samples("relax.vision.multibox_transform_loc")
-def multibox_transform_loc(rng):
+def multibox_transform_loc(rng: np.random.Generator) -> Iterator[Sample]:
     cases = [
         ("softmax", {"variances": (0.1, 0.2, 0.3, 0.4)}),
         (
