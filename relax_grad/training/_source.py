@@ -248,7 +248,10 @@ def _trained(signature: Signature, wrt: Sequence[str] | str | None) -> Signature
     all."""
     if wrt is None:
         if not signature.params:
-            raise ValueError("the import has no trainable parameter")
+            raise ValueError(
+                "the import has no trainable parameter; explain() of an ONNX import lists its "
+                "tensors with the reasons"
+            )
         return signature
     trained = _names("wrt", wrt)
     _check_known("wrt", trained, signature.params, "the import", "trainable parameter")

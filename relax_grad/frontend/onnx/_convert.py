@@ -25,7 +25,7 @@ from ._graph import (
 from ._importer import check_operators, has_converter, imported
 from ._inference import computes_in_training, set_inference
 from ._load import Arrays, load, put_back, value_of
-from ._quantized import join_quantization
+from ._quantized import integer_weights, join_dynamic_products, join_quantization
 from ._weights import Roles, is_training, roles_of
 
 
@@ -141,7 +141,9 @@ def prepare(
     fix_inputs(model.graph, fixed or {})
     constants = normalize(model, shapes, dynamic_shapes)
     join_quantization(model, arrays)
+    join_dynamic_products(model)
     _name_nodes(model)
+    integers = integer_weights(model)
     if not dropout:
         set_inference(model, normalisation=False)
     first = roles_of(model, types_of(model), constants, set(fixed or ()), arrays)
@@ -149,7 +151,9 @@ def prepare(
     hoist(model.graph)
     roles = roles_of(model, types_of(model), constants, folded, arrays)
     roles = roles._replace(
-        choices={**first.choices, **roles.choices}, cut={**first.cut, **roles.cut}
+        choices={**first.choices, **roles.choices},
+        cut={**first.cut, **roles.cut},
+        integers=integers,
     )
     outputs = [each.name for each in model.graph.output]
     _mark_training(model)

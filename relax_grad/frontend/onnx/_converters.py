@@ -16,6 +16,7 @@ import onnx
 from tvm import relax, tirx
 
 from ...ir.compat import constant_value, dtype_of
+from ...op import stop_gradient
 from .. import random
 
 
@@ -364,3 +365,20 @@ def _only_first(attrs: dict) -> None:
     the others."""
     if attrs["tvm_custom"]["num_outputs"] > 1:
         raise Refused("results other than the first are used, which TVM cannot compute")
+
+
+@_converts("DynamicQuantizeLinear")
+def _dynamic_quantize(bb, inputs, attrs, opset):
+    """Return the integers of data, their scale and zero; neither has a gradient."""
+    data = bb.emit(stop_gradient(inputs[0]))
+    zero, most = _like(0, data), _like(255, data)
+    high = bb.emit(relax.op.maximum(relax.op.max(data), zero))
+    low = bb.emit(relax.op.minimum(relax.op.min(data), zero))
+    scale = bb.emit(relax.op.divide(relax.op.subtract(high, low), most))
+    scale = bb.emit(relax.op.where(relax.op.greater(scale, zero), scale, _like(1, data)))
+    start = bb.emit(
+        relax.op.clip(relax.op.round(relax.op.divide(relax.op.negative(low), scale)), 0, 255)
+    )
+    steps = bb.emit(relax.op.add(relax.op.round(relax.op.divide(data, scale)), start))
+    result = relax.op.astype(bb.emit(relax.op.clip(steps, 0, 255)), "uint8")
+    return relax.Tuple([bb.emit(result), scale, bb.emit(relax.op.astype(start, "uint8"))])

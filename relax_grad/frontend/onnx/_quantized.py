@@ -1,11 +1,15 @@
-"""Pairs of quantisation and dequantisation, as quantisation-aware training writes them."""
+"""Quantisation in a graph: pairs with a dequantisation, as quantisation-aware training writes them,
+products of integers, as dynamic quantisation does, and weights of integers."""
 
 from __future__ import annotations
+
+import math
+from collections import defaultdict
 
 import numpy as np
 import onnx
 
-from ._graph import STANDARD, attribute, every_graph
+from ._graph import STANDARD, attribute, every_graph, label, operands
 from ._load import Arrays, value_of
 
 _PROTO = onnx.TensorProto
@@ -48,6 +52,108 @@ def join_quantization(model: onnx.ModelProto, arrays: Arrays) -> None:
                 axis=attribute(node, "axis", 1),
             )
             node.CopyFrom(joined)
+
+
+def join_dynamic_products(model: onnx.ModelProto) -> None:
+    """Replace products of integers by products of floats, where dynamic quantisation wrote them.
+
+    ``DynamicQuantizeLinear``, ``MatMulInteger`` or ``ConvInteger``, ``Cast`` and a ``Mul`` by the
+    product of both scales compute the product of a rounded operand and a dequantised weight. The
+    operand has the gradient of the straight-through estimator, and its scale has none.
+    """
+    for graph in every_graph(model.graph):
+        makers = {name: node for node in graph.node for name in node.output if name}
+        tensors = {each.name: each for each in graph.initializer}
+        users = defaultdict(list)
+        for node in graph.node:
+            for name in operands(node):
+                users[name].append(node)
+        for each in graph.output:
+            users[each.name].append(None)
+        for node in list(graph.node):
+            kind = node.op_type.removesuffix("Integer")
+            if node.domain not in STANDARD or kind == node.op_type:
+                continue
+            found = _dynamic_product(node, makers, users)
+            if found is None:
+                continue
+            source, scale, last = found
+            zero = [*node.input, "", ""][3]
+            weight, sizes = tensors.get(node.input[1]), []
+            for name in filter(None, (scale, zero)):
+                dims = tensors[name].dims if name in tensors else [0]
+                sizes.append(math.prod(dims) if len(dims) < 2 else 0)
+            columns = weight.dims[-1] if weight is not None and kind == "MatMul" else 1
+            if weight is None or not {1, columns} >= set(sizes) or len(set(sizes)) > 1:
+                continue
+            name = last.output[0]
+            make = onnx.helper.make_node
+            nodes = [
+                make(
+                    "FakeQuantize",
+                    [source.input[0], *source.output[1:]],
+                    [f"{name}//data"],
+                    name=source.name,
+                    domain="relax_grad",
+                    low=0,
+                    high=255,
+                ),
+                make(
+                    "DequantizeLinear",
+                    [weight.name, *filter(None, (scale, zero))],
+                    [f"{name}//weight"],
+                    **({"axis": len(weight.dims) - 1} if sizes[0] > 1 else {}),
+                ),
+                make(kind, [f"{name}//data", f"{name}//weight"], [name], name=node.name),
+            ]
+            nodes[2].attribute.extend(node.attribute)
+            at = next(i for i, each in enumerate(graph.node) if each is last)
+            for each in reversed(nodes):
+                graph.node.insert(at, each)
+            for each in (last, makers[last.input[0]], makers[last.input[1]], node):
+                if each is last or all(users[name] == [last] for name in each.output):
+                    graph.node.remove(each)
+
+
+def _dynamic_product(node: onnx.NodeProto, makers, users):
+    """Return the quantisation of a product's operand, the name of the weight's scale and the last
+    node; None if the nodes are others."""
+    source = makers.get(node.input[0])
+    if (
+        source is None
+        or not _is(source, "DynamicQuantizeLinear")
+        or list(node.input[:3:2]) != list(source.output[::2])
+    ):
+        return None
+    cast = _only(users[node.output[0]], "Cast")
+    last = None if cast is None else _only(users[cast.output[0]], "Mul")
+    if last is None or attribute(cast, "to") != _PROTO.FLOAT:
+        return None
+    factor = next((name for name in last.input if name != cast.output[0]), "")
+    scales = makers.get(factor)
+    if scales is None or not _is(scales, "Mul") or source.output[1] not in scales.input:
+        return None
+    others = [name for name in scales.input if name != source.output[1]]
+    return (source, others[0], last) if others else None
+
+
+def _only(users: list, kind: str) -> onnx.NodeProto | None:
+    """Return the only user of a value, if it is a node of this operator."""
+    is_one = len(users) == 1 and users[0] is not None and _is(users[0], kind)
+    return users[0] if is_one else None
+
+
+def integer_weights(model: onnx.ModelProto) -> dict[str, str]:
+    """Return the tensors of integers that are dequantised or multiplied, with the label of a node
+    that takes them."""
+    found = {}
+    for graph in every_graph(model.graph):
+        tensors = {each.name for each in graph.initializer if math.prod(each.dims) > 1}
+        for node in graph.node:
+            place = {"DequantizeLinear": 0, "MatMulInteger": 1}.get(node.op_type)
+            if place is not None and node.input[place] in tensors:
+                found[node.input[place]] = f"{node.op_type} {label(node)}"
+    return found
 
 
 def _is(node: onnx.NodeProto, kind: str) -> bool:

@@ -54,8 +54,19 @@ def _why_not(pattern: str, roles: Roles) -> str:
             f"no gradient reaches {pattern}, because its way to the outputs ends at the "
             f"{roles.cut[pattern]}, whose gradient is 0"
         )
+    integers = [name for name in roles.integers if matches(name, pattern)]
+    if integers:
+        return f"{integers[0]} cannot be trained: {_of_integers(roles.integers[integers[0]])}"
     known = [*roles.weights, *roles.frozen, *roles.optional]
     return f"no weight matches {pattern!r}; {alternatives(pattern, known)}"
+
+
+def _of_integers(user: str) -> str:
+    """Return why a weight of integers is not trained; ``user`` is the node that takes it."""
+    return (
+        f"it holds integers, as operand of {user}; quantise with float weights behind "
+        "QuantizeLinear to train it"
+    )
 
 
 def explained(roles: Roles, params: Sequence[str], trainable: Trainable | None) -> Explanation:
@@ -78,4 +89,6 @@ def explained(roles: Roles, params: Sequence[str], trainable: Trainable | None) 
         found.setdefault(name, Role("constant", f"it is a shape, a bound or a scale of {user}"))
     for name, end in roles.cut.items():
         found.setdefault(name, Role("constant", f"no gradient passes the {end}"))
+    for name, user in roles.integers.items():
+        found.setdefault(name, Role("constant", _of_integers(user)))
     return found

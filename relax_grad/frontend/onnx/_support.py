@@ -68,10 +68,12 @@ _SEQUENCES = """
 #: Operators of sequences and optional values.
 _OPTIONAL = "Optional OptionalGetElement OptionalHasElement"
 
-_INTEGERS = (
-    "it multiplies integers, which have no gradient; export the float model, or QuantizeLinear "
-    "and DequantizeLinear around floats"
+_FLOATS = (
+    "import the float model, or one with QuantizeLinear and DequantizeLinear around float "
+    "weights (onnxruntime.quantization: quant_format=QuantFormat.QDQ, "
+    "extra_options={'AddQDQPairToWeight': True})"
 )
+_INTEGERS = f"it multiplies integers, which have no gradient; {_FLOATS}"
 _STRINGS = "it takes strings, which TVM does not have; compute them before the model"
 
 _STANDARD = {
@@ -84,7 +86,9 @@ _STANDARD = {
     **dict.fromkeys(_SEQUENCES.split(), Support("trains", "in sequences of known length")),
     **dict.fromkeys(_OPTIONAL.split(),
     Support("trains", "where the value is there or not before the run")),
-    **dict.fromkeys(("ConvInteger", "QLinearConv", "QLinearMatMul"), Support("refused", _INTEGERS)),
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul"), Support("refused", _INTEGERS)),
+    "ConvInteger": Support("refused", "outside of the products that dynamic quantisation writes, "
+                                      + _INTEGERS),
     **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit"),
     Support("refused", _STRINGS)),
     "Cast": Support("trains", "between floating-point types"),
@@ -96,7 +100,8 @@ _STANDARD = {
     "DequantizeLinear": Support("forward", "its operand is an integer; behind QuantizeLinear of "
                                            "the same scale, both train"),
     "Dropout": Support("trains", "its ratio and training_mode are constants"),
-    "DynamicQuantizeLinear": Support("forward", "it returns integers"),
+    "DynamicQuantizeLinear": Support("forward", "it returns integers; before products of "
+                                                "dynamic quantisation, its operand trains"),
     "If": Support("trains", "its condition is known before the run"),
     "ImageDecoder": Support("refused", "it reads files of images; decode them before the model"),
     "Loop": Support("trains", "with a known number of trips, at most 256, which are written out"),
@@ -119,10 +124,7 @@ _CACHE = (
     "it keeps keys and values of earlier steps for generation; export the model without caches "
     "(use_cache=False)"
 )
-_QUANTISED = (
-    "it computes with integers; optimise the float model, or import the one with QuantizeLinear "
-    "and DequantizeLinear"
-)
+_QUANTISED = f"it computes with integers; {_FLOATS}"
 _GENERATION = "it generates sequences; import the model that is within"
 _LAYOUT = (
     "it has the layout of an execution provider; save the model optimised at the extended level "

@@ -49,6 +49,9 @@ _SETTINGS: dict[str, set[int] | None] = {
 #: bases.
 _CONSTANT_BY_DEFAULT = {"Pow": {1}}
 
+#: Operators with floating-point results through which no gradient passes.
+_ENDS = {"DynamicQuantizeLinear"}
+
 #: The operands that are running statistics.
 _STATISTICS = {"BatchNormalization": (3, 4)}
 
@@ -77,6 +80,8 @@ class Roles(NamedTuple):
     choices : dict[str, Choice]
         Whether each of the weights and of the frozen and optional constants is trained by default,
         and why.
+    integers : dict[str, str]
+        The tensors of integers that are weights, with a node that takes them.
     """
 
     weights: list[str]
@@ -87,6 +92,7 @@ class Roles(NamedTuple):
     settings: dict[str, str]
     cut: dict[str, str]
     choices: dict[str, Choice]
+    integers: dict[str, str]
 
 
 def is_training(node: onnx.NodeProto, opset: int) -> bool:
@@ -128,7 +134,9 @@ def roles_of(
     outer = {name for node in graph.node for name in node.output}
     reached = {each.name for each in graph.output}
     for node in reversed(list(flat_nodes(graph))):
-        if not any(name in reached and is_float(types.get(name)) for name in node.output):
+        if node.op_type in _ENDS or not any(
+            name in reached and is_float(types.get(name)) for name in node.output
+        ):
             end = next((cut[name] for name in node.output if name in cut), None)
             for name in node.input:
                 cut.setdefault(name, end or f"{node.op_type} {label(node)}")
@@ -192,6 +200,7 @@ def roles_of(
         {name: user for name, user in settings.items() if name in names},
         {name: end for name, end in cut.items() if name in names and name not in found},
         found,
+        {},
     )
 
 

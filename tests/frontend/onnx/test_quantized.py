@@ -41,7 +41,7 @@ def network():
     weights = {
         "s": np.float32(0.0625),
         "n": np.uint8(128),
-        "w1": normal(4, 6),
+        "w1": 2 * normal(4, 6),
         "t": np.linspace(0.01, 0.02, 6).astype("float32"),
         "z": np.zeros(6, "int8"),
         "small": np.float32([0.03125]),
