@@ -45,7 +45,8 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from ..ir.compat import Analyzer, dtype_of
-from ._philox import Form, philox
+from ..ir.module import FIRST_ELEMENTS
+from ..topi.philox import Form, philox
 
 Extents = Sequence["int | tirx.PrimExpr"]
 
@@ -486,4 +487,6 @@ def _shaped(
 
         return te.compute(extents, element, name="first")
 
-    return bb.emit_te(first, flat, relax.ShapeExpr(list(shape)))
+    return bb.emit_te(
+        first, flat, relax.ShapeExpr(list(shape)), primfunc_attrs={FIRST_ELEMENTS: True}
+    )

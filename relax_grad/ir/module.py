@@ -29,6 +29,12 @@ OPAQUE = 8
 #: The attribute of a generated kernel: statements without blocks, ready to be lowered.
 IS_KERNEL = "relax_grad.is_kernel"
 
+#: The attribute of a function that draws random numbers: their form, and its parameter.
+DRAWN = "relax_grad.drawn"
+
+#: The attribute of a function whose result is the first elements of its argument, in order.
+FIRST_ELEMENTS = "relax_grad.first_elements"
+
 #: The attributes of a scheduled tensor function. They also keep TVM's passes from changing it.
 SCHEDULED_ATTRS = {IS_SCHEDULED: True, "op_pattern": OPAQUE}
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from tvm import relax
+from tvm.ir import Op
 from tvm.relax import op
 
 from ..ir.compat import Analyzer, dtype_of
 from ..op.attention import for_heads, forward_of, gradients, take_apart
+from ..op.attention_dropout import ATTENTION_DROPOUT
 from ..registry import register_legalize
 from ..topi import attention as topi_attention
 from ..topi import util as topi_util
@@ -57,6 +59,19 @@ def _attention_var_len(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _compute(bb, call)
 
 
+@register_legalize("relax.grad.attention_dropout")
+def _attention_dropout(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return _compute(bb, call)
+
+
+@register_legalize("relax.grad.attention_dropout_backward")
+def _attention_dropout_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, output, *operands = call.args
+    forward = relax.Call(Op.get(ATTENTION_DROPOUT), operands, call.attrs)
+    found, _ = gradients(bb, forward, output, output_grad)
+    return relax.Tuple([bb.emit(each) for each in found])
+
+
 @register_legalize("relax.grad.attention_backward")
 def _attention_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, output = call.args[:2]
@@ -82,7 +97,8 @@ def _compute(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Compute attention from its weights and values, in float32 at least."""
     parts = take_apart(bb, call)
     values = for_heads(bb, parts.value, call.args[0].ty.shape.values[2])
-    result = bb.emit(op.matmul(parts.weights, bb.emit(op.permute_dims(values, [0, 1, 3, 2]))))
+    weights = parts.dropped(bb, parts.weights)
+    result = bb.emit(op.matmul(weights, bb.emit(op.permute_dims(values, [0, 1, 3, 2]))))
     result = bb.emit(op.permute_dims(result, [0, 2, 1, 3]))
     dtype = dtype_of(call.ty)
     return result if dtype_of(result.ty) == dtype else op.astype(result, dtype)

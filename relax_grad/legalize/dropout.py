@@ -1,13 +1,34 @@
-"""Legalization of dropout for releases of TVM that have none."""
+"""Legalization of dropout: by the counter-based generator, and for releases of TVM that have
+none."""
 
 from __future__ import annotations
 
 from tvm import relax, topi
+from tvm.relax import op
 
+from ..op.attention_dropout import rate_of
 from ..registry import register_legalize
-from ._util import stock
+from ..topi import dropout as topi_dropout
+from ..topi.philox import Form, philox
+from ._util import is_empty, stock, zeros
 
 _STOCK_DROPOUT = stock("relax.nn.dropout")
+
+
+@register_legalize("relax.grad.seeded_dropout")
+def _seeded_dropout(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    data, seed, stream, _ = call.args
+    if is_empty(call):
+        return zeros(bb, call)
+    form = Form.kept(rate_of(call))
+    rows = topi_dropout.rows_of(data.ty.shape.values, form.per_row)
+    function = bb.add_func(philox(rows if isinstance(rows, int) else None, form), "philox")
+    extents = [rows, form.per_block, form.per_row // form.per_block]
+    kind = relax.TensorType(extents, form.dtype)
+    kept = bb.emit(op.call_tir(function, relax.Tuple([seed, stream]), kind))
+    return bb.call_te(
+        topi_dropout.dropped, data, kept, form.scale, primfunc_name_hint="seeded_dropout"
+    )
 
 
 @register_legalize(

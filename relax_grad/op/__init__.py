@@ -4,6 +4,7 @@ builder."""
 from . import (
     activation,
     attention,
+    attention_dropout,
     ccl,
     control,
     conv,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import relax, tirx
@@ -121,7 +122,8 @@ def gradients(
     bb : relax.BlockBuilder
         The block builder.
     call : relax.Call
-        A call of ``relax.nn.attention``, ``attention_bias`` or ``attention_var_len``.
+        A call of ``relax.nn.attention``, ``attention_bias``, ``attention_var_len`` or
+        ``relax.grad.attention_dropout``.
     output : relax.Expr or None
         Its result, or None if the rounding error of the result is too large for
         ``sum(o_grad * o)``.
@@ -140,6 +142,7 @@ def gradients(
     by_position = bb.emit(op.permute_dims(grad, [0, 2, 1, 3]))
     by_feature = bb.emit(op.permute_dims(grad, [0, 2, 3, 1]))
     weights_grad = bb.emit(op.matmul(by_position, for_heads(bb, parts.value, heads)))
+    weights_grad = parts.dropped(bb, weights_grad)
     if output is None:
         inner = op.sum(op.multiply(weights_grad, parts.weights), [3], keepdims=True)
     else:
@@ -148,7 +151,7 @@ def gradients(
     keys = for_heads(bb, parts.key, heads)
     query_grad = op.matmul(scores_grad, op.permute_dims(keys, [0, 1, 3, 2]))
     key_grad = op.matmul(parts.query, scores_grad)
-    value_grad = op.matmul(by_feature, parts.weights)
+    value_grad = op.matmul(by_feature, parts.dropped(bb, parts.weights))
     found = [
         op.permute_dims(op.multiply(query_grad, parts.scale), [0, 2, 1, 3]),
         op.permute_dims(own_heads(bb, key_grad, parts.key, heads), [0, 3, 1, 2]),
@@ -199,6 +202,8 @@ class Attention:
         keys)``.
     weights : relax.Expr
         ``(batch, heads, queries, keys)``.
+    generator : Sequence[relax.Expr]
+        The seed, the stream and the rate of the dropout of the weights; empty without dropout.
     """
 
     query: relax.Expr
@@ -206,6 +211,13 @@ class Attention:
     key: relax.Expr
     value: relax.Expr
     weights: relax.Expr
+    generator: Sequence[relax.Expr] = ()
+
+    def dropped(self, bb: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
+        """Return a tensor of the shape of the weights after their dropout, which is linear."""
+        if not self.generator:
+            return expr
+        return bb.emit(relax.Call(Op.get("relax.grad.seeded_dropout"), [expr, *self.generator]))
 
 
 def take_apart(bb: relax.BlockBuilder, call: relax.Call) -> Attention:
@@ -217,6 +229,9 @@ def take_apart(bb: relax.BlockBuilder, call: relax.Call) -> Attention:
         If the masks that the call asks for have no agreed meaning.
     """
     query, key, value, *others = call.args
+    generator = []
+    if call.op.name == "relax.grad.attention_dropout":
+        generator, others = others[:3], others[3:]
     check_masks(call)
     wide = accumulation_dtype(*(dtype_of(argument.ty) for argument in call.args[:3]))
 
@@ -232,10 +247,10 @@ def take_apart(bb: relax.BlockBuilder, call: relax.Call) -> Attention:
     heads = query.ty.shape.values[2]
     scores = op.matmul(op.permute_dims(queries, [0, 1, 3, 2]), for_heads(bb, keys, heads))
     seqstarts = []
-    if call.op.name == "relax.nn.attention_bias":
-        scores = op.add(scores, widened(others[0]))
-    elif call.op.name == "relax.nn.attention_var_len":
+    if call.op.name == "relax.nn.attention_var_len":
         seqstarts = others[:2]
+    elif others:
+        scores = op.add(scores, widened(others[0]))
     window_size = call.attrs.window_size
     weights = attention_weights(
         bb.emit(scores),
@@ -243,7 +258,7 @@ def take_apart(bb: relax.BlockBuilder, call: relax.Call) -> Attention:
         causal_mask=call.attrs.causal_mask,
         window_size=None if window_size is None else int(window_size),
     )
-    return Attention(queries, scale, keys, values, bb.emit(weights))
+    return Attention(queries, scale, keys, values, bb.emit(weights), generator)
 
 
 def for_heads(bb: relax.BlockBuilder, expr: relax.Expr, heads: tirx.PrimExpr) -> relax.Expr:
@@ -316,12 +331,24 @@ def check_masks(call: relax.Call) -> None:
 def _infer_attention_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     names = ("output_grad", "output", "query", "key", "value", "bias")
     kinds = [tensor_type(call, i, name) for i, name in enumerate(names[: len(call.args)])]
+    return check_gradient_types(call, ctx, kinds, forward_of(call))
+
+
+def check_gradient_types(
+    call: relax.Call, ctx: relax.BlockBuilder, kinds: list, forward: relax.Call
+) -> relax.Type:
+    """Check the types of the tensors of a gradient of attention, and return that of the gradients.
+
+    They are those of the gradient of the result, of the result, of queries, keys and values, and of
+    a bias if there is one. ``forward`` is the attention.
+    """
+    names = ("output_grad", "output", "query", "key", "value", "bias")
     for name, kind in zip(names, kinds, strict=False):
         if kind.ndim != 4:
             raise ValueError(
                 f"{call.op.name}: {name} must have 4 dimensions, but its type is {kind}"
             )
-    result = ctx.normalize(forward_of(call)).ty
+    result = ctx.normalize(forward).ty
     for name, kind in zip(names[:2], kinds, strict=False):
         if shapes_differ(kind, result):
             raise ValueError(

@@ -88,9 +88,9 @@ def _checked(
     """Wrap a builder in a check of its arguments: TVM treats any object as a pointer to an
     expression."""
     signature = inspect.signature(builder)
-    numbers_too = {
-        n for n, p in signature.parameters.items() if "int" in str(p.annotation).split(" | ")
-    }
+    kinds = {n: str(p.annotation).split(" | ") for n, p in signature.parameters.items()}
+    number = {n: numbers.Integral for n, kind in kinds.items() if "int" in kind}
+    number |= {n: numbers.Real for n, kind in kinds.items() if "float" in kind}
 
     @functools.wraps(builder)
     def build(*args, **kwargs) -> relax.Call:
@@ -99,10 +99,12 @@ def _checked(
         except TypeError as error:
             raise TypeError(f"{op_name}: {error}; it takes {signature}") from None
         for name, kind, _ in arguments:
-            if name in numbers_too and isinstance(found.get(name), numbers.Integral):
+            if name in number and isinstance(found.get(name), number[name]):
                 continue
             if name in found and not _is_of_kind(found[name], kind):
                 wanted = next(text for key, text in _KINDS.items() if key in kind)
+                if number.get(name) is numbers.Real:
+                    wanted = wanted.replace("an integer", "a number")
                 raise TypeError(
                     f"{op_name}: {name} must be {wanted}, but it is {found[name]!r} of type "
                     f"{type(found[name]).__name__}"

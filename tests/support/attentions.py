@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
+from philox_numbers import expected_bits
 from tvm import tirx
 
 from relax_grad.cpu.kernel.attention import Attention
@@ -35,6 +37,14 @@ SIZE_PARAMS = [
 ]
 
 
+#: Cases with dropout: sizes, symbolic extents, axes of the bias, attributes.
+DROPPED = [
+    ((2, 9, 21, 4, 2, 5, 7), (), None, {"rate": 0.5}),
+    ((1, 70, 192, 2, 1, 5, 7), ("queries", "keys"), (2, 3), {"rate": 0.1, **MASKS[1]}),
+    ((1, 131, 70, 2, 2, 5, 7), ("batch",), None, {"rate": 0.75, **MASKS[3]}),
+]
+
+
 def scores_of(of, query, key, bias):
     """Return the masked scores, ``(batch, heads, queries, keys)``."""
     key = key.repeat_interleave(of.heads // of.key_heads, 2)
@@ -50,6 +60,23 @@ def scores_of(of, query, key, bias):
     return scores.masked_fill(~seen, -torch.inf)
 
 
+#: The seed and the stream of dropped weights.
+GENERATOR = -5, 2**33 + 1
+
+
+def factors_of(of, shape):
+    """Return the factors of weights of a shape after their dropout."""
+    words = expected_bits(int(np.prod(shape)), *GENERATOR).reshape(shape)
+    return torch.from_numpy((words < (1 - of.rate) * 2.0**32) / (1 - of.rate))
+
+
+def with_generator(of, inputs, place=3):
+    """Return the inputs of a kernel, with the seed and the stream if weights are dropped."""
+    if of.rate is None:
+        return list(inputs)
+    return [*inputs[:place], *(np.array(each, "int64") for each in GENERATOR), *inputs[place:]]
+
+
 def reference(of, query, key, value, bias=None):
     """Return the attention, and the largest score with the logarithm of the sum of the exponentials
     of the others."""
@@ -59,6 +86,8 @@ def reference(of, query, key, value, bias=None):
     largest = largest.masked_fill(is_empty, 0)
     logarithms = (scores - largest[..., None]).logsumexp(-1).masked_fill(is_empty, torch.inf)
     weights = torch.exp(scores - largest[..., None] - logarithms[..., None])
+    if of.rate is not None:
+        weights = weights * factors_of(of, weights.shape)
     value = value.repeat_interleave(of.heads // of.key_heads, 2)
     result = torch.einsum("bhqk,bkhf->bqhf", weights, value)
     return result, torch.stack([largest, logarithms], -1)
@@ -105,4 +134,5 @@ def drawn(draw):
     sizes = (batch, queries, keys, key_heads * group, key_heads, features, value_features)
     symbolic = draw(st.sampled_from([(), ("batch",), ("queries", "keys"), ("keys",)]))
     bias = draw(st.sampled_from([None, None, (0, 1, 2, 3), (2, 3), (1, 3)]))
-    return sizes, symbolic, bias, draw(st.sampled_from(MASKS))
+    rate = draw(st.sampled_from([{}, {}, {"rate": 0.2}]))
+    return sizes, symbolic, bias, {**draw(st.sampled_from(MASKS)), **rate}

@@ -19,6 +19,7 @@ from relax_grad.ir.expressions import substitute
 from relax_grad.op import norm, norm_statistics, recurrent
 from relax_grad.op.activation import log_softmax_backward, softmax_backward
 from relax_grad.op.attention import attention_backward
+from relax_grad.op.attention_dropout import attention_dropout, attention_dropout_backward
 from relax_grad.op.index import gather_elements_backward_data, take_backward
 from relax_grad.op.index_nd import gather_nd_backward_data, index_tensor_backward_data
 from relax_grad.op.quantized import quantized_matmul, quantized_matmul_backward_data
@@ -416,6 +417,27 @@ def _attentions() -> Iterator[KernelCase]:
         lambda _, *tensors: attention_backward(*tensors),
         detail="a bias",
     )
+    scalars = [(), ()]
+    for bias in ([], [(1, 4, 1, 37)]):
+        attrs = {"causal_mask": None if bias else "TopLeft"}
+        yield KernelCase(
+            "relax.grad.attention_dropout",
+            [*shapes, *scalars, *bias],
+            lambda _, *tensors, attrs=attrs: attention_dropout(
+                *tensors[:5], 0.25, *tensors[5:], **attrs
+            ),
+            {3: "int64", 4: "int64"},
+            detail=f"{len(bias)} biases",
+        )
+        yield KernelCase(
+            "relax.grad.attention_dropout_backward",
+            [result, result, *shapes, *scalars, *bias],
+            lambda _, *tensors, attrs=attrs: attention_dropout_backward(
+                *tensors[:7], 0.25, *tensors[7:], **attrs
+            ),
+            {5: "int64", 6: "int64"},
+            detail=f"{len(bias)} biases",
+        )
     # A block of 60 queries from 120 on (of AVX2 and SSE) ends before the block of keys from 128 on.
     result, key = (N, 125, 1, 3), (N, 140, 1, 3)
     yield KernelCase(

@@ -93,6 +93,8 @@ TABLE: dict[str, tuple[str, ...]] = {
     "legalize.manipulate_order": ("rules/test_manipulate_order.py", "legalize/test_stock.py"),
     "legalize.scan": ("rules/test_scan.py",),
     "legalize.vision": ("legalize/test_image.py", "testing/test_samples.py"),
+    "topi.philox": ("frontend/test_random.py",),
+    "topi.dropout": ("op/test_attention_dropout.py", "testing/test_samples.py"),
     "topi.quantized": ("cpu/dispatch/test_quantized.py", "testing/test_samples.py"),
     "topi._loops": ("topi/test_threads.py",),
     "topi._scatter": ("topi/test_index_write.py",),
@@ -133,8 +135,9 @@ TABLE: dict[str, tuple[str, ...]] = {
     "cpu.dispatch.norm_residuals": (
         *("cpu/dispatch/test_residuals.py", "cpu/dispatch/test_norm.py"),
     ),
-    "cpu.kernel._attention_blocks": (
-        *("cpu/kernel/test_attention.py", "cpu/kernel/test_attention_backward.py"),
+    **dict.fromkeys(
+        ("cpu.kernel._attention_blocks", "cpu.kernel._attention_dropout"),
+        ("cpu/kernel/test_attention.py", "cpu/kernel/test_attention_backward.py"),
     ),
     "cpu.kernel._chunks": ("cpu/kernel/test_conv_weight.py", "cpu/kernel/test_depthwise_weight.py"),
     "cpu.kernel._conv_*": ("cpu/kernel/test_conv.py", "cpu/kernel/test_conv3d.py"),
@@ -163,6 +166,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         ("training/test_remat.py",),
     ),
     "cpu.passes._masks": ("cpu/passes/test_attention.py",),
+    "cpu.passes._dropouts": ("cpu/passes/test_attention.py",),
     "cpu.passes._slices": ("cpu/passes/test_join.py", "cpu/passes/test_divide.py"),
     "cpu.passes._sums": ("cpu/passes/test_join.py", "cpu/passes/test_products.py"),
     "cpu.passes._target": ("cpu/passes/test_schedule.py", "cpu/passes/test_siblings.py"),
@@ -211,7 +215,6 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     # Imports of models.
     "frontend._arguments": ("frontend/onnx/test_model.py", "frontend/torch/test_model.py"),
-    "frontend._philox": ("frontend/test_random.py",),
     **dict.fromkeys(
         ("frontend.onnx._converters", "frontend.onnx._expand", "frontend.onnx._importer"),
         ("frontend/onnx/test_operators.py",),

@@ -6,15 +6,19 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from tvm import relax
+from tvm import relax, tirx
+from tvm.ir import Op
 
-from ...op.attention import check_masks, forward_of
+from ...op.attention import check_masks
+from ...op.attention_dropout import ATTENTION_DROPOUT, ATTENTION_DROPOUT_BACKWARD, rate_of
 from ..kernel import attention as kernels
 from ..kernel.attention_backward import attention_backward
 from .registry import CallSite, Kernel, decompose, kernel_for
 from .residuals import BlockCalls, Found, Replacement, ResidualKernel, residuals_for
 
+_FORWARD = "relax.nn.attention", "relax.nn.attention_bias", ATTENTION_DROPOUT
 _BACKWARD = "relax.grad.attention_backward"
+_WITH_DROPOUT = ATTENTION_DROPOUT, ATTENTION_DROPOUT_BACKWARD
 
 #: The largest window. A longer one has no effect on tensors that kernels take.
 _LARGEST_WINDOW = 2**30
@@ -24,20 +28,22 @@ _LARGEST_WINDOW = 2**30
 _LARGEST, _PADDING = 2**30, 64
 
 
-@kernel_for("relax.nn.attention", "relax.nn.attention_bias")
+@kernel_for(*_FORWARD)
 def attention(site: CallSite) -> Kernel | None:
-    """Return the kernel of attention, without or with a bias."""
+    """Return the kernel of attention, without or with a bias and dropout."""
     call = site.call
     check_masks(call)
-    of = _attention(site, call.args[:3], call.args[3:])
+    operands, generator = _operands(call, 3)
+    of = _attention(site, operands[:3], operands[3:])
     result = site.shape(call)
     if of is None or result is None:
         return None
-    shapes = [*map(site.shape, call.args), result]
-    return Kernel(partial(kernels.attention, of, shapes, site.cpu), call.args)
+    shapes = [*map(site.shape, operands), result]
+    given = [*operands[:3], *generator, *operands[3:]]
+    return Kernel(partial(kernels.attention, of, shapes, site.cpu), given)
 
 
-@residuals_for("relax.nn.attention", "relax.nn.attention_bias")
+@residuals_for(*_FORWARD)
 def attention_with_sums(site: CallSite, var: relax.Var, calls: BlockCalls) -> ResidualKernel | None:
     """Return attention that also saves the sums of the exponentials of its scores, for its
     gradient."""
@@ -46,14 +52,17 @@ def attention_with_sums(site: CallSite, var: relax.Var, calls: BlockCalls) -> Re
         return None
     of, shapes, _ = kernel.generator.args
 
+    backward = ATTENTION_DROPOUT_BACKWARD if of.rate is not None else _BACKWARD
+
     def gradient(call: relax.Call, saved) -> Kernel:
         taken = [shapes[-1], shapes[-1], *shapes[:-1]]
         generator = partial(attention_backward, of, taken, site.cpu, takes_sums=True)
-        return Kernel(generator, [*call.args, *saved])
+        given = [each for each in call.args if isinstance(each.ty, relax.TensorType)]
+        return Kernel(generator, [*given, *saved])
 
     uses: dict[relax.Var, Replacement] = {}
     while (
-        found := calls.take(var, _BACKWARD, _of_same_operands, _key(forward.args, forward))
+        found := calls.take(var, backward, _of_same_operands, _key(forward.args, forward))
     ) is not None:
         uses[found[0]] = gradient
     if not uses:
@@ -72,23 +81,32 @@ def _of_same_operands(_calls: BlockCalls, var: relax.Var, call: relax.Call) -> F
 def _key(operands: Sequence[relax.Expr], call: relax.Call) -> tuple:
     attrs = call.attrs
     others = (attrs.scale, float), (attrs.causal_mask, str), (attrs.window_size, int)
+    operands = [float(each.value) if isinstance(each, tirx.FloatImm) else each for each in operands]
     return tuple(operands), tuple(None if each is None else kind(each) for each, kind in others)
 
 
-@kernel_for(_BACKWARD)
+@kernel_for(_BACKWARD, ATTENTION_DROPOUT_BACKWARD)
 def backward(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of attention."""
     call = site.call
-    forward = forward_of(call)
-    check_masks(forward)
-    of = _attention(site, call.args[2:5], call.args[5:])
-    shapes = list(map(site.shape, call.args))
+    operands, generator = _operands(call, 5)
+    check_masks(relax.Call(Op.get("relax.nn.attention"), operands[2:5], call.attrs))
+    of = _attention(site, operands[2:5], operands[5:])
+    shapes = list(map(site.shape, operands))
     if of is None or None in shapes:
         return None
-    return Kernel(partial(attention_backward, of, shapes, site.cpu), call.args)
+    given = [*operands[:5], *generator, *operands[5:]]
+    return Kernel(partial(attention_backward, of, shapes, site.cpu), given)
 
 
-decompose(_BACKWARD)
+decompose(_BACKWARD, ATTENTION_DROPOUT, ATTENTION_DROPOUT_BACKWARD)
+
+
+def _operands(call: relax.Call, place: int) -> tuple[list[relax.Expr], list[relax.Expr]]:
+    """Return the floating-point tensors of a call, and the seed and the stream from a place on."""
+    if call.op.name not in _WITH_DROPOUT:
+        return list(call.args), []
+    return [*call.args[:place], *call.args[place + 3 :]], list(call.args[place : place + 2])
 
 
 def _attention(site: CallSite, inputs: list, bias: list) -> kernels.Attention | None:
@@ -126,4 +144,5 @@ def _attention(site: CallSite, inputs: list, bias: list) -> kernels.Attention | 
         None if attrs.causal_mask is None else str(attrs.causal_mask),
         window,
         tuple(others[0]) if others else None,
+        rate_of(site.call) if site.call.op.name in _WITH_DROPOUT else None,
     )

@@ -43,6 +43,8 @@ class Attention:
         The largest number of keys that a query attends to.
     bias : Sequence, optional
         The shape of the bias: of each of batch, heads, queries and keys, all or 1.
+    rate : float, optional
+        The probability that a weight is dropped.
     """
 
     batch: Extent
@@ -56,6 +58,7 @@ class Attention:
     causal_mask: str | None = None
     window_size: int | None = None
     bias: Sequence[Extent] | None = None
+    rate: float | None = None
 
     @property
     def group(self) -> int:

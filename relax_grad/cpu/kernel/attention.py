@@ -16,6 +16,7 @@ from ..target import CPU
 from . import builder as b
 from . import functions as math
 from ._attention_blocks import LOWEST, Attention, Blocks, Heads
+from ._attention_dropout import Dropout, with_generator
 from .builder import Accumulators, Extent, bind, const
 
 
@@ -43,24 +44,28 @@ def attention(
     Returns
     -------
     function : tirx.PrimFunc
-        Takes the tensors of ``shapes``, and that of the largest scores and logarithms.
+        Takes the tensors of ``shapes``, and that of the largest scores and logarithms. If weights
+        are dropped, it takes the seed and the stream after the values.
     """
     names = ["query", "key", "value", *(["bias"] if of.bias else []), "result"]
     shapes = [*shapes]
     if saves_sums:
         names.append("sums")
         shapes.append([of.batch, of.heads, of.queries, 2])
+    params = with_generator(of, b.floats(names, shapes), 3)
 
     def body(query, key, value, *others) -> None:
-        bias = others[0] if of.bias else None
-        result, *sums = others[1:] if of.bias else others
-        forward = Forward(of, cpu, query, bias, result, sums[0] if sums else None)
+        others = [*others]
+        generator = [others.pop(0), others.pop(0)] if of.rate is not None else ()
+        bias = others.pop(0) if of.bias else None
+        result, *sums = others
+        forward = Forward(of, cpu, query, bias, result, sums[0] if sums else None, generator)
         forward.blocks.refuse_large()
         Heads(of, cpu).each(
             lambda head, loop: forward.packed(head, key, value, loop), forward.block
         )
 
-    return b.prim_func("attention", b.floats(names, shapes), body)
+    return b.prim_func("attention", params, body)
 
 
 class Forward:
@@ -76,10 +81,13 @@ class Forward:
         The queries, and the bias or None.
     result, sums : tirx.Buffer or None
         The results, of which either may be left out.
+    generator : Sequence[tirx.Buffer]
+        The seed and the stream, if weights are dropped.
     """
 
-    def __init__(self, of: Attention, cpu: CPU, query, bias, result, sums):
+    def __init__(self, of: Attention, cpu: CPU, query, bias, result, sums, generator=()):
         self.of, self.blocks = of, Blocks(of, cpu)
+        self.dropout = Dropout(of, self.blocks, *generator) if generator else None
         self.vectors = self.blocks.vectors
         self.query, self.bias, self.result, self.sums = query, bias, result, sums
 
@@ -109,6 +117,7 @@ class Forward:
             b.clear(total, const(0), rows * pitch)
         scores = b.scratch(blocks.rows * blocks.pitch)
         largest, sums = b.scratch(blocks.rows), b.scratch(blocks.rows * vectors.lanes)
+        factors = self.dropout.scratch() if self.dropout else None
         with b.serial(0, rows) as row:
             b.store(largest, row, tirx.const(LOWEST, "float32"))
             vectors.store(sums, row * vectors.lanes, vectors.splat(0))
@@ -121,6 +130,8 @@ class Forward:
             def weights(is_masked: bool) -> None:
                 with b.serial(0, rows) as row:
                     self._row(row, scores, total, largest, sums, span, is_masked)
+                    if factors is not None:
+                        self._drop(head, row, scores, factors, span, is_masked)
 
             b.either(span.is_whole(rows), lambda: weights(False), lambda: weights(True))
             if total is not None:
@@ -180,6 +191,17 @@ class Forward:
             with b.serial(0, pitch // lanes) as v:
                 at = bind(row * pitch + v * lanes)
                 vectors.store(total, at, vectors.load(total, at) * factor)
+
+    def _drop(self, head, row, scores, factors, span, is_masked: bool) -> None:
+        """Emit the dropout of a row of weights, after their sum is known."""
+        vectors, blocks = self.vectors, self.blocks
+        panels = span.panels_of(row) if is_masked else const(blocks.panels)
+        start = self.dropout.fill(factors, head, span.query(row), span, panels)
+        base = bind(row * blocks.pitch)
+        with b.serial(0, panels * blocks.tile_vectors) as j:
+            at = bind(j * vectors.lanes)
+            factor = vectors.load(factors, start + at)
+            vectors.store(scores, base + at, vectors.load(scores, base + at) * factor)
 
     def _finish(self, head, first, row, total, largest, sums) -> None:
         """Emit the division of a row of the result by the sum of its weights."""

@@ -16,6 +16,7 @@ from ..target import CPU
 from . import builder as b
 from . import functions as math
 from ._attention_blocks import Attention, Blocks, Head, Heads, Span
+from ._attention_dropout import Dropout, with_generator
 from ._sums import Sums
 from .attention import Forward
 from .builder import Extent, bind, ceil_div, const
@@ -43,7 +44,7 @@ def attention_backward(
     -------
     function : tirx.PrimFunc
         Takes the tensors of ``shapes``, those of the forward pass, and the gradients of queries,
-        keys and values.
+        keys and values. If weights are dropped, it takes the seed and the stream after the values.
     """
     names = ["output_grad", "output", "query", "key", "value"]
     shapes = [*shapes]
@@ -54,19 +55,21 @@ def attention_backward(
         shapes.append([of.batch, of.heads, of.queries, 2])
     names += ["query_grad", "key_grad", "value_grad"]
     shapes += shapes[2:5]
+    params = with_generator(of, b.floats(names, shapes), 5)
 
     def body(*tensors) -> None:
         inputs, results = list(tensors[:-3]), tensors[-3:]
         sums = inputs.pop() if takes_sums else None
-        bias = inputs[5] if of.bias else None
-        _Backward(of, cpu, inputs[:5], bias, sums, results).emit()
+        bias = inputs.pop() if of.bias else None
+        _Backward(of, cpu, inputs[:5], inputs[5:], bias, sums, results).emit()
 
-    return b.prim_func("attention_backward", b.floats(names, shapes), body)
+    return b.prim_func("attention_backward", params, body)
 
 
 class _Backward:
-    def __init__(self, of: Attention, cpu: CPU, inputs: list, bias, sums, results):
+    def __init__(self, of: Attention, cpu: CPU, inputs: list, generator: list, bias, sums, results):
         self.of, self.cpu, self.blocks = of, cpu, Blocks(of, cpu)
+        self.dropout = Dropout(of, self.blocks, *generator) if generator else None
         self.vectors = self.blocks.vectors
         self.output_grad, self.output, self.query, self.key, self.value = inputs
         self.bias, self.sums, self.results = bias, sums, results
@@ -177,7 +180,7 @@ class _Pair:
 
     def __init__(self, backward: _Backward, head: Head, packed, rows: tuple, totals: tuple):
         self._of, self._blocks, self._head = backward.of, backward.blocks, head
-        self._bias, self._sums = backward.bias, backward.sums
+        self._bias, self._sums, self._dropout = backward.bias, backward.sums, backward.dropout
         self._keys, self._values, self._key_rows = packed
         self._query, self._grad, self._inner = rows
         self._query_grad, self._key_grad, self._value_grad = totals
@@ -189,6 +192,7 @@ class _Pair:
         query = self._query, bind(first * blocks.padded(features))
         grad = self._grad, bind(first * blocks.padded(value_features))
         weights, grads = (b.scratch(blocks.rows * blocks.pitch) for _ in range(2))
+        factors = self._dropout.scratch() if self._dropout else None
         blocks.scores(query, self._keys, features, weights, rows, span)
         if self._bias is not None:
             blocks.add_bias(self._bias, self._head, weights, rows, span)
@@ -196,7 +200,7 @@ class _Pair:
 
         def each_row(is_masked: bool) -> None:
             with b.serial(0, rows) as row:
-                self._row(first, row, weights, grads, span, is_masked)
+                self._row(first, row, weights, grads, factors, span, is_masked)
 
         b.either(span.is_whole(rows), lambda: each_row(False), lambda: each_row(True))
         if with_keys:
@@ -208,7 +212,7 @@ class _Pair:
             total = self._query_grad, query[1]
             blocks.accumulate(total, self._key_rows, features, grads, rows, span)
 
-    def _row(self, first, row, weights, grads, span: Span, is_masked: bool) -> None:
+    def _row(self, first, row, weights, grads, factors, span: Span, is_masked: bool) -> None:
         """Emit the weights of a row of scores, and the gradients of the scores."""
         blocks = self._blocks
         vectors, lanes = blocks.vectors, blocks.vectors.lanes
@@ -218,6 +222,9 @@ class _Pair:
         inner = bind(vectors.splat(self._inner[first + row]))
         panels = span.panels_of(row) if is_masked else const(blocks.panels)
         low, high = span.limits(row) if is_masked else (None, None)
+        if factors is not None:
+            query = bind(first + row)
+            start = self._dropout.fill(factors, self._head, query, span, panels)
         with b.serial(0, panels) as j:
             for v in range(blocks.tile_vectors):
                 column = bind(j * blocks.width + v * lanes)
@@ -225,9 +232,14 @@ class _Pair:
                 if is_masked:
                     score = blocks.only_between(score, column, low, high)
                 weight = math.exp_or_0(bind(score - largest - logarithm))
-                vectors.store(weights, base + column, weight)
-                grad = vectors.load(grads, base + column) - inner
-                vectors.store(grads, base + column, weight * grad)
+                grad = vectors.load(grads, base + column)
+                if factors is None:
+                    vectors.store(weights, base + column, weight)
+                else:
+                    factor = bind(vectors.load(factors, start + column))
+                    vectors.store(weights, base + column, weight * factor)
+                    grad = grad * factor
+                vectors.store(grads, base + column, weight * (grad - inner))
         if is_masked:
             with b.serial(panels, bind(ceil_div(span.size, blocks.width))) as j:
                 for v in range(blocks.tile_vectors):

@@ -13,11 +13,13 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 from tvm.relax import op
 
-from ...ir.aliases import Memory, may_write, writing_functions
+from ...ir.aliases import may_write, writing_functions
 from ...ir.bindings import bindings_of, used
 from ...ir.compat import constant_value, dtype_of
 from ...ir.dataflow import with_changed_blocks
 from ...ir.expressions import are_equal
+from ...op.attention_dropout import attention_dropout
+from ._dropouts import dropout_of
 from ._masks import value_of
 
 _MATMUL, _SOFTMAX = Op.get("relax.matmul"), Op.get("relax.nn.softmax")
@@ -51,9 +53,10 @@ class FuseAttention:
 
     Tensors have three or four axes and the dtype float32, all batch axes are equal, and the head
     and the features have static extents. An attention whose scores or weights have other uses
-    stays, and so does one with dropout of its weights. Results differ by rounding. A query whose
-    keys are all masked has the result of the original: NaN for minus infinity, and the mean of the
-    values for a finite number.
+    stays. Dropout of the weights by ``relax_grad.frontend.random.dropout`` becomes part of the
+    operator ``relax.grad.attention_dropout``, which computes the same mask block by block. Results
+    differ by rounding. A query whose keys are all masked has the result of the original: NaN for
+    minus infinity, and the mean of the values for a finite number.
 
     Examples
     --------
@@ -76,7 +79,9 @@ class FuseAttention:
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         writers = writing_functions(mod)
         return with_changed_blocks(
-            mod, lambda function: _has_attention(function, writers), _fused_in
+            mod,
+            lambda function: _has_attention(function, writers),
+            lambda function, _memory: _fused_in(function, mod),
         )
 
 
@@ -93,14 +98,14 @@ def _has_attention(function: relax.Function, writers: Collection[GlobalVar]) -> 
     return not any(may_write(value, writers) for value in values)
 
 
-def _fused_in(function: relax.Function, _memory: Memory):
+def _fused_in(function: relax.Function, mod: tvm.IRModule):
     counts = Counter(
         variable for binding in bindings_of(function.body) for variable in used(binding.value)
     )
     counts.update(relax.analysis.free_vars(function.body.body))
 
     def changed(block: relax.DataflowBlock) -> relax.DataflowBlock:
-        matcher = _Matcher(block, counts)
+        matcher = _Matcher(block, counts, mod)
         bindings = list(map(matcher.fused, block.bindings[:]))
         if all(new is old for new, old in zip(bindings, block.bindings[:], strict=True)):
             return block
@@ -167,13 +172,13 @@ class _Term:
 class _Matcher:
     """The search for attentions in a dataflow block."""
 
-    def __init__(self, block: relax.DataflowBlock, counts: Counter):
+    def __init__(self, block: relax.DataflowBlock, counts: Counter, mod: tvm.IRModule):
         self._values = {
             binding.var: binding.value
             for binding in block.bindings[:]
             if isinstance(binding, relax.VarBinding)
         }
-        self._counts = counts
+        self._counts, self._mod = counts, mod
         self._constants: dict[relax.Var, np.ndarray | None] = {}
 
     def fused(self, binding: relax.Binding) -> relax.Binding:
@@ -183,6 +188,9 @@ class _Matcher:
         if not isinstance(binding, relax.VarBinding) or not _calls(product, _MATMUL):
             return binding
         weights, rank = self._used_once(product.args[0]), product.ty.ndim
+        dropout = dropout_of(weights, self._values, self._used_once, self._mod)
+        if dropout is not None:
+            weights = self._used_once(dropout.data)
         if rank not in (3, 4) or not _calls(weights, _SOFTMAX):
             return binding
         if int(weights.attrs.axis) not in (-1, rank - 1):
@@ -207,10 +215,10 @@ class _Matcher:
             return binding
         if not math.isfinite(scale) or not all(_spans(term, weights) for term in terms):
             return binding
-        result = self._attention(*scores.args, product.args[1], scale, factors, terms)
+        result = self._attention(*scores.args, product.args[1], scale, factors, terms, dropout)
         return binding if result is None else relax.VarBinding(binding.var, result, binding.span)
 
-    def _attention(self, query, turned, value, scale, factors, terms) -> relax.Expr | None:
+    def _attention(self, query, turned, value, scale, factors, terms, dropout) -> relax.Expr | None:
         """Return an attention as an operator, or None if its masks have a meaning that the operator
         has not."""
         rank = query.ty.ndim
@@ -234,13 +242,17 @@ class _Matcher:
         bias = None
         for term in terms:
             bias = term.after(bias)
-        if bias is None:
-            result = op.nn.attention(query, key, value, scale=scale, causal_mask=causal)
-        else:
+        if bias is not None:
             bias = _with_four_axes(bias, terms, rank)
             query = _guarded(query, bias, terms)
-            attention = op.nn.attention_bias
-            result = attention(query, key, value, bias, scale=scale, causal_mask=causal)
+        attrs = {"scale": scale, "causal_mask": causal}
+        if dropout is not None:
+            attrs["bias"] = bias
+            result = attention_dropout(query, key, value, *dropout[1:], **attrs)
+        elif bias is None:
+            result = op.nn.attention(query, key, value, **attrs)
+        else:
+            result = op.nn.attention_bias(query, key, value, bias, **attrs)
         result = op.permute_dims(result, [0, 2, 1, 3])
         return op.squeeze(result, [1]) if rank == 3 else result
 

@@ -1,13 +1,35 @@
-"""Gradients of the weights of attention."""
+"""Gradients of the weights of attention, of its gradient, and of attention with dropout."""
 
 from __future__ import annotations
 
 from tvm import relax
+from tvm.ir import Op
 from tvm.relax import op
 
-from ...op.attention import for_heads, forward_of, inner_products, own_heads, take_apart
+from ...op.attention import (
+    check_masks,
+    for_heads,
+    forward_of,
+    gradients,
+    inner_products,
+    own_heads,
+    shared_by,
+    take_apart,
+)
+from ...op.attention_dropout import ATTENTION_DROPOUT, ATTENTION_DROPOUT_BACKWARD
 from ...registry import register_gradient
-from .._util import cast_each, cast_like, dtype_of, no_grad, shape_of, unbroadcast, widen
+from .._util import (
+    cast_each,
+    cast_like,
+    dtype_of,
+    no_grad,
+    shape_of,
+    unbroadcast,
+    wide_dtype,
+    widen,
+)
+
+_DROPOUT, _DROPOUT_BACKWARD = map(Op.get, (ATTENTION_DROPOUT, ATTENTION_DROPOUT_BACKWARD))
 
 
 @register_gradient("relax.grad.attention_weights")
@@ -27,6 +49,68 @@ def attention_weights(
     total = op.sum(op.multiply(grad, weights), [3], keepdims=True)
     partial = op.multiply(op.subtract(grad, total), weights)
     return [cast_like(ctx, partial, scores), *map(no_grad, seqstarts)]
+
+
+@register_gradient("relax.grad.seeded_dropout")
+def seeded_dropout(orig_var, orig_call, output_grad, ctx):
+    """Gradient of seeded_dropout.
+
+    Forward form: ``y = seeded_dropout(x, seed, stream, rate)``, linear in ``x``.
+
+    Backward form: ``[seeded_dropout(y_grad, seed, stream, rate), no_grad, no_grad, no_grad]``.
+    """
+    _, *generator = orig_call.args
+    return [
+        relax.Call(orig_call.op, [output_grad, *generator]),
+        *map(no_grad, generator),
+    ]
+
+
+@register_gradient("relax.grad.attention_dropout")
+def attention_dropout(orig_var, orig_call, output_grad, ctx):
+    """Gradient of attention_dropout.
+
+    Forward form, for each head: ``o = d(p) @ v`` with ``p = softmax(scale * q @ k^T + bias)`` and
+    ``d = seeded_dropout``.
+
+    Backward form: ``attention_dropout_backward(o_grad, o, q, k, v, seed, stream, rate, bias)``. In
+    half precision, the rounding error of ``o`` is too large for that, and the backward form is a
+    composition of operators. For the bias, it is the gradient of the scores, summed over the axes
+    along which the bias was broadcast.
+    """
+    check_masks(orig_call)
+    query, key, value, *others = orig_call.args
+    generator, bias = others[:3], others[3:]
+    for tensor in (key, value):
+        shared_by(tensor, shape_of(query)[2], axis=2)
+    is_precise = dtype_of(orig_var) == wide_dtype(orig_var)
+    found, scores_grad = None, None
+    if bias or not is_precise:
+        output = orig_var if is_precise else None
+        found, scores_grad = gradients(ctx, orig_call, output, output_grad)
+    if is_precise:
+        arguments = [output_grad, orig_var, *orig_call.args]
+        partials = ctx.emit(relax.Call(_DROPOUT_BACKWARD, arguments, orig_call.attrs))
+        found = [relax.TupleGetItem(partials, i) for i in range(3)]
+    of_bias = [cast_like(ctx, unbroadcast(ctx, scores_grad, each), each) for each in bias]
+    return [*found, *map(no_grad, generator), *of_bias]
+
+
+@register_gradient("relax.grad.attention_dropout_backward")
+def attention_dropout_backward(orig_var, orig_call, output_grad, ctx):
+    """Gradient of attention_dropout_backward.
+
+    Forward form: that of :func:`attention_backward` with ``dp = d(g @ v^T)`` and ``dv = d(p)^T @
+    g``, where ``d = seeded_dropout``.
+
+    Backward form: that of :func:`attention_backward` with ``p_grad = x * e + d(g @ dv_grad^T)``,
+    ``g_grad = d(p) @ dv_grad + d(dp_grad) @ v + r_grad * o`` and ``v_grad = d(dp_grad)^T @ g``.
+    """
+    grad, output, *operands = orig_call.args
+    forward = relax.Call(_DROPOUT, operands, orig_call.attrs)
+    partials = _second(forward, grad, output, output_grad, ctx)
+    generator = operands[3:6]
+    return [*partials[:5], *map(no_grad, generator), *partials[5:]]
 
 
 @register_gradient("relax.grad.attention_backward")
@@ -49,9 +133,17 @@ def attention_backward(
     - ``q_grad = scale * (ds @ dk_grad + s_grad @ k)`` and
       ``k_grad = scale * (ds^T @ dq_grad + s_grad^T @ q)``.
     """
-    grad, output, query, _key, _value, *bias = orig_call.args
+    grad, output = orig_call.args[:2]
+    return _second(forward_of(orig_call), grad, output, output_grad, ctx)
+
+
+def _second(forward, grad, output, output_grad, ctx):
+    """Return the partials of the gradient of an attention: of ``grad``, ``output``, queries, keys,
+    values, and of the bias if there is one."""
+    query, key, value = forward.args[:3]
+    bias = forward.args[6 if forward.op == _DROPOUT else 3 :]
     heads = shape_of(query)[2]
-    parts = take_apart(ctx, forward_of(orig_call))
+    parts = take_apart(ctx, forward)
     weights, scale = parts.weights, parts.scale
 
     def wide(expr):
@@ -80,7 +172,10 @@ def attention_backward(
     keys, values = (for_heads(ctx, tensor, heads) for tensor in (parts.key, parts.value))
     g, queries = by_position(grad), turned(parts.query)
 
-    weights_grad = ctx.emit(op.matmul(g, values))
+    def dropped(expr):
+        return parts.dropped(ctx, expr if isinstance(expr, relax.Var) else ctx.emit(expr))
+
+    weights_grad = dropped(op.matmul(g, values))
     inner = inner_products(ctx, wide(output), wide(grad))
     centered = ctx.emit(op.subtract(weights_grad, inner))
     scores_grad = ctx.emit(op.multiply(weights, centered))
@@ -88,14 +183,16 @@ def attention_backward(
 
     dp_twist = ctx.emit(op.multiply(weights, twist))
     inner_twist = ctx.emit(op.negative(over_keys(dp_twist)))
-    p_twist = ctx.emit(op.add(op.multiply(centered, twist), op.matmul(g, value_twist)))
+    p_twist = ctx.emit(op.add(op.multiply(centered, twist), dropped(op.matmul(g, value_twist))))
     total = over_keys(op.multiply(weights, p_twist))
     s_twist = ctx.emit(op.multiply(weights, op.subtract(p_twist, total)))
 
-    g_partial = op.add(op.matmul(weights, turned(value_twist)), op.matmul(dp_twist, turned(values)))
+    dropped_twist = dropped(dp_twist)
+    g_partial = op.matmul(dropped(weights), turned(value_twist))
+    g_partial = op.add(g_partial, op.matmul(dropped_twist, turned(values)))
     q_partial = op.add(op.matmul(scores_grad, turned(key_twist)), op.matmul(s_twist, turned(keys)))
     k_partial = op.add(op.matmul(turned(query_twist), scores_grad), op.matmul(parts.query, s_twist))
-    v_partial = op.matmul(turned(g), dp_twist)
+    v_partial = op.matmul(turned(g), dropped_twist)
     g_partial = op.add(g_partial, op.multiply(inner_twist, by_position(output)))
     output_partial = op.multiply(inner_twist, g)
     partials = [
@@ -105,5 +202,5 @@ def attention_backward(
         of_keys(k_partial, parts.key),
         of_keys(v_partial, parts.value),
     ]
-    partials = cast_each(ctx, partials, orig_call.args[:5])
+    partials = cast_each(ctx, partials, [grad, output, query, key, value])
     return [*partials, *(cast_like(ctx, unbroadcast(ctx, s_twist, term), term) for term in bias)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from tvm import relax
+from tvm.relax.op import grad as backward
 
 from ._sample import Sample, register_samples
 
@@ -140,6 +141,84 @@ def attention_backward(rng: np.random.Generator) -> Iterator[Sample]:
             dtypes=Sample.dtypes if note == "plain" else (),
             note=note,
         )
+
+
+_DROPPED = {
+    "plain": ((2, 2, 3, 2, 2, 2, 3), {"rate": 0.25}, None),
+    "heads that share keys, a mask": (
+        (1, 3, 4, 2, 1, 2, 2),
+        {"rate": 0.5, "causal_mask": "TopLeft"},
+        None,
+    ),
+    "a bias": ((2, 2, 3, 2, 2, 2, 2), {"rate": 0.25, "scale": 0.5}, (2, 1, 2, 3)),
+}
+
+
+@register_samples("relax.grad.seeded_dropout")
+def seeded_dropout(rng):
+    for shape, rate in (((2, 3, 4), 0.5), ((70,), 0.2), ((3, 2), 1.0), ((3, 2), 0.0)):
+        yield Sample(
+            [rng.normal(size=shape), *_generator()],
+            {"rate": rate},
+            function=lambda *tensors, rate: backward.seeded_dropout(*tensors, rate),
+            symbolic={0: {0: "b"}},
+            note=f"{shape}, rate {rate}",
+        )
+
+
+@register_samples("relax.grad.attention_dropout")
+def attention_dropout(rng):
+    for note, (sizes, attrs, shape) in _DROPPED.items():
+        yield Sample(
+            [
+                *_tensors(rng, *sizes),
+                *_generator(),
+                *([] if shape is None else [rng.normal(size=shape)]),
+            ],
+            attrs,
+            function=_with_dropout(backward.attention_dropout, 5),
+            symbolic=_SEQUENCES if shape is None else None,
+            dtypes=Sample.dtypes if note == "plain" else (),
+            note=note,
+        )
+
+
+@register_samples("relax.grad.attention_dropout_backward")
+def attention_dropout_backward(rng):
+    """Samples whose result, an argument here, is not that of the attention."""
+    for note, (sizes, attrs, shape) in _DROPPED.items():
+        q, k, v = _tensors(rng, *sizes)
+        result = (*q.shape[:3], v.shape[3])
+        symbolic = {0: {0: "b", 1: "s"}, 1: {0: "b", 1: "s"}}
+        symbolic |= {2 + i: axes for i, axes in _SEQUENCES.items()}
+        yield Sample(
+            [
+                *(rng.normal(size=result) for _ in range(2)),
+                *(q, k, v),
+                *_generator(),
+                *([] if shape is None else [rng.normal(size=shape)]),
+            ],
+            attrs,
+            function=_with_dropout(backward.attention_dropout_backward, 7),
+            tvm_order=1 if shape is None else None,
+            symbolic=symbolic if shape is None else None,
+            dtypes=Sample.dtypes if note == "plain" else (),
+            note=note,
+        )
+
+
+def _generator() -> list[np.ndarray]:
+    """Return a seed and a stream."""
+    return [np.asarray(np.int64(each)) for each in (7, 3)]
+
+
+def _with_dropout(builder, count):
+    """Return a builder that takes the rate as an attribute, after ``count`` tensors."""
+
+    def function(*tensors, rate, **attrs):
+        return builder(*tensors[:count], rate, *tensors[count:], **attrs)
+
+    return function
 
 
 def _torch_backward(scale=None, causal_mask=None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from attentions import MASKS, SIZE_PARAMS, drawn, reference, sized
+from attentions import DROPPED, MASKS, SIZE_PARAMS, drawn, reference, sized, with_generator
 from hypothesis import given
 from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
@@ -25,7 +25,8 @@ def check(cases, target):
         of, shapes, names = sized(sizes, symbolic, bias, **attrs)
         function = attention(of, shapes[:-1], CPU.of(target), saves_sums=True)
         arrays = [RNG.normal(size=at(shape, names)).astype("float32") for shape in shapes]
-        runs.append(Run(function, arrays[:-2], [array.shape for array in arrays[-2:]]))
+        taken = with_generator(of, arrays[:-2])
+        runs.append(Run(function, taken, [array.shape for array in arrays[-2:]]))
         inputs = [torch.from_numpy(array).double() for array in arrays[:-2]]
         wanted.append(reference(of, *inputs))
     for case, found, expected in zip(cases, run_kernels(runs, target), wanted, strict=True):
@@ -54,6 +55,11 @@ def test_masks(target, attrs):
 @pytest.mark.parametrize("bias", [(2, 3), (0, 3), (1, 2), (3,), ()], ids=str)
 def test_a_bias_is_broadcast(target, bias):
     check([((2, 21, 35, 4, 2, 5, 7), (), bias, attrs) for attrs in MASKS[:2]], target)
+
+
+@each_target
+def test_dropped_weights(target):
+    check(DROPPED, target)
 
 
 def run_with(target, bias, scale=1.0, queries=3, keys=5):

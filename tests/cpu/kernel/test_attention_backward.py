@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from attentions import MASKS, SIZE_PARAMS, drawn, reference, sized
+from attentions import DROPPED, MASKS, SIZE_PARAMS, drawn, reference, sized, with_generator
 from hypothesis import given
 from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
@@ -35,7 +35,8 @@ def run_of(of, shapes, names, cpu, takes_sums):
     function = attention_backward(
         of, [shapes[-2], shapes[-2], *shapes[:-2]], cpu, takes_sums=takes_sums
     )
-    taken = [output_grad, result, *inputs, *([sums] if takes_sums else [])]
+    taken = with_generator(of, [output_grad, result, *inputs], 5)
+    taken += [sums] if takes_sums else []
     return Run(function, taken, [array.shape for array in inputs[:3]]), wanted
 
 
@@ -76,9 +77,19 @@ def test_a_bias_is_broadcast(target, bias):
 
 
 @each_target
+def test_dropped_weights(target):
+    check([(*case, i % 2 == 0) for i, case in enumerate(DROPPED)], target)
+
+
+@each_target
 @pytest.mark.parametrize("attrs", MASKS[:2], ids=str)
 def test_blocks_are_divided_among_threads_where_heads_are_few(target, attrs):
-    check([((1, 150, 150, 2, 1, 5, 7), (), None, attrs, True)], target, cores=4)
+    cases = [((1, 150, 150, 2, 1, 5, 7), (), None, each, True) for each in (attrs, dropped(attrs))]
+    check(cases, target, cores=4)
+
+
+def dropped(attrs):
+    return {**attrs, "rate": 0.3}
 
 
 @each_target

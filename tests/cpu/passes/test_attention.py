@@ -13,7 +13,9 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 import relax_grad
+from relax_grad.frontend import random
 from relax_grad.ir.bindings import bindings_of
+from relax_grad.testing import _program
 from relax_grad.transform import FuseAttention
 
 RNG = np.random.default_rng(0)
@@ -51,7 +53,8 @@ def attention(
             scores = bb.emit(step(bb, scores, *others))
         weights = bb.emit(op.nn.softmax(scores, -1))
         for step in on_weights:
-            weights = bb.emit(step(bb, weights, *others))
+            made = step(bb, weights, *others)
+            weights = made if isinstance(made, relax.Var) else bb.emit(made)
         y = bb.emit(op.matmul(weights, v))
         return bb.emit(op.sum(bb.emit(op.multiply(y, bb.emit(op.sin(y))))))
 
@@ -91,6 +94,10 @@ def computed_triangle(bb, scores, *_):
     ones = bb.emit(op.ones((T, S), "bool"))
     above = bb.emit(op.triu(bb.emit(op.astype(ones, "int8")), 1))
     return op.where(bb.emit(op.not_equal(above, number(0, "int8"))), number(INFINITE), scores)
+
+
+def dropout(rate, seed=7):
+    return lambda bb, weights, *_: random.dropout(bb, seed, 3, weights, rate)[0]
 
 
 CAUSAL = np.tri(T, S, dtype=bool)
@@ -159,10 +166,32 @@ FUSED = {
         "attention_bias",
         None,
     ),
+    "dropout": (
+        attention(times(0.3), where(INFINITE, mask=CAUSAL), on_weights=[dropout(0.25)]),
+        "attention_dropout",
+        "TopLeft",
+    ),
+    "dropout of whole rows of the generator": (
+        attention(batch=(4,), queries=8, keys=16, on_weights=[dropout(0.9)]),
+        "attention_dropout",
+        None,
+    ),
+    "dropout and a bias, symbolic": (
+        attention(plus, batch=(N, H), extra=(T, S), on_weights=[dropout(0.5)]),
+        "attention_dropout",
+        None,
+    ),
 }
 
 LEFT = {
-    "dropout": attention(on_weights=[lambda bb, w: op.multiply(w, number(RNG.random((T, S))))]),
+    "factors of weights": attention(
+        on_weights=[lambda bb, w: op.multiply(w, number(RNG.random((T, S))))]
+    ),
+    "dropout of whole rows": attention(
+        on_weights=[lambda bb, w: random.dropout(bb, 7, 3, w, 0.5, (B, H, T, 1))[0]]
+    ),
+    "another factor than that of dropout": attention(on_weights=[dropout(0.5), times(0.5)]),
+    "dropout of all": attention(on_weights=[dropout(1.0)]),
     "number above the limit": attention(where(-100.0), extra=ALL, kind="bool"),
     "scale of a bias": attention(plus, times(0.5), extra=(H, T, S)),
     "factors of rows": attention(lambda bb, s, f: op.multiply(s, f), extra=(T, 1)),
@@ -174,9 +203,9 @@ LEFT = {
 
 def calls(function, name: str) -> list[relax.Call]:
     values = [binding.value for binding in bindings_of(function.body)]
-    return [
-        v for v in values if isinstance(v, relax.Call) and v.op == tvm.ir.Op.get(f"relax.nn.{name}")
-    ]
+    part = "grad" if "dropout" in name else "nn"
+    operator = tvm.ir.Op.get(f"relax.{part}.{name}")
+    return [v for v in values if isinstance(v, relax.Call) and v.op == operator]
 
 
 def drawn(shapes, module) -> list[np.ndarray]:
@@ -198,15 +227,17 @@ def drawn(shapes, module) -> list[np.ndarray]:
 @pytest.fixture(scope="module")
 def differentiated():
     """The programs before and after the pass, with their gradients, compiled as one module."""
-    functions = {}
+    programs, names = [], []
     for case, ((module, _), *_) in FUSED.items():
         for when, each in (("before", module), ("after", FuseAttention()(module))):
             wrt = [p.name for p in each["main"].params if str(p.ty.dtype) == "float32"]
-            adjoint = relax_grad.value_and_grad(each, "main", wrt)["main_adjoint"]
-            functions[f"{when} {case}".replace(" ", "_").replace(",", "")] = adjoint
-    module = tvm.IRModule({k: f.with_attr("global_symbol", k) for k, f in functions.items()})
-    executable = tvm.compile(module, TARGET, relax_pipeline="relax_grad")
-    return relax.VirtualMachine(executable, tvm.cpu())
+            program = relax_grad.value_and_grad(each, "main", wrt)
+            del program["main"]
+            programs.append(program)
+            names.append((when, case))
+    executable = tvm.compile(_program.merge(programs), TARGET, relax_pipeline="relax_grad")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    return {name: machine[f"main_{i}_adjoint"] for i, name in enumerate(names, start=1)}
 
 
 @pytest.mark.parametrize("case", FUSED)
@@ -217,11 +248,9 @@ def test_fused_attention(case, differentiated):
     (call,) = calls(fused["main"], name)
     assert call.attrs.causal_mask == causal
     assert not calls(fused["main"], "softmax")
+    assert "R.call_tir" not in fused["main"].script()
     values = [tvm.runtime.tensor(value) for value in drawn(shapes, module)]
-    key = case.replace(" ", "_").replace(",", "")
-    before, after = (
-        to_numpy(differentiated[f"{when}_{key}"](*values)) for when in ("before", "after")
-    )
+    before, after = (to_numpy(differentiated[when, case](*values)) for when in ("before", "after"))
     assert np.isnan(before[0]) == ("infinite" in case)
     np.testing.assert_allclose(after[0], before[0], rtol=1e-4)
     for found, wanted in zip(after[1], before[1], strict=True):

@@ -9,6 +9,7 @@ import numpy as np
 from tvm import relax, tirx
 
 from ....ir.compat import Analyzer
+from ....op.attention_dropout import attention_dropout
 from ...random import dropout
 from ._call import converts, dtype, extents_of, scalar, wide_dtype
 from ._support import Refused
@@ -28,8 +29,8 @@ def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, 
         if not isinstance(width, int):
             raise Refused("the width of its heads is symbolic; give a scale")
         scale = 1 / math.sqrt(width)
-    if not dropout_p and _is_operator(query, key, value, attn_mask, is_causal):
-        return _operator(call, (query, key, value), attn_mask, is_causal, scale)
+    if _is_operator(query, key, value, attn_mask, is_causal):
+        return _operator(call, (query, key, value), attn_mask, is_causal, scale, dropout_p)
     if enable_gqa:
         key, value = (_repeated(call, query, tensor) for tensor in (key, value))
     rank = key.ty.ndim
@@ -61,7 +62,7 @@ def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, 
 
 
 def _is_operator(query, key, value, mask, is_causal: bool) -> bool:
-    """Tell whether Relax has an operator for an attention without dropout.
+    """Tell whether there is an operator for an attention.
 
     It has no matrix of weights in memory on CPUs. In half precision, it would not round as PyTorch
     does.
@@ -104,20 +105,32 @@ def _are_same(extents: list, others: list) -> bool:
     return all(map(Analyzer().can_prove_equal, one, other))
 
 
-def _operator(call, operands: tuple, mask, is_causal: bool, scale: float) -> relax.Expr:
+def _operator(
+    call, operands: tuple, mask, is_causal: bool, scale: float, rate: float
+) -> relax.Expr:
     """Return an attention as an operator, whose operands have the positions before the heads."""
     operands = [call.emit(_op.permute_dims(operand, [0, 2, 1, 3])) for operand in operands]
-    if mask is None:
-        causal = "TopLeft" if is_causal else None
-        result = _op.nn.attention(*operands, scale=scale, causal_mask=causal)
-    else:
+    attrs = {"scale": scale, "causal_mask": "TopLeft" if is_causal else None}
+    bias = None
+    if mask is not None:
         if dtype(mask) == "bool":
             zero, infinite = (scalar(value, "float32") for value in (0, -math.inf))
             mask = call.emit(_op.where(mask, zero, infinite))
         missing = 4 - mask.ty.ndim
         bias = call.emit(_op.expand_dims(mask, list(range(missing)))) if missing else mask
-        result = _op.nn.attention_bias(*operands, bias, scale=scale)
+    if rate:
+        result = drawn(call.importer, _dropping, operands, rate, bias, attrs)
+    elif bias is None:
+        result = _op.nn.attention(*operands, **attrs)
+    else:
+        result = _op.nn.attention_bias(*operands, bias, **attrs)
     return _op.permute_dims(call.emit(result), [0, 2, 1, 3])
+
+
+def _dropping(bb, seed, stream, operands, rate: float, bias, attrs: dict) -> relax.Expr:
+    """Return an attention with dropout of its weights."""
+    stream = relax.const(stream, "int64")
+    return attention_dropout(*operands, seed, stream, rate, bias, **attrs)
 
 
 def dropped(call, data, share: float) -> relax.Expr:

@@ -14,6 +14,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 
+from ..ir.module import DRAWN, NO_ALIASES
+
 #: The multipliers of a round, and the increments of the two words of the key.
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _INCREMENTS = 0x9E3779B9, 0xBB67AE85
@@ -37,6 +39,16 @@ class Form(NamedTuple):
 
     kind: str
     parameter: int = 0
+
+    @staticmethod
+    def kept(rate: float) -> Form:
+        """Return the form of booleans that are false with a probability: those of dropout."""
+        return Form("below", round((1.0 - rate) * 2.0**32))
+
+    @property
+    def scale(self) -> float:
+        """The factor of kept elements, for :meth:`kept`: one over the probability, or 0 for 0."""
+        return 2.0**32 / self.parameter if self.parameter else 0.0
 
     @property
     def dtype(self) -> str:
@@ -150,7 +162,7 @@ def philox(rows: int | None, form: Form) -> tirx.PrimFunc:
     extent = tirx.Var("rows", "int64") if rows is None else rows
     with IRBuilder() as builder, T.prim_func():
         T.func_name("philox")
-        T.func_attr({"tirx.noalias": True})
+        T.func_attr({NO_ALIASES: True, DRAWN: f"{form.kind} {form.parameter}"})
         seed, stream = (T.arg(name, _tensor(name, [], "int64")) for name in ("seed", "stream"))
         shape = [extent, form.per_block, LANES]
         result = T.arg("result", _tensor("result", shape, form.dtype))
@@ -161,39 +173,67 @@ def philox(rows: int | None, form: Form) -> tirx.PrimFunc:
                 row, lane = T.axis.remap("SS", [i, j])
                 T.reads([seed[()], stream[()]])
                 T.writes([result[row, 0 : form.per_block, lane]])
-                words = T.alloc_buffer([4], "uint64", scope="local")
+                words = _Words(T.alloc_buffer([4], "uint64", scope="local"))
                 block = tirx.Cast("uint64", row) * _u64(LANES) + tirx.Cast("uint64", lane)
                 key, high = (tirx.Cast("uint64", scalar[()]) for scalar in (seed, stream))
-                _encrypt(words, *map(T.Bind, (key, block, high)))
+                encrypt(words, *map(T.Bind, (key, block, high)))
                 drawn = _FORMS[form.kind][2]([words[i] for i in range(4)], form.parameter)
                 for number, value in enumerate(drawn):
                     T.buffer_store(result, value, [row, number, lane])
     return builder.get().without_attr("global_symbol")  # the module gives each function its name
 
 
-def _encrypt(words: tirx.Buffer, key, low, high) -> None:
+class _Words:
+    """The words of a block in a buffer."""
+
+    def __init__(self, buffer: tirx.Buffer):
+        self._buffer = buffer
+
+    def __getitem__(self, index: int):
+        return self._buffer[index]
+
+    def __setitem__(self, index: int, value) -> None:
+        T.buffer_store(self._buffer, value, [index])
+
+
+def encrypt(words, key, low, high, number: Callable = _u64) -> None:
     """Emit the rounds, which leave the words of a block as numbers below 2**32.
 
     All numbers are of 64 bits: TVM declares the overflow of unsigned products undefined, also of 32
     bits. The words are in memory, which LLVM keeps in registers: TVM's simplifier would expand a
     chain of variables at every use.
+
+    Parameters
+    ----------
+    words
+        Reads and writes four words by their numbers.
+    key, low, high : tirx.PrimExpr
+        The key, and the halves of the counter, of uint64: variables, or vectors for several blocks.
+    number : Callable
+        Returns an integer as such an expression.
     """
-    keys = [T.Bind(_low(key)), T.Bind(_high(key))]
-    for i, word in enumerate((_low(low), _high(low), _low(high), _high(high))):
-        T.buffer_store(words, word, [i])
+    mask, half = number(0xFFFFFFFF), number(32)
+
+    def lower(value):
+        return tirx.bitwise_and(value, mask)
+
+    def upper(value):
+        return tirx.shift_right(value, half)
+
+    keys = [T.Bind(lower(key)), T.Bind(upper(key))]
+    for i, word in enumerate((lower(low), upper(low), lower(high), upper(high))):
+        words[i] = word
     for i in range(_ROUNDS):
         first, second = (
-            _low(key + _u64(i * by % 2**32)) for key, by in zip(keys, _INCREMENTS, strict=True)
+            lower(key + number(i * by % 2**32)) for key, by in zip(keys, _INCREMENTS, strict=True)
         )
         even, odd = (
-            T.Bind(words[at] * _u64(by)) for at, by in zip((0, 2), _MULTIPLIERS, strict=True)
+            T.Bind(words[at] * number(by)) for at, by in zip((0, 2), _MULTIPLIERS, strict=True)
         )
-        T.buffer_store(words, tirx.bitwise_xor(tirx.bitwise_xor(_high(odd), words[1]), first), [0])
-        T.buffer_store(
-            words, tirx.bitwise_xor(tirx.bitwise_xor(_high(even), words[3]), second), [2]
-        )
-        T.buffer_store(words, _low(odd), [1])
-        T.buffer_store(words, _low(even), [3])
+        words[0] = tirx.bitwise_xor(tirx.bitwise_xor(upper(odd), words[1]), first)
+        words[2] = tirx.bitwise_xor(tirx.bitwise_xor(upper(even), words[3]), second)
+        words[1] = lower(odd)
+        words[3] = lower(even)
 
 
 def _tensor(name: str, shape: Sequence, dtype: str) -> tirx.Buffer:
