@@ -58,12 +58,10 @@ def test_a_transformer_that_is_refused(family, name):
 class Attention(torch.nn.Module):
     """Attention to equal keys: without dropout, all weights are equal."""
 
-    def __init__(self, rate: float):
+    def __init__(self, rate: float, dtype: torch.dtype):
         super().__init__()
         self.rate = rate
-        self.value = torch.nn.Parameter(
-            torch.eye(64, dtype=torch.float64).expand(2, 4, 64, 64).clone()
-        )
+        self.value = torch.nn.Parameter(torch.eye(64, dtype=dtype).expand(2, 4, 64, 64).clone())
 
     def forward(self, query):
         key = torch.zeros_like(self.value)
@@ -74,20 +72,25 @@ class Attention(torch.nn.Module):
         return weights.square().sum(), weights
 
 
-def test_attention_drops_weights():
-    """The values are unit vectors, and the results therefore the weights."""
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_attention_drops_weights(dtype):
+    """The values are unit vectors, and the results therefore the weights; in float32, they are
+    those of an operator."""
     rate = 0.25
-    imported = from_module(Attention(rate), (torch.randn(2, 4, 64, 64, dtype=torch.float64),))
+    imported = from_module(Attention(rate, dtype), (torch.randn(2, 4, 64, 64, dtype=dtype),))
+    script = imported.module.script()
+    assert ("R.grad.attention_dropout(" in script) == (dtype == torch.float32)
     run = compiled(imported)
     values = [torch.from_dlpack(each) for each in imported.params.values()]
-    query = torch.randn(2, 4, 64, 64, dtype=torch.float64)
+    query = torch.randn(2, 4, 64, 64, dtype=dtype)
+    rtol, atol = (1e-12, 1e-15) if dtype == torch.float64 else (1e-5, 1e-7)
     masks = []
     for seed in (0, 1, 0):
         (_, outputs, _), (gradient,) = run("loss_adjoint", torch.tensor(seed), query, *values)
         weights = outputs[-1]
         kept = weights != 0
         torch.testing.assert_close(
-            weights, kept.double() / (64 * (1 - rate)), rtol=1e-12, atol=1e-15
+            weights, kept.to(dtype) / (64 * (1 - rate)), rtol=rtol, atol=atol
         )
         # The gradient has the same mask.
         torch.testing.assert_close(gradient, weights.transpose(-1, -2) @ (2 * weights))
