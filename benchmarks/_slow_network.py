@@ -12,6 +12,7 @@ import numpy as np
 import tvm
 from _cluster import Network, seconds_of
 
+from relax_grad.distributed._collectives import _key
 from relax_grad.distributed._tasks import Worker, task
 
 #: The names of collectives in the model of the network.
@@ -81,16 +82,16 @@ class _Recorder:
         kind = NAMES.get(name, name)
         self._note(kind, used.sent - before, begin, 0.0)
 
-    def _start_allreduce(self, send, kind, *more):
+    def _start_allreduce(self, sends, kind, *more):
         used, begin, before = self._communicator, time.perf_counter(), self._communicator.sent
-        found = type(used).start_allreduce(used, send, kind, *more)
+        found = type(used).start_allreduce(used, sends, kind, *more)
         self._note("start", used.sent - before, begin, time.perf_counter() - begin)
         return found
 
-    def _wait(self, recv):
+    def _wait(self, recvs):
         used, begin = self._communicator, time.perf_counter()
-        started = used._started.get(recv.data_ptr())
-        found = type(used).wait(used, recv)
+        started = used._started.get(_key(recvs))
+        found = type(used).wait(used, recvs)
         ended = begin if started is None else max(started.reduction.ended or begin, started.least)
         self._note("wait", 0, begin, time.perf_counter() - max(begin, ended))
         return found

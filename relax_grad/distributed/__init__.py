@@ -1,8 +1,8 @@
 """Training by several workers on Disco, TVM's distributed runtime: sessions with collectives for
 CPUs, and passes.
 
-It needs the extra ``distributed``, which brings PyTorch: its library gloo moves the bytes between
-workers.
+Workers of one machine share memory. Several machines need the extra ``distributed``, which brings
+PyTorch: its library gloo moves the bytes between them.
 """
 
 from . import transform

@@ -6,7 +6,7 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import tvm_ffi
 
 from ..ir.asynchronous import PEERS, START, WAIT, WORLD
 from ._disco import COLLECTIVES, KINDS, PREFIX
+from ._reduction import Reduction
 
 #: The place in gloo's sources, with which its errors begin.
 _PLACE = re.compile(r"^\[[^\]]*\] *")
@@ -32,8 +33,8 @@ class _Started(NamedTuple):
     """A reduction under way: its memory, its beginning, and the end that a slower network has at
     least."""
 
-    reduction: object
-    recv: tvm.runtime.Tensor
+    reduction: Reduction
+    recvs: list[tvm.runtime.Tensor]
     begin: float
     least: float
 
@@ -73,7 +74,7 @@ class Communicator:
         self.failure = self.raised = ""
         self.sent, self.seconds, self.waited, self.slowed = 0, 0.0, 0.0, None
         self._is_guarded = False
-        self._started: dict[int, _Started] = {}
+        self._started: dict[tuple[int, ...], _Started] = {}
         self._times: list[tuple[float, float]] = []
         self._network_is_free = 0.0
 
@@ -111,37 +112,44 @@ class Communicator:
             self._wait_for_network(self._least_end(name, self.sent - before, begin))
             self._count(begin, begin, time.perf_counter())
 
-    def start_allreduce(self, send, kind: str, among: str = WORLD) -> tvm.runtime.Tensor:
-        """Start a reduction of a copy of a tensor, and return the memory of its result for
-        :meth:`wait`.
+    def start_allreduce(
+        self, sends: Sequence, kind: str, among: str = WORLD
+    ) -> list[tvm.runtime.Tensor]:
+        """Start a reduction of copies of tensors of one dtype, and return the memory of its results
+        for :meth:`wait`.
 
         The communicator keeps the memory until then, because threads of the transport write to it.
         """
-        recv = tvm.runtime.empty(tuple(map(int, send.shape)), send.dtype)
-        if not _elements(send):
-            return recv
+        recvs = [tvm.runtime.empty(tuple(map(int, each.shape)), each.dtype) for each in sends]
+        filled = [i for i, each in enumerate(sends) if _elements(each)]
+        if not filled:
+            return recvs
+        given, results = [sends[i] for i in filled], [recvs[i] for i in filled]
         with self._noted("allreduce"):
             begin = time.perf_counter()
-            self.sent += _bytes(send)
+            size = sum(map(_bytes, given))
+            self.sent += size
             transport = self.peers if among == PEERS else self.world
-            reduction = transport.start_allreduce(send, kind, recv)
-            least = self._least_end("allreduce", _bytes(send), begin)
-            self._started[recv.data_ptr()] = _Started(reduction, recv, begin, least)
-        return recv
+            reduction = transport.start_allreduce(given, kind, results)
+            least = self._least_end("allreduce", size, begin)
+            self._started[_key(recvs)] = _Started(reduction, recvs, begin, least)
+        return recvs
 
-    def wait(self, recv) -> tvm.runtime.Tensor:
-        """Wait for the result of :meth:`start_allreduce`, and return it."""
-        if not _elements(recv):
-            return recv
+    def wait(self, recvs: Sequence) -> Sequence:
+        """Wait for the results of :meth:`start_allreduce`, and return them."""
+        if not any(map(_elements, recvs)):
+            return recvs
         with self._noted("allreduce"):
             begin = time.perf_counter()
-            started = self._started.pop(recv.data_ptr())
-            started.reduction.wait()
+            started = self._started.pop(_key(recvs))
+            reduction = started.reduction
+            reduction.wait()
             self._wait_for_network(started.least)
             now = time.perf_counter()
-            ended = now if started.reduction.ended is None else started.reduction.ended
-            self._count(started.begin, begin, now, max(ended, started.least))
-        return recv
+            ended = now if reduction.ended is None else reduction.ended
+            first = started.begin if reduction.is_beside or started.least else begin
+            self._count(first, begin, now, max(ended, started.least))
+        return recvs
 
     def _least_end(self, name: str, size: int, begin: float) -> float:
         """Return the time at which a slower network has carried a collective."""
@@ -179,7 +187,8 @@ class Communicator:
 
     def allreduce(self, send, kind: int, in_group: bool, recv) -> None:
         self.sent += _bytes(send)
-        self._among(in_group).allreduce(send, KINDS[kind], recv)
+        if _elements(send):
+            self._among(in_group).allreduce([send], KINDS[kind], [recv])
 
     def allgather(self, send, in_group: bool, recv) -> None:
         among = self._among(in_group)
@@ -252,12 +261,12 @@ def register() -> None:
     tvm_ffi.register_global_func(WAIT, _wait, override=True)
 
 
-def _start_allreduce(send, kind: str, among: str) -> tvm.runtime.Tensor:
-    return current().start_allreduce(send, str(kind), str(among))
+def _start_allreduce(kind: str, among: str, *sends) -> list[tvm.runtime.Tensor]:
+    return current().start_allreduce(sends, str(kind), str(among))
 
 
-def _wait(recv) -> tvm.runtime.Tensor:
-    return current().wait(recv)
+def _wait(recvs: Sequence) -> Sequence:
+    return current().wait(recvs)
 
 
 def _dispatching(name: str) -> Callable:
@@ -265,6 +274,10 @@ def _dispatching(name: str) -> Callable:
         current().call(name, arguments)
 
     return functools.update_wrapper(collective, getattr(Communicator, name))
+
+
+def _key(tensors: Sequence) -> tuple[int, ...]:
+    return tuple(each.data_ptr() for each in tensors if _elements(each))
 
 
 def _bytes(tensor: tvm.runtime.Tensor) -> int:

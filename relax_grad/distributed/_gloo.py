@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import timedelta
 
 import tvm
 
+from ._reduction import Reduction
+
 #: The dtypes that gloo cannot reduce, or not exactly enough, with those that are reduced instead.
 _REDUCED_IN = {"float16": "float32", "bfloat16": "float32", "int16": "int32", "bool": "uint8"}
-
-
-class Reduction:
-    """A reduction that has started.
-
-    Parameters
-    ----------
-    work : torch.distributed.Work or None
-        The work of gloo; None if there is nothing to wait for.
-    finish : Callable
-        Writes the result, after the work.
-
-    Attributes
-    ----------
-    ended : float or None
-        The time of ``time.perf_counter`` at which the work ended, as far as it is known.
-    """
-
-    def __init__(self, work, finish: Callable[[], None]):
-        self._work, self._finish = work, finish
-        self.ended: float | None = None
-        if work is None:
-            self.ended = time.perf_counter()
-        else:
-            work.get_future().add_done_callback(self._note)
-
-    def _note(self, _future) -> None:
-        self.ended = time.perf_counter()
-
-    def wait(self) -> None:
-        """Wait for the result."""
-        if self._work is not None:
-            self._work.wait()
-        self._finish()
 
 
 class Gloo:
@@ -81,19 +48,28 @@ class Gloo:
             with contextlib.suppress(RuntimeError):
                 self._group.abort()
 
-    def allreduce(self, send, kind: str, recv) -> None:
-        """Write the reduced tensor to ``recv``."""
-        self.start_allreduce(send, kind, recv).wait()
+    def allreduce(self, sends: Sequence, kind: str, recvs: Sequence) -> None:
+        """Write the reduced tensors to ``recvs``."""
+        self.start_allreduce(sends, kind, recvs).wait()
 
-    def start_allreduce(self, send, kind: str, recv) -> Reduction:
-        """Start to write the reduced tensor to ``recv``, and return the reduction. ``send`` is not
-        needed any more."""
+    def start_allreduce(self, sends: Sequence, kind: str, recvs: Sequence) -> Reduction:
+        """Start to write the reduced tensors to ``recvs``, and return the reduction. ``sends`` are
+        not needed any more."""
         import torch
         from torch.distributed import AllreduceOptions, ReduceOp
 
-        given, result = _shared(send), _shared(recv)
-        dtype = _REDUCED_IN.get(str(given.dtype).removeprefix("torch."))
-        own = given.to(getattr(torch, dtype)) if dtype else result.copy_(given)
+        given = [_shared(each).reshape(-1) for each in sends]
+        results = [_shared(each).reshape(-1) for each in recvs]
+        dtype = _REDUCED_IN.get(str(given[0].dtype).removeprefix("torch."))
+        if len(given) == 1 and not dtype:
+            own = results[0].copy_(given[0])
+        else:
+            own = torch.empty(
+                sum(each.numel() for each in given),
+                dtype=getattr(torch, dtype) if dtype else given[0].dtype,
+            )
+            for part, each in zip(_divided(own, given), given, strict=True):
+                part.copy_(each)
         work = None
         if self._group is not None:
             options = AllreduceOptions()
@@ -103,14 +79,15 @@ class Gloo:
                 "max": ReduceOp.MAX,
             }
             options.reduceOp = reductions.get(kind, ReduceOp.SUM)
-            work = self._group.allreduce([own.reshape(-1)], options)
+            work = self._group.allreduce([own], options)
 
         def finish() -> None:
             if work is not None and kind == "avg":
                 rounding = None if own.is_floating_point() else "trunc"
                 torch.div(own, self.size, rounding_mode=rounding, out=own)
-            if dtype:
-                result.copy_(own)
+            if own is not results[0]:
+                for each, part in zip(results, _divided(own, results), strict=True):
+                    each.copy_(part)
 
         return Reduction(work, finish)
 
@@ -179,6 +156,11 @@ def _shared(tensor: tvm.runtime.Tensor):
         return torch.from_dlpack(tensor)
     except Exception as error:
         raise TypeError(f"gloo cannot move tensors of the dtype {tensor.dtype}") from error
+
+
+def _divided(whole, parts: Sequence) -> list:
+    """Return the parts of a vector that have the sizes of others."""
+    return list(whole.split([each.numel() for each in parts]))
 
 
 def connect(settings: dict, rank: int) -> tuple[Gloo, Gloo, Gloo]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import ml_dtypes  # noqa: F401  (NumPy knows bfloat16 by it)
 import numpy as np
 import tvm
 
-from ._gloo import Reduction
-
-#: The dtypes that are reduced as others, which MPI knows or which are exact enough.
-_REDUCED_IN = {"float16": "float32", "bfloat16": "float32", "bool": "uint8"}
+from ._arrays import REDUCED_IN, divide, viewed
+from ._reduction import Reduction
 
 
 class _Work:
@@ -51,17 +47,17 @@ class Mpi:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def allreduce(self, send, kind: str, recv) -> None:
-        """Write the reduced tensor to ``recv``."""
-        own, finish = self._prepared(send, kind, recv)
+    def allreduce(self, sends: Sequence, kind: str, recvs: Sequence) -> None:
+        """Write the reduced tensors to ``recvs``."""
+        own, finish = self._prepared(sends, kind, recvs)
         if self.size > 1:
             _reduce(self._communicator, own, kind)
         finish()
 
-    def start_allreduce(self, send, kind: str, recv) -> Reduction:
-        """Start to write the reduced tensor to ``recv``, and return the reduction. ``send`` is not
-        needed any more."""
-        own, finish = self._prepared(send, kind, recv)
+    def start_allreduce(self, sends: Sequence, kind: str, recvs: Sequence) -> Reduction:
+        """Start to write the reduced tensors to ``recvs``, and return the reduction. ``sends`` are
+        not needed any more."""
+        own, finish = self._prepared(sends, kind, recvs)
         if self.size == 1:
             return Reduction(None, finish)
         if self._thread is None:
@@ -69,24 +65,23 @@ class Mpi:
         work = self._thread.submit(_reduce, self._beside, own, kind)
         return Reduction(_Work(work), finish)
 
-    def _prepared(self, send, kind: str, recv):
-        """Return a copy of a tensor to reduce, and the function that writes the result."""
-        given, result = _viewed(send), _viewed(recv)
-        dtype = _REDUCED_IN.get(str(given.dtype))
-        if dtype:
-            own = given.astype(dtype)
+    def _prepared(self, sends: Sequence, kind: str, recvs: Sequence):
+        """Return a vector of tensors to reduce, and the function that writes the results."""
+        given, results = [viewed(each) for each in sends], [viewed(each) for each in recvs]
+        dtype = REDUCED_IN.get(str(given[0].dtype))
+        if len(given) == 1 and not dtype:
+            own = results[0]
+            own[...] = given[0]
         else:
-            own = result
-            own[...] = given
+            own = np.concatenate([each.astype(dtype) if dtype else each for each in given])
 
         def finish() -> None:
             if kind == "avg":
-                if own.dtype.kind == "f":
-                    np.divide(own, self.size, out=own)
-                else:  # towards 0
-                    own[...] = (np.sign(own) * (np.abs(own) // self.size)).astype(own.dtype)
-            if dtype:
-                result[...] = own.astype(result.dtype)
+                divide(own, self.size)
+            if own is not results[0]:
+                ends = np.cumsum([each.size for each in results])[:-1]
+                for each, part in zip(results, np.split(own, ends), strict=True):
+                    each[...] = part
 
         return own, finish
 
@@ -126,18 +121,8 @@ def _reduce(communicator, own: np.ndarray, kind: str) -> None:
     communicator.Allreduce(MPI.IN_PLACE, own, operations.get(kind, MPI.SUM))
 
 
-def _viewed(tensor: tvm.runtime.Tensor) -> np.ndarray:
-    """Return the elements of a tensor as an array with the same memory."""
-    dtype = np.dtype(str(tensor.dtype))
-    size = dtype.itemsize * math.prod(map(int, tensor.shape))
-    if not size:
-        return np.empty(0, dtype)
-    memory = (ctypes.c_uint8 * size).from_address(tensor.data_ptr())
-    return np.frombuffer(memory, dtype)
-
-
 def _bytes(tensor: tvm.runtime.Tensor) -> np.ndarray:
-    return _viewed(tensor).view(np.uint8)
+    return viewed(tensor).view(np.uint8)
 
 
 def connect(settings: dict, rank: int) -> tuple[Mpi, Mpi, Mpi]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from . import _handshake
 from ._handshake import Refused, VersionMismatch, send
-from ._processes import Channel, Process, cause_of, end_relay, relay
+from ._processes import Channel, Machine, Process, cause_of, end_relay, relay
 from .errors import WorkerError
 
 
@@ -47,17 +47,23 @@ class Node:
 
 
 class LocalNode(Node):
-    """This machine, with processes for all of its workers but worker 0."""
+    """This machine, with processes for all of its workers but worker 0.
+
+    Attributes
+    ----------
+    machine : Machine
+        All of its workers.
+    """
 
     def __init__(
-        self, ranks: list[int], num_workers: int, num_groups: int, threads: int, host: str
+        self, machine: Machine, num_workers: int, num_groups: int, threads: int, host: str
     ):
-        self.host = socket.gethostname()
+        self.host, self.machine = socket.gethostname(), machine
         self._processes: list[Process] = []
         self._channels: dict[int, Channel] = {}
         self._threads: list[threading.Thread] = []
         try:
-            for rank in ranks:
+            for rank in machine.ranks[1:]:
                 self._start(rank, num_workers, num_groups, threads, host)
         except BaseException:
             self.kill()
@@ -67,7 +73,10 @@ class LocalNode(Node):
         commands, to_worker = os.pipe()
         from_worker, replies = os.pipe()
         try:
-            process = Process(rank, num_workers, num_groups, threads, host, host, commands, replies)
+            process = Process(
+                *(rank, num_workers, num_groups, threads, host, host, commands, replies),
+                self.machine,
+            )
         finally:
             os.close(replies)
         self._processes.append(process)
@@ -97,6 +106,7 @@ class LocalNode(Node):
     def kill(self):
         for each in self._processes:
             each.kill()
+        self.machine.end_waits()  # worker 0 may wait for another one
         self._finish()
 
     def close(self, seconds):
@@ -114,6 +124,7 @@ class LocalNode(Node):
                 each.silence()
         for each in self._processes:
             each.close()
+        self.machine.close()
 
 
 class RemoteNode(Node):

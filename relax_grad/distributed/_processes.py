@@ -11,9 +11,47 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+from . import _memory
 
 #: The variables that give each library of a worker its number of threads.
 _THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+#: The file descriptor in the place of shared memory, where there is none.
+NO_MEMORY = -1
+
+
+class Machine(NamedTuple):
+    """The workers of one machine.
+
+    Attributes
+    ----------
+    ranks : list[int]
+        Their numbers.
+    memory : int
+        The file descriptor of the memory that they share; :data:`NO_MEMORY` without it.
+    """
+
+    ranks: list[int]
+    memory: int
+
+    @classmethod
+    def of(cls, ranks: Sequence[int], shares_memory: bool) -> Machine:
+        """Return the workers of this machine, with new memory if they share some."""
+        is_shared = shares_memory and len(ranks) > 1 and _memory.is_available()
+        return cls(list(ranks), _memory.create(len(ranks)) if is_shared else NO_MEMORY)
+
+    def end_waits(self) -> None:
+        """Let all waits for messages in the memory fail."""
+        if self.memory != NO_MEMORY:
+            _memory.end(self.memory)
+
+    def close(self) -> None:
+        """Close the file descriptor."""
+        if self.memory != NO_MEMORY:
+            os.close(self.memory)
 
 
 class Process:
@@ -29,6 +67,8 @@ class Process:
         The addresses of this machine, and of the controller's machine.
     commands, replies : int
         The file descriptors of Disco's commands and replies, which this process keeps as well.
+    machine : Machine
+        The workers of this machine.
 
     Attributes
     ----------
@@ -46,15 +86,20 @@ class Process:
         store: str,
         commands: int,
         replies: int,
+        machine: Machine,
     ):
         self.rank = rank
         self.reports, reports = os.pipe()
         parent, self._parent = os.pipe()
-        passed = [commands, replies, reports, parent]
+        passed = [commands, replies, reports, parent, machine.memory]
         numbers = [rank, num_workers, num_groups, *passed]
+        addresses = [host, store]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __package__ + "._worker", *map(str, numbers), host, store],
-            pass_fds=tuple(set(passed)),
+            [
+                *(sys.executable, "-m", __package__ + "._worker"),
+                *map(str, [*numbers, *addresses, *machine.ranks]),
+            ],
+            pass_fds=tuple({*passed} - {NO_MEMORY}),
             env=_environment(threads),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the controller, which ends its workers

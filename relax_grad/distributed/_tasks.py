@@ -17,8 +17,9 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-from . import _gloo, _mpi
+from . import _gloo, _mpi, _shared
 from ._collectives import Communicator, register
+from ._processes import NO_MEMORY, Machine
 
 #: The functions, which take the worker first.
 TASKS: dict[str, Callable] = {}
@@ -26,9 +27,9 @@ TASKS: dict[str, Callable] = {}
 #: The workers of this process, by their threads.
 _WORKERS: dict[int, Worker] = {}
 
-#: What the controller gives to the worker in its process: the function that takes reports, and
-#: tensors by their names.
-INBOXES: dict[str, tuple[Callable[[dict], None], dict]] = {}
+#: What the controller gives to the worker in its process: the function that takes reports,
+#: tensors by their names, and the workers of its machine.
+INBOXES: dict[str, tuple[Callable[[dict], None], dict, Machine]] = {}
 
 #: The mode of TVM's threads in which they share all processors.
 _SHARE_PROCESSORS = -3
@@ -87,7 +88,14 @@ def task(function: Callable) -> Callable:
     return function
 
 
-def serve(rank: int, num_workers: int, report: Callable[[dict], None], host: str, store: str):
+def serve(
+    rank: int,
+    num_workers: int,
+    report: Callable[[dict], None],
+    host: str,
+    store: str,
+    machine: Machine | None = None,
+) -> None:
     """Register the functions of the controller's calls in the process of one worker.
 
     Parameters
@@ -96,14 +104,18 @@ def serve(rank: int, num_workers: int, report: Callable[[dict], None], host: str
         Takes the report of a task.
     host, store : str
         The addresses of this machine, and of the controller's machine.
+    machine : Machine, optional
+        The workers of this machine that may share memory.
     """
 
-    def make(settings: dict) -> tuple[Worker, dict]:
+    alone = Machine([rank], NO_MEMORY)
+
+    def make(settings: dict) -> tuple[Worker, dict, Machine]:
         worker = Worker(rank, num_workers, report, {})
         if settings["backend"] == "mpi":
-            return worker, settings
+            return worker, settings, alone
         where = {**settings["store"], "host": store}
-        return worker, {**settings, "host": host, "store": where}
+        return worker, {**settings, "host": host, "store": where}, machine or alone
 
     _register(make)
 
@@ -112,9 +124,9 @@ def serve_controller() -> None:
     """Register the functions of the controller's calls in the controller's process, for the workers
     0 of all sessions."""
 
-    def make(settings: dict) -> tuple[Worker, dict]:
-        report, inbox = INBOXES[settings["token"]]
-        return Worker(0, settings["num_workers"], report, inbox), settings
+    def make(settings: dict) -> tuple[Worker, dict, Machine]:
+        report, inbox, machine = INBOXES[settings["token"]]
+        return Worker(0, settings["num_workers"], report, inbox), settings, machine
 
     _register(make)
 
@@ -124,12 +136,12 @@ def _register(make: Callable) -> None:
 
     def start(call: int, text: str) -> None:
         settings = json.loads(text)
-        worker, settings = make(settings)
+        worker, settings, machine = make(settings)
         _WORKERS[threading.get_ident()] = worker
         try:
             _set_threads(settings["threads"], settings["processors"].get(str(worker.rank)))
             worker.communicator = Communicator(
-                *_connect(settings, worker.rank),
+                *_connect(settings, worker.rank, machine),
                 worker.rank,
                 worker.num_workers,
                 settings["num_groups"],
@@ -148,11 +160,16 @@ def _register(make: Callable) -> None:
     tvm_ffi.register_global_func("relax_grad.distributed.run", run, override=True)
 
 
-def _connect(settings: dict, rank: int) -> tuple:
+def _connect(settings: dict, rank: int, machine: Machine) -> tuple:
     """Return the transports of a worker: all workers, its group, and those of its place in other
     groups."""
-    transport = _mpi if settings["backend"] == "mpi" else _gloo
-    return transport.connect(settings, rank)
+    if settings["backend"] == "mpi":
+        return _mpi.connect(settings, rank)
+    if machine.memory == NO_MEMORY:
+        return _gloo.connect(settings, rank)
+    return _shared.connect(
+        machine.memory, settings, rank, machine.ranks, lambda: _gloo.connect(settings, rank)
+    )
 
 
 def _set_threads(number: int, processors: list[int] | None) -> None:

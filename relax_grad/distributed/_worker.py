@@ -13,6 +13,7 @@ import traceback
 import tvm
 
 from . import _replica  # noqa: F401  (registers its tasks)
+from ._processes import Machine
 from ._tasks import serve
 
 
@@ -22,19 +23,21 @@ def main(arguments: list[str]) -> None:
     Parameters
     ----------
     arguments : list[str]
-        The worker's number, the numbers of workers and groups, four file descriptors (of commands,
-        of replies, of reports, and one that ends when the parent ends), and the addresses of this
-        machine and of the controller's.
+        The worker's number, the numbers of workers and groups, five file descriptors (of commands,
+        of replies, of reports, one that ends when the parent ends, and of shared memory), the
+        addresses of this machine and of the controller's, and the workers of this machine.
     """
-    rank, num_workers, num_groups, commands, replies, reports, parent = map(int, arguments[:7])
-    host, store = arguments[7:]
+    rank, num_workers, num_groups, commands, replies, reports, parent, memory = map(
+        int, arguments[:8]
+    )
+    host, store, *ranks = arguments[8:]
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
     def report(found: dict) -> None:
         with contextlib.suppress(OSError):  # the controller has ended, and this process ends too
             os.write(reports, json.dumps(found).encode() + b"\n")
 
-    serve(rank, num_workers, report, host, store)
+    serve(rank, num_workers, report, host, store, Machine([*map(int, ranks)], memory))
     process = tvm.get_global_func("runtime.disco.WorkerProcess")
     process(rank, num_workers, num_groups, commands, replies)
 

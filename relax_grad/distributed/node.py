@@ -11,7 +11,7 @@ import time
 
 from . import _handshake
 from ._handshake import Refused, check_secret
-from ._processes import Process, address_of, cause_of, kill_all
+from ._processes import Machine, Process, address_of, cause_of, kill_all
 
 #: The longest assignment in bytes, and the seconds between attempts to connect.
 _LONGEST, _PAUSE = 2**20, 0.5
@@ -63,6 +63,7 @@ class _Service:
         self._processes: list[Process] = []
         self._watchers: list[threading.Thread] = []
         host = connection.getsockname()[0]
+        self._machine = Machine.of(assignment["ranks"], assignment["shares_memory"])
         try:
             for rank in assignment["ranks"]:
                 self._start(rank, assignment, address, secret, host)
@@ -84,6 +85,7 @@ class _Service:
                 assignment["host"],
                 channel.fileno(),
                 channel.fileno(),
+                self._machine,
             )
         self._processes.append(process)
         watcher = threading.Thread(target=self._watch, args=(process,), daemon=True)
@@ -118,6 +120,7 @@ class _Service:
             watcher.join(2.0)
         for each in self._processes:
             each.close()
+        self._machine.close()
         return code
 
 

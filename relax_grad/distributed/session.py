@@ -18,7 +18,7 @@ import tvm_ffi
 
 from .._validation import check_integer
 from ..cpu import threads as cpu_threads
-from . import _gloo, _handshake, _mpi_job, _nodes, _processes, _replica  # noqa: F401  (registers its tasks)
+from . import _gloo, _handshake, _memory, _mpi_job, _nodes, _processes, _replica  # noqa: F401  (registers its tasks)
 from ._disco import disco, process_session
 from ._tasks import INBOXES, serve_controller
 from .errors import WorkerError
@@ -41,6 +41,7 @@ def session(
     start_timeout: float = 300.0,
     listen: str = "127.0.0.1:0",
     secret: str | None = None,
+    shared_memory: bool = True,
 ) -> Session:
     """Start workers, and return a Disco session with collectives for the memory of CPUs.
 
@@ -75,6 +76,9 @@ def session(
     secret : str, optional
         The secret that other machines must know; by default the environment variable
         ``RELAX_GRAD_SECRET``.
+    shared_memory : bool
+        Whether workers of one machine exchange tensors by memory that they share, where the system
+        has it (Linux), and gloo moves them between machines only. MPI has its own.
 
     Returns
     -------
@@ -86,7 +90,7 @@ def session(
     TypeError, ValueError
         If an argument does not fit.
     ImportError
-        If PyTorch, whose gloo moves the bytes, is not installed, or mpi4py.
+        If PyTorch, whose gloo moves the bytes between machines, is not installed, or mpi4py.
     OSError
         If the address is in use.
     WorkerError
@@ -137,14 +141,18 @@ def session(
         raise ValueError(
             'backend: this TVM was built without NCCL; for CPUs, the backend is "gloo"'
         )
-    if backend != "mpi" and importlib.util.find_spec("torch") is None:
+    if not isinstance(shared_memory, bool):
+        raise TypeError(f"shared_memory must be True or False, but it is {shared_memory!r}")
+    shared_memory = shared_memory and _memory.is_available()
+    needs_gloo = backend != "mpi" and (nodes > 1 or not shared_memory)
+    if needs_gloo and importlib.util.find_spec("torch") is None:
         raise ImportError(
             "collectives need PyTorch, whose gloo moves the bytes; install it with: pip install "
             "'torch==2.13.0'"
         )
     found = Session(num_workers, num_groups, backend, float(timeout))
     try:
-        found._start(nodes, threads, float(start_timeout), address, secret)
+        found._start(nodes, threads, float(start_timeout), address, secret, shared_memory)
     except BaseException:
         found._abort()
         raise
@@ -184,7 +192,13 @@ class Session:
         self._store = None
 
     def _start(
-        self, nodes: int, threads: int | None, start_timeout: float, address, secret: str | None
+        self,
+        nodes: int,
+        threads: int | None,
+        start_timeout: float,
+        address,
+        secret: str | None,
+        shares_memory: bool,
     ) -> None:
         """Start the workers."""
         is_mpi = self.backend == "mpi"
@@ -207,6 +221,7 @@ class Session:
                     "num_workers": self.num_workers,
                     "num_groups": self.num_groups,
                     "threads": threads,
+                    "shares_memory": shares_memory,
                 }
                 self._nodes += _nodes.accept_nodes(
                     listening,
@@ -218,16 +233,17 @@ class Session:
                 )
             if host in ("0.0.0.0", "::"):
                 host = self._nodes[0].own_address
+        machine = _processes.Machine.of(ranks[0], shares_memory)
         self._nodes.insert(
-            0, _nodes.LocalNode(ranks[0][1:], self.num_workers, self.num_groups, threads, host)
+            0, _nodes.LocalNode(machine, self.num_workers, self.num_groups, threads, host)
         )
         self.hosts = [node.host for node, own in zip(self._nodes, ranks, strict=True) for _ in own]
         channels = {rank: each for node in self._nodes for rank, each in node.channels().items()}
-        store = {}
-        if not is_mpi:
+        store: dict = {}
+        if not is_mpi and (nodes > 1 or machine.memory == _processes.NO_MEMORY):
             self._store, port = _gloo.serve(_nodes.listening_socket(host, 0))
-            store = {"store": {"host": host, "port": port, "prefix": self._token}}
-        INBOXES[self._token] = (self._events.put, self.inbox)
+            store = {"host": host, "port": port, "prefix": self._token}
+        INBOXES[self._token] = (self._events.put, self.inbox, machine)
         serve_controller()
         self._connect(channels)
         for node in self._nodes:
@@ -235,7 +251,7 @@ class Session:
         settings = {
             "token": self._token,
             "backend": self.backend,
-            **store,
+            "store": store,
             "host": host,
             "timeout": self.timeout,
             "start_timeout": start_timeout,

@@ -13,3 +13,12 @@ def pair():
         yield found
         pids = list(found.pids.values())
     assert_ended(pids)
+
+
+@pytest.fixture(scope="package")
+def gloo_pair():
+    """Return a session of two workers whose bytes gloo moves, as between machines."""
+    with new_session(2, shared_memory=False) as found:
+        yield found
+        pids = list(found.pids.values())
+    assert_ended(pids)

@@ -18,63 +18,69 @@ REDUCTIONS = {
 }
 
 
+@pytest.fixture(params=["pair", "gloo_pair"], ids=["memory", "gloo"])
+def workers(request):
+    """Return two workers of one machine, which share memory or use gloo."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.mark.parametrize("kind", REDUCTIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8"])
-def test_allreduce(pair, kind, dtype):
+def test_allreduce(workers, kind, dtype):
     given = RNG.integers(1, 9, (2, 3, 2)).astype(dtype)
-    result = pair.empty((3, 2), dtype)
-    pair.allreduce(each(pair, list(given)), result, kind)
+    result = workers.empty((3, 2), dtype)
+    workers.allreduce(each(workers, list(given)), result, kind)
     wanted = REDUCTIONS[kind](given.astype("float64")).astype(dtype)  # integers: towards 0
-    for found in values(pair, result):
+    for found in values(workers, result):
         np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_is_reduced_in_float32(pair, dtype):
+def test_half_precision_is_reduced_in_float32(workers, dtype):
     """The sum of float16 would overflow, and the mean does not."""
     import ml_dtypes
 
     kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
     given = np.array([[40000.0, 1.0], [50000.0, 2.0**-9]]).astype(kind)
-    result = pair.empty((2,), dtype)
-    pair.allreduce(each(pair, list(given)), result, "avg")
+    result = workers.empty((2,), dtype)
+    workers.allreduce(each(workers, list(given)), result, "avg")
     wanted = given.astype("float32").mean(0).astype(kind)
-    for found in values(pair, result):
+    for found in values(workers, result):
         assert np.array_equal(found, wanted)
 
 
-def test_prod_of_negative_numbers_and_nan(pair):
+def test_prod_of_negative_numbers_and_nan(workers):
     given = [np.array([-2.0, np.nan], "float32"), np.array([3.0, 1.0], "float32")]
-    result = pair.empty((2,), "float32")
-    pair.allreduce(each(pair, given), result, "prod")
-    assert [found.tolist()[0] for found in values(pair, result)] == [-6.0, -6.0]
-    assert all(np.isnan(found[1]) for found in values(pair, result))
+    result = workers.empty((2,), "float32")
+    workers.allreduce(each(workers, given), result, "prod")
+    assert [found.tolist()[0] for found in values(workers, result)] == [-6.0, -6.0]
+    assert all(np.isnan(found[1]) for found in values(workers, result))
 
 
-def test_gather_and_scatter(pair):
+def test_gather_and_scatter(workers):
     given = RNG.normal(size=(2, 3)).astype("float32")
-    whole = pair.empty((2, 3), "float32")
-    pair.allgather(each(pair, list(given)), whole)
-    for found in values(pair, whole):
+    whole = workers.empty((2, 3), "float32")
+    workers.allgather(each(workers, list(given)), whole)
+    for found in values(workers, whole):
         np.testing.assert_array_equal(found, given)
-    at_first = pair.empty((2, 3), "float32", None, True, False)
-    pair.gather_to_worker0(each(pair, list(given)), at_first)
-    np.testing.assert_array_equal(pair.debug(at_first, 0).numpy(), given)
-    part = pair.empty((3,), "float32")
-    pair.scatter_from_worker0(at_first, part)
-    for found, wanted in zip(values(pair, part), given, strict=True):
+    at_first = workers.empty((2, 3), "float32", None, True, False)
+    workers.gather_to_worker0(each(workers, list(given)), at_first)
+    np.testing.assert_array_equal(workers.debug(at_first, 0).numpy(), given)
+    part = workers.empty((3,), "float32")
+    workers.scatter_from_worker0(at_first, part)
+    for found, wanted in zip(values(workers, part), given, strict=True):
         np.testing.assert_array_equal(found, wanted)
-    for found in values(pair, pair.broadcast(given)):
+    for found in values(workers, workers.broadcast(given)):
         np.testing.assert_array_equal(found, given)
 
 
-def test_send_and_recv(pair):
+def test_send_and_recv(workers):
     """Only one of two workers calls each function: the branch is in a task."""
-    pair.import_python_module("worker_tasks")
-    assert pair.run("send_and_recv", count=5) == [[5.0] * 5, [5.0] * 5]
+    workers.import_python_module("worker_tasks")
+    assert workers.run("send_and_recv", count=5) == [[5.0] * 5, [5.0] * 5]
 
 
-def test_in_compiled_functions(pair, tmp_path):
+def test_in_compiled_functions(workers, tmp_path):
     """The operators of Relax, with the gradients of their rules."""
     import relax_grad
 
@@ -90,9 +96,9 @@ def test_in_compiled_functions(pair, tmp_path):
     executable = tvm.compile(module, relax_grad.target.host(), relax_pipeline="relax_grad")
     executable.export_library(str(tmp_path / "main.so"))
     given = RNG.normal(size=(2, 4)).astype("float32")
-    loaded = pair.load_vm_module(str(tmp_path / "main.so"), tvm.cpu())
-    found = loaded["main_adjoint"](each(pair, list(given)))
-    pair.synchronize()
+    loaded = workers.load_vm_module(str(tmp_path / "main.so"), tvm.cpu())
+    found = loaded["main_adjoint"](each(workers, list(given)))
+    workers.synchronize()
     total = (given.astype("float64") ** 2).sum(0)
     for rank in range(2):
         loss, (gradient,) = found.debug_get_from_remote(rank)

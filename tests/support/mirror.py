@@ -181,7 +181,11 @@ TABLE: dict[str, tuple[str, ...]] = {
         ("cpu/schedule/test_schedule.py", "cpu/schedule/test_samples.py"),
     ),
     # Several workers.
-    "distributed._gloo": ("distributed/test_collectives.py",),
+    **dict.fromkeys(
+        ("distributed._gloo", "distributed._reduction", "distributed._arrays"),
+        ("distributed/test_collectives.py", "distributed/test_shared.py"),
+    ),
+    "distributed._memory": ("distributed/test_shared.py",),
     "distributed._mpi_job": ("distributed/test_mpi.py",),
     "distributed._parts": (*("distributed/test_groups.py", "distributed/test_tensor_trainer.py"),),
     "distributed._parallel_trainer": (

@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 import tvm
 
+from relax_grad.distributed._memory import is_available
+
 #: The seconds in which workers start on a busy machine.
 START = 200.0
 
 
 def new_session(num_workers: int, **options):
     """Return a session with one thread for each worker."""
-    pytest.importorskip("torch", reason="gloo comes with PyTorch: extra distributed")
+    if options.get("nodes", 1) > 1 or not (options.get("shared_memory", True) and is_available()):
+        pytest.importorskip("torch", reason="gloo comes with PyTorch: extra distributed")
     from relax_grad.distributed import session
 
     options = {"threads": 1, "timeout": 60.0, "start_timeout": START, **options}

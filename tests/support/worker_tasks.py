@@ -66,11 +66,11 @@ def reduce_twice(worker: Worker, seconds: float) -> dict:
     communicator.slowed = lambda name, size: seconds / 4
     before = communicator.seconds, communicator.waited
     begun = time.perf_counter()
-    started = [communicator.start_allreduce(operand, kind) for kind in ("sum", "avg")]
+    started = [communicator.start_allreduce([operand], kind) for kind in ("sum", "avg")]
     done = time.perf_counter() - begun
     operand.copyfrom(np.full(3, np.nan, "float32"))
     time.sleep(seconds)
-    values = [communicator.wait(each).numpy().tolist() for each in started[::-1]]
+    values = [communicator.wait(each)[0].numpy().tolist() for each in started[::-1]]
     communicator.slowed = None
     return {
         "values": values,
@@ -89,7 +89,7 @@ def reduce_with_slow_network(worker: Worker, seconds: float) -> list[float]:
     communicator.call("allreduce", (operand, 0, False, operand))
     communicator.slowed = lambda name, size: seconds
     before = communicator.seconds, communicator.waited
-    started = [communicator.start_allreduce(operand, "sum") for _ in range(2)]
+    started = [communicator.start_allreduce([operand], "sum") for _ in range(2)]
     for each in started:
         communicator.wait(each)
     communicator.slowed = None
@@ -104,14 +104,14 @@ def reduce_beside(worker: Worker, rank: int, ends: bool) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
     operand = tvm.runtime.tensor(np.ones(3, "float32"))
-    worker.communicator.wait(worker.communicator.start_allreduce(operand, "sum"))
+    worker.communicator.wait(worker.communicator.start_allreduce([operand], "sum"))
 
 
 @task
 def reduce_nothing(worker: Worker) -> list[int]:
     """Return the shape of the sum of tensors without elements."""
     started = [
-        worker.communicator.start_allreduce(tvm.runtime.empty((0, 3), "float32"), "sum")
+        worker.communicator.start_allreduce([tvm.runtime.empty((0, 3), "float32")], "sum")
         for _ in range(2)
     ]
-    return [int(each) for each in worker.communicator.wait(started[0]).shape]
+    return [int(each) for each in worker.communicator.wait(started[0])[0].shape]

@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ...ir.aliases import may_write
-from ...ir.asynchronous import is_start, start_allreduce, wait
+from ...ir.asynchronous import is_start, start_allreduce, started_by, wait
 from ...ir.bindings import bindings_of
 from ...ir.compat import dtype_of
 from ...ir.dataflow import in_dataflow
@@ -36,8 +36,8 @@ def reduce_gradients(
 ) -> relax.Function:
     """Return an adjoint function whose gradients are reduced over all workers.
 
-    The gradients are joined to vectors of one dtype, in the order in which they are ready, up to a
-    number of bytes. The collective of a vector comes directly behind the last of its gradients.
+    The gradients are joined to buckets of one dtype, in the order in which they are ready, up to a
+    number of bytes. The collective of a bucket comes directly behind the last of its gradients.
     Computations of single gradients come as soon as their operands are there: an adjoint may
     compute them at its end.
 
@@ -48,8 +48,8 @@ def reduce_gradients(
     kind : str
         ``"sum"`` or ``"avg"``.
     bucket_bytes : int
-        The largest size of a vector; a gradient that is larger has a vector of its own. If
-        collectives overlap, the first vector has at most 1 MiB, as in PyTorch's
+        The largest size of a bucket; a gradient that is larger has a bucket of its own. If
+        collectives overlap, the first bucket has at most 1 MiB, as in PyTorch's
         ``DistributedDataParallel``, so that they begin early.
     overlap : bool
         Whether the collectives run beside the rest of the function, which waits for them at its
@@ -86,14 +86,14 @@ def reduce_gradients(
             emit.bindings.append(bindings[i])
         for bucket in pending.get(i, []):
             if overlap:
-                call = start_allreduce(_joined(emit, bucket), kind, of_peers=of_peers)
+                call = start_allreduce(bucket, kind, of_peers=of_peers)
                 started.append((bucket, emit(call, "started")))
             else:
                 found = reduce_together(emit, bucket, kind, of_peers=of_peers)
                 reduced.update(zip(bucket, found, strict=True))
     for bucket, each in started:
         total = emit(wait(each), "bucket")
-        reduced.update(zip(bucket, _divided(emit, total, bucket), strict=True))
+        reduced.update((one, emit(relax.TupleGetItem(total, i))) for i, one in enumerate(bucket))
     outputs = [reduced[each] for each in gradients]
     body = relax.SeqExpr(
         [relax.BindingBlock(emit.bindings)], relax.Tuple([result, relax.Tuple(outputs)])
@@ -121,15 +121,16 @@ def reduce_together(
     of_peers : bool
         As for :func:`reduce_gradients`.
     """
-    total = emit(reduction_of(emit, _joined(emit, tensors), kind, of_peers), "bucket")
-    return _divided(emit, total, tensors)
+    total = reduction_of(emit, _joined(emit, tensors), kind, of_peers)
+    return _divided(emit, emit(total, "bucket"), tensors)
 
 
-def reduction_of(emit, value: relax.Expr, kind: str, of_peers: bool) -> relax.Call:
-    """Return the call whose result is a tensor reduced over all workers, or over the peers in other
-    groups."""
+def reduction_of(emit, value: relax.Expr, kind: str, of_peers: bool) -> relax.Expr:
+    """Return the expression whose result is a tensor reduced over all workers, or over the peers in
+    other groups."""
     if of_peers:  # R.ccl has no reduction of peers
-        return wait(emit(start_allreduce(value, kind, of_peers=True), "started"))
+        started = emit(start_allreduce([value], kind, of_peers=True), "started")
+        return relax.TupleGetItem(emit(wait(started)), 0)
     return op.ccl.allreduce(value, kind, False)
 
 
@@ -204,6 +205,6 @@ def reductions(function: relax.Function) -> list[relax.Call]:
     ]
 
 
-def reduced_by(call: relax.Call) -> relax.Var:
-    """Return the tensor that a call of :func:`reductions` reduces."""
-    return call.args[1] if is_start(call) else call.args[0]
+def reduced_by(call: relax.Call) -> list[relax.Var]:
+    """Return the tensors that a call of :func:`reductions` reduces."""
+    return started_by(call) if is_start(call) else [call.args[0]]
