@@ -41,26 +41,32 @@ def test_a_session_describes_its_workers(pair):
     assert [each["threads"] for each in pair.run("describe")] == [1, 1]
 
 
-def test_workers_listen_on_the_loopback_interface_only(pair):
-    """Nothing but the loopback interface is bound by this process and its worker."""
+def listening(pid: int) -> set[str]:
+    """Return the addresses and ports, as the system writes them, at which a process listens."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            link = os.readlink(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue
+        inodes |= {*re.findall(r"socket:\[(\d+)\]", link)}
     found = set()
-    for pid in pair.pids.values():
-        inodes = set()
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                link = os.readlink(f"/proc/{pid}/fd/{name}")
-            except OSError:
-                continue
-            inodes |= {*re.findall(r"socket:\[(\d+)\]", link)}
-        for table in ("tcp", "tcp6"):
-            with open(f"/proc/{pid}/net/{table}") as file:
-                for line in list(file)[1:]:
-                    fields = line.split()
-                    if fields[3] == "0A" and fields[9] in inodes:  # 0A is LISTEN
-                        found.add(fields[1].partition(":")[0])
-    assert found
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/{pid}/net/{table}") as file:
+            fields = [line.split() for line in list(file)[1:]]
+        # 0A is LISTEN
+        found |= {each[1] for each in fields if each[3] == "0A" and each[9] in inodes}
+    return found
+
+
+def test_workers_listen_on_the_loopback_interface_only(pair, gloo_pair):
+    """Nothing but the loopback interface is bound by this process and its workers. A worker that
+    shares memory does not listen at all."""
+    assert not listening(pair.pids[1])
+    found = listening(os.getpid()) | listening(gloo_pair.pids[1])
     loopback = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
-    assert found <= loopback
+    assert found
+    assert {each.partition(":")[0] for each in found} <= loopback
 
 
 def test_a_file_is_shared(pair, tmp_path):
