@@ -26,6 +26,7 @@ def tensor_parallel(
     on_nan: str = "raise",
     target: tvm.target.Target | str | Mapping | None = None,
     compile_options: Mapping[str, object] | None = None,
+    check_inputs: bool = True,
     **options: object,
 ) -> TensorParallelTrainer:
     """Train one model whose layers are divided among all workers of a session.
@@ -52,7 +53,7 @@ def tensor_parallel(
     check_every : int
         The number of steps after which the workers compare digests of all tensors that are the same
         on all workers; 0 for never.
-    values, seed, on_nan, target, compile_options
+    values, seed, on_nan, target, compile_options, check_inputs
         As for :class:`relax_grad.training.Trainer`. Workers have the random numbers of one worker.
     **options
         Further arguments of :func:`relax_grad.training.train_step`.
@@ -116,6 +117,7 @@ def tensor_parallel(
         on_nan=on_nan,
         target=target,
         compile_options=compile_options,
+        check_inputs=check_inputs,
     )
 
 

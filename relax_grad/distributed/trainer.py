@@ -12,7 +12,7 @@ from tvm_ffi import structural_equal
 
 from ..activity import holds_floats
 from ..ir.compat import dtype_of
-from ..training import Optimizer, TrainStep
+from ..training import Optimizer, Trainer, TrainStep
 from ._parallel_trainer import ParallelTrainer, as_step, check_interval, check_session
 from ._parts import Parts
 from ._processes import shares
@@ -40,9 +40,12 @@ def data_parallel(
     on_nan: str = "raise",
     target: tvm.target.Target | str | Mapping | None = None,
     compile_options: Mapping[str, object] | None = None,
+    check_inputs: bool = True,
     **options: object,
 ) -> DataParallelTrainer:
     """Train one model on all workers of a session, each on its share of every batch.
+
+    ``Trainer(step, distributed=session)`` is the same.
 
     Losses, gradients and new parameters are those of one worker with the whole batch, apart from
     the order of sums. The result has the methods of :class:`relax_grad.training.Trainer`, and its
@@ -82,7 +85,7 @@ def data_parallel(
     check_every : int
         The number of steps after which the workers compare digests of all their tensors; 0 for
         never.
-    values, seed, on_nan, target, compile_options
+    values, seed, on_nan, target, compile_options, check_inputs
         As for :class:`relax_grad.training.Trainer`. Workers have different random numbers.
     **options
         Further arguments of :func:`relax_grad.training.train_step`.
@@ -148,6 +151,7 @@ def data_parallel(
         on_nan=on_nan,
         target=target,
         compile_options=compile_options,
+        check_inputs=check_inputs,
     )
 
 
@@ -333,6 +337,9 @@ class DataParallelTrainer(ParallelTrainer):
         if name in self._split and hasattr(extents[0], "value"):
             extents[0] = int(extents[0]) * self._replicas
         return relax.TensorType(extents, dtype_of(kind))
+
+
+type(Trainer).of_session = staticmethod(data_parallel)
 
 
 class NonFiniteLoss(WorkerError, FloatingPointError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import time
@@ -29,7 +30,32 @@ from .step import StepResult, Tensors, TrainStep
 _free = tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")
 
 
-class Trainer:
+class _TrainerType(type):
+    """The class of :class:`Trainer`, which makes trainers of several workers too."""
+
+    #: Makes the trainer of a step and a session; ``relax_grad.distributed`` sets it.
+    of_session: Callable[..., Trainer] | None = None
+
+    def __call__(cls, *arguments, distributed=None, **options):
+        if distributed is None:
+            return super().__call__(*arguments, **options)
+        if cls is not Trainer:
+            raise TypeError(f"distributed is for Trainer; {cls.__name__} has a session already")
+        make = _TrainerType.of_session
+        if make is None:
+            raise TypeError(
+                "distributed must be a result of relax_grad.distributed.session, but it is "
+                f"{distributed!r}"
+            )
+        return make(*arguments, session=distributed, **options)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        whole = inspect.signature(cls.__init__)
+        return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+
+class Trainer(metaclass=_TrainerType):
     """Compiles a training step once, and runs it.
 
     Parameters
@@ -54,6 +80,10 @@ class Trainer:
         Whether integers of a batch that select rows of a table, elements or classes are examined
         before a step. An index out of range is an IndexError, as in PyTorch; without the check, the
         compiled step computes NaN.
+    distributed : relax_grad.distributed.Session, optional
+        The workers that share each batch. The result is that of
+        :func:`relax_grad.distributed.data_parallel`, a subclass with the same methods and files,
+        and further arguments are those of that function.
 
     Attributes
     ----------
@@ -92,6 +122,7 @@ class Trainer:
         on_nan: str = "raise",
         compile_options: Mapping[str, object] | None = None,
         check_inputs: bool = True,
+        distributed: None = None,
     ):
         if not isinstance(step, TrainStep):
             raise TypeError(f"step must be a result of train_step, but it is {step!r}")

@@ -13,7 +13,7 @@ from sessions import assert_ended, new_session
 from training_models import START, batches, digits_of_torch, module_of
 from tvm import relax, tirx
 
-from relax_grad.distributed import WorkerError, data_parallel
+from relax_grad.distributed import DataParallelTrainer, WorkerError, data_parallel
 from relax_grad.training import LAMB, SGD, AdamW, Trainer, lora, train_step
 
 
@@ -195,11 +195,20 @@ def test_training_goes_on_from_a_file(pair, tmp_path):
     """With the same number of workers to the bit, and with one worker within rounding errors."""
     pytest.importorskip("safetensors", reason="files need safetensors: extra train")
     step, values, given = linear(AdamW(lr=0.1))
-    found = data_parallel(step, pair, values=values, check_every=3)
-    found.fit(given[:5], progress=False)
+    found = Trainer(step, distributed=pair, values=values, check_every=3)
+    assert type(found) is DataParallelTrainer
+    seen = []
+    history = found.fit(
+        given[:5],
+        callbacks=[lambda trainer: seen.append(trainer.steps)],
+        evaluate=lambda trainer: {"size": float(np.abs(trainer.params["w"].numpy()).sum())},
+        progress=False,
+    )
+    assert seen == [1, 2, 3, 4, 5]
+    assert history.evaluations[0]["size"] > 0
     found.save(tmp_path / "state")
     losses = [found.step(*batch).loss for batch in given[5:]]
-    again = data_parallel(step, pair, values=values)
+    again = Trainer(step, distributed=pair, values=values)
     again.load(tmp_path / "state")
     assert (again.steps, again.epoch) == (5, 1)
     assert [again.step(*batch).loss for batch in given[5:]] == losses
@@ -291,6 +300,12 @@ def test_wrong_arguments(pair):
         data_parallel(step, pair, replicated=["x", "y"])
     with pytest.raises(ValueError, match="check_every must be a number of steps"):
         data_parallel(step, pair, check_every=-1)
+    with pytest.raises(TypeError, match="session must be a result of"):
+        Trainer(step, distributed=2)
+    with pytest.raises(TypeError, match="distributed is for Trainer; DataParallelTrainer has"):
+        DataParallelTrainer(step, distributed=pair)
+    with pytest.raises(ValueError, match="batch_norm must be"):
+        Trainer(step, distributed=pair, batch_norm="global")
     dynamic, values, given = linear(SGD())
     found = data_parallel(dynamic, pair, values=values)
     with pytest.raises(ValueError, match="an example for each of the 2 workers, but it has 1"):
