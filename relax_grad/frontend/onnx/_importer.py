@@ -119,12 +119,19 @@ def imported(model: onnx.ModelProto) -> tuple[tvm.IRModule, bool]:
     first = _Importer(seed)
     try:
         module, importer = first.run(given, opset_of(model)), first
+    except _Equal as found:
+        _rename_symbol(model.graph, *found.args)
+        return imported(model)
     except (ValueError, UnsupportedOperatorError):
         # A shape may be computed before the windows that bound its extents.
         if not first.least:
             raise
         importer = _Importer(seed, first.least)
-        module = importer.run(given, opset_of(model))
+        try:
+            module = importer.run(given, opset_of(model))
+        except _Equal as found:
+            _rename_symbol(model.graph, *found.args)
+            return imported(model)
     if importer.draws:
         return module, True
     main = module["main"]
@@ -132,6 +139,17 @@ def imported(model: onnx.ModelProto) -> tuple[tvm.IRModule, bool]:
         main.params[1:], main.body, main.ret_ty, main.is_pure, main.attrs, main.span
     )
     return with_functions(module, {"main": main}), False
+
+
+class _Equal(Exception):
+    """Two symbols of inputs that a node makes equal; ``args`` are their names."""
+
+
+def _rename_symbol(graph: onnx.GraphProto, kept: str, other: str) -> None:
+    for each in graph.input:
+        for dim in each.type.tensor_type.shape.dim:
+            if dim.dim_param == other:
+                dim.dim_param = kept
 
 
 class _Importer(onnx_frontend.ONNXGraphImporter):
@@ -146,6 +164,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
         self._tensors: dict[str, relax.Expr] = {}
         self._operands: list[Known | None] | None = None
         self._branches = 0
+        self._symbols: set[str] = set()
         self.draws = False
 
     @property
@@ -155,6 +174,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
 
     def run(self, graph: onnx.GraphProto, opset: int) -> tvm.IRModule:
         """Return the module of a graph."""
+        shapes = (each.type.tensor_type.shape.dim for each in graph.input)
+        self._symbols = {dim.dim_param for shape in shapes for dim in shape}
         with (
             warnings.catch_warnings(),
             contextlib.redirect_stdout(io.StringIO()),
@@ -224,17 +245,30 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             self._tensors[name] = _symbolic.tensor_of(self.bb, self._known[name])
         return self._tensors[name]
 
-    def _broadcast(self, operands: list) -> list:
-        """Return operands that are broadcast to each other with extents that are known to be
-        equal."""
+    def _multiplied(self, operands: list) -> list:
+        """Return the operands of a matrix product, whose common extents are known to be equal."""
+        shapes = [_shape_of(each) for each in operands[:2]]
+        if any(each is None or len(each) < 2 for each in shapes):
+            return operands
+        result = [*self._broadcast(operands[:2], first=3), *operands[2:]]
+        column = [shapes[0][-1], shapes[1][-2]]
+        self._check_symbols(column)
+        for i, value in self._aligned(result, column, (0, 1), (-1, -2)):
+            result[i] = value
+        return result
+
+    def _broadcast(self, operands: list, first: int = 1) -> list:
+        """Return operands that are broadcast to each other with extents that are known to be equal,
+        from an axis that is counted from the last."""
         shapes = [_shape_of(each) for each in operands]
         if any(each is None for each in shapes):
             return operands  # an operand's own extents are unknown
         rank, result = max(map(len, shapes), default=0), list(operands)
-        for place in range(1, rank + 1):
+        for place in range(first, rank + 1):
             column = [shape[-place] if len(shape) >= place else 1 for shape in shapes]
             places = [i for i, each in enumerate(column) if is_symbolic(each) or each != 1]
-            for i, value in self._aligned(result, [column[i] for i in places], places, -place):
+            axes = (-place,) * len(places)
+            for i, value in self._aligned(result, [column[i] for i in places], places, axes):
                 result[i] = value
         return result
 
@@ -246,20 +280,31 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
         for i in range(len(shapes[0])):
             if i != axis % len(shapes[0]):
                 column = [shape[i] for shape in shapes]
-                for place, value in self._aligned(result, column, range(len(column)), i):
+                axes = (i,) * len(column)
+                self._check_symbols(column)
+                for place, value in self._aligned(result, column, range(len(column)), axes):
                     result[place] = value
         return result
 
-    def _aligned(self, operands: list, extents: list, places, axis: int):
+    def _check_symbols(self, extents: list) -> None:
+        """Raise :class:`_Equal` for two symbols of extents that must be equal; those of a branch
+        may not be there."""
+        symbols = [each.name for each in extents if isinstance(each, tirx.Var)]
+        symbols = [each for each in symbols if each in self._symbols]
+        for each in symbols:
+            if each != symbols[0] and not self._branches:
+                raise _Equal(symbols[0], each)
+
+    def _aligned(self, operands: list, extents: list, places, axes):
         """Yield the operands whose extent of an axis must be that of others, and is not known to be
-        it, with that extent.
+        it, with that extent; ``axes`` has the axis of each place.
 
         Extents of different symbols are refused. Those of the same symbols are compared at run
         time.
         """
         wanted = next((each for each in extents if isinstance(each, (int, tirx.Var))), None)
         wanted = extents[0] if wanted is None and extents else wanted
-        for place, each in zip(places, extents, strict=True):
+        for place, each, axis in zip(places, extents, axes, strict=True):
             if self._extents.equal(wanted, each):
                 continue
             are_related = (
@@ -294,6 +339,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             found, inputs = None, onnx_frontend.onnx_input(inputs)
             if op_name == "Concat":
                 inputs = onnx_frontend.onnx_input(self._joined(list(inputs), attrs["axis"]))
+            elif op_name == "MatMul":
+                inputs = onnx_frontend.onnx_input(self._multiplied(list(inputs)))
             elif op_name in _BROADCASTING:
                 inputs = onnx_frontend.onnx_input(self._broadcast(list(inputs)))
             if op_name in _CONVERTERS:
@@ -305,6 +352,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             found = self.bb.normalize(found)
             self._learn(found, 1 if op_name in _WINDOWED else 0)
             return found
+        except _Equal:
+            raise
         except Refused as error:
             text = re.sub(
                 r"T\.int64\((-?\d+)\)", r"\1", str(error)

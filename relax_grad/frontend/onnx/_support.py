@@ -212,6 +212,8 @@ def reason_of(kind: str) -> str:
     """Return why an operator is refused; its name may have a domain. An operator that is not
     refused has no reason."""
     domain, _, name = kind.rpartition(".")
+    if domain == "com.microsoft.nchwc":
+        return _LAYOUT
     table = {"": STANDARD_OPERATORS, "com.microsoft": MICROSOFT_OPERATORS}.get(domain, {})
     found = table.get(name)
     if found is not None and found.kind == "refused":

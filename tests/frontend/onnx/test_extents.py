@@ -428,3 +428,49 @@ def test_random_extents_are_those_of_the_evaluator(first):
                 assert int(extent) == expected.shape[0], seed
             known += 1
     assert known > (20 if first == 0 else 200)
+
+
+@pytest.mark.parametrize("kind", ["Concat", "MatMul"])
+def test_symbols_that_a_node_makes_equal_are_one(kind):
+    """tf2onnx gives each input a batch of its own."""
+    shapes = {"Concat": (["a", 3], ["b", 4]), "MatMul": ([2, "a"], ["b", 3])}[kind]
+    attributes = {"axis": 1} if kind == "Concat" else {}
+    nodes = [
+        node(kind, ["x", "z"], ["c"], **attributes),
+        node("Mul", ["c", "w"]),
+    ]
+    last = 7 if kind == "Concat" else 3
+    inputs = dict(zip(("x", "z"), shapes, strict=True))
+    model = models.model_of(nodes, inputs, {"w": normal(last)})
+    imported = from_model(model)
+    x, z = ([str(e) for e in kept.shape.values] for kept in imported.inputs.values())
+    assert (x[shapes[0].index("a")], z[shapes[1].index("b")]) == ("a", "a")
+    extents = [[5 if isinstance(e, str) else e for e in shape] for shape in shapes]
+    feeds = {name: normal(*shape) for name, shape in zip(inputs, extents, strict=True)}
+    models.check_outputs(imported, model, feeds)
+    feeds["z"] = normal(*(6 if isinstance(e, str) else e for e in shapes[1]))
+    with pytest.raises(Exception, match=r"(?i)mismatch"):
+        models.outputs(imported, feeds)
+
+
+def test_products_of_related_extents_are_compared_at_run_time():
+    """A number of rows that is halved and doubled is that of the other operand for even numbers."""
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "zero"], ["rows"]),
+        node("Div", ["rows", "two"], ["half"]),
+        node("Mul", ["half", "two"], ["even"]),
+        node("Expand", ["w", "even"], ["columns"]),
+        node("Unsqueeze", ["columns", "zero"], ["row"]),
+        node("MatMul", ["row", "x"]),
+    ]
+    weights = {"zero": np.array([0]), "two": np.array([2]), "w": normal(1)}
+    model = models.model_of(nodes, {"x": ["n", 3]}, weights)
+    call = models.compiled((imported := from_model(model)).module)
+    for rows in (4, 5):
+        x = normal(rows, 3)
+        found = call(x, *imported.values)
+        if rows == 5:
+            assert np.isnan(found).all()
+        else:
+            np.testing.assert_allclose(found, models.wanted(model, {"x": x})[0], rtol=1e-5)
