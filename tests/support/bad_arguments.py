@@ -360,6 +360,7 @@ def _of_training() -> Iterator[BadCall]:
         "dropout": ("no", None),
         "dynamic_shapes": (["x"], {"x": ["n"]}, {"x": {0: 3}}, {"x": {"0": "n"}}),
         "shapes": ([1, 2], {"x": 3}, {"x": "abcd"}),
+        "tied": (None, "w", {"w": 3}),
     }.items():
         for value in values:
             yield _bad(

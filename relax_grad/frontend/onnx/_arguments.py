@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ._tied import Copy
 
 #: The extents of inputs, by the names of the inputs. A string is a symbol.
 Shapes = Mapping[str, Sequence[int | str]]
@@ -20,10 +23,12 @@ class Role(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The model of an import, and the places of its tensors there by the names of the import."""
+    """The model of an import, the places of its tensors there by the names of the import, and the
+    copies of tensors."""
 
     model: object
     places: dict[str, str]
+    copies: Sequence[Copy]
 
 
 class Explanation(dict[str, Role]):
@@ -66,6 +71,20 @@ def check_dynamic_shapes(dynamic_shapes: object) -> None:
 def check_constants(constants: object) -> None:
     """Raise TypeError if a value is neither values by the names of inputs nor None."""
     _check_mapping("constants", constants, '{"sr": 16000}')
+
+
+def check_tied(tied: object) -> None:
+    """Raise TypeError if a value is neither a truth value nor names by names."""
+    if isinstance(tied, bool):
+        return
+    is_fitting = isinstance(tied, Mapping) and all(
+        isinstance(each, str) for pair in tied.items() for each in pair
+    )
+    if not is_fitting:
+        raise TypeError(
+            "tied must be True, False or a mapping from the names of copies to those of their "
+            f'originals, such as {{"head.weight": "words.weight"}}, but it is {tied!r}'
+        )
 
 
 def _check_mapping(argument: str, value: object, example: str) -> None:

@@ -26,6 +26,7 @@ from ._importer import check_operators, has_converter, imported
 from ._inference import computes_in_training, set_inference
 from ._load import Arrays, load, put_back, value_of
 from ._quantized import integer_weights, join_dynamic_products, join_quantization
+from ._tied import Copy, equal_weights, tie
 from ._weights import Roles, is_training, roles_of
 
 
@@ -43,12 +44,15 @@ class Prepared:
         The names of the outputs.
     arrays : Arrays
         The values of large tensors.
+    copies : list[Copy]
+        The copies of weights, which are no initializers any more.
     """
 
     model: onnx.ModelProto
     roles: Roles
     outputs: list[str]
     arrays: Arrays
+    copies: list[Copy]
 
     @property
     def places(self) -> dict[str, str]:
@@ -63,7 +67,7 @@ class Prepared:
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         set_inference(model)
-        return Prepared(model, self.roles, self.outputs, self.arrays)
+        return Prepared(model, self.roles, self.outputs, self.arrays, self.copies)
 
     def lift(self, names: Sequence[str], states: Mapping[str, str], kinds=None) -> None:
         """Turn initializers into inputs of the graph, in this order, and states into outputs.
@@ -130,7 +134,13 @@ class Prepared:
 
 
 def prepare(
-    model, shapes, dynamic_shapes, fixed, dropout: bool, is_wanted: Callable[[str], bool]
+    model,
+    shapes,
+    dynamic_shapes,
+    fixed,
+    dropout: bool,
+    tied: bool | Mapping[str, str],
+    is_wanted: Callable[[str], bool],
 ) -> Prepared:
     """Return a model whose shapes are folded as far as the types of its inputs decide them.
 
@@ -144,6 +154,7 @@ def prepare(
     join_dynamic_products(model)
     _name_nodes(model)
     integers = integer_weights(model)
+    copies = tie(model, arrays, tied)
     if not dropout:
         set_inference(model, normalisation=False)
     first = roles_of(model, types_of(model), constants, set(fixed or ()), arrays)
@@ -154,11 +165,13 @@ def prepare(
         choices={**first.choices, **roles.choices},
         cut={**first.cut, **roles.cut},
         integers=integers,
+        copies={each.name: each for each in copies},
+        equal=equal_weights(model.graph, roles.weights, arrays),
     )
     outputs = [each.name for each in model.graph.output]
     _mark_training(model)
     _trim_results(model, roles.states.values())
-    return Prepared(model, roles, outputs, arrays)
+    return Prepared(model, roles, outputs, arrays, copies)
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:

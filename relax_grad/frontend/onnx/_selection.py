@@ -54,6 +54,9 @@ def _why_not(pattern: str, roles: Roles) -> str:
             f"no gradient reaches {pattern}, because its way to the outputs ends at the "
             f"{roles.cut[pattern]}, whose gradient is 0"
         )
+    if pattern in roles.copies:
+        original = roles.copies[pattern].original
+        return f"{pattern} is {roles.copies[pattern]}; select {original}, or give tied=False"
     integers = [name for name in roles.integers if matches(name, pattern)]
     if integers:
         return f"{integers[0]} cannot be trained: {_of_integers(roles.integers[integers[0]])}"
@@ -81,12 +84,21 @@ def explained(roles: Roles, params: Sequence[str], trainable: Trainable | None) 
             kind, reason = "frozen", "trainable does not select it"
         elif name in roles.frozen:
             kind = "frozen"
+        if name in params and name in roles.equal:
+            other = roles.equal[name]
+            reason += (
+                f"; it has the values of {other}, and trains apart: to train them as one, give "
+                f"tied={{{name!r}: {other.original!r}}}"
+            )
         found[name] = Role(kind, reason)
     for name in roles.statistics:
         kind = "state" if name in roles.states else "frozen"
         found[name] = Role(kind, "it is a running statistic of a normalisation")
     for name, user in roles.settings.items():
         found.setdefault(name, Role("constant", f"it is a shape, a bound or a scale of {user}"))
+    for name, copy in roles.copies.items():
+        if copy.original in found:
+            found[name] = Role(found[copy.original].kind, f"it is {copy}: they are one")
     for name, end in roles.cut.items():
         found.setdefault(name, Role("constant", f"no gradient passes the {end}"))
     for name, user in roles.integers.items():

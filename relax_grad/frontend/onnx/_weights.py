@@ -10,6 +10,7 @@ import onnx
 
 from ._graph import attribute, is_float, is_float_type, label, opset_of, subgraphs
 from ._load import Arrays
+from ._tied import Copy
 from ._uses import Choice, choices, flat_nodes
 
 #: The operands that are shapes, bounds, axes, scales or probabilities, which stay constants. None
@@ -82,6 +83,10 @@ class Roles(NamedTuple):
         and why.
     integers : dict[str, str]
         The tensors of integers that are weights, with a node that takes them.
+    copies : dict[str, Copy]
+        The tensors that train as others.
+    equal : dict[str, Copy]
+        The weights with the values of others, which train apart.
     """
 
     weights: list[str]
@@ -93,6 +98,8 @@ class Roles(NamedTuple):
     cut: dict[str, str]
     choices: dict[str, Choice]
     integers: dict[str, str]
+    copies: dict[str, Copy]
+    equal: dict[str, Copy]
 
 
 def is_training(node: onnx.NodeProto, opset: int) -> bool:
@@ -200,6 +207,8 @@ def roles_of(
         {name: user for name, user in settings.items() if name in names},
         {name: end for name, end in cut.items() if name in names and name not in found},
         found,
+        {},
+        {},
         {},
     )
 

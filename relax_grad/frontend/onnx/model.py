@@ -25,6 +25,7 @@ from ._arguments import (
     check_constants,
     check_dynamic_shapes,
     check_shapes,
+    check_tied,
 )
 from ._loss import Targets, loss_of, results_of
 from ._selection import chosen, explained, wanted
@@ -183,13 +184,18 @@ class Imported:
             raise TypeError(f"inference must be True or False, but it is {inference!r}")
         from . import _write
 
-        places = {} if self._origin is None else self._origin.places
+        places = {} if self._origin is None else dict(self._origin.places)
         source = None if self._origin is None else self._origin.model
         old = {**self.params, **self.frozen, **self.states}
         found = {
             name: _write.array_of(name, value, old.get(name), places)
             for name, value in _write.given_values(values, ema).items()
         }
+        for copy in () if self._origin is None else self._origin.copies:
+            if copy.original in found:
+                value = found[copy.original]
+                found[copy.name] = value.T if copy.is_transposed else value
+                places[copy.name] = copy.place
         _write.write(source, path, found, places, inference)
 
     @property
@@ -262,6 +268,7 @@ def from_model(
     dynamic_shapes: DynamicShapes | None = None,
     constants: Mapping[str, np.typing.ArrayLike] | None = None,
     dropout: bool = True,
+    tied: bool | Mapping[str, str] = True,
     simplify: bool | str = "auto",
 ) -> Imported:
     """Import an ONNX model to train it.
@@ -294,6 +301,11 @@ def from_model(
     dropout : bool
         Whether nodes of dropout in training mode drop random elements, by a seed that is the first
         parameter of ``main``. If False, they are imported as the identity.
+    tied : bool or Mapping[str, str]
+        Whether a weight that the exporter stores a second time, maybe transposed, is one parameter:
+        PyTorch's newer exporter names the parameter at the nodes that take the copy. A mapping
+        names the copies and their originals, in the place of those. :meth:`Imported.explain` tells
+        of weights with equal values.
     simplify : bool or str
         Whether the package ``onnxsim`` simplifies the model: always, never, or ``"auto"``, where
         TVM cannot import it otherwise and the package is installed.
@@ -324,12 +336,13 @@ def from_model(
     check_shapes(shapes)
     check_dynamic_shapes(dynamic_shapes)
     check_constants(constants)
+    check_tied(tied)
     if simplify is True:
         _require("onnxsim", ONNXSIM_REQUIREMENT, "simplify=True")
     from . import _convert
 
     prepared = _convert.prepare(
-        model, shapes, dynamic_shapes, constants, dropout, wanted(trainable)
+        model, shapes, dynamic_shapes, constants, dropout, tied, wanted(trainable)
     )
     roles = prepared.roles
     params = chosen(trainable, roles)
@@ -360,7 +373,7 @@ def from_model(
         *({name: values[name] for name in group} for group in groups),
         draws,
         explained(roles, params, trainable),
-        Origin(model, {name: places[name] for name in names}),
+        Origin(model, {name: places[name] for name in names}, prepared.copies),
     )
 
 
