@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from ._tied import Copy
+from typing import NamedTuple
 
 #: The extents of inputs, by the names of the inputs. A string is a symbol.
 Shapes = Mapping[str, Sequence[int | str]]
@@ -20,6 +17,18 @@ class Role(NamedTuple):
 
     kind: str
     reason: str
+
+
+class Copy(NamedTuple):
+    """A tensor that is another one, or its transpose; ``place`` is that in the file."""
+
+    name: str
+    original: str
+    is_transposed: bool
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.original}{', transposed' if self.is_transposed else ''}"
 
 
 class Origin(NamedTuple):

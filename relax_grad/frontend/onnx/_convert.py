@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import onnx
 import tvm
 
+from ._arguments import Copy
 from ._expand import expand
 from ._fold import fold
 from ._graph import (
@@ -26,7 +27,7 @@ from ._importer import check_operators, has_converter, imported
 from ._inference import computes_in_training, set_inference
 from ._load import Arrays, load, put_back, value_of
 from ._quantized import integer_weights, join_dynamic_products, join_quantization
-from ._tied import Copy, equal_weights, tie
+from ._tied import equal_weights, tie
 from ._weights import Roles, is_training, roles_of
 
 

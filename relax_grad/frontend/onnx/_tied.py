@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import onnx
 
+from ._arguments import Copy
 from ._graph import every_node, operands
 from ._load import Arrays, value_of
 
@@ -22,18 +22,6 @@ _LEAST_VALUES = 16
 
 #: The elements of the diagonal by which tensors are compared at first.
 _SAMPLES = 16
-
-
-class Copy(NamedTuple):
-    """A tensor that is another one, or its transpose; ``place`` is that in the file."""
-
-    name: str
-    original: str
-    is_transposed: bool
-    place: str
-
-    def __str__(self) -> str:
-        return f"{self.original}{', transposed' if self.is_transposed else ''}"
 
 
 def tie(model: onnx.ModelProto, arrays: Arrays, tied: bool | Mapping[str, str]) -> list[Copy]:

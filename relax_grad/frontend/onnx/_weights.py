@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import onnx
 
+from ._arguments import Copy
 from ._graph import attribute, is_float, is_float_type, label, opset_of, subgraphs
 from ._load import Arrays
-from ._tied import Copy
 from ._uses import Choice, choices, flat_nodes
 
 #: The operands that are shapes, bounds, axes, scales or probabilities, which stay constants. None
