@@ -78,19 +78,19 @@ def with_generator(of, inputs, place=3):
 
 
 def reference(of, query, key, value, bias=None):
-    """Return the attention, and the largest score with the logarithm of the sum of the exponentials
-    of the others."""
+    """Return the attention, and the numbers that its kernel saves."""
     scores = scores_of(of, query, key, bias)
     largest = scores.amax(-1)
     is_empty = torch.isneginf(largest)
     largest = largest.masked_fill(is_empty, 0)
     logarithms = (scores - largest[..., None]).logsumexp(-1).masked_fill(is_empty, torch.inf)
     weights = torch.exp(scores - largest[..., None] - logarithms[..., None])
+    saved = weights if of.has_few_keys else torch.stack([largest, logarithms], -1)
     if of.rate is not None:
         weights = weights * factors_of(of, weights.shape)
     value = value.repeat_interleave(of.heads // of.key_heads, 2)
     result = torch.einsum("bhqk,bkhf->bqhf", weights, value)
-    return result, torch.stack([largest, logarithms], -1)
+    return result, saved
 
 
 def sized(sizes, symbolic, bias, **attrs):
@@ -121,7 +121,7 @@ def sized(sizes, symbolic, bias, **attrs):
         [batch, keys, key_heads, value_features],
         *([] if shape is None else [shape]),
         [batch, queries, heads, value_features],
-        [batch, heads, queries, 2],
+        of.saved,
     ]
     return of, shapes, names
 

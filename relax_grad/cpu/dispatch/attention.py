@@ -23,6 +23,9 @@ _WITH_DROPOUT = ATTENTION_DROPOUT, ATTENTION_DROPOUT_BACKWARD
 #: The largest window. A longer one has no effect on tensors that kernels take.
 _LARGEST_WINDOW = 2**30
 
+#: The most numbers that a kernel saves: int32 counts them.
+_MOST_SAVED = 2**31 - 1
+
 #: The most positions of a head, times the features padded to a multiple of :data:`_PADDING`: int32
 #: counts the copies.
 _LARGEST, _PADDING = 2**30, 64
@@ -69,7 +72,10 @@ def attention_with_sums(site: CallSite, var: relax.Var, calls: BlockCalls) -> Re
         return None
     generator = partial(kernels.attention, of, shapes, site.cpu, saves_sums=True)
     query = site.call.args[0].ty.shape.values
-    kind = relax.TensorType([query[0], query[2], query[1], 2], "float32")
+    extents = [query[0], query[2], query[1], of.saved[3]]
+    if all(isinstance(n, tirx.IntImm) for n in extents[:3]) and math.prod(extents) > _MOST_SAVED:
+        return None
+    kind = relax.TensorType(extents, "float32")
     return ResidualKernel(Kernel(generator, kernel.arguments), [kind], uses)
 
 

@@ -18,6 +18,9 @@ from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 #: differences from it.
 LOWEST = -3.4028234663852886e38
 
+#: The most keys of a single block.
+_FEW_KEYS = 256
+
 #: The numbers of queries and of keys of a block, rounded to whole tiles.
 _ROWS, _COLUMNS = 64, 128
 
@@ -59,6 +62,23 @@ class Attention:
     window_size: int | None = None
     bias: Sequence[Extent] | None = None
     rate: float | None = None
+
+    @property
+    def has_few_keys(self) -> bool:
+        """Whether one block has all keys, so that few that their weights are saved for the
+        gradient: computing them again takes longer than loading them."""
+        return isinstance(self.keys, int) and self.keys <= _FEW_KEYS
+
+    @property
+    def saved(self) -> list[Extent]:
+        """The shape of the numbers that the kernel of the attention saves for that of the gradient.
+
+        They are the weights before their dropout, if there are few keys. Otherwise they are, for
+        each query, the largest score, and the logarithm of the sum of the exponentials of the
+        scores less it.
+        """
+        last = self.keys if self.has_few_keys else 2
+        return [self.batch, self.heads, self.queries, last]
 
     @property
     def group(self) -> int:
@@ -208,6 +228,15 @@ class Span:
         end = self._of.end_of(self._first + last) - self.start
         return bind(tirx.max(const(0), tirx.min(self.size, end)))
 
+    def extent_of(self, row, is_masked: bool):
+        """Return the number of keys in the panels of :meth:`panels_of`, without padding."""
+        of = self._of
+        if not is_masked:
+            return self._blocks.columns
+        if of.causal_mask is None and of.has_few_keys:
+            return of.keys
+        return bind(tirx.min(self.size, self.panels_of(row) * self._blocks.width))
+
     def panels_of(self, row):
         """Return the number of panels of :meth:`depth_of`."""
         return bind(ceil_div(self.depth_of(row), self._blocks.width))
@@ -252,6 +281,8 @@ class Blocks:
         self.width = self.tile_vectors * cpu.lanes
         self.rows = max(1, _ROWS // self.tile_rows) * self.tile_rows
         self.panels = max(1, _COLUMNS // self.width)
+        if of.has_few_keys:
+            self.panels = ceil_div(of.keys, self.width)
         self.columns = self.panels * self.width
         self.pitch = self.columns + cpu.lanes
 

@@ -35,23 +35,23 @@ def attention(
     cpu : CPU
         The target CPU.
     saves_sums : bool
-        Whether the kernel also returns, for each query, the largest score and the logarithm of the
-        sum of the exponentials of the scores less it, ``(batch, heads, queries, 2)``. Their sum
-        would lose the logarithm beside a score such as -1e9, of a query whose keys are all masked
-        by a finite number. They are 0 and infinity for a query without keys, so that all weights
-        computed from them are 0.
+        Whether the kernel also returns numbers for the gradient, :attr:`Attention.saved`. The sum
+        of the largest score and the logarithm would lose the logarithm beside a score such as -1e9,
+        of a query whose keys are all masked by a finite number. They are 0 and infinity for a query
+        without keys, so that all weights computed from them are 0. Weights are saved as far as a
+        causal mask admits them, in whole panels.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes the tensors of ``shapes``, and that of the largest scores and logarithms. If weights
-        are dropped, it takes the seed and the stream after the values.
+        Takes the tensors of ``shapes``, and that of the saved numbers. If weights are dropped, it
+        takes the seed and the stream after the values.
     """
     names = ["query", "key", "value", *(["bias"] if of.bias else []), "result"]
     shapes = [*shapes]
     if saves_sums:
         names.append("sums")
-        shapes.append([of.batch, of.heads, of.queries, 2])
+        shapes.append(of.saved)
     params = with_generator(of, b.floats(names, shapes), 3)
 
     def body(query, key, value, *others) -> None:
@@ -130,6 +130,8 @@ class Forward:
             def weights(is_masked: bool) -> None:
                 with b.serial(0, rows) as row:
                     self._row(row, scores, total, largest, sums, span, is_masked)
+                    if self.sums is not None and self.of.has_few_keys and total is not None:
+                        self._save(head, row, scores, sums, span, is_masked)
                     if factors is not None:
                         self._drop(head, row, scores, factors, span, is_masked)
 
@@ -192,6 +194,25 @@ class Forward:
                 at = bind(row * pitch + v * lanes)
                 vectors.store(total, at, vectors.load(total, at) * factor)
 
+    def _save(self, head, row, scores, sums, span, is_masked: bool) -> None:
+        """Emit a copy of a row of weights, divided by their sum, for the gradient."""
+        vectors = self.vectors
+        factor = bind(vectors.splat(self._share(row, sums)[1]))
+        base = bind(row * self.blocks.pitch)
+        target = bind(head.row_start(span.query(row)) * self.of.keys)
+
+        def part(offset, number) -> None:
+            weight = vectors.load(scores, base + offset) * factor
+            vectors.store(self.sums, target + offset, weight, number)
+
+        vectors.each(span.extent_of(row, is_masked), part)
+
+    def _share(self, row, sums) -> tuple:
+        """Return the sum of the weights of a row, and one over it, or 0 for a row without keys."""
+        zero, one = (tirx.const(value, "float32") for value in (0.0, 1.0))
+        total = bind(self.vectors.sum(bind(self.vectors.load(sums, row * self.vectors.lanes))))
+        return total, bind(tirx.Select(tirx.EQ(total, zero), zero, one / total))
+
     def _drop(self, head, row, scores, factors, span, is_masked: bool) -> None:
         """Emit the dropout of a row of weights, after their sum is known."""
         vectors, blocks = self.vectors, self.blocks
@@ -205,10 +226,8 @@ class Forward:
 
     def _finish(self, head, first, row, total, largest, sums) -> None:
         """Emit the division of a row of the result by the sum of its weights."""
-        of, vectors = self.of, self.vectors
-        zero, one = (tirx.const(value, "float32") for value in (0.0, 1.0))
-        total_weight = bind(vectors.sum(bind(vectors.load(sums, row * vectors.lanes))))
-        factor = bind(tirx.Select(tirx.EQ(total_weight, zero), zero, one / total_weight))
+        of, vectors, zero = self.of, self.vectors, tirx.const(0.0, "float32")
+        total_weight, factor = self._share(row, sums)
         if total is not None:
             splat = bind(vectors.splat(factor))
             source = bind(row * self.blocks.padded(of.value_features))
@@ -219,7 +238,7 @@ class Forward:
                 vectors.store(self.result, target + offset, value, number)
 
             vectors.each(of.value_features, part)
-        if self.sums is not None:
+        if self.sums is not None and not (total is not None and of.has_few_keys):
             at = bind(head.row_start(first + row) * 2)
             logarithm = math.log_of_normal(total_weight)
             infinite = tirx.const(float("inf"), "float32")

@@ -37,8 +37,8 @@ def attention_backward(
     cpu : CPU
         The target CPU.
     takes_sums : bool
-        Whether the kernel takes the largest scores and logarithms that the kernel of attention
-        saves. Otherwise it computes them.
+        Whether the kernel takes the numbers that the kernel of attention saves,
+        :attr:`Attention.saved`. Otherwise it computes the largest scores and logarithms.
 
     Returns
     -------
@@ -52,7 +52,7 @@ def attention_backward(
         names.append("bias")
     if takes_sums:
         names.append("sums")
-        shapes.append([of.batch, of.heads, of.queries, 2])
+        shapes.append(of.saved)
     names += ["query_grad", "key_grad", "value_grad"]
     shapes += shapes[2:5]
     params = with_generator(of, b.floats(names, shapes), 5)
@@ -74,6 +74,7 @@ class _Backward:
         self.output_grad, self.output, self.query, self.key, self.value = inputs
         self.bias, self.sums, self.results = bias, sums, results
         self.is_given = sums is not None
+        self.has_weights = self.is_given and of.has_few_keys
 
     def emit(self) -> None:
         of = self.of
@@ -92,7 +93,7 @@ class _Backward:
         keys = self.key, bind(head.key_start()), head.key_step()
         values = self.value, bind(head.value_start()), head.value_step()
         packed = (
-            blocks.pack_panels(keys, of.keys, of.features, loop),
+            None if self.has_weights else blocks.pack_panels(keys, of.keys, of.features, loop),
             blocks.pack_panels(values, of.keys, of.value_features, loop),
             blocks.pack_rows(keys, of.keys, of.features, loop),
         )
@@ -184,6 +185,7 @@ class _Pair:
         self._keys, self._values, self._key_rows = packed
         self._query, self._grad, self._inner = rows
         self._query_grad, self._key_grad, self._value_grad = totals
+        self._has_weights = backward.has_weights
 
     def emit(self, first, rows, span: Span, with_keys: bool, with_queries: bool) -> None:
         """Emit the additions to the gradients: of keys and values, of queries, or of all."""
@@ -193,9 +195,10 @@ class _Pair:
         grad = self._grad, bind(first * blocks.padded(value_features))
         weights, grads = (b.scratch(blocks.rows * blocks.pitch) for _ in range(2))
         factors = self._dropout.scratch() if self._dropout else None
-        blocks.scores(query, self._keys, features, weights, rows, span)
-        if self._bias is not None:
-            blocks.add_bias(self._bias, self._head, weights, rows, span)
+        if not self._has_weights:
+            blocks.scores(query, self._keys, features, weights, rows, span)
+            if self._bias is not None:
+                blocks.add_bias(self._bias, self._head, weights, rows, span)
         blocks.scores(grad, self._values, value_features, grads, rows, span)
 
         def each_row(is_masked: bool) -> None:
@@ -216,30 +219,39 @@ class _Pair:
         """Emit the weights of a row of scores, and the gradients of the scores."""
         blocks = self._blocks
         vectors, lanes = blocks.vectors, blocks.vectors.lanes
-        base = bind(row * blocks.pitch)
-        at = bind(self._head.row_start(first + row) * 2)
-        largest, logarithm = (bind(vectors.splat(self._sums[at + i])) for i in range(2))
+        base, place = bind(row * blocks.pitch), bind(self._head.row_start(first + row))
         inner = bind(vectors.splat(self._inner[first + row]))
         panels = span.panels_of(row) if is_masked else const(blocks.panels)
-        low, high = span.limits(row) if is_masked else (None, None)
         if factors is not None:
             query = bind(first + row)
             start = self._dropout.fill(factors, self._head, query, span, panels)
-        with b.serial(0, panels) as j:
-            for v in range(blocks.tile_vectors):
-                column = bind(j * blocks.width + v * lanes)
-                score = vectors.load(weights, base + column)
-                if is_masked:
-                    score = blocks.only_between(score, column, low, high)
-                weight = math.exp_or_0(bind(score - largest - logarithm))
-                grad = vectors.load(grads, base + column)
-                if factors is None:
-                    vectors.store(weights, base + column, weight)
-                else:
-                    factor = bind(vectors.load(factors, start + column))
-                    vectors.store(weights, base + column, weight * factor)
-                    grad = grad * factor
-                vectors.store(grads, base + column, weight * (grad - inner))
+
+        def finish(column, weight) -> None:
+            grad = vectors.load(grads, base + column)
+            if factors is None:
+                vectors.store(weights, base + column, weight)
+            else:
+                factor = bind(vectors.load(factors, start + column))
+                vectors.store(weights, base + column, weight * factor)
+                grad = grad * factor
+            vectors.store(grads, base + column, weight * (grad - inner))
+
+        if self._has_weights:
+            source = bind(place * self._of.keys)
+            vectors.each(
+                span.extent_of(row, is_masked),
+                lambda k, number: finish(k, bind(vectors.load(self._sums, source + k, number))),
+            )
+        else:
+            largest, logarithm = (bind(vectors.splat(self._sums[place * 2 + i])) for i in range(2))
+            low, high = span.limits(row) if is_masked else (None, None)
+            with b.serial(0, panels) as j:
+                for v in range(blocks.tile_vectors):
+                    column = bind(j * blocks.width + v * lanes)
+                    score = vectors.load(weights, base + column)
+                    if is_masked:
+                        score = blocks.only_between(score, column, low, high)
+                    finish(column, math.exp_or_0(bind(score - largest - logarithm)))
         if is_masked:
             with b.serial(panels, bind(ceil_div(span.size, blocks.width))) as j:
                 for v in range(blocks.tile_vectors):

@@ -123,7 +123,7 @@ def test_a_query_without_keys_has_no_gradient(target):
 def test_all_keys_of_a_query_may_be_masked_by_a_finite_number(target, mask):
     """The keys of such a query have equal weights: beside its scores, the logarithm of their number
     has no digit."""
-    of, shapes, names = sized((1, 3, 50, 1, 1, 4, 4), (), (2, 3))
+    of, shapes, names = sized((1, 3, 50, 1, 1, 4, 4), ["keys"], (2, 3))  # saves the sums
     *inputs, output_grad = (
         RNG.normal(size=at(shape, names)).astype("float32") for shape in shapes[:-1]
     )
