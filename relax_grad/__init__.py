@@ -34,7 +34,7 @@ if not _entry.deferred:
 _LATE = ("backend", "cli", "coverage", "distributed", "frontend", "testing", "training")
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     """Import the modules that differentiation does not need at their first use."""
     if name in _LATE:
         return importlib.import_module(f".{name}", __name__)

@@ -13,6 +13,7 @@ import secrets
 import socket
 import time
 import weakref
+from typing import TYPE_CHECKING
 
 import tvm_ffi
 
@@ -22,6 +23,9 @@ from . import _gloo, _handshake, _memory, _mpi_job, _nodes, _processes, _replica
 from ._disco import disco, process_session
 from ._tasks import INBOXES, serve_controller
 from .errors import WorkerError
+
+if TYPE_CHECKING:
+    from tvm.runtime.disco import DRef
 
 #: The seconds in which processes end by themselves, in which worker 0 forgets its tensors, and in
 #: which other workers may tell more about a failure.
@@ -296,7 +300,7 @@ class Session:
         finally:
             tvm_ffi.registry.remove_global_func(name)
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> object:
         if name.startswith("_") or self.__dict__.get("disco") is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         self._check_open()
@@ -305,7 +309,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Calls
@@ -343,7 +347,7 @@ class Session:
         """
         self.run("wait")
 
-    def debug(self, value, rank: int):
+    def debug(self, value: DRef, rank: int) -> object:
         """Return the value of a reference of Disco on a worker, as ``DRef.debug_get_from_remote``
         does."""
         self.synchronize()

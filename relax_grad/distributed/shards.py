@@ -31,7 +31,7 @@ class Shard:
     axis: int | None = None
     parts: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "parts", check_integer("parts", self.parts, 1))
 
     def __str__(self) -> str:

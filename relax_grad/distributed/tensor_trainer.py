@@ -147,7 +147,7 @@ class TensorParallelTrainer(ParallelTrainer):
         session: Session,
         parts: Parts,
         check_every: int,
-        **options,
+        **options: object,
     ):
         self.shards = parts.shards
         super().__init__(step, parallel, session, parts.layouts(), check_every, **options)

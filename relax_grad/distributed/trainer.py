@@ -12,7 +12,7 @@ from tvm_ffi import structural_equal
 
 from ..activity import holds_floats
 from ..ir.compat import dtype_of
-from ..training import Optimizer, Trainer, TrainStep
+from ..training import Optimizer, StepResult, Trainer, TrainStep
 from ._parallel_trainer import ParallelTrainer, as_step, check_interval, check_session
 from ._parts import Parts
 from ._processes import shares
@@ -271,7 +271,7 @@ class DataParallelTrainer(ParallelTrainer):
         split: list[str],
         parts: Parts | None,
         check_every: int,
-        **options,
+        **options: object,
     ):
         self._split = split
         self._group_size = 1 if parts is None else session.num_workers // session.num_groups
@@ -307,7 +307,7 @@ class DataParallelTrainer(ParallelTrainer):
         """The number of shares of a batch."""
         return self.session.num_workers // self._group_size
 
-    def step(self, *batch: object, lr: float | None = None, **others: object):
+    def step(self, *batch: object, lr: float | None = None, **others: object) -> StepResult:
         try:
             return super().step(*batch, lr=lr, **others)
         except FloatingPointError as error:

@@ -382,7 +382,7 @@ def is_name(value: relax.Expr) -> bool:
     return isinstance(value, (relax.Var, relax.Tuple, relax.TupleGetItem))
 
 
-def named_by(value: relax.Expr, named: dict):
+def named_by(value: relax.Expr, named: dict) -> object:
     """Return the tensors of a value for which :func:`is_name` is true: one tensor, nested lists, or
     None."""
     if isinstance(value, relax.Var):

@@ -226,7 +226,7 @@ def shapes_may_differ(actual: tvm.relax.Type, expected: tvm.relax.Type) -> bool:
 _LAYOUT_KEY = slayout("A").__tvm_ffi_type_info__.type_key
 
 
-def layout_decision(layout: str | None):
+def layout_decision(layout: str | None) -> tvm.ir.Node:
     """Return ConvertLayout's record for a tensor: its axes in order, ``"ACDB"`` for NHWC that was
     NCHW.
 
@@ -248,7 +248,9 @@ def decided_layout(decision: object) -> str | None:
     return decision.layout.name if decision.layout is not None else ""
 
 
-def infer_layout_output(input_layouts: list, output_layouts: list, attrs, new_args: dict):
+def infer_layout_output(
+    input_layouts: list, output_layouts: list, attrs: tvm.ir.Attrs | None, new_args: dict
+) -> tvm.ir.Node:
     """Return the result of a layout inference in the form that ConvertLayout expects.
 
     Parameters
@@ -269,7 +271,7 @@ def infer_layout_output(input_layouts: list, output_layouts: list, attrs, new_ar
     )
 
 
-def replace_attrs(attrs, **changes):
+def replace_attrs(attrs: tvm.ir.Attrs, **changes: object) -> tvm.ir.Attrs:
     """Return a copy of an attributes node with some fields changed."""
     info = attrs.__tvm_ffi_type_info__
     fields = {field.name: getattr(attrs, field.name) for field in info.fields}
@@ -304,7 +306,9 @@ def applies_softmax(attrs: tvm.ir.Attrs) -> bool:
     return bool(getattr(attrs, "apply_softmax", True))
 
 
-def masked_load(buffer, ramp, mask):
+def masked_load(
+    buffer: tvm.tirx.Buffer, ramp: tvm.tirx.Ramp, mask: tvm.tirx.PrimExpr
+) -> tvm.tirx.PrimExpr:
     """Return the lanes of a buffer that a mask selects; the others are undefined."""
     if hasattr(tvm.tirx.op, "masked_load"):  # 0.27 and later
         lanes = int(ramp.lanes)
@@ -312,7 +316,9 @@ def masked_load(buffer, ramp, mask):
     return tvm.tirx.BufferLoad(buffer, [ramp], mask)
 
 
-def masked_store(buffer, value, ramp, mask) -> None:
+def masked_store(
+    buffer: tvm.tirx.Buffer, value: tvm.tirx.PrimExpr, ramp: tvm.tirx.Ramp, mask: tvm.tirx.PrimExpr
+) -> None:
     """Emit a statement that stores the lanes that a mask selects."""
     import tvm.tirx.script.builder as builder
 

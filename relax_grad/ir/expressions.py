@@ -35,7 +35,7 @@ def are_equal(expr: tirx.PrimExpr, other: tirx.PrimExpr) -> bool:
     )
 
 
-def substitute(expr: tirx.PrimExpr, values: Mapping[tirx.Var, tirx.PrimExpr]):
+def substitute(expr: tirx.PrimExpr, values: Mapping[tirx.Var, tirx.PrimExpr]) -> tirx.PrimExpr:
     """Return an expression or a statement with values in the place of variables, in the dtypes of
     these.
 

@@ -201,7 +201,7 @@ class Inferred:
     #: The number of calls after which the cache is cleared.
     MOST = 4096
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._known: dict[tuple, tuple[list, relax.Type]] = {}
 
     def of(self, call: relax.Call, infer: Callable[[], relax.Type]) -> relax.Type:

@@ -38,7 +38,7 @@ def grid_sample_backward_data(
     data_shape: relax.Expr | Shape,
     grid: relax.Expr,
     directions: relax.Expr | Sequence[relax.Expr] = (),
-    **attrs,
+    **attrs: object,
 ) -> relax.Call:
     """Gradient of grid_sample, or of its derivative along directions of the grid, with respect to
     the data.
@@ -76,7 +76,7 @@ def grid_sample_backward_grid(
     data: relax.Expr,
     grid: relax.Expr,
     directions: relax.Expr | Sequence[relax.Expr] = (),
-    **attrs,
+    **attrs: object,
 ) -> relax.Call:
     """Gradient of grid_sample, or of its derivative along directions of the grid, with respect to
     the grid.
@@ -104,7 +104,7 @@ def grid_sample_jvp(
     data: relax.Expr,
     grid: relax.Expr,
     directions: relax.Expr | Sequence[relax.Expr] = (),
-    **attrs,
+    **attrs: object,
 ) -> relax.Call:
     """Derivative of grid_sample along directions of the grid.
 

@@ -36,7 +36,10 @@ _RESIZE_ATTRS = (
 
 
 def resize2d_backward_data(
-    output_grad: relax.Expr, data_shape: relax.Expr | Shape, size: relax.Expr | Shape, **attrs
+    output_grad: relax.Expr,
+    data_shape: relax.Expr | Shape,
+    size: relax.Expr | Shape,
+    **attrs: object,
 ) -> relax.Call:
     """Gradient of resize2d with respect to its data.
 
@@ -62,7 +65,10 @@ def resize2d_backward_data(
 
 
 def resize3d_backward_data(
-    output_grad: relax.Expr, data_shape: relax.Expr | Shape, size: relax.Expr | Shape, **attrs
+    output_grad: relax.Expr,
+    data_shape: relax.Expr | Shape,
+    size: relax.Expr | Shape,
+    **attrs: object,
 ) -> relax.Call:
     """Gradient of resize3d with respect to its data.
 

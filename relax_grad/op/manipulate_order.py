@@ -20,7 +20,7 @@ def layout_transform_backward_x(
     output_grad: relax.Expr,
     x_shape: relax.Expr | Shape,
     index_map: Callable | IndexMap,
-    **unused_attrs,
+    **unused_attrs: object,
 ) -> relax.Call:
     """Gradient of layout_transform with respect to its data.
 

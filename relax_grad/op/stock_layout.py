@@ -7,6 +7,9 @@ TVM are corrected here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from tvm import relax
 from tvm.ir import Op
 
 from ..ir.compat import infer_layout_output, layout_decision
@@ -36,14 +39,16 @@ follow_axis("relax.nn.log_softmax")
 
 
 @layout_rule("relax.nn.pad")
-def pad(call, layouts, desired):
+def pad(call: relax.Call, layouts: list, desired: Mapping[str, Sequence[str]]) -> Converted:
     """Pad the axes in the order of the layout."""
     layout = layouts[0]
     return Converted([layout], layout, moved_widths(call, layout))
 
 
 @layout_rule("relax.collapse_sum_to")
-def collapse_sum_to(call, layouts, desired):
+def collapse_sum_to(
+    call: relax.Call, layouts: list, desired: Mapping[str, Sequence[str]]
+) -> Converted | None:
     """Sum over the axes in the order of the layout; the removed axes must be the first."""
     layout = layouts[0]
     output = trailing(layout, call.ty.ndim)
@@ -52,7 +57,9 @@ def collapse_sum_to(call, layouts, desired):
 
 
 @layout_rule("relax.broadcast_to")
-def broadcast_to(call, layouts, desired):
+def broadcast_to(
+    call: relax.Call, layouts: list, desired: Mapping[str, Sequence[str]]
+) -> Converted | None:
     """Broadcast along the axes in the order of the layout; new axes come first."""
     layout, ndim = layouts[0], call.ty.ndim
     outer = ndim - len(layout)

@@ -23,7 +23,7 @@ _ATTRS = {
 
 
 def roi_align_backward_data(
-    output_grad: relax.Expr, data: relax.Expr, rois: relax.Expr, **attrs
+    output_grad: relax.Expr, data: relax.Expr, rois: relax.Expr, **attrs: object
 ) -> relax.Call:
     """Gradient of roi_align with respect to its data.
 
@@ -47,7 +47,7 @@ def roi_align_backward_data(
 
 
 def roi_align_jvp(
-    data_direction: relax.Expr, data: relax.Expr, rois: relax.Expr, **attrs
+    data_direction: relax.Expr, data: relax.Expr, rois: relax.Expr, **attrs: object
 ) -> relax.Call:
     """Derivative of roi_align along a direction of its data, for the mode ``max``.
 
@@ -68,7 +68,7 @@ def roi_align_jvp(
 
 
 def roi_pool_backward_data(
-    output_grad: relax.Expr, data: relax.Expr, rois: relax.Expr, **attrs
+    output_grad: relax.Expr, data: relax.Expr, rois: relax.Expr, **attrs: object
 ) -> relax.Call:
     """Gradient of roi_pool with respect to its data.
 
@@ -92,7 +92,7 @@ def roi_pool_backward_data(
 
 
 def roi_pool_jvp(
-    data_direction: relax.Expr, data: relax.Expr, rois: relax.Expr, **attrs
+    data_direction: relax.Expr, data: relax.Expr, rois: relax.Expr, **attrs: object
 ) -> relax.Call:
     """Derivative of roi_pool along a direction of its data.
 

@@ -43,7 +43,7 @@ class Primal:
         """Tell whether a part before this one writes to a buffer."""
         return any(each < number for each in self._writers[buffer])
 
-    def value(self, number: int, expr: tirx.PrimExpr, after: bool = False):
+    def value(self, number: int, expr: tirx.PrimExpr, after: bool = False) -> tirx.PrimExpr:
         """Return an expression with loads of the values before a part, or after it."""
 
         def change(load):

@@ -213,7 +213,7 @@ def _has_binding(stmt: tirx.Stmt) -> bool:
 class _Parser:
     """The conversion of statements. Variables of blocks are replaced by their values."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.allocated: list[tirx.Var] = []
         self._name = ""
 

@@ -145,7 +145,7 @@ def affine_grid_backward_data(output_grad: te.Tensor, align_corners: bool) -> te
 
 
 def grid_sample_jvp(
-    data: te.Tensor, grid: te.Tensor, directions: Sequence[te.Tensor], **attrs
+    data: te.Tensor, grid: te.Tensor, directions: Sequence[te.Tensor], **attrs: object
 ) -> te.Tensor:
     """Derivative of grid_sample along directions of the grid; grid_sample itself without
     directions.
@@ -190,7 +190,7 @@ def grid_sample_backward_data(
     grid: te.Tensor,
     directions: Sequence[te.Tensor],
     data_shape: Shape,
-    **attrs,
+    **attrs: object,
 ) -> te.Tensor:
     """Gradient of :func:`grid_sample_jvp` with respect to the data: each sample adds to its taps.
 
@@ -242,7 +242,7 @@ def grid_sample_backward_grid(
     data: te.Tensor,
     grid: te.Tensor,
     directions: Sequence[te.Tensor],
-    **attrs,
+    **attrs: object,
 ) -> te.Tensor:
     """Gradient of :func:`grid_sample_jvp` with respect to the grid.
 

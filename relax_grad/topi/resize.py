@@ -244,7 +244,7 @@ def resize(
     layout: str,
     out_dtype: str,
     extrapolation_value: float,
-    **attrs,
+    **attrs: object,
 ) -> te.Tensor:
     """Resize the spatial axes: ``topi.image.resize2d`` and ``resize3d`` for any layout and dtype.
 
@@ -306,7 +306,7 @@ def resize(
 
 
 def resize_backward_data(
-    output_grad: te.Tensor, data_shape: Shape, layout: str, out_dtype: str, **attrs
+    output_grad: te.Tensor, data_shape: Shape, layout: str, out_dtype: str, **attrs: object
 ) -> te.Tensor:
     """Gradient of a resize with respect to its data: the transpose of :func:`resize`.
 

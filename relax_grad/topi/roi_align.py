@@ -33,7 +33,7 @@ class _Align(NamedTuple):
     columns: te.Tensor
 
 
-def roi_align(data: te.Tensor, rois: te.Tensor, **attrs) -> te.Tensor:
+def roi_align(data: te.Tensor, rois: te.Tensor, **attrs: object) -> te.Tensor:
     """Average or maximum of the samples of each bin: ``topi.vision.roi_align`` without reads
     outside the data.
 
@@ -83,7 +83,7 @@ def roi_align(data: te.Tensor, rois: te.Tensor, **attrs) -> te.Tensor:
 
 
 def roi_align_backward_data(
-    output_grad: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs
+    output_grad: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs: object
 ) -> te.Tensor:
     """Gradient of roi_align with respect to the data: each sample adds to the elements around it.
 
@@ -141,7 +141,9 @@ def roi_align_backward_data(
     return cast(total, data.dtype)
 
 
-def roi_align_jvp(direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs) -> te.Tensor:
+def roi_align_jvp(
+    direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs: object
+) -> te.Tensor:
     """Derivative of roi_align along a direction of the data.
 
     Parameters

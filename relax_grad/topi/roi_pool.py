@@ -38,7 +38,7 @@ class _Pool(NamedTuple):
     right: te.Tensor
 
 
-def roi_pool(data: te.Tensor, rois: te.Tensor, **attrs) -> te.Tensor:
+def roi_pool(data: te.Tensor, rois: te.Tensor, **attrs: object) -> te.Tensor:
     """Largest element of each bin: ``topi.vision.roi_pool`` without reads outside the data.
 
     Parameters
@@ -83,7 +83,7 @@ def roi_pool(data: te.Tensor, rois: te.Tensor, **attrs) -> te.Tensor:
 
 
 def roi_pool_backward_data(
-    output_grad: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs
+    output_grad: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs: object
 ) -> te.Tensor:
     """Gradient of roi_pool with respect to the data: the first of the largest elements gets it.
 
@@ -117,7 +117,9 @@ def roi_pool_backward_data(
     return cast(scatter(add_bin, inputs, regions, data.shape, attrs, dtype), data.dtype)
 
 
-def roi_pool_jvp(direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs) -> te.Tensor:
+def roi_pool_jvp(
+    direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs: object
+) -> te.Tensor:
     """Derivative of roi_pool along a direction of the data.
 
     Parameters

@@ -112,7 +112,7 @@ class Optimizer:
     #: Whether the update of an element depends on that element alone.
     is_elementwise = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for member in fields(self):
             value = _checked(type(self).__name__, member, getattr(self, member.name))
             object.__setattr__(self, member.name, value)

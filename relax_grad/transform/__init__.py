@@ -18,7 +18,7 @@ from ..cpu.passes import (
 )
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     if name in __all__:  # one that only compiling needs
         return getattr(passes, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,7 +35,7 @@ class Declarations:
     :meth:`completed` replace it by the function, with the current attributes of the declaration.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._declared: dict[int, _Declared] = {}
 
     @staticmethod

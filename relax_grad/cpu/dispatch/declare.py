@@ -19,7 +19,7 @@ UNDEFINED = "relax_grad_kernel_that_is_not_generated"
 class Extents:
     """The extents of a kernel's tensors: each symbolic expression becomes one variable of int32."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._symbols: list[tuple[tirx.PrimExpr, tirx.Var]] = []
 
     def of(self, extent: tirx.PrimExpr) -> int | tirx.Var:

@@ -141,14 +141,17 @@ class CallSite:
         return extents if 0 < size <= _LARGEST else None
 
 
-_KERNELS: dict[str, Callable[[CallSite], Kernel | None]] = {}
+#: Returns the kernel of a call, or None.
+KernelFactory = Callable[[CallSite], "Kernel | None"]
+
+_KERNELS: dict[str, KernelFactory] = {}
 
 
 #: The operators whose kernels also take tensors in half precision in place of float32.
 _IN_HALVES: set[str] = set()
 
 
-def kernel_for(*op_names: str, in_halves: bool = True):
+def kernel_for(*op_names: str, in_halves: bool = True) -> Callable[[KernelFactory], KernelFactory]:
     """Register a kernel factory for operators. It returns None for calls that it does not support.
 
     With ``in_halves``, each tensor of float32 may instead be stored in float16 or bfloat16. The
@@ -158,7 +161,7 @@ def kernel_for(*op_names: str, in_halves: bool = True):
     if in_halves:
         _IN_HALVES.update(op_names)
 
-    def register(make: Callable[[CallSite], Kernel | None]):
+    def register(make: KernelFactory) -> KernelFactory:
         for op_name in op_names:
             if op_name in _KERNELS:
                 raise ValueError(

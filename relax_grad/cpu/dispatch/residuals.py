@@ -177,10 +177,13 @@ class BlockCalls:
 #: Describes a call that may recompute an intermediate result of an earlier kernel.
 Describe = Callable[[BlockCalls, relax.Var, relax.Call], "Found | None"]
 
-_RESIDUALS: dict[str, Callable[[CallSite, relax.Var, BlockCalls], ResidualKernel | None]] = {}
+#: Returns the residual kernel of a call, or None.
+ResidualFactory = Callable[[CallSite, relax.Var, BlockCalls], "ResidualKernel | None"]
+
+_RESIDUALS: dict[str, ResidualFactory] = {}
 
 
-def residuals_for(*op_names: str):
+def residuals_for(*op_names: str) -> Callable[[ResidualFactory], ResidualFactory]:
     """Register a factory of residual kernels for operators. It returns None if no later call needs
     saved results.
 
@@ -188,7 +191,7 @@ def residuals_for(*op_names: str):
     block before any replacement.
     """
 
-    def register(make: Callable[[CallSite, relax.Var, BlockCalls], ResidualKernel | None]):
+    def register(make: ResidualFactory) -> ResidualFactory:
         for op_name in op_names:
             if op_name in _RESIDUALS:
                 raise ValueError(

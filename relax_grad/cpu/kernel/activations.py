@@ -72,7 +72,7 @@ _TANH_NEAR = [
 ]
 
 
-def normal_cdf(x, bind: Callable = emit_bind):
+def normal_cdf(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return the normal CDF at x, ``(1 + erf(x / sqrt(2))) / 2``, within 4 units in the last
     place."""
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
@@ -82,7 +82,7 @@ def normal_cdf(x, bind: Callable = emit_bind):
     return bind(tirx.Select(x < like(x, 0.0), tail, like(x, 1.0) - tail))
 
 
-def gelu(x, bind: Callable = emit_bind):
+def gelu(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return x times the normal CDF at x, within 4 units in the last place; NaN at minus infinity,
     like PyTorch's."""
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
@@ -94,7 +94,7 @@ def gelu(x, bind: Callable = emit_bind):
     return _positive_part(x, bind) - tail
 
 
-def gelu_slope(x, bind: Callable = emit_bind):
+def gelu_slope(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return the derivative of gelu, ``P(x) + x * phi(x)``, within 4 units in the last place, also
     around its root.
 
@@ -109,7 +109,7 @@ def gelu_slope(x, bind: Callable = emit_bind):
     return _slope(x, tail, bind)
 
 
-def gelu_tanh(x, bind: Callable = emit_bind):
+def gelu_tanh(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return ``x * (1 + tanh(...)) / 2``, within 4 units in the last place; NaN at minus infinity,
     like PyTorch's."""
     a = bind(tirx.Min(like(x, _TANH_END), magnitude(x)))
@@ -118,7 +118,7 @@ def gelu_tanh(x, bind: Callable = emit_bind):
     return _positive_part(x, bind) - _sigmoid_tail(a, bind(p + like(x, 1.0)), n, bind)
 
 
-def gelu_tanh_slope(x, bind: Callable = emit_bind):
+def gelu_tanh_slope(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return the derivative of gelu_tanh, within 4 units in the last place, also around its root.
 
     It is NaN at both infinities, like PyTorch's.
@@ -140,7 +140,7 @@ def gelu_tanh_slope(x, bind: Callable = emit_bind):
     return _slope(x, bind(tirx.Select(is_near, near, far)), bind)
 
 
-def silu(x, bind: Callable = emit_bind):
+def silu(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return ``x * sigmoid(x)``, within 4 units in the last place; NaN at minus infinity, like
     PyTorch's."""
     a = bind(tirx.Min(like(x, _SIGMOID_END), magnitude(x)))
@@ -148,7 +148,7 @@ def silu(x, bind: Callable = emit_bind):
     return _positive_part(x, bind) - _sigmoid_tail(a, bind(p), n, bind)
 
 
-def softplus(x, bind: Callable = emit_bind):
+def softplus(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return ``log(1 + exp(x))``, within 3 units in the last place, also for negative x (about
     ``exp(x)``)."""
     e = functions.exp(bind(like(x, 0.0) - magnitude(x)), bind)

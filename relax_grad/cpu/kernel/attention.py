@@ -15,7 +15,7 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from . import functions as math
-from ._attention_blocks import LOWEST, Attention, Blocks, Heads
+from ._attention_blocks import LOWEST, Attention, Blocks, Head, Heads
 from ._attention_dropout import Dropout, with_generator
 from .builder import Accumulators, Extent, bind, const
 
@@ -85,13 +85,22 @@ class Forward:
         The seed and the stream, if weights are dropped.
     """
 
-    def __init__(self, of: Attention, cpu: CPU, query, bias, result, sums, generator=()):
+    def __init__(
+        self,
+        of: Attention,
+        cpu: CPU,
+        query: tirx.Buffer,
+        bias: tirx.Buffer | None,
+        result: tirx.Buffer | None,
+        sums: tirx.Buffer | None,
+        generator: Sequence[tirx.Buffer] = (),
+    ):
         self.of, self.blocks = of, Blocks(of, cpu)
         self.dropout = Dropout(of, self.blocks, *generator) if generator else None
         self.vectors = self.blocks.vectors
         self.query, self.bias, self.result, self.sums = query, bias, result, sums
 
-    def packed(self, head, key, value, loop: Callable) -> tuple:
+    def packed(self, head: Head, key: tirx.Buffer, value: tirx.Buffer, loop: Callable) -> tuple:
         """Emit copies of the keys and values of a head: the keys in panels, the values in padded
         rows."""
         of, blocks = self.of, self.blocks
@@ -102,7 +111,7 @@ class Forward:
             blocks.pack_rows(values, of.keys, of.value_features, loop),
         )
 
-    def block(self, head, packed: tuple, first) -> None:
+    def block(self, head: Head, packed: tuple, first: tirx.PrimExpr) -> None:
         """Emit the attention of a block of queries from the first one on."""
         of, blocks, vectors = self.of, self.blocks, self.vectors
         keys, values = packed

@@ -7,11 +7,12 @@ one to a variable, so that it is computed once. Indices are int32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, reduce
 from math import prod
+from typing import TypeAlias
 
 import tvm.tirx.script.builder as T
 import tvm_ffi
@@ -24,7 +25,7 @@ from ...ir.dtypes import HALVES
 from ...ir.module import IS_KERNEL, NO_ALIASES, SCHEDULED_ATTRS
 from .halves import Half, stored_params
 
-Extent = "int | tirx.PrimExpr"
+Extent: TypeAlias = "int | tirx.PrimExpr"
 bind = T.Bind
 
 #: The buffers allocated in each open block.
@@ -138,7 +139,7 @@ def floats(names: Iterable[str], shapes: Iterable[Sequence[Extent]]) -> list[tup
 
 
 @contextmanager
-def block(name: str):
+def block(name: str) -> Iterator[None]:
     """Emit a block with empty read and write regions."""
     with T.sblock(name):
         T.reads([])
@@ -147,7 +148,7 @@ def block(name: str):
 
 
 @contextmanager
-def scopes():
+def scopes() -> Iterator[None]:
     """Emit the body of a function."""
     token = _SCOPES.set([])
     with _block():
@@ -165,14 +166,14 @@ def _block():
 
 
 @contextmanager
-def serial(start: Extent, stop: Extent):
+def serial(start: Extent, stop: Extent) -> Iterator[tirx.Var]:
     """Emit a loop."""
     with T.serial(start, stop) as index, _block():
         yield index
 
 
 @contextmanager
-def parallel(start: Extent, stop: Extent):
+def parallel(start: Extent, stop: Extent) -> Iterator[tirx.Var]:
     """Emit a loop whose iterations are divided among threads; parallel loops do not nest.
 
     Within :func:`one_thread`, it is a loop of one thread.
@@ -183,7 +184,7 @@ def parallel(start: Extent, stop: Extent):
 
 
 @contextmanager
-def one_thread(condition: bool = True):
+def one_thread(condition: bool = True) -> Iterator[None]:
     """Let parallel loops run in one thread, if the condition holds: waking the others costs more
     than small work."""
     token = _ONE_THREAD.set(condition or _ONE_THREAD.get())
@@ -221,7 +222,7 @@ def scratch(size: Extent, dtype: str = "float32") -> tirx.Buffer:
     return T.decl_buffer([size], dtype, data=bind(own.data), layout=None)
 
 
-def store(buffer: tirx.Buffer, index, value) -> None:
+def store(buffer: tirx.Buffer, index: tirx.PrimExpr, value: tirx.PrimExpr) -> None:
     """Store one element."""
     if isinstance(buffer, Half):
         buffer.store(index, value)
@@ -229,7 +230,13 @@ def store(buffer: tirx.Buffer, index, value) -> None:
         T.buffer_store(buffer, value, [index])
 
 
-def copy(target: tirx.Buffer, at, source: tirx.Buffer, start, number) -> None:
+def copy(
+    target: tirx.Buffer,
+    at: tirx.PrimExpr,
+    source: tirx.Buffer,
+    start: tirx.PrimExpr,
+    number: Extent,
+) -> None:
     """Copy consecutive elements to another buffer."""
     if str(target.dtype) != str(source.dtype):  # one of them is in half precision
         with serial(0, number) as i:
@@ -239,7 +246,7 @@ def copy(target: tirx.Buffer, at, source: tirx.Buffer, start, number) -> None:
     _call("llvm.memcpy", *pointers, _bytes(target, number), tirx.const(False, "bool"))
 
 
-def clear(target: tirx.Buffer, at, number) -> None:
+def clear(target: tirx.Buffer, at: tirx.PrimExpr, number: Extent) -> None:
     """Store 0 to consecutive elements."""
     zero, is_volatile = tirx.const(0, "int8"), tirx.const(False, "bool")
     _call("llvm.memset", _address(target, at), zero, _bytes(target, number), is_volatile)
@@ -257,20 +264,22 @@ def _bytes(buffer: tirx.Buffer, number):
     return tirx.Cast("int64", as_expr(number)) * tvm_ffi.dtype(str(buffer.dtype)).itemsize
 
 
-def prefetch(buffer: tirx.Buffer, index) -> None:
+def prefetch(buffer: tirx.Buffer, index: tirx.PrimExpr) -> None:
     """Prefetch the cache line of an element into the second-level cache; the index may be out of
     bounds."""
     _call("llvm.prefetch", _address(buffer, index), const(0), const(2), const(1))
 
 
 @contextmanager
-def when(condition):
+def when(condition: tirx.PrimExpr) -> Iterator[None]:
     """Emit the statements of a ``with`` body under a condition."""
     with T.If(condition), T.Then(), _block():
         yield
 
 
-def either(condition, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+def either(
+    condition: tirx.PrimExpr, then: Callable[[], None], otherwise: Callable[[], None]
+) -> None:
     """Emit an if with both branches."""
     with T.If(condition):
         with T.Then(), _block():
@@ -293,7 +302,9 @@ class Vectors:
     def __init__(self, lanes: int, dtype: str = "float32"):
         self.lanes, self.dtype = lanes, dtype
 
-    def load(self, buffer: tirx.Buffer, index, number=None):
+    def load(
+        self, buffer: tirx.Buffer, index: tirx.PrimExpr, number: Extent | None = None
+    ) -> tirx.PrimExpr:
         """Load consecutive elements: all lanes, or the first ``number`` lanes with 0 in the
         others."""
         if self._is_whole(number):
@@ -311,7 +322,13 @@ class Vectors:
         T.buffer_store(row, tirx.Select(mask, loaded, self.splat(0)), [self._ramp(const(0))])
         return row[self._ramp(const(0))]
 
-    def store(self, buffer: tirx.Buffer, index, vector, number=None) -> None:
+    def store(
+        self,
+        buffer: tirx.Buffer,
+        index: tirx.PrimExpr,
+        vector: tirx.PrimExpr,
+        number: Extent | None = None,
+    ) -> None:
         """Store consecutive elements: all lanes, or the first ``number`` lanes."""
         if self._is_whole(number):
             store(buffer, self._ramp(index), vector)
@@ -320,13 +337,15 @@ class Vectors:
         else:
             masked_store(buffer, vector, self._ramp(index), self._mask(number))
 
-    def splat(self, value):
+    def splat(self, value: tirx.PrimExpr | float) -> tirx.PrimExpr:
         """Return a vector of one value."""
         if isinstance(value, (int, float)):
             value = tirx.const(float(value), self.dtype)
         return Broadcast(value, self.lanes)
 
-    def only(self, vector, number, other: float = 0.0):
+    def only(
+        self, vector: tirx.PrimExpr, number: Extent | None, other: float = 0.0
+    ) -> tirx.PrimExpr:
         """Return a vector with ``other`` in the lanes from ``number`` on; unchanged if number is
         None."""
         if self._is_whole(number):
@@ -344,7 +363,14 @@ class Vectors:
             rows = [bind(_shuffle(pair, lanes)) for pair in pairs for lanes in (low, high)]
         return rows
 
-    def copy_transposed(self, source, left, extent: Extent, target, place: Callable) -> None:
+    def copy_transposed(
+        self,
+        source: tuple[tirx.Buffer, tirx.PrimExpr, Extent],
+        left: tirx.PrimExpr | None,
+        extent: Extent,
+        target: tirx.Buffer,
+        place: Callable,
+    ) -> None:
         """Copy ``lanes`` rows transposed, a square at a time.
 
         Parameters
@@ -387,7 +413,7 @@ class Vectors:
         ends = range(step * self.lanes, step * self.lanes + step)
         return [bind(_shuffle(parts, range(i, end, step))) for i, end in enumerate(ends)]
 
-    def every(self, vector, step: int):
+    def every(self, vector: tirx.PrimExpr, step: int) -> tirx.PrimExpr:
         """Return a vector that begins with every ``step``-th element of another."""
         return _shuffle([vector], (min(i * step, self.lanes - 1) for i in range(self.lanes)))
 
@@ -399,11 +425,11 @@ class Vectors:
         starts = range(0, len(order), self.lanes)
         return [bind(_shuffle(parts, order[start : start + self.lanes])) for start in starts]
 
-    def sum(self, vector):
+    def sum(self, vector: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the sum of the elements of a vector, added pairwise."""
         return self.fold(vector, lambda a, b: a + b)
 
-    def fold(self, vector, combine: Callable):
+    def fold(self, vector: tirx.PrimExpr, combine: Callable) -> tirx.PrimExpr:
         """Return the reduction of a vector, combined pairwise: first the elements half a vector
         apart."""
         size = self.lanes
@@ -469,27 +495,27 @@ class Accumulators:
             for start in range(0, size, self._each)
         ]
 
-    def __getitem__(self, index: int):
+    def __getitem__(self, index: int) -> tirx.PrimExpr:
         return self._vectors.load(*self._place(index))
 
-    def __setitem__(self, index: int, value) -> None:
+    def __setitem__(self, index: int, value: tirx.PrimExpr) -> None:
         self._vectors.store(*self._place(index), value)
 
     def _place(self, index: int):
         return self._buffers[index // self._each], index % self._each * self._vectors.lanes
 
 
-def sum_of(terms: Iterable):
+def sum_of(terms: Iterable) -> tirx.PrimExpr:
     """Return the sum of expressions, added in their order."""
     return reduce(lambda a, b: a + b, terms)
 
 
-def as_expr(extent: Extent):
+def as_expr(extent: Extent) -> tirx.PrimExpr:
     """Return an extent as an expression."""
     return const(extent) if isinstance(extent, int) else extent
 
 
-def as_float(extent: Extent):
+def as_float(extent: Extent) -> tirx.PrimExpr:
     """Return an extent as a float32."""
     if isinstance(extent, int):
         return tirx.const(float(extent), "float32")

@@ -58,7 +58,7 @@ def expression(function: Callable, *arguments: tirx.PrimExpr) -> tirx.PrimExpr:
     return result
 
 
-def exp(x, bind: Callable = emit_bind):
+def exp(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return e to the power of x, within 1 unit in the last place.
 
     With ``x = n * log(2) + r`` it is ``2**n`` times a polynomial in r, that of Cephes' expf (S. L.
@@ -69,7 +69,7 @@ def exp(x, bind: Callable = emit_bind):
     return scaled(*split_exp(x, bind), bind)
 
 
-def exp_or_0(x, bind: Callable = emit_bind):
+def exp_or_0(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return e to the power of x for x up to 88, within 1 unit in the last place; it is 0 for most
     subnormal results.
 
@@ -88,13 +88,18 @@ def _normal_exp(x, bind: Callable):
     return bind(p * power_of_2(n))
 
 
-def split_exp(x, bind: Callable) -> tuple:
+def split_exp(x: tirx.PrimExpr, bind: Callable) -> tuple:
     """Return p and an int32 n such that e to the power of x is ``p * 2**n``."""
     n, r = reduced(x, bind)
     return small_exp(r, bind), n
 
 
-def reduced(x, bind: Callable, about=None, rest=None) -> tuple:
+def reduced(
+    x: tirx.PrimExpr,
+    bind: Callable,
+    about: tirx.PrimExpr | None = None,
+    rest: tirx.PrimExpr | None = None,
+) -> tuple:
     """Return an int32 n and a small r such that ``x - rest`` is ``n * log(2) + r``.
 
     ``about`` is an approximation of x from which n is computed; it defaults to x.
@@ -107,19 +112,19 @@ def reduced(x, bind: Callable, about=None, rest=None) -> tuple:
     return n, bind(r - (low if rest is None else low + rest))
 
 
-def split_exp2(t, bind: Callable) -> tuple:
+def split_exp2(t: tirx.PrimExpr, bind: Callable) -> tuple:
     """Return p and an int32 n such that 2 to the power of a float64 t is ``(1 + p) * 2**n``."""
     n = _rounded(bind(narrowed(t)), bind)
     r = (t - widened(n)) * like(t, math.log(2), "float64")
     return bind(small_expm1(bind(narrowed(r)), bind)), n
 
 
-def small_exp(r, bind: Callable):
+def small_exp(r: tirx.PrimExpr, bind: Callable) -> tirx.PrimExpr:
     """Return e to the power of r, for r between -log(2) / 2 and log(2) / 2."""
     return small_expm1(r, bind) + like(r, 1.0)
 
 
-def small_expm1(r, bind: Callable):
+def small_expm1(r: tirx.PrimExpr, bind: Callable) -> tirx.PrimExpr:
     """Return ``exp(r) - 1`` for r between -log(2) / 2 and log(2) / 2."""
     p = polynomial(
         r,
@@ -136,7 +141,7 @@ def small_expm1(r, bind: Callable):
     return p * (r * r) + r
 
 
-def log(x, bind: Callable = emit_bind):
+def log(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return the natural logarithm of x, within 1 unit in the last place."""
     m, e = _split(x, bind)
     result = as_bits(_log_of_parts(bind(m - like(m, 1.0)), e, bind), "int32")
@@ -148,7 +153,7 @@ def log(x, bind: Callable = emit_bind):
     return bind(as_bits(_chosen(_is_0(size), infinite, result, bind), "float32"))
 
 
-def log_of_normal(x, bind: Callable = emit_bind):
+def log_of_normal(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return the natural logarithm of a positive normal number, of infinity or of NaN.
 
     It is cheaper than :func:`log`.
@@ -180,7 +185,7 @@ def _log_of_parts(f, e, bind: Callable):
     return bind(f + p + e * like(f, _LOG2_HIGH))
 
 
-def power(x, y, bind: Callable = emit_bind):
+def power(x: tirx.PrimExpr, y: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return x to the power of y, within 2 units in the last place; special cases are those of C's
     pow.
 
@@ -266,7 +271,7 @@ def _differ(a, b, bind: Callable):
     return _is_negative(bits | (like(a, 0, "int32") - bits))
 
 
-def erf(x, bind: Callable = emit_bind):
+def erf(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return the error function of x, within 4 units in the last place; beyond 3.86 it is 1 or -1.
 
     It is the sum of ``x / 4``, which is exact, and of x times a quotient of polynomials of its
@@ -303,7 +308,7 @@ def erf(x, bind: Callable = emit_bind):
     return bind(tirx.Min(like(x, 1.0), tirx.Max(like(x, -1.0), result)))
 
 
-def tanh(x, bind: Callable = emit_bind):
+def tanh(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return the hyperbolic tangent of x, within 2 units in the last place; near 0 by Cephes'
     polynomial."""
     a = bind(magnitude(x))
@@ -326,7 +331,7 @@ def tanh(x, bind: Callable = emit_bind):
     return bind(tirx.Select(a > like(a, 0.625), far, near * s * x + x))
 
 
-def sigmoid(x, bind: Callable = emit_bind):
+def sigmoid(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return ``1 / (1 + exp(-x))``, within 3 units in the last place.
 
     For a negative x it is computed as ``exp(x) / (1 + exp(x))``, whose exponential does not
@@ -338,7 +343,7 @@ def sigmoid(x, bind: Callable = emit_bind):
     return bind(tirx.Select(x < like(x, 0.0), e * share, share))
 
 
-def expm1(x, bind: Callable = emit_bind):
+def expm1(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return ``exp(x) - 1``, within 2 units in the last place, also for small x, where it is about
     x."""
     # With the operands in this order, a NaN propagates.
@@ -351,7 +356,7 @@ def expm1(x, bind: Callable = emit_bind):
     return bind((p * power_of_2(half) + difference) * power_of_2(rest))
 
 
-def log1p(x, bind: Callable = emit_bind):
+def log1p(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return ``log(1 + x)``, within 2 units in the last place, for x from 0 to 2**126 and NaN, also
     for small x."""
     bits = bind(as_bits(bind(x + like(x, 1.0)), "int32"))
@@ -362,7 +367,7 @@ def log1p(x, bind: Callable = emit_bind):
     return _log_of_parts(f, bind(tirx.Cast(x.ty.dtype, n)), bind)
 
 
-def atanh(x, bind: Callable = emit_bind):
+def atanh(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return the inverse of the hyperbolic tangent of x, within 3 units in the last place."""
     a = bind(magnitude(x))
     half = bind(like(x, 0.5) * log1p(bind((a + a) / (like(x, 1.0) - a)), bind))
@@ -396,17 +401,19 @@ def _rounded(x, bind: Callable):
     return bind(as_bits(shifted, "int32") - like(x, _MAGIC_BITS, "int32"))
 
 
-def widened(x):
+def widened(x: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return a number as a float64."""
     return tirx.Cast(str(like(x, 0.0, "float64").ty.dtype), x)
 
 
-def narrowed(x):
+def narrowed(x: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return a float64 as a float32."""
     return tirx.Cast(str(like(x, 0.0).ty.dtype), x)
 
 
-def polynomial(x, coefficients: Sequence[float], bind: Callable, dtype: str = "float32"):
+def polynomial(
+    x: tirx.PrimExpr, coefficients: Sequence[float], bind: Callable, dtype: str = "float32"
+) -> tirx.PrimExpr:
     """Return a polynomial of x, given its coefficients from the highest power down.
 
     Neighbouring terms are combined first (Estrin's scheme), so that several additions overlap; in a
@@ -421,7 +428,7 @@ def polynomial(x, coefficients: Sequence[float], bind: Callable, dtype: str = "f
     return terms[0]
 
 
-def like(x, value: float, dtype: str = "float32"):
+def like(x: tirx.PrimExpr, value: float, dtype: str = "float32") -> tirx.PrimExpr:
     """Return a constant with the number of lanes of x."""
     constant = tirx.const(value, dtype)
     return constant if _lanes(x) == 1 else tirx.Broadcast(constant, _lanes(x))
@@ -431,12 +438,12 @@ def _lanes(x) -> int:
     return int(str(x.ty.dtype).partition("x")[2] or 1)
 
 
-def as_bits(x, dtype: str):
+def as_bits(x: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
     """Return the bits of a value as another dtype of 32 bits."""
     return tirx.reinterpret(dtype if _lanes(x) == 1 else f"{dtype}x{_lanes(x)}", x)
 
 
-def magnitude(x):
+def magnitude(x: tirx.PrimExpr) -> tirx.PrimExpr:
     return as_bits(as_bits(x, "int32") & like(x, 0x7FFFFFFF, "int32"), "float32")
 
 
@@ -446,18 +453,18 @@ def _with_sign(magnitude, x):
     return as_bits(as_bits(magnitude, "int32") | sign, "float32")
 
 
-def scaled(p, n, bind: Callable):
+def scaled(p: tirx.PrimExpr, n: tirx.PrimExpr, bind: Callable) -> tirx.PrimExpr:
     """Return ``p * 2**n``, which may be subnormal, by two factors that are normal numbers."""
     half = bind(n >> like(n, 1, "int32"))
     return bind(p * power_of_2(half) * power_of_2(n - half))
 
 
-def raised(p, n, bind: Callable):
+def raised(p: tirx.PrimExpr, n: tirx.PrimExpr, bind: Callable) -> tirx.PrimExpr:
     """Return ``p * 2**n / LOWERED`` for n between -190 and 63: a normal number even if ``p * 2**n``
     is not."""
     return bind(p * power_of_2(n + like(n, 64, "int32")))
 
 
-def power_of_2(n):
+def power_of_2(n: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return 2**n for an int32 n in the range of the exponents of normal numbers."""
     return as_bits((n + like(n, 127, "int32")) << like(n, 23, "int32"), "float32")

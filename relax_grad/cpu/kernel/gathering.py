@@ -101,7 +101,7 @@ class Axis:
         """Return the number of source elements that ``count`` elements of a phase span."""
         return (count - 1) * self.step + self.offsets[1] - self.offsets[0] + 1
 
-    def taps(self, phase) -> Taps:
+    def taps(self, phase: Extent) -> Taps:
         """Return the taps of a phase that is an expression, known at run time."""
         first, *others = self.phases
         if not others:

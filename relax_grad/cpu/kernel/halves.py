@@ -74,30 +74,30 @@ class Half:
         Whether an element was read.
     """
 
-    def __init__(self, tensor: tirx.Buffer, size, dtype: str):
+    def __init__(self, tensor: tirx.Buffer, size: int | tirx.PrimExpr, dtype: str):
         stored = "uint16" if dtype == "bfloat16" else dtype
         self.raw = T.decl_buffer([size], stored, data=tensor.data, layout=None)
         self.dtype, self.was_read = dtype, False
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: tirx.PrimExpr) -> tirx.PrimExpr:
         self.was_read = True
         return widened(self.raw[index], self.dtype)
 
-    def store(self, index, value) -> None:
+    def store(self, index: tirx.PrimExpr, value: tirx.PrimExpr) -> None:
         """Emit the store of an element or, if the index is a ramp, of a vector."""
         T.buffer_store(self.raw, narrowed(value, self.dtype, _lanes_of(index)), [index])
 
-    def masked_load(self, ramp: Ramp, mask):
+    def masked_load(self, ramp: Ramp, mask: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the lanes that a mask selects; the others are undefined."""
         self.was_read = True
         return widened(T.Bind(masked_load(self.raw, ramp, mask)), self.dtype)
 
-    def masked_store(self, vector, ramp: Ramp, mask) -> None:
+    def masked_store(self, vector: tirx.PrimExpr, ramp: Ramp, mask: tirx.PrimExpr) -> None:
         """Emit the store of the lanes that a mask selects."""
         masked_store(self.raw, narrowed(vector, self.dtype, int(ramp.lanes)), ramp, mask)
 
 
-def widened(value, dtype: str):
+def widened(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
     """Return stored elements of a dtype as float32."""
     lanes = _lanes_of(value)
     if dtype == "float16":
@@ -106,7 +106,9 @@ def widened(value, dtype: str):
     return tirx.reinterpret(_of_lanes("float32", lanes), wide << _like(16, lanes))
 
 
-def narrowed(value, dtype: str, lanes: int, bind: Callable = T.Bind):
+def narrowed(
+    value: tirx.PrimExpr, dtype: str, lanes: int, bind: Callable = T.Bind
+) -> tirx.PrimExpr:
     """Return float32 elements as they are stored in a dtype, rounded to the nearest, ties to
     even."""
     if dtype == "float16":

@@ -124,7 +124,7 @@ class Generator:
             and (strips >= self.strips or strips * self.tile_rows >= _ROWS_OF_LATE)
         )
 
-    def emit(self, a, bb, c) -> None:
+    def emit(self, a: tirx.Buffer, bb: tirx.Buffer, c: tirx.Buffer) -> None:
         """Emit all products: each by one thread, or one after the other if they are fewer than
         threads.
 

@@ -278,7 +278,7 @@ def _save(saved: Sequence[tirx.Buffer], row, copies: Extent, *values) -> None:
                 b.store(buffer, row * copies + copy, value)
 
 
-def each_of_row(vectors: Vectors, extent: Extent, base, emit: Callable) -> None:
+def each_of_row(vectors: Vectors, extent: Extent, base: tirx.PrimExpr, emit: Callable) -> None:
     """Emit ``emit(index, number)`` for each vector of a row that begins at index ``base``."""
     vectors.each(extent, lambda o, number: emit(base + o, number))
 

@@ -69,7 +69,7 @@ class Windows:
         taps = range(0, self.reach + 1, self.dilation)
         return all(any(0 <= start + tap < self.extent for tap in taps) for start in starts)
 
-    def first_tap(self, window, splat: Callable = const):
+    def first_tap(self, window: tirx.PrimExpr, splat: Callable = const) -> tirx.PrimExpr:
         """Return the first tap of a window that is not in the padding before the data."""
         missing = tirx.max(splat(0), splat(self.before) - window * splat(self.stride))
         if self.dilation == 1:
@@ -128,16 +128,16 @@ class Pool:
         """Return the index of a tap, in row-major order."""
         return _flat([*outer, column], [axis.size for axis in (*self.outer, self.columns)])
 
-    def row(self, plane, at: Sequence):
+    def row(self, plane: tirx.PrimExpr, at: Sequence) -> tirx.PrimExpr:
         """Return the index of the first element of a row."""
         return bind(_flat([plane, *at, const(0)], [0, *self.extents]))
 
-    def windows(self, plane, at: Sequence):
+    def windows(self, plane: tirx.PrimExpr, at: Sequence) -> tirx.PrimExpr:
         """Return the index of the first window of a row."""
         return bind(_flat([plane, *at, const(0)], [0, *self.numbers]))
 
     @contextmanager
-    def each_plane(self, cpu: CPU):
+    def each_plane(self, cpu: CPU) -> Iterator[Callable]:
         """Emit the loop over tasks, and yield a function that emits the loop over the planes of a
         task."""
         tasks = _TASKS * cpu.cores
@@ -148,7 +148,7 @@ class Pool:
             yield lambda: b.serial(first, last)
 
     @contextmanager
-    def each_row_of_windows(self):
+    def each_row_of_windows(self) -> Iterator[Sequence[tirx.Var]]:
         """Emit the loops over all axes of windows except the last, and yield their indices."""
         with _loops([axis.number for axis in self.outer]) as at:
             yield at
@@ -180,7 +180,7 @@ class Source:
         self._buffer = filled(vectors, prod(self._heights) * self._row, padding)
         self._largest = Accumulators(Vectors(lanes, "int32"), 1)
 
-    def taps(self, at: Sequence, j):
+    def taps(self, at: Sequence, j: tirx.PrimExpr) -> Iterator[tirx.PrimExpr]:
         """Yield, for each tap in row-major order, the vector of its elements in the windows from
         ``(*at, j)`` on."""
         columns = self._pool.columns
@@ -194,7 +194,7 @@ class Source:
                 column, phase = divmod(u * columns.dilation, columns.stride)
                 yield bind(self._vectors.load(self._buffer, row + phase * self._width + column))
 
-    def fill(self, x: tirx.Buffer, plane) -> None:
+    def fill(self, x: tirx.Buffer, plane: tirx.PrimExpr) -> None:
         """Copy a plane."""
         pool, columns, lanes = self._pool, self._pool.columns, self._vectors.lanes
         self._largest[0] = tirx.Broadcast(const(0), lanes)
@@ -208,7 +208,7 @@ class Source:
             if rest:
                 self._copy(x, source + whole * self._step, target + whole * lanes, rest)
 
-    def is_finite(self):
+    def is_finite(self) -> tirx.PrimExpr:
         """Return the condition that the copied plane has neither infinities nor NaN."""
         integers = Vectors(self._vectors.lanes, "int32")
         largest = integers.fold(bind(self._largest[0]), tirx.max)
@@ -262,12 +262,12 @@ class Gathered:
         """Allocate one element for each window; those of absent windows hold ``value``."""
         return filled(vectors, prod(self._heights) * self._width, value)
 
-    def at(self, at: Sequence, j):
+    def at(self, at: Sequence, j: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the index of a window."""
         place = [i + first for i, first in zip(at, self._first, strict=True)]
         return _flat(place, self._heights) * self._width + self._left + j
 
-    def gather(self, dx: tirx.Buffer, plane, share: Callable) -> None:
+    def gather(self, dx: tirx.Buffer, plane: tirx.PrimExpr, share: Callable) -> None:
         """Emit the sums of ``share(index, tap)`` over the windows that each element belongs to."""
         outer = self._pool.outer
         with _loops([ceil_div(axis.extent, axis.stride) for axis in outer]) as at:

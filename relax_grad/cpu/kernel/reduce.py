@@ -42,12 +42,12 @@ class Channels:
     channels: Extent
     inner: Extent
 
-    def each_row(self, channel, emit: Callable) -> None:
+    def each_row(self, channel: tirx.PrimExpr, emit: Callable) -> None:
         """Emit ``emit(base)`` for each row of a channel; ``base`` is the offset of the row."""
         with b.serial(0, self.outer) as n:
             emit(bind((n * self.channels + channel) * self.inner))
 
-    def sums(self, vectors: Vectors, channel, size: int, terms: Callable) -> list:
+    def sums(self, vectors: Vectors, channel: tirx.PrimExpr, size: int, terms: Callable) -> list:
         """Return ``size`` sums over a channel; ``terms(index, number)`` returns a vector for
         each."""
         sums = Sums(vectors, size)
@@ -57,7 +57,7 @@ class Channels:
         )
         return [bind(total) for total in sums.totals()]
 
-    def moments(self, vectors: Vectors, x: tirx.Buffer, channel) -> tuple:
+    def moments(self, vectors: Vectors, x: tirx.Buffer, channel: tirx.PrimExpr) -> tuple:
         """Return the mean and the biased variance of a channel."""
         count = as_float(self.outer * self.inner)
         (total,) = self.sums(vectors, channel, 1, lambda at, number: [vectors.load(x, at, number)])

@@ -81,11 +81,13 @@ class Row:
         The offset of its first element.
     """
 
-    def __init__(self, vectors: Vectors, extent: Extent, number):
+    def __init__(self, vectors: Vectors, extent: Extent, number: tirx.PrimExpr):
         self._vectors, self._extent = vectors, extent
         self.number, self.base = number, bind(number * extent)
 
-    def fold(self, term: Callable, start: float = 0.0, combine: Callable = lambda a, b: a + b):
+    def fold(
+        self, term: Callable, start: float = 0.0, combine: Callable = lambda a, b: a + b
+    ) -> list[tirx.PrimExpr]:
         """Return the reduction of ``term(index, number, k)`` along the lines, as a list of vectors
         (here one).
 
@@ -119,12 +121,22 @@ class Columns:
         The number of lanes of a partial vector; None for whole vectors.
     """
 
-    def __init__(self, vectors: Vectors, of: Lines, n, start, size: int, number=None):
+    def __init__(
+        self,
+        vectors: Vectors,
+        of: Lines,
+        n: tirx.PrimExpr,
+        start: tirx.PrimExpr,
+        size: int,
+        number: Extent | None = None,
+    ):
         self._vectors, self._of, self.size, self.number = vectors, of, size, number
         self.first = bind(n * of.inner + start)
         self._base = bind(n * of.extent * of.inner + start)
 
-    def fold(self, term: Callable, start: float = 0.0, combine: Callable = lambda a, b: a + b):
+    def fold(
+        self, term: Callable, start: float = 0.0, combine: Callable = lambda a, b: a + b
+    ) -> list[tirx.PrimExpr]:
         total = Accumulators(self._vectors, self.size)
         for k in range(self.size):
             total[k] = self._vectors.splat(start)

@@ -172,7 +172,13 @@ class Squares:
     def __init__(self, vectors: Vectors, square: int):
         self.vectors, self.square = vectors, square
 
-    def transform(self, source: Source, matrix, rows, target) -> None:
+    def transform(
+        self,
+        source: Source,
+        matrix: Sequence[Sequence[float]],
+        rows: tuple[tirx.PrimExpr, Extent, int],
+        target: tuple[tirx.Buffer, tirx.PrimExpr, Extent, Extent],
+    ) -> None:
         """Multiply the squares of some rows of an image by a matrix from the left and its transpose
         from the right.
 
@@ -221,7 +227,12 @@ class Squares:
                     lambda cell, value, at=at: self.vectors.store(buffer, at + cell * plane, value),
                 )
 
-    def both(self, matrix, elements, store: Callable) -> None:
+    def both(
+        self,
+        matrix: Sequence[Sequence[float]],
+        elements: Sequence[Sequence[tirx.PrimExpr]],
+        store: Callable,
+    ) -> None:
         """Multiply a square of vectors by a matrix from the left and by its transpose from the
         right."""
         columns = [

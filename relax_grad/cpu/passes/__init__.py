@@ -19,7 +19,7 @@ from .storage import ShareStorage
 _LAZY = {"DispatchKernels": "dispatch", "FuseSiblings": "siblings", "ScheduleLoops": "schedule"}
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

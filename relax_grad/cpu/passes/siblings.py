@@ -90,7 +90,7 @@ class _Item:
     results: list[relax.Var] = field(init=False)
     has_call: bool = field(init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for binding in self.bindings:
             self.uses |= set(relax.analysis.free_vars(binding.value)[:])
         self.results = [binding.var for binding in self.bindings]

@@ -127,7 +127,7 @@ def _normalized(emit, call: relax.Call, weight) -> tuple[relax.Expr, relax.Expr,
 class _Factors:
     """The factors ``n / (n - 1)`` by which the import of PyTorch models multiplies variances."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._values: dict[relax.Var, relax.Expr] = {}
 
     def note(self, binding: relax.Binding) -> None:

@@ -106,13 +106,17 @@ def reduce_gradients(
 
 
 def reduce_together(
-    emit, tensors: Sequence[relax.Var], kind: str, *, of_peers: bool = False
+    emit: Emitter,
+    tensors: Sequence[relax.Var],
+    kind: str,
+    *,
+    of_peers: bool = False,
 ) -> list[relax.Var]:
     """Emit one collective for tensors of one dtype, and return the reduced tensors.
 
     Parameters
     ----------
-    emit : Callable
+    emit : Emitter
         Binds a value.
     tensors : Sequence[relax.Var]
         Tensors of constant shapes.
@@ -125,7 +129,7 @@ def reduce_together(
     return _divided(emit, emit(total, "bucket"), tensors)
 
 
-def reduction_of(emit, value: relax.Expr, kind: str, of_peers: bool) -> relax.Expr:
+def reduction_of(emit: Emitter, value: relax.Expr, kind: str, of_peers: bool) -> relax.Expr:
     """Return the expression whose result is a tensor reduced over all workers, or over the peers in
     other groups."""
     if of_peers:  # R.ccl has no reduction of peers

@@ -4,6 +4,7 @@ results."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import numpy as np
 import tvm
@@ -74,7 +75,7 @@ def _pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
     return tvm.transform.Sequential(steps)
 
 
-def call(machine: relax.VirtualMachine, name: str, values: Sequence):
+def call(machine: relax.VirtualMachine, name: str, values: Sequence) -> object:
     """Run a function on arrays and (nested) lists of arrays."""
     return to_numpy(machine[name](*map(_to_runtime, values)))
 
@@ -85,7 +86,7 @@ def _to_runtime(value):
     return tvm.runtime.tensor(value)
 
 
-def to_torch(torch, value):
+def to_torch(torch: ModuleType, value: object) -> object:
     """Convert arrays in (nested) sequences to PyTorch tensors."""
     if isinstance(value, (list, tuple)):
         return tuple(to_torch(torch, item) for item in value)
@@ -95,12 +96,12 @@ def to_torch(torch, value):
 class Reference:
     """The evaluation and differentiation of a program in PyTorch."""
 
-    def __init__(self, torch, program: Program):
+    def __init__(self, torch: ModuleType, program: Program):
         self.torch, self.program = torch, program
         self.values = [to_torch(torch, value) for value in program.values()]
         self.result = program.evaluate(torch, self.values)
 
-    def moved_by(self, deltas: Sequence):
+    def moved_by(self, deltas: Sequence) -> object:
         """Return the result with the offsets ``deltas`` added to the floating-point tensors of
         ``wrt``."""
         moved, rest = {}, list(deltas)
@@ -123,7 +124,7 @@ class Reference:
         pairs = zip(gradients, deltas, strict=True)
         return [self.torch.zeros_like(d) if g is None else g for g, d in pairs]
 
-    def target_at(self, deltas: Sequence):
+    def target_at(self, deltas: Sequence) -> object:
         """Return the target with the offsets ``deltas`` added to the floating-point tensors of
         ``wrt``."""
         return project(self.moved_by(deltas), self.program.target)
@@ -134,7 +135,7 @@ class Reference:
         return rest.pop(0) if kind.is_float else None
 
 
-def float_leaves(value) -> list:
+def float_leaves(value: object) -> list:
     """Return the floating-point tensors of a value of PyTorch or NumPy."""
     return [leaf for leaf in flat(value) if "float" in str(leaf.dtype)]
 

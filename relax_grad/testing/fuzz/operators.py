@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from .script import BATCH, Let, Tensor, Value, shape_text
+from .script import BATCH, Call, If, Let, Tensor, Value, shape_text
 
 #: A sine follows each value with a larger bound, so that rounding errors do not grow without limit.
 _LARGE = 6.0
@@ -34,7 +34,13 @@ class Pen:
         The entries that :func:`write` chooses from, with their weights.
     """
 
-    def __init__(self, rng: random.Random, values: Sequence[Value], names, vocabulary: Sequence):
+    def __init__(
+        self,
+        rng: random.Random,
+        values: Sequence[Value],
+        names: Iterator[str],
+        vocabulary: Sequence,
+    ):
         self.rng, self.names, self.vocabulary = rng, names, vocabulary
         self.values = list(values)
         self.statements: list = []
@@ -42,7 +48,7 @@ class Pen:
     def name(self) -> str:
         return next(self.names)
 
-    def add(self, statement, bound: float) -> Value:
+    def add(self, statement: Let | Call | If, bound: float) -> Value:
         """Append a statement; its variable may be an operand of later statements."""
         self.statements.append(statement)
         value = Value(statement.name, statement.kind, bound)
@@ -56,9 +62,9 @@ class Pen:
         template: str,
         compute: Callable | None,
         operands: Sequence[Value],
-        kind,
+        kind: object,
         bound: float,
-        **properties,
+        **properties: object,
     ) -> Value | None:
         """Bind a value; ``properties`` are those of :class:`Let`."""
         if isinstance(kind, Tensor) and math.prod(kind.shape) > _MOST:

@@ -21,6 +21,7 @@ from ...ir.compat import constant_value, dtype_of
 from .. import _program
 from ..check import resolve
 from ..samples import Sample, sampled_operators, samples
+from .operators import Pen
 from .script import BATCH, Tensor, Value, has_batch
 
 #: The factor of values of the program before they are added to a sample's inputs.
@@ -87,24 +88,24 @@ def _form_or_reason(operator: str, number: int) -> Form | str:
         return str(error)
 
 
-def write(pen) -> Value | None:
+def write(pen: Pen) -> Value | None:
     """Write a statement from a sample of a random operator."""
     return _write(pen, lambda sample: True)
 
 
-def write_of_torch(pen) -> Value | None:
+def write_of_torch(pen: Pen) -> Value | None:
     """Write a statement from a sample that PyTorch can compute."""
     return _write(pen, lambda sample: sample.torch is not None)
 
 
-def _write(pen, accept: Callable[[Sample], bool]) -> Value | None:
+def _write(pen: Pen, accept: Callable[[Sample], bool]) -> Value | None:
     operator = pen.rng.choice(sampled_operators())
     samples = [i for i, sample in enumerate(_samples(operator)) if accept(sample)]
     chosen = _form_or_reason(operator, pen.rng.choice(samples)) if samples else ""
     return write_form(pen, chosen) if isinstance(chosen, Form) else None
 
 
-def write_form(pen, chosen: Form) -> Value | None:
+def write_form(pen: Pen, chosen: Form) -> Value | None:
     """Write a statement from a form."""
     operands = [pen.pick(lambda tensor: not has_batch([tensor])) for _ in chosen.params]
     if None in operands:

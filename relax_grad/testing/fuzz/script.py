@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 
 import numpy as np
 
@@ -217,7 +218,7 @@ class Program:
     def has_local_functions(self) -> bool:
         return any(isinstance(statement, Function) for statement in self.statements())
 
-    def evaluate(self, torch, values: Sequence, moved: dict | None = None):
+    def evaluate(self, torch: ModuleType, values: Sequence, moved: dict | None = None) -> object:
         """Compute the result in PyTorch.
 
         Parameters
@@ -232,21 +233,21 @@ class Program:
         return _Evaluation(torch, moved or {}).call(self.main, values, {})
 
 
-def project(value, path: Sequence[int]):
+def project(value: object, path: Sequence[int]) -> object:
     """Return the element at a path of indices."""
     for index in path:
         value = value[index]
     return value
 
 
-def flat(value) -> list:
+def flat(value: object) -> list:
     """Return the leaves of a value that may be a nested tuple."""
     if isinstance(value, (tuple, list)):
         return [leaf for item in value for leaf in flat(item)]
     return [value]
 
 
-def has_batch(kinds) -> bool:
+def has_batch(kinds: object) -> bool:
     """Tell whether an extent of these kinds is a multiple of the batch."""
     return any(size % BATCH == 0 for tensor in flat(kinds) for size in tensor.shape)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+ProgramType = TypeVar("ProgramType")
 
 
 def smallest(
-    program,
-    fails: Callable,
-    candidates: Callable[..., Iterable],
-    key: Callable[..., Hashable],
-    sound: Iterable = (),
-):
+    program: ProgramType,
+    fails: Callable[[ProgramType], bool],
+    candidates: Callable[[ProgramType], Iterable[ProgramType]],
+    key: Callable[[ProgramType], Hashable],
+    sound: Iterable[ProgramType] = (),
+) -> ProgramType:
     """Shrink a program until none of its candidates fails, or until the time is up.
 
     Parameters
@@ -28,16 +31,16 @@ def smallest(
     sound : Iterable
         Programs that are known to be sound.
     """
-    sound = set(map(key, sound))
+    tried = set(map(key, sound))
     try:
         while True:
             for candidate in candidates(program):
-                if key(candidate) in sound:
+                if key(candidate) in tried:
                     continue
                 if fails(candidate):
                     program = candidate
                     break
-                sound.add(key(candidate))
+                tried.add(key(candidate))
             else:
                 return program
     except TimeoutError:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .outcomes import Failure, Outcome
+from .search import ProgramType
 
 #: The time limits of a process, in seconds: for a batch, and for one program.
 _SECONDS, _SECONDS_OF_ONE = 600.0, 120.0
@@ -50,7 +51,7 @@ class Finding:
     failure: Failure
 
 
-class Subject(Protocol):
+class Subject(Protocol[ProgramType]):
     """A kind of programs: it draws, checks, shrinks and reports them.
 
     Attributes
@@ -74,28 +75,28 @@ class Subject(Protocol):
     references: dict[str, str]
     part: tuple[str, str]
 
-    def draw(self, seed: int, number: int):
+    def draw(self, seed: int, number: int) -> ProgramType:
         """Return a program, which the two numbers determine."""
 
-    def check(self, programs: Sequence) -> list[Outcome]:
+    def check(self, programs: Sequence[ProgramType]) -> list[Outcome]:
         """Check programs together; raise if that is not possible."""
 
-    def check_one(self, program) -> Outcome:
+    def check_one(self, program: ProgramType) -> Outcome:
         """Check a program; any error is its failure."""
 
-    def check_stock(self, program) -> None:
+    def check_stock(self, program: ProgramType) -> None:
         """Run a program as TVM compiles it without relax_grad, if it compiles."""
 
-    def failure_of(self, program) -> Failure | None:
+    def failure_of(self, program: ProgramType) -> Failure | None:
         """Return the failure of a shrunk program, as fast as possible."""
 
-    def shrink(self, program, fails: Callable):
+    def shrink(self, program: ProgramType, fails: Callable[[ProgramType], bool]) -> ProgramType:
         """Return a smaller program for which ``fails`` returns true."""
 
-    def size(self, program) -> int:
+    def size(self, program: ProgramType) -> int:
         """Return the number of the program's statements."""
 
-    def parts(self, program) -> set[str]:
+    def parts(self, program: ProgramType) -> set[str]:
         """Return the parts of the program that a session counts, for example its operators."""
 
     def source(self, finding: Finding) -> str:
@@ -173,10 +174,10 @@ class Session:
                         raise KeyboardInterrupt
             number += count
 
-    def in_a_process(self, function: Callable, seconds: float):
+    def in_a_process(self, function: Callable, seconds: float) -> object:
         return _in_a_process(function, seconds, self.waiting)
 
-    def count(self, program, outcome: Outcome) -> None:
+    def count(self, program: object, outcome: Outcome) -> None:
         self.counts.programs += 1
         self.counts.statements += self.subject.size(program)
         self.counts.parts |= self.subject.parts(program)
@@ -192,25 +193,25 @@ class Session:
             return [*self.check(programs[:half]), *self.check(programs[half:])]
         return outcome
 
-    def check_one(self, program) -> Outcome:
+    def check_one(self, program: object) -> Outcome:
         outcome = self.in_a_process(lambda: self.subject.check_one(program), _SECONDS_OF_ONE)
         if not isinstance(outcome, Failure):
             return outcome
         return Outcome(None, {"TVM"}) if self.is_of_stock(program) else Outcome(outcome)
 
-    def is_of_stock(self, program) -> bool:
+    def is_of_stock(self, program: object) -> bool:
         """Tell whether the program as TVM compiles it without relax_grad also crashes or times
         out."""
         outcome = self.in_a_process(lambda: (self.subject.check_stock(program),), _SECONDS_OF_ONE)
         return isinstance(outcome, Failure)
 
-    def failure_of(self, program) -> Failure | None:
+    def failure_of(self, program: object) -> Failure | None:
         outcome = self.in_a_process(lambda: (self.subject.failure_of(program),), _SECONDS_OF_ONE)
         if not isinstance(outcome, Failure):
             return outcome[0]
         return None if self.is_of_stock(program) else outcome
 
-    def shrunk(self, number: int, program, failure: Failure) -> Finding:
+    def shrunk(self, number: int, program: object, failure: Failure) -> Finding:
         """Shrink a program that failed and return its finding."""
         ends = time.monotonic() + _SHRINKING
         smallest = [failure]

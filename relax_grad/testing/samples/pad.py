@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ._sample import Sample, register_samples
+
+if TYPE_CHECKING:
+    import torch
 
 _N = {0: {0: "n"}}
 _MODES = ("constant", "reflect", "replicate", "circular")
@@ -56,7 +61,9 @@ def pad_backward_data(rng: np.random.Generator) -> Iterator[Sample]:
         )
 
 
-def padded(torch, x, widths, mode, value=0.0):
+def padded(
+    torch: ModuleType, x: torch.Tensor, widths: Sequence[int], mode: str, value: float = 0.0
+) -> torch.Tensor:
     """Pad in PyTorch: by its own operator if that supports the widths, else by indices from NumPy's
     pad."""
     pairs = list(zip(widths[::2], widths[1::2], strict=True))

@@ -29,10 +29,10 @@ class Examples:
         self._signature = inspect.signature(module.forward)
         self._positional = list(self._signature.bind_partial(*args).arguments)
 
-    def __deepcopy__(self, memo) -> Examples:
+    def __deepcopy__(self, memo: dict[int, object]) -> Examples:
         return self
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, object]:
         # Values are needed to trace again, but no graph.
         args, kwargs, leaves = pytree.tree_map_only(
             torch.Tensor,
@@ -42,7 +42,7 @@ class Examples:
         inputs = dataclasses.replace(self.inputs, args=args, kwargs=kwargs, leaves=leaves)
         return {**self.__dict__, "inputs": inputs, "_leaves": None, "_spec": None}
 
-    def __setstate__(self, state) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         leaves, self._spec = pytree.tree_flatten((self.inputs.args, self.inputs.kwargs))
         self._leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

@@ -113,7 +113,7 @@ class Program:
                 if isinstance(index_range.extent, int) or index_range.extent in symbols:
                     index_range.check(inputs[at].detach().numpy(), symbols)
 
-    def run(self, inputs: list[torch.Tensor], tensors: list[torch.Tensor]):
+    def run(self, inputs: list[torch.Tensor], tensors: list[torch.Tensor]) -> object:
         """Run the function, and return its outputs in their structure."""
         seed = torch.randint(2**63 - 1, ()) if self._is_random else self._seed
         operands = [*inputs, *tensors]

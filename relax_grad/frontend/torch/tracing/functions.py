@@ -58,7 +58,7 @@ class FunctionCalls:
         self._count = 0
         self._path: tuple[int, ...] = ()
 
-    def call(self, cls: type[torch.autograd.Function], args: tuple, kwargs: dict):
+    def call(self, cls: type[torch.autograd.Function], args: tuple, kwargs: dict) -> object:
         """Return the result of ``cls.apply(*args, **kwargs)``."""
         self._count += 1
         number = self._count

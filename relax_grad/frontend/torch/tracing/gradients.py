@@ -18,15 +18,15 @@ _TRACED = {
 
 
 def grad(
-    outputs,
-    inputs,
-    grad_outputs=None,
-    retain_graph=None,
-    create_graph=None,
-    only_inputs=True,
-    allow_unused=None,
-    is_grads_batched=False,
-    materialize_grads=False,
+    outputs: torch.Tensor | Sequence[torch.Tensor],
+    inputs: torch.Tensor | Sequence[torch.Tensor],
+    grad_outputs: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool | None = None,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
     """Trace ``torch.autograd.grad``, whose arguments these are."""
     if is_grads_batched:
@@ -56,7 +56,7 @@ def grad(
 
 def grad_and_value(
     function: Callable, argnums: int | tuple[int, ...], has_aux: bool, args: tuple, kwargs: dict
-):
+) -> tuple[object, object]:
     """Trace ``torch.func.grad_and_value(function, argnums, has_aux)(*args, **kwargs)``."""
     places = [argnums] if isinstance(argnums, int) else argnums
     places = [place % len(args) for place in places]
@@ -70,7 +70,12 @@ def grad_and_value(
     return pytree.tree_unflatten(gradients, spec), result
 
 
-def vjp(function: Callable, *primals, argnums=None, has_aux: bool = False):
+def vjp(
+    function: Callable,
+    *primals: object,
+    argnums: int | tuple[int, ...] | None = None,
+    has_aux: bool = False,
+) -> tuple:
     """Trace ``torch.func.vjp(function, *primals, has_aux=has_aux)``."""
     if argnums is not None:
         raise NotImplementedError("torch.func.jacrev is not imported")

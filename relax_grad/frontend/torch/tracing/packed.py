@@ -24,7 +24,7 @@ _RECURRENT = {
 class PackedSequences:
     """The known lengths and batch sizes of a trace."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._known: dict[int, tuple[torch.Tensor, list[int]]] = {}
 
     def replacement(self, function: Callable, args: Sequence) -> Callable:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from unittest import mock
 
 import torch
@@ -70,7 +70,13 @@ class Tracer(TorchFunctionMode):
         self._inferences = 0  # the regions of inference_mode around a call
         self._functions = FunctionCalls(self._note)
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        function: Callable,
+        types: Collection[type],
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         function = self._packed.replacement(function, args)
         if is_validation(function, sys._getframe(1).f_code.co_filename):

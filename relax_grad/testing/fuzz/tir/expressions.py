@@ -239,7 +239,7 @@ class Scope:
         x, known = self.expr(other, depth) if depth > 0 else self.leaf(other)
         return self.converted(x, known, other, dtype)
 
-    def converted(self, x, known: Range, other: str, dtype: str) -> tuple[object, Range]:
+    def converted(self, x: object, known: Range, other: str, dtype: str) -> tuple[object, Range]:
         """Return a value converted to another dtype."""
         if other == dtype:
             return x, known
@@ -356,7 +356,9 @@ def _fits(extent: int, size: int, shift: int = 0, factor: int = 1) -> bool:
     )
 
 
-def limited(expr, known: Range, dtype: str, limit: float | None = None) -> tuple[object, Range]:
+def limited(
+    expr: object, known: Range, dtype: str, limit: float | None = None
+) -> tuple[object, Range]:
     """Return an expression clamped to a limit if its bounds exceed it, and the bounds of its
     values."""
     limit, known = limit or LIMITS[dtype], known.rounded(dtype)

@@ -284,14 +284,16 @@ class Program:
 # Trees
 
 
-def nodes(tree) -> Iterator:
+def nodes(tree: object) -> Iterator:
     """Yield every node of a description, the outer ones first."""
     yield tree
     for child in _children(tree):
         yield from nodes(child)
 
 
-def positions(tree, rebuild: Callable = lambda new: new) -> Iterator[tuple[object, Callable]]:
+def positions(
+    tree: object, rebuild: Callable = lambda new: new
+) -> Iterator[tuple[object, Callable]]:
     """Yield every node below a tree, with a function that returns the tree with that node replaced.
 
     In a tuple, a tuple of any number of nodes may replace the node.

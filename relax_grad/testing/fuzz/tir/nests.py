@@ -36,7 +36,9 @@ class Nest:
             body = (ir.For(loop.name, loop.start, loop.extent, body, loop.kind),)
         return body
 
-    def block(self, name: str, body: Sequence, init=(), allocated=()) -> tuple:
+    def block(
+        self, name: str, body: Sequence, init: Sequence = (), allocated: tuple[ir.Buffer, ...] = ()
+    ) -> tuple:
         """Return the loops around a block of statements."""
         block = ir.Block(name, tuple(self.axes), tuple(body), tuple(init), self.where, allocated)
         return self.around([block])
@@ -130,29 +132,29 @@ class Loops:
         start, extent, value = way(nest, size)
         nest.axes.append(ir.Axis(name, kind, index(start), extent, value))
 
-    def plain(self, nest: Nest, size: int):
+    def plain(self, nest: Nest, size: int) -> tuple[int, object, object]:
         return 0, ir.Size(size), self.loop(nest, 0, ir.Size(size))
 
-    def unit(self, nest: Nest, size: int):
+    def unit(self, nest: Nest, size: int) -> tuple[int, object, object]:
         return 0, ir.Size(size), index(0)
 
-    def reversed(self, nest: Nest, size: int):
+    def reversed(self, nest: Nest, size: int) -> tuple[int, object, object]:
         i = self.loop(nest, 0, ir.Size(size))
         last = _op("subtract", ir.Size(size), index(1))
         return 0, ir.Size(size), _op("subtract", last, i)
 
-    def moved(self, nest: Nest, size: int):
+    def moved(self, nest: Nest, size: int) -> tuple[int, object, object]:
         """Add a loop that does not start at 0, and a binding that subtracts its start."""
         start = self.rng.randint(1, 3)
         i = self.loop(nest, start, ir.Size(size))
         return 0, ir.Size(size), _op("subtract", i, index(start))
 
-    def split(self, nest: Nest, size: int):
+    def split(self, nest: Nest, size: int) -> tuple[int, object, object]:
         inner = self.rng.choice(_divisors(size))
         i, j = self.loop(nest, 0, ir.Size(size // inner)), self.loop(nest, 0, ir.Size(inner))
         return 0, ir.Size(size), _op("add", _op("multiply", i, index(inner)), j)
 
-    def predicated(self, nest: Nest, size: int):
+    def predicated(self, nest: Nest, size: int) -> tuple[int, object, object]:
         """Add two loops that may have more iterations than the axis, and a predicate."""
         inner = self.rng.choice([2, 3, 4])
         outer = _op("floordiv", _op("add", ir.Size(size), index(inner - 1)), index(inner))
@@ -163,23 +165,23 @@ class Loops:
 
     # Loops over some of the elements
 
-    def short(self, nest: Nest, size: int):
+    def short(self, nest: Nest, size: int) -> tuple[int, object, object]:
         i = self.loop(nest, 0, _op("subtract", ir.Size(size), index(1)))
         return 0, ir.Size(size), i
 
-    def late(self, nest: Nest, size: int):
+    def late(self, nest: Nest, size: int) -> tuple[int, object, object]:
         i = self.loop(nest, 1, _op("subtract", ir.Size(size), index(1)))
         return 0, ir.Size(size), i
 
-    def offset(self, nest: Nest, size: int):
+    def offset(self, nest: Nest, size: int) -> tuple[int, object, object]:
         i = self.loop(nest, 0, _op("subtract", ir.Size(size), index(1)))
         return 0, ir.Size(size), _op("add", i, index(1))
 
-    def late_domain(self, nest: Nest, size: int):
+    def late_domain(self, nest: Nest, size: int) -> tuple[int, object, object]:
         extent = _op("subtract", ir.Size(size), index(1))
         return 1, extent, _op("add", self.loop(nest, 0, extent), index(1))
 
-    def strided(self, nest: Nest, size: int):
+    def strided(self, nest: Nest, size: int) -> tuple[int, object, object]:
         i = self.loop(nest, 0, _op("floordiv", _op("add", ir.Size(size), index(1)), index(2)))
         return 0, ir.Size(size), _op("multiply", i, index(2))
 

@@ -35,7 +35,7 @@ class Parts:
     allocated: list[ir.Buffer] = field(default_factory=list)
     body: list = field(default_factory=list)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.names = (f"i{k}" for k in itertools.count())
         self.blocks = (f"b{k}" for k in itertools.count())
         self.loops = Loops(self.rng, self.names, self.kinds, self.is_plain)
@@ -76,7 +76,7 @@ class Parts:
     def emit(self, statements: Sequence) -> None:
         self.body += statements
 
-    def fill(self, buffer: ir.Buffer, value, is_partial: bool = False) -> None:
+    def fill(self, buffer: ir.Buffer, value: object, is_partial: bool = False) -> None:
         """Write one value to all elements."""
         axes = self.spatial(buffer.shape)
         store = ir.Store(buffer.name, names_of(axes), value)
@@ -88,6 +88,6 @@ def names_of(axes: Sequence[tuple[str, str, int]]) -> tuple[ir.Name, ...]:
     return tuple(ir.Name(name) for name, _, _ in axes)
 
 
-def plus(name, value: int):
+def plus(name: object, value: int) -> object:
     """Return an index plus a constant."""
     return ir.Op("add", (name, index(value)), ir.INDEX) if value else name

@@ -61,7 +61,7 @@ class _Value:
     range: Range
     same: list[_Value] = field(default_factory=list)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.same.append(self)
 
     @property
@@ -79,7 +79,7 @@ class _Author:
     kinds: set[str] = field(default_factory=set)
     inplace: set[str] = field(default_factory=set)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.is_symbolic = self.rng.random() < 0.2
         self.is_large = not self.is_symbolic and self.rng.random() < 0.04
         sizes = list(_LARGE if self.is_large else _SIZES)

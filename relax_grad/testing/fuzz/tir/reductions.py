@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from . import language as ir
 from .expressions import LIMITS, Range, Readable, constant, limited
 from .operations import CHOICE
 from .parts import Parts, names_of, plus
+
+#: The name, kind and extent of an axis of a block.
+LoopAxis = tuple[str, str, int]
 
 
 class Reductions(Parts):
@@ -31,7 +36,9 @@ class Reductions(Parts):
             return known.joined(self.reduce_more(Readable(buffer, known)))
         return known
 
-    def reduced(self, buffer: ir.Buffer, name: str | None = None):
+    def reduced(
+        self, buffer: ir.Buffer, name: str | None = None
+    ) -> tuple[str, object, Range, object, list[LoopAxis], list[LoopAxis]]:
         """Return the operation, value, bounds, initial value, spatial axes and reduced axes of a
         reduction."""
         spatial = self.spatial(buffer.shape)
@@ -76,7 +83,16 @@ class Reductions(Parts):
             known = known.joined(Range(abs(start)))
         return name, value, known, constant(start, dtype), spatial, reduced
 
-    def reduce_inside(self, buffer, name, value, known, start, spatial, reduced) -> Range:
+    def reduce_inside(
+        self,
+        buffer: ir.Buffer,
+        name: str,
+        value: object,
+        known: Range,
+        start: object,
+        spatial: Sequence[LoopAxis],
+        reduced: Sequence[LoopAxis],
+    ) -> Range:
         """Fill a tensor and reduce into a corner of it, by a block whose indices have an offset."""
         self.kinds.add("reduce_inside")
         self.fill(buffer, start)
@@ -90,7 +106,9 @@ class Reductions(Parts):
         self.emit(nest.block(next(self.blocks), [store], self.rng.choice([(), init])))
         return known
 
-    def combined(self, buffer: ir.Buffer, name: str, value, indices: tuple, start):
+    def combined(
+        self, buffer: ir.Buffer, name: str, value: object, indices: tuple, start: object
+    ) -> tuple[ir.Store, tuple[ir.Store, ...]]:
         """Return the store of a reduction, and its init."""
         load = ir.Load(buffer.name, indices, buffer.dtype)
         args = (load, value) if self.rng.random() < 0.7 else (value, load)
