@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import tvm.tirx.script.builder as T
 import tvm_ffi
@@ -24,6 +24,14 @@ _ROUNDS = 10
 #: The number of consecutive blocks whose words are stored side by side, so that stores are whole
 #: vectors.
 LANES = 16
+
+
+class Words(Protocol):
+    """Memory of the four words of a block."""
+
+    def __getitem__(self, number: int) -> tirx.PrimExpr: ...
+
+    def __setitem__(self, number: int, value: tirx.PrimExpr) -> None: ...
 
 
 class Form(NamedTuple):
@@ -196,7 +204,13 @@ class _Words:
         T.buffer_store(self._buffer, value, [index])
 
 
-def encrypt(words, key, low, high, number: Callable = _u64) -> None:
+def encrypt(
+    words: Words,
+    key: tirx.PrimExpr,
+    low: tirx.PrimExpr,
+    high: tirx.PrimExpr,
+    number: Callable[[int], tirx.PrimExpr] = _u64,
+) -> None:
     """Emit the rounds, which leave the words of a block as numbers below 2**32.
 
     All numbers are of 64 bits: TVM declares the overflow of unsigned products undefined, also of 32
@@ -205,7 +219,7 @@ def encrypt(words, key, low, high, number: Callable = _u64) -> None:
 
     Parameters
     ----------
-    words
+    words : Words
         Reads and writes four words by their numbers.
     key, low, high : tirx.PrimExpr
         The key, and the halves of the counter, of uint64: variables, or vectors for several blocks.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tvm
 from tvm import relax
@@ -106,7 +106,7 @@ def reduce_gradients(
 
 
 def reduce_together(
-    emit: Emitter,
+    emit: Callable[..., relax.Var],
     tensors: Sequence[relax.Var],
     kind: str,
     *,
@@ -116,7 +116,7 @@ def reduce_together(
 
     Parameters
     ----------
-    emit : Emitter
+    emit : Callable
         Binds a value.
     tensors : Sequence[relax.Var]
         Tensors of constant shapes.
@@ -129,7 +129,9 @@ def reduce_together(
     return _divided(emit, emit(total, "bucket"), tensors)
 
 
-def reduction_of(emit: Emitter, value: relax.Expr, kind: str, of_peers: bool) -> relax.Expr:
+def reduction_of(
+    emit: Callable[..., relax.Var], value: relax.Expr, kind: str, of_peers: bool
+) -> relax.Expr:
     """Return the expression whose result is a tensor reduced over all workers, or over the peers in
     other groups."""
     if of_peers:  # R.ccl has no reduction of peers

@@ -52,7 +52,9 @@ def attention_weights(
 
 
 @register_gradient("relax.grad.seeded_dropout")
-def seeded_dropout(orig_var, orig_call, output_grad, ctx):
+def seeded_dropout(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of seeded_dropout.
 
     Forward form: ``y = seeded_dropout(x, seed, stream, rate)``, linear in ``x``.
@@ -67,7 +69,9 @@ def seeded_dropout(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.attention_dropout")
-def attention_dropout(orig_var, orig_call, output_grad, ctx):
+def attention_dropout(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of attention_dropout.
 
     Forward form, for each head: ``o = d(p) @ v`` with ``p = softmax(scale * q @ k^T + bias)`` and
@@ -97,7 +101,9 @@ def attention_dropout(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.grad.attention_dropout_backward")
-def attention_dropout_backward(orig_var, orig_call, output_grad, ctx):
+def attention_dropout_backward(
+    orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
     """Gradient of attention_dropout_backward.
 
     Forward form: that of :func:`attention_backward` with ``dp = d(g @ v^T)`` and ``dv = d(p)^T @

@@ -155,7 +155,7 @@ _DROPPED = {
 
 
 @register_samples("relax.grad.seeded_dropout")
-def seeded_dropout(rng):
+def seeded_dropout(rng: np.random.Generator) -> Iterator[Sample]:
     for shape, rate in (((2, 3, 4), 0.5), ((70,), 0.2), ((3, 2), 1.0), ((3, 2), 0.0)):
         yield Sample(
             [rng.normal(size=shape), *_generator()],
@@ -167,7 +167,7 @@ def seeded_dropout(rng):
 
 
 @register_samples("relax.grad.attention_dropout")
-def attention_dropout(rng):
+def attention_dropout(rng: np.random.Generator) -> Iterator[Sample]:
     for note, (sizes, attrs, shape) in _DROPPED.items():
         yield Sample(
             [
@@ -184,7 +184,7 @@ def attention_dropout(rng):
 
 
 @register_samples("relax.grad.attention_dropout_backward")
-def attention_dropout_backward(rng):
+def attention_dropout_backward(rng: np.random.Generator) -> Iterator[Sample]:
     """Samples whose result, an argument here, is not that of the attention."""
     for note, (sizes, attrs, shape) in _DROPPED.items():
         q, k, v = _tensors(rng, *sizes)
