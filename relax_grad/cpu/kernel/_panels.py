@@ -16,6 +16,12 @@ from .builder import Extent, Vectors, bind, ceil_div, const
 #: Panels of a task that are packed together, if the rows of B are those of memory.
 _GROUP = 2
 
+#: The elements of a cache line.
+_LINE = 16
+
+#: The bytes of B up to which it stays in a second-level cache, so that prefetches do not help.
+_CACHED = 2**20
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -86,6 +92,33 @@ class Packing:
                 vector = self.vectors.load(bb, row + column, number)
                 self.vectors.store(panels, to + i * step + at, vector)
 
+    def prefetch(self, source: tuple, depth: tuple, part: tuple) -> None:
+        """Prefetch a part of the elements that :meth:`pack` copies for a panel.
+
+        Parameters
+        ----------
+        source : tuple
+            B, its offset, and the number of the panel, which may be out of bounds.
+        depth : tuple
+            The start and the size of the stretch.
+        part : tuple
+            The number of the part, and the number of parts.
+        """
+        (bb, b0, j), (k0, size), (number, parts) = source, depth, part
+        p, width = self.p, self.width
+        lines = bind(ceil_div(size, _LINE))
+        steps = bind(lines * width) if p.transpose_b else size
+        first, last = (b.computed(b.quotient(i * steps, parts)) for i in (number, number + 1))
+        with b.serial(first, last) as i:
+            if p.transpose_b:
+                row = b.computed(b.quotient(i, lines))
+                column, k = j * width + row, k0 + (i - row * lines) * _LINE
+                b.prefetch(bb, b0 + column * p.depth + k)
+            else:
+                start = bind(b0 + (k0 + i) * p.columns + j * width)
+                for at in range(0, width, _LINE):
+                    b.prefetch(bb, start + at)
+
     def _left(self, column):
         """Return the number of columns of a vector that exist, or None if all always do."""
         columns, lanes = self.p.columns, self.vectors.lanes
@@ -109,17 +142,17 @@ class Early:
 
     @contextmanager
     def each(self, place: None, columns: tuple, depth: tuple) -> Iterator[tuple]:
-        """Emit a loop over panels; yield the number of one, and the buffer and the offset of its
-        stretch."""
+        """Emit a loop over panels; yield the number of one, the buffer and the offset of its
+        stretch, and None."""
         with b.serial(*columns) as j:
-            yield j, (self.panels, bind((j * self.depth + depth[0]) * self.width))
+            yield j, (self.panels, bind((j * self.depth + depth[0]) * self.width)), None
 
 
 class Late:
     """Stretches of panels of B, ``[panel][k][width]``, packed by the task that reads them, just
     before."""
 
-    def __init__(self, packing: Packing, bb, b0):
+    def __init__(self, packing: Packing, bb, b0, *, prefetch: bool = False):
         self.packing, self.bb, self.b0 = packing, bb, b0
         depth = packing.p.depth
         steps = min(depth, DEPTH) if isinstance(depth, int) else DEPTH
@@ -127,6 +160,9 @@ class Late:
         # Rows of B are read in several cache lines at a time; transposed, a panel has rows of its
         # own.
         self.group = 1 if packing.p.transpose_b else _GROUP
+        size = packing.p.columns * depth
+        is_cached = isinstance(size, int) and 4 * size <= _CACHED
+        self.prefetches = prefetch and not is_cached
 
     def place(self) -> tirx.Buffer:
         """Allocate the buffer of a task."""
@@ -135,7 +171,11 @@ class Late:
     @contextmanager
     def each(self, place: tirx.Buffer, columns: tuple, depth: tuple) -> Iterator[tuple]:
         """Emit a loop over panels that are packed; yield the number of one, its buffer and its
-        offset."""
+        offset, and None or a function.
+
+        ``function(i, n)`` emits prefetches of the i-th of n parts of the panel that is packed
+        after this one or its group: hardware prefetches few lines of rows that are pages apart.
+        """
         start, stop = columns
         with b.serial(0, ceil_div(stop - start, self.group)) as part:
             first = bind(start + part * self.group)
@@ -143,4 +183,14 @@ class Late:
                 (self.bb, self.b0, first), (place, const(0), self.size), depth, self.group
             )
             with b.serial(0, bind(tirx.min(const(self.group), stop - first))) as i:
-                yield bind(first + i), (place, bind(i * self.size))
+                j = bind(first + i)
+                ahead = self._ahead(j, columns, depth) if self.prefetches else None
+                yield j, (place, bind(i * self.size)), ahead
+
+    def _ahead(self, j, columns: tuple, depth: tuple) -> Callable:
+        (start, stop), (k0, size) = columns, depth
+        is_last = bind(j + self.group >= stop)
+        panel = b.computed(tirx.Select(is_last, start + (j - start) % self.group, j + self.group))
+        first = b.computed(tirx.Select(is_last, k0 + size, k0))
+        source = (self.bb, self.b0, panel)
+        return lambda i, n: self.packing.prefetch(source, (first, size), (i, n))

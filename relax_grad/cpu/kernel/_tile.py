@@ -42,6 +42,7 @@ def multiply_add(
     place: Callable,
     *,
     add,
+    prefetch: bool = False,
 ) -> None:
     """Emit a tile: the sum over k of ``value(i, k) * vector(k, v)`` for each row i and each vector
     v of a row.
@@ -61,6 +62,9 @@ def multiply_add(
         of lanes that exist (None: all of them).
     add : bool or tirx.PrimExpr
         Whether to add to the values in the buffer, instead of overwriting them.
+    prefetch : bool
+        Whether these values may be in distant caches. They are prefetched, and added after the
+        sum, which does not wait for them.
     """
     rows, columns = size
     cells = [(i, v) for i in range(rows) for v in range(columns)]
@@ -74,10 +78,18 @@ def multiply_add(
         for index in range(len(cells)):
             total[index] = vectors.splat(0)
 
-    if isinstance(add, bool):
-        (load if add else clear)()
+    def add_old() -> None:
+        # All are read before the first one is stored: rows may repeat.
+        for index, cell in enumerate(cells):
+            total[index] = total[index] + vectors.load(*place(*cell))
+
+    if prefetch and add is not False:
+        for cell in cells:
+            buffer, at, _ = place(*cell)
+            b.prefetch(buffer, at, level=1)
+        clear()
     else:
-        b.either(add, load, clear)
+        _choose(add, load, clear)
     with b.serial(0, depth) as k:
         factors = [bind(vector(k, v)) for v in range(columns)]
         for i in range(rows):
@@ -85,6 +97,16 @@ def multiply_add(
             for v in range(columns):
                 index = i * columns + v
                 total[index] = total[index] + splat * factors[v]
+    if prefetch:
+        _choose(add, add_old)
     for index, cell in enumerate(cells):
         buffer, at, number = place(*cell)
         vectors.store(buffer, at, total[index], number)
+
+
+def _choose(condition, then: Callable, otherwise: Callable = lambda: None) -> None:
+    """Emit an if, or one branch if the condition is known."""
+    if isinstance(condition, bool):
+        (then if condition else otherwise)()
+    else:
+        b.either(condition, then, otherwise)

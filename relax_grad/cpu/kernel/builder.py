@@ -204,6 +204,16 @@ def ceil_div(a: Extent, b: int) -> Extent:
     return (a + (b - 1)) // b
 
 
+def quotient(a: Extent, b: Extent) -> Extent:
+    """Return a / b rounded down, of numbers that are not negative.
+
+    TVM tries to prove the signs of a symbolic floor division, which takes seconds.
+    """
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    return tirx.truncdiv(as_expr(a), as_expr(b))
+
+
 @lru_cache(maxsize=4096)
 def const(value: int) -> IntImm:
     return IntImm(
@@ -220,6 +230,16 @@ def scratch(size: Extent, dtype: str = "float32") -> tirx.Buffer:
     # _block, which states it.
     _SCOPES.get()[-1].append(own)
     return T.decl_buffer([size], dtype, data=bind(own.data), layout=None)
+
+
+def computed(value: Extent) -> Extent:
+    """Bind a number that TVM's simplifier does not look into: it visits the terms of a bound
+    expression, and theirs, at every use."""
+    if isinstance(value, (int, IntImm)):
+        return value
+    place = scratch(1, "int32")
+    store(place, 0, value)
+    return bind(place[0])
 
 
 def store(buffer: tirx.Buffer, index: tirx.PrimExpr, value: tirx.PrimExpr) -> None:
@@ -264,10 +284,11 @@ def _bytes(buffer: tirx.Buffer, number):
     return tirx.Cast("int64", as_expr(number)) * tvm_ffi.dtype(str(buffer.dtype)).itemsize
 
 
-def prefetch(buffer: tirx.Buffer, index: tirx.PrimExpr) -> None:
-    """Prefetch the cache line of an element into the second-level cache; the index may be out of
-    bounds."""
-    _call("llvm.prefetch", _address(buffer, index), const(0), const(2), const(1))
+def prefetch(buffer: tirx.Buffer, index: tirx.PrimExpr, level: int = 2) -> None:
+    """Prefetch the cache line of an element into the first- or second-level cache; the index may be
+    out of bounds."""
+    locality = const(4 - level)
+    _call("llvm.prefetch", _address(buffer, index), const(0), locality, const(1))
 
 
 @contextmanager

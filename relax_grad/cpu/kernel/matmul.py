@@ -20,6 +20,7 @@ from ._factor import Factor
 from ._few_rows import FewRows
 from ._panels import Early, Late, Packing
 from ._product import DEPTH, WAYS, Matmul, is_one
+from ._tasks import divide, largest_task
 from ._tile import multiply_add, rows_up_to, tile_size
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 
@@ -32,12 +33,12 @@ _FEW_SYMBOLIC = 8
 #: before.
 _ROWS_OF_LATE = 64
 
+#: The strips of a task between which the next panel is prefetched; fewer do not hide its latency.
+_STRIPS_OF_PREFETCH = 16
+
 #: Nanoseconds of work up to which one thread computes a product: a parallel region takes 400
 #: to 5000.
 ONE_THREAD_NS = 4000
-
-#: Bytes of A that one task reads, about half of a second-level cache.
-_TASK_BYTES = 384 * 1024
 
 
 def matmul(
@@ -115,14 +116,17 @@ class Generator:
         self.packing = Packing(product, self.vectors, self.tile_vectors)
         self.width, self.panels = self.packing.width, self.packing.panels
         self.strips = ceil_div(product.rows, self.tile_rows)
-        strips, _ = self._blocks()
+        self.largest = largest_task(cpu, (self.tile_rows, self.width), product.depth)
         #: Whether each task packs the panels of B that it reads.
-        self.packs_late = (
-            isinstance(self.strips, int)
-            and isinstance(self.panels, int)
-            and (is_one(product.batch) or not product.shared_b)
-            and (strips >= self.strips or strips * self.tile_rows >= _ROWS_OF_LATE)
-        )
+        self.packs_late = is_one(product.batch) or not product.shared_b
+        if isinstance(self.strips, int) and isinstance(self.panels, int):
+            strips, _ = self.blocks()
+            has_rows = strips >= self.strips or strips * self.tile_rows >= _ROWS_OF_LATE
+            self.packs_late = self.packs_late and has_rows
+
+    def blocks(self) -> tuple[Extent, Extent]:
+        """Return the number of strips and of panels of a task."""
+        return divide(self.strips, self.panels, self.largest, self.cpu.cores)
 
     def emit(self, a: tirx.Buffer, bb: tirx.Buffer, c: tirx.Buffer) -> None:
         """Emit all products: each by one thread, or one after the other if they are fewer than
@@ -136,7 +140,10 @@ class Generator:
         if self.packs_late:
             with outer(0, p.batch) as i:
                 a0, b0, c0 = map(bind, p.starts(i))
-                self._multiply(a, a0, Late(self.packing, bb, b0), c, c0, inner)
+                strips, _ = self.blocks()
+                many = not isinstance(strips, int) or strips >= _STRIPS_OF_PREFETCH
+                late = Late(self.packing, bb, b0, prefetch=many)
+                self._multiply(a, a0, late, c, c0, inner)
             return
         shared = p.shared_b or is_one(p.batch)
         panels = Early(self.packing, bb, const(0), b.parallel) if shared else None
@@ -148,15 +155,18 @@ class Generator:
     # Multiplying
 
     def _multiply(self, a, a0, panels, c, c0, loop) -> None:
-        strips_each, panels_each = self._blocks()
-        strip_blocks = ceil_div(self.strips, strips_each)
-        panel_blocks = ceil_div(self.panels, panels_each)
-        factor = Factor.of(self.p, self.vectors, (self.tile_rows, strips_each))
+        strips_each, panels_each = self.blocks()
+        strip_blocks = b.quotient(self.strips + strips_each - 1, strips_each)
+        panel_blocks = b.quotient(self.panels + panels_each - 1, panels_each)
+        # A task's copy of A has a size that is known.
+        most = strips_each if isinstance(strips_each, int) else self.largest[0]
+        factor = Factor.of(self.p, self.vectors, (self.tile_rows, most))
         with loop(0, strip_blocks * panel_blocks) as task:
-            strip0 = bind((task // panel_blocks) * strips_each)
-            panel0 = bind((task % panel_blocks) * panels_each)
-            strip1 = bind(tirx.min(strip0 + strips_each, as_expr(self.strips)))
-            panel1 = bind(tirx.min(panel0 + panels_each, as_expr(self.panels)))
+            down = b.computed(b.quotient(task, panel_blocks))
+            strip0 = b.computed(down * strips_each)
+            panel0 = b.computed((task - down * panel_blocks) * panels_each)
+            strip1 = b.computed(tirx.min(strip0 + strips_each, as_expr(self.strips)))
+            panel1 = b.computed(tirx.min(panel0 + panels_each, as_expr(self.panels)))
             place, late = factor.place(), panels.place()
 
             def block(k0, size, first) -> None:
@@ -165,32 +175,6 @@ class Generator:
                 self._block(read, (panels, late), c, c0, (strip0, strip1), (panel0, panel1), depth)
 
             self._depths(block)
-
-    def _blocks(self) -> tuple[int, int]:
-        """Return the number of strips and of panels of a task; the number of tasks is about a
-        multiple of the cores."""
-        depth = self.p.depth if isinstance(self.p.depth, int) else DEPTH
-        strips = max(1, _TASK_BYTES // (4 * self.tile_rows * min(depth, DEPTH)))
-        panels = 16
-        if isinstance(self.strips, int):
-            strips = min(strips, self.strips)
-        if isinstance(self.panels, int):
-            panels = min(panels, self.panels)
-        if not (isinstance(self.strips, int) and isinstance(self.panels, int)):
-            return max(1, min(strips, 8)), panels
-        while ceil_div(self.strips, strips) * ceil_div(self.panels, panels) < self.cpu.cores:
-            if strips >= panels and strips > 1:
-                strips = ceil_div(strips, 2)
-            elif panels > 1:
-                panels = ceil_div(panels, 2)
-            else:
-                break
-        # Tasks have equal size, because each thread gets the same number of them.
-        across = ceil_div(self.panels, panels)
-        down = ceil_div(self.strips, strips)
-        if across * down % self.cpu.cores and down > 1:
-            down = ceil_div(down, self.cpu.cores) * self.cpu.cores
-        return ceil_div(self.strips, down), ceil_div(self.panels, across)
 
     def _depths(self, emit: Callable) -> None:
         """Emit ``emit(start, size, is_first)`` for each stretch of k; the first one sets C, the
@@ -213,10 +197,12 @@ class Generator:
     def _block(self, read, panels, c, c0, strips, columns, depth) -> None:
         """Emit the tiles of a block: panel by panel, so that a stretch of a panel stays in the
         cache."""
-        with panels[0].each(panels[1], columns, depth[:2]) as (j, panel):
+        with panels[0].each(panels[1], columns, depth[:2]) as (j, panel, ahead):
 
             def tiles(numbers: list) -> None:
                 with b.serial(strips[0], strips[1]) as i:
+                    if ahead is not None:
+                        ahead(bind(i - strips[0]), bind(strips[1] - strips[0]))
                     self._strip(
                         i,
                         lambda row, each: self._tile(
@@ -290,4 +276,5 @@ class Generator:
             lambda k, v: self.vectors.load(panels, base + k * width + v * lanes),
             lambda i, v: (c, start + each[i] * self.p.columns + v * lanes, numbers[v]),
             add=not first if isinstance(first, bool) else tirx.Not(first),
+            prefetch=True,
         )

@@ -119,6 +119,9 @@ class _Packing(Packing):
         lanes = self.vectors.lanes
         return ceil_div(depth, lanes) * lanes if self.p.transpose_b else depth
 
+    def prefetch(self, source: tuple, depth: tuple, part: tuple) -> None:
+        """Emit nothing: rows of a few bits are short."""
+
     def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:
         (operands, _, j), (panels, base, step), (k0, size) = source, target, depth
         lanes, width, vectors = self.vectors.lanes, self.width, self.vectors

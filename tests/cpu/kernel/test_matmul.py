@@ -13,6 +13,8 @@ from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
+from relax_grad.cpu.kernel import builder as b
+from relax_grad.cpu.kernel._tasks import divide
 from relax_grad.cpu.kernel.matmul import WAYS, Generator, Matmul, matmul
 from relax_grad.cpu.target import CPU
 
@@ -123,6 +125,49 @@ def test_small_products_run_in_one_thread(transpose_b):
 
 
 @each_target
+def test_sums_in_stretches_of_rows_that_repeat(target):
+    """The last rows of a symbolic number repeat within a tile, and each stretch adds to them."""
+    rows, cores = tirx.Var("rows", "int32"), 5
+    products = [Matmul(rows, 70, 600), Matmul(rows, 33, 530, transpose_b=True)]
+    sizes = [{"rows": rows} for rows in (0, 9, 63, 301)]
+    check(products, target, *sizes, cores=cores)
+
+
+def test_tasks_of_symbolic_numbers():
+    """The emitted code divides a product as it is divided if its extents are known."""
+    generator, sizes = np.random.default_rng(7), []
+    for cores, largest in [(1, (54, 64)), (2, (54, 64)), (7, (16, 30)), (64, (9, 4))]:
+        strips, panels = (tirx.Var(name, "int32") for name in ("strips", "panels"))
+
+        def emit(_a, _b, found, extents=(strips, panels), largest=largest, cores=cores):
+            for i, each in enumerate(divide(*extents, largest, cores)):
+                b.store(found, i, b.as_float(each))
+
+        params = b.floats("abc", [[strips], [panels], [2]])
+        function = b.prim_func("divide", params, emit)
+        for numbers in [(1, 1), (1, 90), (90, 1), *generator.integers(1, 200, (20, 2)).tolist()]:
+            arrays = [np.zeros(number, "float32") for number in numbers]
+            sizes.append((Run(function, arrays, [(2,)]), divide(*numbers, largest, cores)))
+    results = run_kernels([run for run, _ in sizes], {"kind": "llvm"})
+    for (found,), (_, wanted) in zip(results, sizes, strict=True):
+        assert found.tolist() == list(wanted)
+
+
+def test_panels_of_a_large_factor_are_prefetched():
+    """Of a factor that a second-level cache holds, or with few rows to hide them, nothing is."""
+    cpu, rows = CPU(16, 32, 2), tirx.Var("rows", "int32")
+
+    def prefetches(*product):
+        return "prefetch" in matmul(Matmul(*product), cpu).script()
+
+    assert prefetches(1024, 2048, 256)
+    assert prefetches(1024, 2048, 256, True, True)
+    assert prefetches(rows, 1024, 1024)
+    assert not prefetches(1024, 512, 256)
+    assert not prefetches(64, 2048, 256, True)
+
+
+@each_target
 def test_few_rows_in_batches(target):
     batch = tirx.Var("batch", "int32")
     check([Matmul(3, 40, 20, batch=batch), Matmul(40, 1, 20, batch=batch)], target, {"batch": 4})
@@ -188,7 +233,7 @@ def test_some_products(cases):
 def test_threads_get_equal_parts(size, cores):
     rows, columns, depth = size
     generator = Generator(Matmul(rows, columns, depth), CPU(16, 32, cores))
-    strips, panels = generator._blocks()
+    strips, panels = generator.blocks()
     tasks = [
         min(strips, generator.strips - i) * min(panels, generator.panels - j)
         for i in range(0, generator.strips, strips)

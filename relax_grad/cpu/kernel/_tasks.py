@@ -1,0 +1,88 @@
+"""The division of a matrix product into tasks."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from ..target import CPU
+from ._product import DEPTH
+from .builder import Extent, as_expr, computed, quotient
+
+#: Bytes of A that one task reads, about half of a second-level cache: processors with vectors of 16
+#: elements have at least 1 MB, with few exceptions.
+_TASK_BYTES, _TASK_BYTES_OF_LARGE_CACHES = 384 * 1024, 544 * 1024
+
+#: Columns of B that one task reads. More columns save copies of A.
+_TASK_COLUMNS = 2048
+
+
+def largest_task(cpu: CPU, tile: tuple[int, int], depth: Extent) -> tuple[int, int]:
+    """Return the maximum number of strips and of panels of a task.
+
+    Parameters
+    ----------
+    cpu : CPU
+        The target CPU.
+    tile : tuple[int, int]
+        The rows of a strip, and the columns of a panel.
+    depth : int or tirx.PrimExpr
+        The extent of k.
+    """
+    steps = min(depth, DEPTH) if isinstance(depth, int) else DEPTH
+    size = _TASK_BYTES_OF_LARGE_CACHES if cpu.lanes > 8 else _TASK_BYTES
+    return max(1, size // (4 * tile[0] * steps)), max(1, _TASK_COLUMNS // tile[1])
+
+
+def divide(
+    strips: Extent, panels: Extent, largest: tuple[int, int], cores: int
+) -> tuple[Extent, Extent]:
+    """Return the number of strips and of panels of a task; the number of tasks is about a multiple
+    of the cores.
+
+    Of symbolic numbers, the code that computes it is emitted.
+
+    Parameters
+    ----------
+    strips, panels : int or tirx.PrimExpr
+        The strips and panels of the product.
+    largest : tuple[int, int]
+        The maximum for a task.
+    cores : int
+        The number of threads that share the tasks.
+    """
+    rows, columns = _least(largest[0], strips), _least(largest[1], panels)
+    halvings = (cores - 1).bit_length()
+    # Halves that are rounded up may not double the number of tasks.
+    for _ in range(halvings + (halvings > 1)):
+        is_few = _up(strips, rows) * _up(panels, columns) < cores
+        is_tall = rows >= columns
+        fewer_rows = _select(is_tall, _up(rows, 2), rows)
+        fewer_columns = _select(is_tall, columns, _up(columns, 2))
+        rows = _select(is_few, fewer_rows, rows)
+        columns = _select(is_few, fewer_columns, columns)
+    # Tasks have equal size, because each thread gets the same number of them.
+    across, down = _up(panels, columns), _up(strips, rows)
+    tasks = across * down
+    is_even = quotient(tasks, cores) * cores == tasks
+    down = _select(is_even, down, _select(down > 1, _up(down, cores) * cores, down))
+    return _up(strips, down), _up(panels, across)
+
+
+def _least(most: int, number: Extent) -> Extent:
+    """Return the smaller number, at least 1."""
+    if isinstance(number, int):
+        return max(1, min(most, number))
+    return computed(tirx.max(as_expr(1), tirx.min(as_expr(most), number)))
+
+
+def _up(number: Extent, size: Extent) -> Extent:
+    """Return number / size rounded up, at least 1."""
+    if isinstance(number, int) and isinstance(size, int):
+        return max(1, -(-number // size))
+    return computed(tirx.max(as_expr(1), quotient(number + size - 1, size)))
+
+
+def _select(condition, then: Extent, otherwise: Extent) -> Extent:
+    if isinstance(condition, bool):
+        return then if condition else otherwise
+    return computed(tirx.Select(condition, as_expr(then), as_expr(otherwise)))
