@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from processes import without_torch
+from tvm import relax
+from tvm.relax import op
+
+from relax_grad.frontend import random
+from relax_grad.training import SGD, memory_of, train_step
 
 _PROGRAM = """
 import ctypes, gc, json, sys
@@ -68,3 +75,39 @@ def test_a_step_takes_the_planned_memory():
         peaks[remat] = planned, taken
     assert peaks["auto"][0] < 0.8 * peaks["none"][0]
     assert peaks["auto"][1] < 0.9 * peaks["none"][1]
+
+
+def attention_step(length: int, rate: float):
+    """Return the step of a causal attention that is written out, perhaps with dropout."""
+    shape = 2, 4, length, 16
+    x = relax.Var("x", relax.TensorType((2, length, 64), "float32"))
+    w = relax.Var("w", relax.TensorType((3, 64, 64), "float32"))
+    seed = relax.Var("seed", relax.TensorType((), "int64"))
+    mask = relax.const(np.tri(length, dtype=bool))
+    bb = relax.BlockBuilder()
+    with bb.function("loss", [seed, x, w]):
+        with bb.dataflow():
+            heads = []
+            for i in range(3):
+                own = bb.emit(op.take(w, relax.const(i, "int64"), 0))
+                rows = bb.emit(op.reshape(bb.emit(op.matmul(x, own)), (2, length, 4, 16)))
+                heads.append(bb.emit(op.permute_dims(rows, [0, 2, 1, 3])))
+            query, key, value = heads
+            turned = bb.emit(op.permute_dims(key, [0, 1, 3, 2]))
+            scores = bb.emit(op.multiply(bb.emit(op.matmul(query, turned)), relax.const(0.25)))
+            scores = bb.emit(op.where(mask, scores, relax.const(-np.inf, "float32")))
+            weights = bb.emit(op.nn.softmax(scores, -1))
+            weights = random.dropout(bb, seed, 0, weights, rate)[0]
+            assert tuple(map(int, weights.ty.shape)) == (*shape[:3], length)
+            loss = bb.emit_output(op.mean(op.square(bb.emit(op.matmul(weights, value)))))
+        bb.emit_func_output(loss)
+    return train_step(bb.get(), SGD(0.1), wrt="w")
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_the_memory_of_attention_grows_with_the_length(rate):
+    peaks = [memory_of(attention_step(length, rate)).peak for length in (512, 1024, 2048)]
+    scores = 2 * 4 * 512 * 512 * 4
+    assert peaks[0] < scores
+    for one, other in itertools.pairwise(peaks):
+        assert 1.5 < other / one < 2.1, peaks
