@@ -167,7 +167,10 @@ TABLE: dict[str, tuple[str, ...]] = {
         ("training/test_remat.py",),
     ),
     "cpu.passes._masks": ("cpu/passes/test_attention.py",),
-    "cpu.passes._dropouts": ("cpu/passes/test_attention.py",),
+    **dict.fromkeys(
+        ("cpu.passes._dropouts", "cpu.passes._moves", "cpu.passes._shapes"),
+        ("cpu/passes/test_attention.py",),
+    ),
     "cpu.passes._slices": ("cpu/passes/test_join.py", "cpu/passes/test_divide.py"),
     "cpu.passes._sums": ("cpu/passes/test_join.py", "cpu/passes/test_products.py"),
     "cpu.passes._target": ("cpu/passes/test_schedule.py", "cpu/passes/test_siblings.py"),

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from ...ir.compat import constant_value
-from ...ir.expressions import are_equal
 from ...ir.module import DRAWN, FIRST_ELEMENTS
+from ._shapes import are_equal_shapes, extents_of, number_of
 
 _CALL_TIR, _RESHAPE = Op.get("relax.call_tir"), Op.get("relax.reshape")
 _WHERE, _MULTIPLY = Op.get("relax.where"), Op.get("relax.multiply")
@@ -59,13 +57,13 @@ def dropout_of(
     mod : tvm.IRModule
         The module, which has the functions of the generator.
     """
-    if call is None or call.op != _WHERE or _number(call.args[2]) != 0.0:
+    if call is None or call.op != _WHERE or number_of(call.args[2]) != 0.0:
         return None
     mask, scaled = call.args[0], used_once(call.args[1])
     drawn = _drawn(mask, values, mod)
     if scaled is None or scaled.op != _MULTIPLY or drawn is None:
         return None
-    factors = [_number(each) for each in scaled.args]
+    factors = [number_of(each) for each in scaled.args]
     if factors.count(None) != 1:
         return None
     data = scaled.args[factors.index(None)]
@@ -102,14 +100,5 @@ def _drawn(
 
 
 def _have_equal_shapes(*exprs: relax.Expr) -> bool:
-    shapes = [expr.ty.shape for expr in exprs]
-    if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
-        return False
-    first, *others = (list(shape.values) for shape in shapes)
-    return all(len(first) == len(other) and all(map(are_equal, first, other)) for other in others)
-
-
-def _number(expr: relax.Expr) -> float | None:
-    """Return the number of a constant of one element, or None."""
-    value = constant_value(expr)
-    return float(np.reshape(value, ())) if value is not None and value.size == 1 else None
+    first, *others = map(extents_of, exprs)
+    return all(are_equal_shapes(first, other) for other in others)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir import GlobalVar, Op
 from tvm.relax import op
 
 from ...ir.aliases import may_write, writing_functions
 from ...ir.bindings import bindings_of, used
-from ...ir.compat import constant_value, dtype_of
 from ...ir.dataflow import with_changed_blocks
 from ...ir.expressions import are_equal
 from ...op.attention_dropout import attention_dropout
 from ._dropouts import dropout_of
 from ._masks import value_of
+from ._moves import is_move, source_of, with_extents
+from ._shapes import are_equal_shapes, are_supported, extents_of, fit, is_one, number_of
 
 _MATMUL, _SOFTMAX = Op.get("relax.matmul"), Op.get("relax.nn.softmax")
 _PERMUTE, _WHERE = Op.get("relax.permute_dims"), Op.get("relax.where")
@@ -187,16 +188,16 @@ class _Matcher:
         product = binding.value
         if not isinstance(binding, relax.VarBinding) or not _calls(product, _MATMUL):
             return binding
-        weights, rank = self._used_once(product.args[0]), product.ty.ndim
+        weights = source_of(product.args[0], self._used_once)
         dropout = dropout_of(weights, self._values, self._used_once, self._mod)
         if dropout is not None:
-            weights = self._used_once(dropout.data)
-        if rank not in (3, 4) or not _calls(weights, _SOFTMAX):
+            weights = source_of(dropout.data, self._used_once)
+        if not _calls(weights, _SOFTMAX) or (rank := weights.ty.ndim) not in (3, 4):
             return binding
         if int(weights.attrs.axis) not in (-1, rank - 1):
             return binding
         scale, factors, terms = 1.0, [], []
-        scores = self._used_once(weights.args[0])
+        scores = self._before(weights.args[0])
         while scores is not None and not _calls(scores, _MATMUL):
             step = self._step(scores)
             if step is None:
@@ -210,18 +211,62 @@ class _Matcher:
                 scale *= change
             else:
                 factors.append(change)
-            scores = self._used_once(inner)
-        if scores is None or not _fit(*scores.args, *product.args, product):
+            scores = self._before(inner)
+        operands = None if scores is None else self._operands(scores, weights, product)
+        if operands is None:
             return binding
         if not math.isfinite(scale) or not all(_spans(term, weights) for term in terms):
             return binding
-        result = self._attention(*scores.args, product.args[1], scale, factors, terms, dropout)
-        return binding if result is None else relax.VarBinding(binding.var, result, binding.span)
+        result = self._attention(operands, rank, scale, factors, terms, dropout)
+        if result is None:
+            return binding
+        if not are_equal_shapes(extents_of(product)[:-2], extents_of(weights)[:-2]):
+            result = op.reshape(result, product.ty.shape)
+        return relax.VarBinding(binding.var, result, binding.span)
 
-    def _attention(self, query, turned, value, scale, factors, terms, dropout) -> relax.Expr | None:
+    def _operands(self, scores, weights, product) -> tuple | None:
+        """Return queries, keys with the features before the positions, and values, with the axes of
+        the weights; None if the operator does not support them."""
+        operands = *scores.args, product.args[1]
+        tensors = *scores.args, *product.args, product
+        full = extents_of(weights)
+        if all(are_equal_shapes(extents_of(each), full) for each in (scores, product.args[0])):
+            return operands if fit(*tensors) else None
+        shapes = [extents_of(tensor) for tensor in (scores, weights, *tensors)]
+        if None in shapes or any(len(shape) < 3 for shape in shapes):
+            return None
+        own, _, query, turned, moved, value, _ = shapes
+        pairs = (own[:-2], query[:-2]), (own[:-2], turned[:-2]), (moved[:-2], value[:-2])
+        pairs += (own[-2:], full[-2:]), (moved[-2:], full[-2:])
+        if not all(are_equal_shapes(*pair) for pair in pairs):
+            return None
+        wanted = [[*full[:-2], *shape[-2:]] for shape in (query, turned, value)]
+        if not are_supported(wanted, tensors):
+            return None
+        made = [
+            with_extents(tensor, shape, self._values)
+            for tensor, shape in zip((scores.args[0], product.args[1]), wanted[::2], strict=True)
+        ]
+        key, last = scores.args[1], len(full) - 1
+        swapped = self._values.get(key) if isinstance(key, relax.Var) else None
+        order = [*range(last - 1), last, last - 1]
+        own = swapped.attrs.axes if _calls(swapped, _PERMUTE) else None
+        rank = key.ty.ndim
+        if own is not None and [int(axis) % rank for axis in own] == [
+            *range(rank - 2),
+            rank - 1,
+            rank - 2,
+        ]:
+            shape = [*wanted[1][:-2], wanted[1][-1], wanted[1][-2]]
+            key = op.permute_dims(with_extents(swapped.args[0], shape, self._values), order)
+        else:
+            key = with_extents(key, wanted[1], self._values)
+        return made[0], key, made[1]
+
+    def _attention(self, operands, rank, scale, factors, terms, dropout) -> relax.Expr | None:
         """Return an attention as an operator, or None if its masks have a meaning that the operator
         has not."""
-        rank = query.ty.ndim
+        query, turned, value = operands
         for factor in factors:
             query = op.multiply(query, factor)
         query, value = (self._with_heads(expr, rank) for expr in (query, value))
@@ -262,11 +307,22 @@ class _Matcher:
 
     def _permuted(self, expr: relax.Expr, axes: list[int]) -> relax.Expr:
         """Return a tensor with its axes permuted, by one permutation in the place of several."""
-        while isinstance(expr, relax.Var) and _calls(value := self._values.get(expr), _PERMUTE):
+        while _calls(value := self._bound(expr), _PERMUTE):
             own = value.attrs.axes
             own = range(len(axes))[::-1] if own is None else own
             axes, expr = [int(own[axis]) % len(axes) for axis in axes], value.args[0]
         return expr if axes == sorted(axes) else op.permute_dims(expr, axes)
+
+    def _before(self, expr: relax.Expr) -> relax.Call | None:
+        """Return the call that scores are bound to, or the product before moves of its axes."""
+        call = self._used_once(expr)
+        if not is_move(call):
+            return call
+        source = source_of(expr, self._used_once)
+        return source if _calls(source, _MATMUL) else None
+
+    def _bound(self, expr: relax.Expr) -> relax.Expr | None:
+        return self._values.get(expr) if isinstance(expr, relax.Var) else expr
 
     def _used_once(self, expr: relax.Expr) -> relax.Call | None:
         """Return the call that a variable with a single use is bound to."""
@@ -280,7 +336,7 @@ class _Matcher:
         if call.op == _WHERE:
             condition, left, right = call.args
             for scores, other, keeps in ((left, right, True), (right, left, False)):
-                number = _number(other)
+                number = number_of(other)
                 if number is not None and number <= _MASKED and self._are_scores(scores, call):
                     value = self._value_of(condition)
                     term = _Term(condition, number, keeps, value, math.isinf(number))
@@ -297,13 +353,13 @@ class _Matcher:
                 continue
             if call.op in (_ADD, _SUBTRACT):
                 return scores, self._bias(other, call.op == _SUBTRACT)
-            number = _number(other)
+            number = number_of(other)
             if number is not None:
                 if call.op == _MULTIPLY:
                     return scores, number
                 return scores, 1 / number if number else math.inf
-            extents = _extents(other)
-            if call.op == _MULTIPLY and extents is not None and all(map(_is_one, extents)):
+            extents = extents_of(other)
+            if call.op == _MULTIPLY and extents is not None and all(map(is_one, extents)):
                 return scores, other
         return None
 
@@ -319,10 +375,10 @@ class _Matcher:
         """Tell whether an operand of a call, of the same shape, comes from a product by steps of an
         attention."""
         operand = self._used_once(expr)
-        if operand is None or not _are_equal(_extents(expr), _extents(call)):
+        if operand is None or not are_equal_shapes(extents_of(expr), extents_of(call)):
             return False
-        if operand.op == _MATMUL:
-            return True
+        if is_move(operand) or operand.op == _MATMUL:
+            return _calls(self._before(expr), _MATMUL)
         return operand.op in _STEPS and any(self._are_scores(arg, operand) for arg in operand.args)
 
     def _value_of(self, expr: relax.Expr) -> np.ndarray | None:
@@ -334,7 +390,7 @@ class _Matcher:
         value = self._values.get(expr) if isinstance(expr, relax.Var) else None
         if not _calls(value, _WHERE):
             return True
-        numbers = list(map(_number, value.args[1:]))
+        numbers = list(map(number_of, value.args[1:]))
         return None in numbers or not all(map(math.isfinite, numbers))
 
 
@@ -378,62 +434,6 @@ def _calls(value: relax.Expr | None, operator: Op) -> bool:
     return isinstance(value, relax.Call) and value.op == operator
 
 
-def _number(expr: relax.Expr) -> float | None:
-    """Return the number of a constant of one element, or None."""
-    value = constant_value(expr)
-    return float(value.reshape(())) if value is not None and value.size == 1 else None
-
-
-def _extents(expr: relax.Expr) -> list | None:
-    """Return the extents of a tensor of known shape, or None."""
-    shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
-    return list(shape.values) if isinstance(shape, relax.ShapeExpr) else None
-
-
-def _is_one(extent) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1
-
-
-def _are_equal(extents: Sequence | None, others: Sequence | None) -> bool:
-    """Tell whether shapes are known and equal for all values of their variables."""
-    if extents is None or others is None or len(extents) != len(others):
-        return False
-    return all(map(are_equal, extents, others))
-
-
-def _fit(query, turned, weights, value, product) -> bool:
-    """Tell whether the operator supports queries, keys with the features before the positions, and
-    values."""
-    tensors = query, turned, weights, value, product
-    shapes = [_extents(tensor) for tensor in tensors]
-    if None in shapes or any(dtype_of(tensor.ty) != "float32" for tensor in tensors):
-        return False
-    rank = len(shapes[0])
-    if any(len(shape) != rank for shape in shapes):
-        return False
-    first, keys, _, values, _ = shapes
-    static = [*first[1:-2], first[-1], values[-1]]
-    if not all(isinstance(extent, tirx.IntImm) and int(extent) > 0 for extent in static):
-        return False
-    pairs = [(first[-1], keys[-2]), (keys[-1], values[-2])]
-    batches = [shape[:-2] for shape in (keys, values)]
-    return all(are_equal(*pair) for pair in pairs) and all(
-        _are_equal(first[:-2], batch) for batch in batches
-    )
-
-
-def _spans(term: _Term, weights: relax.Call) -> bool:
-    """Tell whether a term has a number for each key, and broadcasts to the scores."""
-    own, full = _extents(term.tensor), _extents(weights)
-    if not own or len(own) > len(full):
-        return False
-    full = full[len(full) - len(own) :]
-    others = zip(own[:-1], full[:-1], strict=True)
-    return are_equal(own[-1], full[-1]) and all(
-        _is_one(extent) or are_equal(extent, all_) for extent, all_ in others
-    )
-
-
 def _causal(term: _Term) -> str | None:
     """Return the attribute of a constant mask that lets each query see the keys up to its own, or
     None."""
@@ -449,3 +449,15 @@ def _causal(term: _Term) -> str | None:
     ):
         return "BottomRight"
     return None
+
+
+def _spans(term: _Term, weights: relax.Call) -> bool:
+    """Tell whether a term has a number for each key, and broadcasts to the scores."""
+    own, full = extents_of(term.tensor), extents_of(weights)
+    if not own or len(own) > len(full):
+        return False
+    full = full[len(full) - len(own) :]
+    others = zip(own[:-1], full[:-1], strict=True)
+    return are_equal(own[-1], full[-1]) and all(
+        is_one(extent) or are_equal(extent, all_) for extent, all_ in others
+    )

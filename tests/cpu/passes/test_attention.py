@@ -100,6 +100,53 @@ def dropout(rate, seed=7):
     return lambda bb, weights, *_: random.dropout(bb, seed, 3, weights, rate)[0]
 
 
+def moved(bb, x, *steps):
+    """Return a tensor after reshapes, to tuples, and permutations, by lists."""
+    for step in steps:
+        move = op.permute_dims if isinstance(step, list) else op.reshape
+        x = bb.emit(move(x, step))
+    return x
+
+
+def by_moves(shapes, queries, keys, values, scores, weights, result, *steps):
+    """Return the module of an attention with moves of its operands, scores, weights and result."""
+    params = [tensor(name, shape, "float32") for name, shape in zip("qkv", shapes, strict=True)]
+
+    def body(bb, q, k, v):
+        s = bb.emit(op.matmul(moved(bb, q, *queries), moved(bb, k, *keys)))
+        s = moved(bb, s, *scores)
+        for step in steps:
+            s = bb.emit(step(bb, s))
+        w = moved(bb, bb.emit(op.nn.softmax(s, -1)), *weights)
+        y = moved(bb, bb.emit(op.matmul(w, moved(bb, v, *values))), *result)
+        return bb.emit(op.sum(bb.emit(op.multiply(y, bb.emit(op.sin(y))))))
+
+    return build(params, body), shapes
+
+
+def as_bmm(*steps, scores=((B, H, T, S),), weights=((B * H, T, S),)):
+    """An attention whose products have one axis for batch and heads."""
+    shapes = [(B, H, T, D), (B, H, S, D), (B, H, S, E)]
+    keys = [(B * H, S, D), [0, 2, 1]]
+    values, result = [(B * H, S, E)], [(B, H, T, E)]
+    return by_moves(shapes, [(B * H, T, D)], keys, values, scores, weights, result, *steps)
+
+
+def as_einsum(*steps):
+    """An attention of heads behind positions, as PyTorch decomposes its two ``einsum``."""
+    swap, turn = [0, 2, 1, 4, 3], [0, 1, 2, 4, 3]
+    return by_moves(
+        [(B, T, H, D), (B, S, H, D), (B, S, H, E)],
+        [(B, T, H, D, 1), swap, turn, (B * H, T, D)],
+        [(B, S, H, D, 1), [0, 2, 4, 1, 3], [0, 1, 4, 3, 2], (B * H, D, S)],
+        [(B, S, H, E, 1), [0, 4, 2, 3, 1], [0, 2, 4, 3, 1], (B * H, S, E)],
+        [(B, H, T, 1, S), turn, (B, H, T, S)],
+        [(B, H, T, S, 1), swap, swap, (B * H, T, S)],
+        [(B, H, T, 1, E), swap, (B, T, H, E)],
+        *steps,
+    )
+
+
 CAUSAL = np.tri(T, S, dtype=bool)
 BOTTOM = np.tri(T, S, S - T, dtype=bool)
 ALL = (B, H, T, S)
@@ -166,6 +213,23 @@ FUSED = {
         "attention_bias",
         None,
     ),
+    "bmm": (as_bmm(times(0.3), where(INFINITE, mask=CAUSAL)), "attention", "TopLeft"),
+    "bmm with a bias of each head": (
+        as_bmm(constant_bias(RNG.normal(size=(H, T, S)))),
+        "attention_bias",
+        None,
+    ),
+    "bmm, axes of the batch swapped": (
+        as_bmm(constant_bias(RNG.normal(size=(H, 1, T, S))), scores=((H, B, T, S),)),
+        "attention_bias",
+        None,
+    ),
+    "einsum": (as_einsum(times(0.3), where(INFINITE, mask=CAUSAL)), "attention", "TopLeft"),
+    "einsum with a bias": (
+        as_einsum(constant_bias(RNG.normal(size=(B, 1, T, S)))),
+        "attention_bias",
+        None,
+    ),
     "dropout": (
         attention(times(0.3), where(INFINITE, mask=CAUSAL), on_weights=[dropout(0.25)]),
         "attention_dropout",
@@ -197,6 +261,12 @@ LEFT = {
     "factors of rows": attention(lambda bb, s, f: op.multiply(s, f), extra=(T, 1)),
     "mask of rows": attention(where(LEAST), extra=(T, 1), kind="bool"),
     "mask and bias that may hide": attention(where(-1e9, mask=CAUSAL), plus, extra=(B, 1, 1, S)),
+    "moves between steps": as_bmm(
+        times(0.3), lambda bb, s: op.reshape(s, (B * H, T, S)), constant_bias(RNG.normal(size=S))
+    ),
+    "rows and columns mixed": as_bmm(
+        scores=((B, H, S, T), (B, H, T, S)), weights=((B * H, S, T), [0, 2, 1])
+    ),
     "other function": attention(lambda bb, s: op.tanh(s)),
 }
 
@@ -290,6 +360,12 @@ def test_permutations_are_joined():
         return bb.emit(op.matmul(weights, v))
 
     fused = FuseAttention()(build(params, body))["main"]
+    (call,) = calls(fused, "attention")
+    assert list(call.args) == list(fused.params)
+
+
+def test_moves_of_operands_are_omitted():
+    fused = FuseAttention()(as_einsum()[0])["main"]
     (call,) = calls(fused, "attention")
     assert list(call.args) == list(fused.params)
 
