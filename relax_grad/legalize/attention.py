@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax import op
 
@@ -21,21 +21,22 @@ _STOCK_ATTENTION = stock("relax.nn.attention")
     "relax.nn.attention",
     corrects=(
         "reads out of bounds where heads share keys, returns NaN where all unmasked scores are "
-        "far below 0, refuses a window, accumulates half precision in half precision, and is "
-        "undefined without keys"
+        "far below 0, refuses a window and a number of keys that is an expression, accumulates "
+        "half precision in half precision, and is undefined without keys"
     ),
 )
 def _attention(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     query, key, value = call.args
     attrs, dtype, heads = call.attrs, dtype_of(query.ty), query.ty.shape.values[2]
+    keys, size = key.ty.shape.values[1], query.ty.shape.values[3]
     if (
-        attrs.causal_mask is None
+        all(topi_util.is_static(each) or isinstance(each, tirx.Var) for each in (keys, size))
+        and attrs.causal_mask is None
         and attrs.window_size is None
         and dtype in ("float32", "float64")
         and all(dtype_of(other.ty) == dtype for other in (key, value))
         and all(Analyzer().can_prove_equal(o.ty.shape.values[2], heads) for o in (key, value))
     ):
-        keys = key.ty.shape.values[1]
         if topi_util.is_empty([keys]):
             return zeros(bb, call)
         attended = _STOCK_ATTENTION(bb, call)

@@ -120,3 +120,20 @@ def test_no_keys(keys, causal_mask):
     for _ in range(3):
         found = machine["main"](*map(tvm.runtime.tensor, values)).numpy()
         np.testing.assert_array_equal(found, np.zeros((2, 4, 3, 8)))
+
+
+def test_a_number_of_keys_that_is_an_expression():
+    """Patches of a picture and a token of the class."""
+    rows, columns = tirx.Var("h", "int64"), tirx.Var("w", "int64")
+    keys = rows // 2 * (columns // 2) + 1
+    params = [
+        tensor("size", (rows, columns), "float32"),
+        *(tensor(name, (2, keys, 3, 8), "float32") for name in ("query", "key", "value")),
+    ]
+    module = build(params, lambda _, *of: relax.op.nn.attention(*of))
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=(2, 7, 3, 8)).astype("float32") for _ in range(3)]
+    given = [np.zeros((4, 6), "float32"), *values]
+    found = machine["main"](*map(tvm.runtime.tensor, given)).numpy()
+    check(found, reference(*values), "float32")

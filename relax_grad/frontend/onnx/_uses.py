@@ -333,9 +333,10 @@ class _Uses:
             for group in (self._after, self._roots, self._normal):
                 if data in group:
                     group.add(result)
-        elif (kind in _PASS_A_ROOT and any(name in self._roots for name in inputs)) or kind in (
-            "Sqrt",
-            "ReduceL2",
+        elif (
+            kind in ("Sqrt", "ReduceL2")
+            or (kind in _PASS_A_ROOT and any(name in self._roots for name in inputs))
+            or (kind == "Div" and inputs[1] in self._roots and data not in self._varying)
         ):
             self._roots.add(result)
         elif (

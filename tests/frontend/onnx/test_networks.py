@@ -4,9 +4,6 @@ PyTorch at several sizes."""
 from __future__ import annotations
 
 import importlib.util
-import warnings
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,20 +14,14 @@ onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: ex
 torch = pytest.importorskip("torch", reason="PyTorch, the reference, is not installed")
 
 import onnx_models as models  # noqa: E402
+import torch_exported as networks  # noqa: E402
+from torch_exported import IMAGE, STEPS, Network  # noqa: E402
 from tvm import relax  # noqa: E402
 
+from relax_grad.frontend.onnx import _support as support  # noqa: E402
 from relax_grad.frontend.onnx import from_model  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
-
-
-class Network(NamedTuple):
-    """A module, the shapes of its input, of which the first is exported, and the symbols of its
-    axes."""
-
-    make: Callable[[], nn.Module]
-    shapes: tuple
-    axes: dict[int, str]
 
 
 class UNet(nn.Module):
@@ -128,7 +119,6 @@ class Text(nn.Module):
         return self.head(torch.cat([found.mean(1), found[:, -1]], -1))
 
 
-IMAGE = {0: "batch", 2: "height", 3: "width"}
 NETWORKS = {
     "unet": Network(UNet, ((2, 2, 6, 8), (1, 2, 4, 10)), IMAGE),
     "speech": Network(Speech, ((2, 60), (1, 83)), {0: "batch", 1: "samples"}),
@@ -136,25 +126,9 @@ NETWORKS = {
     "windows": Network(Windows, ((2, 5, 4, 3), (1, 4, 7, 3)),
     {0: "batch", 1: "height", 2: "width"}),
     "super_resolution": Network(super_resolution, ((2, 2, 5, 6), (1, 2, 4, 9)), IMAGE),
-    "text": Network(Text, ((2, 7), (3, 5)), {0: "batch", 1: "steps"}),
+    "text": Network(Text, ((2, 7), (3, 5)), STEPS, True),
+    **networks.NETWORKS,
 }  # fmt: skip
-
-
-def drawn(shape, is_text: bool):
-    return torch.randint(0, 20, shape) if is_text else torch.randn(shape, dtype=torch.float64)
-
-
-def exported(module, x, axes, path, dynamo: bool) -> None:
-    given = {"input_names": ["x"], "output_names": ["y"], "dynamo": dynamo}
-    if dynamo:
-        given |= {"dynamic_shapes": (dict.fromkeys(axes, torch.export.Dim.DYNAMIC),)}
-        given |= {"verbose": False, "optimize": False}  # the names and layouts of weights stay
-    else:
-        training = torch.onnx.TrainingMode.PRESERVE
-        given |= {"dynamic_axes": {"x": axes}, "do_constant_folding": False, "training": training}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(module, (x,), str(path), **given)
 
 
 @pytest.mark.parametrize(
@@ -167,13 +141,9 @@ def test_a_network_trains_with_symbolic_sizes(tmp_path, name, dynamo):
     if dynamo and importlib.util.find_spec("onnxscript") is None:
         pytest.skip("onnxscript is not installed, with which PyTorch's newer exporter writes files")
     network = NETWORKS[name]
-    torch.manual_seed(0)
-    module = network.make().double().eval()
-    with torch.no_grad():  # equal weights, such as zeros, would be one parameter
-        for each in module.parameters():
-            each += 0.02 * torch.randn_like(each)
-    first = drawn(network.shapes[0], name == "text")
-    exported(module, first, network.axes, tmp_path / "model.onnx", dynamo)
+    module = networks.module_of(network)
+    first = networks.drawn(network, network.shapes[0])
+    networks.export(module, first, network.axes, tmp_path / "model.onnx", dynamo)
     imported = from_model(tmp_path / "model.onnx")
     for axis in network.axes:
         assert not isinstance(imported.inputs["x"].shape.values[axis], int)
@@ -185,7 +155,7 @@ def test_a_network_trains_with_symbolic_sizes(tmp_path, name, dynamo):
     module_of = relax_grad.value_and_grad(imported.with_loss(loss), "loss", wrt=names)
     call, params = models.compiled(module_of, "loss_adjoint"), dict(module.named_parameters())
     for shape in network.shapes:
-        x = drawn(shape, name == "text")
+        x = networks.drawn(network, shape)
         found, gradients = call(x.numpy(), *imported.values)
         module.zero_grad()
         expected = module(x).square().mean()
@@ -198,3 +168,47 @@ def test_a_network_trains_with_symbolic_sizes(tmp_path, name, dynamo):
             if key in params and params[key].shape == gradient.shape:
                 wanted = params[key].grad.numpy()
                 np.testing.assert_allclose(gradient, wanted, 1e-5, 1e-8, err_msg=key)
+
+
+def operators_of(graph):
+    for each in graph.node:
+        yield each.domain, each.op_type
+        for attribute in each.attribute:
+            if attribute.HasField("g"):
+                yield from operators_of(attribute.g)
+
+
+#: The operators that ONNX Runtime's optimizer writes for these networks.
+WRITTEN = {"FusedConv", "FusedMatMul", "QuickGelu", "BiasGelu"}
+
+
+def test_files_optimised_at_the_extended_level_train(tmp_path):
+    reason = "onnxruntime, which optimises the files, is not installed"
+    runtime = pytest.importorskip("onnxruntime", reason=reason)
+    table = {"": support.STANDARD_OPERATORS, "com.microsoft": support.MICROSOFT_OPERATORS}
+    written = set()
+    for name in ("mobile_net", "llama", "vision_transformer", "conformer"):
+        network = NETWORKS[name]
+        module = networks.module_of(network, torch.float32)
+        x = networks.drawn(network, network.shapes[0], torch.float32)
+        path, optimised = tmp_path / f"{name}.onnx", tmp_path / f"{name}.extended.onnx"
+        networks.export(module, x, network.axes, path, dynamo=False)
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = str(optimised)
+        session = runtime.InferenceSession(str(path), options)
+        found = set(operators_of(onnx.load(optimised).graph))
+        assert not [(d, kind) for d, kind in found if kind not in table.get(d, {})], name
+        written |= {kind for domain, kind in found if domain}
+        imported, plain = from_model(optimised), from_model(path)
+        count, wanted = (
+            sum(int(np.prod(value.shape)) for value in each.params.values())
+            for each in (imported, plain)
+        )
+        # Normalisations of batches are parts of convolutions, and parts of a layer are joined.
+        assert 0.9 * wanted <= count <= 1.05 * wanted, name
+        x = networks.drawn(network, network.shapes[1], torch.float32).numpy()
+        result = models.outputs(imported, {"x": x})[0]
+        np.testing.assert_allclose(result, session.run(None, {"x": x})[0], 1e-4, 1e-5)
+    assert written >= WRITTEN
