@@ -11,8 +11,9 @@ import tvm
 
 from ..errors import GradientCheckError
 from . import _program
+from ._arguments import check_tolerance, resolve, select_wrt
 from ._compare import difference
-from .check import GradientReport, check_together, check_tolerance, resolve, select_wrt
+from .check import GradientReport, check_together
 
 
 @dataclass(frozen=True)

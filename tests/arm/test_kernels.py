@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import tvm
 from arm_programs import adjoints, losses
-from kernel_cases import KernelCall, KernelCase, cases, kernel_of
+from kernel_case import KernelCall, KernelCase, kernel_of
+from kernel_cases import cases
 from sweep import share
 
 import relax_grad

@@ -19,7 +19,7 @@ from tvm.script import relax as R
 from relax_grad import GradientError
 from relax_grad.ir import partials
 from relax_grad.testing import _program
-from relax_grad.testing.check import resolve, select_wrt
+from relax_grad.testing._arguments import resolve, select_wrt
 from relax_grad.testing.samples import sampled_operators, samples
 from relax_grad.transform import Gradient
 

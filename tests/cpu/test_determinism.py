@@ -12,7 +12,8 @@ import pytest
 import training_steps
 import tvm
 from dispatched import flat
-from kernel_cases import cases, kernel_of
+from kernel_case import kernel_of
+from kernel_cases import cases
 from machines import TARGETS, WIDEST, compile_kernels
 from processes import run_python
 from programs import to_numpy

@@ -15,7 +15,7 @@ from relax_grad.distributed import along, join_values, shard_values
 from relax_grad.distributed.transform import TensorParallel
 from relax_grad.distributed.transform._labels import RULES, SHAPES
 from relax_grad.testing import _program
-from relax_grad.testing.check import resolve
+from relax_grad.testing._arguments import resolve
 from relax_grad.testing.samples import sampled_operators, samples
 from relax_grad.transform import Gradient
 

@@ -17,7 +17,7 @@ import tvm
 from compile_cuda import compile_for_cuda, leaves, missing
 from tvm import relax
 
-from relax_grad.testing import _program, check
+from relax_grad.testing import _arguments, _program
 from relax_grad.testing.samples import Sample, sampled_operators, samples
 from relax_grad.testing.samples._sample import cast
 
@@ -110,10 +110,10 @@ class Programs:
         self.samples, self.programs, modules = list(chosen), [], []
         for sample in chosen:
             arguments = _program.make_arguments(cast(sample.inputs, dtype), None, {})
-            _, function = check.resolve(sample.function or sample.op)
+            _, function = _arguments.resolve(sample.function or sample.op)
             rng = np.random.default_rng(0)
             program = _program.first_order(function, arguments, sample.attrs, rng)
-            wrt = check.select_wrt(program.arguments, sample.wrt)
+            wrt = _arguments.select_wrt(program.arguments, sample.wrt)
             module = _program.differentiate(program, wrt)
             del module["main"]
             modules.append(module)

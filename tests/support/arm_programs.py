@@ -13,7 +13,7 @@ from tvm import relax
 
 from relax_grad.frontend import random
 from relax_grad.testing import _program
-from relax_grad.testing.check import resolve, select_wrt
+from relax_grad.testing._arguments import resolve, select_wrt
 from relax_grad.testing.samples import Sample, sampled_operators, samples
 from relax_grad.testing.samples._sample import cast
 from relax_grad.transform import Gradient

@@ -16,7 +16,7 @@ from tvm_ffi import structural_equal
 from relax_grad.ir.compat import Analyzer, dtype_of
 from relax_grad.op.declare import attributes
 from relax_grad.testing import _program
-from relax_grad.testing.check import resolve
+from relax_grad.testing._arguments import resolve
 from relax_grad.testing.samples import Sample, sampled_operators, samples
 
 Extents = Callable[[Sequence], Sequence]

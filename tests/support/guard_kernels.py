@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 import tvm
 from guard_memory import Place, Workspaces
-from kernel_cases import KernelCall, KernelCase, cases, kernel_of
+from kernel_case import KernelCall, KernelCase, kernel_of
+from kernel_cases import cases
 from machines import TARGETS, compile_kernels
 from processes import run_guard
 

@@ -21,7 +21,7 @@ from tvm_ffi import structural_hash
 from relax_grad.cpu import stages
 from relax_grad.ir.compat import dtype_of
 from relax_grad.registry import declarations, operators
-from relax_grad.testing import _program, check
+from relax_grad.testing import _arguments, _program, check
 from relax_grad.testing.samples import samples
 from relax_grad.transform import DispatchKernels
 
@@ -108,14 +108,14 @@ def build(case: Case | SampleCase) -> Program:
     """Differentiate a case; only the function of the highest order is kept, which computes the
     lower ones."""
     function, inputs, attrs, wrt, order, symbolic, _ = details(case)
-    _, function = check.resolve(function)
+    _, function = _arguments.resolve(function)
     if not order:
         function = functools.partial(_in_floats, function)
     arguments = _program.make_arguments(inputs, None, symbolic or {})
     program = _program.first_order(function, arguments, attrs, np.random.default_rng(0))
     module, name = program.module, "main"
     if order:
-        wrt = check.select_wrt(program.arguments, wrt)
+        wrt = _arguments.select_wrt(program.arguments, wrt)
         *_, level = check.levels(program, wrt, order, seed=0)
         program, module, name = level.program, level.module, "main_adjoint"
     kept = {variable: f for variable, f in module.functions_items() if variable.name_hint != "main"}

@@ -3,19 +3,13 @@ blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-import tvm
-from programs import build, tensor
-from tvm import relax, tirx
-from tvm.ir import Op
-from tvm.tirx.analysis import undefined_vars
+from kernel_case import KernelCase, N
+from tvm import relax
+from window_cases import window_cases
 
 from relax_grad.cpu.dispatch import operators_with_kernels
-from relax_grad.cpu.dispatch.registry import operators_in_halves
-from relax_grad.ir.compat import Analyzer
-from relax_grad.ir.expressions import substitute
 from relax_grad.op import norm, norm_statistics, recurrent
 from relax_grad.op.activation import log_softmax_backward, softmax_backward
 from relax_grad.op.attention import attention_backward
@@ -23,104 +17,6 @@ from relax_grad.op.attention_dropout import attention_dropout, attention_dropout
 from relax_grad.op.index import gather_elements_backward_data, take_backward
 from relax_grad.op.index_nd import gather_nd_backward_data, index_tensor_backward_data
 from relax_grad.op.quantized import quantized_matmul, quantized_matmul_backward_data
-from relax_grad.transform import DispatchKernels
-
-#: The extent that may be symbolic.
-N = "n"
-
-_CALL_TIR = Op.get("relax.call_tir")
-
-
-@dataclass(frozen=True)
-class KernelCase:
-    """A call that becomes a kernel.
-
-    Attributes
-    ----------
-    op : str
-        The operator.
-    shapes : Sequence[tuple]
-        The shapes of the parameters, in which :data:`N` stands for the batch.
-    body : Callable
-        A function of the batch and the parameters that returns the call.
-    integers : str or Mapping[int, str]
-        The dtype of the last parameter, or of parameters by their places, if it is not float32.
-    """
-
-    op: str
-    shapes: Sequence[tuple]
-    body: Callable
-    integers: str | Mapping[int, str] = ""
-    detail: str = ""
-
-    @property
-    def name(self) -> str:
-        integers = self.integers if isinstance(self.integers, str) else ""
-        return " ".join(filter(None, [self.op, str(self.shapes[0]), integers, self.detail]))
-
-    def dtype(self, place: int, dtype: str = "float32") -> str:
-        """Return the dtype of a parameter, where that of floats is given."""
-        if isinstance(self.integers, str):
-            return (place == len(self.shapes) - 1 and self.integers) or dtype
-        return dtype if self.integers.get(place, "float32") == "float32" else self.integers[place]
-
-    def takes(self, dtype: str) -> bool:
-        """Tell whether the kernels of the operator take floats of a dtype in half precision."""
-        refused = dtype == "bfloat16" and self.op == "relax.nn.group_norm"  # by TVM
-        return self.op in operators_in_halves() and not refused
-
-    def module(self, batch: int | None, dtype: str = "float32") -> tvm.IRModule:
-        """Return the module of the call with floats of a dtype; if ``batch`` is None, the batch is
-        symbolic."""
-        n = tirx.Var("n", "int64") if batch is None else batch
-        params = [
-            tensor(
-                f"x{i}", [n if extent == N else extent for extent in shape], self.dtype(i, dtype)
-            )
-            for i, shape in enumerate(self.shapes)
-        ]
-        return build(params, lambda _, *arguments: self.body(n, *arguments))
-
-
-@dataclass(frozen=True)
-class KernelCall:
-    """The kernel of a case, and the shapes and dtypes of its inputs and outputs."""
-
-    case: KernelCase
-    function: tirx.PrimFunc
-    inputs: Sequence[tuple]
-    outputs: Sequence[tuple]
-
-    def at(self, batch: int) -> tuple[list, list]:
-        """Return the shapes and dtypes of inputs and outputs for a value of the batch."""
-
-        def extent(each: tirx.Expr) -> int:
-            values = dict.fromkeys(undefined_vars(each), tirx.const(batch, "int64"))
-            return int(Analyzer().simplify(substitute(each, values)))
-
-        def static(tensors):
-            return [(tuple(map(extent, shape)), dtype) for shape, dtype in tensors]
-
-        return static(self.inputs), static(self.outputs)
-
-
-def kernel_of(case: KernelCase, target, batch: int | None, dtype: str = "float32") -> KernelCall:
-    """Return the kernel of a case for a target, with floats of a dtype."""
-    module = DispatchKernels(target)(case.module(batch, dtype))
-    calls = [
-        binding.value
-        for block in module["main"].body.blocks
-        for binding in block.bindings
-        if isinstance(binding.value, relax.Call) and binding.value.op == _CALL_TIR
-    ]
-    assert len(calls) == 1, f"{case.name} has no kernel"
-    (call,) = calls
-    kinds = call.ty.fields if isinstance(call.ty, relax.TupleType) else [call.ty]
-    inputs, outputs = (
-        [(list(kind.shape.values), str(kind.dtype.dtype)) for kind in each]
-        for each in ([argument.ty for argument in call.args[1].fields], kinds)
-    )
-    return KernelCall(case, module[call.args[0]], inputs, outputs)
 
 
 def cases() -> list[KernelCase]:
@@ -131,11 +27,7 @@ def cases() -> list[KernelCase]:
 
 def _cases() -> Iterator[KernelCase]:
     yield from _products()
-    for attrs, data, weight, out in _CONVOLUTIONS:
-        yield from _convolutions(attrs, data, weight, out)
-    yield from _transposed_convolutions()
-    for attrs, data, out in _POOLS:
-        yield from _pools(attrs, data, out)
+    yield from window_cases()
     yield from _norms()
     yield from _softmaxes()
     yield from _attentions()
@@ -171,106 +63,6 @@ def _products() -> Iterator[KernelCase]:
         lambda _, a, b: matmul(a, turn(b)),
         detail="a is copied, NT",
     )
-
-
-#: Attributes and shapes of data, weight and result; the results have a batch axis too.
-_CONVOLUTIONS = [
-    ({"padding": 1}, (19, 9, 11), (21, 19, 3, 3), (21, 9, 11)),
-    ({"padding": 1}, (35, 7, 9), (33, 35, 3, 3), (33, 7, 9)),
-    ({"padding": 2}, (5, 9, 8), (18, 5, 5, 5), (18, 9, 8)),
-    ({}, (9, 23, 25), (13, 9, 1, 1), (13, 23, 25)),
-    ({"strides": 2}, (17, 9, 7), (35, 17, 1, 1), (35, 5, 4)),
-    ({"strides": (2, 1), "padding": (0, 1, 2, 1)}, (8, 9, 8), (12, 8, 2, 3), (12, 5, 8)),
-    ({"strides": 2, "padding": 3}, (3, 21, 23), (20, 3, 7, 7), (20, 11, 12)),
-    ({"padding": 1}, (1, 9, 11), (40, 1, 3, 3), (40, 9, 11)),
-    ({"groups": 3, "dilation": 2}, (9, 9, 9), (12, 3, 3, 3), (12, 5, 5)),
-    ({"groups": 21, "padding": 1}, (21, 19, 37), (21, 1, 3, 3), (21, 19, 37)),
-    ({"groups": 21, "padding": 1, "strides": 2}, (21, 9, 5), (21, 1, 3, 3), (21, 5, 3)),
-    ({"groups": 7, "padding": 2}, (7, 5, 6), (7, 1, 5, 5), (7, 5, 6)),
-    ({"strides": 2, "padding": (1, 3)}, (6, 20), (10, 6, 5), (10, 10)),
-    ({"padding": 1}, (5, 4, 5, 6), (7, 5, 3, 3, 3), (7, 4, 5, 6)),
-]
-
-
-def _convolutions(attrs, data, weight, out) -> Iterator[KernelCase]:
-    rank = len(data) - 1
-    forward = getattr(relax.op.nn, f"conv{rank}d")
-    data_gradient = getattr(relax.op.grad, f"conv{rank}d_backward_data")
-    weight_gradient = getattr(relax.op.grad, f"conv{rank}d_backward_weight")
-    detail = f"{weight} {attrs}"
-    yield KernelCase(
-        f"relax.nn.conv{rank}d",
-        [(N, *data), weight],
-        lambda _, x, w: forward(x, w, **attrs),
-        detail=detail,
-    )
-    yield KernelCase(
-        f"relax.grad.conv{rank}d_backward_data",
-        [(N, *out), weight],
-        lambda n, dy, w: data_gradient(dy, (n, *data), w, **attrs),
-        detail=detail,
-    )
-    yield KernelCase(
-        f"relax.grad.conv{rank}d_backward_weight",
-        [(N, *out), (N, *data)],
-        lambda _, dy, x: weight_gradient(dy, x, weight, **attrs),
-        detail=detail,
-    )
-
-
-def _transposed_convolutions() -> Iterator[KernelCase]:
-    """They have the kernels of data gradients."""
-    for attrs, data, weight in [
-        ({"strides": 3, "output_padding": 1}, (9, 7), (9, 5, 4)),
-        ({"strides": 2}, (21, 5, 7), (21, 13, 2, 2)),
-        ({"strides": (1, 2, 1), "padding": 1}, (5, 3, 4, 5), (5, 6, 3, 3, 2)),
-    ]:
-        rank = len(data) - 1
-        function = getattr(relax.op.nn, f"conv{rank}d_transpose")
-        yield KernelCase(
-            f"relax.nn.conv{rank}d_transpose",
-            [(N, *data), weight],
-            lambda _, x, w, function=function, attrs=attrs: function(x, w, **attrs),
-            detail=f"{weight} {attrs}",
-        )
-
-
-#: Attributes and shapes of data and result.
-_POOLS = [
-    ({"pool_size": (3, 3), "strides": (2, 2), "padding": (1, 1)}, (5, 19, 37), (5, 10, 19)),
-    ({"pool_size": (2, 2), "strides": (2, 2)}, (3, 12, 34), (3, 6, 17)),
-    (
-        {"pool_size": (2, 3), "strides": (2, 1), "padding": (0, 1, 1, 0), "ceil_mode": True},
-        (3, 9, 41),
-        (3, 5, 40),
-    ),
-    ({"pool_size": (3,), "strides": (2,), "padding": (1,)}, (5, 37), (5, 19)),
-    ({"pool_size": (2, 2, 2), "strides": (2, 2, 2)}, (3, 4, 6, 34), (3, 2, 3, 17)),
-]
-
-
-def _pools(attrs, data, out) -> Iterator[KernelCase]:
-    rank = len(data) - 1
-    for kind, more in (
-        ("max", {}),
-        ("avg", {"count_include_pad": True}),
-        ("avg", {"count_include_pad": False}),
-    ):
-        forward = getattr(relax.op.nn, f"{kind}_pool{rank}d")
-        backward = getattr(relax.op.grad, f"{kind}_pool{rank}d_backward")
-        every = {**attrs, **more}
-        yield KernelCase(
-            f"relax.nn.{kind}_pool{rank}d",
-            [(N, *data)],
-            lambda _, x, f=forward, a=every: f(x, **a),
-            detail=str(every),
-        )
-        yield KernelCase(
-            f"relax.grad.{kind}_pool{rank}d_backward",
-            [(N, *out), (N, *data)],
-            lambda _, dy, x, f=backward, a=every: f(dy, x, **a),
-            detail=str(every),
-        )
 
 
 def _norms() -> Iterator[KernelCase]:

@@ -284,6 +284,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "training.step": ("training/test_train_step.py",),
     "training.*": ("training/test_trainer.py",),
     # The checker and the fuzzer.
+    "testing._arguments": ("testing/test_check.py", "testing/test_parity.py"),
     "testing._program": ("testing/test_check.py",),
     "testing.samples.*": ("testing/test_samples.py",),
     "testing.fuzz.differential": ("autodiff/test_random_programs.py",),

@@ -4,6 +4,7 @@ values."""
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -229,3 +230,28 @@ def operators(imported) -> set[str]:
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, visit)
     return found
+
+
+def perceptron(*widths: int) -> nn.Sequential:
+    """Return dense layers of these widths with GELU between them."""
+    layers = []
+    for one, other in itertools.pairwise(widths):
+        layers += [nn.Linear(one, other), nn.GELU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Of(nn.Module):
+    """A module of a function of the module and the inputs, with a dense layer and a buffer."""
+
+    def __init__(self, function, width=4, **members):
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.randn(width))
+        self.register_buffer("buffer", torch.randn(width))
+        for name, each in members.items():
+            setattr(self, name, each)
+        self.function = function
+        self.steps = 0
+
+    def forward(self, x):
+        return self.function(self, x)

@@ -113,3 +113,10 @@ def digits_of_torch():
         dynamic_shapes={"input": {0: "batch"}, "target": {0: "batch"}},
     )
     return imported, images, labels
+
+
+def tensors(trainer) -> dict[str, bytes]:
+    """Return the bits of the values and of the optimizer's state."""
+    return {
+        k: v.numpy().tobytes() for k, v in {**trainer.values, **trainer.optimizer_state}.items()
+    }

@@ -14,7 +14,7 @@ from versions import REGIONS
 
 from relax_grad.ir.compat import Analyzer
 from relax_grad.testing import _program
-from relax_grad.testing.check import resolve, select_wrt
+from relax_grad.testing._arguments import resolve, select_wrt
 from relax_grad.testing.samples import samples
 from relax_grad.topi import _loops, index, index_nd, index_write, scan
 from relax_grad.topi.grid_sample import grid_sample_backward_data

@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 import tvm
 from checksums import signed
-from training_models import MOST, START, WIDTH, batches, digits_of_torch, module_of, symbolic
+from trainer_programs import run, same_bits, train, write_data
+from training_models import START, batches, module_of
 from tvm.target import codegen
 
 import relax_grad
 import relax_grad.runtime
-from relax_grad.training import Adam, AdamW, Trainer, _export, _files, memory_of, train_step
+from relax_grad.training import Adam, Trainer, _export, _files, train_step
 
 pytest.importorskip("safetensors", reason="exported states are files of safetensors")
 
@@ -32,33 +33,6 @@ pytestmark = pytest.mark.skipif(
     shutil.which("cmake") is None or shutil.which("g++") is None,
     reason="the C++ trainer is built with CMake and g++",
 )
-
-
-def run(command, code: int = 0) -> str:
-    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-    assert result.returncode == code, result.stdout + result.stderr
-    return result.stdout + result.stderr
-
-
-def train(programs, *arguments, code: int = 0) -> str:
-    return run([programs / "train", *arguments], code)
-
-
-def write_data(path: Path, **arrays) -> None:
-    from safetensors.numpy import save_file
-
-    save_file({name: np.ascontiguousarray(each) for name, each in arrays.items()}, path)
-
-
-def same_bits(one: Path, other: Path) -> dict:
-    """Assert that two files have the same tensors and counters; return the rest of the second."""
-    (a, first), (b, second) = _files.read(one), _files.read(other)
-    assert set(a) == set(b)
-    for name in a:
-        assert a[name].dtype == b[name].dtype
-        assert a[name].tobytes() == b[name].tobytes(), name
-    assert first["counters"] == second["counters"]
-    return second
 
 
 @pytest.fixture(scope="module")
@@ -137,115 +111,6 @@ def test_steps_that_are_not_finite(programs, exported, tmp_path, on_nan):
     printed = run([*program, tmp_path / "cpp", on_nan])
     assert printed.count("the loss is nan") == (3 if on_nan == "raise" else 0)
     same_bits(tmp_path / "python", tmp_path / "cpp")
-
-
-def test_indices_out_of_range(programs, tmp_path):
-    """The errors are those of Python, and the other batches train the same bits."""
-    torch = pytest.importorskip("torch")
-    from relax_grad.frontend.torch import from_module
-
-    def loss(scores, target):
-        return torch.nn.functional.cross_entropy(
-            scores[:, :-1].flatten(0, 1), target[:, 1:].flatten()
-        )
-
-    ids = torch.arange(6).reshape(2, 3)
-    net = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 5))
-    names = {"input": {0: "n"}, "target": {0: "n"}}
-    imported = from_module(net, (ids,), loss=loss, targets=(ids % 5,), dynamic_shapes=names)
-    trainer = Trainer(train_step(imported, Adam(0.1)))
-    trainer.export(tmp_path / "folder")
-    rng = np.random.default_rng(0)
-    wrong = {1: ("input", (1, 2), 7), 2: ("input", (0, 1), -1), 4: ("target", (1, 1), -5)}
-    wrong |= {5: ("target", (1, 0), 99), 6: ("target", (0, 2), -100), 7: ("target", (0, 2), -101)}
-    given = {"input": rng.integers(7, size=(18, 3)), "target": rng.integers(5, size=(18, 3))}
-    errors = ""
-    for i in range(9):
-        batch = {name: each[2 * i : 2 * i + 2] for name, each in given.items()}
-        if i in wrong:
-            name, place, value = wrong[i]
-            batch[name][place] = value
-        if i in (5, 6):  # the first target of a row is none, and an ignored one is allowed
-            del wrong[i]
-        if i not in wrong:
-            trainer.step(**batch)
-            continue
-        with pytest.raises(IndexError) as raised:
-            trainer.step(**batch)
-        errors += f"batch {i}: {raised.value}\n"
-    write_data(tmp_path / "data", **given)
-    trainer.save(tmp_path / "python")
-    program = [programs / "batches", tmp_path / "folder", tmp_path / "data", 2, tmp_path / "cpp"]
-    printed = run([*program, "raise"])
-    printed = printed.replace("; Options::check_inputs = false", "; check_inputs=False")
-    lines = [line for line in printed.splitlines(True) if line.startswith("batch ")]
-    assert "".join(lines) == errors  # TVM's warnings aside
-    assert same_bits(tmp_path / "python", tmp_path / "cpp")["counters"]["steps"] == 5
-    manifest = json.loads((tmp_path / "folder" / "manifest.json").read_text())
-    for key, value in (
-        ("extent", -1),
-        ("extent", 2**62),
-        ("extent", "m"),
-        ("input", "other"),
-        ("slices", [[0, 0, 0], [0, 0, 1]]),
-        ("slices", [[0, 0, 1]]),
-    ):
-        ranges = [{**manifest["index_ranges"][0], key: value}]
-        changed = json.dumps({**manifest, "index_ranges": ranges}).encode()
-        (tmp_path / "folder" / "manifest.json").write_bytes(signed(changed))
-        printed = train(programs, tmp_path / "folder", "data", code=1)
-        assert "manifest.json is damaged" in printed
-        assert "index_ranges" in printed
-
-
-def test_batches_of_many_sizes(programs, tmp_path):
-    """The memory stays near that of the largest batch, as in Python."""
-    step = train_step(symbolic(), Adam(0.01), wrt="w")
-    step.export(tmp_path / "folder", values={"w": np.eye(WIDTH, dtype="float32")})
-    write_data(tmp_path / "data", x=np.full((MOST, WIDTH), 0.5, "float32"))
-    largest = memory_of(step, extents={"n": MOST}).peak
-    program = [programs / "batches", tmp_path / "folder", tmp_path / "data", 0, tmp_path / "cpp"]
-    grown = int(run([*program, "raise"]).splitlines()[0])
-    assert grown < 0.5 * largest + 2e6
-
-
-def test_digits_from_torch(programs, tmp_path):
-    """A network with batch normalisation and dropout learns digits, with the same bits as in
-    Python."""
-    imported, images, labels = digits_of_torch()
-    trainer = Trainer(train_step(imported, AdamW(0.01)), seed=7)
-    trainer.export(tmp_path / "folder")
-    count = 1472
-    write_data(tmp_path / "data", input=images[:count], target=labels[:count])
-    loader = [(images[i : i + 64], labels[i : i + 64]) for i in range(0, count, 64)]
-    trainer.fit(loader, 3, progress=False)
-    trainer.save(tmp_path / "python")
-    options = ["--epochs", 3, "--batch", 64, "--save", tmp_path / "cpp"]
-    options += ["--predict", tmp_path / "outputs"]
-    train(programs, tmp_path / "folder", tmp_path / "data", *options)
-    same_bits(tmp_path / "python", tmp_path / "cpp")
-    from safetensors.numpy import load_file
-
-    outputs = load_file(tmp_path / "outputs")
-    wanted = trainer.predict(images[:count]).numpy()
-    np.testing.assert_array_equal(outputs.pop("output0"), wanted)
-    assert not outputs
-    found = trainer.predict(images[count:]).numpy().argmax(1)
-    assert np.mean(found == labels[count:]) > 0.8
-
-
-def test_code_of_the_page_compiles(programs, tmp_path):
-    page = (ROOT / "docs" / "deployment.md").read_text()
-    include, code = re.search(r"```cpp\n(#include.*?\n)(.*?)```", page, re.DOTALL).groups()
-    values = "std::vector<float> pixels; std::vector<int64_t> digits;"
-    program = tmp_path / "page.cc"
-    program.write_text(
-        f"{include}int main() {{ {values}\n{code}\nreturn loss > scores.numel(); }}\n"
-    )
-    from tvm_ffi import libinfo
-
-    folders = [relax_grad.runtime.folder(), *libinfo.include_paths()]
-    run(["g++", "-std=c++17", "-fsyntax-only", *(f"-I{each}" for each in folders), program])
 
 
 def test_errors_of_the_library(programs, exported):

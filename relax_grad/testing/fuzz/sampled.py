@@ -19,7 +19,7 @@ from tvm.script import from_source
 
 from ...ir.compat import constant_value, dtype_of
 from .. import _program
-from ..check import resolve
+from .._arguments import resolve
 from ..samples import Sample, sampled_operators, samples
 from .operators import Pen
 from .script import BATCH, Tensor, Value, has_batch

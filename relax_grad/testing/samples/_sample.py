@@ -11,8 +11,9 @@ from tvm import relax
 from tvm.ir import Op
 
 from .. import _program
+from .._arguments import resolve
 from .._program import numpy_dtype
-from ..check import GradientCase, GradientReport, check_gradients, resolve
+from ..check import GradientCase, GradientReport, check_gradients
 from ..parity import TorchCase
 
 SampleMaker = Callable[[np.random.Generator], "Iterator[Sample]"]

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from kernel_cases import KernelCall, KernelCase, kernel_of
+from kernel_case import KernelCall, KernelCase, kernel_of
 from machines import TARGETS, WIDEST, compile_kernels, runs_here
 from sweep import share_of_each
 

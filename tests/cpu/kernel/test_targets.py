@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import tvm
-from kernel_cases import cases, kernel_of
+from kernel_case import kernel_of
+from kernel_cases import cases
 from machines import compile_kernels
 from tvm.target import codegen
 

@@ -12,7 +12,7 @@ from versions import WITHOUT
 from relax_grad.cpu.schedule import _elements, _reduce, _stream
 from relax_grad.cpu.target import host
 from relax_grad.testing import _program
-from relax_grad.testing.check import resolve
+from relax_grad.testing._arguments import resolve
 from relax_grad.testing.samples import sampled_operators, samples
 from relax_grad.testing.samples._sample import cast
 

@@ -469,13 +469,6 @@ def test_a_symbolic_batch_draws_a_number_for_each_element():
     assert abs(large[1].std() - 1) < 0.03
 
 
-def test_evaluation_draws_nothing():
-    imported = from_module(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), (torch.randn(2, 4),))
-    text = imported.module["forward"].script()
-    assert "call_tir" not in text
-    assert "where" not in text
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -489,40 +482,3 @@ def test_other_draws_are_refused(function, message):
     with pytest.raises(UnsupportedOperatorError, match=message) as error:
         from_module(Drawing(lambda x: {"a": function(x)}), (torch.rand(3, 4),))
     assert "test_random.py" in str(error.value)
-
-
-@pytest.mark.filterwarnings("error")
-def test_evaluation_that_draws_takes_a_seed():
-    class Encoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.dense, self.dropout = nn.Linear(3, 4), nn.Dropout(0.5)
-
-        def forward(self, x):
-            mean, deviation = self.dropout(self.dense(x)).chunk(2, 1)
-            noise = torch.randn_like(mean)
-            return mean + noise * deviation.exp(), noise
-
-    module, x = Encoder(), torch.randn(5, 3)
-    imported = from_module(module, (x,))
-    function = imported.module["forward"]
-    assert [each.name for each in function.params][:2] == ["seed", "x"]
-    assert int(function.attrs["num_input"]) == 2
-    machine = relax.VirtualMachine(tvm.compile(imported.module, TARGET), tvm.cpu())
-
-    def run(seed):
-        arguments = [tvm.runtime.tensor(np.array(seed, "int64")), tvm.runtime.from_dlpack(x)]
-        found = machine["forward"](*arguments, *imported.values)
-        return [torch.from_dlpack(each).clone() for each in found]
-
-    result, noise = run(3)
-    mean, deviation = module.dense(x).chunk(2, 1)
-    torch.testing.assert_close(result, (mean + noise * deviation.exp()).detach())
-    assert torch.equal(run(3)[1], noise)
-    assert not torch.equal(run(4)[1], noise)
-
-
-def test_evaluation_without_random_numbers_takes_no_seed():
-    imported = from_module(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)), (torch.randn(2, 3),))
-    assert imported.module["forward"].params[0].name == "input"
-    assert imported.module["training"].params[0].name == "seed"

@@ -1,0 +1,117 @@
+"""The calls of convolutions and pools whose kernels tests compile and run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernel_case import KernelCase, N
+from tvm import relax
+
+
+def window_cases() -> Iterator[KernelCase]:
+    """Yield the calls of convolutions and pools."""
+    for attrs, data, weight, out in _CONVOLUTIONS:
+        yield from _convolutions(attrs, data, weight, out)
+    yield from _transposed_convolutions()
+    for attrs, data, out in _POOLS:
+        yield from _pools(attrs, data, out)
+
+
+#: Attributes and shapes of data, weight and result; the results have a batch axis too.
+_CONVOLUTIONS = [
+    ({"padding": 1}, (19, 9, 11), (21, 19, 3, 3), (21, 9, 11)),
+    ({"padding": 1}, (35, 7, 9), (33, 35, 3, 3), (33, 7, 9)),
+    ({"padding": 2}, (5, 9, 8), (18, 5, 5, 5), (18, 9, 8)),
+    ({}, (9, 23, 25), (13, 9, 1, 1), (13, 23, 25)),
+    ({"strides": 2}, (17, 9, 7), (35, 17, 1, 1), (35, 5, 4)),
+    ({"strides": (2, 1), "padding": (0, 1, 2, 1)}, (8, 9, 8), (12, 8, 2, 3), (12, 5, 8)),
+    ({"strides": 2, "padding": 3}, (3, 21, 23), (20, 3, 7, 7), (20, 11, 12)),
+    ({"padding": 1}, (1, 9, 11), (40, 1, 3, 3), (40, 9, 11)),
+    ({"groups": 3, "dilation": 2}, (9, 9, 9), (12, 3, 3, 3), (12, 5, 5)),
+    ({"groups": 21, "padding": 1}, (21, 19, 37), (21, 1, 3, 3), (21, 19, 37)),
+    ({"groups": 21, "padding": 1, "strides": 2}, (21, 9, 5), (21, 1, 3, 3), (21, 5, 3)),
+    ({"groups": 7, "padding": 2}, (7, 5, 6), (7, 1, 5, 5), (7, 5, 6)),
+    ({"strides": 2, "padding": (1, 3)}, (6, 20), (10, 6, 5), (10, 10)),
+    ({"padding": 1}, (5, 4, 5, 6), (7, 5, 3, 3, 3), (7, 4, 5, 6)),
+]
+
+
+def _convolutions(attrs, data, weight, out) -> Iterator[KernelCase]:
+    rank = len(data) - 1
+    forward = getattr(relax.op.nn, f"conv{rank}d")
+    data_gradient = getattr(relax.op.grad, f"conv{rank}d_backward_data")
+    weight_gradient = getattr(relax.op.grad, f"conv{rank}d_backward_weight")
+    detail = f"{weight} {attrs}"
+    yield KernelCase(
+        f"relax.nn.conv{rank}d",
+        [(N, *data), weight],
+        lambda _, x, w: forward(x, w, **attrs),
+        detail=detail,
+    )
+    yield KernelCase(
+        f"relax.grad.conv{rank}d_backward_data",
+        [(N, *out), weight],
+        lambda n, dy, w: data_gradient(dy, (n, *data), w, **attrs),
+        detail=detail,
+    )
+    yield KernelCase(
+        f"relax.grad.conv{rank}d_backward_weight",
+        [(N, *out), (N, *data)],
+        lambda _, dy, x: weight_gradient(dy, x, weight, **attrs),
+        detail=detail,
+    )
+
+
+def _transposed_convolutions() -> Iterator[KernelCase]:
+    """They have the kernels of data gradients."""
+    for attrs, data, weight in [
+        ({"strides": 3, "output_padding": 1}, (9, 7), (9, 5, 4)),
+        ({"strides": 2}, (21, 5, 7), (21, 13, 2, 2)),
+        ({"strides": (1, 2, 1), "padding": 1}, (5, 3, 4, 5), (5, 6, 3, 3, 2)),
+    ]:
+        rank = len(data) - 1
+        function = getattr(relax.op.nn, f"conv{rank}d_transpose")
+        yield KernelCase(
+            f"relax.nn.conv{rank}d_transpose",
+            [(N, *data), weight],
+            lambda _, x, w, function=function, attrs=attrs: function(x, w, **attrs),
+            detail=f"{weight} {attrs}",
+        )
+
+
+#: Attributes and shapes of data and result.
+_POOLS = [
+    ({"pool_size": (3, 3), "strides": (2, 2), "padding": (1, 1)}, (5, 19, 37), (5, 10, 19)),
+    ({"pool_size": (2, 2), "strides": (2, 2)}, (3, 12, 34), (3, 6, 17)),
+    (
+        {"pool_size": (2, 3), "strides": (2, 1), "padding": (0, 1, 1, 0), "ceil_mode": True},
+        (3, 9, 41),
+        (3, 5, 40),
+    ),
+    ({"pool_size": (3,), "strides": (2,), "padding": (1,)}, (5, 37), (5, 19)),
+    ({"pool_size": (2, 2, 2), "strides": (2, 2, 2)}, (3, 4, 6, 34), (3, 2, 3, 17)),
+]
+
+
+def _pools(attrs, data, out) -> Iterator[KernelCase]:
+    rank = len(data) - 1
+    for kind, more in (
+        ("max", {}),
+        ("avg", {"count_include_pad": True}),
+        ("avg", {"count_include_pad": False}),
+    ):
+        forward = getattr(relax.op.nn, f"{kind}_pool{rank}d")
+        backward = getattr(relax.op.grad, f"{kind}_pool{rank}d_backward")
+        every = {**attrs, **more}
+        yield KernelCase(
+            f"relax.nn.{kind}_pool{rank}d",
+            [(N, *data)],
+            lambda _, x, f=forward, a=every: f(x, **a),
+            detail=str(every),
+        )
+        yield KernelCase(
+            f"relax.grad.{kind}_pool{rank}d_backward",
+            [(N, *out), (N, *data)],
+            lambda _, dy, x, f=backward, a=every: f(dy, x, **a),
+            detail=str(every),
+        )
