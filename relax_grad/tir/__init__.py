@@ -87,7 +87,7 @@ def vjp(
     program = parse(function, num_outputs)
     for kind, buffers_of_kind in (("argument", program.inputs), ("result", program.outputs)):
         if not any(map(has_gradient, buffers_of_kind)):
-            names = ", ".join(each.name for each in buffers_of_kind) or "none"
+            names = ", ".join(buffer.name for buffer in buffers_of_kind) or "none"
             raise ValueError(
                 f"the function has no {kind} of floating-point numbers and no gradient; its "
                 f"{kind}s: {names}"
@@ -103,24 +103,24 @@ def _positions(
     """Return the positions of arguments, or raise an error that names the choices."""
     if wrt is None:
         return None
-    names = [each.name for each in inputs]
-    found: list[int] = []
+    names = [buffer.name for buffer in inputs]
+    positions: list[int] = []
     if isinstance(wrt, bytes) or not isinstance(wrt, (int, str, Iterable)):
         raise TypeError(f"wrt must be positions or names of arguments, but it is {wrt!r}")
-    for each in [wrt] if isinstance(wrt, (int, str)) else wrt:
-        if not isinstance(each, str) and not is_integer(each):
-            raise TypeError(f"wrt must be positions or names of arguments, but it has {each!r}")
-        known = each in names if isinstance(each, str) else 0 <= each < len(inputs)
+    for item in [wrt] if isinstance(wrt, (int, str)) else wrt:
+        if not isinstance(item, str) and not is_integer(item):
+            raise TypeError(f"wrt must be positions or names of arguments, but it has {item!r}")
+        known = item in names if isinstance(item, str) else 0 <= item < len(inputs)
         if not known:
-            raise ValueError(f"wrt: {each!r} is no argument of the function, which takes {names}")
-        place = names.index(each) if isinstance(each, str) else each
-        if place in found:
+            raise ValueError(f"wrt: {item!r} is no argument of the function, which takes {names}")
+        place = names.index(item) if isinstance(item, str) else item
+        if place in positions:
             raise ValueError(f"wrt: {names[place]} appears more than once")
         if not has_gradient(inputs[place]):
             raise ValueError(
                 f"wrt: {names[place]} holds no floating-point numbers and has no gradient"
             )
-        found.append(place)
-    if not found:
+        positions.append(place)
+    if not positions:
         raise ValueError("wrt must name at least one argument")
-    return found
+    return positions

@@ -52,8 +52,8 @@ class _Block:
     @property
     def reads(self) -> list:
         """The loads of the value, except those of the stored element."""
-        found = loads(self.store.value)
-        return [each for each in found if not loaded_buffer(each).same_as(self.store.buffer)]
+        read = loads(self.store.value)
+        return [load for load in read if not loaded_buffer(load).same_as(self.store.buffer)]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def candidates(function: tirx.PrimFunc) -> Iterator[Candidate]:
     """
     *inputs, output = function.params
     blocks = _blocks(function)
-    reducing = [each for each in blocks if each.reduced]
+    reducing = [block for block in blocks if block.reduced]
     if not reducing:
         return
     first = reducing[0]
@@ -100,15 +100,17 @@ def _blocks(function: tirx.PrimFunc) -> list[_Block]:
     realized: list = []
     tvm_ffi.structural_walk(function.body, (SBlockRealize, realized.append), order="pre")
     return [
-        _Block([axis for axis in each.block.iter_vars if axis.iter_type == 2], each.block.body)
-        for each in realized
-        if isinstance(each.block.body, tirx.BufferStore)
+        _Block(
+            [axis for axis in realize.block.iter_vars if axis.iter_type == 2], realize.block.body
+        )
+        for realize in realized
+        if isinstance(realize.block.body, tirx.BufferStore)
     ]
 
 
 def _reduced_axes(tensor: tirx.Var, block: _Block) -> list[int] | None:
     """Return the dimensions of a tensor over which a block reduces it."""
-    own = [each for each in block.reads if loaded_buffer(each).same_as(tensor)]
+    own = [region for region in block.reads if loaded_buffer(region).same_as(tensor)]
     if not own:
         return None
     axes = {axis.var for axis in block.reduced}
@@ -138,7 +140,7 @@ def _normalizations(
         return
     constants: list[tirx.FloatImm] = []
     tvm_ffi.structural_walk(function.body, (tirx.FloatImm, constants.append))
-    epsilons = sorted({float(each) for each in constants if 0 < float(each) < 0.1})
+    epsilons = sorted({float(constant) for constant in constants if 0 < float(constant) < 0.1})
     for epsilon in epsilons:
         if len(inputs) == 3:
             yield partial(relax.op.nn.layer_norm, axes=axes, epsilon=epsilon)
@@ -190,7 +192,7 @@ def _convolutions(
     rank = len(image.shape)
     if rank not in _CONVOLUTIONS or {len(weight.shape), len(output.shape)} != {rank}:
         return
-    taps = [each for each in block.reads if loaded_buffer(each).same_as(weight)]
+    taps = [region for region in block.reads if loaded_buffer(region).same_as(weight)]
     if not taps:
         return
     axes = {axis.var: axis for axis in block.reduced}
@@ -198,7 +200,7 @@ def _convolutions(
     for (layout, dims), kernel in itertools.product(
         _layouts(rank), (f"OI{spatial}", f"{spatial}IO", f"O{spatial}I")
     ):
-        indices = [taps[0].indices[kernel.index(each)] for each in spatial]
+        indices = [taps[0].indices[kernel.index(dim)] for dim in spatial]
         if not all(index in axes for index in indices):
             continue
         window = _window(image, blocks, block, dims, [axes[index] for index in indices])
@@ -232,13 +234,13 @@ def _window(
 ) -> _Window | None:
     """Return the window by which a block reads an image or its padded copy, given the axes within
     the window."""
-    copies = {each.store.buffer: each for each in blocks if each is not block}
-    reads = [each for each in block.reads if len(each.indices) == len(image.shape)]
+    copies = {other.store.buffer: other for other in blocks if other is not block}
+    reads = [load for load in block.reads if len(load.indices) == len(image.shape)]
     read = next(
         (
-            each
-            for each in reads
-            if loaded_buffer(each).same_as(image) or loaded_buffer(each) in copies
+            load
+            for load in reads
+            if loaded_buffer(load).same_as(image) or loaded_buffer(load) in copies
         ),
         None,
     )
@@ -253,7 +255,7 @@ def _window(
     buffer = loaded_buffer(read)
     if not buffer.same_as(image):
         padding = copies[buffer]
-        sources = [each for each in padding.reads if loaded_buffer(each).same_as(image)]
+        sources = [load for load in padding.reads if loaded_buffer(load).same_as(image)]
         if not sources:
             return None
         offsets = [_offset(sources[0].indices[dim]) for dim in dims]
@@ -266,7 +268,7 @@ def _window(
             for dim, start in zip(dims, before, strict=True)
         ]
     numbers = [*size, *strides, *dilation, *before, *after]
-    if any(each is None or each < 0 for each in numbers) or 0 in (*strides, *dilation):
+    if any(number is None or number < 0 for number in numbers) or 0 in (*strides, *dilation):
         return None
     return _Window(size, strides, dilation, before, after)
 
@@ -275,14 +277,14 @@ def _coefficient(index: tirx.PrimExpr, var: tirx.PrimExpr) -> int | None:
     """Return the factor of a variable in an index."""
     if not isinstance(var, tirx.Var):
         return None
-    found = detect_linear_equation(index, [var])
-    return _integer(found[0]) if found else None
+    coefficients = detect_linear_equation(index, [var])
+    return _integer(coefficients[0]) if coefficients else None
 
 
 def _offset(index: tirx.PrimExpr) -> int | None:
     """Return the constant term of an index."""
-    found = detect_linear_equation(index, list(variables(index)))
-    return _integer(found[-1]) if found else None
+    coefficients = detect_linear_equation(index, list(variables(index)))
+    return _integer(coefficients[-1]) if coefficients else None
 
 
 def _integer(expr: tirx.PrimExpr) -> int | None:

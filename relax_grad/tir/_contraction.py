@@ -31,25 +31,25 @@ class _Axes:
 
     @property
     def stacked(self) -> list[tirx.Var]:
-        return [each for each in self.c if each in self.a and each in self.b]
+        return [axis for axis in self.c if axis in self.a and axis in self.b]
 
     @property
     def rows(self) -> list[tirx.Var]:
-        return [each for each in self.c if each not in self.b]
+        return [axis for axis in self.c if axis not in self.b]
 
     @property
     def columns(self) -> list[tirx.Var]:
-        return [each for each in self.c if each not in self.a]
+        return [axis for axis in self.c if axis not in self.a]
 
     @property
     def summed(self) -> list[tirx.Var]:
-        return [each for each in self.a if each not in self.c]
+        return [axis for axis in self.a if axis not in self.c]
 
     @property
     def are_of_a_contraction(self) -> bool:
         """Whether each loop indexes at least two of the tensors, and some loop is summed over."""
         places = [*self.a, *self.b, *self.c]
-        return bool(self.summed) and all(places.count(each) >= 2 for each in places)
+        return bool(self.summed) and all(places.count(axis) >= 2 for axis in places)
 
 
 def contraction(function: tirx.PrimFunc) -> Callable | None:
@@ -73,13 +73,13 @@ def contraction(function: tirx.PrimFunc) -> Callable | None:
         program = parse(function, 1)
     except GradientError:
         return None
-    if program.allocated or not all(is_float(str(each.dtype)) for each in program.inputs):
+    if program.allocated or not all(is_float(str(tensor.dtype)) for tensor in program.inputs):
         return None
-    found = [nest for part in program.parts for nest in nests(part.statement) or [None]]
-    if len(found) != 2 or None in found:
+    loop_nests = [nest for part in program.parts for nest in nests(part.statement) or [None]]
+    if len(loop_nests) != 2 or None in loop_nests:
         return None
     (output,) = program.outputs
-    first, second = found
+    first, second = loop_nests
     if not _fills_with_zeros(first, output):
         return None
     axes = _axes(second, output, program.inputs)
@@ -100,22 +100,25 @@ def _axes(nest: Nest, output: tirx.Var, inputs: Sequence[tirx.Var]) -> _Axes | N
     if item is None or not isinstance(item.value, tirx.Mul):
         return None
     factors = [item.value.a, item.value.b]
-    if not all(isinstance(each, BufferLoad) for each in factors):
+    if not all(isinstance(factor, BufferLoad) for factor in factors):
         return None
     if not loaded_buffer(factors[0]).same_as(inputs[0]):
         factors.reverse()
-    if not all(loaded_buffer(each).same_as(one) for each, one in zip(factors, inputs, strict=True)):
+    if not all(
+        loaded_buffer(factor).same_as(tensor)
+        for factor, tensor in zip(factors, inputs, strict=True)
+    ):
         return None
-    found = [
+    axes = [
         _loops(nest, indices, tensor)
         for indices, tensor in (
-            *((each.indices, loaded_buffer(each)) for each in factors),
+            *((factor.indices, loaded_buffer(factor)) for factor in factors),
             (item.indices, output),
         )
     ]
-    if None in found or len({var for vars in found for var in vars}) != len(nest.loops):
+    if None in axes or len({var for vars in axes for var in vars}) != len(nest.loops):
         return None
-    return _Axes(*found)
+    return _Axes(*axes)
 
 
 def _only(nest: Nest, kind: str, output: tirx.Var) -> Item | None:
@@ -129,23 +132,23 @@ def _only(nest: Nest, kind: str, output: tirx.Var) -> Item | None:
 def _loops(nest: Nest, indices: Sequence[tirx.PrimExpr], tensor: tirx.Var) -> list | None:
     """Return the loops that are the indices of a tensor, if they run over its whole extents, each
     over one."""
-    ranges = {each.var: each for each in nest.loops}
-    found = [ranges.get(index) if isinstance(index, tirx.Var) else None for index in indices]
-    if None in found or len(set(indices)) != len(found):
+    ranges = {loop.var: loop for loop in nest.loops}
+    loops = [ranges.get(index) if isinstance(index, tirx.Var) else None for index in indices]
+    if None in loops or len(set(indices)) != len(loops):
         return None
-    for each, extent in zip(found, tensor.shape, strict=True):
-        start = each.start
+    for loop, extent in zip(loops, tensor.shape, strict=True):
+        start = loop.start
         if not (isinstance(start, tirx.IntImm) and int(start) == 0):
             return None
-        if not _same_extent(each.extent, extent):
+        if not _same_extent(loop.extent, extent):
             return None
-    return [each.var for each in found]
+    return [loop.var for loop in loops]
 
 
-def _same_extent(one: tirx.PrimExpr, other: tirx.PrimExpr) -> bool:
-    if isinstance(one, tirx.IntImm) and isinstance(other, tirx.IntImm):
-        return int(one) == int(other)
-    return tvm_ffi.structural_equal(one, other)
+def _same_extent(extent: tirx.PrimExpr, other: tirx.PrimExpr) -> bool:
+    if isinstance(extent, tirx.IntImm) and isinstance(other, tirx.IntImm):
+        return int(extent) == int(other)
+    return tvm_ffi.structural_equal(extent, other)
 
 
 def _product(axes: _Axes, arguments: Sequence[relax.Expr], emit: Callable) -> relax.Expr:
@@ -165,17 +168,17 @@ def _product(axes: _Axes, arguments: Sequence[relax.Expr], emit: Callable) -> re
         operand = _permuted(operand, loops, [*stacked, *left, *right], emit)
         if len(left) == len(right) == 1:
             return operand
-        shape = [*(extents[each] for each in stacked), _size(left, extents), _size(right, extents)]
+        shape = [*(extents[axis] for axis in stacked), _size(left, extents), _size(right, extents)]
         return emit(relax.op.reshape(operand, shape))
 
-    found = relax.op.matmul(matrix(a, axes.a, rows, summed), matrix(b, axes.b, summed, columns))
+    product = relax.op.matmul(matrix(a, axes.a, rows, summed), matrix(b, axes.b, summed, columns))
     order = [*stacked, *rows, *columns]
     is_plain = len(rows) == len(columns) == 1
     if not is_plain:
-        found = relax.op.reshape(emit(found), [extents[each] for each in order])
+        product = relax.op.reshape(emit(product), [extents[axis] for axis in order])
     if order == axes.c:
-        return found
-    return relax.op.permute_dims(emit(found), [order.index(each) for each in axes.c])
+        return product
+    return relax.op.permute_dims(emit(product), [order.index(axis) for axis in axes.c])
 
 
 def _permuted(
@@ -183,13 +186,13 @@ def _permuted(
 ) -> relax.Expr:
     if list(loops) == list(order):
         return operand
-    places = [list(loops).index(each) for each in order]
+    places = [list(loops).index(axis) for axis in order]
     return emit(relax.op.permute_dims(operand, places))
 
 
 def _size(loops: Sequence[tirx.Var], extents: dict) -> tirx.PrimExpr:
     """Return the product of extents."""
     size: tirx.PrimExpr = tirx.IntImm("int64", 1)
-    for each in loops:
-        size = size * extents[each]
+    for axis in loops:
+        size = size * extents[axis]
     return size

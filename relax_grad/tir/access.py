@@ -100,14 +100,14 @@ def gather(
     if values is None:
         return None
     values.update({var: substitute(value, values) for var, value in parts.items()})
-    analyzer = _analyzer(each for each in (*axes, *split) if each.var not in values)
+    analyzer = _analyzer(span for span in (*axes, *split) if span.var not in values)
     values = {var: analyzer.simplify(value) for var, value in values.items()}
-    reduced = tuple(each for each in split if each.var not in values)
+    reduced = tuple(span for span in split if span.var not in values)
     guards: list[tirx.PrimExpr] = []
-    for each in (*split, *loops):
-        if each.var in values:
-            value = values[each.var]
-            guards += [value >= each.start, value < each.start + each.extent]
+    for span in (*split, *loops):
+        if span.var in values:
+            value = values[span.var]
+            guards += [value >= span.start, value < span.start + span.extent]
     for axis, index in zip(axes, indices, strict=True):
         guards.append(substitute(index, values) == tirx.Cast(_dtype(index), axis.var))
     needed: list[tirx.PrimExpr] = []
@@ -128,7 +128,7 @@ def _reshaped(
 
     That is a reshape: the position of the element in memory gives each variable by a division.
     """
-    sizes = [each.size for each in (*axes, *loops)]
+    sizes = [span.size for span in (*axes, *loops)]
     is_known = bool(loops) and None not in sizes and all(is_number(x.start, 0) for x in loops)
     if not is_known or not _divisions(indices):
         return None
@@ -140,19 +140,19 @@ def _reshaped(
         own = own + tirx.Cast(dtype, axis.var) * factor
         stride *= axis.size
     (position,) = _simplified([position], loops)
-    long = [each for each in loops if each.size != 1]
-    parts = detect_linear_equation(position, [each.var for each in long]) if long else []
+    long = [loop for loop in loops if loop.size != 1]
+    parts = detect_linear_equation(position, [loop.var for loop in long]) if long else []
     if not len(parts) or not all(isinstance(part, tirx.IntImm) for part in parts):
         return None
-    factors = {each: int(part) for each, part in zip(long, parts[:-1], strict=True)}
-    values, reached = {each.var: each.start for each in loops if each.size == 1}, 1
-    for each in sorted(long, key=factors.get):
-        if factors[each] != reached:
+    factors = {loop: int(part) for loop, part in zip(long, parts[:-1], strict=True)}
+    values, reached = {loop.var: loop.start for loop in loops if loop.size == 1}, 1
+    for loop in sorted(long, key=factors.get):
+        if factors[loop] != reached:
             return None
-        extent = tirx.IntImm(dtype, each.size)
+        extent = tirx.IntImm(dtype, loop.size)
         value = tirx.FloorMod(tirx.FloorDiv(own, tirx.IntImm(dtype, reached)), extent)
-        values[each.var] = value
-        reached *= each.size
+        values[loop.var] = value
+        reached *= loop.size
     if reached != stride or int(parts[-1]):
         return None
     analyzer = _analyzer(axes)
@@ -162,10 +162,10 @@ def _reshaped(
 
 
 def _divisions(indices: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
-    found: list[tirx.PrimExpr] = []
+    divisions: list[tirx.PrimExpr] = []
     for index in indices:
-        tvm_ffi.structural_walk(index, ((tirx.FloorDiv, tirx.FloorMod), found.append))
-    return found
+        tvm_ffi.structural_walk(index, ((tirx.FloorDiv, tirx.FloorMod), divisions.append))
+    return divisions
 
 
 def _without_divisions(
@@ -176,25 +176,25 @@ def _without_divisions(
 
     A variable ``v`` of ``4 * q + r`` iterations has no division in ``v // 4`` and ``v % 4``.
     """
-    found: list[Range] = list(loops)
+    left: list[Range] = list(loops)
     values: dict[tirx.Var, tirx.PrimExpr] = {}
     for node in _divisions(indices):
-        for each in loops:
-            if each.var in values or not isinstance(node.b, tirx.IntImm):
+        for loop in loops:
+            if loop.var in values or not isinstance(node.b, tirx.IntImm):
                 continue
-            divisor, size, dtype = int(node.b), each.size, str(each.var.ty.dtype)
+            divisor, size, dtype = int(node.b), loop.size, str(loop.var.ty.dtype)
             is_divided = size is not None and divisor > 1 and size > divisor and size % divisor == 0
-            if not is_divided or not is_number(each.start, 0) or not _is_term(node.a, each.var):
+            if not is_divided or not is_number(loop.start, 0) or not _is_term(node.a, loop.var):
                 continue
-            outer, inner = (tirx.Var(f"{each.var.name}_{i}", dtype) for i in range(2))
+            outer, inner = (tirx.Var(f"{loop.var.name}_{i}", dtype) for i in range(2))
             zero = tirx.IntImm(dtype, 0)
-            place = found.index(each)
-            found[place : place + 1] = [
+            place = left.index(loop)
+            left[place : place + 1] = [
                 Range(outer, zero, tirx.IntImm(dtype, size // divisor)),
                 Range(inner, zero, tirx.IntImm(dtype, divisor)),
             ]
-            values[each.var] = outer * tirx.IntImm(dtype, divisor) + inner
-    return found, values
+            values[loop.var] = outer * tirx.IntImm(dtype, divisor) + inner
+    return left, values
 
 
 def _is_term(expr, var: tirx.Var) -> bool:
@@ -211,8 +211,8 @@ def _simplified(indices: Sequence[tirx.PrimExpr], loops: Sequence[Range]) -> lis
 def _analyzer(ranges: Iterable[Range]) -> Analyzer:
     """Return an analyzer that knows the ranges of variables."""
     analyzer = Analyzer()
-    for each in ranges:
-        analyzer.bind(each.var, Interval.from_min_extent(each.start, each.extent))
+    for span in ranges:
+        analyzer.bind(span.var, Interval.from_min_extent(span.start, span.extent))
     return analyzer
 
 
@@ -233,14 +233,14 @@ def _solved(
     Each dimension that is linear in the variables determines one of them. The values are in terms
     of the element and of the variables without a value.
     """
-    left = {each.var: each for each in loops if each.size != 1}
-    values = {each.var: each.start for each in loops if each.size == 1}
+    left = {loop.var: loop for loop in loops if loop.size != 1}
+    values = {loop.var: loop.start for loop in loops if loop.size == 1}
     open_dims = list(range(len(indices)))
     while open_dims:
-        found = _next(indices, open_dims, left, values)
-        if found is None:
+        solution = _next(indices, open_dims, left, values)
+        if solution is None:
             break
-        dim, solved = found
+        dim, solved = solution
         place = tirx.Cast(_dtype(indices[dim]), axes[dim].var)
         for var, value in solved(place).items():
             dtype = str(var.ty.dtype)
@@ -293,12 +293,12 @@ def _determined(
 
     digits = _digits(terms)
     if digits is not None:
-        rest, found = place - offset, {}
-        for factor, each in digits:
-            found[each.var] = tirx.FloorDiv(rest, number(factor))
+        rest, values = place - offset, {}
+        for factor, loop in digits:
+            values[loop.var] = tirx.FloorDiv(rest, number(factor))
             rest = tirx.FloorMod(rest, number(factor))
-        return found
-    factor, each = terms[chosen]
+        return values
+    factor, loop = terms[chosen]
     others = [
         number(other) * tirx.Cast(dtype, own.var)
         for k, (other, own) in enumerate(terms)
@@ -306,38 +306,38 @@ def _determined(
     ]
     rest = place - sum(others, offset)
     if abs(factor) == 1:
-        return {each.var: rest if factor == 1 else -rest}
-    return {each.var: tirx.FloorDiv(rest, number(factor))}
+        return {loop.var: rest if factor == 1 else -rest}
+    return {loop.var: tirx.FloorDiv(rest, number(factor))}
 
 
 def _digits(terms: Sequence[tuple[int, Range]]) -> list[tuple[int, Range]] | None:
     """Return several terms from the largest factor to the smallest, if each exceeds the sum of all
     smaller terms."""
-    if len(terms) < 2 or not all(is_number(each.start, 0) for _, each in terms):
+    if len(terms) < 2 or not all(is_number(loop.start, 0) for _, loop in terms):
         return None
     ordered, reached = sorted(terms, key=lambda term: term[0]), 0
-    for i, (factor, each) in enumerate(ordered):
-        if factor <= reached or (each.size is None and i < len(ordered) - 1):
+    for i, (factor, loop) in enumerate(ordered):
+        if factor <= reached or (loop.size is None and i < len(ordered) - 1):
             return None
-        reached += factor * ((each.size or 1) - 1)
+        reached += factor * ((loop.size or 1) - 1)
     return ordered[::-1]
 
 
 def determines(index: tirx.PrimExpr, var: tirx.Var, inner: Sequence[Range]) -> bool:
     """Tell whether an index has one value of a variable for each value of its own, whatever the
     inner loops do."""
-    own = [each for each in inner if each.var in variables(index)]
-    parts = detect_linear_equation(index, [var, *(each.var for each in own)])
+    own = [loop for loop in inner if loop.var in variables(index)]
+    parts = detect_linear_equation(index, [var, *(loop.var for loop in own)])
     if not len(parts) or not all(isinstance(part, tirx.IntImm) for part in parts[:-1]):
         return False
     factor, *others = (abs(int(part)) for part in parts[:-1])
-    if any(each.size is None for each in own):
+    if any(loop.size is None for loop in own):
         return False
-    reached = sum(other * (each.size - 1) for other, each in zip(others, own, strict=True))
+    reached = sum(other * (loop.size - 1) for other, loop in zip(others, own, strict=True))
     return factor > reached
 
 
 def renamed(ranges: Sequence[Range]) -> tuple[list[Range], dict[tirx.Var, tirx.Var]]:
     """Return the ranges with new variables, and the new variables by the old ones."""
-    names = {each.var: tirx.Var(each.var.name, each.var.ty.dtype) for each in ranges}
-    return [replace(each, var=names[each.var]) for each in ranges], names
+    names = {span.var: tirx.Var(span.var.name, span.var.ty.dtype) for span in ranges}
+    return [replace(span, var=names[span.var]) for span in ranges], names

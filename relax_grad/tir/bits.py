@@ -32,10 +32,10 @@ def from_bits(stores: Sequence[Store], varied: Collection[tirx.Var]) -> list[Sto
     """
     holding: set[tirx.Var] = set()
     while True:
-        found = [each for each in stores if _has_bits(each.value, varied, holding)]
-        more = {each.buffer for each in found if not is_float(dtype_of(each.buffer))} - holding
+        storing = [store for store in stores if _has_bits(store.value, varied, holding)]
+        more = {store.buffer for store in storing if not is_float(dtype_of(store.buffer))} - holding
         if not more:
-            return [each for each in found if is_float(dtype_of(each.buffer))]
+            return [store for store in storing if is_float(dtype_of(store.buffer))]
         holding |= more
 
 
@@ -47,13 +47,20 @@ def _has_bits(expr, varied: Collection[tirx.Var], holding: Collection[tirx.Var])
     if isinstance(expr, _COMPARISONS):
         return False
     if isinstance(expr, Call):
-        name, arguments = op_name(expr), [each for each in expr.args if isinstance(each, tirx.Expr)]
+        name, arguments = (
+            op_name(expr),
+            [argument for argument in expr.args if isinstance(argument, tirx.Expr)],
+        )
         if name == "reinterpret" and is_float(dtype_of(arguments[-1])):
             return not is_float(dtype_of(expr)) and any(
-                loaded_buffer(each) in varied for each in loads(arguments[-1])
+                loaded_buffer(load) in varied for load in loads(arguments[-1])
             )
         operands = arguments[1:] if name == "if_then_else" else arguments
     else:
         names = ("a", "b", "true_value", "false_value", "value", "body")
         operands = [getattr(expr, name, None) for name in names]
-    return any(_has_bits(each, varied, holding) for each in operands if isinstance(each, tirx.Expr))
+    return any(
+        _has_bits(operand, varied, holding)
+        for operand in operands
+        if isinstance(operand, tirx.Expr)
+    )

@@ -76,10 +76,10 @@ class TensorFunctions:
                 )
             except GradientError as error:
                 self._found[key] = GradientError(f"{error}; {_REMEDY}")
-        found = self._found[key]
-        if isinstance(found, GradientError):
-            raise found
-        return found
+        known = self._found[key]
+        if isinstance(known, GradientError):
+            raise known
+        return known
 
     def _function(self, callee: relax.Expr) -> tirx.PrimFunc:
         known = isinstance(callee, GlobalVar) and callee in self._mod.functions
@@ -119,16 +119,16 @@ def partials(
     GradientError
         If the function has no derivative.
     """
-    wrt, given = sorted(wrt), sorted(cotangents)
-    found = functions.adjoint(call, wrt, given)
+    wrt, places = sorted(wrt), sorted(cotangents)
+    backward = functions.adjoint(call, wrt, places)
     arguments = tuple_fields(call.args[1])
     results = [variable]
     if isinstance(call.ty, relax.TupleType):
         results = [relax.TupleGetItem(variable, i) for i in range(len(call.ty.fields))]
     table = {"input": arguments, "output": results, "cotangent": cotangents}
-    taken = [table[kind][i] for kind, i in found.takes]
-    taken = [bb.emit(each) if isinstance(each, relax.TupleGetItem) else each for each in taken]
-    callee = bb.add_func(found.function, f"{call.args[0].name_hint}_grad")
+    taken = [table[kind][i] for kind, i in backward.takes]
+    taken = [bb.emit(value) if isinstance(value, relax.TupleGetItem) else value for value in taken]
+    callee = bb.add_func(backward.function, f"{call.args[0].name_hint}_grad")
     types = [arguments[i].ty for i in wrt]
     kind = types if len(types) > 1 else types[0]
     gradients = bb.emit(relax.op.call_tir(callee, relax.Tuple(taken), kind))

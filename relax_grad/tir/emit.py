@@ -59,11 +59,11 @@ def block(
         The initialisation of a reduction.
     """
     iters, values, loops = [], [], []
-    for each, kind in axes:
-        dtype = str(each.var.ty.dtype)
-        start, extent = (cast(expr, dtype) for expr in (each.start, each.extent))
-        iters.append(tirx.IterVar(Interval.from_min_extent(start, extent), each.var, kind))
-        loop = tirx.Var(f"{each.var.name}_loop", dtype)
+    for axis, kind in axes:
+        dtype = str(axis.var.ty.dtype)
+        start, extent = (cast(expr, dtype) for expr in (axis.start, axis.extent))
+        iters.append(tirx.IterVar(Interval.from_min_extent(start, extent), axis.var, kind))
+        loop = tirx.Var(f"{axis.var.name}_loop", dtype)
         is_first = isinstance(start, tirx.IntImm) and int(start) == 0
         values.append(loop if is_first else loop + start)
         loops.append((loop, extent))
@@ -91,28 +91,33 @@ def lowered(statements: Sequence[Statement]) -> tirx.Stmt:
 
 
 def _lowered(statements: Sequence[Statement], values: dict) -> list[tirx.Stmt]:
-    values, found = dict(values), []
-    for each in statements:
-        if isinstance(each, Store):
-            indices = [substitute(index, values) for index in each.indices]
-            found.append(tirx.BufferStore(each.buffer, substitute(each.value, values), indices))
-        elif isinstance(each, Bind):
-            var = tirx.Var(each.var.name, each.var.ty.dtype)
-            found.append(tirx.Bind(var, substitute(each.value, values)))
-            values[each.var] = var
-        elif isinstance(each, If):
-            body = sequence(_lowered(each.body, values))
-            otherwise = sequence(_lowered(each.otherwise, values)) if each.otherwise else None
-            found.append(tirx.IfThenElse(substitute(each.condition, values), body, otherwise))
+    values, stmts = dict(values), []
+    for statement in statements:
+        if isinstance(statement, Store):
+            indices = [substitute(index, values) for index in statement.indices]
+            stmts.append(
+                tirx.BufferStore(statement.buffer, substitute(statement.value, values), indices)
+            )
+        elif isinstance(statement, Bind):
+            var = tirx.Var(statement.var.name, statement.var.ty.dtype)
+            stmts.append(tirx.Bind(var, substitute(statement.value, values)))
+            values[statement.var] = var
+        elif isinstance(statement, If):
+            body = sequence(_lowered(statement.body, values))
+            otherwise = (
+                sequence(_lowered(statement.otherwise, values)) if statement.otherwise else None
+            )
+            stmts.append(tirx.IfThenElse(substitute(statement.condition, values), body, otherwise))
         else:
-            var = tirx.Var(each.var.name, each.var.ty.dtype)
+            var = tirx.Var(statement.var.name, statement.var.ty.dtype)
             dtype = str(var.ty.dtype)
             start, extent = (
-                cast(substitute(expr, values), dtype) for expr in (each.start, each.extent)
+                cast(substitute(expr, values), dtype)
+                for expr in (statement.start, statement.extent)
             )
-            body = sequence(_lowered(each.body, {**values, each.var: var}))
-            found.append(tirx.For(var, start, extent, tirx.ForKind.SERIAL, body))
-    return found
+            body = sequence(_lowered(statement.body, {**values, statement.var: var}))
+            stmts.append(tirx.For(var, start, extent, tirx.ForKind.SERIAL, body))
+    return stmts
 
 
 def general_block(
@@ -131,24 +136,29 @@ def general_block(
     statements, axes = list(statements), []
     while len(statements) == 1 and isinstance(statements[0], Loop):
         (loop,) = statements
-        outer = {each.var for each, _ in axes}
+        outer = {axis.var for axis, _ in axes}
         if outer & (variables(loop.start) | variables(loop.extent)) or not is_parallel(loop):
             break
         var = tirx.Var(loop.var.name, loop.var.ty.dtype)
         axes.append((Range(var, loop.start, loop.extent), SPATIAL))
         statements = [
-            mapped(each, lambda e, m={loop.var: var}: substitute(e, m)) for each in loop.body
+            mapped(statement, lambda e, m={loop.var: var}: substitute(e, m))
+            for statement in loop.body
         ]
     carried = {store.buffer for store in stores(statements)} & reads(statements)
-    kept = [tirx.Evaluate(_first(each, statements)) for each in workspaces if each in carried]
+    kept = [
+        tirx.Evaluate(_first(workspace, statements))
+        for workspace in workspaces
+        if workspace in carried
+    ]
     return block(name, axes, sequence([*kept, lowered(statements)]))
 
 
 def _first(buffer: tirx.Var, statements: Sequence[Statement]) -> tirx.PrimExpr:
     """Return a load of the element that statements write to first, or of the first one where that
     depends on data."""
-    store = next(each for each in stores(statements) if each.buffer.same_as(buffer))
-    inner = {each.var: each.start for each in walk(statements) if isinstance(each, Loop)}
+    store = next(store for store in stores(statements) if store.buffer.same_as(buffer))
+    inner = {loop.var: loop.start for loop in walk(statements) if isinstance(loop, Loop)}
     indices = []
     for index in store.indices:
         while set(inner) & variables(index):
@@ -164,9 +174,9 @@ def is_parallel(loop: Loop) -> bool:
     """
     written = {store.buffer for store in stores(loop.body)}
     inner = [
-        Range(each.var, each.start, each.extent)
-        for each in walk(loop.body)
-        if isinstance(each, Loop)
+        Range(nested.var, nested.start, nested.extent)
+        for nested in walk(loop.body)
+        if isinstance(nested, Loop)
     ]
     places: dict[tirx.Var, dict[int, tirx.PrimExpr]] = {}
 
@@ -184,10 +194,10 @@ def is_parallel(loop: Loop) -> bool:
                 if dim in own and tvm_ffi.structural_equal(index, own[dim])
             }
 
-    for each in walk(loop.body):
-        if isinstance(each, Store):
-            visit(each.buffer, each.indices)
-        for load in (load for expr in expressions(each) for load in loads(expr)):
+    for statement in walk(loop.body):
+        if isinstance(statement, Store):
+            visit(statement.buffer, statement.indices)
+        for load in (load for expr in expressions(statement) for load in loads(expr)):
             visit(loaded_buffer(load), load.indices)
     return all(places.values())
 
@@ -196,8 +206,8 @@ def function(
     params: Sequence[tirx.Var], body: Sequence[tirx.Stmt], allocated: Sequence[tirx.Var]
 ) -> tirx.PrimFunc:
     """Return a function with a root block."""
-    extents = {var for each in params if is_buffer_var(each) for var in _extents(each)}
-    known = {*extents, *(each for each in params if not is_buffer_var(each))}
+    extents = {var for param in params if is_buffer_var(param) for var in _extents(param)}
+    known = {*extents, *(param for param in params if not is_buffer_var(param))}
     body = _without_negative_factors(sequence(body), known)
     root = SBlock([], [], [], "root", body, alloc_buffers=list(allocated))
     realize = SBlockRealize([], tirx.const(True, "bool"), root)
@@ -255,19 +265,19 @@ def without_copies(
 ) -> list[tirx.Stmt]:
     """Return statements that write to a buffer what they write to an allocated buffer, and copy to
     it as a whole."""
-    found = list(statements)
-    for i in range(len(found) - 1, 0, -1):
-        copied = _copied(found[i])
+    kept = list(statements)
+    for i in range(len(kept) - 1, 0, -1):
+        copied = _copied(kept[i])
         if copied is None or copied[0] not in allocated:
             continue
         source, target = copied
         before, after = (
-            {var for each in part for var in variables(each)}
-            for part in (found[:i], found[i + 1 :])
+            {var for statement in part for var in variables(statement)}
+            for part in (kept[:i], kept[i + 1 :])
         )
         if target not in before and source not in after:
-            found[: i + 1] = [substitute(each, {source: target}) for each in found[:i]]
-    return found
+            kept[: i + 1] = [substitute(statement, {source: target}) for statement in kept[:i]]
+    return kept
 
 
 def _copied(statement: tirx.Stmt) -> tuple[tirx.Var, tirx.Var] | None:
@@ -285,8 +295,8 @@ def _copied(statement: tirx.Stmt) -> tuple[tirx.Var, tirx.Var] | None:
     extents = [axis.dom.extent for axis in axes]
     is_whole = is_whole and all(
         Analyzer().can_prove_equal(cast(a, dtype_of(b)), b)
-        for each in (source, target)
-        for a, b in zip(each.shape, extents, strict=True)
+        for buffer in (source, target)
+        for a, b in zip(buffer.shape, extents, strict=True)
     )
     return (source, target) if is_whole and source.dtype == target.dtype else None
 

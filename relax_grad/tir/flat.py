@@ -72,22 +72,22 @@ def nests(statement: Statement) -> list[Nest] | None:
     """
     loops, body = [], (statement,)
     while len(body) == 1 and (isinstance(body[0], Loop) or _is_sequence(body[0])):
-        loops += [each for each in body if isinstance(each, Loop)]
+        loops += [inner for inner in body if isinstance(inner, Loop)]
         body = body[0].body
     ranges = ranges_of(loops)
     try:
-        found = None if ranges is None else list(_guarded_stores(body, (), {}))
+        guarded = None if ranges is None else list(_guarded_stores(body, (), {}))
     except _NotFlatError:
         return None
-    if found is None:
+    if guarded is None:
         return None
-    written = {store.buffer for _, _, store in found}
-    items = [_item(guards, store) for is_init, guards, store in found if not is_init]
+    written = {store.buffer for _, _, store in guarded}
+    items = [_item(guards, store) for is_init, guards, store in guarded if not is_init]
     inits = [Item(ASSIGN, guards[1:], store.buffer, store.indices, store.value)
-             for is_init, guards, store in found if is_init]  # fmt: skip
+             for is_init, guards, store in guarded if is_init]  # fmt: skip
     for item in (*items, *inits):
-        read = {loaded_buffer(each) for expr in (*item.guards, *item.indices, item.value)
-                for each in loads(expr)}  # fmt: skip
+        read = {loaded_buffer(load) for expr in (*item.guards, *item.indices, item.value)
+                for load in loads(expr)}  # fmt: skip
         if read & written:
             return None
     first = [_initial(init, items, ranges) for init in inits]
@@ -114,25 +114,31 @@ def _guarded_stores(
     """Yield whether a store initialises a reduction, its conditions, and the store without bound
     variables."""
     values = dict(values)
-    for each in body:
-        if isinstance(each, Loop):
+    for statement in body:
+        if isinstance(statement, Loop):
             raise _NotFlatError
-        if isinstance(each, Bind):
-            values[each.var] = _small(substitute(each.value, values))
-        elif isinstance(each, If):
-            condition = substitute(each.condition, values)
-            for is_init, inner, store in _guarded_stores(each.body, (*guards, condition), values):
+        if isinstance(statement, Bind):
+            values[statement.var] = _small(substitute(statement.value, values))
+        elif isinstance(statement, If):
+            condition = substitute(statement.condition, values)
+            for is_init, inner, store in _guarded_stores(
+                statement.body, (*guards, condition), values
+            ):
                 # The condition of an initialisation comes first, so that it can be left out.
                 order = (
                     (condition, *(g for g in inner if g is not condition))
-                    if each.is_init
+                    if statement.is_init
                     else inner
                 )
-                yield is_init or each.is_init, order, store
-            yield from _guarded_stores(each.otherwise, (*guards, negated(condition)), values)
+                yield is_init or statement.is_init, order, store
+            yield from _guarded_stores(statement.otherwise, (*guards, negated(condition)), values)
         else:
-            indices = tuple(substitute(index, values) for index in each.indices)
-            yield False, guards, Store(each.buffer, indices, _small(substitute(each.value, values)))
+            indices = tuple(substitute(index, values) for index in statement.indices)
+            yield (
+                False,
+                guards,
+                Store(statement.buffer, indices, _small(substitute(statement.value, values))),
+            )
 
 
 def _small(expr):
@@ -174,9 +180,9 @@ def _is_element(expr, store: Store) -> bool:
     )
 
 
-def same(one: Sequence, other: Sequence) -> bool:
+def same(first: Sequence, other: Sequence) -> bool:
     """Tell whether two lists of expressions are structurally equal, with the same buffers."""
-    return len(one) == len(other) and all(map(are_equal, one, other))
+    return len(first) == len(other) and all(map(are_equal, first, other))
 
 
 def _initial(init: Item, items: Sequence[Item], ranges: Sequence[Range]) -> Nest | None:
@@ -186,7 +192,7 @@ def _initial(init: Item, items: Sequence[Item], ranges: Sequence[Range]) -> Nest
     if not own or not all(same(item.indices, init.indices) for item in own):
         return None
     used = {var for expr in (*init.indices, init.value, *init.guards) for var in variables(expr)}
-    loops = tuple(each for each in ranges if each.var in used)
+    loops = tuple(loop for loop in ranges if loop.var in used)
     return Nest(loops, (init,)) if _is_injective(init, loops) else None
 
 
@@ -205,8 +211,8 @@ def _with_init(item: Item, inits: Sequence[Item]) -> Item | None:
 def _are_independent(items: Sequence[Item], ranges: Sequence[Range]) -> bool:
     """Tell whether the stores of different iterations, and of one, can happen in any order."""
     for i, item in enumerate(items):
-        others = [each for each in items[:i] if each.buffer.same_as(item.buffer)]
-        if item.kind == ADD and all(each.kind == ADD for each in others):
+        others = [earlier for earlier in items[:i] if earlier.buffer.same_as(item.buffer)]
+        if item.kind == ADD and all(earlier.kind == ADD for earlier in others):
             continue
         if item.kind in EXTREMA and not others:
             continue
@@ -216,7 +222,7 @@ def _are_independent(items: Sequence[Item], ranges: Sequence[Range]) -> bool:
             return False
         if item.kind != ASSIGN or not _is_injective(item, ranges):
             return False
-        if not all(_are_exclusive(item, each) for each in others):
+        if not all(_are_exclusive(item, earlier) for earlier in others):
             return False
     return True
 
@@ -224,20 +230,20 @@ def _are_independent(items: Sequence[Item], ranges: Sequence[Range]) -> bool:
 def elements_of(item: Item, ranges: Sequence[Range]) -> list[Range]:
     """Return the loops over the elements that a reduction stores to."""
     used = {var for index in item.indices for var in variables(index)}
-    return [each for each in ranges if each.var in used]
+    return [loop for loop in ranges if loop.var in used]
 
 
 def _is_injective(item: Item, ranges: Sequence[Range]) -> bool:
     """Tell whether different iterations store to different elements."""
-    found = gather(item.indices, item.buffer.shape, ranges)
-    return found is not None and not found.reduced
+    gathered = gather(item.indices, item.buffer.shape, ranges)
+    return gathered is not None and not gathered.reduced
 
 
-def _are_exclusive(one: Item, other: Item) -> bool:
+def _are_exclusive(first: Item, other: Item) -> bool:
     """Tell whether two stores to the same element are in different branches of a conditional."""
-    return same(one.indices, other.indices) and any(
+    return same(first.indices, other.indices) and any(
         tvm_ffi.structural_equal(a, negated(b))
-        for x, y in ((one, other), (other, one))
+        for x, y in ((first, other), (other, first))
         for a in x.guards
         for b in y.guards
     )

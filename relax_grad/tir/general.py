@@ -77,7 +77,8 @@ class General:
         read = reads([part.statement])
         #: The buffers whose gradients the reverse reads or writes, in a fixed order.
         self.buffers = sorted(
-            (each for each in active if each in self.own | read), key=lambda each: each.name
+            (buffer for buffer in active if buffer in self.own | read),
+            key=lambda buffer: buffer.name,
         )
         self.has_tapes = False
         self._gradients: Mapping[tirx.Var, tirx.Var] = {}
@@ -102,35 +103,35 @@ class General:
         forward: list[Statement] = []
         start: list[Statement] = []
         back: list[list[Statement]] = []
-        for each in statements:
+        for statement in statements:
             scope = _Scope(loops)
-            if isinstance(each, Store):
-                reverse = self._store(each, scope)
-            elif isinstance(each, Bind):
-                if is_float(dtype_of(each.var)):
+            if isinstance(statement, Store):
+                reverse = self._store(statement, scope)
+            elif isinstance(statement, Bind):
+                if is_float(dtype_of(statement.var)):
                     scalar = self._allocate(
-                        [1], accumulation_dtype(dtype_of(each.var)), each.var.name
+                        [1], accumulation_dtype(dtype_of(statement.var)), statement.var.name
                     )
-                    self._scalars[each.var] = scalar
+                    self._scalars[statement.var] = scalar
                     start.append(Store(scalar, _ZERO, tirx.const(0.0, str(scalar.dtype))))
-                start.append(Bind(each.var, self._saved(each.value, scope)))
+                start.append(Bind(statement.var, self._saved(statement.value, scope)))
                 reverse = None
-            elif isinstance(each, If):
-                body, of_body = self._block(each.body, loops)
-                otherwise, of_otherwise = self._block(each.otherwise, loops)
-                condition = self._saved(each.condition, scope)
-                each = If(each.condition, tuple(body), tuple(otherwise))
+            elif isinstance(statement, If):
+                body, of_body = self._block(statement.body, loops)
+                otherwise, of_otherwise = self._block(statement.otherwise, loops)
+                condition = self._saved(statement.condition, scope)
+                statement = If(statement.condition, tuple(body), tuple(otherwise))
                 reverse = [If(condition, tuple(of_body), tuple(of_otherwise))]
                 reverse = reverse if of_body or of_otherwise else []
             else:
-                each, reverse = self._loop(each, loops)
-            back.append((each, scope, reverse))
+                statement, reverse = self._loop(statement, loops)
+            back.append((statement, scope, reverse))
         # The reverse of a binding needs the contributions of all its uses.
         undone: list[Statement] = []
-        for each, scope, reverse in reversed(back):
-            undone += self._bind(each, scope) if reverse is None else reverse
-        for each, scope, _ in back:
-            forward += [*scope.before, each]
+        for statement, scope, reverse in reversed(back):
+            undone += self._bind(statement, scope) if reverse is None else reverse
+        for statement, scope, _ in back:
+            forward += [*scope.before, statement]
         return forward, [*start, *undone] if undone else []
 
     def _loop(self, loop: Loop, loops: tuple[Loop, ...]) -> tuple[Loop, list[Statement]]:
@@ -144,7 +145,7 @@ class General:
         back = Loop(loop.var, loop.start, loop.extent, tuple(reverse))
         if is_parallel(back):
             names = {loop.var: tirx.Var(loop.var.name, loop.var.ty.dtype)}
-            changed = [mapped(each, lambda e: substitute(e, names)) for each in reverse]
+            changed = [mapped(statement, lambda e: substitute(e, names)) for statement in reverse]
             return forward, [Loop(names[loop.var], loop.start, loop.extent, tuple(changed))]
         return forward, [backwards(back)]
 
@@ -177,19 +178,19 @@ class General:
     def _passed_on(self, value, cotangent, scope: _Scope) -> list[Statement]:
         """Return the statements that add the contributions of a value to the gradients of its
         operands."""
-        found: list[Statement] = []
-        for each in derivative(value, cotangent, {*self._gradients, *self._scalars}):
-            if isinstance(each.source, BufferLoad):
-                target = self._gradients[loaded_buffer(each.source)]
-                indices = tuple(self._saved(index, scope) for index in each.source.indices)
+        added: list[Statement] = []
+        for partial in derivative(value, cotangent, {*self._gradients, *self._scalars}):
+            if isinstance(partial.source, BufferLoad):
+                target = self._gradients[loaded_buffer(partial.source)]
+                indices = tuple(self._saved(index, scope) for index in partial.source.indices)
             else:
-                target, indices = self._scalars[each.source], _ZERO
-            term = cast(self._saved(each.value, scope), str(target.dtype))
+                target, indices = self._scalars[partial.source], _ZERO
+            term = cast(self._saved(partial.value, scope), str(target.dtype))
             total = tirx.BufferLoad(target, list(indices)) + term
-            guards = [self._saved(guard, scope) for guard in each.guards]
+            guards = [self._saved(guard, scope) for guard in partial.guards]
             guards += bounds_of_data(target, indices)
-            found.append(guarded(guards, Store(target, indices, total)))
-        return found
+            added.append(guarded(guards, Store(target, indices, total)))
+        return added
 
     def _saved(self, expr, scope: _Scope):
         """Return an expression with saved values of the buffers that the statement writes to."""
@@ -226,13 +227,13 @@ def _place(loops: Sequence[Loop]) -> tuple:
 
 def _bound(loop: Loop, loops: Sequence[Loop]):
     """Return the largest extent of a loop."""
-    own = {each.var for each in loops}
+    own = {outer.var for outer in loops}
     if not own & variables(loop.extent) and not loads(loop.extent):
         return loop.extent
     analyzer = Analyzer()
-    for each in loops:
-        if not own & (variables(each.start) | variables(each.extent)):
-            analyzer.bind(each.var, Interval.from_min_extent(each.start, each.extent))
+    for outer in loops:
+        if not own & (variables(outer.start) | variables(outer.extent)):
+            analyzer.bind(outer.var, Interval.from_min_extent(outer.start, outer.extent))
     bound = analyzer.const_int_bound(loop.extent).max_value
     if bound >= 2**31 - 1:
         raise GradientError(
@@ -250,9 +251,9 @@ def _guarded_loads(expr, guards: tuple) -> Iterator[tuple]:
         for index in expr.indices:
             yield from _guarded_loads(index, guards)
     elif isinstance(expr, Call) and op_name(expr) == "if_then_else":
-        condition, one, other = expr.args
+        condition, chosen, other = expr.args
         yield from _guarded_loads(condition, guards)
-        yield from _guarded_loads(one, (*guards, condition))
+        yield from _guarded_loads(chosen, (*guards, condition))
         yield from _guarded_loads(other, (*guards, negated(condition)))
     elif isinstance(expr, Call):
         for argument in expr.args:

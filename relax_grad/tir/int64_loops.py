@@ -32,30 +32,36 @@ def _statement(statement: Statement, names: Mapping, known: Analyzer) -> Stateme
 
 
 def _statements(statements: tuple, names: Mapping, known: Analyzer) -> tuple:
-    names, found = dict(names), []
+    names, converted = dict(names), []
 
     def inner(body: tuple) -> tuple:
         return _statements(body, names, known)
 
-    for each in statements:
-        if isinstance(each, Store):
-            indices = tuple(int64_index(index, names, known) for index in each.indices)
-            found.append(Store(each.buffer, indices, with_int64_indices(each.value, names, known)))
-        elif isinstance(each, Bind):
-            is_narrow = dtype_of(each.var) == "int32"
-            value = with_int64_indices(each.value, names, known)
+    for statement in statements:
+        if isinstance(statement, Store):
+            indices = tuple(int64_index(index, names, known) for index in statement.indices)
+            converted.append(
+                Store(statement.buffer, indices, with_int64_indices(statement.value, names, known))
+            )
+        elif isinstance(statement, Bind):
+            is_narrow = dtype_of(statement.var) == "int32"
+            value = with_int64_indices(statement.value, names, known)
             if is_narrow:
-                value = to_int64(each.value, names, known)
-                names[each.var] = tirx.Var(each.var.name, "int64")
-            found.append(Bind(names.get(each.var, each.var), value))
-        elif isinstance(each, If):
-            condition = with_int64_indices(each.condition, names, known)
-            found.append(If(condition, inner(each.body), inner(each.otherwise), each.is_init))
+                value = to_int64(statement.value, names, known)
+                names[statement.var] = tirx.Var(statement.var.name, "int64")
+            converted.append(Bind(names.get(statement.var, statement.var), value))
+        elif isinstance(statement, If):
+            condition = with_int64_indices(statement.condition, names, known)
+            converted.append(
+                If(condition, inner(statement.body), inner(statement.otherwise), statement.is_init)
+            )
         else:
-            start, extent = (int64_index(expr, names, known) for expr in (each.start, each.extent))
-            var = tirx.Var(each.var.name, "int64")
-            names[each.var] = var
+            start, extent = (
+                int64_index(expr, names, known) for expr in (statement.start, statement.extent)
+            )
+            var = tirx.Var(statement.var.name, "int64")
+            names[statement.var] = var
             if not loads(start) and not loads(extent):
                 known.bind(var, Interval.from_min_extent(start, extent))
-            found.append(Loop(var, start, extent, inner(each.body)))
-    return tuple(found)
+            converted.append(Loop(var, start, extent, inner(statement.body)))
+    return tuple(converted)

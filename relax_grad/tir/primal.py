@@ -41,7 +41,7 @@ class Primal:
 
     def is_written_before(self, buffer: tirx.Var, number: int) -> bool:
         """Tell whether a part before this one writes to a buffer."""
-        return any(each < number for each in self._writers[buffer])
+        return any(writer < number for writer in self._writers[buffer])
 
     def value(self, number: int, expr: tirx.PrimExpr, after: bool = False) -> tirx.PrimExpr:
         """Return an expression with loads of the values before a part, or after it."""
@@ -56,9 +56,9 @@ class Primal:
     def _version(self, buffer: tirx.Var, number: int) -> tirx.Var:
         """Return the buffer with the values before a part: a copy if that part or a later one
         changes them."""
-        if not any(each >= number for each in self._writers.get(buffer, ())):
+        if not any(place >= number for place in self._writers.get(buffer, ())):
             return buffer
-        writer = min(each for each in self._writers[buffer] if each >= number)
+        writer = min(place for place in self._writers[buffer] if place >= number)
         key = buffer, writer
         if key not in self._versions:
             copy = self._allocate(buffer.shape, dtype_of(buffer), f"{buffer.name}_{writer}")
@@ -91,19 +91,19 @@ class Primal:
                 needed |= reads([self._statements[i]]) - taken
                 needed |= {store.buffer for store in stores([self._statements[i]])}
         shadows = {}
-        for each in program.outputs:
-            if each in needed:
-                shadows[each] = new_buffer(each.shape, dtype_of(each), f"{each.name}_again")
+        for output in program.outputs:
+            if output in needed:
+                shadows[output] = new_buffer(output.shape, dtype_of(output), f"{output.name}_again")
         copies: dict[int, list[tuple[tirx.Var, tirx.Var]]] = {}
         for (old, writer), copy in self._versions.items():
             copies.setdefault(writer, []).append((old, copy))
-        found = []
+        statements = []
         for i in sorted(parts):
-            found += [
+            statements += [
                 substitute(sums.copied(old, copy), shadows) for old, copy in copies.get(i, ())
             ]
-            found.append(substitute(self._part(i), shadows))
-        return found, shadows
+            statements.append(substitute(self._part(i), shadows))
+        return statements, shadows
 
     def _part(self, number: int) -> tirx.Stmt:
         part = self._program.parts[number]

@@ -63,7 +63,7 @@ def others(
     """
     loops = (*factors.elements, *factors.reduced)
     fastest = _fastest(factors.value, loops)
-    if any(fastest is each for each in factors.reduced):
+    if any(fastest is loop for loop in factors.reduced):
         statements, load = _along(name, factors, fastest, allocate)
     else:
         statements, load = _across(name, factors, fastest, allocate)
@@ -77,9 +77,9 @@ def _fastest(value: tirx.PrimExpr, loops: Sequence[Range]) -> Range:
         if not load.indices:
             continue
         *outer, last = load.indices
-        for i, each in enumerate(loops):
-            parts = detect_linear_equation(last, [each.var])
-            is_inner = not any(each.var in variables(index) for index in outer)
+        for i, loop in enumerate(loops):
+            parts = detect_linear_equation(last, [loop.var])
+            is_inner = not any(loop.var in variables(index) for index in outer)
             counts[i] += bool(len(parts) and is_number(parts[0], 1) and is_inner)
     best = max(range(len(loops)), key=lambda i: (counts[i], i))
     return loops[best]
@@ -90,13 +90,13 @@ def _along(
 ) -> tuple[list[Statement], tirx.PrimExpr]:
     """Divide the factors of a product into lanes, neighbours along a loop, which are joined at the
     end."""
-    dtype, outer = str(inner.var.ty.dtype), [each for each in factors.reduced if each is not inner]
+    dtype, outer = str(inner.var.ty.dtype), [loop for loop in factors.reduced if loop is not inner]
     width = min(_LANES, inner.size or _LANES)
     kind = dtype_of(factors.seed)
     one, zero = tirx.const(1.0, kind), tirx.IntImm(dtype, 0)
     lanes = Range(tirx.Var("lane", dtype), zero, tirx.IntImm(dtype, width))
-    places = [each.var - each.start for each in factors.elements]
-    extents = [each.extent for each in factors.elements]
+    places = [loop.var - loop.start for loop in factors.elements]
+    extents = [loop.extent for loop in factors.elements]
     rest = allocate([*extents, *(e.extent for e in factors.reduced)], kind, f"{name}_others")
     lane_products, after = (
         allocate([*extents, lanes.extent], kind, f"{name}_{kind_of}")
@@ -139,9 +139,9 @@ def _along(
     if has_tail:
         forward = [*forward, _loop(tail, down(end))]
         backward = [_loop(tail, up(end)), *backward]
-    for each in reversed(outer):
-        forward = [_loop(each, forward)]
-        backward = [backwards(_loop(each, backward))]
+    for loop in reversed(outer):
+        forward = [_loop(loop, forward)]
+        backward = [backwards(_loop(loop, backward))]
     own = [
         _loop(lanes, [Store(lane_products, lane, one)]),
         *forward,
@@ -167,8 +167,8 @@ def _along(
         ),
         *backward,
     ]
-    for each in reversed(factors.elements):
-        own = [_loop(each, own)]
+    for loop in reversed(factors.elements):
+        own = [_loop(loop, own)]
     return own, emit.load(rest, at(inner.var - inner.start))
 
 
@@ -177,18 +177,18 @@ def _across(
 ) -> tuple[list[Statement], tirx.PrimExpr]:
     """Compute neighbouring products side by side."""
     kind = dtype_of(factors.seed)
-    outer = [each for each in factors.elements if each is not inner]
+    outer = [loop for loop in factors.elements if loop is not inner]
     # The parts of the inner loop run in parallel.
     part, lane, values = _divided(inner)
     axes = [*outer, *factors.reduced, inner]
-    rest = allocate([each.extent for each in axes], kind, f"{name}_others")
-    product = allocate([*(each.extent for each in outer), inner.extent], kind, f"{name}_product")
+    rest = allocate([axis.extent for axis in axes], kind, f"{name}_others")
+    product = allocate([*(loop.extent for loop in outer), inner.extent], kind, f"{name}_product")
 
     def placed(expr):
         return substitute(expr, values)
 
-    at = tuple(placed(each.var - each.start) for each in axes)
-    own = tuple(placed(each.var - each.start) for each in (*outer, inner))
+    at = tuple(placed(axis.var - axis.start) for axis in axes)
+    own = tuple(placed(axis.var - axis.start) for axis in (*outer, inner))
     value = placed(factors.value)
     one = tirx.const(1.0, kind)
     forward = [
@@ -209,17 +209,17 @@ def _across(
             ],
         )
     ]
-    for each in reversed(factors.reduced):
-        forward, backward = [_loop(each, forward)], [backwards(_loop(each, backward))]
+    for loop in reversed(factors.reduced):
+        forward, backward = [_loop(loop, forward)], [backwards(_loop(loop, backward))]
     statements = [
         _loop(lane, [Store(product, own, one)]),
         *forward,
         _loop(lane, [Store(product, own, placed(factors.seed))]),
         *backward,
     ]
-    for each in reversed([*outer, *part]):
-        statements = [_loop(each, statements)]
-    return statements, emit.load(rest, [each.var - each.start for each in axes])
+    for loop in reversed([*outer, *part]):
+        statements = [_loop(loop, statements)]
+    return statements, emit.load(rest, [axis.var - axis.start for axis in axes])
 
 
 def _divided(loop: Range) -> tuple[list[Range], Range, dict]:
@@ -241,5 +241,5 @@ def _divided(loop: Range) -> tuple[list[Range], Range, dict]:
     )
 
 
-def _loop(each: Range, body: Sequence[Statement]) -> Loop:
-    return Loop(each.var, each.start, each.extent, tuple(body))
+def _loop(loop: Range, body: Sequence[Statement]) -> Loop:
+    return Loop(loop.var, loop.start, loop.extent, tuple(body))

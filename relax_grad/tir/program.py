@@ -153,7 +153,7 @@ def parse(
     parser = _Parser()
     parts = [_copied(old, new) for old, new in overwritten.items()]
     body = substitute(function.body, overwritten)
-    parts += [part for each in _parts_of(body, parser) for part in parser.parts(*each)]
+    parts += [part for group in _parts_of(body, parser) for part in parser.parts(*group)]
     written = {store.buffer for part in parts for store in stores([part.statement])}
     if num_outputs is None:
         outputs = [buffer for buffer in buffers if buffer in written]
@@ -193,13 +193,13 @@ def _parts_of(body: tirx.Stmt, parser: _Parser, name: str = "") -> list[tuple[ti
         own = name if body.block.name_hint == "root" else body.block.name_hint
         return _parts_of(body.block.body, parser, own)
     if isinstance(body, tirx.SeqStmt):
-        found = []
+        parts = []
         for i, part in enumerate(body.seq):
             if _has_binding(part):
                 # The statements after a binding use it: they stay together.
-                return [*found, (tirx.SeqStmt(list(body.seq)[i:]), name)]
-            found += _parts_of(part, parser, name)
-        return found
+                return [*parts, (tirx.SeqStmt(list(body.seq)[i:]), name)]
+            parts += _parts_of(part, parser, name)
+        return parts
     return [(body, name)]
 
 
@@ -220,14 +220,14 @@ class _Parser:
     def parts(self, source: tirx.Stmt, name: str) -> Iterator[Part]:
         """Yield the parts of one statement of the function, within a block of this name."""
         self._name, known = name, len(self.allocated)
-        found = self._statements(source, {})
-        if any(isinstance(each, Bind) for each in found):
-            found = (If(tirx.const(True, "bool"), found),)
-        for statement in found:
+        statements = self._statements(source, {})
+        if any(isinstance(statement, Bind) for statement in statements):
+            statements = (If(tirx.const(True, "bool"), statements),)
+        for statement in statements:
             # A sequence within one source statement has no source of its own. Nor has a block with
             # buffers of its own: they become buffers of the function, and the source would define
             # them again.
-            is_whole = len(found) == 1 and len(self.allocated) == known
+            is_whole = len(statements) == 1 and len(self.allocated) == known
             yield Part(statement, source if is_whole else None, self._name)
 
     def refuse_views(self, block) -> None:
@@ -236,7 +236,9 @@ class _Parser:
 
     def _statements(self, stmt: tirx.Stmt, values: Mapping) -> tuple:
         if isinstance(stmt, tirx.SeqStmt):
-            return tuple(each for part in stmt.seq for each in self._statements(part, values))
+            return tuple(
+                statement for part in stmt.seq for statement in self._statements(part, values)
+            )
         convert = getattr(self, f"_{type(stmt).__name__.lower()}", None)
         if convert is None:
             raise unsupported(self._name, f"{type(stmt).__name__} has no derivative")
@@ -328,35 +330,35 @@ def _without_lets(expr: tirx.PrimExpr) -> tirx.PrimExpr:
 
 
 def _has_lets(expr) -> bool:
-    found = []
-    tvm_ffi.structural_walk(expr, (tirx.Let, found.append))
-    return bool(found)
+    lets = []
+    tvm_ffi.structural_walk(expr, (tirx.Let, lets.append))
+    return bool(lets)
 
 
 def _named(expr: tirx.PrimExpr) -> tuple[list[Bind], tirx.PrimExpr]:
     """Return the outer ``Let`` expressions of a value as bindings, and the value without any."""
-    found, names = [], {}
+    binds, names = [], {}
     while isinstance(expr, tirx.Let):
         var = tirx.Var(expr.var.name, expr.var.ty.dtype)
-        found.append(Bind(var, _without_lets(substitute(expr.value, names))))
+        binds.append(Bind(var, _without_lets(substitute(expr.value, names))))
         names[expr.var] = var
         expr = expr.body
-    return found, _without_lets(substitute(expr, names))
+    return binds, _without_lets(substitute(expr, names))
 
 
 def walk(statements: Iterable[Statement]) -> Iterator[Statement]:
     """Yield each statement, and those within it."""
-    for each in statements:
-        yield each
-        if isinstance(each, (Loop, If)):
-            yield from walk(each.body)
-        if isinstance(each, If):
-            yield from walk(each.otherwise)
+    for statement in statements:
+        yield statement
+        if isinstance(statement, (Loop, If)):
+            yield from walk(statement.body)
+        if isinstance(statement, If):
+            yield from walk(statement.otherwise)
 
 
 def stores(statements: Iterable[Statement]) -> list[Store]:
     """Return the stores within statements."""
-    return [each for each in walk(statements) if isinstance(each, Store)]
+    return [statement for statement in walk(statements) if isinstance(statement, Store)]
 
 
 def expressions(statement: Statement) -> Iterator[tirx.PrimExpr]:
@@ -375,8 +377,8 @@ def reads(statements: Iterable[Statement]) -> set[tirx.Var]:
     """Return the buffers that statements read."""
     return {
         loaded_buffer(load)
-        for each in walk(statements)
-        for expr in expressions(each)
+        for statement in walk(statements)
+        for expr in expressions(statement)
         for load in loads(expr)
     }
 
@@ -388,9 +390,9 @@ def mapped(statement: Statement, change: Callable[[tirx.PrimExpr], tirx.PrimExpr
         return Store(statement.buffer, indices, change(statement.value))
     if isinstance(statement, Bind):
         return Bind(statement.var, change(statement.value))
-    body = tuple(mapped(each, change) for each in statement.body)
+    body = tuple(mapped(inner, change) for inner in statement.body)
     if isinstance(statement, If):
-        otherwise = tuple(mapped(each, change) for each in statement.otherwise)
+        otherwise = tuple(mapped(inner, change) for inner in statement.otherwise)
         return replace(
             statement, condition=change(statement.condition), body=body, otherwise=otherwise
         )
@@ -403,7 +405,7 @@ def backwards(loop: Loop) -> Loop:
     dtype = str(var.ty.dtype)
     one = tirx.IntImm(dtype, 1)
     value = cast(loop.start, dtype) + (cast(loop.extent, dtype) - one - var)
-    body = [mapped(each, lambda e: substitute(e, {loop.var: value})) for each in loop.body]
+    body = [mapped(inner, lambda e: substitute(e, {loop.var: value})) for inner in loop.body]
     return Loop(var, tirx.IntImm(dtype, 0), loop.extent, tuple(body))
 
 
@@ -457,7 +459,7 @@ def negated(condition: tirx.PrimExpr) -> tirx.PrimExpr:
     """
     compared: list[tirx.PrimExpr] = []
     tvm_ffi.structural_walk(condition, (_ORDERED, compared.append))
-    if not any(is_float(dtype_of(each.a)) for each in compared):
+    if not any(is_float(dtype_of(node.a)) for node in compared):
         return tirx.Not(condition)
     return tirx.Select(condition, tirx.const(False, "bool"), tirx.const(True, "bool"))
 
@@ -472,12 +474,12 @@ def guarded(guards: Sequence[tirx.PrimExpr], statement: Statement) -> Statement:
 
 def bounds_of_data(buffer: tirx.Var, indices: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
     """Return the conditions under which indices that depend on data are in bounds."""
-    found = []
+    bounds = []
     for index, extent in zip(indices, buffer.shape, strict=True):
         if loads(index):
             dtype = dtype_of(index)
-            found.append(tirx.And(index >= tirx.IntImm(dtype, 0), index < cast(extent, dtype)))
-    return found
+            bounds.append(tirx.And(index >= tirx.IntImm(dtype, 0), index < cast(extent, dtype)))
+    return bounds
 
 
 def cast(expr: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:

@@ -90,9 +90,9 @@ class _Rewriter:
         for block in body.blocks[:]:
             bindings = []
             for binding in block.bindings[:]:
-                found = self._binding(binding, isinstance(block, relax.DataflowBlock))
-                is_same = is_same and found[-1] is binding
-                bindings += found
+                new = self._binding(binding, isinstance(block, relax.DataflowBlock))
+                is_same = is_same and new[-1] is binding
+                bindings += new
             blocks.append(type(block)(bindings))
         return body if is_same else relax.SeqExpr(blocks, body.body)
 
@@ -100,8 +100,8 @@ class _Rewriter:
         value = binding.value
         if isinstance(value, relax.If):
             branches = value.true_branch, value.false_branch
-            new = [self._sequence(each) for each in branches]
-            if all(one.same_as(other) for one, other in zip(new, branches, strict=True)):
+            new = [self._sequence(branch) for branch in branches]
+            if all(changed.same_as(other) for changed, other in zip(new, branches, strict=True)):
                 return [binding]
             return [with_value(binding, relax.If(value.cond, *new, value.span))]
         if isinstance(value, relax.Call) and value.op == _CALL_TIR and len(value.args) == 2:
@@ -147,8 +147,8 @@ def _recipes(function: tirx.PrimFunc, types: Sequence[relax.TensorType]):
         return
     own = _without_attributes(function)
     for candidate in candidates(function):
-        found = legalized(candidate, types)
-        if found is not None and _are_equal(own, _without_attributes(found)):
+        legal = legalized(candidate, types)
+        if legal is not None and _are_equal(own, _without_attributes(legal)):
             yield lambda arguments, emit, candidate=candidate: candidate(*arguments)
             return
 
@@ -188,7 +188,7 @@ def legalized(operator: Callable, types: Sequence[relax.Type]) -> tirx.PrimFunc 
         module = relax.transform.LegalizeOps()(module)
     except rejects:
         return None
-    bindings = [each for block in module["main"].body.blocks for each in block.bindings]
+    bindings = [binding for block in module["main"].body.blocks for binding in block.bindings]
     value = bindings[0].value if len(bindings) == 1 else None
     if not (isinstance(value, relax.Call) and value.op == _CALL_TIR and len(value.args) == 2):
         return None
@@ -206,11 +206,11 @@ def _without_attributes(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return function
 
 
-def _are_equal(one: tirx.PrimFunc, other: tirx.PrimFunc) -> bool:
+def _are_equal(own: tirx.PrimFunc, other: tirx.PrimFunc) -> bool:
     """Tell whether two functions differ in names only; TVM 0.26 ignores the buffers of loads."""
-    if not tvm_ffi.structural_equal(one, other):
+    if not tvm_ffi.structural_equal(own, other):
         return False
-    pairs = list(zip(_buffers(one), _buffers(other), strict=True))
+    pairs = list(zip(_buffers(own), _buffers(other), strict=True))
     return all(a.same_as(c) == b.same_as(d) for i, (a, b) in enumerate(pairs) for c, d in pairs[:i])
 
 
@@ -220,21 +220,21 @@ def _buffers(function: tirx.PrimFunc) -> list[tirx.Var]:
     tvm_ffi.structural_walk(function.body, (tirx.BufferStore, stores.append))
     return [
         *function.params,
-        *(loaded_buffer(each) for each in loads(function.body)),
-        *(each.buffer for each in stores),
+        *(loaded_buffer(load) for load in loads(function.body)),
+        *(store.buffer for store in stores),
     ]
 
 
 def _has_reduction(function: tirx.PrimFunc) -> bool:
     """Tell whether a block of a function reduces: other functions gain nothing by an operator."""
-    found = []
+    blocks = []
 
     def visit(block) -> None:
         if block.block.init is not None:
-            found.append(block)
+            blocks.append(block)
 
     tvm_ffi.structural_walk(function.body, (SBlockRealize, visit))
-    return bool(found)
+    return bool(blocks)
 
 
 def _has_shape(kind: relax.Type) -> bool:

@@ -112,9 +112,9 @@ class _Reverse:
     ):
         self.program = program
         if wrt is None:
-            wrt = [i for i, each in enumerate(program.inputs) if has_gradient(each)]
+            wrt = [i for i, tensor in enumerate(program.inputs) if has_gradient(tensor)]
         if cotangents is None:
-            cotangents = [i for i, each in enumerate(program.outputs) if has_gradient(each)]
+            cotangents = [i for i, tensor in enumerate(program.outputs) if has_gradient(tensor)]
         self._wrt = tuple(wrt)
         self._statements = [part.statement for part in program.parts]
         self._active = self._find_active([program.inputs[i] for i in wrt], cotangents)
@@ -128,8 +128,8 @@ class _Reverse:
             self._cotangents[i] = buffer
             self._gradients[output] = _Gradient(output, buffer, given=True)
         self._results = [
-            new_buffer(each.shape, dtype_of(each), f"{each.name}_grad")
-            for each in (program.inputs[i] for i in wrt)
+            new_buffer(tensor.shape, dtype_of(tensor), f"{tensor.name}_grad")
+            for tensor in (program.inputs[i] for i in wrt)
         ]
         self._primal = Primal(program, self._allocate)
         self._value = self._primal.value
@@ -141,12 +141,12 @@ class _Reverse:
             self._part(number, self.program.parts[number])
         for i, result in zip(self._wrt, self._results, strict=True):
             self._finish(self.program.inputs[i], result)
-        used = {var for each in self._emitted for var in variables(each)}
+        used = {var for statement in self._emitted for var in variables(statement)}
         forward, shadows = self._primal.statements(used)
-        body = [*forward, *(substitute(each, shadows) for each in self._emitted)]
+        body = [*forward, *(substitute(statement, shadows) for statement in self._emitted)]
         body = emit.without_copies(body, self._allocated)
-        used = {var for each in body for var in variables(each)}
-        given = [
+        used = {var for statement in body for var in variables(statement)}
+        candidates = [
             (kind, i, buffer)
             for kind, buffers in (
                 ("input", enumerate(self.program.inputs)),
@@ -157,17 +157,17 @@ class _Reverse:
         ]
         taken = {
             buffer
-            for kind, _, buffer in given
+            for kind, _, buffer in candidates
             if keep_all or (buffer in used and not (kind == "output" and buffer in shadows))
         }
-        taken |= self._defining([buffer for *_, buffer in given], taken, used)
-        takes = [(kind, i) for kind, i, buffer in given if buffer in taken]
-        params = [buffer for *_, buffer in given if buffer in taken]
+        taken |= self._defining([buffer for *_, buffer in candidates], taken, used)
+        takes = [(kind, i) for kind, i, buffer in candidates if buffer in taken]
+        params = [buffer for *_, buffer in candidates if buffer in taken]
         allocated = [*self.program.allocated, *shadows.values(), *self._allocated]
         made = emit.function(
             [*params, *self._results],
             body,
-            [each for each in allocated if each in used],
+            [buffer for buffer in allocated if buffer in used],
         )
         # The original function and its adjoint are in one module, where no variable may be defined
         # twice.
@@ -175,32 +175,34 @@ class _Reverse:
         return Adjoint(made, tuple(takes), self._wrt)
 
     def _defining(
-        self, given: Sequence[tirx.Var], taken: set[tirx.Var], used: set[tirx.Var]
+        self, candidates: Sequence[tirx.Var], taken: set[tirx.Var], used: set[tirx.Var]
     ) -> set[tirx.Var]:
         """Return more arguments, whose shapes define the symbolic extents that the adjoint
         needs."""
         known = {*taken, *self._results}
-        extents = {var for each in given for var in _symbols(each)}
-        allocated = {each for each in self._allocated if each in used}
-        needed = (used & extents) | {var for each in (*known, *allocated) for var in _symbols(each)}
-        defined = {var for each in known for var in _defined(each)}
+        extents = {var for buffer in candidates for var in _symbols(buffer)}
+        allocated = {buffer for buffer in self._allocated if buffer in used}
+        needed = (used & extents) | {
+            var for buffer in (*known, *allocated) for var in _symbols(buffer)
+        }
+        defined = {var for buffer in known for var in _defined(buffer)}
         more: set[tirx.Var] = set()
-        for each in given:
-            if _defined(each) & (needed - defined):
-                more.add(each)
-                defined |= _defined(each)
+        for buffer in candidates:
+            if _defined(buffer) & (needed - defined):
+                more.add(buffer)
+                defined |= _defined(buffer)
         return more
 
     def _find_active(self, sources: Sequence[tirx.Var], cotangents) -> set[tirx.Var]:
         """Return the buffers on a path from the sources to the outputs."""
         own = list(self._all_stores())
         flows = [
-            (store.buffer, {loaded_buffer(each) for each in loads(store.value)}) for store in own
+            (store.buffer, {loaded_buffer(load) for load in loads(store.value)}) for store in own
         ]
-        flows = [(to, {each for each in of if is_float(dtype_of(each))}) for to, of in flows]
+        flows = [(to, {buffer for buffer in of if is_float(dtype_of(buffer))}) for to, of in flows]
         varied = _closure(set(sources), [(of, to) for to, of in flows])
         targets = {self.program.outputs[i] for i in cotangents}
-        useful = _closure(targets, [({to}, each) for to, of in flows for each in of])
+        useful = _closure(targets, [({to}, buffer) for to, of in flows for buffer in of])
         for store in from_bits(own, varied):
             if store.buffer in useful:
                 raise unsupported(
@@ -208,7 +210,7 @@ class _Reverse:
                     "a value is computed from the bits of a number, which has no derivative: "
                     f"{store.value}",
                 )
-        return {each for each in varied & useful if is_float(dtype_of(each))}
+        return {buffer for buffer in varied & useful if is_float(dtype_of(buffer))}
 
     def _block_of(self, buffer: tirx.Var) -> str:
         """Return the name of the first block that writes to a buffer."""
@@ -221,24 +223,24 @@ class _Reverse:
 
     def _all_stores(self) -> Iterable:
         bound: dict[tirx.Var, tirx.PrimExpr] = {}
-        for each in walk(self._statements):
-            if isinstance(each, Bind):
-                bound[each.var] = substitute(each.value, bound)
-            elif isinstance(each, Store):
-                yield Store(each.buffer, each.indices, substitute(each.value, bound))
+        for statement in walk(self._statements):
+            if isinstance(statement, Bind):
+                bound[statement.var] = substitute(statement.value, bound)
+            elif isinstance(statement, Store):
+                yield Store(statement.buffer, statement.indices, substitute(statement.value, bound))
 
     # Parts
 
     def _part(self, number: int, part: Part) -> None:
         written = {store.buffer for store in stores([part.statement])}
-        if not any(each in self._active and each in self._gradients for each in written):
+        if not any(buffer in self._active and buffer in self._gradients for buffer in written):
             return
         try:
-            found = nests(part.statement)
-            if found is None:
+            recognised = nests(part.statement)
+            if recognised is None:
                 self._general(number, part)
                 return
-            for nest in reversed(found):
+            for nest in reversed(recognised):
                 self._nest(number, part, nest)
         except GradientError as error:
             message = str(error)
@@ -256,8 +258,8 @@ class _Reverse:
         for item in items:
             contributions += self._contributions(number, nest, item)
         by_buffer: dict[tirx.Var, list[Contribution]] = {}
-        for each in contributions:
-            by_buffer.setdefault(loaded_buffer(each.source), []).append(each)
+        for contribution in contributions:
+            by_buffer.setdefault(loaded_buffer(contribution.source), []).append(contribution)
         for buffer, own in by_buffer.items():
             self._accumulate(number, part.name, nest.loops, buffer, sums.merged(own))
         for item in items:
@@ -281,23 +283,25 @@ class _Reverse:
             share, undefined = self._shares(number, nest, item, is_equal)
             guards, always = [*guards, is_equal], guards
             cotangent = emit.load(share, item.indices)
-        found = []
-        for each in derivative(value, cotangent, self._active):
-            known = [self._value(number, guard) for guard in each.guards]
+        contributions = []
+        for partial in derivative(value, cotangent, self._active):
+            known = [self._value(number, guard) for guard in partial.guards]
             source = emit.load(
-                loaded_buffer(each.source),
-                [self._value(number, index) for index in each.source.indices],
+                loaded_buffer(partial.source),
+                [self._value(number, index) for index in partial.source.indices],
             )
-            found.append(Contribution(source, (*guards, *known), self._value(number, each.value)))
+            contributions.append(
+                Contribution(source, (*guards, *known), self._value(number, partial.value))
+            )
             if undefined is not None:
                 term = self._value(number, emit.load(undefined, item.indices))
-                found.append(Contribution(source, (*always, *known), term))
-        return found
+                contributions.append(Contribution(source, (*always, *known), term))
+        return contributions
 
     def _other_factors(self, number: int, nest: Nest, item: Item, cotangent) -> tirx.PrimExpr:
         """Emit the product of a cotangent and all factors but one, and return the load of it."""
         elements = elements_of(item, nest.loops)
-        reduced = [each for each in nest.loops if each not in elements]
+        reduced = [loop for loop in nest.loops if loop not in elements]
         value = widened(self._value(number, item.value))
         if item.guards:
             condition = conjunction([self._value(number, guard) for guard in item.guards])
@@ -324,8 +328,8 @@ class _Reverse:
         )
         guards = [self._value(number, guard) for guard in item.guards]
         source = emit.load(count, [self._value(number, index) for index in item.indices])
-        one = Contribution(source, (*guards, is_equal), tirx.const(1.0, dtype))
-        self._emitted += sums.added("count", nest.loops, count, False, [one])
+        occurrence = Contribution(source, (*guards, is_equal), tirx.const(1.0, dtype))
+        self._emitted += sums.added("count", nest.loops, count, False, [occurrence])
 
         def mapped_to(target: tirx.Var, value_at) -> None:
             axes = sums.axes_of(item.buffer)
@@ -349,13 +353,13 @@ class _Reverse:
         if not self._primal.is_written_before(item.buffer, number):
             return
         gradient = self._own(item.buffer)
-        found, names = renamed(nest.loops)
+        fresh, names = renamed(nest.loops)
         indices = [substitute(self._value(number, index), names) for index in item.indices]
         store = tirx.BufferStore(gradient.buffer, tirx.const(0.0, gradient.dtype), indices)
         guards = [substitute(self._value(number, guard), names) for guard in item.guards]
         body = sums.under(guards, store)
         self._emitted.append(
-            emit.block(f"{name}_clear", [(each, emit.SPATIAL) for each in found], body)
+            emit.block(f"{name}_clear", [(loop, emit.SPATIAL) for loop in fresh], body)
         )
 
     def _accumulate(
@@ -435,7 +439,9 @@ class _Reverse:
         if general.has_tapes:
             self._primal.taped[number] = taped
         # Values that the statement itself overwrites are saved ones already.
-        reverse = [mapped(each, lambda expr: self._value(number, expr)) for each in reverse]
+        reverse = [
+            mapped(statement, lambda expr: self._value(number, expr)) for statement in reverse
+        ]
         self._emitted.append(emit.general_block(f"{part.name}_grad", reverse))
 
 
@@ -446,15 +452,15 @@ def _is_least(init) -> bool:
     return isinstance(init, tirx.FloatImm) and abs(float(init.value)) >= largest
 
 
-def _closure(found: set, edges: Sequence[tuple[set, object]]) -> set:
+def _closure(reached: set, edges: Sequence[tuple[set, object]]) -> set:
     """Return the nodes that follow from those found; an edge leads from any of some nodes to
     one."""
-    found = set(found)
+    reached = set(reached)
     while True:
-        more = {to for of, to in edges if to not in found and of & found}
+        more = {to for of, to in edges if to not in reached and of & reached}
         if not more:
-            return found
-        found |= more
+            return reached
+        reached |= more
 
 
 def _symbols(param: tirx.Var) -> set[tirx.Var]:

@@ -59,14 +59,14 @@ def added(
     """
     statements: list[tirx.Stmt] = []
     maps, sums, scatters = [], [], []
-    for each in contributions:
-        found = gather(each.source.indices, target.shape, loops)
-        if found is None:
-            scatters.append(each)
-        elif found.reduced:
-            sums.append((found, each))
+    for contribution in contributions:
+        gathered = gather(contribution.source.indices, target.shape, loops)
+        if gathered is None:
+            scatters.append(contribution)
+        elif gathered.reduced:
+            sums.append((gathered, contribution))
         else:
-            maps.append((found, each))
+            maps.append((gathered, contribution))
     dtype = dtype_of(target)
     if maps or (not sums and not has_value):
         axes, total = _sum_of_maps(maps, target, dtype)
@@ -76,10 +76,10 @@ def added(
         store = tirx.BufferStore(target, total, indices)
         statements.append(emit.block(name, [(axis, emit.SPATIAL) for axis in axes], store))
         has_value = True
-    for found, each in sums:
-        statements.append(_reduction(name, target, dtype, found, each, has_value))
+    for gathered, contribution in sums:
+        statements.append(_reduction(name, target, dtype, gathered, contribution, has_value))
         has_value = True
-    statements += [_scatter(name, target, dtype, loops, each) for each in scatters]
+    statements += [_scatter(name, target, dtype, loops, contribution) for contribution in scatters]
     return statements
 
 
@@ -89,13 +89,13 @@ def _sum_of_maps(
     """Return new axes of a buffer, and the sum of contributions to each element."""
     axes: list[Range] = []
     total = None
-    for found, each in maps:
+    for gathered, contribution in maps:
         names = {}
         if axes:
-            names = {own.var: axis.var for own, axis in zip(found.axes, axes, strict=True)}
+            names = {own.var: axis.var for own, axis in zip(gathered.axes, axes, strict=True)}
         else:
-            axes = list(found.axes)
-        value = substitute(_at(found, each, dtype), names)
+            axes = list(gathered.axes)
+        value = substitute(_at(gathered, contribution, dtype), names)
         total = value if total is None else total + value
     if total is None:
         axes = axes_of(target)
@@ -105,15 +105,15 @@ def _sum_of_maps(
 
 def merged(contributions: Sequence[Contribution]) -> list[Contribution]:
     """Return the sums of contributions to the same element under the same conditions."""
-    found: list[Contribution] = []
-    for each in contributions:
-        for i, other in enumerate(found):
-            if same([each.source, *each.guards], [other.source, *other.guards]):
-                found[i] = replace(other, value=other.value + each.value)
+    kept: list[Contribution] = []
+    for contribution in contributions:
+        for i, other in enumerate(kept):
+            if same([contribution.source, *contribution.guards], [other.source, *other.guards]):
+                kept[i] = replace(other, value=other.value + contribution.value)
                 break
         else:
-            found.append(each)
-    return found
+            kept.append(contribution)
+    return kept
 
 
 def axes_of(buffer: tirx.Var) -> list[Range]:
@@ -123,65 +123,65 @@ def axes_of(buffer: tirx.Var) -> list[Range]:
     ]
 
 
-def _at(found: Gather, each: Contribution, dtype: str) -> tirx.PrimExpr:
+def _at(gathered: Gather, contribution: Contribution, dtype: str) -> tirx.PrimExpr:
     """Return the contribution to the element that a gather names, 0 where it has none."""
-    value = cast(_with_values(each.value, found), dtype)
+    value = cast(_with_values(contribution.value, gathered), dtype)
     zero = tirx.const(0.0, dtype)
-    for guard in reversed([_with_values(guard, found) for guard in each.guards]):
+    for guard in reversed([_with_values(guard, gathered) for guard in contribution.guards]):
         if loads(guard):
             # TVM joins nested selections with equal constants at the end, and evaluates both
             # conditions always.
             value = tirx.if_then_else(negated(guard), zero, value)
         else:
             value = tirx.if_then_else(guard, value, zero)
-    if found.guards:
-        value = tirx.if_then_else(conjunction(found.guards), value, tirx.const(0.0, dtype))
+    if gathered.guards:
+        value = tirx.if_then_else(conjunction(gathered.guards), value, tirx.const(0.0, dtype))
     return value
 
 
-def _with_values(expr: tirx.PrimExpr, found: Gather) -> tirx.PrimExpr:
+def _with_values(expr: tirx.PrimExpr, gathered: Gather) -> tirx.PrimExpr:
     """Return an expression in terms of an element, with simple indices."""
-    analyzer = found.analyzer()
+    analyzer = gathered.analyzer()
 
     def change(node):
-        indices = [analyzer.simplify(substitute(index, found.values)) for index in node.indices]
+        indices = [analyzer.simplify(substitute(index, gathered.values)) for index in node.indices]
         return emit.load(loaded_buffer(node), indices)
 
     expr = tvm_ffi.structural_map(expr, (BufferLoad, change), order="post")
-    return substitute(expr, found.values)
+    return substitute(expr, gathered.values)
 
 
 def _reduction(
     name: str,
     target: tirx.Var,
     dtype: str,
-    found: Gather,
-    each: Contribution,
+    gathered: Gather,
+    contribution: Contribution,
     has_value: bool,
 ) -> tirx.Stmt:
     """Return the sum of a contribution over the remaining loops."""
-    reduced, names = renamed(found.reduced)
-    value = substitute(_at(found, each, dtype), names)
-    indices = [axis.var for axis in found.axes]
+    reduced, names = renamed(gathered.reduced)
+    value = substitute(_at(gathered, contribution, dtype), names)
+    indices = [axis.var for axis in gathered.axes]
     body = tirx.BufferStore(target, emit.load(target, indices) + value, indices)
     init = None if has_value else tirx.BufferStore(target, tirx.const(0.0, dtype), indices)
-    axes = [(axis, emit.SPATIAL) for axis in found.axes]
+    axes = [(axis, emit.SPATIAL) for axis in gathered.axes]
     return emit.block(name, [*axes, *((axis, emit.REDUCED) for axis in reduced)], body, init)
 
 
 def _scatter(
-    name: str, target: tirx.Var, dtype: str, loops: Sequence[Range], each: Contribution
+    name: str, target: tirx.Var, dtype: str, loops: Sequence[Range], contribution: Contribution
 ) -> tirx.Stmt:
     """Return an ordered sum, which drops indices out of bounds."""
-    indices = each.source.indices
-    value = emit.load(target, indices) + cast(each.value, dtype)
-    guards = [*each.guards, *bounds_of_data(target, indices)]
+    indices = contribution.source.indices
+    value = emit.load(target, indices) + cast(contribution.value, dtype)
+    guards = [*contribution.guards, *bounds_of_data(target, indices)]
     statement = guarded(guards, Store(target, tuple(indices), value))
     plain = [
         loop for loop in loops
         if any(isinstance(index, tirx.Var) and index.same_as(loop.var) for index in indices)
     ]  # fmt: skip
-    inner = [loop for loop in loops if not any(loop is each for each in plain)]
+    inner = [loop for loop in loops if not any(loop is other for other in plain)]
     if plain and inner and plain[-1].size and plain[-1].size % _LINE == 0:
         # The threads divide the last dimension into whole cache lines, and each runs along its own.
         *plain, last = plain
