@@ -33,6 +33,13 @@ def test_some_kernels():
     assert run_guarded_kernels(WIDEST, range(0, len(kernel_cases.cases()), SOME)) == []
 
 
+def test_products_with_an_odd_number_of_panels():
+    """The panels of a second factor are packed in pairs; the last one has no neighbour."""
+    numbers = [i for i, case in enumerate(kernel_cases.cases()) if case.detail.endswith("columns")]
+    assert len(numbers) == 3
+    assert run_guarded_kernels(WIDEST, numbers) == []
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_some_kernels_in_half_precision(dtype):
     first = 3 + HALVES.index(dtype)

@@ -47,6 +47,13 @@ def _products() -> Iterator[KernelCase]:
     yield KernelCase(
         "relax.matmul", [(N, 70), (45, 70)], lambda _, a, b: matmul(a, turn(b)), detail="NT"
     )
+    for columns in (24, 48, 96):  # an odd number of whole panels for one of the targets each
+        yield KernelCase(
+            "relax.matmul",
+            [(N, 70), (70, columns)],
+            lambda _, a, b: matmul(a, b),
+            detail=f"{columns} columns",
+        )
     yield KernelCase(
         "relax.matmul", [(N, 21), (N, 45)], lambda _, a, b: matmul(turn(a), b), detail="TN"
     )

@@ -13,7 +13,8 @@ from . import builder as b
 from ._product import DEPTH, Matmul
 from .builder import Extent, Vectors, bind, ceil_div, const
 
-#: Panels of a task that are packed together, if the rows of B are those of memory.
+#: Panels of a task that are packed together, if the rows of B are those of memory. A last one is
+#: packed alone.
 _GROUP = 2
 
 #: The elements of a cache line.
@@ -179,9 +180,15 @@ class Late:
         start, stop = columns
         with b.serial(0, ceil_div(stop - start, self.group)) as part:
             first = bind(start + part * self.group)
-            self.packing.pack(
-                (self.bb, self.b0, first), (place, const(0), self.size), depth, self.group
-            )
+            source, target = (self.bb, self.b0, first), (place, const(0), self.size)
+
+            def pack(group: int, source=source, target=target) -> None:
+                self.packing.pack(source, target, depth, group)
+
+            if self.group == 1:
+                pack(1)
+            else:
+                b.either(first + self.group <= stop, lambda: pack(self.group), lambda: pack(1))
             with b.serial(0, bind(tirx.min(const(self.group), stop - first))) as i:
                 j = bind(first + i)
                 ahead = self._ahead(j, columns, depth) if self.prefetches else None

@@ -33,6 +33,10 @@ _FEW_SYMBOLIC = 8
 #: before.
 _ROWS_OF_LATE = 64
 
+#: The bytes of the panels of a task up to which packing them takes no longer than a parallel region
+#: that packs all panels before.
+_BYTES_OF_LATE = 256 * 1024
+
 #: The strips of a task between which the next panel is prefetched; fewer do not hide its latency.
 _STRIPS_OF_PREFETCH = 16
 
@@ -120,9 +124,11 @@ class Generator:
         #: Whether each task packs the panels of B that it reads.
         self.packs_late = is_one(product.batch) or not product.shared_b
         if isinstance(self.strips, int) and isinstance(self.panels, int):
-            strips, _ = self.blocks()
+            strips, panels = self.blocks()
             has_rows = strips >= self.strips or strips * self.tile_rows >= _ROWS_OF_LATE
-            self.packs_late = self.packs_late and has_rows
+            steps = product.depth if isinstance(product.depth, int) else DEPTH
+            is_short = 4 * steps * panels * self.width <= _BYTES_OF_LATE
+            self.packs_late = self.packs_late and (has_rows or is_short)
 
     def blocks(self) -> tuple[Extent, Extent]:
         """Return the number of strips and of panels of a task."""

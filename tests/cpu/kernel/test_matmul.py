@@ -103,15 +103,27 @@ def test_each_way(target, way):
 
 @each_target
 def test_panels_packed_by_tasks_or_before(target):
-    """With many cores, tasks have few rows, and panels are packed before; a shared B is packed
+    """With many cores, tasks have few rows, and long panels are packed before; a shared B is packed
     once."""
-    products = [Matmul(129, 150, 300), Matmul(61, 70, 300, True, True, 3, shared_b=True)]
+    products = [
+        Matmul(129, 150, 300),
+        Matmul(129, 330, 1200),
+        Matmul(61, 70, 300, True, True, 3, shared_b=True),
+    ]
     check(products, target, cores=32)
     check(products, target, cores=1)
 
 
 def is_parallel(function):
     return "T.parallel" in function.script()
+
+
+def test_products_of_few_rows_have_one_parallel_region():
+    """A region that packs short panels takes longer than packing them in each task."""
+    for cpu in (CPU(16, 32, 2), CPU(8, 16, 2)):
+        for size in [(64, 64, 256), (64, 16, 1500), (48, 130, 300)]:
+            assert matmul(Matmul(*size), cpu).script().count("T.parallel") == 1
+    assert matmul(Matmul(129, 330, 1200), CPU(16, 32, 32)).script().count("T.parallel") == 2
 
 
 @pytest.mark.parametrize("transpose_b", [False, True])
