@@ -77,6 +77,11 @@ ROWS = {
         "tracing/test_packed.py::test_packed_sequences",
         "tracing/test_recurrent.py::test_layers_are_operators",
     ),
+    "packed sequences whose lengths are an input": (
+        "tracing/test_packed.py::test_lengths_that_are_an_input",
+        "tracing/test_packed.py::test_lengths_that_are_no_example",
+        "tracing/test_packed.py::test_other_uses_of_lengths_at_run_time_are_refused",
+    ),
     "symbolic steps and batch": (
         "tracing/test_recurrent.py::test_symbolic_steps_and_batch",
         "tracing/test_recurrent.py::test_projections_of_symbolic_steps_and_batch",

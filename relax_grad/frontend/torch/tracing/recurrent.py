@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch._decomp import decompositions
 
 from .._operators import GRU, LSTM, PREVIOUS, RNN
+from .packed import Lengths
 
 _LAYERS = decompositions._rnn_helper
 
@@ -71,7 +72,10 @@ def _as_operator(layer: Callable) -> Callable:
     function, given = layer, {}
     if isinstance(layer, partial):
         function, given = layer.func, layer.keywords
-    order = _Packed(given["batch_sizes"]) if "batch_sizes" in given else _Whole()
+    order = _Whole()
+    if "batch_sizes" in given:
+        sizes = given["batch_sizes"]
+        order = sizes if isinstance(sizes, Lengths) else _Packed(sizes)
     if function in _LSTMS:
         if function is decompositions.mkldnn_one_layer_lstm:
             layer = decompositions.one_layer_lstm  # of any dtype

@@ -1,4 +1,5 @@
-"""Packed sequences with lengths that are numbers: every recurrent network, sorted and not."""
+"""Packed sequences of lengths that are numbers, and of lengths that are an input: every recurrent
+network, sorted and not."""
 
 from __future__ import annotations
 
@@ -6,7 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
+import tvm  # noqa: E402
+from sweep import TARGET  # noqa: E402
 from torch_models import check, operators, set_seeds  # noqa: E402
+
+from relax_grad.frontend.torch import from_module  # noqa: E402
 
 nn = torch.nn
 rnn = nn.utils.rnn
@@ -25,8 +30,9 @@ class Packed(nn.Module):
             self.layers.append(nn.RNN(6, 3, nonlinearity="relu", bidirectional=True, **options))
         self.layers.append(nn.RNN(6, 2, **options))
 
-    def forward(self, x):
-        data = rnn.pack_padded_sequence(x, self.lengths, self.batch_first, enforce_sorted=False)
+    def forward(self, x, lengths=None):
+        given = self.lengths if lengths is None else lengths
+        data = rnn.pack_padded_sequence(x, given, self.batch_first, enforce_sorted=False)
         states = []
         for layer in self.layers:
             data, state = layer(data)
@@ -44,3 +50,72 @@ def test_packed_sequences(batch_first):
     layers = {"lstm", "gru", "rnn_relu", "rnn_tanh"} if batch_first else {"lstm", "rnn_tanh"}
     assert operators(imported) >= {f"relax.grad.{name}" for name in layers}
     assert not operators(imported) & {"relax.tanh", "relax.sigmoid"}
+
+
+@pytest.mark.parametrize("batch_first", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_lengths_that_are_an_input(batch_first):
+    """What is after the ends of sequences, here NaN, has no effect."""
+    set_seeds()
+    x = torch.randn(4, 5, 3, dtype=torch.float64)
+    lengths = torch.tensor([2, 5, 1, 4])
+    for row, length in zip(x, lengths, strict=True):
+        row[length:] = torch.nan
+    x = x if batch_first else x.transpose(0, 1).contiguous()
+    imported = check(Packed(batch_first, None).double(), (x, lengths))
+    layers = {"lstm", "gru", "rnn_relu", "rnn_tanh"} if batch_first else {"lstm", "rnn_tanh"}
+    assert operators(imported) >= {f"relax.grad.{name}" for name in layers}
+    assert not operators(imported) & {"relax.tanh", "relax.sigmoid"}
+
+
+class Bidirectional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True)
+
+    def forward(self, x, lengths):
+        data = rnn.pack_padded_sequence(x, lengths.cpu(), True, enforce_sorted=False)
+        data, states = self.layer(data)
+        return rnn.pad_packed_sequence(data, True, total_length=x.shape[1])[0], *states
+
+
+def test_lengths_that_are_no_example():
+    """Symbolic batch and steps, with other lengths than those of the trace."""
+    set_seeds()
+    module = Bidirectional()
+    batch, steps = torch.export.Dim("batch"), torch.export.Dim("steps")
+    shapes = {"x": {0: batch, 1: steps}, "lengths": {0: batch}}
+    given = torch.randn(3, 6, 3), torch.tensor([4, 6, 2])
+    imported = from_module(module, given, dynamic_shapes=shapes)
+    executable = tvm.compile(imported.module, TARGET, relax_pipeline="relax_grad")
+    run = tvm.relax.VirtualMachine(executable, tvm.cpu())["forward"]
+    params = [tvm.runtime.from_dlpack(each.detach()) for each in module.parameters()]
+    for extents, lengths in (((4, 9, 3), [9, 2, 7, 1]), ((2, 5, 3), [3, 4])):
+        x, lengths = torch.randn(extents), torch.tensor(lengths)
+        found = run(*map(tvm.runtime.from_dlpack, (x, lengths)), *params)
+        for one, other in zip(found, module(x, lengths), strict=True):
+            torch.testing.assert_close(torch.from_dlpack(one), other.detach())
+
+
+class Short(nn.Module):
+    """A packed sequence of lengths at run time, and a function of it."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.GRU(3, 3), function
+
+    def forward(self, x, lengths):
+        return self.function(self.layer(rnn.pack_padded_sequence(x, lengths))[0])
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (lambda data: rnn.pad_packed_sequence(data)[0], "needs total_length, at least the number"),
+        (lambda data: rnn.pad_packed_sequence(data, total_length=3)[0], "needs total_length"),
+        (lambda data: data.data.square().sum(), "square reads a packed sequence whose lengths"),
+        (lambda data: data.batch_sizes.sum(), "sum reads a packed sequence whose lengths"),
+    ],
+)
+def test_other_uses_of_lengths_at_run_time_are_refused(function, match):
+    with pytest.raises(Exception, match=match):
+        from_module(Short(function), (torch.randn(4, 2, 3), torch.tensor([4, 2])))
