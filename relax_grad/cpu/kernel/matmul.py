@@ -44,6 +44,9 @@ _STRIPS_OF_PREFETCH = 16
 #: to 5000.
 ONE_THREAD_NS = 4000
 
+#: The same, if B is a single panel: threads share the rows, and each packs all of B.
+_ONE_THREAD_NS_OF_ONE_PANEL = 11_000
+
 
 def matmul(
     product: Matmul,
@@ -79,7 +82,11 @@ def matmul(
 
 
 def _emit(p: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
-    is_small = p.nanoseconds(cpu) <= ONE_THREAD_NS
+    most = p.most_few_rows(cpu)
+    is_packed = way == "packed" if way else isinstance(p.rows, int) and p.rows > most
+    is_narrow = isinstance(p.columns, int) and p.columns <= tile_size(cpu)[1] * cpu.lanes
+    limit = _ONE_THREAD_NS_OF_ONE_PANEL if is_packed and is_narrow else ONE_THREAD_NS
+    is_small = p.nanoseconds(cpu) <= limit
     if is_small:
         cpu = replace(cpu, cores=1)
 
@@ -90,7 +97,6 @@ def _emit(p: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
     def many() -> None:
         Generator(p, cpu).emit(*tensors)
 
-    most = p.most_few_rows(cpu)
     with b.one_thread(is_small):
         if way is not None:
             (few if way == "few rows" else many)()

@@ -121,7 +121,7 @@ def is_parallel(function):
 def test_products_of_few_rows_have_one_parallel_region():
     """A region that packs short panels takes longer than packing them in each task."""
     for cpu in (CPU(16, 32, 2), CPU(8, 16, 2)):
-        for size in [(64, 64, 256), (64, 16, 1500), (48, 130, 300)]:
+        for size in [(64, 64, 256), (128, 16, 1500), (48, 130, 300)]:
             assert matmul(Matmul(*size), cpu).script().count("T.parallel") == 1
     assert matmul(Matmul(129, 330, 1200), CPU(16, 32, 32)).script().count("T.parallel") == 2
 
@@ -134,6 +134,16 @@ def test_small_products_run_in_one_thread(transpose_b):
     large = [(1, 1024, 1024), (128, 784, 256), (64, 128, 128)]
     assert not any(is_parallel(matmul(Matmul(*s, False, transpose_b), cpu)) for s in small)
     assert all(is_parallel(matmul(Matmul(*s, False, transpose_b), cpu)) for s in large)
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+def test_one_thread_packs_a_single_panel(transpose_a):
+    """Threads that share rows would each pack all of a narrow factor, whatever its depth."""
+    cpu = CPU(16, 32, 2)
+    for size in [(64, 16, 768), (64, 32, 512), (96, 16, 512), (48, 30, 650)]:
+        assert not is_parallel(matmul(Matmul(*size, transpose_a), cpu))
+    for size in [(128, 16, 768), (512, 32, 512), (64, 33, 1024)]:
+        assert is_parallel(matmul(Matmul(*size, transpose_a), cpu))
 
 
 @each_target
