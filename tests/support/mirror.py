@@ -136,7 +136,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         *("cpu/dispatch/test_residuals.py", "cpu/dispatch/test_norm.py"),
     ),
     **dict.fromkeys(
-        ("cpu.kernel._attention_blocks", "cpu.kernel._attention_dropout"),
+        [f"cpu.kernel._attention_{part}" for part in ("blocks", "dropout", "sizes")],
         ("cpu/kernel/test_attention.py", "cpu/kernel/test_attention_backward.py"),
     ),
     "cpu.kernel._chunks": ("cpu/kernel/test_conv_weight.py", "cpu/kernel/test_depthwise_weight.py"),

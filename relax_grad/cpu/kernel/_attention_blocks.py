@@ -3,14 +3,14 @@ tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from tvm import tirx
 from tvm.tirx import Broadcast, Ramp
 
 from ..target import CPU
 from . import builder as b
+from ._attention_sizes import Attention, Head
 from ._tile import multiply_add, rows_up_to
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 
@@ -18,144 +18,8 @@ from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 #: differences from it.
 LOWEST = -3.4028234663852886e38
 
-#: The most keys of a single block.
-_FEW_KEYS = 256
-
 #: The numbers of queries and of keys of a block, rounded to whole tiles.
 _ROWS, _COLUMNS = 64, 128
-
-
-@dataclass(frozen=True)
-class Attention:
-    """The sizes and the masks of attention. The batch and the numbers of queries and keys may be
-    symbolic (int32).
-
-    Attributes
-    ----------
-    batch, queries, keys : int or tirx.PrimExpr
-        The extents.
-    heads, key_heads : int
-        The number of heads of the queries, and that of the keys and values, which divides it.
-    features, value_features : int
-        The number of features of queries and keys, and of values.
-    scale : float
-        The factor of the scores.
-    causal_mask : str, optional
-        ``"TopLeft"`` or ``"BottomRight"``, as in ``relax.op.nn.attention``.
-    window_size : int, optional
-        The largest number of keys that a query attends to.
-    bias : Sequence, optional
-        The shape of the bias: of each of batch, heads, queries and keys, all or 1.
-    rate : float, optional
-        The probability that a weight is dropped.
-    """
-
-    batch: Extent
-    queries: Extent
-    keys: Extent
-    heads: int
-    key_heads: int
-    features: int
-    value_features: int
-    scale: float
-    causal_mask: str | None = None
-    window_size: int | None = None
-    bias: Sequence[Extent] | None = None
-    rate: float | None = None
-
-    @property
-    def has_few_keys(self) -> bool:
-        """Whether one block has all keys, so that few that their weights are saved for the
-        gradient: computing them again takes longer than loading them."""
-        return isinstance(self.keys, int) and self.keys <= _FEW_KEYS
-
-    @property
-    def saved(self) -> list[Extent]:
-        """The shape of the numbers that the kernel of the attention saves for that of the gradient.
-
-        They are the weights before their dropout, if there are few keys. Otherwise they are, for
-        each query, the largest score, and the logarithm of the sum of the exponentials of the
-        scores less it.
-        """
-        last = self.keys if self.has_few_keys else 2
-        return [self.batch, self.heads, self.queries, last]
-
-    @property
-    def group(self) -> int:
-        """The number of heads of the queries that share a head of the keys and values."""
-        return self.heads // self.key_heads
-
-    @property
-    def offset(self):
-        """The number of keys after the one of its own position that a query attends to under a
-        causal mask."""
-        if self.causal_mask != "BottomRight":
-            return 0
-        difference = self.queries - self.keys
-        return abs(difference) if isinstance(difference, int) else tirx.abs(difference)
-
-    def end_of(self, query):
-        """Return the end of the keys that a query attends to."""
-        if self.causal_mask is None:
-            return as_expr(self.keys)
-        return tirx.min(as_expr(self.keys), query + (self.offset + 1))
-
-    def start_of(self, query):
-        """Return the first key that a query attends to; it may be beyond the end."""
-        if self.window_size is None:
-            return const(0)
-        return tirx.max(const(0), query - (self.window_size - 1))
-
-    def bias_start(self, batch, head, query):
-        """Return the offset of the bias of a query."""
-        n, heads, queries, keys = self.bias
-        index = const(0)
-        for position, extent in ((batch, n), (head, heads), (query, queries)):
-            is_one = isinstance(extent, int) and extent == 1
-            index = index * extent + (const(0) if is_one else position)
-        return index * keys
-
-
-@dataclass(frozen=True)
-class Head:
-    """A head of the queries of one element of the batch, with that of its keys and values."""
-
-    of: Attention
-    batch: tirx.PrimExpr
-    key_head: tirx.PrimExpr
-    number: tirx.PrimExpr | None = None
-
-    def query_step(self) -> int:
-        return self.of.heads * self.of.features
-
-    def result_step(self) -> int:
-        return self.of.heads * self.of.value_features
-
-    def key_step(self) -> int:
-        return self.of.key_heads * self.of.features
-
-    def value_step(self) -> int:
-        return self.of.key_heads * self.of.value_features
-
-    def key_start(self, key=0):
-        of = self.of
-        return ((self.batch * of.keys + key) * of.key_heads + self.key_head) * of.features
-
-    def value_start(self, key=0):
-        of = self.of
-        return ((self.batch * of.keys + key) * of.key_heads + self.key_head) * of.value_features
-
-    def query_start(self, query):
-        of = self.of
-        return ((self.batch * of.queries + query) * of.heads + self.number) * of.features
-
-    def result_start(self, query):
-        of = self.of
-        return ((self.batch * of.queries + query) * of.heads + self.number) * of.value_features
-
-    def row_start(self, query):
-        """Return the offset of a query in a tensor ``(batch, heads, queries)``."""
-        return (self.batch * self.of.heads + self.number) * self.of.queries + query
 
 
 class Heads:

@@ -7,7 +7,8 @@ from tvm.tirx import Broadcast, Ramp
 
 from ...topi.philox import LANES, Form, encrypt
 from . import builder as b
-from ._attention_blocks import Attention, Blocks, Head, Span
+from ._attention_blocks import Blocks, Span
+from ._attention_sizes import Attention, Head
 from .builder import Accumulators, Vectors, as_expr, bind, ceil_div, const
 
 #: The words of a block of the generator, and the numbers of a row of :data:`LANES` blocks.

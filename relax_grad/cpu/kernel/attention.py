@@ -15,8 +15,9 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from . import functions as math
-from ._attention_blocks import LOWEST, Attention, Blocks, Head, Heads
+from ._attention_blocks import LOWEST, Blocks, Heads
 from ._attention_dropout import Dropout, with_generator
+from ._attention_sizes import Attention, Head
 from .builder import Accumulators, Extent, bind, const
 
 

@@ -15,8 +15,9 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from . import functions as math
-from ._attention_blocks import Attention, Blocks, Head, Heads, Span
+from ._attention_blocks import Blocks, Heads, Span
 from ._attention_dropout import Dropout, with_generator
+from ._attention_sizes import Attention, Head
 from ._sums import Sums
 from .attention import Forward
 from .builder import Extent, bind, ceil_div, const

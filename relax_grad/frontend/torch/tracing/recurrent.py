@@ -72,7 +72,7 @@ def _as_operator(layer: Callable) -> Callable:
     function, given = layer, {}
     if isinstance(layer, partial):
         function, given = layer.func, layer.keywords
-    order = _Whole()
+    order: _Whole | _Packed | Lengths = _Whole()
     if "batch_sizes" in given:
         sizes = given["batch_sizes"]
         order = sizes if isinstance(sizes, Lengths) else _Packed(sizes)
