@@ -250,6 +250,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
         shapes = [_shape_of(each) for each in operands[:2]]
         if any(each is None or len(each) < 2 for each in shapes):
             return operands
+        if not any(map(is_symbolic, [*shapes[0], *shapes[1]])):
+            return operands
         result = [*self._broadcast(operands[:2], first=3), *operands[2:]]
         column = [shapes[0][-1], shapes[1][-2]]
         self._check_symbols(column)
