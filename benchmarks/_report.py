@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import geometric_mean, median
 
+import _json_rows
 from rich.table import Table
 
 GROUPS = ("conv", "matmul", "memory", "symbolic", "step")
@@ -223,9 +224,7 @@ def write(results: Sequence[Result], others: Sequence[str], about: dict, folder:
     """Write ``results.json``, ``results.md``, ``results.png``, and ``page.json`` for
     docs/cpu.md."""
     folder.mkdir(parents=True, exist_ok=True)
-    heads = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in about.items())
-    rows = ",\n".join("  " + json.dumps(result.as_dict()) for result in results)
-    (folder / "results.json").write_text(f'{{\n{heads} "rows": [\n{rows}\n ]\n}}\n')
+    _json_rows.write(folder / "results.json", about, (result.as_dict() for result in results))
     (folder / "page.json").write_text(page(results, about), "utf-8")
     parts = [
         ", ".join(f"{key} {value}" for key, value in about.items()) + "\n",

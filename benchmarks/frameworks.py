@@ -18,9 +18,10 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+
+import _json_rows
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("MLP", "ResNet-18", "GPT, 6 layers", "ViT-tiny")
@@ -35,11 +36,8 @@ def main() -> int:
 
     _limit_threads(args.threads)
     import torch
-    import tvm
     from _models import STEPS
     from _timing import raise_mmap_threshold
-
-    import relax_grad
 
     if "JAX" in args.against and importlib.util.find_spec("jax") is None:
         raise SystemExit(
@@ -48,12 +46,7 @@ def main() -> int:
     torch.set_num_threads(args.threads)
     raise_mmap_threshold()
     about = {
-        "date": date.today().isoformat(),
-        "processor": processor(),
-        "target": relax_grad.target.host().attrs["mcpu"],
-        "threads": args.threads,
-        "tvm": tvm.__version__,
-        "torch": torch.__version__,
+        **_json_rows.about(processor(), args.threads),
         **({"jax": version("jax")} if "JAX" in args.against else {}),
         "load": round(os.getloadavg()[0], 1),  # of other programs, before the first step
         "unit": "least milliseconds of a training step; null if the framework cannot train the "
@@ -68,7 +61,7 @@ def main() -> int:
     for step in steps:
         rows[step.name] = _measured(step, args)
         ordered = sorted(rows.values(), key=lambda row: order.index(row["step"]))
-        _write(args.out, about, ordered)  # a run that is interrupted keeps its rows
+        _json_rows.write(args.out, about, ordered)  # a run that is interrupted keeps its rows
     print(f"written to {args.out}")
     return 0
 
@@ -82,12 +75,6 @@ def _kept(path: Path, about: dict) -> dict[str, dict]:
     if any(known.get(key) != about.get(key) for key in same):
         return {}
     return {row["step"]: row for row in known["rows"]}
-
-
-def _write(path: Path, about: dict, rows: list[dict]) -> None:
-    lines = ",\n".join("  " + json.dumps(row) for row in rows)
-    heads = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in about.items())
-    path.write_text(f'{{\n{heads} "rows": [\n{lines}\n ]\n}}\n')
 
 
 def _measured(step, args: argparse.Namespace) -> dict:

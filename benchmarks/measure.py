@@ -13,8 +13,9 @@ import os
 import platform
 import sys
 import traceback
-from datetime import date
 from pathlib import Path
+
+import _json_rows
 
 #: The columns that are measured on request.
 OPTIONAL = ("torch.compile", "jax", "TVM")
@@ -33,13 +34,10 @@ def main() -> int:
         raise SystemExit(
             f"{error}: install the dependencies of the benchmarks with: pip install '.[bench]'"
         ) from error
-    import tvm
     from _models import STEPS
     from _report import reports, write
     from _timing import raise_mmap_threshold
     from rows import ROWS
-
-    import relax_grad
 
     torch.set_num_threads(args.threads)
     raise_mmap_threshold()
@@ -59,14 +57,7 @@ def main() -> int:
             continue
         results.append(result)
         console.print(_line(result), markup=False, soft_wrap=True)
-    about = {
-        "date": date.today().isoformat(),
-        "processor": processor(),
-        "target": relax_grad.target.host().attrs["mcpu"],
-        "threads": args.threads,
-        "tvm": tvm.__version__,
-        "torch": torch.__version__,
-    }
+    about = _json_rows.about(processor(), args.threads)
     if results:
         write(results, others, about, args.out)
         for report in reports(results, others):

@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
+
+import _json_rows
 
 NAMES = ("ResNet-18", "GPT, 6 layers", "ViT-tiny")
 POLICY = "dots_with_no_batch_dims_saveable"
@@ -43,22 +44,12 @@ def main() -> int:
 
     _limit_threads(args.threads)
     import torch
-    import tvm
     from _models import STEPS
     from _timing import raise_mmap_threshold
 
-    import relax_grad
-
     torch.set_num_threads(args.threads)
     raise_mmap_threshold()
-    about = {
-        "date": date.today().isoformat(),
-        "processor": processor(),
-        "target": relax_grad.target.host().attrs["mcpu"],
-        "threads": args.threads,
-        "tvm": tvm.__version__,
-        "torch": torch.__version__,
-    }
+    about = _json_rows.about(processor(), args.threads)
     rows = []
     for step in STEPS:
         if step.name.startswith(NAMES) and (args.only or "") in step.name:
@@ -67,9 +58,7 @@ def main() -> int:
         raise SystemExit(f"no step contains {args.only!r}")
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "memory.json"
-    lines = ",\n".join("  " + json.dumps(row) for row in rows)
-    heads = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in about.items())
-    path.write_text(f'{{\n{heads} "rows": [\n{lines}\n ]\n}}\n')
+    _json_rows.write(path, about, rows)
     print(f"written to {path}")
     return 0
 
