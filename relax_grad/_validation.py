@@ -101,13 +101,13 @@ def matching(
         If there is none. The error has similar names.
     """
     names = list(names)
-    found = [name for name in names if matches(name, pattern)]
-    if not found:
+    selected = [name for name in names if matches(name, pattern)]
+    if not selected:
         more = f", {reason}" if reason else ""
         raise ValueError(
             f"{argument}: no {noun} matches {pattern!r}{more}; {alternatives(pattern, names)}"
         )
-    return found
+    return selected
 
 
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:

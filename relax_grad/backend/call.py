@@ -108,13 +108,13 @@ class BackwardCall:
     def shape(self, name: str = ROOT) -> tuple[int | tirx.PrimExpr, ...] | None:
         """Return the extents of an argument (a tensor or a shape) or of the result; None if
         unknown."""
-        found = self._type_of(name)
-        if isinstance(found, relax.TensorType):
-            found = None if found.shape is None else found.shape.ty
-        if found is None or found.values is None:
+        kind = self._type_of(name)
+        if isinstance(kind, relax.TensorType):
+            kind = None if kind.shape is None else kind.shape.ty
+        if kind is None or kind.values is None:
             return None
         return tuple(
-            int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in found.values
+            int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in kind.values
         )
 
     def is_static(self) -> bool:
@@ -143,14 +143,14 @@ def _is_backward(call: relax.Call) -> bool:
 def _within(function: relax.Function, kind: type, wanted) -> list:
     """Return the wanted expressions of type ``kind`` in a function, including the function
     itself."""
-    found = []
+    results = []
 
     def visit(expr: relax.Expr) -> None:
         if isinstance(expr, kind) and wanted(expr):
-            found.append(expr)
+            results.append(expr)
 
     relax.analysis.post_order_visit(function, visit)
-    return found
+    return results
 
 
 def _name(function: relax.Function) -> str:

@@ -51,8 +51,8 @@ def _lowered(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
             dispatch = DispatchKernels(target)
         else:
             dispatch = DeclareKernels(target, 2, declarations.kernel)
-        for each in passes(target, dispatch, declarations is not None, declarations):
-            mod = each(mod)
-            if each.info.name == PLANS:
+        for step in passes(target, dispatch, declarations is not None, declarations):
+            mod = step(mod)
+            if step.info.name == PLANS:
                 break
     return mod

@@ -61,9 +61,9 @@ def passes(
     yield own.Rematerialize(partial(_peak, target))
     yield own.ReorderForPeakMemory()
     yield _allocate_empty_constants
-    for each in stages.dataflow_lower_passes(target):
-        if each.info.name != "RewriteDataflowReshape":  # done above
-            yield each
+    for step in stages.dataflow_lower_passes(target):
+        if step.info.name != "RewriteDataflowReshape":  # done above
+            yield step
     yield WriteToDonated()
     # After the passes that turn copies by reshape into views, because they do not recognise
     # scheduled copies.
@@ -109,14 +109,14 @@ def _peak(target: tvm.target.Target, mod: tvm.IRModule, name: str) -> int:
     extents."""
     mod = relax.transform.DeadCodeElimination([name])(mod)
     behind = dropwhile(
-        lambda each: not isinstance(each, own.Rematerialize),
+        lambda step: not isinstance(step, own.Rematerialize),
         passes(target, own.DispatchKernels(target)),
     )
     next(behind)
-    for each in behind:
-        if not isinstance(each, own.ScheduleLoops):  # it changes loops only
-            mod = each(mod)
-        if each.info.name == PLANS:
+    for step in behind:
+        if not isinstance(step, own.ScheduleLoops):  # it changes loops only
+            mod = step(mod)
+        if step.info.name == PLANS:
             break
     return sum(storages_of(mod, name, {}))
 
@@ -125,24 +125,24 @@ def _legalize_passes(
     target: tvm.target.Target, declarations: Declarations | None
 ) -> Iterator[tvm.transform.Pass]:
     """Yield TVM's passes from legalization to fused functions of loops."""
-    for each in stages.legalize_passes(target):
-        if each.info.name == "FoldConstant":
+    for step in stages.legalize_passes(target):
+        if step.info.name == "FoldConstant":
             if declarations is not None:
                 yield _complete_on_constants(declarations)
             # little remains for TVM's pass, which compiles each call separately
             yield own.FoldConstants()
-        if each.info.name == "AnnotateTIROpPattern":
+        if step.info.name == "AnnotateTIROpPattern":
             yield keep_apart
-        if each.info.name == "FuseOps":
+        if step.info.name == "FuseOps":
             yield _in_order_of_writes
             yield _in_order_of_extents
             yield return_operands
-        yield _OWN.get(each.info.name, each)
-        if each.info.name == "LegalizeOps":
+        yield _OWN.get(step.info.name, step)
+        if step.info.name == "LegalizeOps":
             yield select_extents
-        if each.info.name in ("LegalizeOps", "FuseTIR"):
+        if step.info.name in ("LegalizeOps", "FuseTIR"):
             yield _close_dataflow_blocks
-        if each.info.name == "FuseOps":
+        if step.info.name == "FuseOps":
             # Only a tuple within a block is resolved.
             yield keep_operands
             yield _inline_tuple_reads
@@ -210,15 +210,15 @@ def _in_order_of_writes(mod: tvm.IRModule, _context: tvm.transform.PassContext) 
     their operands.
     """
     writers = writing_functions(mod)
-    found = {
+    split = {
         variable: function
         for variable, function in mod.functions_items()
         if isinstance(function, relax.Function)
         and any(may_write(binding.value, writers) for binding in _in_dataflow(function.body))
     }
-    if not found:
+    if not split:
         return mod
-    plain = relax.transform.ToNonDataflow()(tvm.IRModule(found))
+    plain = relax.transform.ToNonDataflow()(tvm.IRModule(split))
     functions = {**dict(mod.functions_items()), **dict(plain.functions_items())}
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 

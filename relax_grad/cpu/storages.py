@@ -53,9 +53,9 @@ def storages_of(mod: tvm.IRModule, name: str, extents: Mapping[str, int]) -> Pla
             for callee in _callees(function)
             if isinstance(mod[callee], relax.Function) and mod[callee] not in functions
         ]
-    found = [_storages(function, extents) for function in functions]
-    results = found[0].results
-    return Planned(results, sum(map(sum, found)) - results)
+    plans = [_storages(function, extents) for function in functions]
+    results = plans[0].results
+    return Planned(results, sum(map(sum, plans)) - results)
 
 
 def _callees(function: relax.Function) -> list[GlobalVar]:
@@ -87,10 +87,10 @@ def _storages(function: relax.Function, extents: Mapping[str, int]) -> Planned:
 
 def _product(shape: relax.Expr, extents: Mapping[str, int]) -> int:
     """Return the product of the extents of a shape."""
-    found = 1
+    product = 1
     for extent in shape.values:
-        found *= value_of(extent, extents)
-    return found
+        product *= value_of(extent, extents)
+    return product
 
 
 def value_of(extent: tirx.PrimExpr, extents: Mapping[str, int]) -> int:

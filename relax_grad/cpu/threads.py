@@ -97,15 +97,15 @@ def set_num_threads(number: int | None = None) -> int:
     number = min(default_threads(), len(_PROCESSORS)) if wanted is None else wanted
     number = check_integer("number", number, 1, len(_PROCESSORS))
     configure = tvm.get_global_func("runtime.config_threadpool")
-    configure(_SHARE_PROCESSORS, number, [str(each) for each in _PROCESSORS])
-    found = get_num_threads()
-    if wanted is not None and found != wanted:
+    configure(_SHARE_PROCESSORS, number, [str(processor) for processor in _PROCESSORS])
+    used = get_num_threads()
+    if wanted is not None and used != wanted:
         raise RuntimeError(
-            f"TVM has already run a function in this thread with {found} threads, and cannot add "
+            f"TVM has already run a function in this thread with {used} threads, and cannot add "
             f"more; set the number before that, or start Python with TVM_NUM_THREADS={wanted}"
         )
-    os.environ["TVM_NUM_THREADS"] = str(found)
-    return found
+    os.environ["TVM_NUM_THREADS"] = str(used)
+    return used
 
 
 def default_threads() -> int:
@@ -151,7 +151,11 @@ def let_torch_threads_sleep() -> None:
     import torch
 
     number = torch.get_num_threads()
-    if sys.platform != "linux" or number < 2 or any(each in os.environ for each in _WAITING):
+    if (
+        sys.platform != "linux"
+        or number < 2
+        or any(variable in os.environ for variable in _WAITING)
+    ):
         return
     if not list(Path(torch.__file__).parent.glob("lib/libgomp*")):
         return

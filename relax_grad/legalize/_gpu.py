@@ -108,8 +108,8 @@ def _reduces_nothing(schedule: s_tir.Schedule, block) -> bool:
         for iter_var in stmt.iter_vars
         if iter_var.iter_type == tirx.IterVar.CommReduce
     ]
-    one = all(is_static(extent) and int(extent) == 1 for extent in extents)
-    return one and stmt.init is not None
+    is_one = all(is_static(extent) and int(extent) == 1 for extent in extents)
+    return is_one and stmt.init is not None
 
 
 def _kinds(schedule: s_tir.Schedule, block) -> list[int]:

@@ -30,7 +30,7 @@ def _attention(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     attrs, dtype, heads = call.attrs, dtype_of(query.ty), query.ty.shape.values[2]
     keys, size = key.ty.shape.values[1], query.ty.shape.values[3]
     if (
-        all(topi_util.is_static(each) or isinstance(each, tirx.Var) for each in (keys, size))
+        all(topi_util.is_static(extent) or isinstance(extent, tirx.Var) for extent in (keys, size))
         and attrs.causal_mask is None
         and attrs.window_size is None
         and dtype in ("float32", "float64")
@@ -69,15 +69,15 @@ def _attention_dropout(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _attention_dropout_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, output, *operands = call.args
     forward = relax.Call(Op.get(ATTENTION_DROPOUT), operands, call.attrs)
-    found, _ = gradients(bb, forward, output, output_grad)
-    return relax.Tuple([bb.emit(each) for each in found])
+    partials, _ = gradients(bb, forward, output, output_grad)
+    return relax.Tuple([bb.emit(partial) for partial in partials])
 
 
 @register_legalize("relax.grad.attention_backward")
 def _attention_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, output = call.args[:2]
-    found, _ = gradients(bb, forward_of(call), output, output_grad)
-    return relax.Tuple([bb.emit(each) for each in found])
+    partials, _ = gradients(bb, forward_of(call), output, output_grad)
+    return relax.Tuple([bb.emit(partial) for partial in partials])
 
 
 @register_legalize("relax.grad.attention_weights")

@@ -20,7 +20,7 @@ _STOCK_EINSUM, _STOCK_MATMUL = stock("relax.einsum"), stock("relax.matmul")
 @register_legalize("relax.matmul", corrects="is undefined where a symbolic summation axis is empty")
 def _matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     product = _STOCK_MATMUL(bb, call)
-    a, b = (each.ty.shape.values for each in call.args)
+    a, b = (operand.ty.shape.values for operand in call.args)
     extents = [a[-1], b[-2 if len(b) > 1 else 0]]
     # TVM's legalization is correct if the extent is known.
     if is_static(extents[0]) or (is_static(extents[1]) and int(extents[1]) > 0):

@@ -137,7 +137,9 @@ def _batch_norm_statistics(bb: relax.BlockBuilder, call: relax.Call) -> relax.Ex
     (channel,) = _axes(data, [call.attrs.axis])
     axes = [axis for axis in range(data.ty.ndim) if axis != channel]
     statistics = _mean_and_rstd(bb, call, data, axes)
-    return relax.Tuple([op.squeeze(each, axes) if axes else each for each in statistics])
+    return relax.Tuple(
+        [op.squeeze(statistic, axes) if axes else statistic for statistic in statistics]
+    )
 
 
 @register_legalize("relax.grad.layer_norm_statistics")
@@ -159,10 +161,10 @@ def _group_norm_statistics(bb: relax.BlockBuilder, call: relax.Call) -> relax.Ex
     extents = list(result.values)
     extents[channel : channel + 1] = grouped.ty.shape.values[channel : channel + 2]
     repeated = [
-        bb.emit(op.broadcast_to(each, relax.ShapeExpr(extents)))
-        for each in _mean_and_rstd(bb, call, grouped, axes)
+        bb.emit(op.broadcast_to(statistic, relax.ShapeExpr(extents)))
+        for statistic in _mean_and_rstd(bb, call, grouped, axes)
     ]
-    return relax.Tuple([bb.emit(op.reshape(each, result)) for each in repeated])
+    return relax.Tuple([bb.emit(op.reshape(statistic, result)) for statistic in repeated])
 
 
 @register_legalize("relax.grad.rms_norm_statistics")

@@ -45,15 +45,15 @@ def _product(
     accumulator first."""
     dtype = dtype_of(data.ty)
     wide = accumulation_dtype(dtype)
-    floats = [each for each in (data, scale, *zero_point) if "float" in dtype_of(each.ty)]
-    if all(dtype_of(each.ty) == wide for each in floats):
+    floats = [operand for operand in (data, scale, *zero_point) if "float" in dtype_of(operand.ty)]
+    if all(dtype_of(operand.ty) == wide for operand in floats):
         zeros = zero_point[0] if zero_point else None
         return bb.call_te(function, data, weight, scale, zeros, primfunc_name_hint=short_name(call))
     arguments = [
-        bb.emit(op.astype(each, wide))
-        if any(each.same_as(one) for one in floats) and dtype_of(each.ty) != wide
-        else each
-        for each in call.args
+        bb.emit(op.astype(argument, wide))
+        if any(argument.same_as(operand) for operand in floats) and dtype_of(argument.ty) != wide
+        else argument
+        for argument in call.args
     ]
-    found = relax.Call(call.op, arguments)
-    return found if wide == dtype else op.astype(bb.emit(found), dtype)
+    product = relax.Call(call.op, arguments)
+    return product if wide == dtype else op.astype(bb.emit(product), dtype)

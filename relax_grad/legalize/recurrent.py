@@ -86,8 +86,10 @@ def _call(bb: relax.BlockBuilder, call: relax.Call, function: Callable, *args) -
     wide = accumulation_dtype(dtype)
     if wide == dtype:
         return bb.call_te(function, *args, primfunc_name_hint=short_name(call))
-    found = bb.emit(relax.Call(call.op, [bb.emit(op.astype(each, wide)) for each in call.args]))
-    if isinstance(found.ty, relax.TensorType):
-        return op.astype(found, dtype)
-    results = (relax.TupleGetItem(found, i) for i in range(len(found.ty.fields)))
-    return relax.Tuple([bb.emit(op.astype(bb.emit(each), dtype)) for each in results])
+    computed = bb.emit(
+        relax.Call(call.op, [bb.emit(op.astype(argument, wide)) for argument in call.args])
+    )
+    if isinstance(computed.ty, relax.TensorType):
+        return op.astype(computed, dtype)
+    results = (relax.TupleGetItem(computed, i) for i in range(len(computed.ty.fields)))
+    return relax.Tuple([bb.emit(op.astype(bb.emit(result), dtype)) for result in results])

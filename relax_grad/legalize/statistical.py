@@ -56,9 +56,9 @@ def _legalize_reduction(name: str) -> None:
     def scheduled(bb: relax.BlockBuilder, call: relax.Call, result: relax.Expr) -> relax.Expr:
         """Bind the threads of a reduction to a scalar; TVM schedules sums, and reductions over some
         of the axes."""
-        one = len(_extents(call)) == call.args[0].ty.ndim
-        result = bind_threads(bb, result, always=one and op_name != "relax.sum")
-        return result if one else keep_apart(bb, result)
+        is_total = len(_extents(call)) == call.args[0].ty.ndim
+        result = bind_threads(bb, result, always=is_total and op_name != "relax.sum")
+        return result if is_total else keep_apart(bb, result)
 
 
 for _name in _REDUCTIONS:
@@ -91,7 +91,7 @@ def _median(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if (one_axis or (call.attrs.axis is None and not keepdims)) and not _may_be_empty(call):
         return _STOCK_MEDIAN(bb, call)
     value_type = call.ty.fields[0] if isinstance(call.ty, relax.TupleType) else call.ty
-    found = bb.call_te(
+    medians = bb.call_te(
         topi_statistical.median,
         x,
         axes,
@@ -99,8 +99,8 @@ def _median(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         primfunc_name_hint="median",
     )
     if isinstance(call.ty, relax.TupleType):
-        return found
-    return relax.TupleGetItem(bb.emit(found), 0)
+        return medians
+    return relax.TupleGetItem(bb.emit(medians), 0)
 
 
 @register_legalize("relax.grad.mean_backward_x")

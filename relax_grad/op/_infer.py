@@ -101,13 +101,13 @@ def forward_type(call: relax.Call, ctx: relax.BlockBuilder, forward: relax.Call)
         return ctx.normalize(forward).ty
     except (ValueError, TypeError, tvm.error.InternalError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        found = ", ".join(
+        types = ", ".join(
             f"{info.name}: {argument.ty}"
             for info, argument in zip(call.op.arguments, call.args, strict=False)
         )
         raise kind(
             f"{call.op.name}: the arguments do not fit {forward.op.name}: {error}\n"
-            f"The arguments are {found}"
+            f"The arguments are {types}"
         ) from error
 
 
@@ -180,10 +180,10 @@ def check_layouts(call: relax.Call, **layouts: tuple[str, str]) -> None:
     ValueError
         Names the operator, the attribute and the layout found.
     """
-    for name, (found, plain) in layouts.items():
-        if sorted(found) != sorted(plain):
+    for name, (layout, plain) in layouts.items():
+        if sorted(layout) != sorted(plain):
             raise ValueError(
-                f"{call.op.name}: {name} must be a permutation of {plain!r}, but it is {found!r}; "
+                f"{call.op.name}: {name} must be a permutation of {plain!r}, but it is {layout!r}; "
                 "a layout with packed channels must be unpacked before the operator"
             )
 
@@ -197,10 +197,10 @@ def check_positive(call: relax.Call, *names: str) -> None:
         Names the operator, the attribute and the value found.
     """
     for name in names:
-        found = getattr(call.attrs, name)
-        values = [found] if isinstance(found, int) else [int(value) for value in found]
+        setting = getattr(call.attrs, name)
+        values = [setting] if isinstance(setting, int) else [int(value) for value in setting]
         if any(value <= 0 for value in values):
-            raise ValueError(f"{call.op.name}: {name} must be positive, but it is {found}")
+            raise ValueError(f"{call.op.name}: {name} must be positive, but it is {setting}")
 
 
 def shape_text(shape: Sequence[tirx.PrimExpr]) -> str:

@@ -214,13 +214,13 @@ def _check_extents(call: relax.Call, index: int, extents: Extents) -> relax.Tens
         Names the operator and the argument, and the expected and the found extents.
     """
     name = call.op.arguments[index].name
-    found = tensor_type(call, index, name)
-    if shapes_may_differ(found, _typed(extents, found)):
+    kind = tensor_type(call, index, name)
+    if shapes_may_differ(kind, _typed(extents, kind)):
         expected = ", ".join(
             "?" if extent is None else str(getattr(extent, "value", extent)) for extent in extents
         )
         raise ValueError(
             f"{call.op.name}: {name} must have the shape ({expected}) for the data's "
-            f"{call.args[1].ty}, but its type is {found}"
+            f"{call.args[1].ty}, but its type is {kind}"
         )
-    return found
+    return kind

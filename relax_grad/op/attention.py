@@ -152,14 +152,14 @@ def gradients(
     query_grad = op.matmul(scores_grad, op.permute_dims(keys, [0, 1, 3, 2]))
     key_grad = op.matmul(parts.query, scores_grad)
     value_grad = op.matmul(by_feature, parts.dropped(bb, parts.weights))
-    found = [
+    partials = [
         op.permute_dims(op.multiply(query_grad, parts.scale), [0, 2, 1, 3]),
         op.permute_dims(own_heads(bb, key_grad, parts.key, heads), [0, 3, 1, 2]),
         op.permute_dims(own_heads(bb, value_grad, parts.value, heads), [0, 3, 1, 2]),
     ]
-    dtypes = [dtype_of(each.ty) for each in (query, key, value)]
-    found = [bb.normalize(each) for each in found]
-    return list(map(_cast, found, dtypes)), scores_grad
+    dtypes = [dtype_of(operand.ty) for operand in (query, key, value)]
+    partials = [bb.normalize(partial) for partial in partials]
+    return list(map(_cast, partials, dtypes)), scores_grad
 
 
 def inner_products(bb: relax.BlockBuilder, output: relax.Expr, grad: relax.Expr) -> relax.Expr:

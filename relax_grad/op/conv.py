@@ -223,9 +223,9 @@ def _desired(call: relax.Call, desired) -> tuple[str, str, str] | None:
         (attrs.kernel_layout, kernel),
         (attrs.out_layout, out[0] if out else data),
     ]
-    if any(sorted(found) != sorted(new) for found, new in pairs):
+    if any(sorted(old) != sorted(new) for old, new in pairs):
         return None
-    return tuple(order(found, new) for found, new in pairs)
+    return tuple(order(old, new) for old, new in pairs)
 
 
 def _layout_attrs(call: relax.Call, data: str, kernel: str, out: str) -> dict:

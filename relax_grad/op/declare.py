@@ -95,19 +95,19 @@ def _checked(
     @functools.wraps(builder)
     def build(*args, **kwargs) -> relax.Call:
         try:
-            found = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{op_name}: {error}; it takes {signature}") from None
         for name, kind, _ in arguments:
-            if name in number and isinstance(found.get(name), number[name]):
+            if name in number and isinstance(bound.get(name), number[name]):
                 continue
-            if name in found and not _is_of_kind(found[name], kind):
+            if name in bound and not _is_of_kind(bound[name], kind):
                 wanted = next(text for key, text in _KINDS.items() if key in kind)
                 if number.get(name) is numbers.Real:
                     wanted = wanted.replace("an integer", "a number")
                 raise TypeError(
-                    f"{op_name}: {name} must be {wanted}, but it is {found[name]!r} of type "
-                    f"{type(found[name]).__name__}"
+                    f"{op_name}: {name} must be {wanted}, but it is {bound[name]!r} of type "
+                    f"{type(bound[name]).__name__}"
                 )
         with _refusals(op_name):
             return builder(*args, **kwargs)
@@ -181,10 +181,10 @@ def of_form(
                 f"{call.op.name} takes the arguments ({names}), of which {required} are required, "
                 f"but the call has {len(call.args)}"
             )
-        found = type_key(call.attrs)
-        if found != attrs_type:
+        key = type_key(call.attrs)
+        if key != attrs_type:
             needs = f"needs attributes of {attrs_type}" if attrs_type else "takes no attributes"
-            raise TypeError(f"{call.op.name} {needs}, but has {found}")
+            raise TypeError(f"{call.op.name} {needs}, but has {key}")
         with _refusals(call.op.name):
             return infer_type(call, ctx)
 
@@ -217,10 +217,10 @@ class Inferred:
         # The cache keeps these objects alive, so their addresses are unique.
         key = tuple(map(_address, parts))
         if key not in self._known:
-            found = infer()
+            inferred = infer()
             if len(self._known) >= self.MOST:
                 self._known.clear()
-            self._known[key] = parts, found
+            self._known[key] = parts, inferred
         return self._known[key][1]
 
 

@@ -100,13 +100,11 @@ def check_nll_loss_backward(call: relax.Call, ctx: relax.BlockBuilder) -> None:
     shape = list(predictions.shape.values)
     classes = min(1, len(shape) - 1)
     of_targets = shape[:classes] + shape[classes + 1 :]
-    for name, found, extents in zip(
-        names[2:], others, (of_targets, [shape[classes]]), strict=False
-    ):
-        if shapes_may_differ(found, relax.TensorType(extents, found.dtype)):
+    for name, kind, extents in zip(names[2:], others, (of_targets, [shape[classes]]), strict=False):
+        if shapes_may_differ(kind, relax.TensorType(extents, kind.dtype)):
             raise ValueError(
                 f"{call.op.name}: {name} must have the shape {shape_text(extents)} for "
-                f"predictions of type {predictions}, but the type is {found}"
+                f"predictions of type {predictions}, but the type is {kind}"
             )
 
 

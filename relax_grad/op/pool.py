@@ -258,12 +258,12 @@ def check_pool_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.op.o
 def _check_layouts(call: relax.Call) -> None:
     plain = f"NC{spatial_axes(rank_of(call))}"
     for name in ("layout", "out_layout"):
-        found = getattr(call.attrs, name)
-        layout = Layout.of(found)
+        written = getattr(call.attrs, name)
+        layout = Layout.of(written)
         if sorted(layout.names) != sorted(plain) or not {"N", "C"}.issuperset(layout.parts):
             raise ValueError(
                 f"{call.op.name}: {name} must have the axes {plain!r} in any order, with parts "
-                f"of N and C at most split off as in {plain + '4c'!r}, but it is {found!r}"
+                f"of N and C at most split off as in {plain + '4c'!r}, but it is {written!r}"
             )
 
 

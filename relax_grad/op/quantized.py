@@ -178,7 +178,7 @@ def _check_weight(call: relax.Call, index: int, owner: str, inputs: tirx.PrimExp
         )
     extents = list(weight.shape.values) if isinstance(weight.shape, relax.ShapeExpr) else []
     if len(extents) != 3 or not all(
-        isinstance(each, tirx.IntImm) and int(each) > 0 for each in extents[1:]
+        isinstance(extent, tirx.IntImm) and int(extent) > 0 for extent in extents[1:]
     ):
         raise ValueError(
             f"{call.op.name}: weight must have the shape (outputs, groups, width), the last two "

@@ -250,7 +250,7 @@ def next_steps(data: relax.Expr) -> relax.Call:
 
 def slopes_of(slopes: relax.Expr, weight: relax.Expr) -> int:
     """Return the number of slopes of each unit of a layer, the key of :data:`GATES`."""
-    shapes = [each.ty.shape for each in (slopes, weight)]
+    shapes = [operand.ty.shape for operand in (slopes, weight)]
     if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
         raise ValueError("the shapes of slopes and weight must be known; give them with match_cast")
     (*_, wide), (rows, size) = (list(shape.values) for shape in shapes)
@@ -295,15 +295,15 @@ def _check(
     call: relax.Call, name: str, kind: relax.TensorType, extents: Sequence[tirx.PrimExpr]
 ) -> None:
     """Check that an argument has given extents."""
-    found, analyzer = list(kind.shape.values), Analyzer()
-    if not all(map(analyzer.can_prove_equal, found, extents)):
-        given = ", ".join(
+    shape, analyzer = list(kind.shape.values), Analyzer()
+    if not all(map(analyzer.can_prove_equal, shape, extents)):
+        described = ", ".join(
             f"{info.name}: {argument.ty}"
             for info, argument in zip(call.op.arguments, call.args, strict=False)
         )
         raise ValueError(
             f"{call.op.name}: {name} must have the shape {shape_text(list(extents))}, by the "
-            f"other arguments, but it has {shape_text(found)}; the arguments are {given}"
+            f"other arguments, but it has {shape_text(shape)}; the arguments are {described}"
         )
 
 
@@ -359,8 +359,8 @@ def _infer_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     rows, size = weight.shape.values
     _check(call, "output_grad", output_grad, [steps, batch, size])
     _only_of_lstm(call, count, "cells_grad", cells)
-    for each in cells:
-        _check(call, "cells_grad", each, [steps, batch, size])
+    for cell in cells:
+        _check(call, "cells_grad", cell, [steps, batch, size])
     states, initial = _like(output_grad, [steps, batch, size]), _like(output_grad, [batch, size])
     gates = _like(output_grad, [steps, batch, rows])
     return relax.TupleType([gates, states, initial, *([initial] if count == 6 else [])])
@@ -378,8 +378,8 @@ def _infer_tangent(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     _only_of_lstm(call, count, "cell", cell)
     if count == 6 and not cell:
         raise ValueError(f"{call.op.name}: cell must be given for an LSTM")
-    for each in cell:
-        _check(call, "cell", each, [batch, size])
+    for tensor in cell:
+        _check(call, "cell", tensor, [batch, size])
     of_states = _like(gates, [steps, batch, size])
     return relax.TupleType([of_states, gates, *([of_states] if count == 6 else [])])
 
@@ -423,8 +423,8 @@ def _slopes_of(call: relax.Call) -> int:
         raise ValueError(f"{call.op.name}: {error}") from None
 
 
-def _only_of_lstm(call: relax.Call, count: int, name: str, given: Sequence) -> None:
-    if given and count != 6:
+def _only_of_lstm(call: relax.Call, count: int, name: str, operands: Sequence) -> None:
+    if operands and count != 6:
         raise ValueError(
             f"{call.op.name}: {name} must not be given: the slopes have {count} parts, and only "
             "the 6 of an LSTM belong to a cell"
@@ -432,7 +432,7 @@ def _only_of_lstm(call: relax.Call, count: int, name: str, given: Sequence) -> N
 
 
 def _like(kind: relax.TensorType, extents: Sequence[tirx.PrimExpr]) -> relax.TensorType:
-    shape = [Analyzer().simplify(each) for each in extents]
+    shape = [Analyzer().simplify(extent) for extent in extents]
     return type_of_shape(kind, shape, len(shape))
 
 

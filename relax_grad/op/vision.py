@@ -151,11 +151,11 @@ def _forward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     return forward_type(call, ctx, relax.Call(op, call.args[1:], call.attrs))
 
 
-def _check_dtype(call, name: str, found: relax.TensorType, data: relax.TensorType) -> None:
-    if dtype_of(found) != dtype_of(data):
+def _check_dtype(call, name: str, kind: relax.TensorType, data: relax.TensorType) -> None:
+    if dtype_of(kind) != dtype_of(data):
         raise TypeError(
             f"{call.op.name}: {name} must have the dtype of the data, {dtype_of(data)}, but it has "
-            f"{dtype_of(found)}"
+            f"{dtype_of(kind)}"
         )
 
 

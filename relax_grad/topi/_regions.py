@@ -48,8 +48,8 @@ def batch_of(rois: te.Tensor, extent: tirx.PrimExpr, dtype: str) -> te.Tensor:
         index = te.trunc(rois(r, 0).astype(dtype))
         limit = (tirx.const(1, "int64") * extent).astype(dtype)
         inside = tirx.all(index >= tirx.const(0, dtype), index < limit)
-        found = tirx.Select(inside, index, tirx.const(0, dtype)).astype("int64")
-        return tirx.Select(inside, found, tirx.const(-1, "int64"))
+        batch = tirx.Select(inside, index, tirx.const(0, dtype)).astype("int64")
+        return tirx.Select(inside, batch, tirx.const(-1, "int64"))
 
     return table(rois, of)
 

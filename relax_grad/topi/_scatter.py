@@ -166,12 +166,12 @@ class Points:
         """Return the indices of the batch and indexed axes for a point, and whether they are in
         bounds."""
         batch = list(point[: len(self._batch)])
-        found = [
+        places = [
             position(self._index_of(readers, point, i), extent, "fast")
             for i, extent in enumerate(self._indexed)
         ]
-        inside = tirx.all(tirx.const(True, "bool"), *(condition for _, condition in found))
-        return [*batch, *(where for where, _ in found)], inside
+        inside = tirx.all(tirx.const(True, "bool"), *(condition for _, condition in places))
+        return [*batch, *(where for where, _ in places)], inside
 
 
 Places = Elements | Points

@@ -378,8 +378,8 @@ class _Coordinates:
             x, _ = self._moved(x)
         # Compare before the cast: NaN and huge numbers do not fit into an integer.
         inside = tirx.all(x >= const(0), x <= self.last)
-        found = tirx.Select(inside, x, const(0)).astype("int32")
-        return tirx.Select(inside, found, tirx.const(-1, "int32"))
+        whole = tirx.Select(inside, x, const(0)).astype("int32")
+        return tirx.Select(inside, whole, tirx.const(-1, "int32"))
 
     def _moved(self, x: tirx.PrimExpr) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
         """Return a coordinate or a position moved into the data, and its derivative."""

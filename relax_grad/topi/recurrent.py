@@ -100,16 +100,16 @@ def gru(
             _sums(slopes, None, w, before, (t, b), 3 * size, size)
             with loops([size]) as (j,):
                 product = [T.bind(slopes[t, b, j + size * gate]) for gate in range(3)]
-                given = [T.bind(x[t, b, j + size * gate]) for gate in range(3)]
-                r, z = (T.bind(_sigmoid(given[gate] + product[gate])) for gate in range(2))
+                inputs = [T.bind(x[t, b, j + size * gate]) for gate in range(3)]
+                r, z = (T.bind(_sigmoid(inputs[gate] + product[gate])) for gate in range(2))
                 kept = T.bind(product[2] + own[j])
-                n = T.bind(tirx.tanh(given[2] + r * kept))
+                n = T.bind(tirx.tanh(inputs[2] + r * kept))
                 last = T.bind(before(j))
                 T.buffer_store(states, (1 - z) * n + z * last, [t, b, j])
                 slope = T.bind((1 - z) * (1 - n * n))
                 T.buffer_store(fresh, slope, [t, b, j])
-                found = [slope * kept * r * (1 - r), (last - n) * z * (1 - z), slope * r, z]
-                for part, value in enumerate(found):
+                values = [slope * kept * r * (1 - r), (last - n) * z * (1 - z), slope * r, z]
+                for part, value in enumerate(values):
                     T.buffer_store(slopes, value, [t, b, j + size * part])
 
     states = [steps, batch, size]
@@ -231,8 +231,8 @@ def recurrent_backward(
 
         with tasks([batch]) as (b,):
             with loops([size]) as (j,):
-                for each in (h0, *c0):
-                    T.buffer_store(each, zero, [b, j])
+                for buffer in (h0, *c0):
+                    T.buffer_store(buffer, zero, [b, j])
             with loops([steps], reverse=True) as (t,):
                 with loops([size]) as (j,):
                     at = t, b
@@ -303,9 +303,9 @@ def recurrent_tangent(
 
     def body(*buffers):
         x, own, h0, s, w, *c0 = buffers[: len(inputs)]
-        found, sums, *cells = buffers[len(inputs) :]
+        result, sums, *cells = buffers[len(inputs) :]
         with tasks([batch]) as (b,), loops([steps]) as (t,):
-            before = _before(found, h0, t, b)
+            before = _before(result, h0, t, b)
             _sums(sums, x, w, before, (t, b), 2 * size if resets else rows, size)
             if resets:
 
@@ -324,7 +324,7 @@ def recurrent_tangent(
                     value = slope[5] * value + slope[3] * sums[t, b, j + size * 3]
                 elif parts in (4, 5):
                     value = value + slope[3] * before(j)
-                T.buffer_store(found, value, [t, b, j])
+                T.buffer_store(result, value, [t, b, j])
 
     of_states = [steps, batch, size]
     shapes = [of_states, [steps, batch, rows], *([of_states] if of_lstm else [])]

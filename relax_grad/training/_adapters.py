@@ -46,7 +46,7 @@ def _operator(value: relax.Expr) -> str:
 
 def _swaps_last_axes(call: relax.Call) -> bool:
     axes = call.attrs.axes
-    return call.args[0].ty.ndim == 2 and (axes is None or [int(each) for each in axes] == [1, 0])
+    return call.args[0].ty.ndim == 2 and (axes is None or [int(axis) for axis in axes] == [1, 0])
 
 
 def uses_of(function: relax.Function, weights: Mapping[relax.Var, str]):
@@ -63,7 +63,7 @@ def _reads(function: relax.Function, weights: Mapping[relax.Var, str]):
     known = {variable: (name, False) for variable, name in weights.items()}
     for binding in bindings_of(function.body):
         value = binding.value
-        read = [each for each in relax.analysis.free_vars(value) if each in known]
+        read = [var for var in relax.analysis.free_vars(value) if var in known]
         for variable in read:
             name, is_turned = known[variable]
             kind = _kind(value, variable, is_turned)
@@ -82,7 +82,9 @@ def _kind(value: relax.Expr, variable: relax.Var, is_turned: bool) -> str | None
         return "alias"
     if name == "relax.permute_dims" and _swaps_last_axes(value):
         return "turn"
-    places = [i for i, each in enumerate(getattr(value, "args", [])) if each.same_as(variable)]
+    places = [
+        i for i, argument in enumerate(getattr(value, "args", [])) if argument.same_as(variable)
+    ]
     if variable.ty.ndim == 2 and name == "relax.matmul" and places == [1]:
         return "linear" if is_turned else "transposed"
     if name == "relax.take" and places == [0] and not is_turned and variable.ty.ndim == 2:
@@ -96,7 +98,7 @@ def _kind(value: relax.Expr, variable: relax.Var, is_turned: bool) -> str | None
 
 
 def kinds_of(module, functions, chosen: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for function_name, weights in functions.items():
         wanted = {weights[name]: name for name in chosen}
         for binding, name, kind in uses_of(module[function_name], wanted):
@@ -108,15 +110,15 @@ def kinds_of(module, functions, chosen: Sequence[str]) -> dict[str, str]:
                     f"targets: {name} is read by {reader} in {function_name}; an adapter needs a "
                     "weight of matmul, of take of rows, or of a convolution with one group"
                 )
-            if found.setdefault(name, kind) != kind:
+            if kinds.setdefault(name, kind) != kind:
                 raise ValueError(
-                    f"targets: {name} is read in two ways, as a weight of {found[name]} and of "
+                    f"targets: {name} is read in two ways, as a weight of {kinds[name]} and of "
                     f"{kind} layers; leave it out"
                 )
     for name in chosen:
-        if name not in found:
+        if name not in kinds:
             raise ValueError(f"targets: no function reads {name}")
-    return found
+    return kinds
 
 
 def adapted(function, weights, adapters, params, scale, model, base, quantized) -> relax.Function:
@@ -128,17 +130,19 @@ def adapted(function, weights, adapters, params, scale, model, base, quantized) 
     variables = {name: _variable(name, value) for name, value in params.items()}
     old = list(function.params)
     stored = {
-        weights[each.weight]: [_variable(name, base[name]) for name in (each.numbers, each.scale)]
-        for each in quantized
+        weights[weight.weight]: [
+            _variable(name, base[name]) for name in (weight.numbers, weight.scale)
+        ]
+        for weight in quantized
     }
-    new = [each for param in old for each in stored.get(param, [param])]
+    new = [stored_param for param in old for stored_param in stored.get(param, [param])]
     if isinstance(model, tvm.IRModule):
         new = [*new, *variables.values()]
     else:
         first = len(old) - len(model.params) - len(model.frozen) - len(model.states)
         new = [*new[:first], *variables.values(), *new[first:]]
-    by_name = {each.weight: each for each in adapters}
-    products = {each.weight: stored[weights[each.weight]] for each in quantized}
+    by_name = {adapter.weight: adapter for adapter in adapters}
+    products = {weight.weight: stored[weights[weight.weight]] for weight in quantized}
     targets = {weights[name]: name for name in {**by_name, **products}}
     calls, dropped = [], []
     for binding, name, kind in _reads(function, targets):
@@ -151,7 +155,7 @@ def adapted(function, weights, adapters, params, scale, model, base, quantized) 
 
 
 def _variable(name: str, value: tvm.runtime.Tensor) -> relax.Var:
-    shape = [int(each) for each in value.shape]
+    shape = [int(extent) for extent in value.shape]
     return relax.Var(name, relax.TensorType(shape, str(value.dtype)))
 
 
@@ -180,7 +184,7 @@ class _Adapting(relax.PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         adapter, stored = next(
-            (found for each, *found in self._calls if each.same_as(call)), (None, None)
+            (rest for known_call, *rest in self._calls if known_call.same_as(call)), (None, None)
         )
         if adapter is None and stored is None:
             return super().visit_call_(call)
@@ -209,20 +213,22 @@ class _Adapting(relax.PyExprMutator):
         dtype = dtype_of(whole.ty)
         a, b = (self._variables[name] for name in (adapter.a, adapter.b))
         if dtype_of(a.ty) != dtype:
-            a, b = (emit(op.astype(each, dtype)) for each in (a, b))
+            a, b = (emit(op.astype(matrix, dtype)) for matrix in (a, b))
         if adapter.kind == "conv":
             attrs = call.attrs
             make = {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}[_CONVOLUTIONS[call.op.name]]
             numbers = (attrs.strides, attrs.padding, attrs.dilation)
-            inner = emit(make(data, a, *([int(each) for each in number] for number in numbers)))
-            found = make(inner, b)
+            inner = emit(make(data, a, *([int(extent) for extent in number] for number in numbers)))
+            change = make(inner, b)
         elif adapter.kind == "embedding":
             inner = emit(op.take(emit(op.permute_dims(a)), data, 0, str(call.attrs.mode)))
-            found = op.matmul(inner, emit(op.permute_dims(b)))
+            change = op.matmul(inner, emit(op.permute_dims(b)))
         else:
             inner = emit(op.matmul(data, emit(op.permute_dims(a))))
-            found = op.matmul(inner, emit(op.permute_dims(b)))
-        found = emit(found)
+            change = op.matmul(inner, emit(op.permute_dims(b)))
+        change = emit(change)
         return (
-            found if self._scale == 1 else emit(op.multiply(found, relax.const(self._scale, dtype)))
+            change
+            if self._scale == 1
+            else emit(op.multiply(change, relax.const(self._scale, dtype)))
         )

@@ -76,23 +76,23 @@ class Lora:
         values : Mapping[str, array or tensor], optional
             The trained parameters, such as ``trainer.params``; by default the initial ones.
         """
-        given = self._checked(self.params if values is None else values)
-        stored = {each.numbers: each for each in self.quantized}
-        scales = {each.scale for each in self.quantized}
-        found = {}
+        trained = self._checked(self.params if values is None else values)
+        stored = {weight.numbers: weight for weight in self.quantized}
+        scales = {weight.scale for weight in self.quantized}
+        merged = {}
         for name, value in self.base.items():
             if name in stored:
-                found[stored[name].weight] = stored[name].restored(self.base)
+                merged[stored[name].weight] = stored[name].restored(self.base)
             elif name not in scales:
-                found[name] = value
-        for each in self.adapters:
-            old = found[each.weight].numpy()
-            a, b = (given[name].astype("float64") for name in (each.a, each.b))
+                merged[name] = value
+        for adapter in self.adapters:
+            old = merged[adapter.weight].numpy()
+            a, b = (trained[name].astype("float64") for name in (adapter.a, adapter.b))
             change = (b.reshape(len(b), -1) @ a.reshape(len(a), -1)) * self.scale
-            change = change if each.kind in ("linear", "conv") else change.T
+            change = change if adapter.kind in ("linear", "conv") else change.T
             new = old.astype("float64") + change.reshape(old.shape)
-            found[each.weight] = tvm.runtime.tensor(new.astype(old.dtype))
-        return found
+            merged[adapter.weight] = tvm.runtime.tensor(new.astype(old.dtype))
+        return merged
 
     def save(self, path: str | os.PathLike, values: Mapping[str, object] | None = None) -> None:
         """Write the parameters of the adapters alone to a file of safetensors.
@@ -104,8 +104,8 @@ class Lora:
         values : Mapping[str, array or tensor], optional
             The trained parameters, such as ``trainer.params``; by default the initial ones.
         """
-        given = self._checked(self.params if values is None else values)
-        tensors = {name: tvm.runtime.tensor(each) for name, each in given.items()}
+        trained = self._checked(self.params if values is None else values)
+        tensors = {name: tvm.runtime.tensor(array) for name, array in trained.items()}
         _files.write(path, tensors, {_METADATA: {"rank": self.rank, "scale": self.scale}})
 
     def load(self, path: str | os.PathLike) -> Lora:
@@ -117,7 +117,7 @@ class Lora:
             If the file is no file of adapters, has another rank or scale, or has other names or
             shapes.
         """
-        found, described = _files.read(path)
+        tensors, described = _files.read(path)
         settings = described.get(_METADATA)
         if not isinstance(settings, dict):
             raise ValueError(f"{path} has no adapters; Lora.save writes such files")
@@ -126,15 +126,15 @@ class Lora:
             raise ValueError(
                 f"{path} has adapters of {json.dumps(settings)}, not of {json.dumps(wanted)}"
             )
-        given = self._checked(found, f"{path}: ")
-        params = {name: tvm.runtime.tensor(each) for name, each in given.items()}
+        trained = self._checked(tensors, f"{path}: ")
+        params = {name: tvm.runtime.tensor(array) for name, array in trained.items()}
         return dataclasses.replace(self, model=_with_params(self.model, params), params=params)
 
     def _checked(
         self, values: Mapping[str, object], where: str = "values: "
     ) -> dict[str, np.ndarray]:
         """Return arrays of the adapters' parameters, in order."""
-        found = {}
+        arrays = {}
         for name, old in self.params.items():
             if name not in values:
                 raise ValueError(f"{where}{name} is missing")
@@ -144,11 +144,11 @@ class Lora:
                     f"{where}{name} must have shape {tuple(old.shape)} and dtype {old.dtype}, "
                     f"but it has {value.shape} and {value.dtype}"
                 )
-            found[name] = value.reshape(tuple(old.shape))
-        unknown = sorted(set(values) - set(found))
+            arrays[name] = value.reshape(tuple(old.shape))
+        unknown = sorted(set(values) - set(arrays))
         if unknown:
             raise ValueError(f"{where}the model has no adapter {unknown[0]!r}")
-        return found
+        return arrays
 
 
 def lora(
@@ -243,7 +243,7 @@ def lora(
             raise ValueError(
                 "values must have the weights of a module by the names of its parameters"
             )
-        base = {name: _tensor(name, each) for name, each in values.items()}
+        base = {name: _tensor(name, value) for name, value in values.items()}
         function = relax_function(model, func_name)
         known = {param.name: param for param in function.params}
         for name in base:
@@ -328,53 +328,54 @@ def _chosen(targets, base: Mapping[str, tvm.runtime.Tensor]) -> list[str]:
         return chosen
     patterns = [targets] if isinstance(targets, str) else targets
     if not isinstance(patterns, list | tuple | set | frozenset) or not all(
-        isinstance(each, str) for each in patterns
+        isinstance(item, str) for item in patterns
     ):
         raise TypeError(
             f"targets must be names or patterns, or a function of the name, but it is {targets!r}"
         )
-    found = set()
+    selected = set()
     for pattern in patterns:
-        found.update(matching("targets", pattern, base, "weight"))
-    if not found:
+        selected.update(matching("targets", pattern, base, "weight"))
+    if not selected:
         raise ValueError("targets must name at least one weight")
-    return [name for name in base if name in found]
+    return [name for name in base if name in selected]
 
 
 def _names(weight: str, taken: set[str]) -> tuple[str, str]:
     start = weight.removesuffix(".weight")
-    found = f"{start}.lora_A", f"{start}.lora_B"
-    for name in found:
+    names = f"{start}.lora_A", f"{start}.lora_B"
+    for name in names:
         if name in taken:
             raise ValueError(f"targets: {weight} has an adapter already: {name}")
-    taken.update(found)
-    return found
+    taken.update(names)
+    return names
 
 
 def _initial(adapters, base, rank: int, seed: int) -> dict[str, tvm.runtime.Tensor]:
     rng = np.random.default_rng(seed)
-    found = {}
-    for each in adapters:
-        old = base[each.weight]
+    params = {}
+    for adapter in adapters:
+        old = base[adapter.weight]
         dtype, shape = str(old.dtype), tuple(map(int, old.shape))
         if not dtype.startswith(("float", "bfloat")):
             raise TypeError(
-                f"targets: {each.weight} must be of floating-point numbers, but it is of {dtype}"
+                f"targets: {adapter.weight} must be of floating-point numbers, but it is of {dtype}"
             )
-        is_outputs_first = each.kind in ("linear", "conv")
+        is_outputs_first = adapter.kind in ("linear", "conv")
         outputs, inputs = (shape[0], shape[1]) if is_outputs_first else (shape[1], shape[0])
         most = min(outputs, inputs * math.prod(shape[2:]))
         if rank > most:
             raise ValueError(
-                f"rank {rank} exceeds that of {each.weight}, whose shape is {shape}: at most {most}"
+                f"rank {rank} exceeds that of {adapter.weight}, whose shape is {shape}: "
+                f"at most {most}"
             )
         window = shape[2:]
-        if each.kind == "embedding":
+        if adapter.kind == "embedding":
             a, b = np.zeros((rank, inputs)), rng.normal(size=(outputs, rank))
         else:
             bound = 1 / math.sqrt(inputs * math.prod(window))
             a = rng.uniform(-bound, bound, (rank, inputs, *window))
             b = np.zeros((outputs, rank, *(1 for _ in window)))
-        for name, value in ((each.a, a), (each.b, b)):
-            found[name] = tvm.runtime.tensor(value.astype(old.numpy().dtype))
-    return found
+        for name, value in ((adapter.a, a), (adapter.b, b)):
+            params[name] = tvm.runtime.tensor(value.astype(old.numpy().dtype))
+    return params

@@ -49,10 +49,10 @@ class QuantizedWeight:
         """Return the elements that the numbers stand for, in the shape and dtype of the weight."""
         numbers, scale = (tensors[name].numpy() for name in (self.numbers, self.scale))
         inputs = self.shape[0] if self.transposed else self.shape[1]
-        found = dequantized(numbers, scale)[:, :inputs]
-        found = found.T if self.transposed else found
+        matrix = dequantized(numbers, scale)[:, :inputs]
+        matrix = matrix.T if self.transposed else matrix
         like = tvm.runtime.empty((0,), self.dtype).numpy().dtype  # NumPy has no bfloat16 of its own
-        return tvm.runtime.tensor(np.ascontiguousarray(found).astype(like))
+        return tvm.runtime.tensor(np.ascontiguousarray(matrix).astype(like))
 
 
 def quantized(matrix: np.ndarray, bits: int, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -132,7 +132,7 @@ def choice(
         for binding, name, kind in uses_of(module[function_name], wanted):
             uses[name].append((binding, kind))
     names, bits = set(taken), FORMS[form]
-    found, kept = [], {}
+    stored, kept = [], {}
     for name, tensor in base.items():
         shape, dtype = tuple(map(int, tensor.shape)), str(tensor.dtype)
         reason = _reason(shape, dtype, uses[name], bits, size)
@@ -140,16 +140,16 @@ def choice(
             kept[name] = reason
             continue
         own = f"{name}.{form}", f"{name}.scale"
-        for each in own:
-            if each in names:
-                raise ValueError(f"frozen: the model has a tensor {each!r} already")
+        for added in own:
+            if added in names:
+                raise ValueError(f"frozen: the model has a tensor {added!r} already")
         names.update(own)
         transposed = uses[name][0][1] == "transposed"
-        found.append(QuantizedWeight(name, *own, bits, transposed, shape, dtype))
-    if not found:
+        stored.append(QuantizedWeight(name, *own, bits, transposed, shape, dtype))
+    if not stored:
         shown = "; ".join(f"{name}: {reason}" for name, reason in list(kept.items())[:8])
         raise ValueError(f"frozen: no weight can be stored in {bits} bits ({shown})")
-    return tuple(found), kept
+    return tuple(stored), kept
 
 
 def _reason(shape: tuple, dtype: str, uses: list[tuple], bits: int, size: int) -> str:
@@ -196,18 +196,18 @@ def tensors_of(
     ValueError
         If an element of a weight is not finite.
     """
-    by_name = {each.weight: each for each in weights}
-    found = {}
+    by_name = {weight.weight: weight for weight in weights}
+    tensors = {}
     for name, tensor in base.items():
-        each = by_name.get(name)
-        if each is None:
-            found[name] = tensor
+        weight = by_name.get(name)
+        if weight is None:
+            tensors[name] = tensor
             continue
         matrix = tensor.numpy()
         matrix = matrix.astype("float32") if matrix.dtype != np.float64 else matrix
         if not np.isfinite(matrix).all():
             raise ValueError(f"frozen: {name} has elements that are not finite")
-        numbers, scale = quantized(matrix.T if each.transposed else matrix, each.bits, size)
-        found[each.numbers] = tvm.runtime.tensor(numbers)
-        found[each.scale] = tvm.runtime.tensor(np.ascontiguousarray(scale))
-    return found
+        numbers, scale = quantized(matrix.T if weight.transposed else matrix, weight.bits, size)
+        tensors[weight.numbers] = tvm.runtime.tensor(numbers)
+        tensors[weight.scale] = tvm.runtime.tensor(np.ascontiguousarray(scale))
+    return tensors

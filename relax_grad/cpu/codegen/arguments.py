@@ -80,11 +80,11 @@ def parameters(function: tirx.PrimFunc) -> tuple[Parameter, ...] | None:
     if not all(map(is_buffer, function.params)) or not all(map(_is_plain, function.params)):
         return None
     symbols: dict[tirx.Var, Symbol] = {}
-    found = tuple(
+    symbolic = tuple(
         Parameter(p.name, tuple(_extent(e, symbols) for e in p.shape), str(p.dtype))
         for p in function.params
     )
-    return found if len(symbols) <= MOST_SYMBOLS else None
+    return symbolic if len(symbols) <= MOST_SYMBOLS else None
 
 
 def _is_plain(buffer: tirx.Buffer) -> bool:
@@ -180,19 +180,21 @@ def table(label: str, name: str, checked: Sequence[Parameter]) -> tuple[list[str
         An expression of type i32, which uses ``%args`` and ``%count``.
     """
     lines, rows, symbols = [], [], {}
-    for i, each in enumerate(checked):
-        texts = each.name, str(i), str(list(each.shape)), each.dtype
+    for i, tensor in enumerate(checked):
+        texts = tensor.name, str(i), str(list(tensor.shape)), tensor.dtype
         pointers = []
         for kind, text in zip(("name", "number", "shape", "dtype"), texts, strict=True):
             pointers.append(f"@{label}.{i}.{kind}")
             lines.append(f"{pointers[-1]} = private constant {string(text)}")
-        extents = ", ".join(f"i64 {_row(extent, symbols)}" for extent in each.shape)
-        values = f"[{extents}]" if each.shape else "zeroinitializer"
-        lines.append(f"@{label}.{i}.extents = private constant [{len(each.shape)} x i64] {values}")
+        extents = ", ".join(f"i64 {_row(extent, symbols)}" for extent in tensor.shape)
+        values = f"[{extents}]" if tensor.shape else "zeroinitializer"
+        lines.append(
+            f"@{label}.{i}.extents = private constant [{len(tensor.shape)} x i64] {values}"
+        )
         pointers.append(f"@{label}.{i}.extents")
         fields = [
             *(f"ptr {pointer}" for pointer in pointers),
-            *(f"i32 {n}" for n in (len(each.shape), _encoded(each.dtype))),
+            *(f"i32 {n}" for n in (len(tensor.shape), _encoded(tensor.dtype))),
         ]
         rows.append(f"{PARAMETER} {{ {', '.join(fields)} }}")
     size, signature = len(checked), f"{name}({', '.join(map(str, checked))})"
@@ -221,5 +223,5 @@ def _row(extent: int | Symbol, symbols: dict[Symbol, int]) -> int:
 
 def _encoded(dtype: str) -> int:
     """Return the 4 bytes of a DLDataType as an integer."""
-    found = tvm.DataType(dtype)
-    return found.type_code | found.bits << 8 | found.lanes << 16
+    parsed = tvm.DataType(dtype)
+    return parsed.type_code | parsed.bits << 8 | parsed.lanes << 16

@@ -68,13 +68,13 @@ class Directory:
         """Delete the least recently used entries until the total size is within the limit."""
         if self.max_bytes is None:
             return
-        found = []
+        files = []
         for path in self.path.glob("*/*.o"):
             with contextlib.suppress(OSError):  # another process has deleted it
                 status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
-        total = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
+                files.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
             if total <= self.max_bytes:
                 break
             with contextlib.suppress(OSError):

@@ -32,7 +32,7 @@ def _calling(expr: relax.Expr, named: Mapping[GlobalVar, relax.Expr]) -> relax.E
         return named.get(expr, expr)
     if isinstance(expr, relax.SeqExpr):
         new = relax.SeqExpr(
-            [_block(each, named) for each in expr.blocks], _calling(expr.body, named)
+            [_block(block, named) for block in expr.blocks], _calling(expr.body, named)
         )
     elif isinstance(expr, relax.If):
         branches = _calling(expr.true_branch, named), _calling(expr.false_branch, named)
@@ -40,13 +40,13 @@ def _calling(expr: relax.Expr, named: Mapping[GlobalVar, relax.Expr]) -> relax.E
     elif isinstance(expr, relax.Call):
         op, before = expr.op, list(expr.args)
         callee = op if isinstance(op, Op) else _calling(op, named)
-        args = [_calling(each, named) for each in before]
+        args = [_calling(argument, named) for argument in before]
         if callee is op and all(new is old for new, old in zip(args, before, strict=True)):
             return expr
         new = relax.Call(callee, args, expr.attrs, expr.ty_args, expr.span)
     elif isinstance(expr, relax.Tuple):
         before = list(expr.fields)
-        fields = [_calling(each, named) for each in before]
+        fields = [_calling(field, named) for field in before]
         if all(new is old for new, old in zip(fields, before, strict=True)):
             return expr
         new = relax.Tuple(fields, expr.span)
@@ -57,7 +57,7 @@ def _calling(expr: relax.Expr, named: Mapping[GlobalVar, relax.Expr]) -> relax.E
 
 
 def _block(block: relax.BindingBlock, named: Mapping[GlobalVar, relax.Expr]) -> relax.BindingBlock:
-    bindings = [with_value(each, _calling(each.value, named)) for each in block.bindings]
+    bindings = [with_value(binding, _calling(binding.value, named)) for binding in block.bindings]
     return type(block)(bindings, block.span)
 
 
@@ -101,7 +101,7 @@ class PrefixSymbols:
         if not isinstance(function, tirx.PrimFunc):
             return function
         body = tvm_ffi.structural_map(
-            function.body, (GlobalVar, lambda each: renamed.get(each, each))
+            function.body, (GlobalVar, lambda callee: renamed.get(callee, callee))
         )
         function = function.with_body(body) if not body.same_as(function.body) else function
         if variable in renamed and "global_symbol" in (function.attrs or {}):

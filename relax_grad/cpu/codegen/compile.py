@@ -141,22 +141,22 @@ def _compiled_alone(mod: tvm.IRModule, target: tvm.target.Target) -> dict[Global
     """Return the tensor functions for a target that neither call tensor functions nor are called by
     them."""
     called: set[GlobalVar] = set()
-    found = {}
+    compiled = {}
     for variable, function in mod.functions_items():
         if not isinstance(function, tirx.PrimFunc):
             continue
         calls = set() if is_generated(function) else _functions_in(function)
         called |= calls
         if not calls and _is_for(function, target) and len(function.params) > 1:
-            found[variable] = function
-    return {variable: function for variable, function in found.items() if variable not in called}
+            compiled[variable] = function
+    return {variable: function for variable, function in compiled.items() if variable not in called}
 
 
 def _functions_in(function: tirx.PrimFunc) -> set[GlobalVar]:
     """Return the functions of the module that a tensor function refers to."""
-    found: set[GlobalVar] = set()
-    tvm_ffi.structural_walk(function.body, (GlobalVar, found.add))
-    return found
+    named: set[GlobalVar] = set()
+    tvm_ffi.structural_walk(function.body, (GlobalVar, named.add))
+    return named
 
 
 def _is_for(function: tirx.PrimFunc, target: tvm.target.Target) -> bool:
@@ -249,9 +249,13 @@ class _Compiler:
     def _object_file(self, functions: Mapping[str, tirx.PrimFunc]) -> bytes:
         """Compile functions together, after generating the declared ones."""
         checked = [
-            name for name, each in functions.items() if arguments.parameters(each) is not None
+            name
+            for name, function in functions.items()
+            if arguments.parameters(function) is not None
         ]
-        defined = {name: self._declarations.defined(each) for name, each in functions.items()}
+        defined = {
+            name: self._declarations.defined(function) for name, function in functions.items()
+        }
         return object_file(defined, self._target, checked)
 
 
@@ -272,8 +276,8 @@ def _checked(functions: Iterable[tirx.PrimFunc]) -> dict[str, Sequence[Parameter
     """Return the parameters that are checked before a call, by the name of the function."""
     if tvm.transform.PassContext.current().config.get("tirx.disable_assert", False):
         return {}
-    found = {str(f.attrs["global_symbol"]): arguments.parameters(f) for f in functions}
-    return {name: each for name, each in found.items() if each is not None}
+    parameters = {str(f.attrs["global_symbol"]): arguments.parameters(f) for f in functions}
+    return {name: params for name, params in parameters.items() if params is not None}
 
 
 def _library(
@@ -290,9 +294,9 @@ def _library(
     the machine code reads.
     """
     lines = [template]
-    for each in objects:
-        lines += [f'module asm "{_quoted(line)}"' for line in each.assembly.split("\n")]
-    for pointer in sorted({pointer for each in objects for pointer in each.context}):
+    for unit in objects:
+        lines += [f'module asm "{_quoted(line)}"' for line in unit.assembly.split("\n")]
+    for pointer in sorted({pointer for unit in objects for pointer in unit.context}):
         if f"@{pointer} =" not in template:
             lines.append(f"@{pointer} = weak global ptr null, align 8")
     if checked:

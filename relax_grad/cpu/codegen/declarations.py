@@ -161,10 +161,10 @@ def _kept(function: tirx.PrimFunc) -> dict[str, object]:
 def _called_with_constants(function: relax.Function) -> set[GlobalVar]:
     """Return the callees with a call whose arguments are all constants or computed from
     constants."""
-    found: set[GlobalVar] = set()
+    variables: set[GlobalVar] = set()
     constants: set[relax.Var] = set()
     for binding in bindings_of(function.body):
         if all(variable in constants for variable in used(binding.value)):
             constants.add(binding.var)
-            found.update(relax.analysis.all_global_vars(binding.value))
-    return found
+            variables.update(relax.analysis.all_global_vars(binding.value))
+    return variables

@@ -136,12 +136,12 @@ def functions(data: bytes, prefix: str) -> list[str]:
         As in :func:`embedded`.
     """
     try:
-        found = _symbols(_sections(data)[1])
+        symbols = _symbols(_sections(data)[1])
     except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise UnsupportedObject(f"the object file is damaged: {error}") from error
     return [
         symbol.name.removeprefix(prefix)
-        for symbol in found
+        for symbol in symbols
         if symbol.name.startswith(prefix)
         and (symbol.type, symbol.binding) == (_FUNCTION, _GLOBAL)
         and symbol.section
@@ -157,7 +157,7 @@ def _sections(data: bytes) -> tuple[int, list[_Section]]:
     start = struct.unpack_from("<Q", data, 40)[0]
     size, count, names = struct.unpack_from("<3H", data, 58)
     headers = [struct.unpack_from("<2I4Q2I2Q", data, start + i * size) for i in range(count)]
-    found = []
+    sections = []
     name_offset = headers[names][4]
     for name, kind, flags, _, offset, length, link, info, align, _ in headers:
         begin = name_offset + name
@@ -165,8 +165,8 @@ def _sections(data: bytes) -> tuple[int, list[_Section]]:
         if kind != _NOBITS and len(content) != length:
             raise UnsupportedObject("the object file is damaged: it is too short")
         label = data[begin : data.index(b"\0", begin)]
-        found.append(_Section(label, kind, flags, content, length, link, info, align))
-    return machine, found
+        sections.append(_Section(label, kind, flags, content, length, link, info, align))
+    return machine, sections
 
 
 def _symbols(sections: list[_Section]) -> list[_Symbol]:
@@ -174,11 +174,11 @@ def _symbols(sections: list[_Section]) -> list[_Symbol]:
     if len(tables) != 1:
         raise UnsupportedObject("the object file has no symbols")
     strings = sections[tables[0].link].data
-    found = []
+    symbols = []
     for name, info, _, section, value, size in struct.iter_unpack("<I2BH2Q", tables[0].data):
         label = strings[name : strings.index(b"\0", name)].decode()
-        found.append(_Symbol(label, info >> 4, info & 15, section, value, size))
-    return found
+        symbols.append(_Symbol(label, info >> 4, info & 15, section, value, size))
+    return symbols
 
 
 class _Writer:
@@ -205,14 +205,14 @@ class _Writer:
                 del self._kept[i]
 
     def write(self) -> Embedded:
-        found = [s for s in self._symbols if s.name in self._entries and s.section in self._kept]
-        missing = set(self._entries) - {symbol.name for symbol in found}
-        if missing or len(found) != len(self._entries):
+        entries = [s for s in self._symbols if s.name in self._entries and s.section in self._kept]
+        missing = set(self._entries) - {symbol.name for symbol in entries}
+        if missing or len(entries) != len(self._entries):
             names = ", ".join(sorted(missing)) or "each function once"
             raise UnsupportedObject(f"the object file does not define {names}")
         lines = []
         for i, section in self._kept.items():
-            own = {s.value: self._entries[s.name] for s in found if s.section == i}
+            own = {s.value: self._entries[s.name] for s in entries if s.section == i}
             lines += self._section(i, section, own)
         for section in self._sections:
             if section.type in (_RELA, _REL) and section.info in self._kept:
@@ -225,9 +225,9 @@ class _Writer:
         starts = {(s.section, s.value) for s in self._symbols if s.name == _STARTUP}
         called = [
             (self._symbols[info >> 32].section, self._symbols[info >> 32].value + addend)
-            for each in self._sections
-            if each.type == _RELA and each.info == section
-            for _, info, addend in struct.iter_unpack("<2Qq", each.data)
+            for other in self._sections
+            if other.type == _RELA and other.info == section
+            for _, info, addend in struct.iter_unpack("<2Qq", other.data)
         ]
         return len(called) == 1 and called[0] in starts
 

@@ -97,7 +97,7 @@ class _Donating:
             function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
         )
 
-    def _analysed(self, bindings: Sequence[relax.Binding]) -> None:
+    def _analyse(self, bindings: Sequence[relax.Binding]) -> None:
         """Find the memory of each variable, and the uses of each memory."""
         self._names: dict[relax.Var, object] = {}
         for i, param in enumerate(self._function.params):
@@ -178,7 +178,7 @@ class _Donating:
     def _sunk(self, bindings: list[relax.Binding]) -> list[relax.Binding]:
         """Move calls that write results behind the last reads of the arguments that the results
         replace."""
-        self._analysed(bindings)
+        self._analyse(bindings)
         order = {i: float(i) for i in range(len(bindings))}
         for place, owner in self._candidates():
             writers, reads = self._tensor(owner).writers, self._tensor(place).uses
@@ -202,7 +202,7 @@ class _Donating:
         return True
 
     def _with_donations(self, bindings: list[relax.Binding]) -> list[relax.Binding]:
-        self._analysed(bindings)
+        self._analyse(bindings)
         chosen: dict[int, list[tuple[_Place, relax.Var, list[int], int]]] = {}
         for place, owner in self._candidates():
             writers, uses = self._tensor(owner).writers, self._tensor(place).uses
@@ -233,7 +233,7 @@ class _Donating:
         The next call writes to the memory of its donated arguments.
         """
         self._mod = self._bb.get()
-        self._analysed(bindings)
+        self._analyse(bindings)
         values = {each.var: each.value for each in bindings if isinstance(each, relax.VarBinding)}
         result = _resolved(self._function.body.body, values)
         returned = leaves(named_by(result, self._names))

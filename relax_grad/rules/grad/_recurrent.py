@@ -18,7 +18,7 @@ def lstm_slopes(ctx, data, before, last, cells, weight, grad):
     sums = gate_sums(ctx, data, before, weight)
     one = const_like(1, sums)
     i, f, g, o = parts_of(ctx, sums, 4)
-    i, f, o = (ctx.emit(op.sigmoid(each)) for each in (i, f, o))
+    i, f, o = (ctx.emit(op.sigmoid(gate)) for gate in (i, f, o))
     g, m = ctx.emit(op.tanh(g)), ctx.emit(op.tanh(wide(ctx, cells)))
     last = wide(ctx, last)
     of_i, of_f, of_g, of_o, of_keep, of_cell = parts_of(ctx, wide(ctx, grad), 6)
@@ -33,16 +33,16 @@ def lstm_slopes(ctx, data, before, last, cells, weight, grad):
         return emit(op.subtract(one, op.add(s, s)))
 
     di, df, do = map(slope, (i, f, o))
-    dg, dm = (emit(op.subtract(one, op.multiply(each, each))) for each in (g, m))
-    two_g, two_m = (emit(op.add(each, each)) for each in (g, m))
-    found = [
+    dg, dm = (emit(op.subtract(one, op.multiply(gate, gate))) for gate in (g, m))
+    two_g, two_m = (emit(op.add(gate, gate)) for gate in (g, m))
+    slopes = [
         op.add(_times(of_i, g, di, bend(i)), _times(of_g, dg, di)),
         op.add(_times(of_f, last, df, bend(f)), _times(of_keep, df)),
         op.subtract(_times(of_i, di, dg), _times(of_g, i, two_g, dg)),
         op.add(_times(of_o, m, do, bend(o)), _times(of_cell, do, dm)),
     ]
     new = op.subtract(_times(of_o, do, dm), _times(of_cell, o, two_m, dm))
-    return joined(ctx, found), emit(_times(of_f, df)), emit(new)
+    return joined(ctx, slopes), emit(_times(of_f, df)), emit(new)
 
 
 def gru_slopes(ctx, data, before, weight, bias, slopes_grad, fresh_grad):
@@ -50,18 +50,18 @@ def gru_slopes(ctx, data, before, weight, bias, slopes_grad, fresh_grad):
     those of the slopes."""
     before = wide(ctx, before)
     products = parts_of(ctx, gate_sums(ctx, None, before, weight), 3)
-    given = parts_of(ctx, wide(ctx, data), 3)
+    inputs = parts_of(ctx, wide(ctx, data), 3)
     one = const_like(1, before)
     emit = ctx.emit
-    r, z = (emit(op.sigmoid(op.add(given[k], products[k]))) for k in range(2))
+    r, z = (emit(op.sigmoid(op.add(inputs[k], products[k]))) for k in range(2))
     kept = emit(op.add(products[2], wide(ctx, bias)))
-    n = emit(op.tanh(op.add(given[2], op.multiply(r, kept))))
+    n = emit(op.tanh(op.add(inputs[2], op.multiply(r, kept))))
     of_r, of_z, of_n, of_keep = parts_of(ctx, wide(ctx, slopes_grad), 4)
     rest = emit(op.subtract(one, z))
     dr, dz = emit(_times(r, op.subtract(one, r))), emit(_times(z, rest))
     dn = emit(op.subtract(one, op.multiply(n, n)))
     slope = emit(_times(rest, dn))
-    bend_r, bend_z = (emit(op.subtract(one, op.add(each, each))) for each in (r, z))
+    bend_r, bend_z = (emit(op.subtract(one, op.add(gate, gate))) for gate in (r, z))
     total = op.add(wide(ctx, fresh_grad), op.add(_times(of_n, r), _times(of_r, kept, dr)))
     total = emit(total)
     kept_grad = _times(of_r, slope, dr)
@@ -94,7 +94,7 @@ def reset_slopes(ctx, data, before, slopes, weight, slopes_grad):
     rest = emit(op.subtract(one, z))
     dr, dz = emit(_times(r, op.subtract(one, r))), emit(_times(z, rest))
     dn = emit(op.subtract(one, op.multiply(n, n)))
-    bend_r, bend_z = (emit(op.subtract(one, op.add(each, each))) for each in (r, z))
+    bend_r, bend_z = (emit(op.subtract(one, op.add(gate, gate))) for gate in (r, z))
     r_grad = _times(op.add(_times(of_r, before, bend_r), of_reset), dr)
     z_grad = op.add(_times(of_z, op.subtract(before, n), bend_z), of_keep)
     z_grad = _times(op.subtract(z_grad, _times(of_n, dn)), dz)
@@ -122,7 +122,7 @@ def parts_of(ctx, tensor, count: int) -> list[relax.Expr]:
 
 
 def joined(ctx, parts: Sequence[relax.Expr]):
-    parts = [ctx.emit(each) for each in parts]
+    parts = [ctx.emit(part) for part in parts]
     return parts[0] if len(parts) == 1 else ctx.emit(op.concat(parts, 2))
 
 
@@ -133,5 +133,5 @@ def wide(ctx, expr):
 def gate_sums(ctx, data, before, weight):
     """Return the sums of the gates, in float32 at least."""
     turned = ctx.emit(op.permute_dims(wide(ctx, weight), [1, 0]))
-    found = ctx.emit(op.matmul(wide(ctx, before), turned))
-    return found if data is None else ctx.emit(op.add(wide(ctx, data), found))
+    product = ctx.emit(op.matmul(wide(ctx, before), turned))
+    return product if data is None else ctx.emit(op.add(wide(ctx, data), product))

@@ -88,16 +88,16 @@ def attention_dropout(
     for tensor in (key, value):
         shared_by(tensor, shape_of(query)[2], axis=2)
     is_precise = dtype_of(orig_var) == wide_dtype(orig_var)
-    found, scores_grad = None, None
+    grads, scores_grad = None, None
     if bias or not is_precise:
         output = orig_var if is_precise else None
-        found, scores_grad = gradients(ctx, orig_call, output, output_grad)
+        grads, scores_grad = gradients(ctx, orig_call, output, output_grad)
     if is_precise:
         arguments = [output_grad, orig_var, *orig_call.args]
         partials = ctx.emit(relax.Call(_DROPOUT_BACKWARD, arguments, orig_call.attrs))
-        found = [relax.TupleGetItem(partials, i) for i in range(3)]
-    of_bias = [cast_like(ctx, unbroadcast(ctx, scores_grad, each), each) for each in bias]
-    return [*found, *map(no_grad, generator), *of_bias]
+        grads = [relax.TupleGetItem(partials, i) for i in range(3)]
+    of_bias = [cast_like(ctx, unbroadcast(ctx, scores_grad, operand), operand) for operand in bias]
+    return [*grads, *map(no_grad, generator), *of_bias]
 
 
 @register_gradient("relax.grad.attention_dropout_backward")

@@ -78,12 +78,12 @@ def _weight_partials(ctx, rows, columns, weight, scale, zero_point) -> list[rela
     levels = op.subtract(_numbers(ctx, weight, groups, wide), offset)
     scale_grad = ctx.normalize(op.sum(op.multiply(product, levels), [2]))
     partials = [no_grad(weight), cast_like(ctx, scale_grad, scale)]
-    for each in zero_point:
-        if is_float(each):
+    for point in zero_point:
+        if is_float(point):
             total = op.multiply(op.sum(product, [2]), _cast(ctx, scale, wide))
-            partials.append(cast_like(ctx, ctx.normalize(op.negative(total)), each))
+            partials.append(cast_like(ctx, ctx.normalize(op.negative(total)), point))
         else:
-            partials.append(no_grad(each))
+            partials.append(no_grad(point))
     return partials
 
 

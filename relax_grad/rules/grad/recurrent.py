@@ -56,9 +56,9 @@ def lstm(
         cells_grad = _added(ctx, cells_grad, of_cell)
         cells_grad = _added(ctx, cells_grad, _after(ctx, of_last))
         extra.cell = _at_start(ctx, of_last)
-    given = [] if _is_zero(ctx, cells_grad) else [cells_grad]
+    cotangents = [] if _is_zero(ctx, cells_grad) else [cells_grad]
     slopes = ctx.emit(relax.TupleGetItem(orig_var, 2))
-    gates, _, hidden_grad, cell_grad = _backward(ctx, states_grad, slopes, weight, *given)
+    gates, _, hidden_grad, cell_grad = _backward(ctx, states_grad, slopes, weight, *cotangents)
     gates = extra.added(gates, extra.sums)
     partials = [
         gates,
@@ -197,10 +197,10 @@ def recurrent_backward(
     of_lstm = count == 6
     gates, total, *_ = elements(ctx, orig_var, 4 if of_lstm else 3)
     gates_grad, total_grad, hidden, *cell = elements(ctx, output_grad, 4 if of_lstm else 3)
-    found = ctx.emit(
+    tangents = ctx.emit(
         backward.recurrent_tangent(gates_grad, total_grad, hidden, slopes, weight, *cell)
     )
-    states, sums, *own = elements(ctx, found, 3 if of_lstm else 2)
+    states, sums, *own = elements(ctx, tangents, 3 if of_lstm else 2)
     before = _before(ctx, states, hidden)
     through = _through(ctx, count, grad, gates, total, weight)
     last = _before(ctx, own[0], cell[0]) if of_lstm else before
@@ -312,27 +312,27 @@ class _Extra:
         """
         ctx = self._ctx
         if self._slopes is None:
-            self.sums, found = sums, _product(ctx, sums, self._weight)
+            self.sums, hidden = sums, _product(ctx, sums, self._weight)
         else:
-            self.sums, found = self._through_reset(sums)
+            self.sums, hidden = self._through_reset(sums)
         if before_grad is not None:
-            found = ctx.emit(op.add(found, before_grad))
-        self.hidden = _at_start(ctx, found)
-        return _added(ctx, states_grad, _after(ctx, found))
+            hidden = ctx.emit(op.add(hidden, before_grad))
+        self.hidden = _at_start(ctx, hidden)
+        return _added(ctx, states_grad, _after(ctx, hidden))
 
     def _through_reset(self, sums):
         """Return the gradients of the sums, with that of r through the reset state, and of the
         states before."""
         ctx = self._ctx
-        of_r, of_z, of_n = (wide(ctx, each) for each in parts_of(ctx, sums, 3))
-        slope, *_, kept = (wide(ctx, each) for each in parts_of(ctx, self._slopes, 5))
+        of_r, of_z, of_n = (wide(ctx, part) for part in parts_of(ctx, sums, 3))
+        slope, *_, kept = (wide(ctx, part) for part in parts_of(ctx, self._slopes, 5))
         first, second, last = elements(ctx, ctx.emit(op.split(self._weight, 3, 0)), 3)
         reset = _product(ctx, of_n, last)
         of_r = ctx.emit(op.add(of_r, op.multiply(slope, reset)))
         others = ctx.emit(op.concat([first, second], 0))
-        found = _product(ctx, joined(ctx, [of_r, of_z]), others)
-        found = ctx.emit(op.add(found, op.multiply(kept, reset)))
-        return joined(ctx, [of_r, of_z, of_n]), found
+        product = _product(ctx, joined(ctx, [of_r, of_z]), others)
+        product = ctx.emit(op.add(product, op.multiply(kept, reset)))
+        return joined(ctx, [of_r, of_z, of_n]), product
 
     def added(self, grad, contribution):
         return grad if contribution is None else _added(self._ctx, grad, contribution)
@@ -362,33 +362,33 @@ def _through(ctx, count: int, grad, gates, total, weight):
 def _of_slopes(ctx, count: int, sums, total, through, last, own=None):
     """Return the gradient of the slopes, from the states of the backward operator and of the
     tangent."""
-    gates = [wide(ctx, each) for each in parts_of(ctx, sums, GATES[count])]
-    total, through, last = (wide(ctx, each) for each in (total, through, last))
-    found = [op.multiply(gate, total) for gate in gates[:3]]
+    gates = [wide(ctx, part) for part in parts_of(ctx, sums, GATES[count])]
+    total, through, last = (wide(ctx, tensor) for tensor in (total, through, last))
+    parts = [op.multiply(gate, total) for gate in gates[:3]]
     if count == 6:
-        found += [
+        parts += [
             op.multiply(gates[3], through),
             op.multiply(last, total),
             op.multiply(wide(ctx, own), through),
         ]
     elif count == 5:
-        found[0] = op.multiply(gates[0], through)
-        found += [op.multiply(last, total), op.multiply(last, through)]
+        parts[0] = op.multiply(gates[0], through)
+        parts += [op.multiply(last, total), op.multiply(last, through)]
     elif count == 4:
-        found.append(op.multiply(last, total))
-    return joined(ctx, found)
+        parts.append(op.multiply(last, total))
+    return joined(ctx, parts)
 
 
 def _backward(ctx, grad, slopes, weight, *cells_grad):
-    found = ctx.emit(backward.recurrent_backward(grad, slopes, weight, *cells_grad))
-    return elements(ctx, found, len(found.ty.fields))
+    results = ctx.emit(backward.recurrent_backward(grad, slopes, weight, *cells_grad))
+    return elements(ctx, results, len(results.ty.fields))
 
 
-def _added(ctx, one, other):
+def _added(ctx, term, other):
     """Return a sum in the dtype of the first operand."""
-    if _is_zero(ctx, one):
-        return cast_each(ctx, [other], [one])[0]
-    return ctx.emit(op.add(one, ctx.emit(cast_each(ctx, [other], [one])[0])))
+    if _is_zero(ctx, term):
+        return cast_each(ctx, [other], [term])[0]
+    return ctx.emit(op.add(term, ctx.emit(cast_each(ctx, [other], [term])[0])))
 
 
 def _product(ctx, gates, weight):
@@ -410,7 +410,7 @@ def _weight_grad(ctx, gates, before, reset=None):
         of_r, of_z, of_n = parts_of(ctx, gates, 3)
         both = _weight_grad(ctx, joined(ctx, [of_r, of_z]), before)
         return ctx.emit(op.concat([both, _weight_grad(ctx, of_n, reset)], 0))
-    rows, size = (shape_of(each)[2] for each in (gates, before))
+    rows, size = (shape_of(tensor)[2] for tensor in (gates, before))
     gates = ctx.emit(op.reshape(gates, (-1, rows)))
     before = ctx.emit(op.reshape(before, (-1, size)))
     turned = ctx.emit(op.permute_dims(gates, [1, 0]))

@@ -70,8 +70,8 @@ def check(programs: Sequence[Program], settings: Settings) -> list[Outcome]:
     """
     outcomes = [Outcome() for _ in programs]
     checks = [_Check(f"p{i}", program, settings) for i, program in enumerate(programs)]
-    for each, outcome in zip(checks, outcomes, strict=True):
-        _record(outcome, "differentiation", each.differentiate)
+    for prepared, outcome in zip(checks, outcomes, strict=True):
+        _record(outcome, "differentiation", prepared.differentiate)
     ready = [
         pair
         for pair in zip(checks, outcomes, strict=True)
@@ -82,9 +82,9 @@ def check(programs: Sequence[Program], settings: Settings) -> list[Outcome]:
     with _program.without_assertions():
         # TVM plans the memory of a function as if all its branches were taken.
         machine = compile_all([LiftBranches()(check.module) for check, _ in ready])
-    for each, outcome in ready:
-        if _record(outcome, "running", lambda each=each: each.run(machine)):
-            _record(outcome, "value", lambda e=each, o=outcome: e.compare(o))
+    for prepared, outcome in ready:
+        if _record(outcome, "running", lambda prepared=prepared: prepared.run(machine)):
+            _record(outcome, "value", lambda e=prepared, o=outcome: e.compare(o))
     if settings.pipeline:
         _compare_pipelines(ready)
     return outcomes

@@ -165,8 +165,8 @@ class _Author:
                 return
             condition = self.rng.choice(bools)
         pens = [self.pen(pen.values) for _ in range(2)]
-        for each in pens:
-            self.write(each, self.rng.randint(0, 5), depth)
+        for inner in pens:
+            self.write(inner, self.rng.randint(0, 5), depth)
         known = len(pen.values)
         pairs = [
             (first, other, rank)

@@ -257,8 +257,8 @@ def _statements(body: Body) -> Iterator:
         yield statement
         inner = statement.branches if isinstance(statement, If) else ()
         inner = (statement.body,) if isinstance(statement, Function) else inner
-        for each in inner:
-            yield from _statements(each)
+        for nested in inner:
+            yield from _statements(nested)
 
 
 class _Evaluation:

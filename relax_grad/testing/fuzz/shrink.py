@@ -70,23 +70,23 @@ def _candidates(program: Program) -> Iterator[Program]:
     statements = program.main.body.statements
     kept = [statement for statement in statements if not isinstance(statement, Function)]
     # Shorten the end: the sum of an earlier value becomes the result.
-    for each in kept[:-1]:
-        yield _ending(program, each)
+    for let in kept[:-1]:
+        yield _ending(program, let)
     # Shorten the start: parameters replace statements, the last ones first.
     names = (f"y{i}" for i in itertools.count())
     used = {param.name for param in program.main.params}
-    for each in reversed(kept[:-1]):
-        if _is_simple(each.kind):
+    for let in reversed(kept[:-1]):
+        if _is_simple(let.kind):
             name = next(name for name in names if name not in used)
-            yield _with_parameter(program, each, Value(name, each.kind))
-    for each in reversed(kept):
-        yield from _bypassed(program, each)
+            yield _with_parameter(program, let, Value(name, let.kind))
+    for let in reversed(kept):
+        yield from _bypassed(program, let)
     yield from _lessened(program)
-    for each in reversed(kept):
-        yield from _inlined(program, each)
-    for each in reversed(kept):
-        if isinstance(each, If):
-            yield from _emptied(program, each)
+    for let in reversed(kept):
+        yield from _inlined(program, let)
+    for let in reversed(kept):
+        if isinstance(let, If):
+            yield from _emptied(program, let)
     if len(program.wrt) > 1:
         for value in program.wrt:
             yield replace(program, wrt=(value,))
@@ -326,5 +326,5 @@ def _uses(statement, names: set[str], functions: set[str]) -> None:
             bodies = (statement.function.body,)
     for body in bodies:
         names.add(body.result.name)
-        for each in body.statements:
-            _uses(each, names, functions)
+        for inner in body.statements:
+            _uses(inner, names, functions)

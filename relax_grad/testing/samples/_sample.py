@@ -140,17 +140,17 @@ class Sample:
         main = _program.first_order(function, arguments, self.attrs, rng).module["main"]
         op = Op.get(self.op)
         rule = op.get_attr("FPrimalGradient")
-        found = []
+        results = []
         for binding in main.body.blocks[0].bindings:
             if isinstance(binding.value, relax.Call) and binding.value.op == op:
                 grad = relax.Var("output_grad", binding.var.ty)
                 bb = relax.BlockBuilder()
                 with bb.function("probe", [*main.params, grad]):
                     with bb.dataflow():
-                        found.append(list(rule(binding.var, binding.value, grad, bb)))
+                        results.append(list(rule(binding.var, binding.value, grad, bb)))
                         bb.emit_output(grad)
                     bb.emit_func_output(grad)
-        return found
+        return results
 
 
 def register_samples(op: str) -> Callable[[SampleMaker], SampleMaker]:

@@ -209,7 +209,7 @@ def attention_dropout_backward(rng: np.random.Generator) -> Iterator[Sample]:
 
 def _generator() -> list[np.ndarray]:
     """Return a seed and a stream."""
-    return [np.asarray(np.int64(each)) for each in (7, 3)]
+    return [np.asarray(np.int64(number)) for number in (7, 3)]
 
 
 def _with_dropout(builder, count):
@@ -225,7 +225,7 @@ def _torch_backward(scale=None, causal_mask=None):
     def backward(torch, output_grad, output, q, k, v, bias=None):
         heads, factor = q.shape[2], q.shape[3] ** -0.5 if scale is None else scale
         shared = heads // k.shape[2]
-        keys, values = (each.repeat_interleave(shared, 2) for each in (k, v))
+        keys, values = (tensor.repeat_interleave(shared, 2) for tensor in (k, v))
         scores = torch.einsum("bqhf,bkhf->bhqk", q, keys) * factor
         scores = scores if bias is None else scores + bias
         seen = _seen(torch, q.shape[1], k.shape[1], causal_mask, None)
@@ -237,7 +237,7 @@ def _torch_backward(scale=None, causal_mask=None):
         value_grad = torch.einsum("bhqk,bqhf->bkhf", weights, output_grad)
         return (
             torch.einsum("bhqk,bkhf->bqhf", scores_grad, keys),
-            *(each.unflatten(2, (-1, shared)).sum(3) for each in (key_grad, value_grad)),
+            *(grouped.unflatten(2, (-1, shared)).sum(3) for grouped in (key_grad, value_grad)),
         )
 
     return backward

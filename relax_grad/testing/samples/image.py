@@ -255,16 +255,16 @@ def _grid(rng: np.random.Generator, shape, data_shape):
     ``align_corners``.
     """
     extents = np.array(data_shape[:1:-1])
-    found = rng.uniform(-1.6, 1.6, shape)
+    grid = rng.uniform(-1.6, 1.6, shape)
     for index in np.ndindex(*shape):
         extent = extents[index[1]]
         while True:
-            u = found[index]
+            u = grid[index]
             cells = [(u + 1) * extent, (u + 1) * (extent - 1) if extent > 1 else 0.5]
             if all(0.2 < cell % 1 < 0.8 for cell in cells):
                 break
-            found[index] = rng.uniform(-1.6, 1.6)
-    return found
+            grid[index] = rng.uniform(-1.6, 1.6)
+    return grid
 
 
 def _torch_grid_sample(method, padding_mode, align_corners):

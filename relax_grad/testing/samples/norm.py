@@ -382,8 +382,8 @@ def _torch_statistics(name, axes, groups):
         if groups is not None:
             shape = [1 if axis in axes else extent for axis, extent in enumerate(x.shape)]
             wide = [shape[0], groups, x.shape[1] // groups, shape[2]]
-            both = [each.expand(wide).reshape(shape) for each in both]
-        return tuple(each.flatten() if name == "batch_norm" else each for each in both)
+            both = [tensor.expand(wide).reshape(shape) for tensor in both]
+        return tuple(tensor.flatten() if name == "batch_norm" else tensor for tensor in both)
 
     return forward
 

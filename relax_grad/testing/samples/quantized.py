@@ -44,7 +44,7 @@ def quantized_matmul_backward_data(rng: np.random.Generator) -> Iterator[Sample]
         operands, floats = _weight(rng, outputs, *weight)
         yield Sample(
             [grad, (*outer, inputs), *operands],
-            wrt=[0, 3, *(1 + each for each in floats)],
+            wrt=[0, 3, *(1 + place for place in floats)],
             note=note,
         )
 

@@ -129,7 +129,7 @@ def _normal(rng: np.random.Generator, *shapes) -> list[np.ndarray]:
 
 
 def _torch_lstm(torch, data, hidden, cell, weight):
-    found = [[], [], []]
+    results = [[], [], []]
     for x in data:
         i, f, g, o = (x + hidden @ weight.T).chunk(4, -1)
         i, f, o, g = i.sigmoid(), f.sigmoid(), o.sigmoid(), g.tanh()
@@ -137,13 +137,13 @@ def _torch_lstm(torch, data, hidden, cell, weight):
         hidden = o * cell.tanh()
         slopes = [g * i * (1 - i), last * f * (1 - f), i * (1 - g**2)]
         slopes += [hidden * (1 - o), f, o * (1 - cell.tanh() ** 2)]
-        for each, value in zip(found, (hidden, cell, torch.cat(slopes, -1)), strict=True):
-            each.append(value)
-    return tuple(map(torch.stack, found))
+        for per_step, value in zip(results, (hidden, cell, torch.cat(slopes, -1)), strict=True):
+            per_step.append(value)
+    return tuple(map(torch.stack, results))
 
 
 def _torch_gru(torch, data, hidden, weight, bias):
-    found = [[], [], []]
+    results = [[], [], []]
     for x in data:
         (x_r, x_z, x_n), (r, z, n) = x.chunk(3, -1), (hidden @ weight.T).chunk(3, -1)
         r, z, kept = (x_r + r).sigmoid(), (x_z + z).sigmoid(), n + bias
@@ -151,31 +151,31 @@ def _torch_gru(torch, data, hidden, weight, bias):
         fresh = (1 - z) * (1 - n**2)
         slopes = [fresh * kept * r * (1 - r), (hidden - n) * z * (1 - z), fresh * r, z]
         hidden = (1 - z) * n + z * hidden
-        for each, value in zip(found, (hidden, torch.cat(slopes, -1), fresh), strict=True):
-            each.append(value)
-    return tuple(map(torch.stack, found))
+        for per_step, value in zip(results, (hidden, torch.cat(slopes, -1), fresh), strict=True):
+            per_step.append(value)
+    return tuple(map(torch.stack, results))
 
 
 def _torch_gru_that_resets_first(torch, data, hidden, weight):
-    found, (w_r, w_z, w_n) = [[], []], weight.chunk(3)
+    results, (w_r, w_z, w_n) = [[], []], weight.chunk(3)
     for x in data:
         x_r, x_z, x_n = x.chunk(3, -1)
         r, z = (x_r + hidden @ w_r.T).sigmoid(), (x_z + hidden @ w_z.T).sigmoid()
         n = (x_n + (r * hidden) @ w_n.T).tanh()
         slopes = [hidden * r * (1 - r), (hidden - n) * z * (1 - z), (1 - z) * (1 - n**2), z, r]
         hidden = (1 - z) * n + z * hidden
-        for each, value in zip(found, (hidden, torch.cat(slopes, -1)), strict=True):
-            each.append(value)
-    return tuple(map(torch.stack, found))
+        for per_step, value in zip(results, (hidden, torch.cat(slopes, -1)), strict=True):
+            per_step.append(value)
+    return tuple(map(torch.stack, results))
 
 
 def _torch_rnn(activation: str):
     def forward(torch, data, hidden, weight):
-        found = []
+        states = []
         for x in data:
             hidden = getattr(torch, activation)(x + hidden @ weight.T)
-            found.append(hidden)
-        return torch.stack(found)
+            states.append(hidden)
+        return torch.stack(states)
 
     return forward
 
@@ -190,15 +190,15 @@ def _torch_backward(torch, grad, slopes, weight, cells_grad=None):
         if len(own) == 6:
             state = own[5] * through + cell
             state = state if cells_grad is None else state + cells_grad[t]
-            found = [own[0] * state, own[1] * state, own[2] * state, own[3] * through]
+            products = [own[0] * state, own[1] * state, own[2] * state, own[3] * through]
             cell = own[4] * state
         elif len(own) == 5:
             last = own[2] * state
             reset = last @ weight[2 * size :]
-            found = [own[0] * reset, own[1] * state, last]
+            products = [own[0] * reset, own[1] * state, last]
         else:
-            found = [each * state for each in own[:3]]
-        gates.insert(0, torch.cat(found, -1))
+            products = [slope * state for slope in own[:3]]
+        gates.insert(0, torch.cat(products, -1))
         states.insert(0, state)
         if len(own) == 5:
             both = gates[0][:, : 2 * size] @ weight[: 2 * size]
@@ -211,7 +211,7 @@ def _torch_backward(torch, grad, slopes, weight, cells_grad=None):
 
 def _torch_tangent(torch, gates, states, hidden, slopes, weight, cell=None):
     size = states.shape[2]
-    found = [[], [], []]
+    results = [[], [], []]
     for x, state, row in zip(gates, states, slopes, strict=True):
         own = row.split(size, -1)
         sums = x + hidden @ weight.T
@@ -221,13 +221,13 @@ def _torch_tangent(torch, gates, states, hidden, slopes, weight, cell=None):
             reset = own[0] * both[:, :size] + own[4] * hidden
             sums = torch.cat([both, last + reset @ weight[2 * size :].T], -1)
         parts = sums.split(size, -1)
-        for slope, each in list(zip(own, parts, strict=False))[len(own) == 5 : 3]:
-            state = state + slope * each
+        for slope, factor in list(zip(own, parts, strict=False))[len(own) == 5 : 3]:
+            state = state + slope * factor
         if len(own) == 6:
             cell = state + own[4] * cell
             hidden = own[5] * cell + own[3] * parts[3]
         else:
             hidden = state + (own[3] * hidden if len(own) in (4, 5) else 0)
-        for each, value in zip(found, (hidden, sums, cell), strict=True):
-            each.append(value)
-    return tuple(torch.stack(each) for each in found[: 2 + (len(own) == 6)])
+        for per_step, value in zip(results, (hidden, sums, cell), strict=True):
+            per_step.append(value)
+    return tuple(torch.stack(result) for result in results[: 2 + (len(own) == 6)])

@@ -98,11 +98,11 @@ def _is_operator(query, key, value, mask, is_causal: bool) -> bool:
 
 def _are_same(extents: list, others: list) -> bool:
     """Tell whether extents are equal whatever the values of their variables are."""
-    one, other = (
+    first, other = (
         [tirx.IntImm("int64", extent) if isinstance(extent, int) else extent for extent in list_]
         for list_ in (extents, others)
     )
-    return all(map(Analyzer().can_prove_equal, one, other))
+    return all(map(Analyzer().can_prove_equal, first, other))
 
 
 def _operator(

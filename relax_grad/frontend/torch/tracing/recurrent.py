@@ -69,12 +69,12 @@ def _layers(
 
 def _as_operator(layer: Callable) -> Callable:
     """Return a layer as an operator, of whole or of packed sequences."""
-    function, given = layer, {}
+    function, keywords = layer, {}
     if isinstance(layer, partial):
-        function, given = layer.func, layer.keywords
+        function, keywords = layer.func, layer.keywords
     order: _Whole | _Packed | Lengths = _Whole()
-    if "batch_sizes" in given:
-        sizes = given["batch_sizes"]
+    if "batch_sizes" in keywords:
+        sizes = keywords["batch_sizes"]
         order = sizes if isinstance(sizes, Lengths) else _Packed(sizes)
     if function in _LSTMS:
         if function is decompositions.mkldnn_one_layer_lstm:
@@ -82,11 +82,13 @@ def _as_operator(layer: Callable) -> Callable:
         return partial(_lstm, layer, order)
     if function not in _OTHERS:
         return layer
-    cell = given["hidden_fn"]
+    cell = keywords["hidden_fn"]
     if cell in _GRU_CELLS:
         return partial(_gru, layer, order)
-    captured = [each.cell_contents for each in cell.__closure__ or ()]
-    recurrence = next((RNN[each] for each in captured if each in RNN), None)
+    captured = [closure_cell.cell_contents for closure_cell in cell.__closure__ or ()]
+    recurrence = next(
+        (RNN[cell_function] for cell_function in captured if cell_function in RNN), None
+    )
     return layer if recurrence is None else partial(_rnn, layer, recurrence, order)
 
 
@@ -134,8 +136,8 @@ class _Packed:
 
     def steps(self, data: torch.Tensor, reverse: bool) -> torch.Tensor:
         places = self._reversed if reverse else self._places
-        found = data.index_select(0, _indices(itertools.chain(*places), data))
-        return found.reshape(self._steps, self._batch, -1)
+        rows = data.index_select(0, _indices(itertools.chain(*places), data))
+        return rows.reshape(self._steps, self._batch, -1)
 
     def back(self, states: torch.Tensor, reverse: bool) -> torch.Tensor:
         turned = ((self._lengths[i] - 1 - t if reverse else t, i) for t, i in self._elements)
