@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tvm
 from tvm.target import codegen
@@ -31,11 +31,14 @@ class CPU:
     cores : int
         The number of threads that share the work. More threads at run time do no harm. The results
         do not depend on the number of threads at run time.
+    bfloat16 : bool
+        Whether the processor multiplies pairs of bfloat16 (AVX512-BF16).
     """
 
     lanes: int
     registers: int
     cores: int
+    bfloat16: bool = field(default=False, repr=False)
 
     @staticmethod
     def current(target: tvm.target.Target | str | dict | None = None) -> CPU | None:
@@ -66,7 +69,7 @@ class CPU:
         if cores < 0:
             raise ValueError(f"num-cores of the target must be positive, but it is {cores}")
         if codegen.target_has_features("avx512f", target):
-            return CPU(16, 32, cores)
+            return CPU(16, 32, cores, codegen.target_has_features("avx512bf16", target))
         if codegen.target_has_features(["avx2", "fma"], target):
             return CPU(8, 16, cores)
         return CPU(4, 32 if codegen.target_has_features("neon", target) else 16, cores)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import kernel_cases
 import pytest
 from guard_kernels import run_guarded_kernels
-from machines import TARGETS, WIDEST, runs_here
+from machines import PAIRS, TARGETS, WIDEST, runs_here
 from sweep import share_of_each
 
 from relax_grad.cpu.dispatch import operators_with_kernels
@@ -44,6 +44,15 @@ def test_products_with_an_odd_number_of_panels():
 def test_some_kernels_in_half_precision(dtype):
     first = 3 + HALVES.index(dtype)
     assert run_guarded_kernels(WIDEST, IN_HALVES[dtype][first :: 2 * SOME], dtype) == []
+
+
+@pytest.mark.parametrize("target", PAIRS)
+def test_products_of_pairs(target):
+    if not runs_here(target):
+        pytest.skip(f"this machine has no {target}")
+    known = kernel_cases.cases()
+    numbers = [i for i in IN_HALVES["bfloat16"] if known[i].op == "relax.matmul"]
+    assert run_guarded_kernels(target, numbers, "bfloat16") == []
 
 
 @pytest.mark.slow

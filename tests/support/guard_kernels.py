@@ -23,7 +23,7 @@ import tvm
 from guard_memory import Place, Workspaces
 from kernel_case import KernelCall, KernelCase, kernel_of
 from kernel_cases import cases
-from machines import TARGETS, compile_kernels
+from machines import PAIRS, TARGETS, compile_kernels
 from processes import run_guard
 
 #: The fill byte around the tensors, and initially in outputs and workspaces.
@@ -202,7 +202,7 @@ def _check(runner: _Runner) -> int:
 
 def main(name: str, numbers: Sequence[int], dtype: str) -> None:
     """Check the cases of these numbers for the named target, with floats of a dtype."""
-    target = tvm.target.Target(TARGETS[name])
+    target = tvm.target.Target((TARGETS | PAIRS)[name])
     known: list[KernelCase] = cases()
     chosen = [known[number] for number in numbers]
     calls = [kernel_of(case, target, batch, dtype) for case in chosen for batch in (_STATIC, None)]

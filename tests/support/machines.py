@@ -22,11 +22,19 @@ TARGETS = {
     "avx512": {"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 2},
 }
 
+#: A target that multiplies pairs of bfloat16.
+PAIRS = {"avx512bf16": {"kind": "llvm", "mcpu": "cooperlake", "num-cores": 2}}
+
 
 def runs_here(name: str) -> bool:
     """Tell whether this machine can execute code compiled for a target."""
     host = {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()}
-    features = {"sse": ["sse2"], "avx2": ["avx2", "fma"], "avx512": ["avx512f", "avx512vl"]}[name]
+    features = {
+        "sse": ["sse2"],
+        "avx2": ["avx2", "fma"],
+        "avx512": ["avx512f", "avx512vl"],
+        "avx512bf16": ["avx512f", "avx512vl", "avx512vnni", "avx512bf16"],
+    }[name]
     return bool(codegen.target_has_features(features, tvm.target.Target(host)))
 
 

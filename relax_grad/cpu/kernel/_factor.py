@@ -38,9 +38,9 @@ class Factor:
     def of(product: Matmul, vectors: Vectors, size: tuple[int, int]) -> Factor:
         """Return the reader for the A of a product."""
         if product.transpose_a:
-            return _Strips(product, vectors, size)
+            return Strips(product, vectors, size)
         copies = share_sets(product.depth) and not _is_few(product)
-        return (_Copies if copies else Factor)(product, vectors, size)
+        return (Copies if copies else Factor)(product, vectors, size)
 
     def place(self) -> tirx.Buffer | None:
         """Allocate the buffer for a task's copy of A, if there is one."""
@@ -60,7 +60,7 @@ class Factor:
         return read
 
 
-class _Copies(Factor):
+class Copies(Factor):
     """A reader of a copy of A, ``[row][k]``, whose row stride is not a power of 2."""
 
     _PITCH = DEPTH + 16
@@ -69,16 +69,10 @@ class _Copies(Factor):
         return b.scratch(self.size[0] * self.size[1] * self._PITCH)
 
     def reader(self, a, a0, place, strips, depth) -> Callable:
-        (first, last), (k0, size), height = strips, depth, self.size[0]
+        (first, last), height = strips, self.size[0]
         top = bind(first * height)
         with b.serial(top, bind(tirx.min(last * height, as_expr(self.p.rows)))) as row:
-            source, target = bind(a0 + row * self.p.depth + k0), bind((row - top) * self._PITCH)
-            self.vectors.each(
-                size,
-                lambda k, left: self.vectors.store(
-                    place, target + k, self.vectors.load(a, source + k, left), left
-                ),
-            )
+            self.copy_row((a, a0, row), place, bind((row - top) * self._PITCH), depth)
 
         def read(row) -> Callable:
             base = bind((row - top) * self._PITCH)
@@ -86,8 +80,19 @@ class _Copies(Factor):
 
         return read
 
+    def copy_row(self, source: tuple, place: tirx.Buffer, target, depth: tuple) -> None:
+        """Emit the copy of a stretch of a row; ``source`` is A, its offset and the row."""
+        (a, a0, row), (k0, size) = source, depth
+        start = bind(a0 + row * self.p.depth + k0)
+        self.vectors.each(
+            size,
+            lambda k, left: self.vectors.store(
+                place, target + k, self.vectors.load(a, start + k, left), left
+            ),
+        )
 
-class _Strips(Factor):
+
+class Strips(Factor):
     """A reader of a copy of a transposed A, ``[k, m]``, in the layout ``[strip][k][row]``.
 
     Rows are copied in whole vectors: masked stores are slow on processors without AVX-512. What a
@@ -107,12 +112,11 @@ class _Strips(Factor):
         def copy(begin, number, is_whole: bool) -> None:
             with b.serial(0, size) as k, b.serial(0, number) as i:
                 row = bind((begin + i) * height)
-                source = bind(a0 + (k0 + k) * rows + row)
                 target = bind((begin + i - first) * pitch + k * height)
                 for offset in offsets:
                     left = tirx.max(const(0), tirx.min(const(lanes), rows - row - offset))
                     number_of = None if is_whole else bind(left)
-                    part = self.vectors.load(a, source + offset, number_of)
+                    part = self.part(a, a0, k0 + k, row + offset, number_of)
                     self.vectors.store(place, target + offset, part)
 
         with b.serial(0, ceil_div(last - first, _STRIPS)) as group:
@@ -131,6 +135,10 @@ class _Strips(Factor):
             return lambda i, k: place[base + k * height + i]
 
         return read
+
+    def part(self, a, a0, k, row, number):
+        """Return a vector of a row of the transposed A; ``number`` lanes exist."""
+        return self.vectors.load(a, a0 + k * self.p.rows + row, number)
 
 
 def _is_few(product: Matmul) -> bool:

@@ -78,7 +78,7 @@ class Packing:
                 column = bind((j + i) * width + v * lanes)
                 self.vectors.copy_transposed(
                     (bb, b0 + column * p.depth + k0, p.depth),
-                    self._left(column),
+                    self.left(column),
                     size,
                     panels,
                     lambda k: to + k * width,
@@ -86,7 +86,7 @@ class Packing:
             return
         vectors = [(i, v * lanes) for i in range(group) for v in range(self.tile_vectors)]
         columns = [bind((j + i) * width + at) for i, at in vectors]
-        left = [self._left(column) for column in columns]
+        left = [self.left(column) for column in columns]
         with b.serial(0, size) as k:
             row, to = bind(b0 + (k0 + k) * p.columns), bind(base + k * width)
             for (i, at), column, number in zip(vectors, columns, left, strict=True):
@@ -120,7 +120,7 @@ class Packing:
                 for at in range(0, width, _LINE):
                     b.prefetch(bb, start + at)
 
-    def _left(self, column):
+    def left(self, column):
         """Return the number of columns of a vector that exist, or None if all always do."""
         columns, lanes = self.p.columns, self.vectors.lanes
         if isinstance(columns, int) and columns % self.width == 0:

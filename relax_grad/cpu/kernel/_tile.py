@@ -43,6 +43,7 @@ def multiply_add(
     *,
     add,
     prefetch: bool = False,
+    multiply: Callable = lambda total, a, b: total + a * b,
 ) -> None:
     """Emit a tile: the sum over k of ``value(i, k) * vector(k, v)`` for each row i and each vector
     v of a row.
@@ -65,6 +66,8 @@ def multiply_add(
     prefetch : bool
         Whether these values may be in distant caches. They are prefetched, and added after the
         sum, which does not wait for them.
+    multiply : Callable
+        ``multiply(total, a, b)`` adds a product of vectors.
     """
     rows, columns = size
     cells = [(i, v) for i in range(rows) for v in range(columns)]
@@ -96,7 +99,7 @@ def multiply_add(
             splat = bind(vectors.splat(value(i, k)))
             for v in range(columns):
                 index = i * columns + v
-                total[index] = total[index] + splat * factors[v]
+                total[index] = multiply(total[index], splat, factors[v])
     if prefetch:
         _choose(add, add_old)
     for index, cell in enumerate(cells):

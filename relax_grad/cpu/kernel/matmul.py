@@ -18,6 +18,7 @@ from ..target import CPU
 from . import builder as b
 from ._factor import Factor
 from ._few_rows import FewRows
+from ._pairs import PairPacking, Pairs, add_products, imported, takes_pairs
 from ._panels import Early, Late, Packing
 from ._product import DEPTH, WAYS, Matmul, is_one
 from ._tasks import divide, largest_task
@@ -95,7 +96,11 @@ def _emit(p: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
         rows.emit(*tensors, p.batch, p.starts)
 
     def many() -> None:
-        Generator(p, cpu).emit(*tensors)
+        if takes_pairs(cpu, *tensors[:2]):
+            with imported():
+                _OfPairs(Pairs.of(p), cpu).emit(*tensors)
+        else:
+            Generator(p, cpu).emit(*tensors)
 
     with b.one_thread(is_small):
         if way is not None:
@@ -164,7 +169,14 @@ class Generator:
             packed = Early(self.packing, bb, b0, inner) if panels is None else panels
             self._multiply(a, a0, packed, c, c0, inner)
 
+    def factor(self, size: tuple[int, int]) -> Factor:
+        """Return the reader of A for the rows of a strip and the strips of a task."""
+        return Factor.of(self.p, self.vectors, size)
+
     # Multiplying
+
+    #: Adds a product of vectors to a sum.
+    multiply = staticmethod(lambda total, a, b: total + a * b)
 
     def _multiply(self, a, a0, panels, c, c0, loop) -> None:
         strips_each, panels_each = self.blocks()
@@ -172,7 +184,7 @@ class Generator:
         panel_blocks = b.quotient(self.panels + panels_each - 1, panels_each)
         # A task's copy of A has a size that is known.
         most = strips_each if isinstance(strips_each, int) else self.largest[0]
-        factor = Factor.of(self.p, self.vectors, (self.tile_rows, most))
+        factor = self.factor((self.tile_rows, most))
         with loop(0, strip_blocks * panel_blocks) as task:
             down = b.computed(b.quotient(task, panel_blocks))
             strip0 = b.computed(down * strips_each)
@@ -289,4 +301,18 @@ class Generator:
             lambda i, v: (c, start + each[i] * self.p.columns + v * lanes, numbers[v]),
             add=not first if isinstance(first, bool) else tirx.Not(first),
             prefetch=True,
+            multiply=self.multiply,
         )
+
+
+class _OfPairs(Generator):
+    """A generator of products of pairs of bfloat16."""
+
+    multiply = staticmethod(add_products)
+
+    def __init__(self, product: Pairs, cpu: CPU):
+        super().__init__(product, cpu)
+        self.packing = PairPacking(product, self.vectors, self.tile_vectors)
+
+    def factor(self, size: tuple[int, int]) -> Factor:
+        return self.p.factor(self.vectors, size)

@@ -1,0 +1,222 @@
+"""Matrix products of bfloat16 with the processor's instruction for pairs of elements.
+
+``vdpbf16ps`` of AVX-512 adds the products of two pairs of bfloat16 to a float32 in each lane. Both
+factors are packed as pairs of consecutive k; a pair is held as the 32 bits of a float32. An odd k
+is padded by zero. The instruction rounds to the nearest, ties to even, and takes denormal numbers
+as zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tvm.tirx.script.builder as T
+from tvm import tirx
+from tvm.tirx import Broadcast, Ramp
+
+from ...ir.compat import masked_load
+from ..target import CPU
+from . import builder as b
+from ._factor import Copies, Factor, Strips
+from ._panels import Packing
+from ._product import Matmul
+from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
+from .halves import Half
+
+#: The lanes of the instruction.
+_LANES = 16
+
+#: TVM has no vectors of bfloat16 that its passes leave alone: the bits are cast in LLVM.
+_LLVM = """
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(
+    <16 x float>, <32 x bfloat>, <32 x bfloat>)
+define linkonce_odr hidden <16 x float> @relax_grad_add_pairs(
+    <16 x float> %sum, <16 x float> %a, <16 x float> %b) alwaysinline nounwind {
+  %first = bitcast <16 x float> %a to <32 x bfloat>
+  %second = bitcast <16 x float> %b to <32 x bfloat>
+  %result = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(
+      <16 x float> %sum, <32 x bfloat> %first, <32 x bfloat> %second)
+  ret <16 x float> %result
+}
+"""
+
+
+def takes_pairs(cpu: CPU, *factors) -> bool:
+    """Tell whether the factors of a product are bfloat16, and the CPU multiplies them."""
+    return cpu.bfloat16 and all(isinstance(x, Half) and x.dtype == "bfloat16" for x in factors)
+
+
+def imported():
+    """Return the frame of statements that may call :func:`add_products`."""
+    return T.attr(0, "pragma_import_llvm", _LLVM)
+
+
+def add_products(total, pairs, others):
+    """Return a sum with the products of pairs added, lane by lane."""
+    return tirx.call_pure_extern("float32x16", "relax_grad_add_pairs", total, pairs, others)
+
+
+@dataclass(frozen=True)
+class Pairs(Matmul):
+    """A product whose depth is a number of pairs.
+
+    Attributes
+    ----------
+    elements : int or tirx.PrimExpr
+        The extent of k, in elements.
+    """
+
+    elements: Extent = 0
+
+    @staticmethod
+    def of(p: Matmul) -> Pairs:
+        """Return the product of pairs for one of elements."""
+        sizes = (p.rows, p.columns, ceil_div(p.depth, 2), p.transpose_a, p.transpose_b)
+        return Pairs(*sizes, p.batch, p.shared_a, p.shared_b, p.depth)
+
+    def starts(self, i) -> list:
+        depth = self.elements
+        sizes = (self.rows * depth, self.columns * depth, self.rows * self.columns)
+        shared = (self.shared_a, self.shared_b, False)
+        return [const(0) if one else i * size for size, one in zip(sizes, shared, strict=True)]
+
+    def factor(self, vectors: Vectors, size: tuple[int, int]) -> Factor:
+        """Return the reader of A."""
+        return (_StripsOfPairs if self.transpose_a else _CopiesOfPairs)(self, vectors, size)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the extent of k is known to be even."""
+        return isinstance(self.elements, int) and self.elements % 2 == 0
+
+    def across(self, source: Half, start, stride, k, number: Extent | None):
+        """Return the pairs of two rows of a matrix, ``[k, ...]``: those of the ``k``-th pair.
+
+        ``start`` is the offset of a vector in the first row of the matrix, and ``number`` the
+        elements of it that exist.
+        """
+        first = _bits(source, bind(start + 2 * k * stride), _LANES, number)
+        rest = number
+        if not self.is_even:
+            whole = as_expr(_LANES if number is None else number)
+            rest = bind(tirx.Select(2 * k + 1 < as_expr(self.elements), whole, const(0)))
+        second = _bits(source, bind(start + (2 * k + 1) * stride), _LANES, rest)
+        low, high = (tirx.Cast(f"uint32x{_LANES}", each) for each in (first, second))
+        sixteen = Broadcast(tirx.const(16, "uint32"), _LANES)
+        return bind(tirx.reinterpret(f"float32x{_LANES}", low | (high << sixteen)))
+
+    def along(self, source: Half, start, k, number: Extent | None, exists=None):
+        """Return the pairs from the ``k``-th one on of a row, ``[..., k]``.
+
+        Parameters
+        ----------
+        source : Half
+            The matrix.
+        start : tirx.PrimExpr
+            The offset of the row.
+        k : tirx.PrimExpr
+            The number of the first pair.
+        number : int or tirx.PrimExpr or None
+            The number of pairs to read, the others are 0; None for a vector, none of which is
+            half beyond the row.
+        exists : tirx.PrimExpr, optional
+            Whether the row exists.
+        """
+        left = None
+        if number is not None or exists is not None or not self.is_even:
+            pairs = as_expr(_LANES if number is None else number)
+            left = tirx.min(2 * pairs, as_expr(self.elements) - 2 * k)
+            left = bind(left if exists is None else tirx.Select(exists, left, const(0)))
+        bits = _bits(source, bind(start + 2 * k), 2 * _LANES, left)
+        return bind(tirx.reinterpret(f"float32x{_LANES}", bits))
+
+
+def _bits(source: Half, index, lanes: int, number: Extent | None):
+    """Return the bits of consecutive elements, with 0 in the lanes from ``number`` on."""
+    ramp = Ramp(index, const(1), lanes)
+    if number is None or (isinstance(number, int) and number >= lanes):
+        return bind(source.raw[ramp])
+    mask = tirx.LT(Ramp(const(0), const(1), lanes), Broadcast(as_expr(number), lanes))
+    loaded = bind(masked_load(source.raw, ramp, mask))
+    row = b.scratch(lanes, "uint16")  # for the reason that Vectors.load has
+    own = Ramp(const(0), const(1), lanes)
+    zero = Broadcast(tirx.const(0, "uint16"), lanes)
+    T.buffer_store(row, tirx.Select(mask, loaded, zero), [own])
+    return row[own]
+
+
+class _CopiesOfPairs(Copies):
+    """A copy of A, ``[row][pair]``."""
+
+    p: Pairs
+
+    def copy_row(self, source: tuple, place, target, depth: tuple) -> None:
+        (a, a0, row), (k0, size) = source, depth
+        start = bind(a0 + row * self.p.elements)
+
+        def copy(k, number) -> None:
+            # What a vector writes beyond a row is not read.
+            self.vectors.store(place, target + k, self.p.along(a, start, k0 + k, number))
+
+        self.vectors.each(size, copy)
+
+
+class _StripsOfPairs(Strips):
+    """A copy of a transposed A, ``[strip][pair][row]``."""
+
+    p: Pairs
+
+    def part(self, a, a0, k, row, number):
+        return self.p.across(a, a0 + row, self.p.rows, k, number)
+
+
+@dataclass(frozen=True)
+class PairPacking(Packing):
+    """Panels of pairs of B, ``[pair][width]``."""
+
+    p: Pairs
+
+    def prefetch(self, source: tuple, depth: tuple, part: tuple) -> None:
+        """Emit nothing."""
+
+    def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:
+        (bb, b0, j), (panels, base, step), (k0, size) = source, target, depth
+        p, lanes, width, vectors = self.p, self.vectors.lanes, self.width, self.vectors
+        if not p.transpose_b:
+            places = [(i, v * lanes) for i in range(group) for v in range(self.tile_vectors)]
+            columns = [bind((j + i) * width + at) for i, at in places]
+            left = [self.left(column) for column in columns]
+            with b.serial(0, size) as k:
+                to = bind(base + k * width)
+                for (i, at), column, number in zip(places, columns, left, strict=True):
+                    pairs = p.across(bb, b0 + column, p.columns, k0 + k, number)
+                    vectors.store(panels, to + i * step + at, pairs)
+            return
+        with b.serial(0, group) as i, b.serial(0, self.tile_vectors) as v:
+            to = bind(base + i * step + v * lanes)
+            column = bind((j + i) * width + v * lanes)
+            left = self.left(column)
+
+            def row(at: int, k, number):
+                exists = None if left is None else left > at
+                return p.along(bb, bind(b0 + (column + at) * p.elements), k, number, exists)
+
+            _squares(
+                vectors, size, lambda at, k, number: row(at, k0 + k, number), panels, to, width
+            )
+
+
+def _squares(vectors: Vectors, size: Extent, row: Callable, target, to, width: int) -> None:
+    """Emit the copy of rows transposed, a square at a time."""
+
+    def square(k, number) -> None:
+        rows = [row(i, k, number) for i in range(vectors.lanes)]
+        for i, column in enumerate(vectors.transpose(rows)):
+            if number is None or (isinstance(number, int) and i < number):
+                vectors.store(target, to + (k + i) * width, column)
+            elif not isinstance(number, int):
+                with b.when(number > i):
+                    vectors.store(target, to + (k + i) * width, column)
+
+    vectors.each(int(size) if isinstance(size, tirx.IntImm) else size, square)

@@ -1,0 +1,122 @@
+"""Products of pairs of bfloat16 against NumPy in float64, on processors that multiply them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from machines import PAIRS, at, compile_kernels, largest_error, runs_here
+from tvm import tirx
+
+from relax_grad.cpu.kernel.halves import stored_as
+from relax_grad.cpu.kernel.matmul import Matmul, matmul
+from relax_grad.cpu.target import CPU, host, x86_64
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+TARGET = tvm.target.Target(PAIRS["avx512bf16"])
+RNG = np.random.default_rng(0)
+FORMS = list(itertools.product((False, True), repeat=2))
+
+here = pytest.mark.skipif(not runs_here("avx512bf16"), reason="this machine has no avx512bf16")
+
+
+def kernel(product: Matmul, result: str = "float32", **properties) -> tirx.PrimFunc:
+    """Return the kernel of a product of packed factors in bfloat16."""
+    cpu = replace(CPU.of(TARGET), **properties)
+    dtypes = ("bfloat16", "bfloat16", result)
+    return stored_as(dtypes, 1, lambda: matmul(product, cpu, way="packed"))
+
+
+def run(
+    functions: Sequence[tirx.PrimFunc], inputs: Sequence[Sequence], shape: tuple, result="float32"
+) -> list[np.ndarray]:
+    library = compile_kernels({f"f{i}": each for i, each in enumerate(functions)}, TARGET)
+    found = []
+    for i, arrays in enumerate(inputs):
+        output = tvm.runtime.empty(shape[i], result)
+        library[f"f{i}"](*map(tvm.runtime.tensor, arrays), output)
+        found.append(output.numpy())
+    return found
+
+
+def wanted(product: Matmul, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    a, b = (each.astype("float64") for each in (a, b))
+    a = np.swapaxes(a, -1, -2) if product.transpose_a else a
+    return a @ (np.swapaxes(b, -1, -2) if product.transpose_b else b)
+
+
+def check(products: Sequence[Matmul], values: dict | None = None) -> None:
+    """Compare products whose sums are stored in float32."""
+    shapes = [[at(shape, values or {}) for shape in each.shapes()] for each in products]
+    inputs = [[RNG.normal(size=each).astype(BFLOAT16) for each in shape[:2]] for shape in shapes]
+    found = run(list(map(kernel, products)), inputs, [shape[2] for shape in shapes])
+    for product, arrays, result in zip(products, inputs, found, strict=True):
+        assert largest_error(result, wanted(product, *arrays)) < 2e-6, product
+
+
+@here
+def test_sizes():
+    sizes = [(33, 45, 70), (11, 17, 1), (12, 64, 515), (10, 33, 2), (9, 1, 5), (25, 32, 64)]
+    check([Matmul(*size, *form) for size in sizes for form in FORMS])
+
+
+@here
+def test_batches():
+    check([Matmul(13, 37, 31, *form, 3) for form in FORMS])
+    check([Matmul(13, 37, 34, False, True, 3, shared_b=True), Matmul(5, 20, 9, batch=3)])
+
+
+@here
+@pytest.mark.parametrize("values", [(1, 1, 1), (23, 40, 67), (10, 32, 600), (7, 5, 0)])
+def test_symbolic_extents(values):
+    products = []
+    for form in FORMS:
+        extents = [tirx.Var(name, "int32") for name in ("m", "n", "k")]
+        products.append(Matmul(*extents, *form))
+    check(products, dict(zip(("m", "n", "k"), values, strict=True)))
+
+
+@here
+def test_results_are_rounded_once():
+    """A sum over several stretches of k is rounded at its end."""
+    product = Matmul(20, 40, 1500)
+    arrays = [RNG.normal(size=shape).astype(BFLOAT16) for shape in product.shapes()[:2]]
+    (narrow,) = run([kernel(product, "bfloat16")], [arrays], [(20, 40)], "bfloat16")
+    (wide,) = run([kernel(product)], [arrays], [(20, 40)])
+    assert narrow.tobytes() == wide.astype(BFLOAT16).tobytes()
+
+
+@here
+def test_results_do_not_depend_on_the_threads():
+    product = Matmul(75, 130, 333, True)
+    arrays = [RNG.normal(size=shape).astype(BFLOAT16) for shape in product.shapes()[:2]]
+    functions = [kernel(product, cores=cores) for cores in (1, 2, 5, 16)]
+    first, *others = run(functions, [arrays] * 4, [(75, 130)] * 4)
+    assert all(first.tobytes() == other.tobytes() for other in others)
+
+
+@here
+def test_infinities_and_nans():
+    a = np.array([[np.inf, 1, 2], [np.nan, 1, 2], [3e38, 3e38, 1]], BFLOAT16)
+    (found,) = run([kernel(Matmul(3, 1, 3))], [[a, np.full((3, 1), 2, BFLOAT16)]], [(3, 1)])
+    assert np.isnan(found[1, 0])
+    assert found[[0, 2], 0].tolist() == [np.inf, np.inf]
+
+
+def test_only_targets_with_the_instruction_multiply_pairs():
+    assert CPU.of(TARGET).bfloat16
+    assert not CPU.of(x86_64("v4")).bfloat16
+    assert not CPU.of({"kind": "llvm", "mcpu": "skylake-avx512"}).bfloat16
+    assert CPU.of(host()).bfloat16 == runs_here("avx512bf16")
+    assert "vdpbf16ps" in _assembly(CPU.of(TARGET))
+    assert "vdpbf16ps" not in _assembly(replace(CPU.of(TARGET), bfloat16=False))
+
+
+def _assembly(cpu: CPU) -> str:
+    function = kernel(Matmul(32, 32, 32), bfloat16=cpu.bfloat16)
+    return compile_kernels({"product": function}, TARGET).inspect_source("asm")
