@@ -35,11 +35,13 @@ class Factor:
     size: tuple[int, int]
 
     @staticmethod
-    def of(product: Matmul, vectors: Vectors, size: tuple[int, int]) -> Factor:
-        """Return the reader for the A of a product."""
+    def of(
+        product: Matmul, vectors: Vectors, size: tuple[int, int], *, copies: bool = False
+    ) -> Factor:
+        """Return the reader for the A of a product, which reads a copy if ``copies``."""
         if product.transpose_a:
             return Strips(product, vectors, size)
-        copies = share_sets(product.depth) and not _is_few(product)
+        copies = copies or (share_sets(product.depth) and not _is_few(product))
         return (Copies if copies else Factor)(product, vectors, size)
 
     def place(self) -> tirx.Buffer | None:

@@ -24,6 +24,7 @@ from ._product import DEPTH, WAYS, Matmul, is_one
 from ._tasks import divide, largest_task
 from ._tile import multiply_add, rows_up_to, tile_size
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
+from .halves import Half
 
 __all__ = ["WAYS", "Matmul", "matmul"]
 
@@ -169,9 +170,11 @@ class Generator:
             packed = Early(self.packing, bb, b0, inner) if panels is None else panels
             self._multiply(a, a0, packed, c, c0, inner)
 
-    def factor(self, size: tuple[int, int]) -> Factor:
+    def factor(self, a: tirx.Buffer | Half, size: tuple[int, int]) -> Factor:
         """Return the reader of A for the rows of a strip and the strips of a task."""
-        return Factor.of(self.p, self.vectors, size)
+        # A single float16 takes long to widen; a copy of a task is widened in vectors.
+        is_widened = isinstance(a, Half) and a.dtype == "float16"
+        return Factor.of(self.p, self.vectors, size, copies=is_widened)
 
     # Multiplying
 
@@ -184,7 +187,7 @@ class Generator:
         panel_blocks = b.quotient(self.panels + panels_each - 1, panels_each)
         # A task's copy of A has a size that is known.
         most = strips_each if isinstance(strips_each, int) else self.largest[0]
-        factor = self.factor((self.tile_rows, most))
+        factor = self.factor(a, (self.tile_rows, most))
         with loop(0, strip_blocks * panel_blocks) as task:
             down = b.computed(b.quotient(task, panel_blocks))
             strip0 = b.computed(down * strips_each)
@@ -314,5 +317,5 @@ class _OfPairs(Generator):
         super().__init__(product, cpu)
         self.packing = PairPacking(product, self.vectors, self.tile_vectors)
 
-    def factor(self, size: tuple[int, int]) -> Factor:
+    def factor(self, a: tirx.Buffer | Half, size: tuple[int, int]) -> Factor:
         return self.p.factor(self.vectors, size)
