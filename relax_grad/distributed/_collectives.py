@@ -13,7 +13,8 @@ from typing import NamedTuple
 import tvm
 import tvm_ffi
 
-from ..ir.asynchronous import PEERS, START, WAIT, WORLD
+from ..ir.asynchronous import GATHER, PART, PEERS, START, WAIT, WORLD
+from ._arrays import viewed
 from ._disco import COLLECTIVES, KINDS, PREFIX
 from ._reduction import Reduction
 
@@ -196,6 +197,12 @@ class Communicator:
         self.sent += _bytes(send)
         among.allgather(send, recv)
 
+    def gather_of_peers(self, send, recv) -> None:
+        """Gather the tensors of the workers of the same place in each group; Disco has no such
+        collective."""
+        self.sent += _bytes(send)
+        self.peers.allgather(send, recv)
+
     def broadcast_from_worker0(self, send, in_group: bool, recv) -> None:
         among = self._among(in_group)
         self.sent += _bytes(recv) if among.rank == 0 else 0
@@ -259,6 +266,8 @@ def register() -> None:
         tvm_ffi.register_global_func(PREFIX + name, _dispatching(name), override=True)
     tvm_ffi.register_global_func(START, _start_allreduce, override=True)
     tvm_ffi.register_global_func(WAIT, _wait, override=True)
+    tvm_ffi.register_global_func(PART, _part_of_peer, override=True)
+    tvm_ffi.register_global_func(GATHER, _gather_of_peers, override=True)
 
 
 def _start_allreduce(kind: str, among: str, *sends) -> list[tvm.runtime.Tensor]:
@@ -267,6 +276,21 @@ def _start_allreduce(kind: str, among: str, *sends) -> list[tvm.runtime.Tensor]:
 
 def _wait(recvs: Sequence) -> Sequence:
     return current().wait(recvs)
+
+
+def _part_of_peer(flat) -> tvm.runtime.Tensor:
+    peers = current().peers
+    part = tvm.runtime.empty((int(flat.shape[0]) // peers.size,), flat.dtype)
+    elements = viewed(part)
+    elements[...] = viewed(flat)[elements.size * peers.rank :][: elements.size]
+    return part
+
+
+def _gather_of_peers(part) -> tvm.runtime.Tensor:
+    used = current()
+    whole = tvm.runtime.empty((int(part.shape[0]) * used.peers.size,), part.dtype)
+    used.call("gather_of_peers", (part, whole))
+    return whole
 
 
 def _dispatching(name: str) -> Callable:

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from ..training import TrainStep
+from ..training._slots import GRADIENT
 from ._replica import Layout
 from .shards import Shard
 from .transform import TensorParallel
@@ -26,6 +27,8 @@ class Parts:
         The annotations by names or patterns.
     num_workers : int
         The workers of a group.
+    sharing : int
+        The number of groups among whose workers of the same place the optimizer's state is divided.
 
     Attributes
     ----------
@@ -34,8 +37,11 @@ class Parts:
         :meth:`step_of_worker`.
     """
 
-    def __init__(self, step: TrainStep, shards: Mapping[str, Shard], num_workers: int):
+    def __init__(
+        self, step: TrainStep, shards: Mapping[str, Shard], num_workers: int, sharing: int = 1
+    ):
         check_shards(shards)
+        self._sharing = sharing
         self._step, self._num_workers, self._places = step, num_workers, step.places()
         self._matched = match_shards(shards, list(self._places))
         self.shards: dict[str, Shard] = {}
@@ -44,7 +50,7 @@ class Parts:
         """Return the step of a worker, with another differentiation of its loss if one is given."""
         divided = [name for name in self._matched if name in self._step.params]
         divided = divided if self._num_workers > 1 else []
-        step = self._step.with_parts(self._rewritten, divided, differentiate)
+        step = self._step.with_parts(self._rewritten, divided, differentiate, self._sharing)
         # A step does not use divided outputs of the model, whose parts the pass collects.
         names = [each.name_hint for each in step.module.get_global_vars()]
         return replace(step, module=relax.transform.DeadCodeElimination(names)(step.module))
@@ -60,18 +66,28 @@ class Parts:
     def layouts(self) -> dict[str, list[Layout]]:
         """Return how the workers keep the tensors of each group."""
 
-        def layout(name: str) -> Layout:
+        def layout(name: str, sharing: int = 1) -> Layout:
             found = self.shards.get(name)
-            return None if found is None else [found.axis, found.parts]
+            if found is None:
+                return None if sharing == 1 else [None, 1, sharing]
+            return [found.axis, found.parts, sharing]
+
+        def of_state(name: str) -> Layout:
+            # The state of a parameter, SLOT/PARAMETER, has its shape.
+            return layout(name.partition("/")[2], self._sharing if is_shared(name) else 1)
 
         return {
             "params": [layout(name) for name in self._step.params],
             "frozen": [layout(name) for name in self._step.frozen],
-            # The state of a parameter, SLOT/PARAMETER, has its shape.
-            "optimizer_state": [
-                layout(name.partition("/")[2]) for name in self._step.optimizer_state
-            ],
+            "optimizer_state": [of_state(name) for name in self._step.optimizer_state],
         }
 
 
-__all__ = ["Parts"]
+def is_shared(state: str) -> bool:
+    """Tell whether workers can share a tensor of the optimizer's state: those of a parameter, but
+    its accumulated gradient."""
+    kind, _, parameter = state.partition("/")
+    return bool(parameter) and kind != GRADIENT
+
+
+__all__ = ["Parts", "is_shared"]

@@ -13,10 +13,11 @@ from tvm import relax
 from ._tasks import Worker, task
 from .shards import along, join, split
 
-#: How the workers keep a tensor: None, all have the whole; ``"flat"``, each has a part of the
-#: elements, with zeros behind the last ones; or ``[axis, parts]``, each has that of its place in
-#: its group, as in ``along(axis, parts)``.
-Layout = None | str | list
+#: How the workers keep a tensor. None: all have the whole. ``[axis, parts, sharing]``: each has the
+#: part of its place in its group, as in ``along(axis, parts)``, or the whole if the axis is None. If
+#: ``sharing`` is more than 1, so many workers of the same place have equal shares of its elements,
+#: with zeros behind the last ones.
+Layout = None | list
 
 #: The groups of tensors that a step takes after the batch, the hyperparameters and the seed.
 GROUPS = ("params", "frozen", "states", "optimizer_state")
@@ -70,25 +71,42 @@ def _received(worker: Worker, whole, shape: list[int], dtype: str, layout: Layou
         tensor = whole if whole is not None else tvm.runtime.empty(shape, dtype)
         call("broadcast_from_worker0", (tensor, False, tensor))
         return tensor
-    count = worker.num_workers if layout == "flat" else worker.group_size
-    part = tvm.runtime.empty(_part_shape(shape, layout, count), dtype)
+    part = tvm.runtime.empty(_part_shape(shape, layout, worker), dtype)
     send = None
-    if whole is not None and layout == "flat":
-        padded = np.zeros(int(part.shape[0]) * worker.num_workers, whole.numpy().dtype)
-        padded[: math.prod(shape)] = whole.numpy().reshape(-1)
-        send = tvm.runtime.tensor(padded)
-    elif whole is not None:
-        parts = split("a tensor", whole.numpy(), along(*layout), count)
-        send = tvm.runtime.tensor(np.stack(parts * (worker.num_workers // count)))
+    if whole is not None:
+        send = tvm.runtime.tensor(np.stack(_divided(whole.numpy(), layout, worker)))
     call("scatter_from_worker0", (send, False, part))
     return part
 
 
-def _part_shape(shape: list[int], layout: Layout, num_workers: int) -> list[int]:
-    if layout == "flat":
-        return [-(-math.prod(shape) // num_workers)]
-    axis = layout[0]
-    return [*shape[:axis], shape[axis] // num_workers, *shape[axis + 1 :]]
+def _places(layout: list, worker: Worker) -> int:
+    """Return the number of places in a group, whose workers have different parts."""
+    return worker.num_workers // layout[2] if layout[2] > 1 else worker.group_size
+
+
+def _part_shape(shape: list[int], layout: list, worker: Worker) -> list[int]:
+    axis, _, sharing = layout
+    if axis is not None:
+        shape = [*shape[:axis], shape[axis] // _places(layout, worker), *shape[axis + 1 :]]
+    return [-(-math.prod(shape) // sharing)] if sharing > 1 else shape
+
+
+def _divided(whole: np.ndarray, layout: list, worker: Worker) -> list[np.ndarray]:
+    """Return the part of each worker."""
+    axis, parts, sharing = layout
+    places = _places(layout, worker)
+    found = [whole] * places
+    if axis is not None:
+        found = split("a tensor", whole, along(axis, parts), places)
+    if sharing == 1:
+        return [found[rank % places] for rank in range(worker.num_workers)]
+    length = -(-found[0].size // sharing)
+    rows = []
+    for each in found:
+        padded = np.zeros(length * sharing, whole.dtype)
+        padded[: each.size] = each.reshape(-1)
+        rows.append(padded.reshape(sharing, length))
+    return [rows[rank % places][rank // places] for rank in range(worker.num_workers)]
 
 
 @task
@@ -108,16 +126,21 @@ def gather_tensors(
             gathered = tvm.runtime.empty([worker.num_workers, *map(int, tensor.shape)], dtype)
         worker.communicator.call("gather_to_worker0", (tensor, False, gathered))
         if is_first:
-            parts = gathered.numpy() if layout == "flat" else gathered.numpy()[: worker.group_size]
-            wholes.append(tvm.runtime.tensor(_joined(parts, shape, layout)))
+            wholes.append(tvm.runtime.tensor(_joined(gathered.numpy(), shape, layout, worker)))
     if is_first:
         worker.inbox["wholes"] = wholes
 
 
-def _joined(parts: np.ndarray, shape: list[int], layout: Layout) -> np.ndarray:
-    if layout == "flat":
-        return parts.reshape(-1)[: math.prod(shape)].reshape(shape)
-    return join("a tensor", list(parts), along(*layout))
+def _joined(gathered: np.ndarray, shape: list[int], layout: list, worker: Worker) -> np.ndarray:
+    """Return the tensor of which the workers have parts."""
+    axis, parts, sharing = layout
+    places = _places(layout, worker)
+    found = list(gathered[:places])
+    if sharing > 1:
+        own = _part_shape(shape, [axis, parts, 1], worker) if axis is not None else shape
+        rows = (gathered[place::places].reshape(-1) for place in range(places))
+        found = [each[: math.prod(own)].reshape(own) for each in rows]
+    return found[0] if axis is None else join("a tensor", found, along(axis, parts))
 
 
 @task
@@ -212,7 +235,7 @@ def _digests(
     whole, parts = hashlib.sha256(), hashlib.sha256()
     for name in GROUPS:
         for tensor, layout in zip(groups[name], layouts[name], strict=True):
-            if layout != "flat":
+            if layout is None or layout[2] == 1:
                 found = whole if layout is None else parts
                 found.update(np.ascontiguousarray(tensor.numpy()).tobytes())
     return [whole.hexdigest(), parts.hexdigest()]

@@ -14,7 +14,7 @@ from ..activity import holds_floats
 from ..ir.compat import dtype_of
 from ..training import Optimizer, StepResult, Trainer, TrainStep
 from ._parallel_trainer import ParallelTrainer, as_step, check_interval, check_session
-from ._parts import Parts
+from ._parts import Parts, is_shared
 from ._processes import shares
 from .errors import WorkerError
 from .session import Session
@@ -77,11 +77,12 @@ def data_parallel(
         Whether each worker keeps and updates a part of the optimizer's state only, as the first
         stage of ZeRO (Rajbhandari et al., 2020): the gradients are reduced, each worker updates its
         part of each parameter, and the parts are gathered. For optimizers whose updates are
-        element-wise: all but LAMB and Muon.
+        element-wise: all but LAMB and Muon. With ``shards``, the state of a part is divided among
+        the workers that have it.
     shards : Mapping[str, Shard], optional
         The annotations of parameters that are divided among the workers of a group, as for
         :func:`relax_grad.distributed.tensor_parallel`. Each group of the session has one share of
-        every batch, and its workers compute the share together. Not with ``shard_optimizer``.
+        every batch, and its workers compute the share together.
     check_every : int
         The number of steps after which the workers compare digests of all their tensors; 0 for
         never.
@@ -130,8 +131,9 @@ def data_parallel(
             raise TypeError(f"{name} must be True or False, but it is {value!r}")
     parts = None
     if shards is not None:
-        parts = Parts(step, shards, session.num_workers // session.num_groups)
-        _check_groups(session, shard_optimizer)
+        _check_groups(session)
+        sharing = session.num_groups if shard_optimizer else 1
+        parts = Parts(step, shards, session.num_workers // session.num_groups, sharing)
     overlap = overlap and session.num_workers > 1 and session.backend != "nccl"
     group_size = 1 if parts is None else session.num_workers // session.num_groups
     differentiate = _differentiate(split, reduction, batch_norm, bucket_bytes, overlap, group_size)
@@ -145,6 +147,7 @@ def data_parallel(
         session,
         split,
         parts,
+        session.num_workers if shard_optimizer else 1,
         check_every,
         values=values,
         seed=seed,
@@ -155,12 +158,7 @@ def data_parallel(
     )
 
 
-def _check_groups(session: Session, shard_optimizer: bool) -> None:
-    if shard_optimizer:
-        raise ValueError(
-            "shard_optimizer is for whole parameters: with shards, each worker has the state of "
-            "its parts only; leave one of them out"
-        )
+def _check_groups(session: Session) -> None:
     if session.num_groups < 2:
         raise ValueError(
             "shards are divided among the workers of a group, but the session has one group, "
@@ -270,6 +268,7 @@ class DataParallelTrainer(ParallelTrainer):
         session: Session,
         split: list[str],
         parts: Parts | None,
+        sharing: int,
         check_every: int,
         **options: object,
     ):
@@ -278,8 +277,8 @@ class DataParallelTrainer(ParallelTrainer):
         self.shards = {} if parts is None else parts.shards
         if parts is None:
             states = [
-                None if structural_equal(kind, step.optimizer_state[name]) else "flat"
-                for name, kind in parallel.optimizer_state.items()
+                [None, 1, sharing] if sharing > 1 and is_shared(name) else None
+                for name in step.optimizer_state
             ]
             layouts = {"optimizer_state": states}
         else:

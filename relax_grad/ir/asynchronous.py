@@ -1,5 +1,5 @@
-"""Collectives that run beside later calls: a call that starts one, and a call that waits for its
-result.
+"""Collectives that R.ccl does not have: those that run beside later calls, with a call that starts
+one and a call that waits for its result, and those of workers with the same place in each group.
 
 The compiled function calls two functions of the runtime. ``start_allreduce`` copies its operands,
 and returns a tuple of tensors that have no values yet, which only ``wait`` may take. ``wait``
@@ -15,8 +15,12 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
+from .compat import dtype_of
+
 #: The names of the functions.
 START, WAIT = "relax_grad.distributed.start_allreduce", "relax_grad.distributed.wait"
+PART = "relax_grad.distributed.part_of_peer"
+GATHER = "relax_grad.distributed.gather_of_peers"
 
 #: The workers among which a tensor is reduced: all, or those of the same place in each group.
 WORLD, PEERS = "world", "peers"
@@ -52,6 +56,19 @@ def wait(started: relax.Expr) -> relax.Call:
     return relax.op.call_pure_packed(WAIT, started, ty_args=started.ty)
 
 
+def part_of_peer(flat: relax.Expr, count: int) -> relax.Call:
+    """Return the call for the worker's part of a vector that is divided equally among the workers
+    of the same place in each of ``count`` groups."""
+    kind = relax.TensorType((int(flat.ty.shape.values[0]) // count,), dtype_of(flat.ty))
+    return relax.op.call_pure_packed(PART, flat, ty_args=kind)
+
+
+def gather_of_peers(part: relax.Expr, count: int) -> relax.Call:
+    """Return the call for the vector whose parts the workers of :func:`part_of_peer` have."""
+    kind = relax.TensorType((int(part.ty.shape.values[0]) * count,), dtype_of(part.ty))
+    return relax.op.call_pure_packed(GATHER, part, ty_args=kind)
+
+
 def is_start(value: relax.Expr) -> bool:
     """Tell whether a value is a call of :func:`start_allreduce`, before or after the lowering of
     packed calls."""
@@ -77,12 +94,16 @@ def _calls(value: relax.Expr, name: str) -> bool:
 
 
 __all__ = [
+    "GATHER",
+    "PART",
     "PEERS",
     "START",
     "WAIT",
     "WORLD",
+    "gather_of_peers",
     "is_start",
     "is_wait",
+    "part_of_peer",
     "start_allreduce",
     "started_by",
     "wait",

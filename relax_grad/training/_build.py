@@ -100,10 +100,11 @@ class Build:
         ``Gradient`` does.
     shards : int
         The number of workers among which the optimizer's state is divided. Its tensors are then
-        vectors: a worker's part of the elements, with zeros behind the last ones.
+        vectors: a worker's part of the elements, with zeros behind the last ones. If parameters are
+        divided, they are the workers of the same place in each group.
     divided : Collection[str]
-        The parameters of which each worker has a part. The function takes the parts. Norms are
-        those of all parts.
+        The parameters of which each worker has a part; None if the workers have no groups. The
+        function takes the parts. Norms are those of all parts.
 
     Attributes
     ----------
@@ -124,11 +125,12 @@ class Build:
         settings: Settings,
         differentiate: Differentiate | None = None,
         shards: int = 1,
-        divided: Collection[str] = (),
+        divided: Collection[str] | None = None,
     ):
         self.source, self.groups, self.settings = source, groups, settings
-        self._differentiate, self._shards = differentiate, Shards(shards)
-        self._divided = frozenset(divided)
+        self._differentiate = differentiate
+        self._shards = Shards(shards, of_peers=divided is not None)
+        self._divided = frozenset(divided or ())
         self.types = source.signature.types(source.function, "params")
         self.hyperparameters = {
             name: default for group in groups for name, default in group.hyperparameters.items()

@@ -9,6 +9,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from ..ir.asynchronous import gather_of_peers, part_of_peer
 from ..ir.compat import dtype_of
 from ._tensors import Emit, shape_of
 
@@ -22,9 +23,12 @@ class Shards:
     ----------
     count : int
         The number of workers; with 1, tensors stay whole.
+    of_peers : bool
+        Whether they are the workers of the same place in each group, and not all.
     """
 
     count: int
+    of_peers: bool = False
 
     def type_of_part(self, whole: relax.TensorType) -> relax.TensorType:
         """Return the type of a worker's part of a tensor."""
@@ -39,11 +43,16 @@ class Shards:
         if padding:
             zeros = relax.const(np.zeros(padding, dtype_of(value.ty)))
             flat = emit(op.concat([flat, zeros], 0))
+        if self.of_peers:
+            return emit(part_of_peer(flat, self.count))
         return emit(op.distributed.redistribute_replica_to_shard(flat, self.count, 0))
 
     def whole(self, emit: Emit, part: relax.Expr, ty: relax.TensorType) -> relax.Expr:
         """Return the tensor of a type whose parts the workers have."""
-        flat = emit(op.ccl.allgather(part, self.count, False))
+        if self.of_peers:
+            flat = emit(gather_of_peers(part, self.count))
+        else:
+            flat = emit(op.ccl.allgather(part, self.count, False))
         size = math.prod(shape_of(ty))
         if shape_of(flat.ty)[0] > size:
             flat = emit(op.strided_slice(flat, [0], [0], [size]))

@@ -110,6 +110,7 @@ class TrainStep:
         rewrite: Callable[[tvm.IRModule, str], tvm.IRModule],
         divided: Collection[str],
         differentiate: Differentiate | None = None,
+        shards: int = 1,
     ) -> TrainStep:
         """Return this step for a worker that has parts of some parameters; see ``Build``.
 
@@ -122,10 +123,13 @@ class TrainStep:
             The names of the parameters of which the worker has a part.
         differentiate : Differentiate, optional
             Another differentiation of its loss, as for :meth:`for_workers`.
+        shards : int
+            The number of groups among whose workers of the same place the optimizer's state is
+            divided.
         """
         source = self._source
         changed = replace(source, module=rewrite(source.module, source.name))
-        return _made(changed, *self._recipe, differentiate, divided=divided)
+        return _made(changed, *self._recipe, differentiate, shards, divided)
 
     def places(self) -> dict[str, int]:
         """Return the positions of parameters and frozen parameters in the loss's function, by their
@@ -338,7 +342,7 @@ def _made(
     settings: Settings,
     differentiate: Differentiate | None = None,
     shards: int = 1,
-    divided: Collection[str] = (),
+    divided: Collection[str] | None = None,
 ) -> TrainStep:
     build = Build(source, groups, settings, differentiate, shards, divided)
     types = partial(source.signature.types, source.function)
