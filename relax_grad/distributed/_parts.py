@@ -9,7 +9,6 @@ import tvm
 from tvm import relax
 
 from ..training import TrainStep
-from ..training._slots import GRADIENT
 from ._replica import Layout
 from .shards import Shard
 from .transform import TensorParallel
@@ -87,7 +86,7 @@ def is_shared(state: str) -> bool:
     """Tell whether workers can share a tensor of the optimizer's state: those of a parameter, but
     its accumulated gradient."""
     kind, _, parameter = state.partition("/")
-    return bool(parameter) and kind != GRADIENT
+    return bool(parameter) and kind != "gradient"
 
 
 __all__ = ["Parts", "is_shared"]

@@ -14,9 +14,9 @@ from ._tasks import Worker, task
 from .shards import along, join, split
 
 #: How the workers keep a tensor. None: all have the whole. ``[axis, parts, sharing]``: each has the
-#: part of its place in its group, as in ``along(axis, parts)``, or the whole if the axis is None. If
-#: ``sharing`` is more than 1, so many workers of the same place have equal shares of its elements,
-#: with zeros behind the last ones.
+#: part of its place in its group, as in ``along(axis, parts)``, or the whole if the axis is None.
+#: If ``sharing`` is more than 1, so many workers of the same place have equal shares of its
+#: elements, with zeros behind the last ones.
 Layout = None | list
 
 #: The groups of tensors that a step takes after the batch, the hyperparameters and the seed.
