@@ -7,7 +7,7 @@ from tvm.ir import Op
 
 from ...op.attention import check_masks, gradients, shared_by
 from ...registry import register_gradient
-from .._util import cast_like, dtype_of, no_grad, shape_of, unbroadcast, wide_dtype
+from .._util import cast_like, dtype_of, no_grad, shape_of, unbroadcast, wide_dtype, widen
 
 _BACKWARD = Op.get("relax.grad.attention_backward")
 
@@ -22,7 +22,7 @@ def attention(
     that the causal mask and the window admit for a query.
 
     Backward form: ``attention_backward(o_grad, o, q, k, v)``. In half precision, the rounding error
-    of ``o`` is too large for that, and the backward form is a composition of operators.
+    of ``o`` is too large for that: ``o`` is computed again, in float32.
     """
     return _partials(orig_var, orig_call, output_grad, ctx)
 
@@ -70,11 +70,14 @@ def _partials(
     check_masks(orig_call)
     for tensor in others:
         shared_by(tensor, shape_of(query)[2], axis=2)
+    output, operands = orig_var, list(orig_call.args)
     if _precise(orig_var) is None:
-        return gradients(ctx, orig_call, None, output_grad)[0]
-    arguments = [output_grad, orig_var, *orig_call.args]
+        operands = [ctx.emit(widen(operand)) for operand in operands]
+        output = ctx.emit(relax.Call(orig_call.op, operands, orig_call.attrs))
+        output_grad = ctx.emit(widen(output_grad))
+    arguments = [output_grad, output, *operands]
     partials = ctx.emit(relax.Call(_BACKWARD, arguments, orig_call.attrs))
-    return [relax.TupleGetItem(partials, i) for i in range(3)]
+    return [cast_like(ctx, relax.TupleGetItem(partials, i), orig_call.args[i]) for i in range(3)]
 
 
 def _precise(output):

@@ -277,3 +277,27 @@ def test_connectionist_temporal_classification():
     targets = torch.tensor([[1, 2, 2], [3, 1, 1], [4, 4, 4]])
     args = (targets, torch.tensor([6, 5, 4]), torch.tensor([3, 1, 2]))
     check(Labels(), args, forward=False, steps=2)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
+def test_long_attention_in_half_precision_is_an_operator(kind):
+    """Its kernels have no matrix of weights; with few keys, products in half precision take less
+    time."""
+
+    def loss(self, x, mask):
+        q, k, v = self.layer(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return sum(
+            (attention(q, k[:, :heads], v[:, :heads], **options).float() ** 2).mean()
+            for heads, options in (
+                (2, {"is_causal": True}),
+                (2, {"attn_mask": mask}),
+                (1, {"enable_gqa": True, "scale": 0.2}),
+            )
+        )
+
+    for length, count in ((260, 3), (20, 0)):
+        module = Lossy(loss, layer=nn.Linear(6, 48)).to(kind)
+        mask = torch.ones(length, length, dtype=torch.bool).tril(3)
+        imported = check(module, (normal(2, length, 6).to(kind), mask), steps=2, tolerance=2e-2)
+        text = imported.module["loss"].script()
+        assert text.count("R.nn.attention") == count

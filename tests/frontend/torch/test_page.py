@@ -109,7 +109,7 @@ ROWS = {
     ),
     "hooks of gradients": (
         "tracing/test_hooks.py::test_hooks_of_gradients_are_refused",
-        "test_model.py::test_operations_that_cannot_be_exact_are_errors_with_their_line",
+        "test_model_errors.py::test_operations_that_cannot_be_exact_are_errors_with_their_line",
     ),
     "hooks of forward passes that change": (
         "tracing/test_hooks.py::test_hooks_that_change_tensors_are_parts_of_the_graph",

@@ -9,6 +9,7 @@ import numpy as np
 from tvm import relax, tirx
 
 from ....ir.compat import Analyzer
+from ....ir.dtypes import HALVES
 from ....op.attention_dropout import attention_dropout
 from ...random import dropout
 from ._call import converts, dtype, extents_of, scalar, wide_dtype
@@ -18,6 +19,9 @@ from .random import drawn
 ATTENTION: dict[str, Callable] = {}
 
 _op = relax.op
+
+#: The keys up to which an attention in half precision is written out.
+_FEW_KEYS = 256
 
 
 @converts(ATTENTION, "scaled_dot_product_attention.default")
@@ -29,7 +33,8 @@ def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, 
         if not isinstance(width, int):
             raise Refused("the width of its heads is symbolic; give a scale")
         scale = 1 / math.sqrt(width)
-    if _is_operator(query, key, value, attn_mask, is_causal):
+    is_operator = _is_operator(query, key, value, attn_mask, is_causal)
+    if is_operator and (kind == "float32" or (_is_long_half(key) and not dropout_p)):
         return _operator(call, (query, key, value), attn_mask, is_causal, scale, dropout_p)
     if enable_gqa:
         key, value = (_repeated(call, query, tensor) for tensor in (key, value))
@@ -61,14 +66,23 @@ def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, 
     return _op.matmul(weights, value)
 
 
+def _is_long_half(key) -> bool:
+    """Tell whether an attention in half precision takes less time and memory as an operator.
+
+    The operator computes in float32: with few keys, products in half precision take less time.
+    """
+    keys = extents_of(key)[2]
+    return dtype(key) in HALVES and not (isinstance(keys, int) and keys <= _FEW_KEYS)
+
+
 def _is_operator(query, key, value, mask, is_causal: bool) -> bool:
     """Tell whether there is an operator for an attention.
 
-    It has no matrix of weights in memory on CPUs. In half precision, it would not round as PyTorch
-    does.
+    It has no matrix of weights in memory on CPUs. In half precision, it rounds the result once;
+    PyTorch's also rounds the weights.
     """
-    operands = query, key, value
-    if any(dtype(operand) != "float32" or operand.ty.ndim != 4 for operand in operands):
+    operands, kind = (query, key, value), dtype(query)
+    if any(dtype(operand) != kind or operand.ty.ndim != 4 for operand in operands):
         return False
     shapes = [extents_of(operand) for operand in operands]
     batch, heads, queries, features = shapes[0]
@@ -85,7 +99,7 @@ def _is_operator(query, key, value, mask, is_causal: bool) -> bool:
     full = [batch, heads, queries, keys][4 - len(extents) :] if len(extents) <= 4 else None
     return (
         not is_causal
-        and dtype(mask) in ("bool", "float32")
+        and dtype(mask) in ("bool", kind)
         and full is not None
         and bool(extents)
         and _are_same(extents[-1:], full[-1:])
@@ -114,7 +128,8 @@ def _operator(
     bias = None
     if mask is not None:
         if dtype(mask) == "bool":
-            zero, infinite = (scalar(value, "float32") for value in (0, -math.inf))
+            kind = dtype(operands[0])
+            zero, infinite = (scalar(value, kind) for value in (0, -math.inf))
             mask = call.emit(_op.where(mask, zero, infinite))
         missing = 4 - mask.ty.ndim
         bias = call.emit(_op.expand_dims(mask, list(range(missing)))) if missing else mask
