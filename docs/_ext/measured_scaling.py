@@ -21,7 +21,6 @@ class Steps(Measured):
             "ratio",
             "MB a step",
             "communication, ms",
-            "hidden",
         )
         rows = [
             [
@@ -31,11 +30,10 @@ class Steps(Measured):
                 f"{each['ratio']:.2f}",
                 f"{each['megabytes']:.0f}",
                 f"{each['communication_ms']:.0f}",
-                f"{100 * each['hidden']:.0f} %",
             ]
             for each in measured["steps"]
         ]
-        yield from table(heads, rows, "lrrrrrr")
+        yield from table(heads, rows, "lrrrrr")
 
 
 class Networks(Measured):
