@@ -12,6 +12,7 @@ version = re.search(
 
 cli = ["rich>=13,<16", "shtab>=1.7,<2"]
 matplotlib = "matplotlib>=3.8,<4"
+mpi = "mpi4py>=4,<5"
 torch = "torch==2.13.0"
 onnx = "onnx>=1.17,<1.24"
 safetensors = "safetensors>=0.5,<0.9"
@@ -42,6 +43,9 @@ setup(
         "test": [
             *cli,
             "hypothesis>=6.100,<7",
+            # A library of MPI and its mpiexec, for the sessions of processes that it starts.
+            mpi,
+            "mpich>=5,<6",
             onnx,
             # The written files of ONNX models run in it.
             "onnxruntime>=1.20,<1.33",
@@ -53,7 +57,7 @@ setup(
         # gloo, which moves the bytes between workers, comes with PyTorch.
         "distributed": [torch],
         # It needs a library of MPI: one of the machine, or the packages mpich or openmpi.
-        "mpi": ["mpi4py>=4,<5"],
+        "mpi": [mpi],
         # The trainer's progress bar, picture of the loss and files.
         "train": [*cli, matplotlib, safetensors],
         # Files of the values of an imported PyTorch module.
