@@ -74,7 +74,7 @@ class PackedSequences:
             return layers
         if name == "_pad_packed_sequence":
             return lambda data, _, *rest: _padded(data, lengths, *rest)
-        raise ValueError(
+        raise NotImplementedError(
             f"{name} reads a packed sequence whose lengths are known at run time only: recurrent "
             "layers and pad_packed_sequence take it; pad the sequence first, or give "
             "pack_padded_sequence a list of numbers"
@@ -170,7 +170,7 @@ class Lengths:
 def _padded(data: torch.Tensor, lengths: Lengths, batch_first: bool, value: float, total: int):
     """Return padded sequences and their lengths."""
     if total < lengths.total:
-        raise ValueError(
+        raise NotImplementedError(
             "pad_packed_sequence needs total_length, at least the number of steps before "
             f"pack_padded_sequence, {lengths.total}: the largest length is known at run time only"
         )
