@@ -14,6 +14,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 
+from ..ir.compat import dtype_of
 from ..ir.module import DRAWN, NO_ALIASES
 
 #: The multipliers of a round, and the increments of the two words of the key.
@@ -78,7 +79,13 @@ def _u64(value: int) -> tirx.PrimExpr:
 
 
 def _low(value):
-    return tirx.bitwise_and(value, _u64(0xFFFFFFFF))
+    """Return the low halves of numbers of uint64.
+
+    They are casts: TVM 0.26 makes a remainder by 2**32 of a mask, whose constant is too large for
+    its dtype.
+    """
+    wide = dtype_of(value.ty)
+    return tirx.Cast(wide, tirx.Cast(wide.replace("64", "32"), value))
 
 
 def _high(value):
@@ -226,28 +233,25 @@ def encrypt(
     number : Callable
         Returns an integer as such an expression.
     """
-    mask, half = number(0xFFFFFFFF), number(32)
-
-    def lower(value):
-        return tirx.bitwise_and(value, mask)
+    half = number(32)
 
     def upper(value):
         return tirx.shift_right(value, half)
 
-    keys = [T.Bind(lower(key)), T.Bind(upper(key))]
-    for i, word in enumerate((lower(low), upper(low), lower(high), upper(high))):
+    keys = [T.Bind(_low(key)), T.Bind(upper(key))]
+    for i, word in enumerate((_low(low), upper(low), _low(high), upper(high))):
         words[i] = word
     for i in range(_ROUNDS):
         first, second = (
-            lower(key + number(i * by % 2**32)) for key, by in zip(keys, _INCREMENTS, strict=True)
+            _low(key + number(i * by % 2**32)) for key, by in zip(keys, _INCREMENTS, strict=True)
         )
         even, odd = (
             T.Bind(words[at] * number(by)) for at, by in zip((0, 2), _MULTIPLIERS, strict=True)
         )
         words[0] = tirx.bitwise_xor(tirx.bitwise_xor(upper(odd), words[1]), first)
         words[2] = tirx.bitwise_xor(tirx.bitwise_xor(upper(even), words[3]), second)
-        words[1] = lower(odd)
-        words[3] = lower(even)
+        words[1] = _low(odd)
+        words[3] = _low(even)
 
 
 def _tensor(name: str, shape: Sequence, dtype: str) -> tirx.Buffer:
