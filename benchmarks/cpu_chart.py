@@ -26,6 +26,7 @@ FAMILIES = (
     ("Convolutions, 3x3", "conv", r".*, 3x3(, stride 2|, dilation 2)?$"),
     ("Convolutions, 1x1", "conv", r".*, 1x1(, stride 2)?$"),
     ("Convolutions, depthwise", "conv", r".*depthwise$"),
+    ("Convolutions, transposed", "conv", r".*, transposed(, stride 2)?$"),
     ("Convolutions, others", "conv", r".*, (\d|\d+ groups|3x3x3|5x5|7x7|7x7, stride 2)$"),
     ("Matrix products", "matmul", ""),
     ("Normalisations", "memory", r"(batch|layer|rms|group)_norm"),
