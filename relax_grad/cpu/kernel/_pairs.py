@@ -75,11 +75,9 @@ class Pairs(Matmul):
         sizes = (p.rows, p.columns, ceil_div(p.depth, 2), p.transpose_a, p.transpose_b)
         return Pairs(*sizes, p.batch, p.shared_a, p.shared_b, p.depth)
 
-    def starts(self, i) -> list:
-        depth = self.elements
-        sizes = (self.rows * depth, self.columns * depth, self.rows * self.columns)
-        shared = (self.shared_a, self.shared_b, False)
-        return [const(0) if one else i * size for size, one in zip(sizes, shared, strict=True)]
+    @property
+    def elements_of_k(self) -> Extent:
+        return self.elements
 
     def factor(self, vectors: Vectors, size: tuple[int, int]) -> Factor:
         """Return the reader of A."""

@@ -67,9 +67,15 @@ class Matmul:
             for shape, shared in shapes
         ]
 
+    @property
+    def elements_of_k(self) -> Extent:
+        """The extent of k in A and B as they are stored."""
+        return self.depth
+
     def starts(self, i) -> list:
         """Return the offsets of the i-th product in A, B and C."""
-        sizes = (self.rows * self.depth, self.columns * self.depth, self.rows * self.columns)
+        depth = self.elements_of_k
+        sizes = (self.rows * depth, self.columns * depth, self.rows * self.columns)
         shared = (self.shared_a, self.shared_b, False)
         return [const(0) if one else i * size for size, one in zip(sizes, shared, strict=True)]
 
