@@ -148,6 +148,23 @@ def silu(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     return _positive_part(x, bind) - _sigmoid_tail(a, bind(p), n, bind)
 
 
+def silu_slope(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
+    """Return the derivative of silu, within 4 units in the last place; within 8e-9 around its
+    root.
+
+    It is NaN at both infinities, like PyTorch's.
+    """
+    a = bind(tirx.Min(like(x, _SIGMOID_END), magnitude(x)))
+    p, n = split_exp(bind(like(x, 0.0) - a), bind)
+    p = bind(raised(p, n, bind))
+    e = bind(p * like(a, LOWERED))
+    # At -a, the derivative is e * (1 - a + e) / (1 + e)**2.
+    difference = bind((like(x, 1.0) - a) + e)
+    square = bind(e * (e + like(a, 2.0)) + like(a, 1.0))
+    tail = bind(difference * p / square * like(a, LOWERED))
+    return _slope(x, tail, bind)
+
+
 def softplus(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """Return ``log(1 + exp(x))``, within 3 units in the last place, also for negative x (about
     ``exp(x)``)."""

@@ -37,6 +37,7 @@ FUNCTIONS = {
         activations.gelu_tanh_slope,
         activations.normal_cdf,
         activations.silu,
+        activations.silu_slope,
         activations.softplus,
         functions.expm1,
     )
@@ -106,7 +107,8 @@ def _products(node: tirx.Mul):
 
 
 def _sums(node: tirx.Add):
-    """Match the derivatives of both forms of gelu, the normal CDF, and ``exp(x) + (-1)``."""
+    """Match the derivatives of both forms of gelu and of silu, the normal CDF, and
+    ``exp(x) + (-1)``."""
     first, second = node.a, node.b
     found = _cdf(first)
     if found is not None and _is_slope_of_cdf(second, *found):
@@ -114,6 +116,10 @@ def _sums(node: tirx.Add):
     found = _tanh_cdf(first)
     if found is not None and _is_slope_of_tanh(second, *found):
         return "gelu_tanh_slope", found[1], found[0], []
+    for terms in _either_order(node):
+        slope = _silu_slope(*terms)
+        if slope is not None:
+            return slope
     found = _cdf(node)
     if found is not None:
         return "normal_cdf", found[1], found[0], []
@@ -241,6 +247,23 @@ def _is_slope_of_tanh(expr, scale: float, x) -> bool:
             ends = _without(slope, wanted)
             return ends is not None and len(ends) == 2 and _is_one_minus_square(*ends, x)
     return False
+
+
+def _silu_slope(first, second):
+    """Match ``sigmoid(x) + x * sigmoid(x) * (1 - sigmoid(x))``, also times common factors."""
+    scale, factors = _factors(first)
+    for i, factor in enumerate(factors):
+        if not _is_call(factor, "tirx.sigmoid"):
+            continue
+        x, others = factor.args[0], [*factors[:i], *factors[i + 1 :]]
+        size, wanted = _factors(x)
+        constant, rest = _factors(second)
+        rest = _without(rest, [*others, factor, *wanted])
+        if rest is not None and len(rest) == 1 and _is_near(constant, scale * size):
+            (last,) = rest
+            if isinstance(last, tirx.Sub) and _is(last.a, 1.0) and are_equal(last.b, factor):
+                return "silu_slope", x, scale, others
+    return None
 
 
 def _is_one_minus_square(one, other, x) -> bool:
