@@ -12,7 +12,7 @@ from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
-from ._tile import multiply_add, rows_up_to
+from ._tile import equal_height, multiply_add, rows_up_to
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 
 #: The maximum number of vectors in a row of a tile, or of columns if vectors run along k.
@@ -47,8 +47,7 @@ class FewRows:
         self.vectors = Vectors(cpu.lanes)
         most_rows, registers = (8, 24) if cpu.registers >= 32 else (4, 12)
         # Strips of equal height allow the widest tile in each.
-        is_known = isinstance(rows, int)
-        self.height = ceil_div(rows, ceil_div(rows, most_rows)) if is_known else 4
+        self.height = equal_height(rows, most_rows if isinstance(rows, int) else 4)
         self.size = 1 if transpose_b else cpu.lanes
         self.width = self.size * min(_WIDEST, registers // self.height)
 

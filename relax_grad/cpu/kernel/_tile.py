@@ -8,7 +8,7 @@ from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
-from .builder import Accumulators, Extent, Vectors, bind
+from .builder import Accumulators, Extent, Vectors, bind, ceil_div
 
 
 def tile_size(cpu: CPU) -> tuple[int, int]:
@@ -22,6 +22,15 @@ def tile_size(cpu: CPU) -> tuple[int, int]:
     if cpu.registers < 32:
         return 6, 2
     return (8, 3) if cpu.lanes <= 4 else (10, 2)
+
+
+def equal_height(rows: Extent, most: int) -> int:
+    """Return the height of the fewest strips of at most ``most`` rows, all as high as possible.
+
+    A low strip takes as long as its multiply-adds wait for each other. Strips of a symbolic number
+    of rows have ``most`` rows.
+    """
+    return ceil_div(rows, ceil_div(rows, most)) if isinstance(rows, int) else most
 
 
 def rows_up_to(first, number: int, end) -> list:

@@ -22,7 +22,7 @@ from ._pairs import PairPacking, Pairs, add_products, imported, takes_pairs
 from ._panels import Early, Late, Packing
 from ._product import DEPTH, WAYS, Matmul, is_one
 from ._tasks import divide, largest_task
-from ._tile import multiply_add, rows_up_to, tile_size
+from ._tile import equal_height, multiply_add, rows_up_to, tile_size
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from .halves import Half
 
@@ -128,7 +128,8 @@ class Generator:
     def __init__(self, product: Matmul, cpu: CPU):
         self.p, self.cpu = product, cpu
         self.vectors = Vectors(cpu.lanes)
-        self.tile_rows, self.tile_vectors = tile_size(cpu)
+        most_rows, self.tile_vectors = tile_size(cpu)
+        self.tile_rows = equal_height(product.rows, most_rows)
         self.packing = Packing(product, self.vectors, self.tile_vectors)
         self.width, self.panels = self.packing.width, self.packing.panels
         self.strips = ceil_div(product.rows, self.tile_rows)

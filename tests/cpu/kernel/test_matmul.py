@@ -15,6 +15,7 @@ from tvm import tirx
 
 from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._tasks import divide
+from relax_grad.cpu.kernel._tile import equal_height
 from relax_grad.cpu.kernel.matmul import WAYS, Generator, Matmul, matmul
 from relax_grad.cpu.target import CPU
 
@@ -112,6 +113,16 @@ def test_panels_packed_by_tasks_or_before(target):
     ]
     check(products, target, cores=32)
     check(products, target, cores=1)
+
+
+def test_strips_have_equal_heights():
+    """A last strip of few rows takes as long as its multiply-adds wait for each other."""
+    assert [equal_height(rows, 10) for rows in (1, 10, 11, 21, 32, 128)] == [1, 10, 6, 7, 8, 10]
+    assert equal_height(tirx.Var("rows", "int32"), 6) == 6
+    strips = [Generator(Matmul(rows, 70, 64), CPU(16, 32, 1)).strips for rows in (32, 33, 41)]
+    assert strips == [4, 4, 5]
+    for rows in range(1, 60):
+        assert -(-rows // equal_height(rows, 6)) == -(-rows // 6)
 
 
 def is_parallel(function):
