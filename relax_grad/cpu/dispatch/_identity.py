@@ -26,7 +26,7 @@ def key_of(value: object) -> tuple:
     if isinstance(value, (list, tuple)):
         return "list", *map(key_of, value)
     if is_dataclass(value):
-        return type(value), *(key_of(getattr(value, each.name)) for each in fields(value))
+        return type(value), *(key_of(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, tirx.Var):
         return tirx.Var, value.name, dtype_of(value.ty)
     if isinstance(value, tvm_ffi.Object):  # an extent made of variables

@@ -42,8 +42,8 @@ def attention(site: CallSite) -> Kernel | None:
     if of is None or result is None:
         return None
     shapes = [*map(site.shape, operands), result]
-    given = [*operands[:3], *generator, *operands[3:]]
-    return Kernel(partial(kernels.attention, of, shapes, site.cpu), given)
+    arguments = [*operands[:3], *generator, *operands[3:]]
+    return Kernel(partial(kernels.attention, of, shapes, site.cpu), arguments)
 
 
 @residuals_for(*_FORWARD)
@@ -60,14 +60,14 @@ def attention_with_sums(site: CallSite, var: relax.Var, calls: BlockCalls) -> Re
     def gradient(call: relax.Call, saved) -> Kernel:
         taken = [shapes[-1], shapes[-1], *shapes[:-1]]
         generator = partial(attention_backward, of, taken, site.cpu, takes_sums=True)
-        given = [each for each in call.args if isinstance(each.ty, relax.TensorType)]
-        return Kernel(generator, [*given, *saved])
+        operands = [operand for operand in call.args if isinstance(operand.ty, relax.TensorType)]
+        return Kernel(generator, [*operands, *saved])
 
     uses: dict[relax.Var, Replacement] = {}
     while (
-        found := calls.take(var, backward, _of_same_operands, _key(forward.args, forward))
+        replaced := calls.take(var, backward, _of_same_operands, _key(forward.args, forward))
     ) is not None:
-        uses[found[0]] = gradient
+        uses[replaced[0]] = gradient
     if not uses:
         return None
     generator = partial(kernels.attention, of, shapes, site.cpu, saves_sums=True)
@@ -87,8 +87,11 @@ def _of_same_operands(_calls: BlockCalls, var: relax.Var, call: relax.Call) -> F
 def _key(operands: Sequence[relax.Expr], call: relax.Call) -> tuple:
     attrs = call.attrs
     others = (attrs.scale, float), (attrs.causal_mask, str), (attrs.window_size, int)
-    operands = [float(each.value) if isinstance(each, tirx.FloatImm) else each for each in operands]
-    return tuple(operands), tuple(None if each is None else kind(each) for each, kind in others)
+    operands = [
+        float(operand.value) if isinstance(operand, tirx.FloatImm) else operand
+        for operand in operands
+    ]
+    return tuple(operands), tuple(None if attr is None else kind(attr) for attr, kind in others)
 
 
 @kernel_for(_BACKWARD, ATTENTION_DROPOUT_BACKWARD)
@@ -101,8 +104,8 @@ def backward(site: CallSite) -> Kernel | None:
     shapes = list(map(site.shape, operands))
     if of is None or None in shapes:
         return None
-    given = [*operands[:5], *generator, *operands[5:]]
-    return Kernel(partial(attention_backward, of, shapes, site.cpu), given)
+    arguments = [*operands[:5], *generator, *operands[5:]]
+    return Kernel(partial(attention_backward, of, shapes, site.cpu), arguments)
 
 
 decompose(_BACKWARD, ATTENTION_DROPOUT, ATTENTION_DROPOUT_BACKWARD)
@@ -118,7 +121,7 @@ def _operands(call: relax.Call, place: int) -> tuple[list[relax.Expr], list[rela
 def _attention(site: CallSite, inputs: list, bias: list) -> kernels.Attention | None:
     """Return the sizes and masks of an attention call; None if no kernel supports it."""
     attrs = site.call.attrs
-    shapes = [site.shape(each) for each in (*inputs, *bias)]
+    shapes = [site.shape(tensor) for tensor in (*inputs, *bias)]
     if None in shapes:
         return None
     query, key, value, *others = shapes

@@ -34,14 +34,14 @@ def concatenation(site: CallSite) -> Kernel | None:
     if not isinstance(value, relax.Tuple) or not _is_copied(kind):
         return None
     dtype = dtype_of(kind)
-    operands = [each for each in value.fields if not _is_empty(each)]
-    shapes = [site.shape(each, dtype) for each in [*operands, site.call]]
+    operands = [operand for operand in value.fields if not _is_empty(operand)]
+    shapes = [site.shape(operand, dtype) for operand in [*operands, site.call]]
     if len(operands) < _MANY or None in shapes:
         return None
     axis = int(site.call.attrs.axis or 0)
-    zeros = [i for i, each in enumerate(operands) if _is_zero(each, site)]
+    zeros = [i for i, operand in enumerate(operands) if _is_zero(operand, site)]
     generator = partial(concat, axis % len(shapes[-1]), shapes, zeros, dtype, site.cpu)
-    return Kernel(generator, [each for i, each in enumerate(operands) if i not in zeros])
+    return Kernel(generator, [operand for i, operand in enumerate(operands) if i not in zeros])
 
 
 @kernel_for("relax.split", in_halves=False)
@@ -54,7 +54,7 @@ def division(site: CallSite) -> Kernel | None:
         return None
     dtype = dtype_of(operand.ty)
     parts = [relax.Var("part", field) for field in fields]
-    shapes = [site.shape(each, dtype) for each in [*parts, operand]]
+    shapes = [site.shape(tensor, dtype) for tensor in [*parts, operand]]
     if None in shapes:
         return None
     generator = partial(split, int(site.call.attrs.axis) % len(shapes[-1]), shapes, dtype, site.cpu)

@@ -41,7 +41,7 @@ _MANY_CHANNELS = 32
 def convolution(site: CallSite) -> Kernel | None:
     """Return the kernel of a convolution."""
     data, weight = site.call.args
-    shapes = [site.shape(each) for each in (data, weight, site.call)]
+    shapes = [site.shape(tensor) for tensor in (data, weight, site.call)]
     conv = convolution_of(site, *shapes)
     if conv is None:
         return None
@@ -80,7 +80,7 @@ def transposed_convolution(site: CallSite) -> Kernel | None:
 def _data_gradient(site: CallSite, output_grad, weight, channels: str) -> Kernel | None:
     """Return the kernel whose result is the data gradient of a convolution; ``channels`` is the
     start of the layout."""
-    out, kernel, data = (site.shape(each) for each in (output_grad, weight, site.call))
+    out, kernel, data = (site.shape(tensor) for tensor in (output_grad, weight, site.call))
     conv = convolution_of(site, data, kernel, out, channels)
     if conv is None:
         return None
@@ -109,7 +109,7 @@ def _data_gradient(site: CallSite, output_grad, weight, channels: str) -> Kernel
 def weight_gradient(site: CallSite) -> Kernel | None:
     """Return the kernel of the weight gradient of a convolution."""
     output_grad, data, _ = site.call.args
-    shapes = [site.shape(each) for each in (output_grad, data, site.call)]
+    shapes = [site.shape(tensor) for tensor in (output_grad, data, site.call)]
     out, images, weight = shapes
     conv = convolution_of(site, images, weight, out)
     if conv is None:

@@ -103,7 +103,7 @@ def index_tensor_backward(site: CallSite) -> Kernel | None:
     if not isinstance(value, relax.Tuple):
         return None
     tensors = list(value.fields)
-    shapes = [site.shape(each, _index_dtype(each) or "") for each in tensors]
+    shapes = [site.shape(tensor, _index_dtype(tensor) or "") for tensor in tensors]
     if any(shape is None or shape != shapes[0] for shape in shapes):
         return None
     return _points_backward(site, output_grad, tensors, len(tensors), shapes[0])
@@ -113,10 +113,10 @@ def _points_backward(
     site: CallSite, output_grad: relax.Expr, indices: list, count: int, points: list
 ) -> Kernel | None:
     """Return the kernel of the data gradient of an operator that reads points of its data."""
-    dtypes = [_index_dtype(each) for each in indices]
+    dtypes = [_index_dtype(tensor) for tensor in indices]
     shapes = [
         site.shape(output_grad),
-        *(site.shape(each, dtype) for each, dtype in zip(indices, dtypes, strict=True)),
+        *(site.shape(tensor, dtype) for tensor, dtype in zip(indices, dtypes, strict=True)),
         site.shape(site.call),
     ]
     if None in shapes:

@@ -21,8 +21,8 @@ def matrix_product(site: CallSite) -> Kernel | None:
     The stacks have equal batch axes, or one factor is a single matrix. A factor that is bound to a
     transposed matrix is read transposed.
     """
-    (a, transpose_a), (b, transpose_b) = (_untransposed(site, each) for each in site.call.args)
-    shape_a, shape_b, shape_c = (site.shape(each) for each in (a, b, site.call))
+    (a, transpose_a), (b, transpose_b) = (_untransposed(site, factor) for factor in site.call.args)
+    shape_a, shape_b, shape_c = (site.shape(tensor) for tensor in (a, b, site.call))
     if None in (shape_a, shape_b, shape_c) or min(len(shape_a), len(shape_b)) < 2:
         return None
     rows, depth = shape_a[:-3:-1] if transpose_a else shape_a[-2:]

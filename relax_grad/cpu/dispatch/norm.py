@@ -119,10 +119,10 @@ def _of_groups(
     """Return the kernel of a normalisation of groups of channels, which ``split`` finds in a
     shape."""
     attrs, shapes = site.call.attrs, _shapes(site, 3)
-    found = shapes and split(shapes[0], attrs)
-    if not found:
+    sizes = shapes and split(shapes[0], attrs)
+    if not sizes:
         return None
-    outer, groups, size, inner = found
+    outer, groups, size, inner = sizes
     generator = partial(
         norm.row_norm,
         outer * groups,
@@ -178,10 +178,10 @@ def _group_statistics(site: CallSite, split: Callable) -> Kernel | None:
     """Return the kernel of the statistics of groups of channels, which ``split`` finds in a
     shape."""
     shapes = _shapes(site, 1)
-    found = shapes and split(shapes[0], site.call.attrs)
-    if not found:
+    sizes = shapes and split(shapes[0], site.call.attrs)
+    if not sizes:
         return None
-    outer, groups, size, inner = found
+    outer, groups, size, inner = sizes
     return _statistics(site, shapes[0], outer * groups, size * inner, copies=size)
 
 

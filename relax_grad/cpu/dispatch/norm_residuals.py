@@ -93,7 +93,9 @@ _NORMALISATIONS: Mapping[str, _Normalisation] = {
     ),
 }
 
-_ELEMENTS = {each.statistics: each.elements for each in _NORMALISATIONS.values()}
+_ELEMENTS = {
+    normalisation.statistics: normalisation.elements for normalisation in _NORMALISATIONS.values()
+}
 
 _GAMMA: Mapping[str, _Gamma] = {
     "relax.grad.batch_norm_backward_gamma": _Gamma(norm.batch_norm_backward_gamma, _except_axis),
@@ -118,8 +120,8 @@ def with_statistics(site: CallSite, var: relax.Var, calls: BlockCalls) -> Residu
         return None
     uses: dict[relax.Var, Replacement] = {}
     key = _key(forward, elements)
-    while (found := calls.take(var, statistics, _of_same_data, key)) is not None:
-        uses[found[0]] = _all_saved
+    while (replaced := calls.take(var, statistics, _of_same_data, key)) is not None:
+        uses[replaced[0]] = _all_saved
     if not uses:
         return None
     kind = next(iter(uses)).ty
@@ -138,10 +140,10 @@ def with_beta(site: CallSite, var: relax.Var, calls: BlockCalls) -> ResidualKern
         return None
     make, reduced = _GAMMA[site.call.op.name]
     wanted = backward.args[0], reduced(backward)
-    found = calls.take(var, "relax.sum", _summed, wanted, may_precede=True)
-    if found is None:
+    sums = calls.take(var, "relax.sum", _summed, wanted, may_precede=True)
+    if sums is None:
         return None
-    (beta,) = found
+    (beta,) = sums
     shape = site.shape(beta)
     kernel = make(site, shape) if shape else None
     return kernel and ResidualKernel(kernel, [beta.ty], {beta: lambda _call, saved: saved[0]})

@@ -61,8 +61,8 @@ def max_pool_with_winners(
     name = _MAX_POOL_BACKWARD[site.call.op.name]
     wanted = forward.args[0], _pool_key(forward)
     uses: dict[relax.Var, Replacement] = {}
-    while (found := calls.take(var, name, _recomputed_winners, wanted)) is not None:
-        uses[found[0]] = gradient
+    while (replaced := calls.take(var, name, _recomputed_winners, wanted)) is not None:
+        uses[replaced[0]] = gradient
     if not uses:
         return None
     kernel = Kernel(partial(pool.max_pool, of, shapes, site.cpu, winners=True), [data])
@@ -79,7 +79,7 @@ def _pool_key(call: relax.Call) -> tuple:
     attrs = check_pool_attrs(call)
     sizes = attrs.pool_size, attrs.strides, attrs.padding, attrs.dilation
     others = attrs.ceil_mode, attrs.count_include_pad, attrs.layout, attrs.out_layout
-    return tuple(tuple(map(int, each)) for each in sizes), tuple(map(str, others))
+    return tuple(tuple(map(int, numbers)) for numbers in sizes), tuple(map(str, others))
 
 
 @kernel_for(*(f"relax.nn.avg_pool{rank}d" for rank in RANKS))

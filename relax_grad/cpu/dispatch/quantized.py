@@ -20,7 +20,9 @@ _BACKWARD = "relax.grad.quantized_matmul_backward_data"
 def quantized(site: CallSite) -> Kernel | None:
     """Return the kernel of a product with a weight whose groups consist of whole vectors."""
     is_backward = site.call.op.name == _BACKWARD
-    data, *weight = (each for each in site.call.args if not isinstance(each.ty, relax.ShapeType))
+    data, *weight = (
+        operand for operand in site.call.args if not isinstance(operand.ty, relax.ShapeType)
+    )
     shapes, of = [site.shape(data), site.shape(site.call)], _weight(site, weight)
     if None in shapes or of is None:
         return None
@@ -38,8 +40,8 @@ def _weight(site: CallSite, operands: Sequence[relax.Expr]) -> Quantized | None:
     weight, scale, *zero_point = operands
     dtype = dtype_of(weight.ty)
     shapes = [site.shape(weight, dtype), site.shape(scale)]
-    shapes += [site.shape(each, dtype_of(each.ty)) for each in zero_point]
-    if None in shapes or not all(isinstance(each, int) for each in shapes[0]):
+    shapes += [site.shape(tensor, dtype_of(tensor.ty)) for tensor in zero_point]
+    if None in shapes or not all(isinstance(extent, int) for extent in shapes[0]):
         return None
     outputs, groups, width = shapes[0]
     size, bits = width * NUMBERS[dtype], 8 // NUMBERS[dtype]

@@ -32,7 +32,7 @@ def layer(site: CallSite) -> Kernel | None:
 def gradient(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of a layer."""
     args = site.call.args
-    shapes = [site.shape(each) for each in args]
+    shapes = [site.shape(tensor) for tensor in args]
     if None in shapes or not isinstance(shapes[0][2], int) or shapes[0][2] == 0:
         return None
     kinds = {parts[0]: kind for kind, parts in PARTS.items()}
@@ -49,7 +49,7 @@ decompose(*_LAYERS, _BACKWARD)
 
 def _layer(site: CallSite, kind: str, args: Sequence) -> Layer | None:
     """Return the sizes of a layer; None if no kernel supports it."""
-    shapes, kind_of = [site.shape(each) for each in args], site.call.ty
+    shapes, kind_of = [site.shape(tensor) for tensor in args], site.call.ty
     results = kind_of.fields if isinstance(kind_of, relax.TupleType) else [kind_of]
     # The slopes have more elements than the arguments.
     if None in [*shapes, *map(site.extents, results)]:

@@ -121,9 +121,9 @@ class BlockCalls:
         may_precede : bool
             Also take variables that are computed before the variable and used only after it.
         """
-        found = self._index(op_name, describe, may_precede).get(wanted, ())
-        while found:
-            first, variables = found.popleft()
+        candidates = self._index(op_name, describe, may_precede).get(wanted, ())
+        while candidates:
+            first, variables = candidates.popleft()
             if first > self._places[var] and self._taken.isdisjoint(variables):
                 self._taken.update(variables)
                 return variables
@@ -142,11 +142,11 @@ class BlockCalls:
         groups: dict[Hashable, list] = {}
         for var in self._of_operator.get(op_name, ()):
             described = describe(self, var, self._all[var])
-            if described is not None and all(each in self._places for each in described[1]):
-                first = min(places[each] for each in described[1])
+            if described is not None and all(variable in self._places for variable in described[1]):
+                first = min(places[variable] for variable in described[1])
                 groups.setdefault(described[0], []).append((first, described[1]))
         self._indices[key] = {
-            wanted: deque(sorted(group, key=lambda each: each[0]))
+            wanted: deque(sorted(group, key=lambda candidate: candidate[0]))
             for wanted, group in groups.items()
         }
         return self._indices[key]
@@ -163,8 +163,8 @@ class BlockCalls:
         for binding in self._bindings:
             place = self._places.get(binding.var, between)
             between = int(place) + 0.5 if place >= 0 else between
-            for each in used(binding.value):
-                uses.setdefault(each, place)
+            for variable in used(binding.value):
+                uses.setdefault(variable, place)
         return {
             var: uses.get(var, place) if isinstance(var, relax.DataflowVar) else place
             for var, place in self._places.items()

@@ -109,7 +109,7 @@ def _lines(shapes: list, axis: int) -> kernels.Lines | None:
     """Return the lines of tensors along an axis; None if their shapes differ or no kernel supports
     them."""
     shape = shapes[0]
-    if not shape or any(each != shape for each in shapes):
+    if not shape or any(other != shape for other in shapes):
         return None
     axis %= len(shape)
     inner = prod(shape[axis + 1 :])

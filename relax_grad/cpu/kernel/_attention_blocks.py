@@ -290,9 +290,9 @@ class Blocks:
             strips = bind(ceil_div(rows, self.tile_rows))
             with b.serial(span.first_strip(j), strips) as strip:
                 row = bind(strip * self.tile_rows)
-                each = rows_up_to(row, self.tile_rows, rows)
-                sources = [bind(start + (row + i) * pitch) for i in each]
-                targets = [bind((row + i) * self.pitch + j * self.width) for i in each]
+                offsets = rows_up_to(row, self.tile_rows, rows)
+                sources = [bind(start + (row + i) * pitch) for i in offsets]
+                targets = [bind((row + i) * self.pitch + j * self.width) for i in offsets]
                 multiply_add(
                     vectors,
                     (self.tile_rows, self.tile_vectors),
@@ -331,10 +331,10 @@ class Blocks:
         pitch, lanes = self.padded(features), self.vectors.lanes
 
         def tile(row, column: int, wide: int) -> None:
-            each = rows_up_to(row, self.tile_rows, rows)
+            offsets = rows_up_to(row, self.tile_rows, rows)
             base = bind(span.start * pitch + column)
-            sources = [bind((row + i) * self.pitch) for i in each]
-            targets = [bind(start + (row + i) * pitch + column) for i in each]
+            sources = [bind((row + i) * self.pitch) for i in offsets]
+            targets = [bind(start + (row + i) * pitch + column) for i in offsets]
             multiply_add(
                 self.vectors,
                 (self.tile_rows, wide),
@@ -360,16 +360,16 @@ class Blocks:
         pitch, lanes = self.padded(features), self.vectors.lanes
 
         def tile(key, column: int, wide: int) -> None:
-            each = rows_up_to(key, self.tile_rows, span.size)
+            offsets = rows_up_to(key, self.tile_rows, span.size)
             row = span.first_row(key)
             source = bind(row * self.pitch + key)
             base = bind(start + row * pitch + column)
-            targets = [bind((span.start + key + i) * pitch + column) for i in each]
+            targets = [bind((span.start + key + i) * pitch + column) for i in offsets]
             multiply_add(
                 self.vectors,
                 (self.tile_rows, wide),
                 bind(rows - row),
-                lambda i, k: weights[source + k * self.pitch + each[i]],
+                lambda i, k: weights[source + k * self.pitch + offsets[i]],
                 lambda k, v: self.vectors.load(buffer, base + k * pitch + v * lanes),
                 lambda i, v: (total, targets[i] + v * lanes, None),
                 add=True,

@@ -62,8 +62,8 @@ class Dropout:
         number = ceil_div(start + panels * self.blocks.width, _PER_ROW)
         integers, floats = Vectors(LANES, "uint64"), Vectors(LANES)
         seed, stream = (
-            bind(Broadcast(tirx.Cast("uint64", each[0]), LANES))
-            for each in (self.seed, self.stream)
+            bind(Broadcast(tirx.Cast("uint64", buffer[0]), LANES))
+            for buffer in (self.seed, self.stream)
         )
         lanes = tirx.Cast(f"uint64x{LANES}", Ramp(const(0), const(1), LANES))
         with b.serial(0, bind(number)) as i:

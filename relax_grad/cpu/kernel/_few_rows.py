@@ -119,8 +119,8 @@ class FewRows:
         width = left if isinstance(left, int) else self.width
         columns = [column + j for j in range(width)]
         if left is not None and not isinstance(left, int):
-            columns = [bind(tirx.min(each, self.columns - 1)) for each in columns]
-        places = [bind(b0 + each * self.depth) for each in columns]
+            columns = [bind(tirx.min(at, self.columns - 1)) for at in columns]
+        places = [bind(b0 + at * self.depth) for at in columns]
         total = Accumulators(self.vectors, len(rows) * width)
         for index in range(len(rows) * width):
             total[index] = self.vectors.splat(0)
@@ -136,9 +136,9 @@ class FewRows:
         self.vectors.each(self.depth, add)
         # Columns beyond the last one repeat the last one, and store the same values.
         for i, row in enumerate(rows):
-            for j, each in enumerate(columns):
+            for j, at in enumerate(columns):
                 value = self.vectors.sum(total[i * width + j])
-                b.store(c, c0 + row * self.columns + each, value)
+                b.store(c, c0 + row * self.columns + at, value)
 
     def _in_a(self, row, k):
         return row * self.a_strides[0] + k * self.a_strides[1]

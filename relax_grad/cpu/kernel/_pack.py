@@ -196,8 +196,8 @@ def unpack_row(vectors: Vectors, line, target, columns: int, channels: int) -> N
 
     def square(column, number) -> None:
         rows = [bind(vectors.load(line, (column + i) * lanes)) for i in range(lanes)]
-        for c, each in enumerate(vectors.transpose(rows)[:channels]):
-            vectors.store(buffer, start + column + c * plane, each, number)
+        for c, vector in enumerate(vectors.transpose(rows)[:channels]):
+            vectors.store(buffer, start + column + c * plane, vector, number)
 
     vectors.each(columns, square)
 
@@ -252,5 +252,5 @@ def channels_of_taps(vectors: Vectors, source, taps: int, channels: int, target)
             else bind(vectors.splat(0))
             for i in range(lanes)
         ]
-        for c, each in enumerate(vectors.transpose(rows)[:channels]):
-            vectors.store(buffer, start + c * taps + first, each, number)
+        for c, vector in enumerate(vectors.transpose(rows)[:channels]):
+            vectors.store(buffer, start + c * taps + first, vector, number)

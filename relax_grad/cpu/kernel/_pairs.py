@@ -100,7 +100,7 @@ class Pairs(Matmul):
             whole = as_expr(_LANES if number is None else number)
             rest = bind(tirx.Select(2 * k + 1 < as_expr(self.elements), whole, const(0)))
         second = _bits(source, bind(start + (2 * k + 1) * stride), _LANES, rest)
-        low, high = (tirx.Cast(f"uint32x{_LANES}", each) for each in (first, second))
+        low, high = (tirx.Cast(f"uint32x{_LANES}", bits) for bits in (first, second))
         sixteen = Broadcast(tirx.const(16, "uint32"), _LANES)
         return bind(tirx.reinterpret(f"float32x{_LANES}", low | (high << sixteen)))
 

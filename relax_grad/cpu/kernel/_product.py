@@ -77,7 +77,10 @@ class Matmul:
         depth = self.elements_of_k
         sizes = (self.rows * depth, self.columns * depth, self.rows * self.columns)
         shared = (self.shared_a, self.shared_b, False)
-        return [const(0) if one else i * size for size, one in zip(sizes, shared, strict=True)]
+        return [
+            const(0) if is_shared else i * size
+            for size, is_shared in zip(sizes, shared, strict=True)
+        ]
 
     def turned(self) -> Matmul:
         """Return the product of B and A, both transposed, whose result is C transposed."""

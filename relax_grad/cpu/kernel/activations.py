@@ -77,7 +77,7 @@ def normal_cdf(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     place."""
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
-    numerator, denominator = (polynomial(a, each, bind) for each in _MILLS)
+    numerator, denominator = (polynomial(a, coefficients, bind) for coefficients in _MILLS)
     tail = _lowered(bind(numerator / denominator), p, n, bind)
     return bind(tirx.Select(x < like(x, 0.0), tail, like(x, 1.0) - tail))
 
@@ -103,7 +103,7 @@ def gelu_slope(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
     distance = bind((like(x, _ROOT_HIGH) - a) + like(x, _ROOT_LOW))
-    numerator, denominator = (polynomial(a, each, bind) for each in _SLOPE)
+    numerator, denominator = (polynomial(a, coefficients, bind) for coefficients in _SLOPE)
     share = bind(numerator / denominator + like(a, _SLOPE_CONSTANT))
     tail = _lowered(bind(distance * share), p, n, bind)
     return _slope(x, tail, bind)
@@ -129,7 +129,7 @@ def gelu_tanh_slope(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimEx
     p, n = _tanh_exponential(wide, square, bind)
     e = bind(raised(p + like(x, 1.0), n, bind) * like(x, LOWERED))
     # At -a, the derivative is e / (1 + e)**2 times a difference, which cancels around the root.
-    cubic, linear = (math.log(2) * each for each in (3 * _CUBIC, _LINEAR))
+    cubic, linear = (math.log(2) * coefficient for coefficient in (3 * _CUBIC, _LINEAR))
     product = wide * (square * like(x, cubic, "float64") + like(x, linear, "float64"))
     difference = narrowed(bind(like(x, 1.0, "float64") - product)) + e
     square_of_sum = e * (e + like(x, 2.0)) + like(x, 1.0)

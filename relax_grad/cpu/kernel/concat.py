@@ -54,8 +54,8 @@ def concat(
 
     def body(*buffers) -> None:
         *sources, target = buffers
-        given = iter(sources)
-        parts = [None if i in zeros else next(given) for i in range(len(operands))]
+        tensors = iter(sources)
+        parts = [None if i in zeros else next(tensors) for i in range(len(operands))]
 
         def copy(i, at, start, number) -> None:
             if parts[i] is None:

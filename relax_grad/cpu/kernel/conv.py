@@ -169,8 +169,8 @@ class _Generator:
         """Emit the contributions of a slice of a panel to the images of a block."""
         block = replace(block, view=block.view.of_slice(tap))
         panel = images.volume % self.g.groups * self.s.panels + j
-        each = images.taps.first + tap * images.taps.step
-        start = bind((panel * self.g.kernel[0] + each) * self.s.panel_slice)
+        kernel_slice = images.taps.first + tap * images.taps.step
+        start = bind((panel * self.g.kernel[0] + kernel_slice) * self.s.panel_slice)
         with b.serial(0, self.s.depths) as k:
             first, depth = self.s.stretch(k)
             at = bind(start + first * (self.g.taps * self.s.width))
@@ -247,7 +247,8 @@ class _Generator:
                 read = bind(at + first * self.columns.step)
                 if inside is not None:
                     inside = [
-                        [i * size + each for i in range(together) for each in tap] for tap in inside
+                        [i * size + pixel for i in range(together) for pixel in tap]
+                        for tap in inside
                     ]
                 self._tile(block, part, (read, place, spread), (start, taps), across, inside)
 

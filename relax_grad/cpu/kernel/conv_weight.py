@@ -263,8 +263,8 @@ class _Generator:
                         for v in range(place.vectors)
                     }
                     data = {
-                        each: bind(self.vectors.load(packed, there + offset))
-                        for each, offset in offsets.items()
+                        key: bind(self.vectors.load(packed, there + offset))
+                        for key, offset in offsets.items()
                     }
                     for index, (o, k, v) in enumerate(cells):
                         if (k, v) == (taps[0], 0):

@@ -130,17 +130,17 @@ class Conv3d:
     @property
     def of_two_axes(self) -> Conv2d | None:
         """An equivalent convolution of images over the same memory, or None."""
-        each, depth = self.slices, self.depth
-        if each.height.is_pointwise and each.width.is_pointwise:
+        slices, depth = self.slices, self.depth
+        if slices.height.is_pointwise and slices.width.is_pointwise:
             return replace(
-                each,
-                size=(depth.size, prod(each.size)),
+                slices,
+                size=(depth.size, prod(slices.size)),
                 kernel=(depth.kernel, 1),
                 strides=(depth.stride, 1),
                 padding=(depth.before, 0, depth.after, 0),
                 dilation=(depth.dilation, 1),
             )
-        return each if astuple(depth) == astuple(ONE) else None
+        return slices if astuple(depth) == astuple(ONE) else None
 
     @staticmethod
     def _shape(shape, depth: int) -> tuple:

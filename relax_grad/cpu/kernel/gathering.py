@@ -107,7 +107,7 @@ class Axis:
         if not others:
             return first
         number, start, offset = (
-            bind(_table([getattr(each, name) for each in self.phases], phase))
+            bind(_table([getattr(taps, name) for taps in self.phases], phase))
             for name in ("number", "first", "offset")
         )
         return Taps(number, start, first.step, offset, first.move)
@@ -181,7 +181,7 @@ class Gathering:
         """Return the computation of a convolution's result from its data; with a depth, of
         volumes."""
         sources, targets = conv.in_channels // conv.groups, conv.out_channels // conv.groups
-        slices, *axes = (Axis.forward(each) for each in (depth, conv.height, conv.width))
+        slices, *axes = (Axis.forward(windows) for windows in (depth, conv.height, conv.width))
         kernel = (depth.kernel, *conv.kernel)
         return Gathering(conv.batch, conv.groups, sources, targets, slices, axes, kernel, False)
 
@@ -190,7 +190,7 @@ class Gathering:
         """Return the computation of a convolution's data gradient from the gradient of its
         result."""
         sources, targets = conv.out_channels // conv.groups, conv.in_channels // conv.groups
-        slices, *axes = (Axis.backward(each) for each in (depth, conv.height, conv.width))
+        slices, *axes = (Axis.backward(windows) for windows in (depth, conv.height, conv.width))
         kernel = (depth.kernel, *conv.kernel)
         return Gathering(conv.batch, conv.groups, sources, targets, slices, axes, kernel, True)
 

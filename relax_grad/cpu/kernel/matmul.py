@@ -233,8 +233,8 @@ class Generator:
                         ahead(bind(i - strips[0]), bind(strips[1] - strips[0]))
                     self._strip(
                         i,
-                        lambda row, each: self._tile(
-                            read, panel, c, c0, (row, each), (j, numbers), depth
+                        lambda row, offsets: self._tile(
+                            read, panel, c, c0, (row, offsets), (j, numbers), depth
                         ),
                     )
 
@@ -290,7 +290,7 @@ class Generator:
     def _tile(self, reader, panel, c, c0, rows, columns, depth) -> None:
         """Emit one tile of C over a stretch of k; ``rows`` holds the first row, and the offsets of
         all rows from it."""
-        (row, each), (j, numbers), (_, size, first) = rows, columns, depth
+        (row, offsets), (j, numbers), (_, size, first) = rows, columns, depth
         lanes, width = self.vectors.lanes, self.width
         panels, base = panel
         row = bind(row)
@@ -298,11 +298,11 @@ class Generator:
         read = reader(row)
         multiply_add(
             self.vectors,
-            (len(each), len(numbers)),
+            (len(offsets), len(numbers)),
             size,
-            lambda i, k: read(each[i], k),
+            lambda i, k: read(offsets[i], k),
             lambda k, v: self.vectors.load(panels, base + k * width + v * lanes),
-            lambda i, v: (c, start + each[i] * self.p.columns + v * lanes, numbers[v]),
+            lambda i, v: (c, start + offsets[i] * self.p.columns + v * lanes, numbers[v]),
             add=not first if isinstance(first, bool) else tirx.Not(first),
             prefetch=True,
             multiply=self.multiply,

@@ -50,7 +50,7 @@ def channel_norm_backward_data(
         rstd * dy + (mean_grad + 2 * variance_grad * (x - mean)) / count``.
     """
     vectors = Vectors(cpu.lanes)
-    each = as_float(count)
+    divisor = as_float(count)
 
     def body(dy, x, gamma, mean, rstd, mean_grad, variance_grad, dx) -> None:
         with b.parallel(0, of.outer * of.channels) as row:
@@ -58,8 +58,8 @@ def channel_norm_backward_data(
             factor = c if channels is of.channels else c % channels
             slope = rstd[c] * gamma[factor] if scale else rstd[c]
             slope = bind(vectors.splat(slope))
-            shift = bind(vectors.splat(mean_grad[c] / each))
-            twist = bind(vectors.splat(number_of(2.0) * variance_grad[c] / each))
+            shift = bind(vectors.splat(mean_grad[c] / divisor))
+            twist = bind(vectors.splat(number_of(2.0) * variance_grad[c] / divisor))
             middle = bind(vectors.splat(mean[c]))
 
             def element(at, number) -> None:
@@ -124,10 +124,10 @@ def channel_norm_backward_gamma(
 
 def _where_any(of: Channels, value: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return a value, or 0 if the channels have no elements."""
-    extents = [each for each in (of.outer, of.inner) if not isinstance(each, int)]
+    extents = [extent for extent in (of.outer, of.inner) if not isinstance(extent, int)]
     if not extents:
         return value
-    return tirx.if_then_else(tirx.all(*(each > 0 for each in extents)), value, number_of(0.0))
+    return tirx.if_then_else(tirx.all(*(extent > 0 for extent in extents)), value, number_of(0.0))
 
 
 def row_norm_backward_data(

@@ -54,11 +54,11 @@ class Quantized:
         """Return the parameters of a kernel: the weight, the scales, and the zero points if there
         are any."""
         of_groups = [self.outputs, self.groups]
-        found = [
+        params = [
             ("weight", [*of_groups, self.size * self.bits // 8], self.dtype),
             ("scale", of_groups, "float32"),
         ]
-        return [*found, ("zero_point", of_groups, self.zero_point)] if self.zero_point else found
+        return [*params, ("zero_point", of_groups, self.zero_point)] if self.zero_point else params
 
 
 def quantized_matmul(

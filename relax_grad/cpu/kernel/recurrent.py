@@ -175,9 +175,9 @@ class _Weight:
         height, lanes, width = self._tile[0], self._vectors.lanes, self._width
         with b.serial(0, self._panels) as j, b.serial(0, bind(ceil_div(rows, height))) as strip:
             first, base = bind(strip * height), bind(j * (self._depth * width))
-            each = rows_up_to(first, height, rows)
-            sources = [bind(start + (first + i) * step) for i in each]
-            targets = [bind((first + i) * self.pitch + j * width) for i in each]
+            offsets = rows_up_to(first, height, rows)
+            sources = [bind(start + (first + i) * step) for i in offsets]
+            targets = [bind((first + i) * self.pitch + j * width) for i in offsets]
             multiply_add(
                 self._vectors,
                 self._tile,
@@ -203,11 +203,11 @@ class _Tasks:
     def __init__(self, of: Layer, cpu: CPU):
         self.of, self.vectors = of, Vectors(cpu.lanes)
         most = 8 if cpu.registers >= 32 else 6
-        each = 2 * most
+        rows = 2 * most
         if isinstance(of.batch, int):
-            each = min(ceil_div(of.batch, max(1, cpu.cores)), _MOST_ROWS)
-        strips = ceil_div(each, most)
-        self.height = ceil_div(each, strips)
+            rows = min(ceil_div(of.batch, max(1, cpu.cores)), _MOST_ROWS)
+        strips = ceil_div(rows, most)
+        self.height = ceil_div(rows, strips)
         self.rows = self.height * strips
 
     def each(self, emit: Callable) -> None:
@@ -317,7 +317,7 @@ class _Forward:
             vectors.store(buffer, local, value, number)
         self._store(0, place, offset, hidden, number)
         self._store(1, place, offset, new, number)
-        found = [
+        slopes = [
             g * (i * (one - i)),
             last * (f * (one - f)),
             i * (one - g * g),
@@ -325,16 +325,16 @@ class _Forward:
             f,
             o * (one - m * m),
         ]
-        for part, value in enumerate(found):
+        for part, value in enumerate(slopes):
             self._store(2, place, offset, value, number, part, 6)
 
     def _gru(self, place, row, offset, number, local, sums, state, _) -> None:
         vectors, one = self.vectors, self.vectors.splat(1.0)
-        given = [self._data(place, offset, gate, number) for gate in range(3)]
+        data = [self._data(place, offset, gate, number) for gate in range(3)]
         product = [self._sum(sums, row, offset, gate, number) for gate in range(3)]
-        r, z = (self._sigmoid(bind(given[gate] + product[gate])) for gate in range(2))
+        r, z = (self._sigmoid(bind(data[gate] + product[gate])) for gate in range(2))
         kept = bind(product[2] + vectors.load(self.inputs[3], offset, number))
-        n = self._tanh(bind(given[2] + r * kept))
+        n = self._tanh(bind(data[2] + r * kept))
         last = bind(vectors.load(state, local, number))
         rest = bind(one - z)
         hidden = bind(rest * n + z * last)
@@ -342,8 +342,8 @@ class _Forward:
         vectors.store(state, local, hidden, number)
         self._store(0, place, offset, hidden, number)
         self._store(2, place, offset, slope, number)
-        found = [slope * kept * (r * (one - r)), (last - n) * (z * rest), slope * r, z]
-        for part, value in enumerate(found):
+        slopes = [slope * kept * (r * (one - r)), (last - n) * (z * rest), slope * r, z]
+        for part, value in enumerate(slopes):
             self._store(1, place, offset, value, number, part, 4)
 
     def _gates(self, place, row, offset, number, local, sums, state, reset) -> None:
@@ -475,9 +475,9 @@ class _Backward:
     def _reset(self, place, local, offset, number, through, reset) -> None:
         """Emit the gradients through the reset state of a GRU that resets first."""
         vectors = self.vectors
-        found = bind(vectors.load(reset, local, number))
-        self._store(0, place, offset, number, self._slope(0, place, offset, number) * found)
-        kept = self._slope(4, place, offset, number) * found
+        grad = bind(vectors.load(reset, local, number))
+        self._store(0, place, offset, number, self._slope(0, place, offset, number) * grad)
+        kept = self._slope(4, place, offset, number) * grad
         vectors.store(through, local, vectors.load(through, local, number) + kept, number)
 
     def _slope(self, part: int, place, offset, number):

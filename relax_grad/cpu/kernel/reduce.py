@@ -248,8 +248,8 @@ class _ColumnSums:
             value, start = self._term(base + row), bind((base + row) * self._columns + offset)
             for v, number in enumerate(numbers):
                 terms = value(start + v * vectors.lanes, number)
-                for total, each in zip(totals, terms, strict=True):
-                    total[v] = total[v] + each
+                for total, term in zip(totals, terms, strict=True):
+                    total[v] = total[v] + term
         for v, number in enumerate(numbers):
             for total, buffer in zip(totals, self._partial, strict=True):
                 value = self._finished(total[v]) if self._stretches == 1 else total[v]

@@ -88,7 +88,9 @@ class _Generator:
 
     def _sum(self, dy, x, dw) -> None:
         number = self.chunks.images * self.chunks.rows * self.wide
-        self.in_plane, self.out_plane = (apart(number * each) for each in (self.ins, self.outs))
+        self.in_plane, self.out_plane = (
+            apart(number * channels) for channels in (self.ins, self.outs)
+        )
         data, grads = (b.scratch(self.cells * n) for n in (self.in_plane, self.out_plane))
         sums = b.scratch(self.cells * self.sum_plane)
 
