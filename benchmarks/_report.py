@@ -25,6 +25,8 @@ UNITS = {
     "error": "largest difference from PyTorch, relative to the largest element",
     "compiling_s": "seconds",
     "kernels": "calls, different kernels",
+    "gflops": "GFLOP/s of a direct computation in the least time of relax_grad",
+    "peak": "GFLOP/s of multiply-adds in registers, in as many threads",
     "memory_mb": "MB that a step adds to the resident memory at most",
 }
 
@@ -53,6 +55,8 @@ class Result:
     memory : dict[str, int]
         The peak memory that a step adds to the resident memory, in bytes, by column; only for
         steps.
+    flops : int
+        The floating-point operations of a direct computation; 0 if they do not bound the time.
     """
 
     group: str
@@ -62,6 +66,7 @@ class Result:
     errors: dict[str, float]
     kernels: tuple[int, int] = (0, 0)
     memory: dict[str, int] = field(default_factory=dict)
+    flops: int = 0
 
     @property
     def median(self) -> float:
@@ -112,6 +117,8 @@ class Result:
             "compiling_s": round(self.compiling["relax_grad"], 1),
             "kernels": list(self.kernels),
         }
+        if self.flops:
+            row["gflops"] = round(self.flops / min(self.samples["relax_grad"]) / 1e9)
         if self.memory:
             row["memory_mb"] = {column: round(value / 1e6) for column, value in self.memory.items()}
         return row

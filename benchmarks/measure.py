@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import os
 import platform
+import shutil
 import sys
 import traceback
 from pathlib import Path
@@ -37,6 +38,7 @@ def main() -> int:
     from _models import STEPS
     from _report import reports, write
     from _timing import raise_mmap_threshold
+    from _widths import peak
     from rows import ROWS
 
     torch.set_num_threads(args.threads)
@@ -58,6 +60,8 @@ def main() -> int:
         results.append(result)
         console.print(_line(result), markup=False, soft_wrap=True)
     about = _json_rows.about(processor(), args.threads)
+    if shutil.which("cc"):
+        about["peak"] = round(peak(["-march=native"], args.threads))
     if results:
         write(results, others, about, args.out)
         for report in reports(results, others):
@@ -113,6 +117,7 @@ def _measured(entry, columns: list[str], args: argparse.Namespace):
         {name: difference(each.results, reference) for name, each in found.items()},
         found["relax_grad"].kernels,
         {name: value for name, value in memory.items() if value is not None},
+        getattr(entry, "flops", 0),
     )
 
 

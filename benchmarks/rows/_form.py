@@ -44,6 +44,8 @@ class Row:
         gradients.
     symbolic : Sequence[int]
         The inputs with the same symbolic variable as their first extent in Relax.
+    flops : int
+        The floating-point operations of a direct computation, where they bound the time; else 0.
     """
 
     group: str
@@ -55,6 +57,7 @@ class Row:
     wrt: Sequence[int] = ()
     keeps_result: bool = False
     symbolic: Sequence[int] = ()
+    flops: int = 0
 
     def arrays(self) -> list[np.ndarray]:
         """Return the inputs, with the same values in every call."""

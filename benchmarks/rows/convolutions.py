@@ -4,6 +4,7 @@ unusual shapes."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch.nn import functional as F
@@ -69,6 +70,7 @@ class Conv:
         backward_data = getattr(grad, f"conv{rank}d_backward_data")
         backward_weight = getattr(grad, f"conv{rank}d_backward_weight")
         empty_x, empty_w = torch.empty(1).expand(x), torch.empty(1).expand(w)
+        flops = 2 * prod(y) * prod(w[1:])
         jax_data, jax_weight = self._jax_gradients(x, w)
         return [
             Row(
@@ -78,6 +80,7 @@ class Conv:
                 lambda _, data, weight: forward(data, weight, **how),
                 self._in_torch,
                 self._in_jax,
+                flops=flops,
             ),
             Row(
                 "conv",
@@ -88,6 +91,7 @@ class Conv:
                 ),
                 lambda output_grad, weight: self._torch_gradient(0, output_grad, empty_x, weight),
                 jax_data,
+                flops=flops,
             ),
             Row(
                 "conv",
@@ -96,6 +100,7 @@ class Conv:
                 lambda _, output_grad, data: backward_weight(output_grad, data, w, **how),
                 lambda output_grad, data: self._torch_gradient(1, output_grad, data, empty_w),
                 jax_weight,
+                flops=flops,
             ),
         ]
 
@@ -212,6 +217,7 @@ def _transposed(batch: int, channels: int, size: int, filters: int, kernel: int)
     padding = kernel // 2 - 1  # of an even kernel
     shapes = [(batch, channels, size, size), (channels, filters, kernel, kernel)]
     result = (batch, filters, 2 * size, 2 * size)
+    flops = 2 * prod(shapes[0]) * prod(shapes[1][1:])
 
     def in_relax(_, data, weight):
         return relax.op.nn.conv2d_transpose(data, weight, strides=2, padding=padding)
@@ -225,8 +231,16 @@ def _transposed(batch: int, channels: int, size: int, filters: int, kernel: int)
         return backward(output_grad, data, weight, None, *how)[:2]
 
     return [
-        Row("conv", f"forward {name}", shapes, in_relax, in_torch),
-        Row("conv", f"gradients {name}", [*shapes, result], in_relax, gradients, wrt=(0, 1)),
+        Row("conv", f"forward {name}", shapes, in_relax, in_torch, flops=flops),
+        Row(
+            "conv",
+            f"gradients {name}",
+            [*shapes, result],
+            in_relax,
+            gradients,
+            wrt=(0, 1),
+            flops=2 * flops,
+        ),
     ]
 
 

@@ -39,6 +39,7 @@ def product(rows: int, columns: int, depth: int, turn_a: bool, turn_b: bool) -> 
         in_relax,
         elsewhere,
         lambda _jax, a, b: elsewhere(a, b),
+        flops=2 * rows * columns * depth,
     )
 
 

@@ -19,6 +19,10 @@ GROUPS = {
 }
 
 
+#: The ratio to PyTorch from which on a convolution or product is in the table of the closest.
+_CLOSE = 0.9
+
+
 def others() -> dict:
     """Return the measurements that ``make bench`` does not write."""
     return json.loads((MEASURED / "cpu_others.json").read_text("utf-8"))
@@ -127,6 +131,27 @@ class Slower(_OfKernels):
             for row in found
         ]
         yield from table(("row", "time / PyTorch (of the least times)"), rows, "lr")
+
+
+class Closest(_OfKernels):
+    """The table of the convolutions and products that take nine tenths of PyTorch's time or more,
+    with their share of the peak, for the machines whose peak was measured."""
+
+    def lines(self, measured):
+        rows = [
+            [
+                _named(machine),
+                row["name"],
+                pair(row),
+                f"{row['gflops'] / machine['peak']:.2f}",
+            ]
+            for machine in measured
+            if "peak" in machine
+            for row in machine["rows"]
+            if "gflops" in row and row["ratios"]["torch"] >= _CLOSE
+        ]
+        heads = ("processor, target", "row", "/ PyTorch (least)", "of the peak")
+        yield from table(heads, rows, "llrr")
 
 
 class CompileTimes(Measured):
@@ -328,6 +353,7 @@ def setup(app):
         ("cpu-steps", Steps),
         ("cpu-families", Families),
         ("cpu-slower", Slower),
+        ("cpu-closest", Closest),
         ("cpu-products", Products),
         ("cpu-attention", Attention),
         ("cpu-attention-steps", AttentionSteps),

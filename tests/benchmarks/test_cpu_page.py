@@ -154,6 +154,9 @@ def test_the_tables_have_the_figures(tables, others):
     slower = list(tables.Slower.lines(None, [NEW, OLD]))
     assert slower[0].startswith("On the Processor (new), 2 of the 3 rows")
     assert slower[4:] == ["| b | 1.60 (0.50) |", "| c, symbolic batch | 1.25 (0.90) |"]
+    with_peak = {**NEW, "peak": 400, "rows": [{**row, "gflops": 300} for row in NEW["rows"][:2]]}
+    closest = list(tables.Closest.lines(None, [with_peak, OLD]))
+    assert closest[2:] == ["| Processor (new) | b | 1.60 (0.50) | 0.75 |"]
     times = list(tables.CompileTimes.lines(None, others))
     assert "| MobileNetV2, 8x3x224x224 | 13.2 | 12.2 | 3.0 |" in times
     errors = list(tables.Winograd.lines(None, others))

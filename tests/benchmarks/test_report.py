@@ -50,6 +50,13 @@ def test_symbolic_rows_stand_beside_static_ones():
     assert table.rows[0][list(table.heads).index("static")] == "1.00"
 
 
+def test_the_speed_is_that_of_the_least_time():
+    row = result("conv", "forward", (2.0, 1.5, 3.0))
+    row.flops = 3_000_000_000_000
+    assert row.as_row()["gflops"] == 2000
+    assert "gflops" not in result().as_row()
+
+
 def test_results_are_written(tmp_path):
     pytest.importorskip("matplotlib", reason="the extra 'bench' is missing: no matplotlib")
     rows = [result("conv", f"{kind} 1x2x3² -> 4, 1x1") for kind in ("forward", "weight gradient")]

@@ -3,6 +3,7 @@ contestant."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -12,9 +13,12 @@ from tvm import relax
 pytest.importorskip("torch", reason="the extra 'bench' is missing: no torch")
 pytest.importorskip("rich", reason="the extra 'bench' is missing: no rich")
 
+import torch
 from _contestants import contestants, difference
 from _report import GROUPS
 from rows import ROWS
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 BY_NAME = {row.name: row for row in ROWS}
 
@@ -49,6 +53,22 @@ def test_each_row_is_a_module(monkeypatch):
         assert len(module["main"].params) == len(arrays), row.name
         assert set(row.symbolic) <= set(range(len(arrays))), row.name
         assert bool(relax.analysis.free_symbolic_vars(module["main"])) is False, row.name
+
+
+def test_the_operations_are_those_that_pytorch_counts():
+    """By its counter, without arithmetic. It multiplies those of weight gradients by the groups."""
+    counted = [row for row in ROWS if row.flops]
+    assert len(counted) > 120
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for row in counted:
+            inputs = [torch.empty(shape) for shape in row.inputs]
+            with FlopCounterMode(display=False) as counter:
+                row.torch(*inputs)
+            is_multiplied = "weight gradient" in row.name and re.search(
+                "depthwise|groups", row.name
+            )
+            if not is_multiplied:
+                assert row.flops == counter.get_total_flops(), row.name
 
 
 @pytest.mark.parametrize(
