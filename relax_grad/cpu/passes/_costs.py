@@ -60,7 +60,7 @@ def cost_of(call: relax.Call, mod: tvm.IRModule) -> Cost | None:
     callee = call.args[0]
     if not isinstance(callee, GlobalVar) or not isinstance(mod[callee], tirx.PrimFunc):
         return None
-    operands = [each.ty for each in tuple_fields(call.args[1])]
+    operands = [operand.ty for operand in tuple_fields(call.args[1])]
     (result,) = call.ty_args[:]
     results = list(result.fields[:]) if isinstance(result, relax.TupleType) else [result]
     traffic = float(sum(map(size_in_bytes, (*operands, *results))))
@@ -68,7 +68,7 @@ def cost_of(call: relax.Call, mod: tvm.IRModule) -> Cost | None:
     is_kernel = re.search(r"_kernel\d*$", name) is not None
     product = _PRODUCT.search(re.sub(r"_kernel\d*$", "", name))
     if product is not None:
-        stacked = [each for each in operands if getattr(each, "ndim", 0) >= 3]
+        stacked = [operand for operand in operands if getattr(operand, "ndim", 0) >= 3]
         has_batch = product[1] in ("matmul", "einsum") and len(stacked) >= 2
         count = _operations(product[1], operands, results)
         return Cost(traffic + _BYTES_PER_OPERATION * count, False, True, has_batch)
@@ -83,7 +83,7 @@ def cost_of(call: relax.Call, mod: tvm.IRModule) -> Cost | None:
 
 def _operations(kind: str, operands: list[relax.Type], results: list[relax.Type]) -> float:
     """Return an estimate of the floating-point operations of a product."""
-    sizes = sorted((_elements(each) for each in operands), reverse=True)[:2]
+    sizes = sorted((_elements(operand) for operand in operands), reverse=True)[:2]
     made = max(map(_elements, results))
     if len(sizes) < 2 or not made:
         return 0.0
@@ -94,7 +94,7 @@ def _operations(kind: str, operands: list[relax.Type], results: list[relax.Type]
         filters = _extents(weight)[:1] or [1]
         return 2.0 * made * _elements(weight) / max(filters[0], 1)
     # (m k) (k n) / (m n) = k^2, and a common stack counts once more.
-    ranks = [_extents(each) for each in operands if len(_extents(each)) >= 3]
+    ranks = [_extents(operand) for operand in operands if len(_extents(operand)) >= 3]
     stack = math.prod(ranks[0][:-2]) if len(ranks) >= 2 else 1
     return 2.0 * made * math.sqrt(max(sizes[0] * sizes[1] / (made * stack), 1.0))
 

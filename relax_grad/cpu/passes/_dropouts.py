@@ -63,7 +63,7 @@ def dropout_of(
     drawn = _drawn(mask, values, mod)
     if scaled is None or scaled.op != _MULTIPLY or drawn is None:
         return None
-    factors = [number_of(each) for each in scaled.args]
+    factors = [number_of(operand) for operand in scaled.args]
     if factors.count(None) != 1:
         return None
     data = scaled.args[factors.index(None)]
@@ -71,7 +71,7 @@ def dropout_of(
     if not threshold or not _have_equal_shapes(mask, call, data):
         return None
     share = threshold * 2.0**-32
-    factor = next(each for each in factors if each is not None)
+    factor = next(number for number in factors if number is not None)
     if abs(factor * share - 1.0) > _ROUNDING:
         return None
     return Dropout(data, seed, stream, 1.0 - share)
@@ -90,12 +90,12 @@ def _drawn(
             continue
         if call.op != _CALL_TIR:
             return None
-        attrs, given = mod[call.args[0]].attrs, call.args[1].fields
+        attrs, arguments = mod[call.args[0]].attrs, call.args[1].fields
         if attrs is not None and FIRST_ELEMENTS in attrs:
-            mask = given[0]
+            mask = arguments[0]
             continue
         kind, _, threshold = str(attrs[DRAWN] if attrs and DRAWN in attrs else "").partition(" ")
-        return (int(threshold), *given) if kind == "below" else None
+        return (int(threshold), *arguments) if kind == "below" else None
     return None
 
 

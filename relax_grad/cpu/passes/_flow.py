@@ -49,17 +49,17 @@ class Network:
         """Return the number of edges with free capacity from the source to each node, or -1, up to
         the sink."""
         edges, ends, left = self._edges, self._ends, self._left
-        found = [-1] * len(edges)
-        found[source] = 0
+        distances = [-1] * len(edges)
+        distances[source] = 0
         pending = deque([source])
-        while pending and found[sink] < 0:
+        while pending and distances[sink] < 0:
             node = pending.popleft()
             for edge in edges[node]:
                 end = ends[edge]
-                if left[edge] and found[end] < 0:
-                    found[end] = found[node] + 1
+                if left[edge] and distances[end] < 0:
+                    distances[end] = distances[node] + 1
                     pending.append(end)
-        return found
+        return distances
 
     def _block(self, source: int, sink: int, distances: list[int]) -> None:
         """Send flow along shortest paths until each of them has an edge without free capacity."""
@@ -94,13 +94,13 @@ class Network:
 
     def _reaching(self, sink: int) -> list[bool]:
         """Return for each node whether a path with free capacity leads from it to the sink."""
-        found = [False] * len(self._edges)
-        found[sink] = True
+        reaching = [False] * len(self._edges)
+        reaching[sink] = True
         pending = [sink]
         while pending:
             for edge in self._edges[pending.pop()]:
                 start = self._ends[edge]
-                if self._left[edge ^ 1] and not found[start]:
-                    found[start] = True
+                if self._left[edge ^ 1] and not reaching[start]:
+                    reaching[start] = True
                     pending.append(start)
-        return found
+        return reaching

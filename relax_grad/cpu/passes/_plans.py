@@ -74,21 +74,21 @@ def cheap(residuals: Residuals) -> set[int]:
 
 def automatic(residuals: Residuals) -> frozenset[int]:
     """Return the smallest cut with cheap calls; no calls if it does not lower the planned peak."""
-    found = smallest_cut(residuals, cheap(residuals))
-    return found if residuals.peak(found) < residuals.peak(()) else frozenset()
+    cut = smallest_cut(residuals, cheap(residuals))
+    return cut if residuals.peak(cut) < residuals.peak(()) else frozenset()
 
 
 def by_policy(residuals: Residuals, is_saveable: Callable[[int], bool]) -> frozenset[int]:
     """Return all calls that the backward pass needs, and whose results may not be kept."""
-    found: set[int] = set()
+    calls: set[int] = set()
     pending = list(residuals.wanted)
     while pending:
         i = residuals.maker[pending.pop()]
-        if i in found or i not in residuals.costs or is_saveable(i):
+        if i in calls or i not in residuals.costs or is_saveable(i):
             continue
-        found.add(i)
+        calls.add(i)
         pending += residuals.tensors.takes[i] - residuals.tensors.kept
-    return frozenset(found)
+    return frozenset(calls)
 
 
 def named_policy(residuals: Residuals, name: str) -> frozenset[int]:
@@ -183,7 +183,7 @@ def _between_segments(residuals: Residuals, count: int) -> set[int]:
         sizes.append(before)
         alive.append((sum(tensors.sizes[t] for t in live), frozenset(live)))
     total = sizes[-1] if sizes else 0
-    found: set[int] = set()
+    calls: set[int] = set()
     for part in range(1, count):
         ends = [
             i
@@ -191,5 +191,5 @@ def _between_segments(residuals: Residuals, count: int) -> set[int]:
             if abs(size * count / max(total, 1) - part) <= _SLACK and not tensors.only_names[i]
         ]
         if ends:
-            found |= {residuals.maker[t] for t in min(alive[i] for i in ends)[1]}
-    return found
+            calls |= {residuals.maker[t] for t in min(alive[i] for i in ends)[1]}
+    return calls

@@ -103,19 +103,19 @@ class Residuals:
         tensors = self.tensors
         named = named_by(self._function.body.body, tensors.named)
         first = leaves(named[0] if isinstance(named, list) and named else named)
-        found: set[int] = set()
+        forward: set[int] = set()
         pending = [self.maker[t] for t in first]
         while pending:
             i = pending.pop()
-            if i not in found:
-                found.add(i)
+            if i not in forward:
+                forward.add(i)
                 pending += tensors.needs[i]
-        small = sum(tensors.sizes[t] for i in found for t in tensors.makes[i]) / _SMALL
+        small = sum(tensors.sizes[t] for i in forward for t in tensors.makes[i]) / _SMALL
         for i, made in enumerate(tensors.makes):
             is_small = sum(tensors.sizes[t] for t in made) <= small
-            if found and is_small and tensors.needs[i] <= found:
-                found.add(i)
-        return found
+            if forward and is_small and tensors.needs[i] <= forward:
+                forward.add(i)
+        return forward
 
     def repeated(self, calls: Collection[int]) -> list[list[relax.Binding]]:
         """Return the bindings of each block, in which the backward pass repeats calls of the
@@ -123,16 +123,16 @@ class Residuals:
         if not calls:
             return self._unchanged
         repetition = _Repetition(self._bindings[: self.end], calls)
-        found, at = [], 0
+        blocks, at = [], 0
         for block, bindings in zip(self._function.body.blocks[:], self._blocks, strict=True):
             before = min(max(self.end - at, 0), len(bindings))
             changed = bindings[:before]
             variable = relax.DataflowVar if isinstance(block, relax.DataflowBlock) else relax.Var
             for binding in bindings[before:]:
                 changed += repetition.added(binding, variable)
-            found.append(changed)
+            blocks.append(changed)
             at += len(bindings)
-        return found if len(found) == 1 else _visible(found)
+        return blocks if len(blocks) == 1 else _visible(blocks)
 
     def peak(self, calls: Collection[int]) -> int:
         """Return the bytes of the storages that are planned if the backward pass repeats calls."""
@@ -162,12 +162,12 @@ class Residuals:
         donated = (self._function.attrs or {}).get(DONATED, [])
         if not isinstance(named, list):
             return set()
-        found = set()
+        results = set()
         for _, at, *kept in donated:
             fields = named[int(at)]
             fields = fields if isinstance(fields, list) else [fields]
-            found.update(leaves([each for i, each in enumerate(fields) if i not in kept]))
-        return found
+            results.update(leaves([field for i, field in enumerate(fields) if i not in kept]))
+        return results
 
     def body(self, calls: Collection[int]) -> relax.SeqExpr:
         """Return the body of the function in which the backward pass repeats calls."""
@@ -203,7 +203,7 @@ class _Repetition:
 
         ``variable`` is the class of the new variables.
         """
-        found: list[relax.Binding] = []
+        calls: list[relax.Binding] = []
         # An explicit stack instead of recursion: a chain may be longer than Python's recursion
         # limit.
         pending = self._missing(binding.value)
@@ -217,8 +217,8 @@ class _Repetition:
             pending.pop()
             if current not in self._again:
                 self._again[current] = variable(f"{current.name}_again", current.ty)
-                found.append(relax.VarBinding(self._again[current], substitute(value, self._again)))
-        return [*found, with_value(binding, substitute(binding.value, self._again))]
+                calls.append(relax.VarBinding(self._again[current], substitute(value, self._again)))
+        return [*calls, with_value(binding, substitute(binding.value, self._again))]
 
     def _missing(self, value: relax.Expr) -> list[relax.Var]:
         return [v for v in used(value) if v in self._repeated and v not in self._again]

@@ -94,29 +94,29 @@ def slice_of(variable: relax.Var, lookup: Lookup) -> Slice | None:
     if not isinstance(value, relax.Call):
         return None
     if value.op == _SLICE:
-        found = _of_strided_slice(value.ty, value.args[0].ty, value.args[2:6])
+        slice_ = _of_strided_slice(value.ty, value.args[0].ty, value.args[2:6])
     elif value.op == _TAKE:
-        found = _of_take(value.ty, value.args[2], value, lookup)
+        slice_ = _of_take(value.ty, value.args[2], value, lookup)
     elif value.op == _PERMUTE and isinstance(value.args[0], relax.Var):
-        found = _transposed(value, lookup)
+        slice_ = _transposed(value, lookup)
     else:
         return None
-    if found is None:
+    if slice_ is None:
         return None
-    source = value.args[0] if found.source is None else found.source
-    return replace(found, source=source, variables=(variable, *found.variables))
+    source = value.args[0] if slice_.source is None else slice_.source
+    return replace(slice_, source=source, variables=(variable, *slice_.variables))
 
 
 def slice_read(call: relax.Call, lookup: Lookup) -> Slice | None:
     """Return the slice that a call reads, with the sliced tensor as the source; None for other
     calls."""
     if call.op == _READ_SLICE:
-        found = _of_strided_slice(call.args[0].ty, call.ty, call.args[1:5])
+        slice_ = _of_strided_slice(call.args[0].ty, call.ty, call.args[1:5])
     elif call.op == _READ_TAKE:
-        found = _of_take(call.args[0].ty, call.args[1], call, lookup)
+        slice_ = _of_take(call.args[0].ty, call.args[1], call, lookup)
     else:
         return None
-    return None if found is None else replace(found, source=call.args[0])
+    return None if slice_ is None else replace(slice_, source=call.args[0])
 
 
 def _of_strided_slice(
@@ -126,16 +126,16 @@ def _of_strided_slice(
     axes, begin, end, *strides = map(_numbers, bounds)  # without strides, they are 1
     if None in (shape, part, axes, begin, end, *strides):
         return None
-    if any(stride != 1 for each in strides for stride in each):
+    if any(stride != 1 for numbers in strides for stride in numbers):
         return None
     cut = [axis for axis, extent in enumerate(shape) if part[axis] != extent]
     if len(cut) != 1:
         return None
     (axis,) = cut
-    places = [i for i, each in enumerate(axes) if each % len(shape) == axis]
+    places = [i for i, number in enumerate(axes) if number % len(shape) == axis]
     if len(places) != 1:
         return None
-    start, stop = (_within(each[places[0]], shape[axis]) for each in (begin, end))
+    start, stop = (_within(bound[places[0]], shape[axis]) for bound in (begin, end))
     if stop - start != part[axis] or not part[axis]:
         return None
     return Slice(None, axis, start, stop)
@@ -152,7 +152,7 @@ def _of_take(
     if axis is None and len(shape) > 1:
         return None
     axis = (axis or 0) % len(shape)
-    places = [_position(each, shape[axis], attrs["mode"]) for each in values.ravel()]
+    places = [_position(index, shape[axis], attrs["mode"]) for index in values.ravel()]
     start = places[0]
     if start is None or places != list(range(start, start + len(places))):
         return None
@@ -160,12 +160,12 @@ def _of_take(
 
 
 def _transposed(call: relax.Call, lookup: Lookup) -> Slice | None:
-    found, ndim = slice_of(call.args[0], lookup), call.ty.ndim
-    if found is None or found.axes is not None or ndim < 1:
+    slice_, ndim = slice_of(call.args[0], lookup), call.ty.ndim
+    if slice_ is None or slice_.axes is not None or ndim < 1:
         return None
     axes = call.attrs.axes
     axes = range(ndim)[::-1] if axes is None else [int(axis) % ndim for axis in axes]
-    return replace(found, axis=list(axes).index(found.axis), axes=tuple(axes))
+    return replace(slice_, axis=list(axes).index(slice_.axis), axes=tuple(axes))
 
 
 def _numbers(expr: relax.Expr) -> list[int] | None:

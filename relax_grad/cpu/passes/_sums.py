@@ -155,7 +155,7 @@ class _Sums:
         sums, terms = self._parts(total, partial)
         groups = self._joining.grouped(terms, total.ty)
         rest: dict[relax.Expr, relax.Expr | None] = {
-            each.variables[0]: None for group in groups for each in group.terms
+            term.variables[0]: None for group in groups for term in group.terms
         }
         if not rest:
             return
@@ -183,14 +183,16 @@ class _Sums:
                 if operand in partial:
                     pending.append(operand)
                     continue
-                found = self._joining.find(operand, self._lookup)
-                if found is not None and self._holds(found.variables, total):
-                    terms.append(found)
+                term = self._joining.find(operand, self._lookup)
+                if term is not None and self._holds(term.variables, total):
+                    terms.append(term)
         return sums, terms
 
     def _holds(self, variables: Sequence[relax.Var], at: relax.Var) -> bool:
         """Tell whether the computation of variables can move to a later binding."""
-        return all(self._memory.holds(each, self._values[each], at) for each in variables)
+        return all(
+            self._memory.holds(variable, self._values[variable], at) for variable in variables
+        )
 
 
 def _emitted(

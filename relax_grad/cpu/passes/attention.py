@@ -230,7 +230,7 @@ class _Matcher:
         operands = *scores.args, product.args[1]
         tensors = *scores.args, *product.args, product
         full = extents_of(weights)
-        if all(are_equal_shapes(extents_of(each), full) for each in (scores, product.args[0])):
+        if all(are_equal_shapes(extents_of(tensor), full) for tensor in (scores, product.args[0])):
             return operands if fit(*tensors) else None
         shapes = [extents_of(tensor) for tensor in (scores, weights, *tensors)]
         if None in shapes or any(len(shape) < 3 for shape in shapes):

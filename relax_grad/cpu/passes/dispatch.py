@@ -151,7 +151,7 @@ class _Decompose(relax.PyExprMutator):
         return self.builder_.get()
 
     def _has_decomposed(self, function: relax.Function) -> bool:
-        return any(self._is_decomposed(each.value) for each in bindings_of(function.body))
+        return any(self._is_decomposed(binding.value) for binding in bindings_of(function.body))
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
@@ -206,13 +206,13 @@ class _Dispatch(relax.PyExprMutator):
         call = self.builder_.normalize(call)
         if self._calls is not None and var in self._uses:
             use, saved = self._uses[var]
-            found = use(call, saved)
-            return self._called(found, call, [])[0] if isinstance(found, Kernel) else found
+            value = use(call, saved)
+            return self._called(value, call, [])[0] if isinstance(value, Kernel) else value
         site = CallSite(call, self._cpu, partial(self._lookup, var), self._winograd_tile)
         if self._calls is not None:
-            found = find_residuals(call.op.name, site, var, self._calls)
-            if found is not None:
-                return self._with_residuals(found, call, var)
+            residuals = find_residuals(call.op.name, site, var, self._calls)
+            if residuals is not None:
+                return self._with_residuals(residuals, call, var)
         kernel = find_kernel(call.op.name, site)
         return call if kernel is None else self._called(kernel, call, [])[0]
 
@@ -225,7 +225,7 @@ class _Dispatch(relax.PyExprMutator):
 
     def _function(self, kernel: Kernel, op_name: str, results: Sequence[relax.Type]) -> GlobalVar:
         """Return the function of a kernel. It is defined once for each key."""
-        types = [*(each.ty for each in kernel.arguments), *results]
+        types = [*(argument.ty for argument in kernel.arguments), *results]
         kernel = kernel.stored_as(types, len(results))
         key = kernel.key
         if key not in self._functions:
@@ -245,20 +245,20 @@ class _Dispatch(relax.PyExprMutator):
         return relax.call_tir(function, arguments, types), len(results) - len(more)
 
     def _with_residuals(
-        self, found: ResidualKernel, call: relax.Call, replaced: relax.Var
+        self, residuals: ResidualKernel, call: relax.Call, replaced: relax.Var
     ) -> relax.Expr:
         """Emit the call of a kernel with saved results, and return the results of the replaced
         call.
 
         ``replaced`` is the variable that the call is bound to.
         """
-        called, number = self._called(found.kernel, call, found.types)
-        if not found.types:
+        called, number = self._called(residuals.kernel, call, residuals.types)
+        if not residuals.types:
             return called
         both = self.builder_.emit(called)
-        end = number + len(found.types)
+        end = number + len(residuals.types)
         saved = [self.builder_.emit(relax.TupleGetItem(both, i)) for i in range(number, end)]
-        for var, use in found.uses.items():
+        for var, use in residuals.uses.items():
             if self._calls.precedes(var, replaced):
                 # The binding before is left without a use, and is removed with the unused ones.
                 remap_variable(self, var, use(self._calls.original(var), saved))

@@ -53,7 +53,7 @@ class DivideSlices:
 def _has_slices(function: relax.Function) -> bool:
     """Tell whether a function reads enough slices to split a tensor."""
     values = [binding.value for binding in bindings_of(function.body)]
-    return sum(isinstance(each, relax.Call) and each.op in READS for each in values) >= _FEWEST
+    return sum(isinstance(value, relax.Call) and value.op in READS for value in values) >= _FEWEST
 
 
 def _with_splits(block: relax.DataflowBlock, memory: Memory) -> relax.DataflowBlock:
@@ -67,11 +67,11 @@ def _with_splits(block: relax.DataflowBlock, memory: Memory) -> relax.DataflowBl
             constants[binding.var] = value
         if not isinstance(binding, relax.VarBinding) or not isinstance(value, relax.Call):
             continue
-        found = slice_read(value, lambda each: constants.get(each, each))
-        if found is None or not isinstance(found.source, relax.Var):
+        slice_ = slice_read(value, lambda variable: constants.get(variable, variable))
+        if slice_ is None or not isinstance(slice_.source, relax.Var):
             continue
-        if not memory.changed(found.source, binding.var):
-            groups.setdefault((found.source, found.axis), []).append((binding, found))
+        if not memory.changed(slice_.source, binding.var):
+            groups.setdefault((slice_.source, slice_.axis), []).append((binding, slice_))
     changes: dict[relax.Var, list[relax.Binding]] = {}
     for (source, axis), slices in groups.items():
         if _is_worth_it(slices, static_shape(source.ty)[axis]):
@@ -85,7 +85,7 @@ def _with_splits(block: relax.DataflowBlock, memory: Memory) -> relax.DataflowBl
 def _is_worth_it(slices: list, extent: int) -> bool:
     """Tell whether slices are many, do not overlap, and cover at least three quarters of an
     axis."""
-    ranges = sorted((each.start, each.stop) for _, each in slices)
+    ranges = sorted((slice_.start, slice_.stop) for _, slice_ in slices)
     if len(ranges) < _FEWEST:
         return False
     if any(start < end for (_, end), (start, _) in pairwise(ranges)):
@@ -98,17 +98,17 @@ def _split(
 ) -> dict[relax.Var, list[relax.Binding]]:
     """Return the bindings that replace each binding of a slice. The first one splits the tensor."""
     extent = static_shape(source.ty)[axis]
-    starts = {bound for _, each in slices for bound in (each.start, each.stop)}
+    starts = {bound for _, slice_ in slices for bound in (slice_.start, slice_.stop)}
     bounds = sorted(starts - {0, extent})
     numbers = {start: i for i, start in enumerate([0, *bounds])}
     builder = relax.BlockBuilder()
     parts = builder.normalize(relax.op.split(source, bounds, axis))
     whole = relax.DataflowVar("parts", parts.ty)
     changes: dict[relax.Var, list[relax.Binding]] = {}
-    for binding, each in slices:
+    for binding, slice_ in slices:
         bindings = [] if changes else [relax.VarBinding(whole, parts)]
-        part = builder.normalize(relax.TupleGetItem(whole, numbers[each.start]))
-        if each.is_row:
+        part = builder.normalize(relax.TupleGetItem(whole, numbers[slice_.start]))
+        if slice_.is_row:
             row = relax.DataflowVar("part", part.ty)
             bindings.append(relax.VarBinding(row, part))
             part = relax.op.squeeze(row, [axis])

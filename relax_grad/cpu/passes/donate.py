@@ -88,7 +88,7 @@ class _Donating:
     def result(self) -> relax.Function:
         function = self._function
         # No block is a dataflow block any more, so that their order is the only rule.
-        bindings = [each for block in function.body.blocks for each in block.bindings]
+        bindings = [binding for block in function.body.blocks for binding in block.bindings]
         bindings = self._sunk(bindings)
         bindings = self._with_donations(bindings)
         bindings, result = self._with_copies(bindings)
@@ -159,7 +159,7 @@ class _Donating:
             is_new = isinstance(owner, relax.Var) and returned.count(owner) == 1
             if is_new and place not in returned:
                 tensors = self._tensor(place), self._tensor(owner)
-                if not any(each.has_other_uses for each in tensors):
+                if not any(tensor.has_other_uses for tensor in tensors):
                     yield place, owner
 
     def _replaced(self) -> Iterator[tuple[_Place, object]]:
@@ -167,13 +167,13 @@ class _Donating:
         unknown memory."""
         result = named_by(self._function.body.body, self._names)
         for param, at, *kept in self._function.attrs[DONATED]:
-            given = self._names[self._function.params[int(param)]]
-            found = result[int(at)] if isinstance(result, list) else None
-            if isinstance(given, list):
-                pairs = zip(given, found or [None] * len(given), strict=True)
+            donated = self._names[self._function.params[int(param)]]
+            replacing = result[int(at)] if isinstance(result, list) else None
+            if isinstance(donated, list):
+                pairs = zip(donated, replacing or [None] * len(donated), strict=True)
                 yield from (pair for i, pair in enumerate(pairs) if i not in kept)
             else:
-                yield given, found
+                yield donated, replacing
 
     def _sunk(self, bindings: list[relax.Binding]) -> list[relax.Binding]:
         """Move calls that write results behind the last reads of the arguments that the results
@@ -214,16 +214,16 @@ class _Donating:
                 chosen.setdefault(at, []).append((place, owner, reads, argument))
         changed: dict[int, list[relax.Binding]] = {}
         removed: set[relax.Var] = set()
-        for at, found in chosen.items():
-            new = self._call(bindings[at], found)
+        for at, donations in chosen.items():
+            new = self._call(bindings[at], donations)
             if new is not None:
                 changed[at], taken = new
                 removed |= taken
         return [
-            each
+            kept
             for i, binding in enumerate(bindings)
             if binding.var not in removed
-            for each in changed.get(i, [binding])
+            for kept in changed.get(i, [binding])
         ]
 
     def _with_copies(self, bindings: list[relax.Binding]) -> tuple[list[relax.Binding], relax.Expr]:
@@ -234,7 +234,11 @@ class _Donating:
         """
         self._mod = self._bb.get()
         self._analyse(bindings)
-        values = {each.var: each.value for each in bindings if isinstance(each, relax.VarBinding)}
+        values = {
+            binding.var: binding.value
+            for binding in bindings
+            if isinstance(binding, relax.VarBinding)
+        }
         result = _resolved(self._function.body.body, values)
         returned = leaves(named_by(result, self._names))
         shared = {
@@ -247,11 +251,11 @@ class _Donating:
         added: list[relax.Binding] = []
         fields = list(result.fields)
         for param, at, *_ in self._function.attrs[DONATED]:
-            given = self._names[self._function.params[int(param)]]
-            is_tuple = isinstance(given, list)
+            donated = self._names[self._function.params[int(param)]]
+            is_tuple = isinstance(donated, list)
             old = _resolved(fields[int(at)], values)
             parts = list(old.fields) if is_tuple else [old]
-            for k, place in enumerate(given if is_tuple else [given]):
+            for k, place in enumerate(donated if is_tuple else [donated]):
                 if place in shared:
                     parts[k] = self._copy(parts[k], added)
             fields[int(at)] = relax.Tuple(parts) if is_tuple else parts[0]
@@ -272,22 +276,22 @@ class _Donating:
         )
         return variable
 
-    def _call(self, binding, found) -> tuple[list[relax.Binding], set[relax.Var]] | None:
+    def _call(self, binding, donations) -> tuple[list[relax.Binding], set[relax.Var]] | None:
         """Return the bindings of a call that writes to donated tensors, and the variables that they
         bind again."""
         call, kept = binding.value, []
-        for place, owner, reads, written in found:
+        for place, owner, reads, written in donations:
             donor = call.args[reads[0]] if reads else self._donor(place)
             if tvm_ffi.structural_equal(donor.ty, owner.ty):
                 kept.append((donor, owner, reads, written))
         function = self._mod[call.op]
-        kept = [each for each in kept if in_place(function, _pairs([each])) is not None]
+        kept = [donation for donation in kept if in_place(function, _pairs([donation])) is not None]
         if not kept:
             return None
         pairs = _pairs(kept)
         callee = self._in_place(call.op, pairs) if pairs else call.op
         without = {i for _, _, reads, written in kept if reads for i in (*reads[1:], written)}
-        arguments = [each for i, each in enumerate(call.args) if i not in without]
+        arguments = [argument for i, argument in enumerate(call.args) if i not in without]
         bindings = [relax.VarBinding(owner, donor) for donor, owner, _, _ in kept]
         new = relax.Call(callee, arguments, call.attrs, call.ty_args, call.span)
         return [*bindings, relax.VarBinding(binding.var, self._bb.normalize(new))], {
@@ -317,7 +321,7 @@ def _pairs(donations) -> list[tuple[int, int]]:
 
 def _resolved(expr: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Expr:
     """Return the tuple that a variable is bound to, or else the expression."""
-    found = expr
-    while isinstance(found, relax.Var) and found in values:
-        found = values[found]
-    return found if isinstance(found, relax.Tuple) else expr
+    value = expr
+    while isinstance(value, relax.Var) and value in values:
+        value = values[value]
+    return value if isinstance(value, relax.Tuple) else expr

@@ -25,7 +25,9 @@ def select_extents(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tv
     legalization: the types that TVM infers for operators have conditions, and TVM cannot prove that
     a ``Select`` is equal to them.
     """
-    functions = (each for each in mod.functions.values() if isinstance(each, relax.Function))
+    functions = (
+        function for function in mod.functions.values() if isinstance(function, relax.Function)
+    )
     if not any(map(has_conditions, functions)):
         return mod
     copies: dict[relax.Expr, relax.Expr] = {}
@@ -71,8 +73,8 @@ def _selection(call: Call):
 
 
 def _is_guard(call: Call) -> bool:
-    found = []
-    tvm_ffi.structural_walk(call, ((BufferLoad, *_DIVISIONS), found.append))
+    nodes = []
+    tvm_ffi.structural_walk(call, ((BufferLoad, *_DIVISIONS), nodes.append))
     return any(
-        not (isinstance(each, _DIVISIONS) and isinstance(each.b, tirx.IntImm)) for each in found
+        not (isinstance(node, _DIVISIONS) and isinstance(node.b, tirx.IntImm)) for node in nodes
     )

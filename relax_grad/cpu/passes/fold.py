@@ -65,13 +65,13 @@ class FoldConstants:
             for variable, function in functions.items()
             if isinstance(function, relax.Function)
         }
-        called = {call.args[0] for found in calls.values() for call in found.values()}
+        called = {call.args[0] for foldable in calls.values() for call in foldable.values()}
         if not called:
             return mod
         results = _Results({variable: functions[variable] for variable in called})
-        for variable, found in calls.items():
-            if found:
-                functions[variable] = _folded(functions[variable], found, results)
+        for variable, foldable in calls.items():
+            if foldable:
+                functions[variable] = _folded(functions[variable], foldable, results)
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
@@ -81,7 +81,7 @@ def _constant_calls(
     is_kept: Callable[[relax.Binding], bool] | None,
 ) -> dict[relax.Var, relax.Call]:
     """Return the calls that depend on constants alone, by the variables that they are bound to."""
-    found: dict[relax.Var, relax.Call] = {}
+    calls: dict[relax.Var, relax.Call] = {}
     constants: set[relax.Var] = set()
     for block in function.body.blocks[:]:
         for binding in block.bindings[:]:
@@ -94,9 +94,9 @@ def _constant_calls(
                 argument in constants or constant_value(argument) is not None
                 for argument in value.args[1].fields
             ):
-                found[binding.var] = value
+                calls[binding.var] = value
                 constants.add(binding.var)
-    return found
+    return calls
 
 
 def _is_foldable(value: relax.Expr, functions: dict[GlobalVar, tvm.ir.BaseFunc]) -> bool:
@@ -177,7 +177,9 @@ class _Results:
                     f"{dtype}"
                 )
             return relax.const(filled, dtype)
-        arguments = [tvm.runtime.tensor(constant_value(each)) for each in call.args[1].fields]
+        arguments = [
+            tvm.runtime.tensor(constant_value(argument)) for argument in call.args[1].fields
+        ]
         result = tvm.runtime.empty(shape, dtype)
         self._functions[callee](*arguments, result)
         return relax.const(result, dtype)

@@ -69,17 +69,17 @@ def fuse_ops(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRMo
     which TVM's pass takes as tensors.
     """
     fused = _FUSE_OPS(mod)
-    while found := _mixed_tuples(fused, mod):
+    while mixed := _mixed_tuples(fused, mod):
 
         def chosen(
-            block: relax.DataflowBlock, _outside: set[relax.Var], found=found
+            block: relax.DataflowBlock, _outside: set[relax.Var], mixed=mixed
         ) -> set[relax.Var]:
             return {
                 binding.var
                 for binding in block.bindings[:]
                 if isinstance(binding.var, relax.DataflowVar)
                 and isinstance(binding.value, relax.TupleGetItem)
-                and binding.value.tuple_value in found
+                and binding.value.tuple_value in mixed
             }
 
         changed = _with_variables(mod, chosen, relax.Var)
@@ -102,7 +102,7 @@ def _mixed_tuples(fused: tvm.IRModule, mod: tvm.IRModule) -> set[relax.Expr]:
         if isinstance(f, relax.Function)
         for b in bindings_of(f.body)
     }
-    found: set[relax.Expr] = set()
+    mixed: set[relax.Expr] = set()
     for function in fused.functions.values():
         if not isinstance(function, relax.Function):
             continue
@@ -112,10 +112,10 @@ def _mixed_tuples(fused: tvm.IRModule, mod: tvm.IRModule) -> set[relax.Expr]:
             if isinstance(value, relax.TupleGetItem) and binding.var not in known:
                 tuples[binding.var] = value.tuple_value
             elif isinstance(value, relax.Call) and isinstance(value.op, GlobalVar):
-                read = [tuples[each] for each in value.args if each in tuples]
+                read = [tuples[argument] for argument in value.args if argument in tuples]
                 if len(set(read)) > 1:
-                    found |= {each for each in read if read.count(each) > 1}
-    return found
+                    mixed |= {tuple_value for tuple_value in read if read.count(tuple_value) > 1}
+    return mixed
 
 
 def _is_opaque(call: relax.Call, mod: tvm.IRModule) -> bool:
@@ -172,10 +172,10 @@ def _blocks(function: relax.Function) -> list[tuple[relax.DataflowBlock, set[rel
                 users.setdefault(variable, set()).add(i)
     for variable in relax.analysis.all_vars(function.body.body):
         users.setdefault(variable, set()).add(-1)
-    found = []
+    blocks = []
     for i, block in enumerate(function.body.blocks):
         has_functions = any(isinstance(b.value, relax.Function) for b in block.bindings[:])
         if isinstance(block, relax.DataflowBlock) and not has_functions:
             outside = {b.var for b in block.bindings[:] if users.get(b.var, set()) - {i}}
-            found.append((block, outside))
-    return found
+            blocks.append((block, outside))
+    return blocks

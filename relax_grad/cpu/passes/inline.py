@@ -75,9 +75,11 @@ class InlineSingleUse:
                 continue  # its body is inlined in its own caller, together with its callees
             # A public function is inlined and also stays, so that its callees are then in use at
             # two places.
-            moved = () if any(_is_public(functions[each]) for each in chosen) else chosen
+            moved = () if any(_is_public(functions[variable]) for variable in chosen) else chosen
             inlined = write_out_calls(functions[caller], chosen, moved)
-            unknown_before = sum(_unknown_shapes(bindings[each]) for each in (caller, *callees))
+            unknown_before = sum(
+                _unknown_shapes(bindings[variable]) for variable in (caller, *callees)
+            )
             # TVM loses shapes that it cannot deduce again.
             if _unknown_shapes(bindings_of(inlined.body)) <= unknown_before:
                 updated[caller] = inlined
@@ -96,9 +98,9 @@ def _unreached(
     unreached = set(private)
     pending = [function for variable, function in functions.items() if variable not in unreached]
     while pending:
-        found = referred_to([pending.pop()]) & unreached
-        unreached -= found
-        pending += [functions[variable] for variable in found]
+        reached = referred_to([pending.pop()]) & unreached
+        unreached -= reached
+        pending += [functions[variable] for variable in reached]
     return unreached
 
 
@@ -109,7 +111,7 @@ def _only_calls(
     calls: dict[GlobalVar, list[tuple[GlobalVar, relax.Call]]] = {}
     in_branches: set[GlobalVar] = set()
     for caller, function in functions.items():
-        found = [
+        bound_calls = [
             (binding.var, value)
             for binding in bindings[caller]
             if type(value := binding.value) is relax.Call
@@ -117,15 +119,19 @@ def _only_calls(
         ]
         blocks = function.body.blocks[:]
         has_branches = len(bindings[caller]) > sum(len(block.bindings) for block in blocks)
-        outer = {each.var for block in blocks for each in block.bindings[:]} if has_branches else ()
-        for variable, call in found:
+        outer = (
+            {binding.var for block in blocks for binding in block.bindings[:]}
+            if has_branches
+            else ()
+        )
+        for variable, call in bound_calls:
             calls.setdefault(call.op, []).append((caller, call))
             if has_branches and variable not in outer:
                 in_branches.add(call.op)
     return {
-        callee: found[0]
-        for callee, found in calls.items()
-        if len(found) == 1 and callee not in in_branches
+        callee: sites[0]
+        for callee, sites in calls.items()
+        if len(sites) == 1 and callee not in in_branches
     }
 
 
@@ -136,12 +142,12 @@ def _recursive(functions: Mapping[GlobalVar, relax.Function]) -> set[GlobalVar]:
     components, with an explicit stack. ``relax.analysis.detect_recursion`` takes quadratic time in
     the number of functions.
     """
-    callees = {each: referred_to([f]) & functions.keys() for each, f in functions.items()}
+    callees = {variable: referred_to([f]) & functions.keys() for variable, f in functions.items()}
     number: dict[GlobalVar, int] = {}
     lowest: dict[GlobalVar, int] = {}
     component: list[GlobalVar] = []
     is_open: set[GlobalVar] = set()
-    found = {each for each in functions if each in callees[each]}
+    recursive = {variable for variable in functions if variable in callees[variable]}
     for root in functions:
         pending = [] if root in number else [(root, iter(()))]
         while pending:
@@ -152,7 +158,10 @@ def _recursive(functions: Mapping[GlobalVar, relax.Function]) -> set[GlobalVar]:
                 is_open.add(current)
                 rest = iter(callees[current])
                 pending[-1] = current, rest
-            callee = next((each for each in rest if each not in number or each in is_open), None)
+            callee = next(
+                (variable for variable in rest if variable not in number or variable in is_open),
+                None,
+            )
             if callee is not None:
                 if callee in number:
                     lowest[current] = min(lowest[current], number[callee])
@@ -169,8 +178,8 @@ def _recursive(functions: Mapping[GlobalVar, relax.Function]) -> set[GlobalVar]:
                     members.append(component.pop())
                 is_open.difference_update(members)
                 if len(members) > 1:
-                    found.update(members)
-    return found
+                    recursive.update(members)
+    return recursive
 
 
 def _may_move(function: relax.Function) -> bool:

@@ -72,28 +72,28 @@ def layers_of(slices: Sequence[Slice]) -> list[list[Slice]]:
     """Return slices in layers. The slices of a layer lie along one axis, in order and without
     overlaps."""
     axes: dict[int, list[Slice]] = {}
-    for each in slices:
-        axes.setdefault(each.axis, []).append(each)
+    for slice_ in slices:
+        axes.setdefault(slice_.axis, []).append(slice_)
     layers: list[list[Slice]] = []
-    for found in axes.values():
+    for along_axis in axes.values():
         # The layers along the axis, by their ends: the next slice goes to the layer that ends
         # first.
         ends: list[tuple[int, int]] = []
-        for each in sorted(found, key=lambda each: each.start):
-            if ends and ends[0][0] <= each.start:
+        for slice_ in sorted(along_axis, key=lambda slice_: slice_.start):
+            if ends and ends[0][0] <= slice_.start:
                 _, number = heapq.heappop(ends)
             else:
                 number = len(layers)
                 layers.append([])
-            layers[number].append(each)
-            heapq.heappush(ends, (each.stop, number))
+            layers[number].append(slice_)
+            heapq.heappush(ends, (slice_.stop, number))
     return layers
 
 
 def _is_worth_it(layer: Sequence[Slice], kind: relax.TensorType) -> bool:
     """Tell whether a concatenation takes less time than a sum. Zeros take time too if they are not
     fused."""
-    covered = sum(each.stop - each.start for each in layer)
+    covered = sum(slice_.stop - slice_.start for slice_ in layer)
     is_dense = 2 * covered >= static_shape(kind)[layer[0].axis]
     return len(layer) >= (_FEWEST if is_dense else _MANY)
 
@@ -109,10 +109,10 @@ def _concat(layer: Sequence[Slice], kind: relax.TensorType, emit: Emit) -> relax
             parts.append(emit(relax.op.zeros(gap, dtype_of(kind))))
 
     end = 0
-    for each in layer:
-        fill(end, each.start)
-        part, end = each.source, each.stop
-        for change in each.changes():
+    for slice_ in layer:
+        fill(end, slice_.start)
+        part, end = slice_.source, slice_.stop
+        for change in slice_.changes():
             part = emit(change(part))
         parts.append(part)
     fill(end, shape[axis])

@@ -56,7 +56,7 @@ class _Shared:
         key = tuple(map(_key, operands))
         if None in key:
             return self._legalize(bb, call)
-        tensors = relax.Tuple([each for each in operands if isinstance(each, relax.Var)])
+        tensors = relax.Tuple([operand for operand in operands if isinstance(operand, relax.Var)])
         known = self._known.get(key)
         if known is not None:
             return relax.Call(known.op, [known.args[0], tensors], known.attrs, known.ty_args)

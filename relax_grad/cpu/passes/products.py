@@ -90,8 +90,8 @@ def _product_of(variable: relax.Var, lookup: Lookup) -> _Product | None:
     call = lookup(variable)
     if not isinstance(call, relax.Call) or call.op != _MATMUL:
         return None
-    shapes = [static_shape(each.ty) for each in call.args]
-    dtypes = {dtype_of(each.ty) for each in (call, *call.args)}
+    shapes = [static_shape(operand.ty) for operand in call.args]
+    dtypes = {dtype_of(tensor.ty) for tensor in (call, *call.args)}
     is_plain = None not in shapes and all(len(shape) == 2 for shape in shapes)
     if not is_plain or len(dtypes) > 1 or dtypes.isdisjoint(_DTYPES):
         return None
@@ -115,12 +115,12 @@ def _is_exchange(call: relax.Call) -> bool:
 def _groups(products: Sequence[_Product], kind: relax.TensorType) -> list[Group]:
     """Return groups of products whose joined computation takes less time."""
     groups: dict[tuple[int, int], list[_Product]] = {}
-    for each in products:
-        groups.setdefault(each.axes, []).append(each)
+    for product in products:
+        groups.setdefault(product.axes, []).append(product)
 
     def is_worth_it(group: Sequence[_Product]) -> bool:
         rows, columns = static_shape(kind)
-        copied = sum(each.depth for each in group) * (rows + columns)
+        copied = sum(product.depth for product in group) * (rows + columns)
         return len(group) >= _FEWEST and copied <= len(group) * rows * columns
 
     return [
@@ -133,6 +133,6 @@ def _joined(group: Sequence[_Product], emit: Emit) -> relax.Call:
     factors = []
     for i, natural in enumerate((1, 0)):
         axis = group[0].axes[i]
-        factor = emit(relax.op.concat(relax.Tuple([each.factors[i] for each in group]), axis))
+        factor = emit(relax.op.concat(relax.Tuple([product.factors[i] for product in group]), axis))
         factors.append(factor if axis == natural else emit(relax.op.permute_dims(factor)))
     return relax.op.matmul(*factors)

@@ -31,7 +31,7 @@ class _Reorder(relax.PyExprMutator):
         if any(has_place(binding, self._writers) for binding in bindings):
             return block
         best = reordered(Tensors(bindings))
-        starts = [each.var for each in bindings if is_start(each.value)]
+        starts = [binding.var for binding in bindings if is_start(binding.value)]
         if best:
             bindings = [bindings[i] for i in best]
         if starts:
@@ -125,7 +125,7 @@ class Tensors:
         self.needs: list[set[int]] = []
         self.serves: list[list[int]] = [[] for _ in bindings]
         self.only_names: list[bool] = []
-        self.waits = {i for i, each in enumerate(bindings) if is_wait(each.value)}
+        self.waits = {i for i, binding in enumerate(bindings) if is_wait(binding.value)}
         self.named = named = {}
         bound: dict[relax.Var, int] = {}
         for i, binding in enumerate(bindings):
@@ -133,8 +133,8 @@ class Tensors:
             is_nested = isinstance(value, (relax.If, relax.Function))
             variables = relax.analysis.free_vars(value) if is_nested else used(value)
             self.needs.append({bound[v] for v in variables if v in bound})
-            for each in self.needs[i]:
-                self.serves[each].append(i)
+            for maker in self.needs[i]:
+                self.serves[maker].append(i)
             only_names = is_name(value)
             self.only_names.append(only_names)
             first = len(self.sizes)

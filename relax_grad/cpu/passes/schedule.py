@@ -135,7 +135,7 @@ def _scheduled(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:
 
 def _with_aliases(mod: tvm.IRModule) -> set[GlobalVar]:
     """Return the tensor functions that write to a tensor and also take it as another parameter."""
-    found: set[GlobalVar] = set()
+    aliased: set[GlobalVar] = set()
     written: dict[GlobalVar, list[bool]] = {}
     for function in mod.functions.values():
         if not isinstance(function, relax.Function):
@@ -149,7 +149,7 @@ def _with_aliases(mod: tvm.IRModule) -> set[GlobalVar]:
             if callee is None or not isinstance(mod[callee], tirx.PrimFunc):
                 continue
             tensors = [leaves(names.get(argument)) for argument in arguments]
-            owners = [each[0] if len(each) == 1 else None for each in tensors]
+            owners = [parts[0] if len(parts) == 1 else None for parts in tensors]
             if len(set(owners)) == len(owners):
                 continue
             if callee not in written:
@@ -158,8 +158,8 @@ def _with_aliases(mod: tvm.IRModule) -> set[GlobalVar]:
                 is_written and owner is not None and owners.count(owner) > 1
                 for owner, is_written in zip(owners, written[callee], strict=False)
             ):
-                found.add(callee)
-    return found
+                aliased.add(callee)
+    return aliased
 
 
 def _called(value: relax.Expr) -> tuple[GlobalVar | None, Sequence[relax.Expr]]:

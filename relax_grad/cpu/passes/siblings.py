@@ -155,10 +155,10 @@ class _Merger(relax.PyExprMutator):
                 continue
             between = items[i + 1 :]
             both = other.with_call(item)
-            made = {result for each in between for result in each.results}
+            made = {result for middle in between for result in middle.results}
             if not item.uses & made:
                 items[i] = both
-            elif not any(each.uses & set(other.results) for each in between):
+            elif not any(middle.uses & set(other.results) for middle in between):
                 del items[i]
                 items.append(both)
             else:
@@ -173,7 +173,7 @@ class _Merger(relax.PyExprMutator):
         if not structural_equal(item.bindings[0].var.ty.shape, kind.shape):
             return False
         known = {*item.uses, *item.results} & other.uses
-        if not any(_is_as_large(each.ty, kind) for each in known):
+        if not any(_is_as_large(tensor.ty, kind) for tensor in known):
             return False
         bindings = [*item.bindings, *other.bindings]
         return self._merge(_Call(bindings)) is not None
@@ -193,9 +193,9 @@ class _Merger(relax.PyExprMutator):
         if not _is_call(call) or len(call.args) != 2 or not isinstance(call.args[1], relax.Tuple):
             return False
         tensors = [call.ty, *(argument.ty for argument in call.args[1].fields[:])]
-        if not all(isinstance(each, relax.TensorType) for each in tensors):
+        if not all(isinstance(kind, relax.TensorType) for kind in tensors):
             return False
-        if not all(isinstance(each.shape, relax.ShapeExpr) for each in tensors):
+        if not all(isinstance(kind.shape, relax.ShapeExpr) for kind in tensors):
             return False
         name = call.args[0]
         if name not in self._pointwise:
@@ -211,7 +211,9 @@ class _Merger(relax.PyExprMutator):
         needed = set()
         for item in items:
             needed |= item.uses - set(item.results)
-            needed |= {each for each in item.results if not isinstance(each, relax.DataflowVar)}
+            needed |= {
+                result for result in item.results if not isinstance(result, relax.DataflowVar)
+            }
         return needed
 
     def _emit(self, item: _Item, needed: set[relax.Var]) -> None:
@@ -263,16 +265,18 @@ class _Call:
         self.arguments: list[relax.Expr] = []
         self._extents: list[tuple[tirx.PrimExpr, tirx.Var]] = []
         self.tensors = [
-            [self._number(each) for each in (*binding.value.args[1].fields, binding.var)]
+            [self._number(argument) for argument in (*binding.value.args[1].fields, binding.var)]
             for binding in bindings
         ]
         self.results = [tensors[-1] for tensors in self.tensors]
-        shapes = [[self._extent(n) for n in each.ty.shape.values] for each in self.arguments]
+        shapes = [
+            [self._extent(n) for n in argument.ty.shape.values] for argument in self.arguments
+        ]
         self.shapes = [[shapes[i] for i in tensors] for tensors in self.tensors]
         self.key = (
             tuple(self.names),
             tuple(map(tuple, self.tensors)),
-            tuple(dtype_of(each.ty) for each in self.arguments),
+            tuple(dtype_of(argument.ty) for argument in self.arguments),
             tuple(tuple(map(self._identity, shape)) for shape in shapes),
         )
 

@@ -75,8 +75,8 @@ class ShareStorage:
 def _shared(function: relax.Function, mod: tvm.IRModule) -> relax.Function:
     blocks = function.body.blocks[:]
     contents = [[_Content.of(binding) for binding in block.bindings[:]] for block in blocks]
-    variables = [set().union(*(each.variables for each in content)) for content in contents]
-    users = Counter(variable for each in variables for variable in each)
+    variables = [set().union(*(item.variables for item in content)) for content in contents]
+    users = Counter(variable for own in variables for variable in own)
     users.update(_variables(function.body.body))
     lifetimes = [
         _lifetimes(content, mod, lambda variable, own=own: users[variable] > (variable in own))
@@ -110,15 +110,15 @@ class _Content(NamedTuple):
 
 def _returned(function: relax.Function, contents: list[list[_Content]]) -> set[relax.Var]:
     """Return the variables of the tensors that a function allocates and returns."""
-    found: set[relax.Var] = set()
+    allocated: set[relax.Var] = set()
     names: dict[relax.Var, object] = {}
     for binding, _, size in chain.from_iterable(contents):
         if size:
-            found.add(binding.var)
+            allocated.add(binding.var)
             names[binding.var] = binding.var
         elif is_name(binding.value) and isinstance(binding, relax.VarBinding):
             names[binding.var] = named_by(binding.value, names)
-    return found.intersection(leaves(named_by(function.body.body, names)))
+    return allocated.intersection(leaves(named_by(function.body.body, names)))
 
 
 def _lifetimes(
@@ -129,27 +129,27 @@ def _lifetimes(
     A tensor is left out if one of its names is used outside the block, or has a use other than a
     call of a tensor function.
     """
-    found: dict[relax.Var, Lifetime] = {}
+    lifetimes: dict[relax.Var, Lifetime] = {}
     names: dict[relax.Var, object] = {}
     for i, (binding, variables, size) in enumerate(content):
         variable, value = binding.var, binding.value
         if size:
-            found[variable] = Lifetime(i, i, size)
+            lifetimes[variable] = Lifetime(i, i, size)
             names[variable] = variable
         elif is_name(value) and isinstance(binding, relax.VarBinding):
             names[variable] = named_by(value, names)
         else:
             is_known = _calls_tensor_function(value, mod)
-            for owner in {each for v in variables for each in leaves(names.get(v))}:
+            for owner in {tensor for v in variables for tensor in leaves(names.get(v))}:
                 if not is_known:
-                    found.pop(owner, None)
-                elif owner in found:
-                    found[owner] = found[owner]._replace(last=i)
+                    lifetimes.pop(owner, None)
+                elif owner in lifetimes:
+                    lifetimes[owner] = lifetimes[owner]._replace(last=i)
     for variable, owners in names.items():
         if is_used_outside(variable):
             for owner in leaves(owners):
-                found.pop(owner, None)
-    return found
+                lifetimes.pop(owner, None)
+    return lifetimes
 
 
 def _planned(
@@ -187,12 +187,12 @@ def storages_of(lifetimes: dict[relax.Var, Lifetime]) -> dict[relax.Var, tuple[i
     free for it."""
     # Two lifetimes overlap if and only if one begins within the other, so that only the beginnings
     # matter.
-    beginnings = sorted(each.first for each in lifetimes.values())
+    beginnings = sorted(lifetime.first for lifetime in lifetimes.values())
     taken = _Taken(len(beginnings))
     extents: list[int] = []
-    found: dict[relax.Var, tuple[int, int]] = {}
+    storages: dict[relax.Var, tuple[int, int]] = {}
     for variable, (first, last, size) in sorted(
-        lifetimes.items(), key=lambda each: (-each[1].size, each[1])
+        lifetimes.items(), key=lambda item: (-item[1].size, item[1])
     ):
         lifetime = bisect_left(beginnings, first), bisect_right(beginnings, last) - 1
         free = ((1 << len(extents)) - 1) & ~taken.within(*lifetime)
@@ -201,8 +201,8 @@ def storages_of(lifetimes: dict[relax.Var, Lifetime]) -> dict[relax.Var, tuple[i
         if not free:
             extents.append(size)
         taken.add(*lifetime, index)
-        found[variable] = index, extents[index]
-    return found
+        storages[variable] = index, extents[index]
+    return storages
 
 
 class _Taken:
@@ -222,12 +222,12 @@ class _Taken:
 
     def within(self, first: int, last: int) -> int:
         """Return the storages that are taken at any time from first to last."""
-        found = 0
+        taken = 0
         for node in self._parts(first, last):
-            found |= self._at_any[node]
+            taken |= self._at_any[node]
         for node in self._above(first, last):
-            found |= self._at_all[node]
-        return found
+            taken |= self._at_all[node]
+        return taken
 
     def add(self, first: int, last: int, storage: int) -> None:
         """Take a storage at all times from first to last."""
@@ -289,8 +289,8 @@ def _variables(value: relax.Expr) -> set[relax.Var]:
     """Return all variables in a value, including those in branches and functions."""
     if type(value) in _WITHOUT_BODY:  # much faster than a visit of each node
         return set(used(value))
-    found: set[relax.Var] = set()
+    variables: set[relax.Var] = set()
     relax.analysis.post_order_visit(
-        value, lambda expr: found.add(expr) if isinstance(expr, relax.Var) else None
+        value, lambda expr: variables.add(expr) if isinstance(expr, relax.Var) else None
     )
-    return found
+    return variables
