@@ -56,12 +56,12 @@ def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
     cpu : CPU
         The target CPU.
     """
-    found = sections_of(function)
-    if found is not None:
-        found = widened_sections(found[0], function.params, found[1])
-    if found is None:
+    parts = sections_of(function)
+    if parts is not None:
+        parts = widened_sections(parts[0], function.params, parts[1])
+    if parts is None:
         return as_analyzable(schedule_blocks(function, cpu))
-    sections, params, allocated = found
+    sections, params, allocated = parts
     body = _emitted(params, _grouped(sections, allocated), allocated, cpu, "scheduled")
     body = with_params(body, params, function.params)
     return as_analyzable(
@@ -74,22 +74,22 @@ def _grouped(
 ) -> list[Group | tirx.Stmt]:
     """Return the groups of each run of nests, and the other statements, in order."""
     runs: list[list[Nest] | tirx.Stmt] = []
-    for each in sections:
-        if not isinstance(each, Nest):
-            runs.append(each)
+    for section in sections:
+        if not isinstance(section, Nest):
+            runs.append(section)
         elif runs and isinstance(runs[-1], list):
-            runs[-1].append(each)
+            runs[-1].append(section)
         else:
-            runs.append([each])
+            runs.append([section])
     used = [_touched(run) for run in runs]
-    found: list[Group | tirx.Stmt] = []
+    groups: list[Group | tirx.Stmt] = []
     for i, run in enumerate(runs):
         if isinstance(run, list):
-            elsewhere = {buffer for j, each in enumerate(used) if j != i for buffer in each}
-            found += fuse(run, [buffer for buffer in allocated if buffer not in elsewhere])
+            elsewhere = {buffer for j, buffers in enumerate(used) if j != i for buffer in buffers}
+            groups += fuse(run, [buffer for buffer in allocated if buffer not in elsewhere])
         else:
-            found.append(run)
-    return found
+            groups.append(run)
+    return groups
 
 
 def _touched(run: list[Nest] | tirx.Stmt) -> set[tirx.Buffer]:
@@ -120,10 +120,10 @@ def schedule_merged(
     body = _emitted(params, groups, allocated, cpu, "merged")
     originals = [merged.original(name) for name in (*inputs, *results)]
     function = tirx.PrimFunc(originals, with_params(body, params, originals))
-    found = []
+    pairs = []
     if len(groups) == 1:
-        found = in_place_pairs(groups[0].nests, params[: len(inputs)], params[len(inputs) :])
-    attrs = {"tirx.noalias": True, **({IN_PLACE: found} if found else {})}
+        pairs = in_place_pairs(groups[0].nests, params[: len(inputs)], params[len(inputs) :])
+    attrs = {"tirx.noalias": True, **({IN_PLACE: pairs} if pairs else {})}
     return function.with_attrs(attrs)
 
 

@@ -102,7 +102,7 @@ class Accesses:
 
     def is_opaque(self, axis: Axis) -> bool:
         """Tell whether an axis is used in any other way than by a stride."""
-        return axis.var in self.tested or any(axis.var in each.opaque for each in self.all)
+        return axis.var in self.tested or any(axis.var in access.opaque for access in self.all)
 
     def _joined(self, axes: Iterable[Axis], known: Analyzer) -> list[Axis]:
         """Return the axes, with neighbours joined if every access traverses both at one stride."""
@@ -122,19 +122,19 @@ class Accesses:
         zero = tirx.IntImm("int64", 0)
         return all(
             known.can_prove_equal(
-                each.strides.get(outer.var, zero),
-                each.strides.get(inner.var, zero) * inner.extent,
+                access.strides.get(outer.var, zero),
+                access.strides.get(inner.var, zero) * inner.extent,
             )
-            for each in self.all
+            for access in self.all
         )
 
     def _join(self, outer: Axis, inner: Axis, known: Analyzer) -> Axis:
         extent = known.simplify(outer.extent * inner.extent)
         both = Axis(tirx.Var(inner.var.name, str(inner.var.ty.dtype)), extent)
-        for each in self.all:
-            each.strides.pop(outer.var, None)
-            if inner.var in each.strides:
-                each.strides[both.var] = each.strides.pop(inner.var)
+        for access in self.all:
+            access.strides.pop(outer.var, None)
+            if inner.var in access.strides:
+                access.strides[both.var] = access.strides.pop(inner.var)
         return both
 
     def rewrite(self, expr, at: Mapping, buffers: Mapping, values: Mapping):
@@ -175,10 +175,10 @@ class Accesses:
 
 def _tested(expr) -> set[tirx.Var]:
     """Return the variables that occur in an expression outside of the indices of loads."""
-    found = set()
+    tested = set()
 
     def enter(_load):
         return tvm_ffi.WalkResult.SKIP
 
-    tvm_ffi.structural_walk(expr, [(BufferLoad, enter), (tirx.Var, found.add)], order="pre")
-    return found
+    tvm_ffi.structural_walk(expr, [(BufferLoad, enter), (tirx.Var, tested.add)], order="pre")
+    return tested

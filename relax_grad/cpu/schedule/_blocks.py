@@ -55,10 +55,10 @@ def over_flat_buffers(statement: tirx.Stmt, rows: Mapping[tirx.Buffer, tirx.Buff
     rows : Mapping[tirx.Buffer, tirx.Buffer]
         The flat buffers over the memory of the buffers of the statement.
     """
-    found = loops_of(statement)
+    loops = loops_of(statement)
     is_parallel = False
-    if found is not None and not found[1] and found[0]:
-        axes, _, block = found
+    if loops is not None and not loops[1] and loops[0]:
+        axes, _, block = loops
         work = math.prod(axis.size or _SYMBOLIC for axis in axes) * _iterations(block.body)
         is_parallel = work >= _SMALL and _is_independent(block, axes)
 
@@ -116,7 +116,7 @@ def _scheduled(
     """
     schedule = s_tir.Schedule(function)
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
-        if not any(schedule.get(block).same_as(each) for each in independent):
+        if not any(schedule.get(block).same_as(statement) for statement in independent):
             continue
         kinds = [axis.iter_type for axis in schedule.get(block).iter_vars]
         loops = schedule.get_loops(block)
@@ -134,8 +134,8 @@ def _independent(function: tirx.PrimFunc) -> list[tirx.Stmt]:
     realize = function.body
     if not isinstance(realize, SBlockRealize) or realize.iter_values:
         return []
-    found = map(loops_of, parts_of(realize.block.body))
-    return [block for axes, _, block in filter(None, found) if _is_independent(block, axes)]
+    nests = map(loops_of, parts_of(realize.block.body))
+    return [block for axes, _, block in filter(None, nests) if _is_independent(block, axes)]
 
 
 def _is_independent(block: tirx.Stmt, axes: Sequence[Axis]) -> bool:
@@ -186,6 +186,6 @@ def _iterations(body: tirx.Stmt) -> int:
 
 
 def _loops(body: tirx.Stmt) -> list[tirx.For]:
-    found: list[tirx.For] = []
-    tvm_ffi.structural_walk(body, (tirx.For, found.append))
-    return found
+    loops: list[tirx.For] = []
+    tvm_ffi.structural_walk(body, (tirx.For, loops.append))
+    return loops

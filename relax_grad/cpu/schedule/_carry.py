@@ -28,26 +28,28 @@ def with_carried_values(statement: tirx.Stmt) -> tirx.Stmt:
 
 def _with_carried(loop: tirx.For) -> tirx.Stmt:
     body = parts_of(loop.body)
-    if not all(isinstance(each, _STRAIGHT) for each in body):
+    if not all(isinstance(statement, _STRAIGHT) for statement in body):
         return loop
-    for buffer in dict.fromkeys(each.buffer for each in body if isinstance(each, tirx.BufferStore)):
-        found = _carried(loop, body, buffer)
-        if found is not None:
-            return found
+    for buffer in dict.fromkeys(
+        statement.buffer for statement in body if isinstance(statement, tirx.BufferStore)
+    ):
+        changed = _carried(loop, body, buffer)
+        if changed is not None:
+            return changed
     return loop
 
 
 def _carried(loop: tirx.For, body: Sequence[tirx.Stmt], buffer: tirx.Buffer) -> tirx.Stmt | None:
     """Return a loop with the value of a buffer that one iteration leaves to the next, or None if
     there is none."""
-    own = {each.var for each in body if isinstance(each, tirx.Bind)}
-    stores = [i for i, each in enumerate(body) if _is_store(each, buffer)]
+    own = {statement.var for statement in body if isinstance(statement, tirx.Bind)}
+    stores = [i for i, statement in enumerate(body) if _is_store(statement, buffer)]
     first, last = stores[0], stores[-1]
     (written,) = body[last].indices
     loaded = [
         load
-        for each in body[: first + 1]
-        for load in loads(each.value)
+        for statement in body[: first + 1]
+        for load in loads(statement.value)
         if loaded_buffer(load).same_as(buffer)
     ]
     if not loaded or variables(written) & own or loads(written):
@@ -76,8 +78,8 @@ def _carried(loop: tirx.For, body: Sequence[tirx.Stmt], buffer: tirx.Buffer) -> 
         return carry[zero] if _is_same(node, load) else node
 
     changed: list[tirx.Stmt] = []
-    for i, each in enumerate(body):
-        value = each.value
+    for i, statement in enumerate(body):
+        value = statement.value
         if i in users:
             value = tvm_ffi.structural_map(value, (BufferLoad, change), order="post")
         if i == last:
@@ -87,10 +89,10 @@ def _carried(loop: tirx.For, body: Sequence[tirx.Stmt], buffer: tirx.Buffer) -> 
                 tirx.BufferStore(buffer, result, [written]),
                 tirx.BufferStore(carry, result, [zero]),
             ]
-        elif isinstance(each, tirx.Bind):
-            changed.append(tirx.Bind(each.var, value))
+        elif isinstance(statement, tirx.Bind):
+            changed.append(tirx.Bind(statement.var, value))
         else:
-            changed.append(tirx.BufferStore(each.buffer, value, each.indices))
+            changed.append(tirx.BufferStore(statement.buffer, value, statement.indices))
     start = tirx.BufferLoad(buffer, [substitute(load.indices[0], {loop.loop_var: loop.min})])
     initial: tirx.Stmt = tirx.BufferStore(carry, start, [zero])
     if not isinstance(loop.extent, tirx.IntImm):
@@ -111,7 +113,7 @@ def _is_same(node, load) -> bool:
 
 
 def _reads(statement: tirx.Stmt, load) -> bool:
-    return any(_is_same(each, load) for each in loads(statement.value))
+    return any(_is_same(other, load) for other in loads(statement.value))
 
 
 def _has_branches(value) -> bool:

@@ -80,10 +80,10 @@ def are_disjoint(
         if all(tvm_ffi.structural_equal(indices[0], other) for other in indices[1:])
     ]
     unknown = {axis.var: axis for axis in axes if axis.size != 1}
-    found = True
-    while unknown and found:
-        found = {var for index in shared for var in _determined(index, unknown, axes, inner)}
-        for var in found:
+    determined = True
+    while unknown and determined:
+        determined = {var for index in shared for var in _determined(index, unknown, axes, inner)}
+        for var in determined:
             del unknown[var]
     return not unknown
 
@@ -117,14 +117,14 @@ def _determined(
 
 def touched(code, buffer: tirx.Buffer) -> list[Sequence[tirx.PrimExpr]]:
     """Return the indices of all reads and writes of a tensor in a statement."""
-    found = [load.indices for load in loads(code) if loaded_buffer(load).same_as(buffer)]
+    accesses = [load.indices for load in loads(code) if loaded_buffer(load).same_as(buffer)]
     stores = []
     tvm_ffi.structural_walk(code, (tirx.BufferStore, stores.append))
-    return found + [store.indices for store in stores if store.buffer.same_as(buffer)]
+    return accesses + [store.indices for store in stores if store.buffer.same_as(buffer)]
 
 
 def divides(expr: tirx.PrimExpr, variable: tirx.Var) -> bool:
     """Tell whether a variable occurs in a division or a remainder."""
-    found: list[tirx.PrimExpr] = []
-    tvm_ffi.structural_walk(expr, (_DIVISIONS, found.append))
-    return any(variable in variables(each) for each in found)
+    divisions: list[tirx.PrimExpr] = []
+    tvm_ffi.structural_walk(expr, (_DIVISIONS, divisions.append))
+    return any(variable in variables(division) for division in divisions)

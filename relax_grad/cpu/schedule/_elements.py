@@ -90,7 +90,7 @@ class Elements(Emitter):
             expressions = [*nest.indices, nest.value]
             tvm_ffi.structural_walk(expressions, (_DIVISIONS, visit))
         period = lcm(*periods) if periods else 1
-        narrow = min(tvm_ffi.dtype(str(each.buffer.dtype)).bits for each in self.accesses.all)
+        narrow = min(tvm_ffi.dtype(str(access.buffer.dtype)).bits for access in self.accesses.all)
         return period if 1 < period <= _PERIODS * (32 // min(32, max(8, narrow))) else None
 
     def _periodic(self, outer: list[Axis], inner: Axis, period: int, is_large: bool) -> None:
@@ -151,7 +151,7 @@ class Elements(Emitter):
         """
         lanes, size = self.cpu.lanes, inner.size // factor
 
-        zero, one = (tirx.IntImm("int64", each) for each in (0, 1))
+        zero, one = (tirx.IntImm("int64", value) for value in (0, 1))
         aligned = [
             load for load, access in self.accesses.loads.items() if access.stride(inner) == 1
         ]
@@ -223,7 +223,7 @@ class Elements(Emitter):
         ends = [tirx.IntImm("int64", 0), inner.extent]
         if inner.size is None or inner.var not in self.accesses.tested:
             return ends
-        found = set()
+        turns = set()
 
         def visit(node) -> None:
             difference = node.a - node.b
@@ -233,11 +233,11 @@ class Elements(Emitter):
             if len(parts) == 2 and all(isinstance(part, tirx.IntImm) for part in parts):
                 factor, rest = map(int, parts)
                 if factor:
-                    found.add(_turn(factor, rest, isinstance(node, (tirx.LE, tirx.GT))))
+                    turns.add(_turn(factor, rest, isinstance(node, (tirx.LE, tirx.GT))))
 
         for nest in self.group.nests:
             tvm_ffi.structural_walk(nest.value, ((tirx.LT, tirx.LE, tirx.GT, tirx.GE), visit))
-        inside = sorted(bound for bound in found if 0 < bound < inner.size)
+        inside = sorted(bound for bound in turns if 0 < bound < inner.size)
         if not 0 < len(inside) <= _BOUNDS:
             return ends
         bounds = [ends[0], *(tirx.IntImm("int64", bound) for bound in inside), ends[1]]
@@ -325,7 +325,7 @@ class Elements(Emitter):
         """Return the loads to transpose in registers; an empty list if one of them cannot be
         transposed."""
         inner = self.axes[-1]
-        found = {
+        accesses = {
             load: access
             for load, access in self.accesses.loads.items()
             if access.stride(inner) not in (0, 1)
@@ -334,9 +334,9 @@ class Elements(Emitter):
             access.stride(crossed) == 1
             and inner.var not in access.opaque
             and str(access.buffer.dtype) == "float32"
-            for access in found.values()
+            for access in accesses.values()
         )
-        return list(found) if can_be and len(found) <= _TURNED else []
+        return list(accesses) if can_be and len(accesses) <= _TURNED else []
 
     def _transposed(self, load, at: dict, axes: tuple[Axis, Axis]) -> list[tirx.Buffer]:
         """Emit the transposition of a square; return its rows along the last axis."""

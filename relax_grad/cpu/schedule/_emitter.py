@@ -162,9 +162,9 @@ def at_place(expr, at: dict, known: dict):
 
 def _casts(expr, dtype: str) -> bool:
     """Tell whether an expression casts a value of a dtype."""
-    found: list[tirx.Cast] = []
-    tvm_ffi.structural_walk(expr, (tirx.Cast, found.append))
-    return any(str(node.value.ty.dtype) == dtype for node in found)
+    casts: list[tirx.Cast] = []
+    tvm_ffi.structural_walk(expr, (tirx.Cast, casts.append))
+    return any(str(node.value.ty.dtype) == dtype for node in casts)
 
 
 def is_vectorisable(expr) -> bool:

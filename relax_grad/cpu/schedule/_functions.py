@@ -51,7 +51,7 @@ def as_arithmetic(expr):
 
     def has_statements(arguments) -> bool:
         return not has_names and not (
-            conditions and any(_is_guarded(each, safe) for each in arguments)
+            conditions and any(_is_guarded(argument, safe) for argument in arguments)
         )
 
     def can_be(x) -> bool:
@@ -66,10 +66,12 @@ def as_arithmetic(expr):
         if not _is_one_of(node, _FUNCTIONS):
             return node
         if has_statements(arguments):
-            arguments = [keep(each) if has_functions(each) else each for each in arguments]
+            arguments = [
+                keep(argument) if has_functions(argument) else argument for argument in arguments
+            ]
             if conditions:
                 return _FUNCTIONS[name_of(node)](*map(keep, arguments), keep)
-        elif any(_names_in(name.value) for each in arguments for name in _names_in(each)):
+        elif any(_names_in(name.value) for argument in arguments for name in _names_in(argument)):
             return node
         return functions.expression(_FUNCTIONS[name_of(node)], *arguments)
 
@@ -82,19 +84,19 @@ def _is_guarded(expr, safe: list) -> bool:
     This is so if it reads memory (except by the loads in ``safe``), divides integers, or contains
     ``if_then_else``.
     """
-    found = []
+    unsafe = []
 
     def visit(node) -> None:
         if isinstance(node, BufferLoad):
-            found.append(not any(are_equal(node, load) for load in safe))
+            unsafe.append(not any(are_equal(node, load) for load in safe))
         elif isinstance(node, Call):
-            found.append(node.op.same_as(IF_THEN_ELSE))
+            unsafe.append(node.op.same_as(IF_THEN_ELSE))
         else:
-            found.append(not str(node.ty.dtype).startswith("float"))
+            unsafe.append(not str(node.ty.dtype).startswith("float"))
 
     divisions = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
     tvm_ffi.structural_walk(expr, ((BufferLoad, Call, *divisions), visit))
-    return any(found)
+    return any(unsafe)
 
 
 def _unguarded(expr) -> list:

@@ -96,14 +96,14 @@ def _inline(nests: list[Nest], allocated: set[tirx.Buffer]) -> list[Nest]:
     rest = list(nests)
     while rest:
         nest, *rest = rest
-        users = [i for i, each in enumerate(rest) if _reads(each, nest.buffer)]
+        users = [i for i, other in enumerate(rest) if _reads(other, nest.buffer)]
         names = _inverse(nest)
         if (
             nest.buffer in allocated
             and names is not None
             and _is_whole(nest)
-            and not any(_reads(each, nest.buffer) for each in kept)
-            and not any(each.buffer.same_as(nest.buffer) for each in (*kept, *rest))
+            and not any(_reads(other, nest.buffer) for other in kept)
+            and not any(other.buffer.same_as(nest.buffer) for other in (*kept, *rest))
             and not (users and _is_overwritten(nest, rest[: users[-1]]))
             and not (users and _overwrites(rest[users[-1]], nest, names))
             and all(_is_worth_it(nest, rest[i], len(users)) for i in users)
@@ -129,7 +129,7 @@ def _is_whole(nest: Nest) -> bool:
 
 def _is_overwritten(nest: Nest, later: Sequence[Nest]) -> bool:
     """Tell whether an operand of a nest is written to by a later nest."""
-    return any(each.buffer in nest.operands for each in later)
+    return any(other.buffer in nest.operands for other in later)
 
 
 def _overwrites(user: Nest, nest: Nest, names: list) -> bool:
@@ -158,9 +158,9 @@ def _inverse(nest: Nest) -> list | None:
         return None
     names = [index if isinstance(index, tirx.Var) else None for index in nest.indices]
     wanted = {axis.var for axis in nest.axes if axis.size != 1}
-    found = {name for name in names if name is not None}
-    is_plain = len(found) == sum(name is not None for name in names)
-    return names if is_plain and wanted <= found else None
+    axes = {name for name in names if name is not None}
+    is_plain = len(axes) == sum(name is not None for name in names)
+    return names if is_plain and wanted <= axes else None
 
 
 def _is_worth_it(nest: Nest, user: Nest, users: int) -> bool:
@@ -175,7 +175,7 @@ def _is_worth_it(nest: Nest, user: Nest, users: int) -> bool:
 
 
 def _is_as_large(nest: Nest, user: Nest) -> bool:
-    sizes = [product([a.extent for a in [*each.axes, *each.reduced]]) for each in (nest, user)]
+    sizes = [product([a.extent for a in [*side.axes, *side.reduced]]) for side in (nest, user)]
     return Analyzer().can_prove_equal(*sizes)
 
 
@@ -224,16 +224,18 @@ def _joinable(nest: Nest, groups: list[list[Nest]]):
     for group in groups[::-1]:
         # Nests of a group are computed element by element, so the nest must not overwrite a tensor
         # of the group.
-        if any(_reads(each, nest.buffer) or each.buffer.same_as(nest.buffer) for each in group):
+        if any(
+            _reads(member, nest.buffer) or member.buffer.same_as(nest.buffer) for member in group
+        ):
             return
         if _have_same_axes(nest, group[0]) and _goes_along(nest, group):
             yield group
-        if any(_reads(nest, each.buffer) for each in group):
+        if any(_reads(nest, member.buffer) for member in group):
             return
 
 
 def _have_same_axes(nest: Nest, other: Nest) -> bool:
-    extents, others = ([axis.extent for axis in each.axes] for each in (nest, other))
+    extents, others = ([axis.extent for axis in side.axes] for side in (nest, other))
     return len(extents) == len(others) and tvm_ffi.structural_equal(extents, others)
 
 
@@ -245,7 +247,7 @@ def _goes_along(nest: Nest, group: list[Nest]) -> bool:
     if not tvm_ffi.structural_equal(indices, list(group[0].indices)):
         return False
     nest = _renamed(nest, names, group[0].axes)
-    made = {each.buffer: each.indices for each in group}
+    made = {member.buffer: member.indices for member in group}
     is_user = False
     for load in nest.loads:
         indices = made.get(loaded_buffer(load))
@@ -255,7 +257,7 @@ def _goes_along(nest: Nest, group: list[Nest]) -> bool:
                 return False
     if is_user or group[0].combine:
         return is_user
-    return any(not nest.operands.isdisjoint(each.operands) for each in group)
+    return any(not nest.operands.isdisjoint(member.operands) for member in group)
 
 
 def _renamed(nest: Nest, names: dict, axes: Sequence[Axis]) -> Nest:

@@ -66,14 +66,14 @@ def widened_sections(
     Statements that are no nests keep float16. None if they have bfloat16, which loops cannot
     compute.
     """
-    dtypes = {str(each.dtype) for each in (*filter(is_buffer, params), *allocated)}
+    dtypes = {str(buffer.dtype) for buffer in (*filter(is_buffer, params), *allocated)}
     if dtypes.isdisjoint(HALVES):
         return sections, params, allocated
-    found = None
-    if all(isinstance(each, Nest) for each in sections):
-        found = in_float32(sections, params, allocated)
-    if found is not None:
-        return found.nests, found.params, found.allocated
+    wide = None
+    if all(isinstance(section, Nest) for section in sections):
+        wide = in_float32(sections, params, allocated)
+    if wide is not None:
+        return wide.nests, wide.params, wide.allocated
     return None if "bfloat16" in dtypes else (sections, params, allocated)
 
 
@@ -88,7 +88,7 @@ def with_params(
     }
     if not changed:
         return body
-    return tvm_ffi.structural_map(body, (tirx.Var, lambda each: changed.get(each, each)))
+    return tvm_ffi.structural_map(body, (tirx.Var, lambda var: changed.get(var, var)))
 
 
 def in_float32(
@@ -107,14 +107,14 @@ def in_float32(
                 param.shape, "uint16", param.name, data_alignment=align
             )
     made: list[tirx.Buffer] = []
-    found: list[Nest] = []
+    wide_nests: list[Nest] = []
     try:
         for nest in nests:
-            found += _wide(nest, reader, made)
+            wide_nests += _wide(nest, reader, made)
     except _UnsupportedError:
         return None
     return Widened(
-        found,
+        wide_nests,
         [reader.raw.get(param, param) for param in params],
         [*(reader.wide.get(buffer, buffer) for buffer in allocated), *made],
     )
@@ -211,7 +211,7 @@ class _Reader:
         return value if target == str(value.ty.dtype) else tirx.Cast(target, value)
 
     def _call(self, call: Call, is_half: bool):
-        has_halves = any(str(each.ty.dtype) in HALVES for each in call.args)
+        has_halves = any(str(arg.ty.dtype) in HALVES for arg in call.args)
         if (is_half or has_halves) and call.op.same_as(REINTERPRET):
             raise _UnsupportedError  # of the bits
         args = list(map(self.read, call.args))

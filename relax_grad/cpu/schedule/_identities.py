@@ -94,35 +94,35 @@ def _products(node: tirx.Mul):
     for i, factor in enumerate(factors):
         others = [*factors[:i], *factors[i + 1 :]]
         for name, of in (("gelu", _cdf), ("gelu_tanh", _tanh_cdf), ("silu", _sigmoid)):
-            found = of(factor)
-            if found is None:
+            match = of(factor)
+            if match is None:
                 continue
-            scale, x = found
+            scale, x = match
             size, wanted = _factors(x)
             rest = _without(others, wanted)
             if rest is not None and size:
                 candidates.append((name, x, constant * scale / size, rest))
     # For nested functions, match the outer one: the inner one remains in its argument.
-    return min(candidates, key=lambda found: len(found[3]), default=None)
+    return min(candidates, key=lambda candidate: len(candidate[3]), default=None)
 
 
 def _sums(node: tirx.Add):
     """Match the derivatives of both forms of gelu and of silu, the normal CDF, and
     ``exp(x) + (-1)``."""
     first, second = node.a, node.b
-    found = _cdf(first)
-    if found is not None and _is_slope_of_cdf(second, *found):
-        return "gelu_slope", found[1], found[0], []
-    found = _tanh_cdf(first)
-    if found is not None and _is_slope_of_tanh(second, *found):
-        return "gelu_tanh_slope", found[1], found[0], []
+    match = _cdf(first)
+    if match is not None and _is_slope_of_cdf(second, *match):
+        return "gelu_slope", match[1], match[0], []
+    match = _tanh_cdf(first)
+    if match is not None and _is_slope_of_tanh(second, *match):
+        return "gelu_tanh_slope", match[1], match[0], []
     for terms in _either_order(node):
         slope = _silu_slope(*terms)
         if slope is not None:
             return slope
-    found = _cdf(node)
-    if found is not None:
-        return "normal_cdf", found[1], found[0], []
+    match = _cdf(node)
+    if match is not None:
+        return "normal_cdf", match[1], match[0], []
     if _is(second, -1.0) and _is_call(first, "tirx.exp"):
         return "expm1", first.args[0], 1.0, []
     return None
@@ -139,8 +139,8 @@ def _logarithms(node: Call):
     """``log(1 + exp(x))``."""
     if not _is_call(node, "tirx.log"):
         return None
-    for one, other in _either_order(node.args[0]):
-        if _is(one, 1.0) and _is_call(other, "tirx.exp"):
+    for constant, other in _either_order(node.args[0]):
+        if _is(constant, 1.0) and _is_call(other, "tirx.exp"):
             return "softplus", other.args[0], 1.0, []
     return None
 
@@ -167,11 +167,11 @@ def _tanh_cdf(expr):
 def _one_and(expr, name: str, argument):
     """Return ``2 * scale`` and x if this is ``scale + scale * function(a)`` and ``argument(a)`` is
     an x; else None."""
-    for one, other in _either_order(expr):
-        if not isinstance(one, tirx.FloatImm):
+    for constant, other in _either_order(expr):
+        if not isinstance(constant, tirx.FloatImm):
             continue
         scale, factors = _factors(other)
-        if len(factors) == 1 and _is_call(factors[0], name) and _is(one, scale):
+        if len(factors) == 1 and _is_call(factors[0], name) and _is(constant, scale):
             x = argument(factors[0].args[0])
             if x is not None:
                 return 2.0 * scale, x
@@ -185,8 +185,8 @@ def _sigmoid(expr):
 def _over_root(expr):
     """Return x if this is ``x / sqrt(2)``, else None."""
     if isinstance(expr, tirx.Mul):
-        for one, other in ((expr.a, expr.b), (expr.b, expr.a)):
-            if _is(one, _HALF_ROOT):
+        for factor, other in ((expr.a, expr.b), (expr.b, expr.a)):
+            if _is(factor, _HALF_ROOT):
                 return other
     if isinstance(expr, tirx.Div) and _is(expr.b, 1.0 / _HALF_ROOT):
         return expr.a
@@ -200,8 +200,8 @@ def _cubic(expr):
         if not isinstance(factor, tirx.Add):
             continue
         others = [*factors[:i], *factors[i + 1 :]]
-        for one, other in _either_order(factor):
-            (linear, x), (cubic, thrice) = _factors(one), _factors(other)
+        for term, other in _either_order(factor):
+            (linear, x), (cubic, thrice) = _factors(term), _factors(other)
             x, thrice = [*others, *x], [*others, *thrice]
             if (
                 x
@@ -237,8 +237,8 @@ def _is_slope_of_tanh(expr, scale: float, x) -> bool:
     size, wanted = _factors(x)
     if size != 1.0 or len(factors) != 1 or not _is_near(constant, scale * _TANH_LINEAR / 2):
         return False
-    for one, other in _either_order(factors[0]):
-        (linear, slope), (cubic, rest) = _factors(one), _factors(other)
+    for term, other in _either_order(factors[0]):
+        (linear, slope), (cubic, rest) = _factors(term), _factors(other)
         if (
             linear == 1.0
             and _is_near(cubic, 3 * _TANH_CUBIC)
@@ -266,16 +266,16 @@ def _silu_slope(first, second):
     return None
 
 
-def _is_one_minus_square(one, other, x) -> bool:
+def _is_one_minus_square(factor, other, x) -> bool:
     """Tell whether two factors are ``1 - tanh(...)`` and ``1 + tanh(...)`` of gelu_tanh's
     argument."""
-    for minus, plus in ((one, other), (other, one)):
-        found = _tanh_cdf(plus)
-        if found is not None and isinstance(minus, tirx.Sub):
+    for minus, plus in ((factor, other), (other, factor)):
+        match = _tanh_cdf(plus)
+        if match is not None and isinstance(minus, tirx.Sub):
             has_same = _is(minus.a, 1.0) and any(
                 are_equal(minus.b, term) for term in (plus.a, plus.b)
             )
-            return has_same and found[0] == 2.0 and are_equal(found[1], x)
+            return has_same and match[0] == 2.0 and are_equal(match[1], x)
     return False
 
 
@@ -303,9 +303,9 @@ def _without(factors: Sequence, wanted: Sequence) -> list | None:
     """Return the factors that remain after removing the wanted ones, or None if some are
     missing."""
     rest = list(factors)
-    for each in wanted:
+    for target in wanted:
         for i, factor in enumerate(rest):
-            if are_equal(each, factor):
+            if are_equal(target, factor):
                 del rest[i]
                 break
         else:

@@ -73,7 +73,7 @@ def in_place_pairs(
     The results come after the inputs. An iteration reads the element of the input before it writes
     that of the result.
     """
-    found = []
+    pairs = []
     for j, result in enumerate(results, len(inputs)):
         writers = [k for k, nest in enumerate(nests) if nest.buffer.same_as(result)]
         if len(writers) != 1 or nests[writers[0]].combine:
@@ -91,8 +91,8 @@ def in_place_pairs(
                 k <= writer and tvm_ffi.structural_equal(list(load.indices), indices)
                 for k, load in reads
             ):
-                found.append((i, j))
-    return found
+                pairs.append((i, j))
+    return pairs
 
 
 def _nests(function: tirx.PrimFunc) -> list[tirx.Stmt]:
@@ -117,8 +117,8 @@ def _may_share(nests: Sequence[tirx.Stmt], source: tirx.Buffer, result: tirx.Buf
 def _is_element_wise(nest: tirx.Stmt, source: tirx.Buffer, result: tirx.Buffer) -> bool:
     """Tell whether no two iterations of a nest touch one element of two tensors in the same
     memory."""
-    found = loops_of(nest)
-    if found is None or found[1]:
+    loops = loops_of(nest)
+    if loops is None or loops[1]:
         return False
-    axes, _, block = found
+    axes, _, block = loops
     return are_disjoint([*touched(block, source), *touched(block, result)], axes)

@@ -84,7 +84,7 @@ class Merged:
 
     def groups(self, dropped: Sequence[Hashable] = ()) -> list[Group]:
         """Return the fused groups of nests; ``dropped`` are the tensors that only the parts use."""
-        return fuse(self.nests, [*self.allocated, *(self.buffers[each] for each in dropped)])
+        return fuse(self.nests, [*self.allocated, *(self.buffers[name] for name in dropped)])
 
 
 def pointwise(function: tirx.PrimFunc) -> Pointwise | None:
@@ -92,11 +92,11 @@ def pointwise(function: tirx.PrimFunc) -> Pointwise | None:
 
     Operands may be broadcast. Functions that only copy are excluded.
     """
-    found = nests_of(function)
-    if found is None or not _is_pointwise(found[0]) or not all(map(is_buffer, function.params)):
+    parts = nests_of(function)
+    if parts is None or not _is_pointwise(parts[0]) or not all(map(is_buffer, function.params)):
         return None
     dtypes = [str(param.dtype) for param in function.params]
-    wide = widened_sections(found[0], function.params, found[1])
+    wide = widened_sections(parts[0], function.params, parts[1])
     if wide is None:
         return None
     nests, params, allocated = wide
@@ -116,8 +116,8 @@ def _is_pointwise(nests: Sequence[Nest]) -> bool:
 def _is_in_order(indices: Sequence, nest: Nest) -> bool:
     """Tell whether each index is a constant or an axis, with the axes in their order."""
     numbers = {axis.var: i for i, axis in enumerate(nest.axes)}
-    found = [numbers.get(index, -1) for index in indices if not isinstance(index, tirx.IntImm)]
-    return -1 not in found and found == sorted(set(found))
+    positions = [numbers.get(index, -1) for index in indices if not isinstance(index, tirx.IntImm)]
+    return -1 not in positions and positions == sorted(set(positions))
 
 
 def merge(parts: Sequence[Part]) -> Merged | None:
@@ -130,11 +130,11 @@ def merge(parts: Sequence[Part]) -> Merged | None:
         for name, param, shape in zip(part.tensors, part.function.params, part.shapes, strict=True):
             if name not in buffers:
                 buffers[name] = _parameter(shape, str(param.dtype), f"b{len(buffers)}")
-        found = _renamed(part, buffers)
-        if found is None:
+        renamed = _renamed(part, buffers)
+        if renamed is None:
             return None
-        nests += found[0]
-        allocated += found[1]
+        nests += renamed[0]
+        allocated += renamed[1]
     is_small = len(buffers) <= _MOST and sum(weigh(nest.value)[0] for nest in nests) <= _LARGEST
     merged = Merged(nests, allocated, buffers, dtypes)
     return merged if is_small and len(merged.groups()) == 1 else None
@@ -164,7 +164,7 @@ def _renamed(part: Part, buffers: dict) -> tuple[list[Nest], list[tirx.Buffer]] 
         shape = [substitute(extent, extents) for extent in buffer.shape]
         own[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), buffer.name)
     nests = [_over(nest, own, extents) for nest in function.nests]
-    return nests, [own[each] for each in function.allocated]
+    return nests, [own[buffer] for buffer in function.allocated]
 
 
 def _over(nest: Nest, buffers: dict, extents: dict) -> Nest:

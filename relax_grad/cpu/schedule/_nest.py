@@ -88,14 +88,14 @@ def nests_of(function: tirx.PrimFunc) -> tuple[list[Nest], list[tirx.Buffer]] | 
 
     Returns
     -------
-    found : tuple[list[Nest], list[tirx.Buffer]] or None
+    parts : tuple[list[Nest], list[tirx.Buffer]] or None
         None if a part of the function has another form, if the independence of its iterations
         cannot be proved, or if a buffer is not contiguous.
     """
-    found = sections_of(function)
-    if found is None or not all(isinstance(each, Nest) for each in found[0]):
+    parts = sections_of(function)
+    if parts is None or not all(isinstance(section, Nest) for section in parts[0]):
         return None
-    return found
+    return parts
 
 
 def sections_of(
@@ -106,7 +106,7 @@ def sections_of(
 
     Returns
     -------
-    found : tuple[list[Nest | tirx.Stmt], list[tirx.Buffer]] or None
+    parts : tuple[list[Nest | tirx.Stmt], list[tirx.Buffer]] or None
         None if a buffer is not contiguous, or a statement has other effects than loads and stores
         of the buffers.
     """
@@ -124,13 +124,13 @@ def sections_of(
     if None in sections:
         return None
     written, read = set(), set()
-    for each in sections:
-        if isinstance(each, Nest):
-            written.add(each.buffer)
-            read |= each.operands
-        elif is_plain(each):
-            written |= stored(each)
-            read |= set(map(loaded_buffer, loads(each)))
+    for section in sections:
+        if isinstance(section, Nest):
+            written.add(section.buffer)
+            read |= section.operands
+        elif is_plain(section):
+            written |= stored(section)
+            read |= set(map(loaded_buffer, loads(section)))
         else:
             return None
     if not written | read <= set(buffers) or not (read - written).isdisjoint(root.alloc_buffers):
@@ -141,10 +141,10 @@ def sections_of(
 def is_plain(statement: tirx.Stmt) -> bool:
     """Tell whether a statement consists of serial loops, conditions, bindings and blocks with loads
     and stores."""
-    found: list = []
-    tvm_ffi.structural_walk(statement, (tirx.Stmt, found.append))
+    parts: list = []
+    tvm_ffi.structural_walk(statement, (tirx.Stmt, parts.append))
     return is_pure(statement) and all(
-        isinstance(each, _PLAIN) and _is_simple(each) for each in found
+        isinstance(part, _PLAIN) and _is_simple(part) for part in parts
     )
 
 
@@ -166,9 +166,9 @@ def _is_simple(statement: tirx.Stmt) -> bool:
 
 def stored(statement: tirx.Stmt) -> set[tirx.Buffer]:
     """Return the buffers that a statement writes to."""
-    found: list[tirx.BufferStore] = []
-    tvm_ffi.structural_walk(statement, (tirx.BufferStore, found.append))
-    return {store.buffer for store in found}
+    stores: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(statement, (tirx.BufferStore, stores.append))
+    return {store.buffer for store in stores}
 
 
 def parts_of(body: tirx.Stmt) -> list[tirx.Stmt]:
@@ -198,14 +198,14 @@ def loops_of(statement: tirx.Stmt) -> tuple[list[Axis], list[Axis], tirx.Stmt] |
         None unless the loops are serial loops from 0 around one block, and each loop variable is
         the value of one axis.
     """
-    found: dict[tirx.Var, tirx.PrimExpr] = {}
+    loops: dict[tirx.Var, tirx.PrimExpr] = {}
     while isinstance(statement, tirx.For):
         if statement.kind != tirx.ForKind.SERIAL or not is_zero(statement.min):
             return None
         step = getattr(statement, "step", None)
         if statement.thread_binding is not None or not (step is None or is_one(step)):
             return None
-        found[statement.loop_var] = statement.extent
+        loops[statement.loop_var] = statement.extent
         statement = statement.body
     if not isinstance(statement, SBlockRealize):
         return None
@@ -217,14 +217,14 @@ def loops_of(statement: tirx.Stmt) -> tuple[list[Axis], list[Axis], tirx.Stmt] |
         if not is_zero(iteration.dom.min) or iteration.iter_type not in (_SPATIAL, _REDUCED):
             return None
         if isinstance(value, tirx.Var):
-            if value not in found or value in at:
+            if value not in loops or value in at:
                 return None
             at[value] = iteration.var
         elif not (is_zero(value) and is_one(iteration.dom.extent)):
             return None
-    if len(at) != len(found):
+    if len(at) != len(loops):
         return None
-    extents = {at[var]: substitute(extent, at) for var, extent in found.items()}
+    extents = {at[var]: substitute(extent, at) for var, extent in loops.items()}
     axes, reduced = [], []
     for iteration in block.iter_vars:
         extent = extents.get(iteration.var, iteration.dom.extent)
@@ -235,7 +235,8 @@ def loops_of(statement: tirx.Stmt) -> tuple[list[Axis], list[Axis], tirx.Stmt] |
     # The extent of a reduction may depend on the element; all other extents must be independent of
     # the axes.
     if any(own & variables(axis.extent) for axis in axes) or any(
-        variables(axis.extent) & {each.var for each in reduced} for axis in (*axes, *reduced)
+        variables(axis.extent) & {reduction.var for reduction in reduced}
+        for axis in (*axes, *reduced)
     ):
         return None
     return axes, reduced, block
@@ -243,10 +244,10 @@ def loops_of(statement: tirx.Stmt) -> tuple[list[Axis], list[Axis], tirx.Stmt] |
 
 def _nest(statement: tirx.Stmt) -> Nest | None:
     """Return a statement as a nest, or None if it has another form or dependent iterations."""
-    found = loops_of(statement)
-    if found is None:
+    loops = loops_of(statement)
+    if loops is None:
         return None
-    axes, reduced, block = found
+    axes, reduced, block = loops
     store = block.body
     if not isinstance(store, tirx.BufferStore) or block.alloc_buffers or block.match_buffers:
         return None
@@ -277,17 +278,17 @@ def _wide(nest: Nest | None) -> Nest | None:
         return nest
     names = {axis.var: tirx.Var(axis.var.name, "int64") for axis in axes}
     known = Analyzer()
-    found = {}
+    wide_axes = {}
     for axis in axes:
         extent = int64_index(axis.extent, names, known)
-        found[axis.var] = Axis(names[axis.var], extent)
+        wide_axes[axis.var] = Axis(names[axis.var], extent)
         known.bind(names[axis.var], Range(0, extent))
     return replace(
         nest,
-        axes=[found[axis.var] for axis in nest.axes],
+        axes=[wide_axes[axis.var] for axis in nest.axes],
         indices=[int64_index(index, names, known) for index in nest.indices],
         value=with_int64_indices(nest.value, names, known),
-        reduced=[found[axis.var] for axis in nest.reduced],
+        reduced=[wide_axes[axis.var] for axis in nest.reduced],
     )
 
 
@@ -334,9 +335,9 @@ def _without_names(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
 
 def _size(expr: tirx.PrimExpr) -> int:
     """Return the number of loads and variables in an expression."""
-    found = []
-    tvm_ffi.structural_walk(expr, ((BufferLoad, tirx.Var), found.append))
-    return len(found)
+    nodes = []
+    tvm_ffi.structural_walk(expr, ((BufferLoad, tirx.Var), nodes.append))
+    return len(nodes)
 
 
 def _is_load_of(value, store) -> bool:

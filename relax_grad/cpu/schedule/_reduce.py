@@ -107,7 +107,7 @@ class Reduction(Emitter):
 
     def _is_ragged(self, axis: Axis) -> bool:
         """Tell whether the number of terms varies along an axis of the results."""
-        return any(axis.var in variables(each.extent) for each in self.reduced)
+        return any(axis.var in variables(inner.extent) for inner in self.reduced)
 
     def _may_be_kept(self, axis: Axis) -> bool:
         """Tell whether neighbouring results along an axis may be computed side by side.
@@ -193,15 +193,15 @@ class Reduction(Emitter):
         size = prod(a.size for a in self.axes)
         partial = T.alloc_buffer([pieces * size], self.dtype, layout=None)
         place = tirx.IntImm("int64", 0)
-        for each in self.axes:
-            place = place * each.extent + each.var
+        for result_axis in self.axes:
+            place = place * result_axis.extent + result_axis.var
         parts = replace(
             first,
             axes=[part, *self.axes],
             buffer=partial,
             indices=[part.var * size + place],
             value=substitute(first.value, {axis.var: start + inner.var}),
-            reduced=[inner if each is axis else each for each in self.reduced],
+            reduced=[inner if term_axis is axis else term_axis for term_axis in self.reduced],
         )
         total = replace(first, value=partial[part.var * size + place], reduced=[part])
         return [

@@ -51,25 +51,25 @@ def with_selections(nest: Nest) -> Nest:
 
 def _may_fail(expr) -> bool:
     """Tell whether an expression divides integers by a number that may be 0."""
-    found: list[tirx.PrimExpr] = []
+    nodes: list[tirx.PrimExpr] = []
     divisions = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
-    tvm_ffi.structural_walk(expr, (divisions, found.append))
+    tvm_ffi.structural_walk(expr, (divisions, nodes.append))
     return any(
         not isinstance(node.b, (tirx.IntImm, tirx.FloatImm)) and "int" in str(node.ty.dtype)
-        for node in found
+        for node in nodes
     )
 
 
 def selections(expr) -> list:
     """Return the loads in the branches of an expression's selections."""
-    found: dict = {}
+    branch_loads: dict = {}
 
     def visit(select) -> None:
         for branch in (select.true_value, select.false_value):
-            found.update(dict.fromkeys(loads(branch)))
+            branch_loads.update(dict.fromkeys(loads(branch)))
 
     tvm_ffi.structural_walk(expr, (tirx.Select, visit))
-    return list(found)
+    return list(branch_loads)
 
 
 def _is_within(load, nest: Nest, known: Analyzer) -> bool:
