@@ -31,15 +31,15 @@ def at_address(address: int, count: int, dtype: np.dtype) -> np.ndarray:
     return np.frombuffer(memory, dtype)
 
 
-def reduce_to(result: np.ndarray, given: Sequence[np.ndarray], kind: str) -> None:
+def reduce_to(result: np.ndarray, arrays: Sequence[np.ndarray], kind: str) -> None:
     """Write the reduction of arrays of one dtype to ``result``, in the order of the arrays."""
     dtype = REDUCED_IN.get(str(result.dtype))
     operation = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(kind, np.add)
     for begin in range(0, result.size, _BLOCK):
         out = result[begin : begin + _BLOCK]
-        parts = [each[begin : begin + _BLOCK] for each in given]
+        parts = [array[begin : begin + _BLOCK] for array in arrays]
         if dtype:
-            parts = [each.astype(dtype) for each in parts]
+            parts = [part.astype(dtype) for part in parts]
         total = parts[0] if dtype else out
         if len(parts) == 1:
             total[...] = parts[0]

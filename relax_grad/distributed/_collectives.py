@@ -121,17 +121,17 @@ class Communicator:
 
         The communicator keeps the memory until then, because threads of the transport write to it.
         """
-        recvs = [tvm.runtime.empty(tuple(map(int, each.shape)), each.dtype) for each in sends]
-        filled = [i for i, each in enumerate(sends) if _elements(each)]
+        recvs = [tvm.runtime.empty(tuple(map(int, tensor.shape)), tensor.dtype) for tensor in sends]
+        filled = [i for i, tensor in enumerate(sends) if _elements(tensor)]
         if not filled:
             return recvs
-        given, results = [sends[i] for i in filled], [recvs[i] for i in filled]
+        operands, results = [sends[i] for i in filled], [recvs[i] for i in filled]
         with self._noted("allreduce"):
             begin = time.perf_counter()
-            size = sum(map(_bytes, given))
+            size = sum(map(_bytes, operands))
             self.sent += size
             transport = self.peers if among == PEERS else self.world
-            reduction = transport.start_allreduce(given, kind, results)
+            reduction = transport.start_allreduce(operands, kind, results)
             least = self._least_end("allreduce", size, begin)
             self._started[_key(recvs)] = _Started(reduction, recvs, begin, least)
         return recvs
@@ -180,8 +180,8 @@ class Communicator:
 
     def close(self) -> None:
         """End the connections, which also ends waiting collectives."""
-        for each in {id(e): e for e in (self.world, self.group, self.peers)}.values():
-            each.close()
+        for transport in {id(e): e for e in (self.world, self.group, self.peers)}.values():
+            transport.close()
 
     def _among(self, in_group: bool):
         return self.group if in_group else self.world
@@ -251,13 +251,13 @@ class Communicator:
 
 def current() -> Communicator:
     """Return the communicator of the calling thread."""
-    found = _OF_THREAD.get(threading.get_ident())
-    if found is None:
+    communicator = _OF_THREAD.get(threading.get_ident())
+    if communicator is None:
         raise RuntimeError(
             "this thread is no worker of a session of relax_grad.distributed, which has the "
             "collectives for CPUs"
         )
-    return found
+    return communicator
 
 
 def register() -> None:
@@ -301,7 +301,7 @@ def _dispatching(name: str) -> Callable:
 
 
 def _key(tensors: Sequence) -> tuple[int, ...]:
-    return tuple(each.data_ptr() for each in tensors if _elements(each))
+    return tuple(tensor.data_ptr() for tensor in tensors if _elements(tensor))
 
 
 def _bytes(tensor: tvm.runtime.Tensor) -> int:

@@ -58,18 +58,18 @@ class Gloo:
         import torch
         from torch.distributed import AllreduceOptions, ReduceOp
 
-        given = [_shared(each).reshape(-1) for each in sends]
-        results = [_shared(each).reshape(-1) for each in recvs]
-        dtype = _REDUCED_IN.get(str(given[0].dtype).removeprefix("torch."))
-        if len(given) == 1 and not dtype:
-            own = results[0].copy_(given[0])
+        operands = [_shared(tensor).reshape(-1) for tensor in sends]
+        results = [_shared(tensor).reshape(-1) for tensor in recvs]
+        dtype = _REDUCED_IN.get(str(operands[0].dtype).removeprefix("torch."))
+        if len(operands) == 1 and not dtype:
+            own = results[0].copy_(operands[0])
         else:
             own = torch.empty(
-                sum(each.numel() for each in given),
-                dtype=getattr(torch, dtype) if dtype else given[0].dtype,
+                sum(operand.numel() for operand in operands),
+                dtype=getattr(torch, dtype) if dtype else operands[0].dtype,
             )
-            for part, each in zip(_divided(own, given), given, strict=True):
-                part.copy_(each)
+            for part, operand in zip(_divided(own, operands), operands, strict=True):
+                part.copy_(operand)
         work = None
         if self._group is not None:
             options = AllreduceOptions()
@@ -86,19 +86,19 @@ class Gloo:
                 rounding = None if own.is_floating_point() else "trunc"
                 torch.div(own, self.size, rounding_mode=rounding, out=own)
             if own is not results[0]:
-                for each, part in zip(results, _divided(own, results), strict=True):
-                    each.copy_(part)
+                for result, part in zip(results, _divided(own, results), strict=True):
+                    result.copy_(part)
 
         return Reduction(work, finish)
 
     def allgather(self, send, recv) -> None:
         """Write the tensors of all workers to ``recv``, in the order of their numbers."""
         parts = _shared(recv).reshape(self.size, -1)
-        given = _shared(send).reshape(-1)
+        flat = _shared(send).reshape(-1)
         if self._group is None:
-            parts[0].copy_(given)
+            parts[0].copy_(flat)
         else:
-            self._group.allgather([list(parts.unbind(0))], [given]).wait()
+            self._group.allgather([list(parts.unbind(0))], [flat]).wait()
 
     def broadcast(self, send, recv) -> None:
         """Write the tensor of worker 0 to ``recv``; ``send`` is None on the others."""
@@ -130,14 +130,14 @@ class Gloo:
         """Write the tensors of all workers to ``recv`` of worker 0, which is None on the others."""
         from torch.distributed import GatherOptions
 
-        given = _shared(send).reshape(-1)
+        flat = _shared(send).reshape(-1)
         parts = [] if recv is None else list(_shared(recv).reshape(self.size, -1).unbind(0))
         if self._group is None:
-            parts[0].copy_(given)
+            parts[0].copy_(flat)
             return
         options = GatherOptions()
         options.rootRank = 0
-        self._group.gather([parts] if parts else [], [given], options).wait()
+        self._group.gather([parts] if parts else [], [flat], options).wait()
 
     def send(self, buffer, receiver: int) -> None:
         """Send a tensor to another worker."""
@@ -160,7 +160,7 @@ def _shared(tensor: tvm.runtime.Tensor):
 
 def _divided(whole, parts: Sequence) -> list:
     """Return the parts of a vector that have the sizes of others."""
-    return list(whole.split([each.numel() for each in parts]))
+    return list(whole.split([part.numel() for part in parts]))
 
 
 def connect(settings: dict, rank: int) -> tuple[Gloo, Gloo, Gloo]:
@@ -191,15 +191,15 @@ def connect(settings: dict, rank: int) -> tuple[Gloo, Gloo, Gloo]:
     store = PrefixStore(where["prefix"], store)
     size, groups = settings["num_workers"], settings["num_groups"]
     world = Gloo(PrefixStore("world", store), rank, size, settings["host"], *times)
-    each = size // groups
-    group, place = divmod(rank, each)
+    group_size = size // groups
+    group, place = divmod(rank, group_size)
 
     def among(name: str, own: int, count: int) -> Gloo:
         if count == size:
             return world
         return Gloo(PrefixStore(name, store), own, count, settings["host"], *times)
 
-    return world, among(f"group{group}", place, each), among(f"place{place}", group, groups)
+    return world, among(f"group{group}", place, group_size), among(f"place{place}", group, groups)
 
 
 def serve(listening) -> tuple[object, int]:

@@ -90,9 +90,9 @@ def welcome(connection: socket.socket, secret: str) -> dict:
     if not hmac.compare_digest(wanted, proof):
         send(connection, {"error": "the secret is wrong"})
         raise Refused("its secret is wrong")
-    found, here = introduction["versions"], versions()
-    if found != here:
-        text = _difference(found, here)
+    there, here = introduction["versions"], versions()
+    if there != here:
+        text = _difference(there, here)
         own_host = socket.gethostname()
         send(connection, {"error": f"the versions differ from those of {own_host}: {text}"})
         raise VersionMismatch(str(introduction.get("host")), text)
@@ -154,12 +154,12 @@ def receive(connection: socket.socket) -> dict:
             raise Refused("the connection ended" if not byte else "its greeting is too long")
         data += byte
     try:
-        found = json.loads(data)
+        message = json.loads(data)
     except ValueError as error:
         raise Refused("its greeting is not JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(message, dict):
         raise Refused("its greeting is no object")
-    return found
+    return message
 
 
 def _proof(secret: str, role: str, challenge: str, own: str, text: str) -> str:
@@ -167,9 +167,9 @@ def _proof(secret: str, role: str, challenge: str, own: str, text: str) -> str:
     return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
 
 
-def _difference(found: dict, here: dict) -> str:
+def _difference(there: dict, here: dict) -> str:
     return ", ".join(
-        f"{name} {found.get(name)} there and {here.get(name)} here"
-        for name in sorted({*found, *here})
-        if found.get(name) != here.get(name)
+        f"{name} {there.get(name)} there and {here.get(name)} here"
+        for name in sorted({*there, *here})
+        if there.get(name) != here.get(name)
     )

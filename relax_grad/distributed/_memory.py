@@ -118,7 +118,7 @@ class Messages:
         self._libc, self._flag = _libc(), _Mapped(handle, 0, mmap.PAGESIZE)
         length = _size_of_worker(workers)
         self._regions = [
-            _Mapped(handle, _start(number, each, workers), length) for each in members.values()
+            _Mapped(handle, _start(number, worker, workers), length) for worker in members.values()
         ]
         self._members, self._own = list(members.values()), self._regions[self.rank]
         self._workers = workers
@@ -157,7 +157,7 @@ class Messages:
             self._sent[reader] += 1
             self._libc.sem_post(self._semaphore(self._own, reader, 0))
         address = self._own.address + self._data + place
-        message = Message(address, {each: self._sent[each] for each in readers})
+        message = Message(address, {reader: self._sent[reader] for reader in readers})
         self._held.append(message)
         return message
 
@@ -192,8 +192,8 @@ class Messages:
 
     def close(self) -> None:
         """Give the memory back."""
-        for each in (*self._regions, self._flag):
-            each.close()
+        for region in (*self._regions, self._flag):
+            region.close()
 
     def _release(self) -> None:
         """Take the memory of the oldest messages back as far as they have been read."""

@@ -67,21 +67,24 @@ class Mpi:
 
     def _prepared(self, sends: Sequence, kind: str, recvs: Sequence):
         """Return a vector of tensors to reduce, and the function that writes the results."""
-        given, results = [viewed(each) for each in sends], [viewed(each) for each in recvs]
-        dtype = REDUCED_IN.get(str(given[0].dtype))
-        if len(given) == 1 and not dtype:
+        operands = [viewed(tensor) for tensor in sends]
+        results = [viewed(tensor) for tensor in recvs]
+        dtype = REDUCED_IN.get(str(operands[0].dtype))
+        if len(operands) == 1 and not dtype:
             own = results[0]
-            own[...] = given[0]
+            own[...] = operands[0]
         else:
-            own = np.concatenate([each.astype(dtype) if dtype else each for each in given])
+            own = np.concatenate(
+                [operand.astype(dtype) if dtype else operand for operand in operands]
+            )
 
         def finish() -> None:
             if kind == "avg":
                 divide(own, self.size)
             if own is not results[0]:
-                ends = np.cumsum([each.size for each in results])[:-1]
-                for each, part in zip(results, np.split(own, ends), strict=True):
-                    each[...] = part
+                ends = np.cumsum([result.size for result in results])[:-1]
+                for result, part in zip(results, np.split(own, ends), strict=True):
+                    result[...] = part
 
         return own, finish
 
@@ -131,10 +134,10 @@ def connect(settings: dict, rank: int) -> tuple[Mpi, Mpi, Mpi]:
     from mpi4py import MPI
 
     size, groups = settings["num_workers"], settings["num_groups"]
-    each = size // groups
+    group_size = size // groups
     world = Mpi(MPI.COMM_WORLD.Dup())
 
     def among(color: int, count: int) -> Mpi:
         return world if count == size else Mpi(MPI.COMM_WORLD.Split(color, rank))
 
-    return world, among(rank // each, each), among(rank % each, groups)
+    return world, among(rank // group_size, group_size), among(rank % group_size, groups)

@@ -140,8 +140,8 @@ class MpiNode(RemoteNode):
     def kill(self):
         """Let the process end together with this one: ``mpiexec`` would end this one with it."""
         _JOB.has_failed = True
-        for each in self.channels().values():
-            each.silence()
+        for channel in self.channels().values():
+            channel.silence()
 
     def close(self, seconds):
         super().close(seconds)
@@ -174,9 +174,9 @@ def _serve_session(address: tuple[str, int], secret: str) -> None:
         threading.Thread(target=_end_with, args=(lines, has_ended), daemon=True).start()
         lock = threading.Lock()
 
-        def report(found: dict) -> None:
+        def report(event: dict) -> None:
             with lock, contextlib.suppress(OSError):
-                control.sendall(json.dumps(found).encode() + b"\n")
+                control.sendall(json.dumps(event).encode() + b"\n")
 
         with socket.create_connection(address, 30.0) as channel:
             more = {"rank": rank, "token": assignment["token"]}

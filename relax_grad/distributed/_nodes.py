@@ -84,14 +84,14 @@ class LocalNode(Node):
 
     @property
     def pids(self) -> dict[int, int]:
-        return {each.rank: each.pid for each in self._processes}
+        return {process.rank: process.pid for process in self._processes}
 
     def channels(self) -> dict[int, Channel]:
         return self._channels
 
     def listen(self, notice):
-        for each in self._processes:
-            thread = threading.Thread(target=self._watch, args=(each, notice), daemon=True)
+        for process in self._processes:
+            thread = threading.Thread(target=self._watch, args=(process, notice), daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -104,26 +104,26 @@ class LocalNode(Node):
         notice({"rank": process.rank, "end": cause_of(code)})
 
     def kill(self):
-        for each in self._processes:
-            each.kill()
+        for process in self._processes:
+            process.kill()
         self.machine.end_waits()  # worker 0 may wait for another one
         self._finish()
 
     def close(self, seconds):
         end = time.monotonic() + seconds
-        for each in self._processes:
-            if each.wait(max(0.0, end - time.monotonic())) is None:
-                each.kill()
+        for process in self._processes:
+            if process.wait(max(0.0, end - time.monotonic())) is None:
+                process.kill()
         self._finish()
 
     def _finish(self) -> None:
-        for each in self._threads:
-            each.join(5.0)
+        for thread in self._threads:
+            thread.join(5.0)
         if not self._threads:  # nothing has listened
-            for each in self._channels.values():
-                each.silence()
-        for each in self._processes:
-            each.close()
+            for channel in self._channels.values():
+                channel.silence()
+        for process in self._processes:
+            process.close()
         self.machine.close()
 
 
@@ -180,13 +180,13 @@ class RemoteNode(Node):
     def _watch(self, notice) -> None:
         with contextlib.suppress(OSError, ValueError), self._connection.makefile("r") as lines:
             for line in lines:
-                found = json.loads(line)
-                if "end" in found:
-                    self._channels[found["rank"]].silence()
+                event = json.loads(line)
+                if "end" in event:
+                    self._channels[event["rank"]].silence()
                     self.has_ended = True
-                notice(found)
-        for rank, each in self._channels.items():
-            each.silence()
+                notice(event)
+        for rank, channel in self._channels.items():
+            channel.silence()
             notice({"rank": rank, "end": "the connection to its machine has ended"})
 
     def kill(self):
@@ -202,10 +202,10 @@ class RemoteNode(Node):
         if self._thread is not None:
             self._thread.join(2.0)
         self._connection.close()
-        for each in self._channels.values():
-            each.silence()
-        for each in self._relays:
-            end_relay(each)
+        for channel in self._channels.values():
+            channel.silence()
+        for open_relay in self._relays:
+            end_relay(open_relay)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -217,20 +217,20 @@ def listening_socket(host: str, port: int) -> socket.socket:
         If the address is in use, or is not of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         # A port whose last connection has just ended may be used again.
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(64)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(64)
     except OSError as error:
-        found.close()
+        listener.close()
         raise OSError(
             error.errno,
             f"cannot listen at {host}:{port}: {error.strerror}; choose a free port, or end the "
             "program that uses it",
         ) from error
-    return found
+    return listener
 
 
 def accept_nodes(
@@ -260,12 +260,12 @@ def accept_nodes(
         while len(nodes) < len(ranks) or wanted:
             connection, introduction = _accept(listening, secret, end, refused)
             if connection is None:
-                given = f" {'; '.join(refused)} (refused)." if refused else ""
+                reasons = f" {'; '.join(refused)} (refused)." if refused else ""
                 raise WorkerError(
                     None,
                     "",
                     f"{len(nodes)} of {len(ranks)} other machines have connected within "
-                    f"{timeout:g} s.{given} Start there: python -m relax_grad worker "
+                    f"{timeout:g} s.{reasons} Start there: python -m relax_grad worker "
                     "--controller HOST:PORT",
                 )
             if introduction.get("token") == token and introduction.get("rank") in wanted:
@@ -281,8 +281,8 @@ def accept_nodes(
             else:
                 connection.close()
     except BaseException:
-        for each in nodes:
-            each.kill()
+        for node in nodes:
+            node.kill()
         raise
     return sorted(nodes, key=places.get)
 

@@ -97,14 +97,14 @@ class ParallelTrainer(Trainer):
         inbox = self.session.inbox
         inbox["groups"] = {name: list(self._tuples[name]) for name in GROUPS}
         types = {
-            name: [[list(each.shape), str(each.dtype)] for each in self._tuples[name]]
+            name: [[list(tensor.shape), str(tensor.dtype)] for tensor in self._tuples[name]]
             for name in GROUPS
         }
         self.session.run("share_tensors", name=self._name, types=types, layouts=self._layouts)
         self._tuples = inbox.pop("groups")
 
     def _group(self, name: str):
-        if not any(each is not None for each in self._layouts[name]):
+        if not any(layout is not None for layout in self._layouts[name]):
             return super()._group(name)
         kinds = getattr(self.train_step, name).values()
         types = [[list(shape_of(kind)), dtype_of(kind)] for kind in kinds]
@@ -122,17 +122,17 @@ class ParallelTrainer(Trainer):
     def _run(self, function: str, *arguments):
         """Run a function of the step on all workers, and return the result of worker 0."""
         count, numbers = len(self.train_step.batch), len(self.train_step.hyperparameters)
-        batch = [each.numpy() for each in arguments[:count]]
-        scalars = [float(each.numpy()).hex() for each in arguments[count : count + numbers]]
+        batch = [tensor.numpy() for tensor in arguments[:count]]
+        scalars = [float(tensor.numpy()).hex() for tensor in arguments[count : count + numbers]]
         inbox = self.session.inbox
         inbox["batch"] = batch
         inbox["groups"] = dict(zip(GROUPS, arguments[count + numbers + 1 :], strict=True))
         described = [
-            self._described(name, each)
-            for name, each in zip(self.train_step.batch, batch, strict=True)
+            self._described(name, array)
+            for name, array in zip(self.train_step.batch, batch, strict=True)
         ]
         compare = self._check_every > 0 and (self.steps + 1) % self._check_every == 0
-        found = self.session.run(
+        results = self.session.run(
             "step",
             name=self._name,
             function=function,
@@ -145,9 +145,9 @@ class ParallelTrainer(Trainer):
         )
         loss, metrics, *others = inbox.pop("result")
         if compare:
-            self._compare([each["digests"] for each in found])
-        self.own_losses = [float(each["own"]) for each in found]
-        self.communication = [Communication(*each["communication"]) for each in found]
+            self._compare([result["digests"] for result in results])
+        self.own_losses = [float(result["own"]) for result in results]
+        self.communication = [Communication(*result["communication"]) for result in results]
         return (loss, list(metrics)[1:] if self._has_own_loss else metrics, *others)
 
     def _described(self, name: str, array: np.ndarray) -> list:
@@ -207,8 +207,8 @@ def as_step(model: object, optimizer: object, options: Mapping, kind: str) -> Tr
     """Return a step, or make it of a model."""
     if isinstance(model, TrainStep):
         if optimizer is not None or options:
-            given = "optimizer" if optimizer is not None else next(iter(options))
-            raise ValueError(f"{given} is for models; a step has all of them already")
+            argument = "optimizer" if optimizer is not None else next(iter(options))
+            raise ValueError(f"{argument} is for models; a step has all of them already")
         step = model
     else:
         step = train_step(model, optimizer, **options)

@@ -51,25 +51,29 @@ class Parts:
         divided = divided if self._num_workers > 1 else []
         step = self._step.with_parts(self._rewritten, divided, differentiate, self._sharing)
         # A step does not use divided outputs of the model, whose parts the pass collects.
-        names = [each.name_hint for each in step.module.get_global_vars()]
+        names = [variable.name_hint for variable in step.module.get_global_vars()]
         return replace(step, module=relax.transform.DeadCodeElimination(names)(step.module))
 
     def _rewritten(self, module: tvm.IRModule, name: str) -> tvm.IRModule:
         params = [param.name for param in module[name].params]
-        annotations = {params[self._places[each]]: shard for each, shard in self._matched.items()}
+        annotations = {
+            params[self._places[param_name]]: shard for param_name, shard in self._matched.items()
+        }
         pass_ = TensorParallel(name, annotations, self._num_workers)
         resolved = pass_.shards_of(module)
-        self.shards = {each: resolved[params[self._places[each]]] for each in self._matched}
+        self.shards = {
+            param_name: resolved[params[self._places[param_name]]] for param_name in self._matched
+        }
         return pass_(module)
 
     def layouts(self) -> dict[str, list[Layout]]:
         """Return how the workers keep the tensors of each group."""
 
         def layout(name: str, sharing: int = 1) -> Layout:
-            found = self.shards.get(name)
-            if found is None:
+            shard = self.shards.get(name)
+            if shard is None:
                 return None if sharing == 1 else [None, 1, sharing]
-            return [found.axis, found.parts, sharing]
+            return [shard.axis, shard.parts, sharing]
 
         def of_state(name: str) -> Layout:
             # The state of a parameter, SLOT/PARAMETER, has its shape.

@@ -126,9 +126,9 @@ class Process:
 
     def close(self) -> None:
         """Close the file descriptors, after the end of the process."""
-        for each in (self.reports, self._parent):
+        for descriptor in (self.reports, self._parent):
             with contextlib.suppress(OSError):
-                os.close(each)
+                os.close(descriptor)
 
 
 def _environment(threads: int) -> dict[str, str]:
@@ -174,9 +174,9 @@ class Channel:
 
     def silence(self) -> None:
         """Let all writes succeed and all reads end, from now on."""
-        for each, mode in ((self.commands, os.O_WRONLY), (self.replies, os.O_RDONLY)):
+        for descriptor, mode in ((self.commands, os.O_WRONLY), (self.replies, os.O_RDONLY)):
             null = os.open(os.devnull, mode)
-            os.dup2(null, each, inheritable=False)
+            os.dup2(null, descriptor, inheritable=False)
             os.close(null)
         if self._spare is not None:
             os.close(self._spare)  # ends a write that waits for space in the pipe
@@ -235,5 +235,5 @@ def address_of(text: str) -> tuple[str, int]:
 
 def kill_all(processes: Sequence[Process]) -> None:
     """End processes at once."""
-    for each in processes:
-        each.kill()
+    for process in processes:
+        process.kill()

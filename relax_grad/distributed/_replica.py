@@ -54,14 +54,16 @@ def share_tensors(
     layouts : dict[str, list[Layout]]
         How the workers keep them.
     """
-    found, given = worker.kept[name], worker.inbox.get("groups")
+    own_replica, groups = worker.kept[name], worker.inbox.get("groups")
     for group, kinds in types.items():
-        found.groups[group] = [
-            _received(worker, None if given is None else given[group][i], *kind, layouts[group][i])
+        own_replica.groups[group] = [
+            _received(
+                worker, None if groups is None else groups[group][i], *kind, layouts[group][i]
+            )
             for i, kind in enumerate(kinds)
         ]
-    if given is not None:
-        worker.inbox["groups"], found.groups = found.groups, {}
+    if groups is not None:
+        worker.inbox["groups"], own_replica.groups = own_replica.groups, {}
 
 
 def _received(worker: Worker, whole, shape: list[int], dtype: str, layout: Layout):
@@ -95,16 +97,16 @@ def _divided(whole: np.ndarray, layout: list, worker: Worker) -> list[np.ndarray
     """Return the part of each worker."""
     axis, parts, sharing = layout
     places = _places(layout, worker)
-    found = [whole] * places
+    pieces = [whole] * places
     if axis is not None:
-        found = split("a tensor", whole, along(axis, parts), places)
+        pieces = split("a tensor", whole, along(axis, parts), places)
     if sharing == 1:
-        return [found[rank % places] for rank in range(worker.num_workers)]
-    length = -(-found[0].size // sharing)
+        return [pieces[rank % places] for rank in range(worker.num_workers)]
+    length = -(-pieces[0].size // sharing)
     rows = []
-    for each in found:
+    for piece in pieces:
         padded = np.zeros(length * sharing, whole.dtype)
-        padded[: each.size] = each.reshape(-1)
+        padded[: piece.size] = piece.reshape(-1)
         rows.append(padded.reshape(sharing, length))
     return [rows[rank % places][rank // places] for rank in range(worker.num_workers)]
 
@@ -135,12 +137,12 @@ def _joined(gathered: np.ndarray, shape: list[int], layout: list, worker: Worker
     """Return the tensor of which the workers have parts."""
     axis, parts, sharing = layout
     places = _places(layout, worker)
-    found = list(gathered[:places])
+    pieces = list(gathered[:places])
     if sharing > 1:
         own = _part_shape(shape, [axis, parts, 1], worker) if axis is not None else shape
         rows = (gathered[place::places].reshape(-1) for place in range(places))
-        found = [each[: math.prod(own)].reshape(own) for each in rows]
-    return found[0] if axis is None else join("a tensor", found, along(axis, parts))
+        pieces = [row[: math.prod(own)].reshape(own) for row in rows]
+    return pieces[0] if axis is None else join("a tensor", pieces, along(axis, parts))
 
 
 @task
@@ -180,28 +182,28 @@ def step(
         The worker's own loss, the digests, and the bytes, the time and the wait of the collectives
         within the step.
     """
-    found: Replica = worker.kept[name]
-    given = worker.inbox.pop("batch", None)
+    own_replica: Replica = worker.kept[name]
+    arrays = worker.inbox.pop("batch", None)
     tensors = [
-        _share(worker, None if given is None else given[i], *kind) for i, kind in enumerate(batch)
+        _share(worker, None if arrays is None else arrays[i], *kind) for i, kind in enumerate(batch)
     ]
-    numbers = [tvm.runtime.tensor(np.array(float.fromhex(each), "float64")) for each in scalars]
-    groups = worker.inbox.pop("groups") if worker.rank == 0 else found.groups
+    numbers = [tvm.runtime.tensor(np.array(float.fromhex(scalar), "float64")) for scalar in scalars]
+    groups = worker.inbox.pop("groups") if worker.rank == 0 else own_replica.groups
     used = worker.communicator
     before = used.sent, used.seconds, used.waited
-    result = found.machine[function](
+    result = own_replica.machine[function](
         *tensors,
         *numbers,
         tvm.runtime.tensor(np.array(seed, "int64")),
-        *(groups[each] for each in GROUPS),
+        *(groups[group] for group in GROUPS),
     )
     communication = used.sent - before[0], used.seconds - before[1], used.waited - before[2]
     own = float((result[1][0] if has_own_loss else result[0]).numpy().reshape(()))
-    new = {each: list(result[i]) for each, i in _NEW.items()}
+    new = {group: list(result[i]) for group, i in _NEW.items()}
     if worker.rank == 0:
         worker.inbox["result"] = result
     else:
-        found.groups.update(new)
+        own_replica.groups.update(new)
     digests = _digests({**groups, **new}, layouts) if compare else None
     return {
         "own": own if math.isfinite(own) else str(own),
@@ -236,6 +238,6 @@ def _digests(
     for name in GROUPS:
         for tensor, layout in zip(groups[name], layouts[name], strict=True):
             if layout is None or layout[2] == 1:
-                found = whole if layout is None else parts
-                found.update(np.ascontiguousarray(tensor.numpy()).tobytes())
+                digest = whole if layout is None else parts
+                digest.update(np.ascontiguousarray(tensor.numpy()).tobytes())
     return [whole.hexdigest(), parts.hexdigest()]

@@ -34,7 +34,7 @@ class Shared:
         self.rank, self.size = messages.rank, messages.size
         self._messages = messages
         messages.before_wait = self._finish
-        self._others = [each for each in range(self.size) if each != self.rank]
+        self._others = [rank for rank in range(self.size) if rank != self.rank]
         self._pending: deque[_Pending] = deque()
         self._is_finishing = False
 
@@ -49,30 +49,30 @@ class Shared:
     def start_allreduce(self, sends: Sequence, kind: str, recvs: Sequence) -> Reduction:
         """Start to write the reduced tensors to ``recvs``, and return the reduction. ``sends`` are
         not needed any more."""
-        given, results = [viewed(each) for each in sends], [viewed(each) for each in recvs]
-        if sum(map(_padded, given)) > CAPACITY:
-            for own, result in zip(given, results, strict=True):
+        arrays, results = [viewed(tensor) for tensor in sends], [viewed(tensor) for tensor in recvs]
+        if sum(map(_padded, arrays)) > CAPACITY:
+            for own, result in zip(arrays, results, strict=True):
                 for part, of_result in zip(_pieces(own), _pieces(result), strict=True):
                     self._finish(self._started([part], kind, [of_result]))
             return Reduction(None, lambda: None)
-        pending = self._started(given, kind, results)
+        pending = self._started(arrays, kind, results)
         return Reduction(None, lambda: self._finish(pending), is_beside=False)
 
-    def _started(self, given: Sequence, kind: str, results: Sequence) -> _Pending:
-        message, places = self._write(given, self._others)
+    def _started(self, arrays: Sequence, kind: str, results: Sequence) -> _Pending:
+        message, places = self._write(arrays, self._others)
         message.is_kept = True
-        expected = {each: self._messages.expect(each) for each in self._others}
+        expected = {rank: self._messages.expect(rank) for rank in self._others}
         pending = _Pending(self, message, places, expected, kind, results)
         self._pending.append(pending)
         return pending
 
     def _write(self, arrays: Sequence[np.ndarray], readers: Sequence[int]):
         """Send arrays as one message; return it, and their places in it."""
-        sizes = [_padded(each) for each in arrays]
+        sizes = [_padded(array) for array in arrays]
         places = list(itertools.accumulate(sizes, initial=0))[:-1]
         place, address = self._messages.place(sum(sizes))
-        for at, each in zip(places, arrays, strict=True):
-            at_address(address + at, each.size, each.dtype)[...] = each
+        for at, array in zip(places, arrays, strict=True):
+            at_address(address + at, array.size, array.dtype)[...] = array
         return self._messages.send(place, sum(sizes), readers), places
 
     def _finish(self, last: _Pending | None = None) -> None:
@@ -83,9 +83,9 @@ class Shared:
         self._is_finishing = True
         try:
             while self._pending:
-                each = self._pending.popleft()
-                each.finish()
-                if each is last:
+                reduction = self._pending.popleft()
+                reduction.finish()
+                if reduction is last:
                     break
         finally:
             self._is_finishing = False
@@ -98,10 +98,10 @@ class Shared:
         self._messages.done(sender, number)
 
     def _checked(self, sender: int, number: int, size: int) -> int:
-        address, found = self._messages.read(sender, number)
-        if found != size:
+        address, sent_size = self._messages.read(sender, number)
+        if sent_size != size:
             raise ValueError(
-                f"worker {self._messages.names[sender]} has given {found} bytes, but worker "
+                f"worker {self._messages.names[sender]} has given {sent_size} bytes, but worker "
                 f"{self._messages.names[self.rank]} expects {size}: "
                 "the shapes and dtypes must be the same"
             )
@@ -118,8 +118,8 @@ class Shared:
         whole[self.rank] = own
         for part in _ranges(own.size):
             self._write([own[part]], self._others)
-            for each in self._others:
-                self._receive(whole[each][part], each)
+            for sender in self._others:
+                self._receive(whole[sender][part], sender)
 
     def broadcast(self, send, recv) -> None:
         """Write the tensor of worker 0 to ``recv``; ``send`` is None on the others."""
@@ -141,8 +141,8 @@ class Shared:
             return
         parts = _bytes(send).reshape(self.size, -1)
         result[...] = parts[0]
-        for each in self._others:
-            self._send_all(parts[each], each)
+        for reader in self._others:
+            self._send_all(parts[reader], reader)
 
     def gather(self, send, recv) -> None:
         """Write the tensors of all workers to ``recv`` of worker 0, which is None on the others."""
@@ -152,8 +152,8 @@ class Shared:
             return
         parts = _bytes(recv).reshape(self.size, -1)
         parts[0] = own
-        for each in self._others:
-            self._receive_all(parts[each], each)
+        for sender in self._others:
+            self._receive_all(parts[sender], sender)
 
     def send(self, buffer, receiver: int) -> None:
         """Send a tensor to another worker."""
@@ -193,15 +193,15 @@ class _Pending:
         size = sum(map(_padded, self._results))
         addresses = [
             self._message.address
-            if each == shared.rank
-            else shared._checked(each, self._expected[each], size)
-            for each in range(shared.size)
+            if rank == shared.rank
+            else shared._checked(rank, self._expected[rank], size)
+            for rank in range(shared.size)
         ]
         for at, result in zip(self._places, self._results, strict=True):
-            given = [at_address(each + at, result.size, result.dtype) for each in addresses]
-            reduce_to(result, given, self._kind)
-        for each, number in self._expected.items():
-            shared._messages.done(each, number)
+            parts = [at_address(address + at, result.size, result.dtype) for address in addresses]
+            reduce_to(result, parts, self._kind)
+        for rank, number in self._expected.items():
+            shared._messages.done(rank, number)
         self._message.is_kept = False
 
 
@@ -220,7 +220,7 @@ def _ranges(count: int, itemsize: int = 1) -> list[slice]:
 
 
 def _pieces(array: np.ndarray) -> list[np.ndarray]:
-    return [array[each] for each in _ranges(array.size, array.itemsize)]
+    return [array[piece] for piece in _ranges(array.size, array.itemsize)]
 
 
 def connect(
@@ -243,27 +243,27 @@ def connect(
         Returns the connections to workers of several machines, by another transport.
     """
     size, groups = settings["num_workers"], settings["num_groups"]
-    each = size // groups
-    group, place = divmod(rank, each)
+    group_size = size // groups
+    group, place = divmod(rank, group_size)
     members = [
         list(range(size)),
-        list(range(group * each, (group + 1) * each)),
-        list(range(place, size, each)),
+        list(range(group * group_size, (group + 1) * group_size)),
+        list(range(place, size, group_size)),
     ]
-    found: dict[tuple, object] = {}
+    connections: dict[tuple, object] = {}
     others = None
     for number, ranks in enumerate(members):
         key = tuple(ranks)
-        if key in found:
+        if key in connections:
             continue
         if set(ranks) <= set(machine):
-            places = {each: machine.index(each) for each in ranks}
+            places = {member: machine.index(member) for member in ranks}
             messages = Messages(handle, number, rank, places, len(machine), settings["timeout"])
-            found[key] = Shared(messages)
+            connections[key] = Shared(messages)
         else:
             others = other() if others is None else others
-            found[key] = others[number]
-    return tuple(found[tuple(ranks)] for ranks in members)
+            connections[key] = others[number]
+    return tuple(connections[tuple(ranks)] for ranks in members)
 
 
 __all__ = ["Shared", "connect"]

@@ -64,22 +64,22 @@ class Worker:
 
     def run(self, call: int, name: str, arguments: str) -> None:
         """Run a task, and report its result or its error."""
-        found: dict = {"call": call, "rank": self.rank}
+        event: dict = {"call": call, "rank": self.rank}
         communicator = self.communicator
         if communicator is None:
-            self._report({**found, "error": "the worker has not started", "collective": False})
+            self._report({**event, "error": "the worker has not started", "collective": False})
             return
         try:
             with communicator.guarded():
-                found["value"] = TASKS[name](self, **json.loads(arguments))
+                event["value"] = TASKS[name](self, **json.loads(arguments))
             if communicator.failure:
-                found["error"], found["collective"] = communicator.failure, True
+                event["error"], event["collective"] = communicator.failure, True
                 communicator.failure = ""
         except BaseException as error:  # it would end the process of the controller on worker 0
-            found["error"] = communicator.raised or _text(error)
-            found["collective"] = bool(communicator.raised)
+            event["error"] = communicator.raised or _text(error)
+            event["collective"] = bool(communicator.raised)
             communicator.raised = ""
-        self._report(found)
+        self._report(event)
 
 
 def task(function: Callable) -> Callable:
@@ -148,8 +148,8 @@ def _register(make: Callable) -> None:
             )
             worker.communicator.install()
         except BaseException as error:
-            found = {"error": _text(error), "collective": True}
-            worker._report({"call": call, "rank": worker.rank, **found})
+            failure = {"error": _text(error), "collective": True}
+            worker._report({"call": call, "rank": worker.rank, **failure})
         else:
             worker._report({"call": call, "rank": worker.rank, "value": os.getpid()})
 
@@ -178,7 +178,7 @@ def _set_threads(number: int, processors: list[int] | None) -> None:
     if processors and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, processors)
     configure = tvm.get_global_func("runtime.config_threadpool")
-    names = [str(each) for each in processors or sorted(os.sched_getaffinity(0))]
+    names = [str(processor) for processor in processors or sorted(os.sched_getaffinity(0))]
     configure(_SHARE_PROCESSORS, number, names)
 
 
@@ -224,12 +224,12 @@ def share_file(worker: Worker, path: str, name: str) -> str:
     data = np.fromfile(path, np.uint8) if worker.rank == 0 else None
     size = np.array([0 if data is None else data.size], "int64")
     size = broadcast(worker, size)
-    found = broadcast(worker, np.zeros(int(size[0]), np.uint8) if data is None else data)
+    content = broadcast(worker, np.zeros(int(size[0]), np.uint8) if data is None else data)
     folder = tempfile.TemporaryDirectory(prefix="relax_grad_")
     own = os.path.join(folder.name, os.path.basename(path))
-    found.tofile(own)
+    content.tofile(own)
     worker.kept[f"{name}/folder"], worker.kept[name] = folder, own
-    return hashlib.sha256(found.tobytes()).hexdigest()
+    return hashlib.sha256(content.tobytes()).hexdigest()
 
 
 def broadcast(worker: Worker, array: np.ndarray) -> np.ndarray:

@@ -33,9 +33,9 @@ def main(arguments: list[str]) -> None:
     host, store, *ranks = arguments[8:]
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
-    def report(found: dict) -> None:
+    def report(event: dict) -> None:
         with contextlib.suppress(OSError):  # the controller has ended, and this process ends too
-            os.write(reports, json.dumps(found).encode() + b"\n")
+            os.write(reports, json.dumps(event).encode() + b"\n")
 
     serve(rank, num_workers, report, host, store, Machine([*map(int, ranks)], memory))
     process = tvm.get_global_func("runtime.disco.WorkerProcess")

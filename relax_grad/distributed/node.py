@@ -112,14 +112,14 @@ class _Service:
             if text:
                 seconds, code = float(json.loads(text)["end"]), 0
         end = time.monotonic() + seconds
-        for each in self._processes:
-            if each.wait(max(0.0, end - time.monotonic())) is None:
+        for process in self._processes:
+            if process.wait(max(0.0, end - time.monotonic())) is None:
                 code = 1
         kill_all(self._processes)
         for watcher in self._watchers:
             watcher.join(2.0)
-        for each in self._processes:
-            each.close()
+        for process in self._processes:
+            process.close()
         self._machine.close()
         return code
 

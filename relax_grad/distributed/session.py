@@ -154,13 +154,13 @@ def session(
             "collectives need PyTorch, whose gloo moves the bytes; install it with: pip install "
             "'torch==2.13.0'"
         )
-    found = Session(num_workers, num_groups, backend, float(timeout))
+    new_session = Session(num_workers, num_groups, backend, float(timeout))
     try:
-        found._start(nodes, threads, float(start_timeout), address, secret, shared_memory)
+        new_session._start(nodes, threads, float(start_timeout), address, secret, shared_memory)
     except BaseException:
-        found._abort()
+        new_session._abort()
         raise
-    return found
+    return new_session
 
 
 class Session:
@@ -242,7 +242,9 @@ class Session:
             0, _nodes.LocalNode(machine, self.num_workers, self.num_groups, threads, host)
         )
         self.hosts = [node.host for node, own in zip(self._nodes, ranks, strict=True) for _ in own]
-        channels = {rank: each for node in self._nodes for rank, each in node.channels().items()}
+        channels = {
+            rank: channel for node in self._nodes for rank, channel in node.channels().items()
+        }
         store: dict = {}
         if not is_mpi and (nodes > 1 or machine.memory == _processes.NO_MEMORY):
             self._store, port = _gloo.serve(_nodes.listening_socket(host, 0))
@@ -288,8 +290,10 @@ class Session:
 
         def pool(num_workers: int, num_groups: int, entrypoint: str):
             def handles(rank: int):
-                each = channels.get(rank)
-                return None if each is None else tvm_ffi.Shape([each.replies, each.commands])
+                channel = channels.get(rank)
+                return (
+                    None if channel is None else tvm_ffi.Shape([channel.replies, channel.commands])
+                )
 
             return handles
 
@@ -360,23 +364,23 @@ class Session:
         ends: dict[int, str] = {}
         while len(answers) < self.num_workers:
             try:
-                found = self._events.get(timeout=max(0.0, min(0.5, end - time.monotonic())))
+                event = self._events.get(timeout=max(0.0, min(0.5, end - time.monotonic())))
             except queue.Empty:
                 if time.monotonic() >= end:
                     return self._fail(answers, ends, f"{task}: no answer within {timeout:g} s")
                 continue
-            if found.get("call") == call:
-                answers[found["rank"]] = found
-            elif "end" in found:
-                ends[found["rank"]] = found["end"]
-            if ends or "error" in found:
+            if event.get("call") == call:
+                answers[event["rank"]] = event
+            elif "end" in event:
+                ends[event["rank"]] = event["end"]
+            if ends or "error" in event:
                 # The first error to arrive may be a consequence of another one.
                 end = min(end, time.monotonic() + _GRACE)
                 if ends or any(
-                    "error" in each and not each["collective"] for each in answers.values()
+                    "error" in answer and not answer["collective"] for answer in answers.values()
                 ):
                     break
-        failed = {rank for rank, each in answers.items() if "error" in each}
+        failed = {rank for rank, answer in answers.items() if "error" in answer}
         if ends or failed:
             ends = ends or self._wait_for_end()
             return self._fail(answers, ends, f"{task}: no answer")
@@ -388,17 +392,19 @@ class Session:
         end = time.monotonic() + 0.3
         while (left := end - time.monotonic()) > 0:
             try:
-                found = self._events.get(timeout=left)
+                event = self._events.get(timeout=left)
             except queue.Empty:
                 break
-            if "end" in found:
-                ends[found["rank"]] = found["end"]
+            if "end" in event:
+                ends[event["rank"]] = event["end"]
         return ends
 
     def _fail(self, answers: dict, ends: dict[int, str], silent: str) -> list:
         """End the session with the error that is the likely cause."""
-        own = [r for r, each in answers.items() if "error" in each and not each.get("collective")]
-        others = [r for r, each in answers.items() if "error" in each]
+        own = [
+            r for r, answer in answers.items() if "error" in answer and not answer.get("collective")
+        ]
+        others = [r for r, answer in answers.items() if "error" in answer]
         missing = [rank for rank in range(self.num_workers) if rank not in answers]
         if ends:
             rank, cause = min(ends.items())
@@ -484,8 +490,8 @@ def _check_seconds(name: str, value: object) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    for each in list(_OPEN):
-        each.close() if each.backend == "mpi" else each._abort()
+    for open_session in list(_OPEN):
+        open_session.close() if open_session.backend == "mpi" else open_session._abort()
     _mpi_job.dismiss()
 
 

@@ -35,9 +35,9 @@ class Shard:
         object.__setattr__(self, "parts", check_integer("parts", self.parts, 1))
 
     def __str__(self) -> str:
-        given = [str(self.axis)] if self.kind == "along" else []
-        given += [f"parts={self.parts}"] if self.parts > 1 else []
-        return f"{self.kind}({', '.join(given)})"
+        arguments = [str(self.axis)] if self.kind == "along" else []
+        arguments += [f"parts={self.parts}"] if self.parts > 1 else []
+        return f"{self.kind}({', '.join(arguments)})"
 
 
 def column(parts: int = 1) -> Shard:
@@ -147,14 +147,14 @@ def shard_values(
         raise TypeError(f"values must be a mapping of names to arrays, but it is {values!r}")
     num_workers = check_integer("num_workers", num_workers, 1)
     _check_known(values, shards)
-    arrays = {name: as_array(each) for name, each in values.items()}
+    arrays = {name: as_array(value) for name, value in values.items()}
     parts = {
-        name: split(name, each, shards[name], num_workers)
-        for name, each in arrays.items()
+        name: split(name, array, shards[name], num_workers)
+        for name, array in arrays.items()
         if name in shards
     }
     return [
-        {name: parts[name][rank] if name in parts else each for name, each in arrays.items()}
+        {name: parts[name][rank] if name in parts else array for name, array in arrays.items()}
         for rank in range(num_workers)
     ]
 
@@ -197,7 +197,7 @@ def join_values(
         raise ValueError("shares must have the values of at least one worker, but it is empty")
     _check_known(shares[0], shards)
     return {
-        name: join(name, [as_array(each[name]) for each in shares], shards[name])
+        name: join(name, [as_array(share[name]) for share in shares], shards[name])
         if name in shards
         else as_array(first)
         for name, first in shares[0].items()
@@ -223,7 +223,7 @@ def join(name: str, pieces: Sequence[np.ndarray], shard: Shard) -> np.ndarray:
     axis, parts = axis_of(name, shard, first.ndim), shard.parts
     before, behind = first.shape[:axis], first.shape[axis + 1 :]
     inner = first.shape[axis] // parts
-    spread = [each.reshape(*before, parts, inner, *behind) for each in pieces]
+    spread = [piece.reshape(*before, parts, inner, *behind) for piece in pieces]
     return np.stack(spread, axis + 1).reshape(*before, first.shape[axis] * len(pieces), *behind)
 
 
@@ -243,10 +243,10 @@ def axis_of(name: str, shard: Shard, ndim: int) -> int:
 def check_extent(name: str, axis: int, extent: int, parts: int, num_workers: int) -> None:
     """Check that the workers divide an extent."""
     if extent % (parts * num_workers):
-        each = f"{parts} parts, each for " if parts > 1 else ""
+        prefix = f"{parts} parts, each for " if parts > 1 else ""
         raise ValueError(
             f"{name}: axis {axis} has the extent {extent}, which cannot be divided equally into "
-            f"{each}{num_workers} workers; it must be a multiple of {parts * num_workers}"
+            f"{prefix}{num_workers} workers; it must be a multiple of {parts * num_workers}"
         )
 
 

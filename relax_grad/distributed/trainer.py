@@ -182,19 +182,19 @@ def _divided(step: TrainStep, replicated: Collection[str]) -> list[str]:
                 f"replicated: the step has no input or target {name!r}; it has "
                 f"{', '.join(step.batch)}"
             )
-    found = [name for name, kind in step.batch.items() if name not in replicated and kind.ndim > 0]
-    if not found:
+    names = [name for name, kind in step.batch.items() if name not in replicated and kind.ndim > 0]
+    if not names:
         raise ValueError("the step has no input with an axis that could be divided among workers")
-    first = step.batch[found[0]].shape.values[0]
-    for name in found[1:]:
+    first = step.batch[names[0]].shape.values[0]
+    for name in names[1:]:
         extent = step.batch[name].shape.values[0]
         if not structural_equal(first, extent):
             raise ValueError(
-                f"{name} has the first extent {extent}, but {found[0]} has {first}: the first "
+                f"{name} has the first extent {extent}, but {names[0]} has {first}: the first "
                 "axis must count the examples; name inputs that all workers get whole in "
                 "replicated"
             )
-    return found
+    return names
 
 
 def _differentiate(
@@ -286,10 +286,12 @@ class DataParallelTrainer(ParallelTrainer):
         super().__init__(step, parallel, session, layouts, check_every, **options)
         # The others depend on the number of examples of a worker.
         self._ranges = tuple(
-            each
-            for each in self._ranges
-            if isinstance(each.extent, int)
-            and (each.input not in self._split or each.slices[:1] in ((), ((0, 0, 1),)))
+            input_range
+            for input_range in self._ranges
+            if isinstance(input_range.extent, int)
+            and (
+                input_range.input not in self._split or input_range.slices[:1] in ((), ((0, 0, 1),))
+            )
         )
 
     def _described(self, name: str, array: np.ndarray) -> list:
@@ -298,7 +300,7 @@ class DataParallelTrainer(ParallelTrainer):
         counts = shares(array.shape[0], self._replicas)
         ends = np.cumsum(counts).tolist()
         ranges = [[end - count, end] for end, count in zip(ends, counts, strict=True)]
-        ranges = [each for each in ranges for _ in range(self._group_size)]
+        ranges = [bounds for bounds in ranges for _ in range(self._group_size)]
         return [list(array.shape[1:]), str(array.dtype), ranges]
 
     @property
@@ -310,7 +312,7 @@ class DataParallelTrainer(ParallelTrainer):
         try:
             return super().step(*batch, lr=lr, **others)
         except FloatingPointError as error:
-            wrong = [rank for rank, each in enumerate(self.own_losses) if not math.isfinite(each)]
+            wrong = [rank for rank, loss in enumerate(self.own_losses) if not math.isfinite(loss)]
             if not wrong:
                 raise
             rank = wrong[0]
@@ -324,9 +326,9 @@ class DataParallelTrainer(ParallelTrainer):
         tensors = self._checked(whole, batch, others)
         first = tensors[list(types).index(self._split[0])]
         if int(first.shape[0]) < replicas:
-            each = "workers" if self._group_size == 1 else "groups"
+            unit = "workers" if self._group_size == 1 else "groups"
             raise ValueError(
-                f"a batch must have an example for each of the {replicas} {each}, but it has "
+                f"a batch must have an example for each of the {replicas} {unit}, but it has "
                 f"{int(first.shape[0])}"
             )
         return tensors

@@ -47,7 +47,7 @@ def start_allreduce(
         not over all workers.
     """
     among = PEERS if of_peers else WORLD
-    kinds = relax.TupleType([each.ty for each in tensors])
+    kinds = relax.TupleType([tensor.ty for tensor in tensors])
     return relax.op.call_pure_packed(START, kind, among, *tensors, ty_args=kinds)
 
 

@@ -77,8 +77,8 @@ def attention_dropout(
         by block, forward and backward.
     """
     attrs = op.nn.attention(query, key, value, None, scale, causal_mask, window_size).attrs
-    given = [query, key, value, seed, stream, _number(rate), *([] if bias is None else [bias])]
-    return relax.Call(Op.get(ATTENTION_DROPOUT), given, attrs)
+    operands = [query, key, value, seed, stream, _number(rate), *([] if bias is None else [bias])]
+    return relax.Call(Op.get(ATTENTION_DROPOUT), operands, attrs)
 
 
 def attention_dropout_backward(

@@ -18,13 +18,13 @@ class Difference:
         NaN if exactly one of the two elements is NaN.
     at : str
         The indices of the element.
-    found, wanted : float
+    actual, wanted : float
         The element in the array and in the reference.
     """
 
     error: float
     at: str = ""
-    found: float = 0.0
+    actual: float = 0.0
     wanted: float = 0.0
 
 

@@ -214,6 +214,6 @@ def _compare(
     if not worst.error <= rtol:
         raise GradientCheckError(
             f"{name}: {tensor} differs from PyTorch's; the worst element is [{worst.at}], which is "
-            f"{worst.found:.9g}, but PyTorch gives {worst.wanted:.9g}"
+            f"{worst.actual:.9g}, but PyTorch gives {worst.wanted:.9g}"
         )
     return worst.error

@@ -72,12 +72,12 @@ def derivative(
     """
     walker = _Walker(sources)
     walker.visit(value, widened(cotangent), ())
-    return walker.found
+    return walker.contributions
 
 
 class _Walker:
     def __init__(self, sources: Collection[tirx.Var]):
-        self.found: list[Contribution] = []
+        self.contributions: list[Contribution] = []
         self._sources = sources
 
     def _is_active(self, expr) -> bool:
@@ -97,7 +97,7 @@ class _Walker:
         if not is_float(dtype_of(expr)) or not self._is_active(expr):
             return
         if isinstance(expr, (BufferLoad, tirx.Var)):
-            self.found.append(Contribution(expr, guards, cotangent))
+            self.contributions.append(Contribution(expr, guards, cotangent))
         elif isinstance(expr, Call):
             self._call(expr, cotangent, guards)
         else:
@@ -156,9 +156,9 @@ class _Walker:
     def _select(self, expr, cotangent, guards) -> None:
         self._branches(expr.condition, expr.true_value, expr.false_value, cotangent, guards)
 
-    def _branches(self, condition, one, other, cotangent, guards) -> None:
-        self.visit(one, cotangent, (*guards, condition))
-        self.visit(other, cotangent, (*guards, negated(condition)))
+    def _branches(self, condition, true_value, false_value, cotangent, guards) -> None:
+        self.visit(true_value, cotangent, (*guards, condition))
+        self.visit(false_value, cotangent, (*guards, negated(condition)))
 
     def _cast(self, expr, cotangent, guards) -> None:
         inner = dtype_of(expr.value)

@@ -99,10 +99,10 @@ def adjoint(
 class _Gradient:
     """The buffer in which the adjoint of a buffer is accumulated."""
 
-    def __init__(self, of: tirx.Var, buffer: tirx.Var | None, given: bool = False):
+    def __init__(self, of: tirx.Var, buffer: tirx.Var | None, is_argument: bool = False):
         self.of, self.buffer = of, buffer
         #: Whether the buffer is an argument, which may not be written to.
-        self.given = given
+        self.is_argument = is_argument
         self.dtype = accumulation_dtype(dtype_of(of))
 
 
@@ -126,7 +126,7 @@ class _Reverse:
             output = program.outputs[i]
             buffer = new_buffer(output.shape, dtype_of(output), f"{output.name}_grad")
             self._cotangents[i] = buffer
-            self._gradients[output] = _Gradient(output, buffer, given=True)
+            self._gradients[output] = _Gradient(output, buffer, is_argument=True)
         self._results = [
             new_buffer(tensor.shape, dtype_of(tensor), f"{tensor.name}_grad")
             for tensor in (program.inputs[i] for i in wrt)
@@ -375,7 +375,7 @@ class _Reverse:
         is_first = gradient is None
         if is_first:
             gradient = self._gradients[buffer] = self._new_gradient(buffer)
-        elif gradient.given:
+        elif gradient.is_argument:
             gradient = self._own(buffer)
         self._emitted += sums.added(
             f"{name}_grad", loops, gradient.buffer, not is_first, contributions
@@ -402,7 +402,7 @@ class _Reverse:
     def _own(self, buffer: tirx.Var) -> _Gradient:
         """Return the gradient of a buffer with a value that may be written to."""
         gradient = self._gradients.get(buffer)
-        if gradient is not None and not gradient.given:
+        if gradient is not None and not gradient.is_argument:
             return gradient
         own = self._new_gradient(buffer)
         if gradient is None:

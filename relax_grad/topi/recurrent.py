@@ -50,7 +50,7 @@ def lstm(data: te.Tensor, hidden: te.Tensor, cell: te.Tensor, weight: te.Tensor)
                 m = T.bind(tirx.tanh(new))
                 T.buffer_store(cells, new, [t, b, j])
                 T.buffer_store(states, o * m, [t, b, j])
-                found = [
+                derivatives = [
                     g * i * (1 - i),
                     last * f * (1 - f),
                     i * (1 - g * g),
@@ -58,7 +58,7 @@ def lstm(data: te.Tensor, hidden: te.Tensor, cell: te.Tensor, weight: te.Tensor)
                     f,
                     o * (1 - m * m),
                 ]
-                for part, value in enumerate(found):
+                for part, value in enumerate(derivatives):
                     T.buffer_store(slopes, value, [t, b, j + size * part])
 
     states = [steps, batch, size]

@@ -320,10 +320,10 @@ def _largest_samples(
                     inside = tirx.all(batch >= 0, y >= 0, x >= 0)
                     value += tirx.if_then_else(inside, wy * wx * element, tirx.const(0, dtype))
                 T.buffer_store(best, value, [*own, 1])
-                found, largest = best[(*own, 1)], best[(*own, 0)]
+                candidate, largest = best[(*own, 1)], best[(*own, 0)]
                 is_first = tirx.all(samples[0] == 0, samples[1] == 0)
-                with T.If(tirx.any(is_first, found > largest)), T.Then():
-                    T.buffer_store(best, found, [*own, 0])
+                with T.If(tirx.any(is_first, candidate > largest)), T.Then():
+                    T.buffer_store(best, candidate, [*own, 0])
                     with T.serial(4) as i:
                         for buffer in (positions, weights):
                             T.buffer_store(buffer, buffer[(*place, 4 + i)], [*place, i])

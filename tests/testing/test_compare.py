@@ -13,7 +13,7 @@ from relax_grad.testing._compare import difference
 def test_the_largest_difference_and_where_it_is():
     found, wanted = np.array([[1.0, 2.0], [3.0, -7.0]]), np.array([[1.0, 2.5], [3.0, -8.0]])
     worst = difference(found, wanted)
-    assert (worst.error, worst.at, worst.found, worst.wanted) == (1 / 8, "1, 1", -7.0, -8.0)
+    assert (worst.error, worst.at, worst.actual, worst.wanted) == (1 / 8, "1, 1", -7.0, -8.0)
 
 
 def test_small_numbers_are_compared_as_they_are():

@@ -16,11 +16,11 @@ def training_norms(function: relax.Function) -> list[relax.Binding]:
     """Return the batch normalisations of a function that use the statistics of the batch."""
     kind = tvm.ir.Op.get("relax.nn.batch_norm")
     return [
-        each
-        for each in bindings_of(function.body)
-        if isinstance(each.value, relax.Call)
-        and each.value.op == kind
-        and each.value.attrs.training
+        binding
+        for binding in bindings_of(function.body)
+        if isinstance(binding.value, relax.Call)
+        and binding.value.op == kind
+        and binding.value.attrs.training
     ]
 
 
@@ -47,7 +47,7 @@ def synchronized(
     ValueError
         If a normalisation is in a branch.
     """
-    whole = {each.var for each in training_norms(function)}
+    whole = {binding.var for binding in training_norms(function)}
     plain = relax.transform.ToNonDataflow()(tvm.IRModule({"f": function}))["f"]
     emit = Emitter()
     results: dict[relax.Var, tuple] = {}
@@ -154,12 +154,12 @@ class _Factors:
         return None
 
     def _is_less_one(self, value: relax.Expr, count: relax.Expr) -> bool:
-        found = self._values.get(value)
+        definition = self._values.get(value)
         return (
-            isinstance(found, relax.Call)
-            and found.op == tvm.ir.Op.get("relax.subtract")
-            and found.args[0].same_as(count)
-            and constant_value(found.args[1]) == 1
+            isinstance(definition, relax.Call)
+            and definition.op == tvm.ir.Op.get("relax.subtract")
+            and definition.args[0].same_as(count)
+            and constant_value(definition.args[1]) == 1
         )
 
 

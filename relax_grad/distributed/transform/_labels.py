@@ -73,7 +73,7 @@ def _elementwise(call, operands, result) -> Axes:
     results = result.fields if isinstance(result, relax.TupleType) else [result]
     ndim = results[0].ndim
     return Axes(
-        [list(range(ndim - each.ndim, ndim)) for each in operands],
+        [list(range(ndim - operand.ndim, ndim)) for operand in operands],
         [list(range(ndim)) for _ in results],
     )
 
@@ -87,21 +87,21 @@ def _matmul(call, operands, result) -> Axes:
 
     first = ["contracted"] if a.ndim == 1 else [*batch(a.ndim), "row", "contracted"]
     second = ["contracted"] if b.ndim == 1 else [*batch(b.ndim), "contracted", "column"]
-    found = [
+    product = [
         *batch(max(a.ndim, b.ndim)),
         *(["row"] if a.ndim > 1 else []),
         *(["column"] if b.ndim > 1 else []),
     ]
-    return Axes([first, second], [found], sums={"contracted"})
+    return Axes([first, second], [product], sums={"contracted"})
 
 
 @rule("einsum")
 def _einsum(call, operands, result) -> Axes:
     subscripts = str(call.attrs.subscripts).replace(" ", "")
-    given, arrow, wanted = subscripts.partition("->")
-    labels = [list(each) for each in given.split(",")]
-    letters = {each for some in labels for each in some}
-    if not arrow or "." in subscripts or any(len(set(each)) < len(each) for each in labels):
+    terms, arrow, wanted = subscripts.partition("->")
+    labels = [list(term) for term in terms.split(",")]
+    letters = {letter for some in labels for letter in some}
+    if not arrow or "." in subscripts or any(len(set(term)) < len(term) for term in labels):
         return Axes(labels_of(operands), labels_of([result]), whole=_all(operands))
     return Axes(labels, [list(wanted)], sums=letters - set(wanted))
 
@@ -119,7 +119,7 @@ def _all(kinds) -> set:
 def _permute_dims(call, operands, result) -> Axes:
     ndim = operands[0].ndim
     axes = call.attrs.axes
-    axes = range(ndim)[::-1] if axes is None else [int(each) % ndim for each in axes]
+    axes = range(ndim)[::-1] if axes is None else [int(axis) % ndim for axis in axes]
     return Axes([list(range(ndim))], [list(axes)])
 
 
@@ -142,7 +142,7 @@ def _triangle(call, operands, result) -> Axes:
 @rule("nn.layer_norm", "nn.rms_norm")
 def _norm(call, operands, result) -> Axes:
     ndim = operands[0].ndim
-    axes = [int(each) % ndim for each in call.attrs.axes]
+    axes = [int(axis) % ndim for axis in call.attrs.axes]
     return Axes(
         [list(range(ndim)), *(axes for _ in operands[1:])], [list(range(ndim))], whole=set(axes)
     )
@@ -151,7 +151,7 @@ def _norm(call, operands, result) -> Axes:
 @rule("sum", "mean", "max", "min", "prod", "variance", "std")
 def _reduction(call, operands, result) -> Axes:
     ndim, axes, name = operands[0].ndim, call.attrs.axis, call.op.name
-    reduced = set(range(ndim)) if axes is None else {int(each) % ndim for each in axes}
+    reduced = set(range(ndim)) if axes is None else {int(axis) % ndim for axis in axes}
     left = [
         ("one", i) if i in reduced else i
         for i in range(ndim)
@@ -184,8 +184,8 @@ def _concat(call, operands, result) -> Axes:
 def _stack(call, operands, result) -> Axes:
     ndim = operands[0].ndim
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % (ndim + 1)
-    found = list(range(ndim))
-    return Axes([found for _ in operands], [[*found[:axis], "stacked", *found[axis:]]])
+    axes = list(range(ndim))
+    return Axes([axes for _ in operands], [[*axes[:axis], "stacked", *axes[axis:]]])
 
 
 @rule("take")
@@ -194,9 +194,9 @@ def _take(call, operands, result) -> Axes:
     if call.attrs.axis is None:
         return Axes(labels_of(operands), labels_of([result]), whole=_all(operands))
     axis, names = int(call.attrs.axis) % table.ndim, list(range(table.ndim))
-    places = [("index", i) for each in indices for i in range(each.ndim)]
-    found = [*names[:axis], *places, *names[axis + 1 :]]
-    return Axes([names, *([places] if indices else [])], [found], whole={axis})
+    places = [("index", i) for index in indices for i in range(index.ndim)]
+    labels = [*names[:axis], *places, *names[axis + 1 :]]
+    return Axes([names, *([places] if indices else [])], [labels], whole={axis})
 
 
 @rule("gather_elements")
@@ -210,7 +210,7 @@ def _gather_elements(call, operands, result) -> Axes:
 @rule("nn.attention", "nn.attention_bias")
 def _attention(call, operands, result) -> Axes:
     """Queries (batch, place, head, feature), and a bias (batch, head, place, key)."""
-    bias = [["batch", "head", "place", "key"][-each.ndim :] for each in operands[3:]]
+    bias = [["batch", "head", "place", "key"][-operand.ndim :] for operand in operands[3:]]
     labels = [
         ["batch", "place", "head", "feature"],
         ["batch", "key", "head", "feature"],

@@ -46,7 +46,7 @@ class Divided:
 
 def is_equal(a, b) -> bool:
     """Tell whether two extents are known to be equal."""
-    a, b = (tirx.const(each, "int64") if isinstance(each, int) else each for each in (a, b))
+    a, b = (tirx.const(extent, "int64") if isinstance(extent, int) else extent for extent in (a, b))
     return bool(Analyzer().can_prove_equal(a, b))
 
 
@@ -64,31 +64,31 @@ def quotient(numerator: Iterable, denominator: Iterable):
     count, symbols = above
     divisor, others = below
     symbols = list(symbols)
-    for each in others:
-        at = next((i for i, s in enumerate(symbols) if structural_equal(s, each)), None)
+    for other in others:
+        at = next((i for i, s in enumerate(symbols) if structural_equal(s, other)), None)
         if at is None:
             return None
         symbols.pop(at)
     if divisor == 0 or count % divisor:
         return None
-    found = count // divisor
-    for each in symbols:
-        found = each * found
-    return found
+    result = count // divisor
+    for symbol in symbols:
+        result = symbol * result
+    return result
 
 
 def _factors(extents: Iterable) -> tuple[int, list]:
     """Return the constant factor and the other factors of a product."""
     count, symbols, pending = 1, [], list(extents)
     while pending:
-        each = pending.pop()
-        known = as_int(each)
+        factor = pending.pop()
+        known = as_int(factor)
         if known is not None:
             count *= known
-        elif isinstance(each, tirx.Mul):
-            pending += [each.a, each.b]
+        elif isinstance(factor, tirx.Mul):
+            pending += [factor.a, factor.b]
         else:
-            symbols.append(each)
+            symbols.append(factor)
     return count, symbols
 
 

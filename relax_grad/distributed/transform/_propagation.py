@@ -93,7 +93,7 @@ class Propagation:
             variables = list(relax.analysis.free_vars(value))
         else:
             variables = used(value)
-        divided = [each for each in variables if self._layouts.get(each) is not None]
+        divided = [variable for variable in variables if self._layouts.get(variable) is not None]
         if not divided:
             self.emit.bindings.append(binding)
         elif isinstance(binding, relax.MatchCast):
@@ -132,22 +132,22 @@ class Propagation:
 
     def _bind_tuple(self, variable: relax.Var, value: relax.Tuple) -> None:
         layouts, fields = [], []
-        for each in value.fields[:]:
-            if isinstance(each, relax.Tuple):
-                each = self.collected(each)
-            layouts.append(self.layout(each))
-            fields.append(self._new.get(each, each) if isinstance(each, relax.Var) else each)
+        for field in value.fields[:]:
+            if isinstance(field, relax.Tuple):
+                field = self.collected(field)
+            layouts.append(self.layout(field))
+            fields.append(self._new.get(field, field) if isinstance(field, relax.Var) else field)
         self.finish(variable, relax.Tuple(fields), layouts)
 
     def collected(self, value: relax.Expr) -> relax.Expr:
         """Return a result with whole tensors in the place of divided ones."""
         layout = self.layout(value)
         if isinstance(value, relax.Tuple):
-            return relax.Tuple([self.collected(each) for each in value.fields[:]])
+            return relax.Tuple([self.collected(field) for field in value.fields[:]])
         if layout is None:
             return value
         if isinstance(layout, list):
-            return relax.Tuple([self.collected(each) for each in self._fields(value)])
+            return relax.Tuple([self.collected(field) for field in self._fields(value)])
         return self._collected_tensor(value, layout)
 
     def _collected_tensor(self, value: relax.Var, layout: Divided) -> relax.Var:
@@ -170,8 +170,8 @@ class Propagation:
         placed = own_op.redistribute_replica_to_shard_backward_input(
             own, whole, self.num_workers, at
         )
-        found = self.emit(own_op.reduce_from_tensor_parallel(self.emit(placed)))
-        return found if parts == 1 else self.emit(op.reshape(found, extents))
+        total = self.emit(own_op.reduce_from_tensor_parallel(self.emit(placed)))
+        return total if parts == 1 else self.emit(op.reshape(total, extents))
 
     def finish(self, variable: relax.Var, value: relax.Expr, layout: Layout) -> None:
         """Bind a result and check its type."""
@@ -184,17 +184,19 @@ class Propagation:
         self._check_type(variable.ty, part.ty, layout)
         self.divide(variable, part, layout)
 
-    def _check_type(self, whole: relax.Type, found: relax.Type, layout: Layout) -> None:
+    def _check_type(self, whole: relax.Type, actual: relax.Type, layout: Layout) -> None:
         if isinstance(whole, relax.TupleType):
             layouts = layout if isinstance(layout, list) else [None] * len(whole.fields)
-            for each, own, how in zip(whole.fields[:], found.fields[:], layouts, strict=True):
-                self._check_type(each, own, how)
+            for field, own, how in zip(whole.fields[:], actual.fields[:], layouts, strict=True):
+                self._check_type(field, own, how)
             return
         if not isinstance(whole, relax.TensorType):
             return
         wanted = local_type(whole, layout)
-        if not shapes_agree(found, wanted) or dtype_of(found) != dtype_of(wanted):
-            self.refuse("the result", f"its type on a worker should be {wanted}, but it is {found}")
+        if not shapes_agree(actual, wanted) or dtype_of(actual) != dtype_of(wanted):
+            self.refuse(
+                "the result", f"its type on a worker should be {wanted}, but it is {actual}"
+            )
 
     # Calls
 
@@ -208,33 +210,39 @@ class Propagation:
                 "row-parallel product",
             )
         arguments, operands = self._operands(call)
-        kinds = [each.kind for each in operands]
-        for each in operands:
-            if each.kind.shape is None or not isinstance(each.kind.shape, relax.ShapeExpr):
-                self.refuse(name, f"the shape of {each.name} must be known, but it is {each.kind}")
+        kinds = [operand.kind for operand in operands]
+        for operand in operands:
+            if operand.kind.shape is None or not isinstance(operand.kind.shape, relax.ShapeExpr):
+                self.refuse(
+                    name, f"the shape of {operand.name} must be known, but it is {operand.kind}"
+                )
         if name in SHAPES and SHAPES[name](self, variable, call, operands):
             return
         axes = RULES[name](call, kinds, variable.ty)
         label, layout = self._divided_label(name, axes, operands)
         if label in axes.whole:
-            at = next(i for i, each in enumerate(operands) if each.layout is not None)
+            at = next(i for i, operand in enumerate(operands) if operand.layout is not None)
             self.refuse(
                 name,
                 f"the operator needs axis {operands[at].layout.axis} of {operands[at].name} "
                 "whole, but it is divided among the workers",
             )
-        for each, labels in zip(operands, axes.operands, strict=True):
-            each.value = self.local(each, self._axis_in(each, labels, label, layout), layout)
+        for operand, labels in zip(operands, axes.operands, strict=True):
+            operand.value = self.local(
+                operand, self._axis_in(operand, labels, label, layout), layout
+            )
         made = relax.Call(call.op, arguments(), call.attrs, call.ty_args, call.span)
         if label in axes.sums or label in axes.means:
             own = self._named(made, f"{variable.name}_part")
             self.finish(variable, self._reduced(own, label in axes.means), None)
             return
-        found = [
+        layouts = [
             layout.moved(labels.index(label)) if label in labels else None
             for labels in axes.results
         ]
-        self.finish(variable, made, found if isinstance(variable.ty, relax.TupleType) else found[0])
+        self.finish(
+            variable, made, layouts if isinstance(variable.ty, relax.TupleType) else layouts[0]
+        )
 
     def _reduced(self, own: relax.Var, is_mean: bool) -> relax.Call:
         total = own_op.reduce_from_tensor_parallel(own)
@@ -256,24 +264,24 @@ class Propagation:
             return operands[-1]
 
         plan = []
-        for each in call.args[:]:
-            if isinstance(each.ty, relax.TensorType):
-                plan.append(add(each))
-            elif isinstance(each.ty, relax.TupleType) and any(
-                isinstance(field, relax.TensorType) for field in each.ty.fields[:]
+        for argument in call.args[:]:
+            if isinstance(argument.ty, relax.TensorType):
+                plan.append(add(argument))
+            elif isinstance(argument.ty, relax.TupleType) and any(
+                isinstance(field, relax.TensorType) for field in argument.ty.fields[:]
             ):
-                plan.append([add(field) for field in self._fields(each)])
+                plan.append([add(field) for field in self._fields(argument)])
             else:
-                plan.append(each)
+                plan.append(argument)
 
         def arguments() -> list[relax.Expr]:
             return [
-                relax.Tuple([field.value for field in each])
-                if isinstance(each, list)
-                else each.value
-                if isinstance(each, Operand)
-                else each
-                for each in plan
+                relax.Tuple([field.value for field in entry])
+                if isinstance(entry, list)
+                else entry.value
+                if isinstance(entry, Operand)
+                else entry
+                for entry in plan
             ]
 
         return arguments, operands
@@ -284,36 +292,36 @@ class Propagation:
             return value.fields[:]
         layouts = self.layout(value)
         if layouts is None:
-            return [self.emit(each) for each in tuple_fields(value)]
-        found = []
+            return [self.emit(field) for field in tuple_fields(value)]
+        fields = []
         for i, layout in enumerate(layouts):
             whole = relax.Var(f"{value.name}_{i}", value.ty.fields[i])
             self.finish(whole, relax.TupleGetItem(self._new[value], i), layout)
-            found.append(whole)
-        return found
+            fields.append(whole)
+        return fields
 
     def _divided_label(self, name: str, axes: Axes, operands: list[Operand]):
         """Return the label of the divided axis, and its layout."""
         label = layout = first = None
-        for each, labels in zip(operands, axes.operands, strict=True):
-            if each.layout is None:
+        for operand, labels in zip(operands, axes.operands, strict=True):
+            if operand.layout is None:
                 continue
-            own = labels[each.layout.axis]
+            own = labels[operand.layout.axis]
             if first is None:
-                label, layout, first = own, each.layout, each
+                label, layout, first = own, operand.layout, operand
             elif own != label:
                 self.refuse(
                     name,
-                    f"axis {first.layout.axis} of {first.name} and axis {each.layout.axis} of "
-                    f"{each.name} are divided, which are different axes of the operator; a "
+                    f"axis {first.layout.axis} of {first.name} and axis {operand.layout.axis} of "
+                    f"{operand.name} are divided, which are different axes of the operator; a "
                     "worker would have a part of each only",
                 )
-            elif not each.layout.is_like(layout):
+            elif not operand.layout.is_like(layout):
                 self.refuse(
                     name,
                     f"axis {first.layout.axis} of {first.name} is divided within "
-                    f"{first.layout.parts} parts, but axis {each.layout.axis} of {each.name} "
-                    f"within {each.layout.parts}; annotate both with the same parts",
+                    f"{first.layout.parts} parts, but axis {operand.layout.axis} of {operand.name} "
+                    f"within {operand.layout.parts}; annotate both with the same parts",
                 )
         return label, layout
 

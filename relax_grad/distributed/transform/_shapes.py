@@ -42,9 +42,9 @@ def _reshape(propagation, variable, call, operands) -> bool:
             continue
         whole = quotient([parts, propagation.num_workers, size], [extents[axis]])
         if whole is not None and as_int(whole) == 1:
-            found = Divided(axis, parts, size)
-            extents[axis] = found.local
-            propagation.finish(variable, op.reshape(data.value, extents), found)
+            new_layout = Divided(axis, parts, size)
+            extents[axis] = new_layout.local
+            propagation.finish(variable, op.reshape(data.value, extents), new_layout)
             return True
     within = f" within {layout.parts} parts" if as_int(layout.parts) != 1 else ""
     return propagation.refuse(
@@ -60,9 +60,9 @@ def _reshape(propagation, variable, call, operands) -> bool:
 def _broadcast_to(propagation, variable, call, operands) -> bool:
     (data,) = operands
     extents = list(variable.ty.shape.values)
-    found = data.layout.moved(data.layout.axis + len(extents) - data.kind.ndim)
-    extents[found.axis] = found.local
-    propagation.finish(variable, op.broadcast_to(data.value, extents), found)
+    layout = data.layout.moved(data.layout.axis + len(extents) - data.kind.ndim)
+    extents[layout.axis] = layout.local
+    propagation.finish(variable, op.broadcast_to(data.value, extents), layout)
     return True
 
 
@@ -71,7 +71,7 @@ def _split(propagation, variable, call, operands) -> bool:
     """Along the divided axis, the sections must begin and end with parts of it."""
     (data,) = operands
     axis, layout = int(call.attrs.axis) % data.kind.ndim, data.layout
-    given = call.attrs.indices_or_sections
+    sections = call.attrs.indices_or_sections
     if isinstance(variable.ty, relax.TensorType):  # a single section
         propagation.finish(variable, relax.Call(call.op, [data.value], call.attrs), layout)
         return True
@@ -80,13 +80,13 @@ def _split(propagation, variable, call, operands) -> bool:
         value = relax.Call(call.op, [data.value], call.attrs)
         propagation.finish(variable, value, [layout] * count)
         return True
-    sizes = [as_int(each.shape.values[axis]) for each in variable.ty.fields[:]]
-    found = [_of_parts(propagation, call, data, each) for each in sizes]
-    if as_int(given) is not None:
-        wanted = as_int(given)
+    sizes = [as_int(field.shape.values[axis]) for field in variable.ty.fields[:]]
+    layouts = [_of_parts(propagation, call, data, size) for size in sizes]
+    if as_int(sections) is not None:
+        wanted = as_int(sections)
     else:
-        wanted = [int(each) // propagation.num_workers for each in given]
-    propagation.finish(variable, op.split(data.value, wanted, axis), found)
+        wanted = [int(index) // propagation.num_workers for index in sections]
+    propagation.finish(variable, op.split(data.value, wanted, axis), layouts)
     return True
 
 
@@ -95,10 +95,10 @@ def _strided_slice(propagation, variable, call, operands) -> bool:
     """Along the divided axis, the slice must begin and end with parts of it."""
     data = operands[0]
     layout, ndim = data.layout, data.kind.ndim
-    axes, begin, end, *strides = (_constants(each) for each in call.args[1:])
+    axes, begin, end, *strides = (_constants(argument) for argument in call.args[1:])
     if axes is None:
         return propagation.refuse(call.op.name, "the axes must be constant")
-    axes = [each % ndim for each in axes]
+    axes = [axis % ndim for axis in axes]
     arguments = list(call.args)
     arguments[0] = data.value
     if layout.axis not in axes:
@@ -114,13 +114,13 @@ def _strided_slice(propagation, variable, call, operands) -> bool:
             "the stride 1",
         )
     first, last = (
-        min(max(each[at] + (extent if each[at] < 0 else 0), 0), extent) for each in (begin, end)
+        min(max(bound[at] + (extent if bound[at] < 0 else 0), 0), extent) for bound in (begin, end)
     )
     _of_parts(propagation, call, data, first)
-    found = _of_parts(propagation, call, data, last - first)
+    new_layout = _of_parts(propagation, call, data, last - first)
     begin[at], end[at] = first // propagation.num_workers, last // propagation.num_workers
     value = op.strided_slice(data.value, axes, begin, end, steps, bool(call.attrs.assume_inbound))
-    propagation.finish(variable, value, found)
+    propagation.finish(variable, value, new_layout)
     return True
 
 
@@ -143,9 +143,9 @@ def _constants(value: relax.Expr) -> list[int] | None:
     """Return a tuple of constant numbers as a list, or None."""
     if not isinstance(value, relax.Tuple):
         return None
-    found = [as_int(getattr(each, "value", each)) for each in value.fields[:]]
-    return None if None in found else found
+    numbers = [as_int(getattr(field, "value", field)) for field in value.fields[:]]
+    return None if None in numbers else numbers
 
 
 def _text(extents) -> str:
-    return f"({', '.join(str(as_int(each) or each) for each in extents)})"
+    return f"({', '.join(str(as_int(extent) or extent) for extent in extents)})"

@@ -39,11 +39,11 @@ def _softmax(propagation, variable, call, operands) -> bool:
     part = emit(op.sum(exponentials, [axis], keepdims=True))
     total = emit(own_op.reduce_from_tensor_parallel(part))
     if call.op.name == "relax.nn.log_softmax":
-        found = op.subtract(shifted, propagation.copy(emit(op.log(total))))
+        result = op.subtract(shifted, propagation.copy(emit(op.log(total))))
     else:
-        found = op.divide(exponentials, propagation.copy(total))
-    found = op.astype(emit(found), dtype) if dtype in _HALF else found
-    propagation.finish(variable, found, data.layout)
+        result = op.divide(exponentials, propagation.copy(total))
+    result = op.astype(emit(result), dtype) if dtype in _HALF else result
+    propagation.finish(variable, result, data.layout)
     return True
 
 
@@ -68,8 +68,8 @@ def _take(propagation, variable, call, operands) -> bool:
         return emit(op.reshape(mask, [*ones[0], *rest[0].kind.shape.values, *ones[1]]))
 
     mask = None if is_inside is None else beside(is_inside)
-    found = _sum_of_chosen(emit, rows, beside(is_own), mask)
-    propagation.finish(variable, found, None)
+    total = _sum_of_chosen(emit, rows, beside(is_own), mask)
+    propagation.finish(variable, total, None)
     return True
 
 
@@ -85,8 +85,8 @@ def _gather_elements(propagation, variable, call, operands) -> bool:
     extent = _extent(propagation, call, data)
     index, is_inside = _position(emit, indices.value, extent, "fast")
     place, is_own = _own_places(propagation, call, data, index)
-    found = emit(op.gather_elements(data.value, place, layout.axis))
-    propagation.finish(variable, _sum_of_chosen(emit, found, is_own, is_inside), None)
+    elements = emit(op.gather_elements(data.value, place, layout.axis))
+    propagation.finish(variable, _sum_of_chosen(emit, elements, is_own, is_inside), None)
     return True
 
 
@@ -115,13 +115,13 @@ def _position(emit, index: relax.Expr, extent: int, mode: str):
     return index, emit(is_inside)
 
 
-def _sum_of_chosen(emit, found: relax.Expr, is_own: relax.Expr, is_inside: relax.Expr | None):
+def _sum_of_chosen(emit, elements: relax.Expr, is_own: relax.Expr, is_inside: relax.Expr | None):
     """Return the sum of the workers' own elements; those that do not exist are NaN, or 0 for
     integers."""
-    dtype = dtype_of(found.ty)
-    part = emit(op.where(is_own, found, relax.const(0, dtype)))
+    dtype = dtype_of(elements.ty)
+    part = emit(op.where(is_own, elements, relax.const(0, dtype)))
     total = own_op.reduce_from_tensor_parallel(part)
-    if is_inside is None or not holds_floats(found.ty):
+    if is_inside is None or not holds_floats(elements.ty):
         return total
     return op.where(is_inside, emit(total), relax.const(np.nan, dtype))
 
@@ -146,7 +146,7 @@ def _nll_loss(propagation, variable, call, operands) -> bool:
     is_own = emit(op.logical_and(is_own, is_counted))
     other = relax.const(-1, dtype_of(targets.kind))
     own_targets = emit(op.where(is_own, place, other))
-    own_weights = [widened(propagation.local(each, 0, layout)) for each in weights]
+    own_weights = [widened(propagation.local(weight, 0, layout)) for weight in weights]
     part = op.nn.nll_loss(
         widened(predictions.value),
         own_targets,
@@ -154,7 +154,7 @@ def _nll_loss(propagation, variable, call, operands) -> bool:
         reduction="none" if reduction == "none" else "sum",
         ignore_index=-1,
     )
-    found = own_op.reduce_from_tensor_parallel(emit(part))
+    loss = own_op.reduce_from_tensor_parallel(emit(part))
     if reduction == "mean":
         kind = "float32" if dtype in _HALF else dtype
         if own_weights:
@@ -163,9 +163,9 @@ def _nll_loss(propagation, variable, call, operands) -> bool:
             count = own_op.reduce_from_tensor_parallel(emit(op.sum(counts)))
         else:
             count = op.sum(emit(op.astype(is_counted, kind)))
-        found = op.divide(emit(found), emit(count))
-    found = op.astype(emit(found), dtype) if dtype in _HALF else found
-    propagation.finish(variable, found, None)
+        loss = op.divide(emit(loss), emit(count))
+    loss = op.astype(emit(loss), dtype) if dtype in _HALF else loss
+    propagation.finish(variable, loss, None)
     return True
 
 

@@ -65,21 +65,25 @@ def reduce_gradients(
     """
     plain = relax.transform.ToNonDataflow()(tvm.IRModule({"f": function}))["f"]
     bindings = list(_top_level(plain.body))
-    values = {each.var: each.value for each in bindings if isinstance(each, relax.VarBinding)}
+    values = {
+        binding.var: binding.value for binding in bindings if isinstance(binding, relax.VarBinding)
+    }
     whole = _resolved(plain.body.body, values)
     result, gradients = whole.fields[0], _resolved(whole.fields[1], values).fields[:]
-    if not any(may_write(each.value, ()) for each in bindings):
-        ready = [each for each in gradients if isinstance(each, relax.Var)]
+    if not any(may_write(binding.value, ()) for binding in bindings):
+        ready = [gradient for gradient in gradients if isinstance(gradient, relax.Var)]
         bindings = in_order_of_readiness(bindings, ready, relax.analysis.free_vars(result))
-    defined = {each.var: i for i, each in enumerate(bindings)}
+    defined = {binding.var: i for i, binding in enumerate(bindings)}
     emit, reduced = Emitter(), {}
     gradients = [
-        each if isinstance(each, relax.Var) else emit(each, "gradient") for each in gradients
+        gradient if isinstance(gradient, relax.Var) else emit(gradient, "gradient")
+        for gradient in gradients
     ]
-    places = {each: defined.get(each, -1) for each in gradients}  # that of several parameters once
+    # The gradient of several parameters counts once.
+    places = {gradient: defined.get(gradient, -1) for gradient in gradients}
     pending: dict[int, list[list[relax.Var]]] = {}
     for bucket in _buckets(sorted(places, key=places.get), bucket_bytes, overlap):
-        pending.setdefault(max(places[each] for each in bucket), []).append(bucket)
+        pending.setdefault(max(places[variable] for variable in bucket), []).append(bucket)
     started = []
     for i in range(-1, len(bindings)):
         if i >= 0:
@@ -89,12 +93,14 @@ def reduce_gradients(
                 call = start_allreduce(bucket, kind, of_peers=of_peers)
                 started.append((bucket, emit(call, "started")))
             else:
-                found = reduce_together(emit, bucket, kind, of_peers=of_peers)
-                reduced.update(zip(bucket, found, strict=True))
-    for bucket, each in started:
-        total = emit(wait(each), "bucket")
-        reduced.update((one, emit(relax.TupleGetItem(total, i))) for i, one in enumerate(bucket))
-    outputs = [reduced[each] for each in gradients]
+                totals = reduce_together(emit, bucket, kind, of_peers=of_peers)
+                reduced.update(zip(bucket, totals, strict=True))
+    for bucket, handle in started:
+        total = emit(wait(handle), "bucket")
+        reduced.update(
+            (gradient, emit(relax.TupleGetItem(total, i))) for i, gradient in enumerate(bucket)
+        )
+    outputs = [reduced[gradient] for gradient in gradients]
     body = relax.SeqExpr(
         [relax.BindingBlock(emit.bindings)], relax.Tuple([result, relax.Tuple(outputs)])
     )
@@ -144,7 +150,7 @@ def _joined(emit, tensors: Sequence[relax.Var]) -> relax.Var:
     """Emit the vector of all elements of some tensors; a single tensor stays as it is."""
     if len(tensors) == 1:
         return tensors[0]
-    flat = [emit(op.reshape(each, (math.prod(_shape(each)),))) for each in tensors]
+    flat = [emit(op.reshape(tensor, (math.prod(_shape(tensor)),))) for tensor in tensors]
     return emit(op.concat(flat, 0))
 
 
@@ -152,7 +158,7 @@ def _divided(emit, total: relax.Var, tensors: Sequence[relax.Var]) -> list[relax
     """Emit the parts of a vector of :func:`_joined` in the shapes of the tensors."""
     if len(tensors) == 1:
         return [total]
-    shapes = [_shape(each) for each in tensors]
+    shapes = [_shape(tensor) for tensor in tensors]
     ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
     parts = emit(op.split(total, ends[:-1], 0))
     return [
@@ -162,29 +168,29 @@ def _divided(emit, total: relax.Var, tensors: Sequence[relax.Var]) -> list[relax
 
 
 def _shape(tensor: relax.Var) -> list[int]:
-    return [int(each) for each in tensor.ty.shape.values]
+    return [int(extent) for extent in tensor.ty.shape.values]
 
 
 def _buckets(
     variables: Sequence[relax.Var], bucket_bytes: int, is_first_small: bool
 ) -> list[list[relax.Var]]:
     """Return consecutive variables of one dtype together, up to a size."""
-    found: list[list[relax.Var]] = []
+    buckets: list[list[relax.Var]] = []
     limit = min(bucket_bytes, _FIRST_BYTES) if is_first_small else bucket_bytes
     open_ones: dict[str, tuple[list[relax.Var], int]] = {}
-    for each in variables:
-        dtype, size = dtype_of(each.ty), _bytes(each.ty)
+    for variable in variables:
+        dtype, size = dtype_of(variable.ty), _bytes(variable.ty)
         bucket, total = open_ones.get(dtype, (None, 0))
-        if bucket is None or total + size > (limit if bucket is found[0] else bucket_bytes):
+        if bucket is None or total + size > (limit if bucket is buckets[0] else bucket_bytes):
             bucket, total = [], 0
-            found.append(bucket)
-        bucket.append(each)
+            buckets.append(bucket)
+        bucket.append(variable)
         open_ones[dtype] = bucket, total + size
-    return found
+    return buckets
 
 
 def _bytes(kind: relax.TensorType) -> int:
-    count = math.prod(int(each) for each in kind.shape.values)
+    count = math.prod(int(extent) for extent in kind.shape.values)
     return count * tvm.DataType(dtype_of(kind)).bits // 8
 
 
@@ -204,10 +210,10 @@ def reductions(function: relax.Function) -> list[relax.Call]:
     """Return the calls that reduce a tensor or start to do so, in their order."""
     allreduce = tvm.ir.Op.get("relax.ccl.allreduce")
     return [
-        each.value
-        for each in bindings_of(function.body)
-        if isinstance(each.value, relax.Call)
-        and (each.value.op == allreduce or is_start(each.value))
+        binding.value
+        for binding in bindings_of(function.body)
+        if isinstance(binding.value, relax.Call)
+        and (binding.value.op == allreduce or is_start(binding.value))
     ]
 
 

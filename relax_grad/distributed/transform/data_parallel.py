@@ -146,7 +146,7 @@ class _Adjoint:
         self._settings, self._mod, self._name = settings, mod, name
         self._function = relax_function(mod, settings.func_name)
         names = [param.name for param in self._function.params]
-        self._places = {each: names.index(each) for each in names}
+        self._places = {param: names.index(param) for param in names}
         extent = self._extent()
         self._is_symbolic = extent is not None and not isinstance(extent, tirx.IntImm)
         self._examples = extent
@@ -159,7 +159,7 @@ class _Adjoint:
         kind = _at(self._function.ret_ty, self._path)
         is_scalar = isinstance(kind, relax.TensorType) and holds_floats(kind)
         extents = kind.shape.values if is_scalar and kind.shape is not None else [None]
-        if not all(isinstance(each, tirx.IntImm) and int(each) == 1 for each in extents):
+        if not all(isinstance(extent, tirx.IntImm) and int(extent) == 1 for extent in extents):
             raise GradientError(
                 f"the loss of {self._settings.func_name} must be a scalar or have one element, "
                 f"but its type is {kind}"
@@ -222,10 +222,10 @@ class _Adjoint:
         fresh = copy_with_new_vars(self._function)
         params = list(fresh.params)
         loss_type = _at(self._function.ret_ty, self._path)
-        given = None
+        cotangent = None
         if settings.cotangent is not None:
-            given = relax.Var(settings.cotangent, loss_type)
-        with bb.function(self._name, [*params, *([] if given is None else [given])]):
+            cotangent = relax.Var(settings.cotangent, loss_type)
+        with bb.function(self._name, [*params, *([] if cotangent is None else [cotangent])]):
             arguments = list(params)
             if settings.seed is not None:
                 at = self._places[self._param(settings.seed, "seed").name]
@@ -233,7 +233,7 @@ class _Adjoint:
             weight, ratio = self._shares(bb, params)
             arguments += [weight] if takes_weight else []
             arguments += [ratio] if takes_ratio else []
-            arguments.append(self._seed_of_loss(bb, loss_type, weight, given))
+            arguments.append(self._seed_of_loss(bb, loss_type, weight, cotangent))
             both = bb.emit(relax.Call(variable, arguments))
             result = bb.emit(relax.TupleGetItem(both, 0))
             gradients = bb.emit(relax.TupleGetItem(both, 1))
@@ -293,14 +293,14 @@ class _Adjoint:
         weight = bb.emit(op.divide(scalar(total, 1), ratio)) if self._is_symbolic else None
         return weight, ratio
 
-    def _seed_of_loss(self, bb, kind: relax.TensorType, weight, given) -> relax.Expr:
+    def _seed_of_loss(self, bb, kind: relax.TensorType, weight, cotangent) -> relax.Expr:
         """Return the cotangent of a worker's loss."""
         dtype = dtype_of(kind)
         if weight is None or self._settings.reduction == "sum":
-            return given if given is not None else bb.emit(op.ones(kind.shape, dtype))
+            return cotangent if cotangent is not None else bb.emit(op.ones(kind.shape, dtype))
         own = bb.emit(op.astype(weight, dtype))
-        if given is not None:
-            return bb.emit(op.multiply(given, own))
+        if cotangent is not None:
+            return bb.emit(op.multiply(cotangent, own))
         return bb.emit(op.full(kind.shape, own, dtype)) if len(kind.shape) else own
 
     def _reduced(self, bb, result: relax.Expr, weight) -> tuple[relax.Expr, relax.Expr]:
@@ -308,7 +308,7 @@ class _Adjoint:
         own loss."""
         path = self._path
         own = _field(bb, result, path)
-        found: dict[tuple[int, ...], relax.Expr] = {}
+        totals: dict[tuple[int, ...], relax.Expr] = {}
         values = {path: own, **{tuple(p): _field(bb, result, p) for p in self._settings.averaged}}
         groups: dict[tuple[str, str], list[tuple[int, ...]]] = {}
         for place, value in values.items():
@@ -319,10 +319,10 @@ class _Adjoint:
             shares = [values[place] for place in places]
             if weight is not None and kind == "avg":
                 factor = bb.emit(op.astype(weight, dtype))
-                shares = [bb.emit(op.multiply(each, factor)) for each in shares]
+                shares = [bb.emit(op.multiply(share, factor)) for share in shares]
             reduced = reduce_together(bb.emit, shares, kind, of_peers=self._of_peers)
-            found.update(zip(places, reduced, strict=True))
-        return _replaced(bb, result, found), own
+            totals.update(zip(places, reduced, strict=True))
+        return _replaced(bb, result, totals), own
 
 
 def _field(bb, value: relax.Expr, path: Sequence[int]) -> relax.Expr:
@@ -337,14 +337,14 @@ def _at(kind, path: Sequence[int]):
     return kind
 
 
-def _replaced(bb, value: relax.Expr, found, at: tuple[int, ...] = ()) -> relax.Expr:
+def _replaced(bb, value: relax.Expr, replacements, at: tuple[int, ...] = ()) -> relax.Expr:
     """Return a nested tuple with some of its elements replaced."""
-    if at in found:
-        return found[at]
-    if not any(place[: len(at)] == at for place in found):
+    if at in replacements:
+        return replacements[at]
+    if not any(place[: len(at)] == at for place in replacements):
         return value
     fields = [
-        _replaced(bb, bb.emit(relax.TupleGetItem(value, i)), found, (*at, i))
+        _replaced(bb, bb.emit(relax.TupleGetItem(value, i)), replacements, (*at, i))
         for i in range(len(value.ty.fields))
     ]
     return relax.Tuple(fields)

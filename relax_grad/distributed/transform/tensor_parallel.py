@@ -103,10 +103,11 @@ class TensorParallel:
             The annotations by the names of parameters.
         """
         function = relax_function(mod, self.func_name)
-        found = match_shards(self.shards, [param.name for param in function.params])
+        annotations = match_shards(self.shards, [param.name for param in function.params])
         params = {param.name: param for param in function.params}
         return {
-            name: self._resolved(function, params[name], shard) for name, shard in found.items()
+            name: self._resolved(function, params[name], shard)
+            for name, shard in annotations.items()
         }
 
     def _resolved(self, function: relax.Function, param: relax.Var, shard: Shard) -> Shard:
@@ -134,7 +135,7 @@ class TensorParallel:
         if self.num_workers == 1 or not shards:
             return function
         plain = relax.transform.ToNonDataflow()(tvm.IRModule({"f": function}))["f"]
-        bound = [each.var.name for each in bindings_of(plain.body)]
+        bound = [binding.var.name for binding in bindings_of(plain.body)]
         names = [*bound, *(param.name for param in plain.params)]
         propagation = Propagation(self.num_workers, names, plain.params[:])
         params = []
@@ -180,20 +181,20 @@ def match_shards(shards: Mapping[str, Shard], names: list[str]) -> dict[str, Sha
     ValueError
         If a pattern matches no name that an earlier one left.
     """
-    found: dict[str, Shard] = {}
+    annotations: dict[str, Shard] = {}
     for pattern, shard in shards.items():
-        left = [name for name in names if name not in found]
+        left = [name for name in names if name not in annotations]
         reason = "or all have an annotation already"
         matched = matching("shards", pattern, left, "parameter", reason)
-        found.update(dict.fromkeys(matched, shard))
-    return {name: found[name] for name in names if name in found}
+        annotations.update(dict.fromkeys(matched, shard))
+    return {name: annotations[name] for name in names if name in annotations}
 
 
 def _features(function: relax.Function, param: relax.Var) -> tuple[int, int]:
     """Return the axes of a weight with the output features and the input features of its
     products."""
     axes: dict[relax.Var, list[int]] = {param: list(range(param.ty.ndim))}
-    found = set()
+    features = set()
     for binding in bindings_of(function.body):
         value = binding.value
         if isinstance(value, relax.Var | relax.TupleGetItem):
@@ -212,16 +213,17 @@ def _features(function: relax.Function, param: relax.Var) -> tuple[int, int]:
             axes[binding.var] = [own[i] for i in order]
         elif name == "relax.matmul":
             left, right = (
-                axes.get(each) if isinstance(each, relax.Var) else None for each in value.args
+                axes.get(argument) if isinstance(argument, relax.Var) else None
+                for argument in value.args
             )
             if right is not None and len(right) > 1:
-                found.add((right[-1], right[-2]))
+                features.add((right[-1], right[-2]))
             if left is not None and len(left) > 1:
-                found.add((left[-2], left[-1]))
-    if len(found) != 1:
-        uses = "products with different output features" if found else "no matrix product"
+                features.add((left[-2], left[-1]))
+    if len(features) != 1:
+        uses = "products with different output features" if features else "no matrix product"
         raise ValueError(
             f"shards: the use of {param.name} does not tell its output and input features, "
             f"because it is an operand of {uses}; name the axis by along(axis)"
         )
-    return found.pop()
+    return features.pop()

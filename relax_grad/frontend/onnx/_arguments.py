@@ -46,7 +46,7 @@ class Explanation(dict[str, Role]):
     def __str__(self) -> str:
         width = max(map(len, self), default=0)
         return "\n".join(
-            f"{name:{width}}  {each.kind:8}  {each.reason}" for name, each in self.items()
+            f"{name:{width}}  {role.kind:8}  {role.reason}" for name, role in self.items()
         )
 
 
@@ -87,7 +87,7 @@ def check_tied(tied: object) -> None:
     if isinstance(tied, bool):
         return
     is_fitting = isinstance(tied, Mapping) and all(
-        isinstance(each, str) for pair in tied.items() for each in pair
+        isinstance(name, str) for pair in tied.items() for name in pair
     )
     if not is_fitting:
         raise TypeError(

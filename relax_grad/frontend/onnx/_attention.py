@@ -82,15 +82,15 @@ def _attended(bb, heads: _Heads, attrs, biases=(), excluded=()) -> relax.Expr:
     if cap:
         bounded = bb.emit(op.tanh(bb.emit(op.divide(scores, relax.const(cap, dtype)))))
         scores = bb.emit(op.multiply(bounded, relax.const(cap, dtype)))
-    for each in biases:
-        scores = bb.emit(op.add(scores, each))
+    for bias in biases:
+        scores = bb.emit(op.add(scores, bias))
     low = relax.const(_EXCLUDED.get(dtype, float(np.finfo(np.float32).min)), dtype)
-    for each in excluded:
-        scores = bb.emit(op.where(each, low, scores))
+    for mask in excluded:
+        scores = bb.emit(op.where(mask, low, scores))
     shares = bb.emit(op.nn.softmax(scores, 3))
-    found = bb.emit(op.permute_dims(bb.emit(op.matmul(shares, value)), [0, 2, 1, 3]))
-    batch, steps, count, width = _extents(found)
-    return op.reshape(found, [batch, steps, count * width])
+    result = bb.emit(op.permute_dims(bb.emit(op.matmul(shares, value)), [0, 2, 1, 3]))
+    batch, steps, count, width = _extents(result)
+    return op.reshape(result, [batch, steps, count * width])
 
 
 def _mask_bias(bb, mask, data, steps, attrs) -> relax.Expr:
@@ -131,12 +131,12 @@ def _attention(bb, inputs, attrs, opset):
     if bias is not None:
         product = bb.emit(op.add(product, bias))
     parts = _split(bb, product, [sizes[0], sizes[0] + sizes[1]], 2)
-    found = _Heads(*(_in_heads(bb, each, heads) for each in parts))
+    projected = _Heads(*(_in_heads(bb, part, heads) for part in parts))
     steps = _extents(data)[1]
     biases = [] if mask is None else [_mask_bias(bb, mask, data, steps, attrs)]
     biases += [] if extra is None else [extra]
     excluded = [_unseen(bb, steps, steps)] if attrs.get("unidirectional", 0) else []
-    return _attended(bb, found, attrs, biases, excluded)
+    return _attended(bb, projected, attrs, biases, excluded)
 
 
 @_converts("MultiHeadAttention")
@@ -153,33 +153,37 @@ def _multi_head_attention(bb, inputs, attrs, opset):
     heads = attrs["num_heads"]
     if _rank(query) == 5:  # (batch, steps, heads, 3, size)
         query, key, value = (
-            bb.emit(op.permute_dims(bb.emit(op.squeeze(each, [3])), [0, 2, 1, 3]))
-            for each in _split(bb, query, 3, 3)
+            bb.emit(op.permute_dims(bb.emit(op.squeeze(part, [3])), [0, 2, 1, 3]))
+            for part in _split(bb, query, 3, 3)
         )
     elif key is None:
         raise Refused("it has no keys; export it with queries, keys and values")
     elif _rank(key) == 5:
         key, value = (
-            bb.emit(op.permute_dims(bb.emit(op.squeeze(each, [3])), [0, 2, 1, 3]))
-            for each in _split(bb, key, 2, 3)
+            bb.emit(op.permute_dims(bb.emit(op.squeeze(part, [3])), [0, 2, 1, 3]))
+            for part in _split(bb, key, 2, 3)
         )
     elif value is None:
         raise Refused("it has no values; export it with queries, keys and values")
     if bias is not None:
-        given = [query, key, value]
+        operands = [query, key, value]
         widths = [
-            _extents(each)[2] if _rank(each) == 3 else _extents(each)[1] * _extents(each)[3]
-            for each in given
+            _extents(operand)[2]
+            if _rank(operand) == 3
+            else _extents(operand)[1] * _extents(operand)[3]
+            for operand in operands
         ]
         parts = _split(bb, bias, [widths[0], widths[0] + widths[1]], 0)
-        given = [_with_bias(bb, each, part) for each, part in zip(given, parts, strict=True)]
-        query, key, value = given
-    found = _Heads(*(_in_heads(bb, each, heads) for each in (query, key, value)))
-    queries, keys = _extents(found.query)[2], _extents(found.key)[2]
-    biases = [] if mask is None else [_mask_bias(bb, mask, found.query, keys, attrs)]
+        operands = [
+            _with_bias(bb, operand, part) for operand, part in zip(operands, parts, strict=True)
+        ]
+        query, key, value = operands
+    projected = _Heads(*(_in_heads(bb, operand, heads) for operand in (query, key, value)))
+    queries, keys = _extents(projected.query)[2], _extents(projected.key)[2]
+    biases = [] if mask is None else [_mask_bias(bb, mask, projected.query, keys, attrs)]
     biases += [] if extra is None else [extra]
     excluded = [_unseen(bb, queries, keys)] if attrs.get("unidirectional", 0) else []
-    return _attended(bb, found, attrs, biases, excluded)
+    return _attended(bb, projected, attrs, biases, excluded)
 
 
 def _with_bias(bb, data, bias) -> relax.Expr:
@@ -209,15 +213,15 @@ def _group_query_attention(bb, inputs, attrs, opset):
     batch, steps, _ = _extents(query)
     if attrs.get("do_rotary", 0):
         query, key = (
-            _turned(bb, each, inputs, attrs, count, opset)
-            for each, count in ((query, heads), (key, groups))
+            _turned(bb, operand, inputs, attrs, count, opset)
+            for operand, count in ((query, heads), (key, groups))
         )
     query = _in_heads(bb, query, heads)
     key, value = (
-        bb.emit(op.repeat(_in_heads(bb, each, groups), heads // groups, 1))
+        bb.emit(op.repeat(_in_heads(bb, operand, groups), heads // groups, 1))
         if heads > groups
-        else _in_heads(bb, each, groups)
-        for each in (key, value)
+        else _in_heads(bb, operand, groups)
+        for operand in (key, value)
     )
     excluded = []
     if attrs.get("causal", 1):
@@ -305,8 +309,8 @@ def _bias_add(bb, inputs, attrs, opset):
 @_converts("BiasSplitGelu")
 def _bias_split_gelu(bb, inputs, attrs, opset):
     """Return one half of the biased data times the GELU of the other."""
-    one, other = _split(bb, bb.emit(op.add(inputs[0], inputs[1])), 2, _rank(inputs[0]) - 1)
-    return op.multiply(one, bb.emit(op.nn.gelu(other)))
+    scaled, gate = _split(bb, bb.emit(op.add(inputs[0], inputs[1])), 2, _rank(inputs[0]) - 1)
+    return op.multiply(scaled, bb.emit(op.nn.gelu(gate)))
 
 
 @_converts("TransposeMatMul")

@@ -38,15 +38,16 @@ def _normalized(bb, data, gamma, beta, attrs) -> relax.Expr:
     if is_last:
         data = bb.emit(op.permute_dims(data, [0, 3, 1, 2]))
     scale, shift = (
-        each if _dtype(each) == dtype else bb.emit(op.astype(each, dtype)) for each in (gamma, beta)
+        factor if _dtype(factor) == dtype else bb.emit(op.astype(factor, dtype))
+        for factor in (gamma, beta)
     )
     groups, epsilon = attrs["groups"], attrs.get("epsilon", 1e-5)
-    found = bb.emit(op.nn.group_norm(data, scale, shift, groups, 1, [2, 3], epsilon))
+    result = bb.emit(op.nn.group_norm(data, scale, shift, groups, 1, [2, 3], epsilon))
     if attrs.get("activation", 0) == 1:
-        found = bb.emit(op.nn.silu(found))
+        result = bb.emit(op.nn.silu(result))
     elif attrs.get("activation", 0):
         raise Refused(f"it has the activation {attrs['activation']}; 0 is none and 1 is SiLU")
-    return bb.emit(op.permute_dims(found, [0, 2, 3, 1])) if is_last else found
+    return bb.emit(op.permute_dims(result, [0, 2, 3, 1])) if is_last else result
 
 
 @_converts("BiasDropout")
@@ -55,8 +56,8 @@ def _bias_dropout(bb, inputs, attrs, opset):
     mask."""
     data, bias, residual, ratio, training = (inputs[i] for i in range(5))
     total = bb.emit(op.add(data, bias))
-    found = CONVERTERS["Dropout"](bb, [total, ratio, training], attrs, max(opset, 13))
-    parts = list(found.fields) if isinstance(found, relax.Tuple) else [found]
+    dropped = CONVERTERS["Dropout"](bb, [total, ratio, training], attrs, max(opset, 13))
+    parts = list(dropped.fields) if isinstance(dropped, relax.Tuple) else [dropped]
     if residual is not None:
         parts[0] = bb.emit(op.add(parts[0], residual))
     return parts[0] if len(parts) == 1 else relax.Tuple(parts)

@@ -58,7 +58,7 @@ class Prepared:
     @property
     def places(self) -> dict[str, str]:
         """The places of the initializers in the file, by their names."""
-        return {each.name: each.doc_string for each in self.model.graph.initializer}
+        return {tensor.name: tensor.doc_string for tensor in self.model.graph.initializer}
 
     def in_inference(self) -> Prepared | None:
         """Return a copy whose normalisations and dropout are in inference; None if all are
@@ -78,18 +78,20 @@ class Prepared:
         """
         graph = self.model.graph
         if kinds is None:
-            kinds = {each.name: (each.data_type, list(each.dims)) for each in graph.initializer}
+            kinds = {
+                tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in graph.initializer
+            }
         for values, group in ((graph.input, names), (graph.output, states)):
             for name in group:
                 label = states[name] if values is graph.output else name
                 values.append(onnx.helper.make_tensor_value_info(label, *kinds[name]))
-        kept = [each for each in graph.initializer if each.name not in set(names)]
+        kept = [tensor for tensor in graph.initializer if tensor.name not in set(names)]
         del graph.initializer[:]
         graph.initializer.extend(kept)
 
     def values_of(self, names: Sequence[str]) -> dict[str, tvm.runtime.Tensor]:
         """Return the values of initializers."""
-        tensors = {each.name: each for each in self.model.graph.initializer}
+        tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
         return {name: tvm.runtime.tensor(value_of(tensors[name], self.arrays)) for name in names}
 
     def imported(
@@ -120,11 +122,11 @@ class Prepared:
             simplified, _ = onnxsim.simplify(model)
         except Exception as error:  # the package raises several kinds
             raise ValueError(f"onnxsim cannot simplify the model: {error}") from error
-        for found, expected in (
+        for values, expected in (
             (simplified.graph.input, self.model.graph.input),
             (simplified.graph.output, self.model.graph.output),
         ):
-            if [each.name for each in found] != [each.name for each in expected]:
+            if [value.name for value in values] != [value.name for value in expected]:
                 raise ValueError(
                     "onnxsim changes the inputs or outputs of the model; simplify=False"
                 )
@@ -166,10 +168,10 @@ def prepare(
         choices={**first.choices, **roles.choices},
         cut={**first.cut, **roles.cut},
         integers=integers,
-        copies={each.name: each for each in copies},
+        copies={copy.name: copy for copy in copies},
         equal=equal_weights(model.graph, roles.weights, arrays),
     )
-    outputs = [each.name for each in model.graph.output]
+    outputs = [output.name for output in model.graph.output]
     _mark_training(model)
     _trim_results(model, roles.states.values())
     return Prepared(model, roles, outputs, arrays, copies)
@@ -196,7 +198,7 @@ def _trim_results(model: onnx.ModelProto, kept: Sequence[str] = ()) -> None:
     """Remove the unused last results of nodes."""
     uses = Counter(kept)
     for graph in every_graph(model.graph):
-        uses.update(each.name for each in graph.output)
+        uses.update(output.name for output in graph.output)
         for node in graph.node:
             uses.update(operands(node))
     for node in every_node(model.graph):

@@ -65,7 +65,10 @@ def _extents(data: relax.Expr) -> list:
         raise Refused(
             "the shape of its operand is unknown; give the extents of the inputs: shapes={...}"
         )
-    return [int(each) if isinstance(each, tirx.IntImm) else each for each in data.ty.shape.values]
+    return [
+        int(extent) if isinstance(extent, tirx.IntImm) else extent
+        for extent in data.ty.shape.values
+    ]
 
 
 def _text(attrs: dict, name: str, default: str) -> str:
@@ -78,24 +81,24 @@ def _constant(value, what: str) -> np.ndarray | None:
     if value is None:
         return None
     if isinstance(value, relax.ShapeExpr):
-        known = all(isinstance(each, tirx.IntImm) for each in value.values)
-        found = np.array([int(each) for each in value.values]) if known else None
+        known = all(isinstance(extent, tirx.IntImm) for extent in value.values)
+        array = np.array([int(extent) for extent in value.values]) if known else None
     else:
-        found = constant_value(value) if isinstance(value, relax.Expr) else None
-    if found is None:
+        array = constant_value(value) if isinstance(value, relax.Expr) else None
+    if array is None:
         raise Refused(
             f"its operand {what!r} is computed at run time; give the extents of the inputs, "
             "shapes={...}, or make it a constant"
         )
-    return found
+    return array
 
 
 def _folds(inputs: Sequence) -> bool:
     """Tell whether TVM's converter can fold the call: all operands are constants, or one is no
     tensor."""
-    given = [each for each in inputs if each is not None]
-    return not all(map(_is_tensor, given)) or all(
-        constant_value(each) is not None for each in given
+    operands = [operand for operand in inputs if operand is not None]
+    return not all(map(_is_tensor, operands)) or all(
+        constant_value(operand) is not None for operand in operands
     )
 
 
@@ -114,7 +117,7 @@ def _clip(bb, inputs, attrs, opset):
     low, high = (None if isinstance(b, float) and math.isnan(b) else b for b in bounds)
     if isinstance(low, (int, float)) and isinstance(high, (int, float)) and _is_float(data):
         return relax.op.clip(
-            data, *(tirx.FloatImm(_dtype(data), float(each)) for each in (min(low, high), high))
+            data, *(tirx.FloatImm(_dtype(data), float(bound)) for bound in (min(low, high), high))
         )
     for bound, limit in ((low, relax.op.maximum), (high, relax.op.minimum)):
         if bound is not None:
@@ -253,8 +256,8 @@ def _pairwise(function: Callable) -> Callable:
         if len(inputs) < 2 or _folds(inputs):
             return inputs[0] if len(inputs) == 1 else None
         result = inputs[0]
-        for each in inputs[1:]:
-            result = bb.normalize(function(result, each))
+        for operand in inputs[1:]:
+            result = bb.normalize(function(result, operand))
         return result
 
     return convert
@@ -299,7 +302,7 @@ def _softmax(bb, inputs, attrs, opset):
     rank = _rank(data)
     if opset >= 13 or attrs.get("axis", 1) % rank == rank - 1:
         return None
-    if not all(isinstance(each, int) for each in _extents(data)):
+    if not all(isinstance(extent, int) for extent in _extents(data)):
         raise Refused(
             "it joins several axes, whose extents must be known: shapes={...}; or export for "
             "version 13 or later"

@@ -56,19 +56,19 @@ def evaluated(
         kind, operands = "Cast", operands[:1]
         node = onnx.helper.make_node(kind, node.input[:1], node.output, to=to)
     function = _FUNCTIONS.get(kind)
-    given = [each for name, each in zip(node.input, operands, strict=True) if name]
+    inputs = [operand for name, operand in zip(node.input, operands, strict=True) if name]
     if kind in _DECIDED_BY:
         decided = _decided(_DECIDED_BY[kind], operands, shapes)
         if decided is not None:
             return [decided]
-    if function is None or any(each is None for each in given):
+    if function is None or any(operand is None for operand in inputs):
         return None
-    if not any(each.is_symbolic or each.dtype == "bool" for each in given):
+    if not any(operand.is_symbolic or operand.dtype == "bool" for operand in inputs):
         return None
     try:
-        arrays = [None if each is None else each.elements for each in operands]
-        dtype = next(each.dtype for each in given)
-        found = function(extents, node, *arrays)
+        arrays = [None if operand is None else operand.elements for operand in operands]
+        dtype = next(operand.dtype for operand in inputs)
+        result = function(extents, node, *arrays)
     except (Unknown, IndexError, TypeError, ValueError):  # the converter names an invalid node
         return None
     if kind in _RELATIONS or kind in _LOGIC:
@@ -77,22 +77,23 @@ def evaluated(
         dtype = operands[1].dtype
     elif kind == "Cast":
         dtype = str(onnx.helper.tensor_dtype_to_np_dtype(attribute(node, "to")))
-    results = found if isinstance(found, list) else [found]
-    if any(each.size > MOST_ELEMENTS for each in results):
+    results = result if isinstance(result, list) else [result]
+    if any(elements.size > MOST_ELEMENTS for elements in results):
         return None
-    return [Known(each, dtype) for each in results]
+    return [Known(elements, dtype) for elements in results]
 
 
 def _decided(value: bool, operands: list[Known | None], shapes: list) -> Known | None:
     """Return the result of ``And`` or ``Or`` if an operand decides it, whatever the other one
     is."""
     if not any(
-        each is not None and all(x is value for x in each.elements.flat) for each in operands
+        operand is not None and all(x is value for x in operand.elements.flat)
+        for operand in operands
     ):
         return None
     if any(shape is None or any(map(is_symbolic, map(plain, shape))) for shape in shapes):
         return None
-    shape = np.broadcast_shapes(*(tuple(map(int, each)) for each in shapes))
+    shape = np.broadcast_shapes(*(tuple(map(int, extents)) for extents in shapes))
     count = math.prod(shape)
     return Known(objects([value] * count, shape), "bool") if count <= MOST_ELEMENTS else None
 
@@ -103,16 +104,18 @@ def known_constant(value: np.ndarray) -> Known | None:
     if value.size > MOST_ELEMENTS or value.dtype.kind not in "iubf":
         return None
     if value.dtype.kind != "f":
-        return Known(objects((each.item() for each in value.flat), value.shape), str(value.dtype))
-    found = []
-    for each in value.flat:
-        if not math.isfinite(each):
+        return Known(
+            objects((number.item() for number in value.flat), value.shape), str(value.dtype)
+        )
+    ratios = []
+    for number in value.flat:
+        if not math.isfinite(number):
             return None
-        fraction = Fraction(float(each))
+        fraction = Fraction(float(number))
         if fraction.denominator > LARGEST_DENOMINATOR:
             return None
-        found.append(Ratio(fraction.numerator, fraction.denominator))
-    return Known(objects(found, value.shape), str(value.dtype))
+        ratios.append(Ratio(fraction.numerator, fraction.denominator))
+    return Known(objects(ratios, value.shape), str(value.dtype))
 
 
 def _elementwise(name: str) -> Callable:
@@ -135,14 +138,16 @@ def _relation(kind: str) -> Callable:
 
 
 def _mapped(function: Callable, *arrays) -> np.ndarray:
-    values = [function(*each) for each in zip(*(array.flat for array in arrays), strict=True)]
+    values = [
+        function(*elements) for elements in zip(*(array.flat for array in arrays), strict=True)
+    ]
     return objects(values, arrays[0].shape)
 
 
 def _integers(array) -> list[int]:
-    if any(is_symbolic(each) or isinstance(each, Ratio) for each in array.flat):
+    if any(is_symbolic(element) or isinstance(element, Ratio) for element in array.flat):
         raise Unknown
-    return [int(each) for each in array.flat]
+    return [int(element) for element in array.flat]
 
 
 def _array(value) -> np.ndarray:
@@ -197,9 +202,9 @@ def _slice(extents, node, data, *bounds):
 def _split(extents, node, data, sizes=None):
     axis, count = attribute(node, "axis", 0), len(node.output)
     if sizes is None:
-        given = attribute(node, "split")
+        sections = attribute(node, "split")
         whole = -(-data.shape[axis] // count)
-        sizes = given or [whole] * (count - 1)
+        sizes = sections or [whole] * (count - 1)
     else:
         sizes = _integers(sizes)
     places = np.cumsum(list(sizes))[: count - 1]
@@ -232,8 +237,8 @@ def _reduced(name: str) -> Callable:
         if data.ndim != 1 or axes not in (None, (0,), (-1,)):
             raise Unknown
         function, result = getattr(extents, name), data.flat[0]
-        for each in data.flat[1:]:
-            result = function(result, each)
+        for element in data.flat[1:]:
+            result = function(result, element)
         return objects([result], (1,) if attribute(node, "keepdims", 1) else ())
 
     return apply

@@ -29,17 +29,17 @@ def expand(model: onnx.ModelProto, is_known: Callable[[onnx.NodeProto], bool]) -
         Tells whether a node has a converter.
     """
 
-    def unknown(found: onnx.ModelProto) -> set[str]:
-        nodes = (node for node in every_node(found.graph) if node.domain in STANDARD)
+    def unknown(candidate: onnx.ModelProto) -> set[str]:
+        nodes = (node for node in every_node(candidate.graph) if node.domain in STANDARD)
         return {node.op_type for node in nodes if not is_known(node)}
 
     for kind in sorted(unknown(model) - _FOLDED):
         others, new = unknown(model) - {kind}, {kind}
-        found: onnx.ModelProto | None = model
-        while found is not None and new:
-            found = _inlined(found, min(new))
-            new = set() if found is None else unknown(found) - others
-        model = model if found is None else found
+        expanded: onnx.ModelProto | None = model
+        while expanded is not None and new:
+            expanded = _inlined(expanded, min(new))
+            new = set() if expanded is None else unknown(expanded) - others
+        model = model if expanded is None else expanded
     return model
 
 
@@ -50,12 +50,12 @@ def _inlined(model: onnx.ModelProto, kind: str) -> onnx.ModelProto | None:
         # Some definitions depend on the types of the operands, also of initializers.
         typed = onnx.shape_inference.infer_shapes(model, data_prop=True)
         typed.graph.value_info.extend(
-            onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims)
-            for each in typed.graph.initializer
+            onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            for tensor in typed.graph.initializer
         )
-        found = onnx.inliner.inline_selected_functions(
+        inlined = onnx.inliner.inline_selected_functions(
             typed, [("", kind)], inline_schema_functions=True
         )
     except Exception:  # an older package, an unknown type, an invalid model: of several kinds
         return None
-    return None if any(node.op_type == kind for node in every_node(found.graph)) else found
+    return None if any(node.op_type == kind for node in every_node(inlined.graph)) else inlined

@@ -103,19 +103,19 @@ class _Folding:
         self.folded: set[str] = set()
         self.new: dict[str, np.ndarray] = {}
         self.known: dict[str, np.ndarray] = {
-            each.name: value_of(each, arrays)
-            for each in self.graph.initializer
-            if each.name not in weights and each.data_type != onnx.TensorProto.STRING
+            tensor.name: value_of(tensor, arrays)
+            for tensor in self.graph.initializer
+            if tensor.name not in weights and tensor.data_type != onnx.TensorProto.STRING
         }
         #: Arrays of objects: integers, symbols, and None for an unknown element.
         self.partly: dict[str, np.ndarray] = {}
         self.symbols: dict[str, tuple[str, int]] = {}
-        for each in self.graph.input:
-            for axis, extent in enumerate(extents(each.type) or []):
+        for value in self.graph.input:
+            for axis, extent in enumerate(extents(value.type) or []):
                 if isinstance(extent, str):
-                    self.symbols.setdefault(extent, (each.name, axis))
-        self.names = {name for each in self.graph.node for name in each.output}
-        self.names |= {each.name for each in (*self.graph.initializer, *self.graph.input)}
+                    self.symbols.setdefault(extent, (value.name, axis))
+        self.names = {name for node in self.graph.node for name in node.output}
+        self.names |= {value.name for value in (*self.graph.initializer, *self.graph.input)}
         self.changed = False
 
     def run(self) -> bool:
@@ -186,13 +186,13 @@ class _Folding:
         )
         try:
             single = onnx.helper.make_model(graph, opset_imports=imports)
-            found = ReferenceEvaluator(single).run(None, arguments)
+            arrays = ReferenceEvaluator(single).run(None, arguments)
         except Exception:  # an operator that the evaluator does not have stays in the graph
             return None
-        found = [np.asarray(each) for each in found]
-        if any(each.dtype == object or each.size > _MOST_ELEMENTS for each in found):
+        arrays = [np.asarray(array) for array in arrays]
+        if any(array.dtype == object or array.size > _MOST_ELEMENTS for array in arrays):
             return None
-        results = iter(found)
+        results = iter(arrays)
         return [next(results) if name else None for name in node.output]
 
     def elements(self, name: str) -> np.ndarray | None:
@@ -226,13 +226,13 @@ class _Folding:
             data = extents(self.types.get(node.input[0])) or []
             constant = [
                 0
-                if isinstance(each, str) and axis < len(data) and data[axis] == each
-                else (each if _is_integer(each) else -1)
-                for axis, each in enumerate(shape)
+                if isinstance(extent, str) and axis < len(data) and data[axis] == extent
+                else (extent if _is_integer(extent) else -1)
+                for axis, extent in enumerate(shape)
             ]
             if constant.count(-1) <= 1:
                 return [self._with_operand(node, position, self._constant(node, constant))]
-        if all(_is_integer(each) or each in self.symbols for each in shape):
+        if all(_is_integer(extent) or extent in self.symbols for extent in shape):
             return self._from_inputs(node, position, shape)
         return [node]
 
@@ -268,32 +268,32 @@ class _Folding:
         return name
 
     def _with_operand(self, node: onnx.NodeProto, position: int, name: str) -> onnx.NodeProto:
-        found = onnx.NodeProto()
-        found.CopyFrom(node)
-        found.input[position] = name
-        return found
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.input[position] = name
+        return copy
 
     def _trips(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Return the trips of a loop; the loop, if their number is not known."""
         if node.op_type == "Loop":
-            found = unrolled_loop(node, self.known, self.names, self.opset)
+            trips = unrolled_loop(node, self.known, self.names, self.opset)
         else:
             shapes = self.types.get
-            found = unrolled_scan(node, lambda name: extents(shapes(name)), self.names, self.opset)
-        if found is None:
+            trips = unrolled_scan(node, lambda name: extents(shapes(name)), self.names, self.opset)
+        if trips is None:
             return [node]
         self.changed = True
-        self.graph.initializer.extend(found.weights)
-        self.new.update(found.constants)
-        return found.nodes
+        self.graph.initializer.extend(trips.weights)
+        self.new.update(trips.constants)
+        return trips.nodes
 
     def _branch(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Return the nodes of the branch that a constant condition selects."""
         taken = bool(self.known[node.input[0]].item())
         branch = onnx.GraphProto()
         branch.CopyFrom(attribute(node, "then_branch" if taken else "else_branch"))
-        own = {each.name for each in branch.initializer}
-        own |= {name for each in branch.node for name in each.output if name}
+        own = {tensor.name for tensor in branch.initializer}
+        own |= {name for inner_node in branch.node for name in inner_node.output if name}
         renamed = {name: unused(f"{label(node)}_{name}", self.names) for name in own & self.names}
         self.names |= {renamed.get(name, name) for name in own}
         rename(branch, renamed)
@@ -306,7 +306,7 @@ class _Folding:
 
 
 def _is_known(shape: list[int | str | None]) -> bool:
-    return all(isinstance(each, int) for each in shape)
+    return all(isinstance(extent, int) for extent in shape)
 
 
 def _partly(node: onnx.NodeProto, folding: _Folding) -> np.ndarray | None:
@@ -323,7 +323,7 @@ def _partly(node: onnx.NodeProto, folding: _Folding) -> np.ndarray | None:
         return None
     arguments = [folding.elements(name) if name else None for name in node.input]
     # None among the arguments of a function stands for an operand that the node lacks.
-    if any(name and each is None for name, each in zip(node.input, arguments, strict=True)):
+    if any(name and argument is None for name, argument in zip(node.input, arguments, strict=True)):
         return None
     try:
         return _ON_ELEMENTS[kind](node, *arguments)
@@ -332,16 +332,16 @@ def _partly(node: onnx.NodeProto, folding: _Folding) -> np.ndarray | None:
 
 
 def _objects(values) -> np.ndarray:
-    found = np.empty(len(values), object)
-    found[:] = values
-    return found
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
 
 
 def _integers(values) -> list[int]:
     """Return the elements of an operand, or raise TypeError if one is unknown."""
     if not all(map(_is_integer, values.flat)):
         raise TypeError("an element is unknown")
-    return [int(each) for each in values.flat]
+    return [int(element) for element in values.flat]
 
 
 def _is_integer(element) -> bool:
@@ -355,16 +355,16 @@ def _cast(node, data):
 
 
 def _gather(node, data, indices):
-    found = np.take(
+    taken = np.take(
         data, np.array(_integers(indices)).reshape(indices.shape), attribute(node, "axis", 0)
     )
-    return found if isinstance(found, np.ndarray) else _scalar(found)
+    return taken if isinstance(taken, np.ndarray) else _scalar(taken)
 
 
 def _scalar(value) -> np.ndarray:
-    found = np.empty((), object)
-    found[()] = value
-    return found
+    array = np.empty((), object)
+    array[()] = value
+    return array
 
 
 def _slice(node, data, *bounds):
@@ -393,8 +393,8 @@ def _unsqueeze(node, data, axes=None):
 
 def _squeeze(node, data, axes=None):
     axes = attribute(node, "axes") if axes is None else _integers(axes)
-    found = np.squeeze(data, None if axes is None else tuple(axes))
-    return found if isinstance(found, np.ndarray) else _scalar(found)
+    squeezed = np.squeeze(data, None if axes is None else tuple(axes))
+    return squeezed if isinstance(squeezed, np.ndarray) else _scalar(squeezed)
 
 
 def _reshape(node, data, shape):
@@ -418,8 +418,8 @@ def _arithmetic(function):
 
 def _truncated(x: int, y: int) -> int:
     """Return the quotient, rounded towards zero as ONNX does."""
-    found = abs(x) // abs(y)
-    return found if (x < 0) == (y < 0) else -found
+    quotient = abs(x) // abs(y)
+    return quotient if (x < 0) == (y < 0) else -quotient
 
 
 #: The functions of operators on arrays of integers, symbols and None.

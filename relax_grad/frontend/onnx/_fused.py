@@ -33,13 +33,13 @@ def _converts(*names: str) -> Callable:
 def _converted(kind: str, bb, inputs, attrs, opset) -> relax.Expr:
     """Return the result of one of ONNX's operators."""
     operands = onnx_frontend.onnx_input(inputs)
-    found = None
+    result = None
     if kind in CONVERTERS:
-        found = CONVERTERS[kind](bb, operands, attrs, opset)
-    if found is None:
+        result = CONVERTERS[kind](bb, operands, attrs, opset)
+    if result is None:
         converter = onnx_frontend._get_convert_map()[kind].get_converter(opset)
-        found = converter(bb, operands, attrs, [{}, {}])
-    return bb.normalize(found)
+        result = converter(bb, operands, attrs, [{}, {}])
+    return bb.normalize(result)
 
 
 def _activated(bb, data: relax.Expr, name: str, values) -> relax.Expr:
@@ -146,9 +146,9 @@ def _fast_gelu(bb, inputs, attrs, opset):
 
 def _sum_of(bb, *operands) -> relax.Expr:
     total = None
-    for each in operands:
-        if each is not None:
-            total = each if total is None else bb.emit(op.add(total, each))
+    for operand in operands:
+        if operand is not None:
+            total = operand if total is None else bb.emit(op.add(total, operand))
     return total
 
 
@@ -158,8 +158,8 @@ def _skip_layer_norm(bb, inputs, attrs, opset):
     the sum."""
     data, skip, gamma, beta, bias = (inputs[i] for i in range(5))
     total, epsilon = _sum_of(bb, data, skip, bias), attrs.get("epsilon", 1e-12)
-    given = {"axis": -1, "epsilon": epsilon, "tvm_custom": attrs["tvm_custom"]}
-    result = CONVERTERS["LayerNormalization"](bb, [total, gamma, beta], given, opset)
+    attributes = {"axis": -1, "epsilon": epsilon, "tvm_custom": attrs["tvm_custom"]}
+    result = CONVERTERS["LayerNormalization"](bb, [total, gamma, beta], attributes, opset)
     fields = list(result.fields) if isinstance(result, relax.Tuple) else [bb.normalize(result)]
     return fields[0] if len(fields) == 1 else relax.Tuple([*fields, total])
 
@@ -171,31 +171,31 @@ def _rms(bb, data, scale, axis: int, epsilon: float, num_outputs: int) -> list[r
     axes = list(range(axis % rank, rank))
     if _rank(scale) != len(axes):
         scale = bb.normalize(op.reshape(scale, _extents(data)[axes[0] :]))
-    found = [bb.normalize(op.nn.rms_norm(data, scale, axes, epsilon))]
+    results = [bb.normalize(op.nn.rms_norm(data, scale, axes, epsilon))]
     if num_outputs > 1:
         single = bb.normalize(op.astype(data, "float32")) if "16" in _dtype(data) else data
         mean = bb.normalize(op.mean(op.multiply(single, single), axes, keepdims=True))
-        found.append(bb.normalize(op.rsqrt(bb.normalize(op.add(mean, _like(epsilon, mean))))))
-    return found
+        results.append(bb.normalize(op.rsqrt(bb.normalize(op.add(mean, _like(epsilon, mean))))))
+    return results
 
 
 @_converts("SimplifiedLayerNormalization")
 def _simplified_layer_norm(bb, inputs, attrs, opset):
     count = attrs["tvm_custom"]["num_outputs"]
     epsilon = attrs.get("epsilon", 1e-5)
-    found = _rms(bb, inputs[0], inputs[1], attrs.get("axis", -1), epsilon, count)
-    return found[0] if len(found) == 1 else relax.Tuple(found)
+    results = _rms(bb, inputs[0], inputs[1], attrs.get("axis", -1), epsilon, count)
+    return results[0] if len(results) == 1 else relax.Tuple(results)
 
 
 @_converts("SkipSimplifiedLayerNormalization")
 def _skip_simplified_layer_norm(bb, inputs, attrs, opset):
     data, skip, gamma, bias = (inputs[i] for i in range(4))
     total, count = _sum_of(bb, data, skip, bias), attrs["tvm_custom"]["num_outputs"]
-    found = _rms(bb, total, gamma, -1, attrs.get("epsilon", 1e-12), count)
-    if len(found) == 1:
-        return found[0]
+    results = _rms(bb, total, gamma, -1, attrs.get("epsilon", 1e-12), count)
+    if len(results) == 1:
+        return results[0]
     # The mean, the second result, has no meaning here, and is unused.
-    return relax.Tuple([found[0], found[1], found[1], total])
+    return relax.Tuple([results[0], results[1], results[1], total])
 
 
 @_converts("RotaryEmbedding")
@@ -231,11 +231,11 @@ def _rotary_embedding(bb, inputs, attrs, opset):
     turned, rest = parts[0], parts[1:]
     if attrs.get("interleaved", 0):
         pairs = bb.emit(op.reshape(turned, [batch, steps, heads, half, 2]))
-        one, other = (bb.emit(op.squeeze(each, [4])) for each in _split(bb, pairs, 2, 4))
+        real, imaginary = (bb.emit(op.squeeze(part, [4])) for part in _split(bb, pairs, 2, 4))
     else:
-        one, other = _split(bb, turned, 2, 3)
-    first = bb.emit(op.subtract(op.multiply(one, cosines), op.multiply(other, sines)))
-    second = bb.emit(op.add(op.multiply(other, cosines), op.multiply(one, sines)))
+        real, imaginary = _split(bb, turned, 2, 3)
+    first = bb.emit(op.subtract(op.multiply(real, cosines), op.multiply(imaginary, sines)))
+    second = bb.emit(op.add(op.multiply(imaginary, cosines), op.multiply(real, sines)))
     if attrs.get("interleaved", 0):
         result = bb.emit(op.stack([first, second], 4))
         result = bb.emit(op.reshape(result, [batch, steps, heads, width]))
@@ -309,22 +309,22 @@ def in_domain(node: onnx.NodeProto) -> bool:
 def with_known_operators(graph: onnx.GraphProto, opset: int) -> onnx.GraphProto:
     """Return a graph of which ONNX infers the types: ONNX Runtime's operators are replaced by
     others with the same types."""
-    found = onnx.GraphProto()
-    found.CopyFrom(graph)
+    known = onnx.GraphProto()
+    known.CopyFrom(graph)
     nodes = []
-    for node in found.node:
+    for node in known.node:
         is_old = node.op_type == "LayerNormalization" and opset < 17
         nodes += _of_same_type(node) if is_old or in_domain(node) else [node]
-    copies = [onnx.NodeProto.FromString(each.SerializeToString()) for each in nodes]
-    del found.node[:]
-    found.node.extend(copies)
-    return found
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del known.node[:]
+    known.node.extend(copies)
+    return known
 
 
 def _of_same_type(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """Return nodes whose results have the types of those of a node, or the node."""
     kind, make = node.op_type, onnx.helper.make_node
-    attributes = {each.name: each for each in node.attribute}
+    attributes = {attr.name: attr for attr in node.attribute}
     if kind in _ELEMENTWISE:
         same = [node.output[0], *list(node.output)[1 if kind == "SkipGroupNorm" else 3 :][:1]]
         return [make("Identity", [node.input[0]], [name]) for name in same if name]
@@ -340,9 +340,9 @@ def _of_same_type(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     plain = {"FusedGemm": ("Gemm", 3), "FusedConv": ("Conv", 3)}
     if kind in plain:
         name, count = plain[kind]
-        found = make(name, node.input[:count], node.output)
-        found.attribute.extend(
-            each for each in node.attribute if not each.name.startswith("activation")
+        unfused = make(name, node.input[:count], node.output)
+        unfused.attribute.extend(
+            attr for attr in node.attribute if not attr.name.startswith("activation")
         )
-        return [found]
+        return [unfused]
     return [node]

@@ -20,7 +20,7 @@ STANDARD = ("", "ai.onnx")
 
 def opset_of(model: onnx.ModelProto) -> int:
     """Return the version of ONNX's own operators in a model."""
-    return next((each.version for each in model.opset_import if each.domain in STANDARD), 1)
+    return next((entry.version for entry in model.opset_import if entry.domain in STANDARD), 1)
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -43,18 +43,18 @@ def operands(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the operands of a node, including the outer values that its subgraphs use."""
     yield from filter(None, node.input)
     for inner in subgraphs(node):
-        own = {each.name for each in (*inner.initializer, *inner.input)}
-        for each in inner.node:
-            yield from (name for name in operands(each) if name not in own)
-            own.update(each.output)
-        yield from (each.name for each in inner.output if each.name not in own)
+        own = {tensor.name for tensor in (*inner.initializer, *inner.input)}
+        for inner_node in inner.node:
+            yield from (name for name in operands(inner_node) if name not in own)
+            own.update(inner_node.output)
+        yield from (output.name for output in inner.output if output.name not in own)
 
 
 def attribute(node: onnx.NodeProto, name: str, default=None):
     """Return the value of an attribute of a node."""
-    for each in node.attribute:
-        if each.name == name:
-            return onnx.helper.get_attribute_value(each)
+    for attr in node.attribute:
+        if attr.name == name:
+            return onnx.helper.get_attribute_value(attr)
     return default
 
 
@@ -72,29 +72,29 @@ def normalize(
     Returns the names of the initializers that were ``Constant`` nodes.
     """
     graph = model.graph
-    for each in every_graph(graph):
-        if each.sparse_initializer:
-            names = ", ".join(sparse.values.name for sparse in each.sparse_initializer)
+    for inner in every_graph(graph):
+        if inner.sparse_initializer:
+            names = ", ".join(sparse.values.name for sparse in inner.sparse_initializer)
             raise ValueError(
                 f"the model has sparse initializers, which cannot be trained: {names}; make them "
                 "dense"
             )
-    given = {each.name for each in graph.initializer}
-    inputs = [each for each in graph.input if each.name not in given]
+    initialized = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in initialized]
     del graph.input[:]
     graph.input.extend(inputs)
     del graph.value_info[:]  # the extents may change
     _set_shapes(graph, shapes, dynamic_shapes)
-    found = _constants_to_initializers(graph)
-    for each in every_graph(graph):
-        if each is not graph:
-            _constants_to_initializers(each)
-    return found
+    constants = _constants_to_initializers(graph)
+    for inner in every_graph(graph):
+        if inner is not graph:
+            _constants_to_initializers(inner)
+    return constants
 
 
 def fix_inputs(graph: onnx.GraphProto, values: Mapping[str, np.typing.ArrayLike]) -> None:
     """Turn inputs into initializers with these values."""
-    inputs = {each.name: each for each in graph.input}
+    inputs = {value_info.name: value_info for value_info in graph.input}
     for name, value in values.items():
         if name not in inputs:
             raise ValueError(
@@ -111,7 +111,10 @@ def fix_inputs(graph: onnx.GraphProto, values: Mapping[str, np.typing.ArrayLike]
         known = [dim.dim_value or None for dim in kind.shape.dim]
         if kind.HasField("shape") and (
             len(known) != value.ndim
-            or any(each not in (None, size) for each, size in zip(known, value.shape, strict=True))
+            or any(
+                known_size not in (None, size)
+                for known_size, size in zip(known, value.shape, strict=True)
+            )
         ):
             raise ValueError(
                 f"constants: the value of {name} has another shape than the input: {value.shape}"
@@ -130,32 +133,32 @@ def every_graph(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 def _constants_to_initializers(graph: onnx.GraphProto) -> set[str]:
     """Turn the ``Constant`` nodes of a graph into initializers; return their names."""
-    found, kept = set(), []
+    constants, kept = set(), []
     for node in graph.node:
         if node.op_type != "Constant" or node.domain not in STANDARD:
             kept.append(node)
             continue
         graph.initializer.append(_constant_tensor(node))
-        found.add(node.output[0])
+        constants.add(node.output[0])
     if len(kept) < len(graph.node):
         del graph.node[:]
         graph.node.extend(kept)
-    return found
+    return constants
 
 
 def hoist(graph: onnx.GraphProto) -> None:
     """Move the initializers of branches to the outer graph."""
-    taken = {name for each in every_node(graph) for name in each.output}
-    taken |= {each.name for each in (*graph.initializer, *graph.input)}
+    taken = {name for node in every_node(graph) for name in node.output}
+    taken |= {value.name for value in (*graph.initializer, *graph.input)}
     for inner in every_graph(graph):
         if inner is graph or not inner.initializer:
             continue
         renamed = {}
-        for each in inner.initializer:
-            name = unused(each.name, taken)
+        for tensor in inner.initializer:
+            name = unused(tensor.name, taken)
             taken.add(name)
-            if name != each.name:
-                renamed[each.name] = name
+            if name != tensor.name:
+                renamed[tensor.name] = name
         rename(inner, renamed)
         graph.initializer.extend(inner.initializer)
         del inner.initializer[:]
@@ -165,22 +168,24 @@ def rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
     """Rename values in a graph and in the graphs within."""
     if not names:
         return
-    for each in every_graph(graph):
-        for value in (*each.initializer, *each.output):
+    for inner in every_graph(graph):
+        for value in (*inner.initializer, *inner.output):
             value.name = names.get(value.name, value.name)
-        for node in each.node:
+        for node in inner.node:
             node.input[:] = [names.get(name, name) for name in node.input]
             node.output[:] = [names.get(name, name) for name in node.output]
 
 
 def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto:
-    (attr,) = [each for each in node.attribute if each.name.startswith(("value", "sparse_value"))]
+    (attr,) = [
+        entry for entry in node.attribute if entry.name.startswith(("value", "sparse_value"))
+    ]
     value = onnx.helper.get_attribute_value(attr)
     if attr.name == "value":
-        found = onnx.TensorProto()
-        found.CopyFrom(value)
-        found.name, found.doc_string = node.output[0], node.doc_string
-        return found
+        tensor = onnx.TensorProto()
+        tensor.CopyFrom(value)
+        tensor.name, tensor.doc_string = node.output[0], node.doc_string
+        return tensor
     dtypes = {"float": np.float32, "floats": np.float32, "int": np.int64, "ints": np.int64}
     kind = attr.name.removeprefix("value_")
     if kind not in dtypes:
@@ -188,9 +193,9 @@ def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto:
             f"the constant {node.output[0]} is a {kind}, which is no tensor of numbers; TVM "
             "cannot import it"
         )
-    found = numpy_helper.from_array(np.array(value, dtypes[kind]), node.output[0])
-    found.doc_string = node.doc_string
-    return found
+    tensor = numpy_helper.from_array(np.array(value, dtypes[kind]), node.output[0])
+    tensor.doc_string = node.doc_string
+    return tensor
 
 
 def _set_shapes(
@@ -198,47 +203,47 @@ def _set_shapes(
 ) -> None:
     """Give each axis of an input an extent or a symbol, and remove the shapes of the outputs."""
     shapes, dynamic = dict(shapes or {}), dict(dynamic_shapes or {})
-    names = [each.name for each in graph.input]
-    for argument, given in (("shapes", shapes), ("dynamic_shapes", dynamic)):
-        for name in given:
+    names = [value.name for value in graph.input]
+    for argument, options in (("shapes", shapes), ("dynamic_shapes", dynamic)):
+        for name in options:
             if name not in names:
                 raise ValueError(
                     f"{argument}: the model has no input {name!r}; its inputs are "
                     f"{', '.join(names)}"
                 )
     used: dict[str, str] = {}  # the symbols in TVMScript, by those of the model
-    for each in graph.input:
-        if not each.type.HasField("tensor_type"):
+    for value in graph.input:
+        if not value.type.HasField("tensor_type"):
             raise ValueError(
-                f"the input {each.name} is no tensor but a {each.type.WhichOneof('value')}, "
+                f"the input {value.name} is no tensor but a {value.type.WhichOneof('value')}, "
                 "which cannot be imported"
             )
-        tensor = each.type.tensor_type
-        given = shapes.get(each.name)
-        if not tensor.HasField("shape") and given is None:
+        tensor = value.type.tensor_type
+        shape = shapes.get(value.name)
+        if not tensor.HasField("shape") and shape is None:
             raise ValueError(
-                f"the model does not give the rank of the input {each.name}; give its extents: "
-                f"shapes={{{each.name!r}: (...)}}"
+                f"the model does not give the rank of the input {value.name}; give its extents: "
+                f"shapes={{{value.name!r}: (...)}}"
             )
-        if given is not None:
-            if tensor.HasField("shape") and len(given) != len(tensor.shape.dim):
+        if shape is not None:
+            if tensor.HasField("shape") and len(shape) != len(tensor.shape.dim):
                 raise ValueError(
-                    f"shapes: {each.name} has {len(tensor.shape.dim)} axes, but {tuple(given)} "
-                    f"has {len(given)}"
+                    f"shapes: {value.name} has {len(tensor.shape.dim)} axes, but {tuple(shape)} "
+                    f"has {len(shape)}"
                 )
             tensor.shape.Clear()
             tensor.shape.SetInParent()
-            for extent in given:
+            for extent in shape:
                 dim = tensor.shape.dim.add()
                 if isinstance(extent, str):
                     dim.dim_param = extent
                 else:
-                    dim.dim_value = _positive(extent, each.name)
-        symbols = dict(dynamic.get(each.name, {}))
+                    dim.dim_value = _positive(extent, value.name)
+        symbols = dict(dynamic.get(value.name, {}))
         for axis, symbol in symbols.items():
             if not 0 <= axis < len(tensor.shape.dim):
                 raise ValueError(
-                    f"dynamic_shapes: {each.name} has {len(tensor.shape.dim)} axes, and {axis} "
+                    f"dynamic_shapes: {value.name} has {len(tensor.shape.dim)} axes, and {axis} "
                     "is none of them"
                 )
             tensor.shape.dim[axis].dim_param = symbol
@@ -248,10 +253,10 @@ def _set_shapes(
             name = dim.dim_param
             if not re.fullmatch(r"\w[\w.]*", name) or name == "?":
                 # An unknown extent and an expression each become a new symbol.
-                name = f"{each.name}_{axis}"
+                name = f"{value.name}_{axis}"
             dim.dim_param = used.setdefault(name, _identifier(name, used.values()))
-    for each in graph.output:
-        each.type.tensor_type.ClearField("shape")
+    for output in graph.output:
+        output.type.tensor_type.ClearField("shape")
 
 
 def _positive(extent, name: str) -> int:
@@ -265,12 +270,12 @@ def _positive(extent, name: str) -> int:
 
 def _identifier(name: str, taken) -> str:
     """Return a name that is a valid symbol in TVMScript."""
-    found = re.sub(r"\W", "_", name)
-    if not found or not (found[0].isalpha() or found[0] == "_"):
-        found = f"d_{found}"
-    while found in taken:
-        found += "_"
-    return found
+    symbol = re.sub(r"\W", "_", name)
+    if not symbol or not (symbol[0].isalpha() or symbol[0] == "_"):
+        symbol = f"d_{symbol}"
+    while symbol in taken:
+        symbol += "_"
+    return symbol
 
 
 def types_of(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
@@ -284,10 +289,10 @@ def types_of(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
             f"ONNX cannot infer the types of the model, which is not valid: {error}"
         ) from error
     graph = inferred.graph
-    found = {each.name: each.type for each in (*graph.input, *graph.value_info, *graph.output)}
-    for each in graph.initializer:
-        found[each.name] = onnx.helper.make_tensor_type_proto(each.data_type, each.dims)
-    return found
+    types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
+    for tensor in graph.initializer:
+        types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+    return types
 
 
 def extents(kind: onnx.TypeProto | None) -> list[int | str | None] | None:
@@ -316,7 +321,7 @@ def is_float_type(elem_type: int) -> bool:
 
 def without_unused(graph: onnx.GraphProto) -> None:
     """Remove nodes and initializers whose values are not used."""
-    needed = {each.name for each in graph.output}
+    needed = {output.name for output in graph.output}
     kept = []
     for node in reversed(graph.node):
         if any(name in needed for name in node.output):
@@ -326,7 +331,7 @@ def without_unused(graph: onnx.GraphProto) -> None:
         kept.reverse()
         del graph.node[:]
         graph.node.extend(kept)
-    initializers = [each for each in graph.initializer if each.name in needed]
+    initializers = [tensor for tensor in graph.initializer if tensor.name in needed]
     if len(initializers) < len(graph.initializer):
         del graph.initializer[:]
         graph.initializer.extend(initializers)

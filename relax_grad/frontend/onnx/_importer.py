@@ -72,16 +72,16 @@ def has_converter(node: onnx.NodeProto) -> bool:
 
 def check_operators(model: onnx.ModelProto) -> None:
     """Raise an error that lists all operators without a converter, also those in branches."""
-    found: dict[str, list[str]] = defaultdict(list)
+    unsupported: dict[str, list[str]] = defaultdict(list)
     for node in every_node(model.graph):
         if not has_converter(node):
             is_own = node.domain in STANDARD
             kind = node.op_type if is_own else f"{node.domain}.{node.op_type}"
-            found[kind].append(label(node))
-    if not found:
+            unsupported[kind].append(label(node))
+    if not unsupported:
         return
     lines = []
-    for kind, names in sorted(found.items()):
+    for kind, names in sorted(unsupported.items()):
         named = ", ".join(names[:_MOST_NAMED])
         rest = len(names) - _MOST_NAMED
         reason = reason_of(kind)
@@ -106,21 +106,21 @@ def imported(model: onnx.ModelProto) -> tuple[tvm.IRModule, bool]:
     The parameters of ``main`` are the inputs of the graph. If it draws, a seed comes first.
     """
     names = {name for node in every_node(model.graph) for name in (*node.input, *node.output)}
-    names.update(each.name for each in (*model.graph.input, *model.graph.initializer))
+    names.update(value.name for value in (*model.graph.input, *model.graph.initializer))
     seed = "seed"
     while seed in names:
         seed = f"{seed}_"
-    given = onnx.GraphProto()
-    given.CopyFrom(model.graph)
-    for node in every_node(given):
+    graph = onnx.GraphProto()
+    graph.CopyFrom(model.graph)
+    for node in every_node(graph):
         if in_domain(node) and node.op_type in FUSED:
             node.op_type = f"{DOMAIN}.{node.op_type}"
-    given.input.insert(0, onnx.helper.make_tensor_value_info(seed, onnx.TensorProto.INT64, []))
+    graph.input.insert(0, onnx.helper.make_tensor_value_info(seed, onnx.TensorProto.INT64, []))
     first = _Importer(seed)
     try:
-        module, importer = first.run(given, opset_of(model)), first
-    except _Equal as found:
-        _rename_symbol(model.graph, *found.args)
+        module, importer = first.run(graph, opset_of(model)), first
+    except _Equal as equal:
+        _rename_symbol(model.graph, *equal.args)
         return imported(model)
     except (ValueError, UnsupportedOperatorError):
         # A shape may be computed before the windows that bound its extents.
@@ -128,9 +128,9 @@ def imported(model: onnx.ModelProto) -> tuple[tvm.IRModule, bool]:
             raise
         importer = _Importer(seed, first.least)
         try:
-            module = importer.run(given, opset_of(model))
-        except _Equal as found:
-            _rename_symbol(model.graph, *found.args)
+            module = importer.run(graph, opset_of(model))
+        except _Equal as equal:
+            _rename_symbol(model.graph, *equal.args)
             return imported(model)
     if importer.draws:
         return module, True
@@ -146,8 +146,8 @@ class _Equal(Exception):
 
 
 def _rename_symbol(graph: onnx.GraphProto, kept: str, other: str) -> None:
-    for each in graph.input:
-        for dim in each.type.tensor_type.shape.dim:
+    for value in graph.input:
+        for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param == other:
                 dim.dim_param = kept
 
@@ -174,7 +174,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
 
     def run(self, graph: onnx.GraphProto, opset: int) -> tvm.IRModule:
         """Return the module of a graph."""
-        shapes = (each.type.tensor_type.shape.dim for each in graph.input)
+        shapes = (value.type.tensor_type.shape.dim for value in graph.input)
         self._symbols = {dim.dim_param for shape in shapes for dim in shape}
         with (
             warnings.catch_warnings(),
@@ -198,9 +198,9 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
         for node in graph.node:
             operands = [self._elements(name) for name in node.input]
             shapes = [self._extents_of(name) for name in node.input]
-            found = evaluated(node, operands, shapes, self._extents)
-            if found is not None:
-                self._known.update(zip(node.output, found, strict=True))
+            results = evaluated(node, operands, shapes, self._extents)
+            if results is not None:
+                self._known.update(zip(node.output, results, strict=True))
                 continue
             taken = _symbolic.TAKES_ELEMENTS.get(node.op_type, ())
             elements = {name for i, name in enumerate(node.input) if i in taken}
@@ -213,9 +213,9 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             self._branches += is_choice
             super()._construct_nodes(SimpleNamespace(node=[node]))
             self._branches -= is_choice
-        for each in graph.output:
-            if each.name in self._known:
-                self._nodes[each.name] = self._tensor(each.name)
+        for output in graph.output:
+            if output.name in self._known:
+                self._nodes[output.name] = self._tensor(output.name)
 
     def _elements(self, name: str) -> Known | None:
         """Return the elements of a value, if they are known before the run."""
@@ -247,8 +247,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
 
     def _multiplied(self, operands: list) -> list:
         """Return the operands of a matrix product, whose common extents are known to be equal."""
-        shapes = [_shape_of(each) for each in operands[:2]]
-        if any(each is None or len(each) < 2 for each in shapes):
+        shapes = [_shape_of(operand) for operand in operands[:2]]
+        if any(shape is None or len(shape) < 2 for shape in shapes):
             return operands
         if not any(map(is_symbolic, [*shapes[0], *shapes[1]])):
             return operands
@@ -262,13 +262,13 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
     def _broadcast(self, operands: list, first: int = 1) -> list:
         """Return operands that are broadcast to each other with extents that are known to be equal,
         from an axis that is counted from the last."""
-        shapes = [_shape_of(each) for each in operands]
-        if any(each is None for each in shapes):
+        shapes = [_shape_of(operand) for operand in operands]
+        if any(shape is None for shape in shapes):
             return operands  # an operand's own extents are unknown
         rank, result = max(map(len, shapes), default=0), list(operands)
         for place in range(first, rank + 1):
             column = [shape[-place] if len(shape) >= place else 1 for shape in shapes]
-            places = [i for i, each in enumerate(column) if is_symbolic(each) or each != 1]
+            places = [i for i, extent in enumerate(column) if is_symbolic(extent) or extent != 1]
             axes = (-place,) * len(places)
             for i, value in self._aligned(result, [column[i] for i in places], places, axes):
                 result[i] = value
@@ -276,8 +276,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
 
     def _joined(self, operands: list, axis: int) -> list:
         """Return the operands of a concatenation, whose other extents are known to be equal."""
-        shapes, result = [_shape_of(each) for each in operands], list(operands)
-        if any(each is None for each in shapes) or len(set(map(len, shapes))) > 1:
+        shapes, result = [_shape_of(operand) for operand in operands], list(operands)
+        if any(shape is None for shape in shapes) or len(set(map(len, shapes))) > 1:
             return operands
         for i in range(len(shapes[0])):
             if i != axis % len(shapes[0]):
@@ -291,11 +291,11 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
     def _check_symbols(self, extents: list) -> None:
         """Raise :class:`_Equal` for two symbols of extents that must be equal; those of a branch
         may not be there."""
-        symbols = [each.name for each in extents if isinstance(each, tirx.Var)]
-        symbols = [each for each in symbols if each in self._symbols]
-        for each in symbols:
-            if each != symbols[0] and not self._branches:
-                raise _Equal(symbols[0], each)
+        symbols = [extent.name for extent in extents if isinstance(extent, tirx.Var)]
+        symbols = [symbol for symbol in symbols if symbol in self._symbols]
+        for symbol in symbols:
+            if symbol != symbols[0] and not self._branches:
+                raise _Equal(symbols[0], symbol)
 
     def _aligned(self, operands: list, extents: list, places, axes):
         """Yield the operands whose extent of an axis must be that of others, and is not known to be
@@ -304,41 +304,41 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
         Extents of different symbols are refused. Those of the same symbols are compared at run
         time.
         """
-        wanted = next((each for each in extents if isinstance(each, (int, tirx.Var))), None)
+        wanted = next((extent for extent in extents if isinstance(extent, (int, tirx.Var))), None)
         wanted = extents[0] if wanted is None and extents else wanted
-        for place, each, axis in zip(places, extents, axes, strict=True):
-            if self._extents.equal(wanted, each):
+        for place, extent, axis in zip(places, extents, axes, strict=True):
+            if self._extents.equal(wanted, extent):
                 continue
             are_related = (
                 is_symbolic(wanted)
-                and is_symbolic(each)
-                and variables(wanted) == variables(each)
-                and not self._extents.differ(wanted, each)
+                and is_symbolic(extent)
+                and variables(wanted) == variables(extent)
+                and not self._extents.differ(wanted, extent)
                 and "float" in _dtype(operands[place])
             )
             if not are_related:
                 raise Refused(
-                    f"its operands have the extents {wanted} and {each}, which are not known to "
+                    f"its operands have the extents {wanted} and {extent}, which are not known to "
                     "be equal; give the inputs the same symbols or extents: shapes={...}"
                 )
             yield place, _indices.with_extent(self.bb, operands[place], axis, wanted)
 
-    def _learn(self, found: relax.Expr, least: int) -> None:
+    def _learn(self, tensor: relax.Expr, least: int) -> None:
         """Take the extents of a tensor that is there to be no less than this; those of a branch may
         not be there."""
         if self._branches:
             return
-        kind = found.ty
-        for each in kind.fields if isinstance(kind, relax.TupleType) else [kind]:
-            if isinstance(each, relax.TensorType) and isinstance(each.shape, relax.ShapeExpr):
-                for extent in each.shape.values:
+        kind = tensor.ty
+        for field in kind.fields if isinstance(kind, relax.TupleType) else [kind]:
+            if isinstance(field, relax.TensorType) and isinstance(field.shape, relax.ShapeExpr):
+                for extent in field.shape.values:
                     self._extents.learn(extent, least)
 
     def _convert_operator(self, op_name, inputs, attrs, opset):
         name = attrs["tvm_custom"]["name"]
         attrs["tvm_custom"].update(draw=self._draw, known=self._operands, extents=self._extents)
         try:
-            found, inputs = None, onnx_frontend.onnx_input(inputs)
+            result, inputs = None, onnx_frontend.onnx_input(inputs)
             if op_name == "Concat":
                 inputs = onnx_frontend.onnx_input(self._joined(list(inputs), attrs["axis"]))
             elif op_name == "MatMul":
@@ -346,14 +346,14 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             elif op_name in _BROADCASTING:
                 inputs = onnx_frontend.onnx_input(self._broadcast(list(inputs)))
             if op_name in _CONVERTERS:
-                found = _CONVERTERS[op_name](self.bb, inputs, attrs, opset)
-            if found is None:
-                found = super()._convert_operator(op_name, inputs, attrs, opset)
-            if not isinstance(found, relax.Expr):
-                return found
-            found = self.bb.normalize(found)
-            self._learn(found, 1 if op_name in _WINDOWED else 0)
-            return found
+                result = _CONVERTERS[op_name](self.bb, inputs, attrs, opset)
+            if result is None:
+                result = super()._convert_operator(op_name, inputs, attrs, opset)
+            if not isinstance(result, relax.Expr):
+                return result
+            result = self.bb.normalize(result)
+            self._learn(result, 1 if op_name in _WINDOWED else 0)
+            return result
         except _Equal:
             raise
         except Refused as error:
@@ -395,13 +395,13 @@ _BROADCASTING = {
 
 def _advice(operands: Iterable[relax.Expr | None]) -> str:
     """Return the way out for a node that cannot be imported."""
-    given = [each for each in operands if isinstance(each, relax.Expr)]
-    if not all(map(_has_constant_shape, given)):
+    tensors = [operand for operand in operands if isinstance(operand, relax.Expr)]
+    if not all(map(_has_constant_shape, tensors)):
         return (
             "If its shapes are known only at run time, give the extents of the inputs: "
             "shapes={...}; or simplify the model first: simplify=True"
         )
-    kinds = ", ".join(str(each.ty) for each in given) or "none"
+    kinds = ", ".join(str(tensor.ty) for tensor in tensors) or "none"
     return f"Its operands are {kinds}; cut the graph before it with onnx.utils.extract_model"
 
 
@@ -416,5 +416,5 @@ def _shape_of(value: relax.Expr | None) -> list | None:
 def _has_constant_shape(value: relax.Expr) -> bool:
     shape = value.ty.shape if isinstance(value.ty, relax.TensorType) else value
     return isinstance(shape, relax.ShapeExpr) and all(
-        isinstance(each, tirx.IntImm) for each in shape.values
+        isinstance(extent, tirx.IntImm) for extent in shape.values
     )

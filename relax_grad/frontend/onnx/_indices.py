@@ -73,8 +73,8 @@ def with_extent(bb, data: relax.Expr, axis: int, extent) -> relax.Expr:
     """
     axis %= _rank(data)
     own, wanted = (
-        tensor_of(bb, Known(objects([each], ()), "int64"))
-        for each in (_extents(data)[axis], extent)
+        tensor_of(bb, Known(objects([number], ()), "int64"))
+        for number in (_extents(data)[axis], extent)
     )
     places = bb.emit(op.arange(0, extent, 1, "int64"))
     behind = bb.emit(op.add(places, own))

@@ -17,7 +17,9 @@ _TRAINING_MODE = {"Dropout": 2, "BiasDropout": 4}
 def computes_in_training(model: onnx.ModelProto) -> bool:
     """Tell whether a node drops elements, or normalises by the statistics of a batch."""
     opset = opset_of(model)
-    tensors = {each.name: each for graph in every_graph(model.graph) for each in graph.initializer}
+    tensors = {
+        tensor.name: tensor for graph in every_graph(model.graph) for tensor in graph.initializer
+    }
     for node in every_node(model.graph):
         if node.op_type == "BatchNormalization" and is_training(node, opset):
             return True
@@ -37,7 +39,7 @@ def set_inference(model: onnx.ModelProto, normalisation: bool = True) -> None:
     opset = opset_of(model)
     unused: set[str] = set()
     for graph in every_graph(model.graph):
-        used = Counter(each.name for each in graph.output)
+        used = Counter(output.name for output in graph.output)
         for node in graph.node:
             used.update(operands(node))
         nodes = []
@@ -66,8 +68,8 @@ def set_inference(model: onnx.ModelProto, normalisation: bool = True) -> None:
                     _set(node, "training_mode", 0)
         if len(nodes) > len(graph.node):
             copies = [onnx.NodeProto() for _ in nodes]
-            for copy, each in zip(copies, nodes, strict=True):
-                copy.CopyFrom(each)
+            for copy, node in zip(copies, nodes, strict=True):
+                copy.CopyFrom(node)
             del graph.node[:]
             graph.node.extend(copies)
     _remove(model, unused)
@@ -76,12 +78,12 @@ def set_inference(model: onnx.ModelProto, normalisation: bool = True) -> None:
 def _remove(model: onnx.ModelProto, names: set[str]) -> None:
     """Remove the constants of these names that no node uses."""
     for graph in every_graph(model.graph):
-        names = names - {each.name for each in graph.output}
+        names = names - {output.name for output in graph.output}
         names = names.difference(*map(operands, graph.node))
     for graph in every_graph(model.graph):
-        for each in [each for each in graph.initializer if each.name in names]:
-            graph.initializer.remove(each)
-            for value in [value for value in graph.input if value.name == each.name]:
+        for tensor in [tensor for tensor in graph.initializer if tensor.name in names]:
+            graph.initializer.remove(tensor)
+            for value in [value for value in graph.input if value.name == tensor.name]:
                 graph.input.remove(value)
         for node in [node for node in graph.node if node.op_type == "Constant"]:
             if node.output[0] in names:
@@ -89,6 +91,6 @@ def _remove(model: onnx.ModelProto, names: set[str]) -> None:
 
 
 def _set(node: onnx.NodeProto, name: str, value: int) -> None:
-    kept = [each for each in node.attribute if each.name != name]
+    kept = [attr for attr in node.attribute if attr.name != name]
     del node.attribute[:]
     node.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])

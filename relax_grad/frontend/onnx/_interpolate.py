@@ -91,22 +91,22 @@ def interpolated(
         if settings.smooth:
             raise Refused("antialiasing has no meaning for the mode nearest")
         index = bb.emit(op.astype(_rounded(bb, place, settings.rounding), "int64"))
-        found = bb.emit(op.take(data, index, axis, "clip"))
+        result = bb.emit(op.take(data, index, axis, "clip"))
     else:
-        found = _filtered(bb, data, axis, place, count, extent, size, scale, settings)
+        result = _filtered(bb, data, axis, place, count, extent, size, scale, settings)
     if settings.coordinates != "tf_crop_and_resize":
-        return found
+        return result
     last = bb.emit(op.subtract(count, relax.const(1, dtype)))
     is_behind = bb.emit(op.less(place, relax.const(0, dtype)))
     outside = bb.emit(op.logical_or(is_behind, bb.emit(op.greater(place, last))))
     outside = bb.emit(op.reshape(outside, [-1 if i == axis else 1 for i in range(rank)]))
-    return bb.emit(op.where(outside, relax.const(settings.extrapolated, _dtype(data)), found))
+    return bb.emit(op.where(outside, relax.const(settings.extrapolated, _dtype(data)), result))
 
 
 def _number(bb, value, dtype: str) -> relax.Expr:
     """Return an extent as a tensor of one element."""
-    found = tensor_of(bb, Known(objects([value], (1,)), "int64"))
-    return bb.emit(op.astype(found, dtype))
+    number = tensor_of(bb, Known(objects([value], (1,)), "int64"))
+    return bb.emit(op.astype(number, dtype))
 
 
 def _places(bb, extent, size, scale, coordinates: str, region: Region, dtype: str) -> relax.Expr:
@@ -207,9 +207,9 @@ def _filtered(bb, data, axis, place, count, extent, size, scale, settings: Setti
         indices.append(bb.emit(op.astype(index, "int64")))
     if settings.excludes or stretch < 1:
         total = weights[0]
-        for each in weights[1:]:
-            total = bb.emit(op.add(total, each))
-        weights = [bb.emit(op.divide(each, total)) for each in weights]
+        for term in weights[1:]:
+            total = bb.emit(op.add(total, term))
+        weights = [bb.emit(op.divide(term, total)) for term in weights]
     result, shape = None, [-1 if i == axis else 1 for i in range(rank)]
     for index, weight in zip(indices, weights, strict=True):
         part = bb.emit(op.take(data, index, axis, "clip"))
@@ -228,10 +228,10 @@ def _curve(bb, distance, settings: Settings) -> relax.Expr:
         return relax.const(value, dtype)
 
     def polynomial(*coefficients):
-        found = number(coefficients[0])
-        for each in coefficients[1:]:
-            found = bb.emit(op.add(bb.emit(op.multiply(found, distance)), number(each)))
-        return found
+        total = number(coefficients[0])
+        for coefficient in coefficients[1:]:
+            total = bb.emit(op.add(bb.emit(op.multiply(total, distance)), number(coefficient)))
+        return total
 
     if settings.mode == "linear":
         return bb.emit(op.maximum(polynomial(-1.0, 1.0), number(0)))

@@ -48,26 +48,26 @@ def read(model: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onnx.Model
     if isinstance(model, (str, os.PathLike)):
         folder = Path(model).parent
         try:
-            found = onnx.load(os.fspath(model), load_external_data=False)
+            loaded = onnx.load(os.fspath(model), load_external_data=False)
         except DecodeError as error:
             raise ValueError(
                 f"model is no ONNX model: {os.fspath(model)} holds other data: {error}"
             ) from error
     elif isinstance(model, (bytes, bytearray, memoryview)):
         try:
-            found = onnx.load_model_from_string(bytes(model))
+            loaded = onnx.load_model_from_string(bytes(model))
         except DecodeError as error:
             raise ValueError(f"model is no ONNX model: {error}") from error
     elif isinstance(model, onnx.ModelProto):
-        found = onnx.ModelProto()
-        found.CopyFrom(model)
+        loaded = onnx.ModelProto()
+        loaded.CopyFrom(model)
     else:
         raise TypeError(
             f"model must be a path, bytes or an onnx.ModelProto, but it is {type(model).__name__}"
         )
-    if not found.graph.output:
+    if not loaded.graph.output:
         raise ValueError("model is no ONNX model with outputs; give a file that onnx.load reads")
-    return found, folder
+    return loaded, folder
 
 
 def load(
@@ -78,15 +78,15 @@ def load(
     The documentation of each initializer and of each ``Constant`` node is its place, see
     :func:`constants_of`.
     """
-    found, folder = read(model)
+    loaded, folder = read(model)
     arrays: dict[str, np.ndarray] = {}
-    _take_out(found.graph, folder, arrays)
-    if found.functions:
-        found = onnx.inliner.inline_local_functions(found)
-        _take_out(found.graph, folder, arrays)
-    for place, holder in constants_of(found.graph):
+    _take_out(loaded.graph, folder, arrays)
+    if loaded.functions:
+        loaded = onnx.inliner.inline_local_functions(loaded)
+        _take_out(loaded.graph, folder, arrays)
+    for place, holder in constants_of(loaded.graph):
         holder.doc_string = place
-    return found, arrays
+    return loaded, arrays
 
 
 def constants_of(
@@ -98,8 +98,8 @@ def constants_of(
     A place is a name behind the numbers of the nodes and of the graphs that hold it, such as
     ``3.0/:w``.
     """
-    for each in graph.initializer:
-        yield f"{place}:{each.name}", each
+    for tensor in graph.initializer:
+        yield f"{place}:{tensor.name}", tensor
     for i, node in enumerate(graph.node):
         if node.op_type == "Constant" and node.domain in STANDARD:
             yield f"{place}:{node.output[0]}", node
@@ -112,7 +112,7 @@ def tensor_of(holder: onnx.TensorProto | onnx.NodeProto) -> onnx.TensorProto | N
     in the place of one."""
     if isinstance(holder, onnx.TensorProto):
         return holder
-    return next((each.t for each in holder.attribute if each.name == "value"), None)
+    return next((attr.t for attr in holder.attribute if attr.name == "value"), None)
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
@@ -129,9 +129,9 @@ def value_of(tensor: onnx.TensorProto, arrays: Arrays) -> np.ndarray:
 
 def put_back(graph: onnx.GraphProto, arrays: Arrays) -> None:
     """Put the values of the initializers of a graph into the model."""
-    for each in graph.initializer:
-        if is_external(each):
-            each.CopyFrom(numpy_helper.from_array(value_of(each, arrays), each.name))
+    for tensor in graph.initializer:
+        if is_external(tensor):
+            tensor.CopyFrom(numpy_helper.from_array(value_of(tensor, arrays), tensor.name))
 
 
 def location_of(tensor: onnx.TensorProto, folder: Path | None) -> tuple[Path, int, int]:
@@ -144,7 +144,7 @@ def location_of(tensor: onnx.TensorProto, folder: Path | None) -> tuple[Path, in
     FileNotFoundError
         If there is no such file.
     """
-    entries = {each.key: each.value for each in tensor.external_data}
+    entries = {entry.key: entry.value for entry in tensor.external_data}
     name = entries.get("location", "")
     if folder is None:
         raise ValueError(

@@ -45,16 +45,18 @@ def loss_of(
         )
     taken = {param.name for param in main.params}
     symbols = _symbols(main)
-    params = [relax.Var(key, each.ty) for key, each in zip(outputs, results_of(main), strict=False)]
+    params = [
+        relax.Var(key, result.ty) for key, result in zip(outputs, results_of(main), strict=False)
+    ]
     extra = []
     for key, kind in dict(targets or {}).items():
         if key in taken:
             raise ValueError(f"targets: the model has a parameter {key!r} already")
         extra.append(relax.Var(key, _type(key, kind, symbols)))
     carriers = _carriers(main, params)
-    given = [relax.Var(f"{each.name}_extents", each.ty) for each in carriers]
+    carrier_params = [relax.Var(f"{carrier.name}_extents", carrier.ty) for carrier in carriers]
     bb = relax.BlockBuilder()
-    with bb.function("loss", [*given, *params, *extra]):
+    with bb.function("loss", [*carrier_params, *params, *extra]):
         with bb.dataflow():
             value = loss_fn(bb, *params, *extra)
             if not isinstance(value, relax.Expr):
@@ -101,10 +103,10 @@ def _type(name: str, kind, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:
 def _carriers(main: relax.Function, outputs: Sequence[relax.Var]) -> list[relax.Var]:
     """Return the inputs that define the symbolic extents of outputs where these are expressions,
     such as ``2 * n``."""
-    extents = [each for output in outputs for each in _extents(output)]
-    if all(isinstance(each, (tirx.IntImm, tirx.Var)) for each in extents):
+    extents = [extent for output in outputs for extent in _extents(output)]
+    if all(isinstance(extent, (tirx.IntImm, tirx.Var)) for extent in extents):
         return []
-    return [each for each in main.params if any(isinstance(e, tirx.Var) for e in _extents(each))]
+    return [param for param in main.params if any(isinstance(e, tirx.Var) for e in _extents(param))]
 
 
 def _extents(var: relax.Var) -> list:
@@ -116,12 +118,12 @@ def _check_extents(outputs: Sequence[relax.Var], loss: relax.Function) -> None:
     """Raise ValueError if a loss reads an output whose extents are known only at run time: it has
     no gradient."""
     read = {variable.name for variable in relax.analysis.free_vars(loss.body)}
-    for each in outputs:
-        is_known = isinstance(each.ty.shape, relax.ShapeExpr)
-        if not is_known and each.name in read:
+    for output in outputs:
+        is_known = isinstance(output.ty.shape, relax.ShapeExpr)
+        if not is_known and output.name in read:
             raise ValueError(
-                f"the loss reads the output {each.name}, whose extents are known only at run "
-                f"time: its type is {each.ty}. Give the extents of the inputs from which the "
+                f"the loss reads the output {output.name}, whose extents are known only at run "
+                f"time: its type is {output.ty}. Give the extents of the inputs from which the "
                 "model computes them: from_model(..., shapes={...})"
             )
 
@@ -151,5 +153,5 @@ def _returning(
 def _symbols(function: relax.Function) -> dict[str, tirx.Var]:
     """Return the symbolic extents of the parameters by their names."""
     shapes = [param.ty.shape for param in function.params if isinstance(param.ty, relax.TensorType)]
-    extents = [each for shape in shapes if shape is not None for each in shape.values]
-    return {each.name: each for each in extents if isinstance(each, tirx.Var)}
+    extents = [extent for shape in shapes if shape is not None for extent in shape.values]
+    return {extent.name: extent for extent in extents if isinstance(extent, tirx.Var)}

@@ -42,19 +42,19 @@ def _matmul_n_bits(bb, inputs, attrs, opset):
         data = _chosen(bb, data, columns, width, _rank(data) - 1)
         scale = _chosen(bb, scale, groups, blocks, 1)
         zeros = None if zeros is None else _chosen(bb, zeros, groups, blocks, 1)
-        found = np.zeros((rows, len(groups) * block), "uint8")
-        found[:, :width] = numbers.reshape(rows, -1)[:, columns]
-        numbers = found.reshape(rows, len(groups), block)
+        permuted = np.zeros((rows, len(groups) * block), "uint8")
+        permuted[:, :width] = numbers.reshape(rows, -1)[:, columns]
+        numbers = permuted.reshape(rows, len(groups), block)
     weight = _stored(numbers, bits, pairs=bits < 8)
     result = bb.emit(quantized_matmul(data, weight, scale, zeros))
     return result if bias is None else op.add(result, bias)
 
 
 def _constant(value: relax.Expr, name: str) -> np.ndarray:
-    found = constant_value(value)
-    if found is None:
+    array = constant_value(value)
+    if array is None:
         raise Refused(f"its {name} is no constant")
-    return found
+    return array
 
 
 def _floats(bb, zeros: relax.Expr, shape, offset: int, dtype: str) -> relax.Expr:

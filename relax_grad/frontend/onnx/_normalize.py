@@ -25,12 +25,12 @@ def _layer_norm(bb, inputs, attrs, opset):
     axis = attrs.get("axis", -1) % rank
     shape = _extents(data)[axis:]
     operands = []
-    for each in (scale, bias):
-        if each is None:
-            each = bb.normalize(relax.op.zeros(relax.ShapeExpr(shape), _dtype(scale)))
-        elif _extents(each) != shape:
-            each = bb.normalize(relax.op.broadcast_to(each, shape))
-        operands.append(each)
+    for operand in (scale, bias):
+        if operand is None:
+            operand = bb.normalize(relax.op.zeros(relax.ShapeExpr(shape), _dtype(scale)))
+        elif _extents(operand) != shape:
+            operand = bb.normalize(relax.op.broadcast_to(operand, shape))
+        operands.append(operand)
     axes, epsilon = list(range(axis, rank)), attrs.get("epsilon", 1e-5)
     result = relax.op.nn.layer_norm(data, *operands, axes, epsilon)
     if attrs["tvm_custom"]["num_outputs"] < 2:
@@ -97,12 +97,12 @@ def _group_norm(bb, inputs, attrs, opset):
         raise Refused(f"the number of its channels is {channels}; give the extents: shapes={{...}}")
     is_half = "16" in dtype and attrs.get("stash_type", 1) == 1
     operands = []
-    for each in inputs[1:3]:
-        if _extents(each) != [channels]:
-            column = bb.emit(relax.op.expand_dims(each, 1))
-            each = bb.emit(relax.op.broadcast_to(column, (groups, channels // groups)))
-            each = bb.emit(relax.op.reshape(each, (channels,)))
-        operands.append(bb.emit(relax.op.astype(each, "float32")) if is_half else each)
+    for operand in inputs[1:3]:
+        if _extents(operand) != [channels]:
+            column = bb.emit(relax.op.expand_dims(operand, 1))
+            operand = bb.emit(relax.op.broadcast_to(column, (groups, channels // groups)))
+            operand = bb.emit(relax.op.reshape(operand, (channels,)))
+        operands.append(bb.emit(relax.op.astype(operand, "float32")) if is_half else operand)
     data = bb.emit(relax.op.astype(data, "float32")) if is_half else data
     epsilon, axes = attrs.get("epsilon", 1e-5), list(range(2, rank))
     result = relax.op.nn.group_norm(data, *operands, groups, 1, axes, epsilon)

@@ -49,10 +49,10 @@ def _by_numbers(bb, data, before: list[int], after: list[int], mode: str, value)
         starts = [max(-before[i], 0) for i in cut]
         ends = [extents[i] - max(-after[i], 0) for i in cut]
         data = bb.normalize(op.strided_slice(data, cut, starts, ends, [1] * len(cut)))
-        before, after = [max(each, 0) for each in before], [max(each, 0) for each in after]
+        before, after = [max(width, 0) for width in before], [max(width, 0) for width in after]
     if not any(before) and not any(after):
         return data
-    widths = [each for pair in zip(before, after, strict=True) for each in pair]
+    widths = [width for pair in zip(before, after, strict=True) for width in pair]
     return bb.normalize(op.nn.pad(data, widths, _MODES[mode], value))
 
 
@@ -66,7 +66,7 @@ def _by_extents(
         parts, filling = [data], relax.const(value, dtype)
         for width, place in ((after, 1), (before, 0)):
             if is_symbolic(width) or width:
-                shape = [width if i == axis else each for i, each in enumerate(_extents(data))]
+                shape = [width if i == axis else size for i, size in enumerate(_extents(data))]
                 parts.insert(place, bb.emit(op.full(relax.ShapeExpr(shape), filling, dtype)))
         return bb.emit(op.concat(parts, axis)) if len(parts) > 1 else data
     if mode != "constant" and not are_positive:
@@ -81,13 +81,13 @@ def _by_extents(
         return bb.emit(op.take(data, places, axis, "clip"))
     whole, zero = _number(bb, extent), relax.const(0, "int64")
     if mode == "constant":
-        found = bb.emit(op.take(data, places, axis, "clip"))
+        taken = bb.emit(op.take(data, places, axis, "clip"))
         is_behind, is_ahead = (
-            bb.emit(each) for each in (op.less(places, zero), op.greater_equal(places, whole))
+            bb.emit(mask) for mask in (op.less(places, zero), op.greater_equal(places, whole))
         )
         kept = bb.emit(op.logical_not(bb.emit(op.logical_or(is_behind, is_ahead))))
         kept = bb.emit(op.reshape(kept, [-1 if i == axis else 1 for i in range(_rank(data))]))
-        return bb.emit(op.where(kept, found, relax.const(value, dtype)))
+        return bb.emit(op.where(kept, taken, relax.const(value, dtype)))
     if mode == "wrap":
         return bb.emit(op.take(data, bb.emit(op.floor_mod(places, whole)), axis, "clip"))
     # A reflection has twice the period of the distance between the first and the last element,

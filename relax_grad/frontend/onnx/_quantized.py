@@ -33,7 +33,9 @@ def join_quantization(model: onnx.ModelProto, arrays: Arrays) -> None:
     Its gradient is 1 within the range of the integers and 0 outside (the straight-through
     estimator), while that of a quantisation alone is 0.
     """
-    tensors = {each.name: each for graph in every_graph(model.graph) for each in graph.initializer}
+    tensors = {
+        tensor.name: tensor for graph in every_graph(model.graph) for tensor in graph.initializer
+    }
     for graph in every_graph(model.graph):
         made = {node.output[0]: node for node in graph.node if _is(node, "QuantizeLinear")}
         for node in graph.node:
@@ -63,21 +65,21 @@ def join_dynamic_products(model: onnx.ModelProto) -> None:
     """
     for graph in every_graph(model.graph):
         makers = {name: node for node in graph.node for name in node.output if name}
-        tensors = {each.name: each for each in graph.initializer}
+        tensors = {tensor.name: tensor for tensor in graph.initializer}
         users = defaultdict(list)
         for node in graph.node:
             for name in operands(node):
                 users[name].append(node)
-        for each in graph.output:
-            users[each.name].append(None)
+        for output in graph.output:
+            users[output.name].append(None)
         for node in list(graph.node):
             kind = node.op_type.removesuffix("Integer")
             if node.domain not in STANDARD or kind == node.op_type:
                 continue
-            found = _dynamic_product(node, makers, users)
-            if found is None:
+            product = _dynamic_product(node, makers, users)
+            if product is None:
                 continue
-            source, scale, last = found
+            source, scale, last = product
             zero = [*node.input, "", ""][3]
             weight, sizes = tensors.get(node.input[1]), []
             for name in filter(None, (scale, zero)):
@@ -107,12 +109,12 @@ def join_dynamic_products(model: onnx.ModelProto) -> None:
                 make(kind, [f"{name}//data", f"{name}//weight"], [name], name=node.name),
             ]
             nodes[2].attribute.extend(node.attribute)
-            at = next(i for i, each in enumerate(graph.node) if each is last)
-            for each in reversed(nodes):
-                graph.node.insert(at, each)
-            for each in (last, makers[last.input[0]], makers[last.input[1]], node):
-                if each is last or all(users[name] == [last] for name in each.output):
-                    graph.node.remove(each)
+            at = next(i for i, candidate in enumerate(graph.node) if candidate is last)
+            for new in reversed(nodes):
+                graph.node.insert(at, new)
+            for old in (last, makers[last.input[0]], makers[last.input[1]], node):
+                if old is last or all(users[name] == [last] for name in old.output):
+                    graph.node.remove(old)
 
 
 def _dynamic_product(node: onnx.NodeProto, makers, users):
@@ -146,14 +148,14 @@ def _only(users: list, kind: str) -> onnx.NodeProto | None:
 def integer_weights(model: onnx.ModelProto) -> dict[str, str]:
     """Return the tensors of integers that are dequantised or multiplied, with the label of a node
     that takes them."""
-    found = {}
+    users = {}
     for graph in every_graph(model.graph):
-        tensors = {each.name for each in graph.initializer if math.prod(each.dims) > 1}
+        tensors = {tensor.name for tensor in graph.initializer if math.prod(tensor.dims) > 1}
         for node in graph.node:
             place = {"DequantizeLinear": 0, "MatMulInteger": 1}.get(node.op_type)
             if place is not None and node.input[place] in tensors:
-                found[node.input[place]] = f"{node.op_type} {label(node)}"
-    return found
+                users[node.input[place]] = f"{node.op_type} {label(node)}"
+    return users
 
 
 def _is(node: onnx.NodeProto, kind: str) -> bool:
@@ -176,12 +178,12 @@ def _fits(first: onnx.NodeProto, second: onnx.NodeProto, tensors, arrays: Arrays
     if attribute(first, "axis", 1) != attribute(second, "axis", 1):
         return False
     own, others = (([*node.input, ""][1:3]) for node in (first, second))
-    for one, other in zip(own, others, strict=True):
-        if one == other:
+    for first_name, second_name in zip(own, others, strict=True):
+        if first_name == second_name:
             continue
-        if one not in tensors or other not in tensors:
+        if first_name not in tensors or second_name not in tensors:
             return False
-        values = [value_of(tensors[name], arrays) for name in (one, other)]
+        values = [value_of(tensors[name], arrays) for name in (first_name, second_name)]
         if values[0].dtype != values[1].dtype or not np.array_equal(*values):
             return False
     return True

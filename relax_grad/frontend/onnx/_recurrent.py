@@ -27,8 +27,8 @@ def _lstm(bb, inputs, attrs, opset):
         raise Refused("it couples the gates (input_forget=1); export it without")
 
     def operator(gates, state, weights):
-        found = bb.emit(recurrent.lstm(gates, *state, weights.recurrent))
-        return [bb.emit(relax.TupleGetItem(found, i)) for i in range(2)]
+        result = bb.emit(recurrent.lstm(gates, *state, weights.recurrent))
+        return [bb.emit(relax.TupleGetItem(result, i)) for i in range(2)]
 
     activations = ["Sigmoid", "Tanh", "Tanh"]
     whole = operator, [0, 2, 3, 1]
@@ -43,8 +43,8 @@ def _gru(bb, inputs, attrs, opset):
     def operator(gates, state, weights):
         # The layer adds the other biases to the data: all, if the state is reset before the
         # product.
-        found = bb.emit(recurrent.gru(gates, *state, weights.recurrent, weights.own_bias))
-        return [bb.emit(relax.TupleGetItem(found, 0))]
+        result = bb.emit(recurrent.gru(gates, *state, weights.recurrent, weights.own_bias))
+        return [bb.emit(relax.TupleGetItem(result, 0))]
 
     whole = operator, [1, 0, 2]
     activations = ["Sigmoid", "Tanh"]
@@ -153,15 +153,15 @@ def _layer(bb, inputs, attrs, gates, initial, activations, whole, step=None, *, 
         operator, order = whole(number) or (None, None)
         weights = _Weights(bb, inputs, number, gates, order, apart)
         state = []
-        for each in initial:
-            if each is None:
+        for start in initial:
+            if start is None:
                 state.append(
                     bb.emit(op.zeros(relax.ShapeExpr([batch, weights.size]), _dtype(data)))
                 )
                 continue
-            if _extents(each)[0] > 1:
-                each = bb.emit(op.strided_slice(each, [0], [number], [number + 1], [1]))
-            state.append(bb.emit(op.squeeze(each, [0])))
+            if _extents(start)[0] > 1:
+                start = bb.emit(op.strided_slice(start, [0], [number], [number + 1], [1]))
+            state.append(bb.emit(op.squeeze(start, [0])))
         products = bb.emit(op.add(op.matmul(data, weights.input), weights.bias))
         if operator is None:
             hidden, state = _written_out(bb, products, step, state, weights, lengths, backwards)
@@ -169,11 +169,11 @@ def _layer(bb, inputs, attrs, gates, initial, activations, whole, step=None, *, 
             order = _Order(bb, products, lengths, backwards)
             states = operator(order.turned(products), state, weights)
             hidden = order.masked(order.turned(states[0]))
-            state = [order.last(each, old) for each, old in zip(states, state, strict=True)]
+            state = [order.last(sequence, old) for sequence, old in zip(states, state, strict=True)]
         sequences.append(hidden)
         lasts.append(state)
     results = [bb.emit(op.stack(sequences, 1))]
-    results += [bb.emit(op.stack(list(each), 0)) for each in zip(*lasts, strict=True)]
+    results += [bb.emit(op.stack(list(parts), 0)) for parts in zip(*lasts, strict=True)]
     return relax.Tuple(results)
 
 
@@ -223,9 +223,9 @@ class _Order:
             # The sum removes the axis, whose extent is 1 by no analysis if the number of steps is
             # symbolic.
             return bb.emit(op.sum(last, [0]))
-        found = bb.emit(op.where(self._is_last, states, _like(0, states)))
+        masked = bb.emit(op.where(self._is_last, states, _like(0, states)))
         is_empty = bb.emit(op.less(self._lengths, _like(1, self._lengths)))
-        return bb.emit(op.where(is_empty, initial, bb.emit(op.sum(found, [0]))))
+        return bb.emit(op.where(is_empty, initial, bb.emit(op.sum(masked, [0]))))
 
 
 def _written_out(bb, products, step, state, weights, lengths, backwards: bool):
@@ -250,7 +250,8 @@ def _written_out(bb, products, step, state, weights, lengths, backwards: bool):
         if lengths is not None:  # after its end, a sequence keeps its state, and the results are 0
             goes_on = bb.emit(op.less(relax.const(time, _dtype(lengths)), lengths))
             new = [
-                bb.emit(op.where(goes_on, one, old)) for one, old in zip(new, state, strict=True)
+                bb.emit(op.where(goes_on, later, old))
+                for later, old in zip(new, state, strict=True)
             ]
             hidden[time] = bb.emit(op.where(goes_on, hidden[time], _like(0, products)))
         state = new
@@ -271,15 +272,15 @@ def _lengths(bb, lengths, steps: int | tirx.PrimExpr):
 def _activations(attrs) -> list[str]:
     """Return the names of the activations, none for the default ones."""
     return [
-        each.decode() if isinstance(each, bytes) else each for each in attrs.get("activations", [])
+        name.decode() if isinstance(name, bytes) else name for name in attrs.get("activations", [])
     ]
 
 
 def _check(attrs, activations) -> None:
     """Refuse the settings that are not written out."""
-    found = _activations(attrs)
-    if found and found != activations * max(len(found) // len(activations), 1):
-        raise Refused(f"it has the activations {', '.join(found)}; only the default ones are known")
+    names = _activations(attrs)
+    if names and names != activations * max(len(names) // len(activations), 1):
+        raise Refused(f"it has the activations {', '.join(names)}; only the default ones are known")
     if attrs.get("clip") or attrs.get("layout", 0):
         raise Refused("it has the attribute clip or layout=1; export it without")
 

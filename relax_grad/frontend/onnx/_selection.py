@@ -29,15 +29,15 @@ def chosen(trainable: Trainable | None, roles: Roles) -> list[str]:
     if callable(trainable):
         return [name for name in weights if trainable(name)]
     patterns = [trainable] if isinstance(trainable, str) else list(trainable)
-    found = set()
+    selected = set()
     for pattern in patterns:
         matching = [name for name in weights if matches(name, pattern)]
         matching += [name for name in others if name == pattern]
         matching = matching or [name for name in others if matches(name, pattern)]
         if not matching:
             raise ValueError(f"trainable: {_why_not(pattern, roles)}")
-        found.update(matching)
-    return [name for name in [*weights, *others] if name in found]
+        selected.update(matching)
+    return [name for name in [*weights, *others] if name in selected]
 
 
 def _why_not(pattern: str, roles: Roles) -> str:
@@ -74,7 +74,7 @@ def _of_integers(user: str) -> str:
 
 def explained(roles: Roles, params: Sequence[str], trainable: Trainable | None) -> Explanation:
     """Return the roles of all constants with the reasons."""
-    found = Explanation()
+    explanation = Explanation()
     for name, choice in roles.choices.items():
         kind, reason = "constant", choice.reason
         if name in params:
@@ -90,17 +90,19 @@ def explained(roles: Roles, params: Sequence[str], trainable: Trainable | None) 
                 f"; it has the values of {other}, and trains apart: to train them as one, give "
                 f"tied={{{name!r}: {other.original!r}}}"
             )
-        found[name] = Role(kind, reason)
+        explanation[name] = Role(kind, reason)
     for name in roles.statistics:
         kind = "state" if name in roles.states else "frozen"
-        found[name] = Role(kind, "it is a running statistic of a normalisation")
+        explanation[name] = Role(kind, "it is a running statistic of a normalisation")
     for name, user in roles.settings.items():
-        found.setdefault(name, Role("constant", f"it is a shape, a bound or a scale of {user}"))
+        explanation.setdefault(
+            name, Role("constant", f"it is a shape, a bound or a scale of {user}")
+        )
     for name, copy in roles.copies.items():
-        if copy.original in found:
-            found[name] = Role(found[copy.original].kind, f"it is {copy}: they are one")
+        if copy.original in explanation:
+            explanation[name] = Role(explanation[copy.original].kind, f"it is {copy}: they are one")
     for name, end in roles.cut.items():
-        found.setdefault(name, Role("constant", f"no gradient passes the {end}"))
+        explanation.setdefault(name, Role("constant", f"no gradient passes the {end}"))
     for name, user in roles.integers.items():
-        found.setdefault(name, Role("constant", _of_integers(user)))
-    return found
+        explanation.setdefault(name, Role("constant", _of_integers(user)))
+    return explanation

@@ -215,9 +215,9 @@ def reason_of(kind: str) -> str:
     if domain == "com.microsoft.nchwc":
         return _LAYOUT
     table = {"": STANDARD_OPERATORS, "com.microsoft": MICROSOFT_OPERATORS}.get(domain, {})
-    found = table.get(name)
-    if found is not None and found.kind == "refused":
-        return found.note
+    support = table.get(name)
+    if support is not None and support.kind == "refused":
+        return support.note
     if kind in _CONDITIONS:
         return _CONDITIONS[kind]
-    return "" if found is not None else "it is no operator of ONNX that is known here"
+    return "" if support is not None else "it is no operator of ONNX that is known here"

@@ -65,13 +65,13 @@ def tensor_of(bb, known: Known) -> relax.Expr:
     """Return the tensor of known elements."""
     if not known.is_symbolic:
         numbers = [
-            each.numerator / each.denominator if isinstance(each, Ratio) else each
-            for each in known.elements.flat
+            element.numerator / element.denominator if isinstance(element, Ratio) else element
+            for element in known.elements.flat
         ]
         return relax.const(
             np.array(numbers, known.dtype).reshape(known.elements.shape), known.dtype
         )
-    parts = [_scalar(bb, each, known.dtype) for each in known.elements.flat]
+    parts = [_scalar(bb, element, known.dtype) for element in known.elements.flat]
     whole = parts[0] if len(parts) == 1 else bb.emit(op.concat(parts, 0))
     if known.elements.shape == (len(parts),):
         return whole
@@ -83,12 +83,12 @@ def _scalar(bb, value, dtype: str) -> relax.Expr:
     number, divisor = value if isinstance(value, Ratio) else (value, 1)
     if not is_symbolic(number):
         return relax.const(np.array([number / divisor if divisor > 1 else number], dtype), dtype)
-    found = bb.emit(op.arange(number, number + 1, 1, "int64"))
+    tensor = bb.emit(op.arange(number, number + 1, 1, "int64"))
     if dtype != "int64":
-        found = bb.emit(op.astype(found, dtype))
+        tensor = bb.emit(op.astype(tensor, dtype))
     if divisor > 1:
-        found = bb.emit(op.divide(found, relax.const(divisor, dtype)))
-    return found
+        tensor = bb.emit(op.divide(tensor, relax.const(divisor, dtype)))
+    return tensor
 
 
 def _numbers(known: Known | None) -> list | None:
@@ -108,20 +108,20 @@ def _reshape(bb, inputs, attrs, opset):
     wanted = _numbers(known) if known is not None else attrs.get("shape")
     if wanted is None or not _is_tensor(data) or not isinstance(data.ty.shape, relax.ShapeExpr):
         return None
-    given, extents = _extents(data), arithmetic(attrs)
+    shape, extents = _extents(data), arithmetic(attrs)
     if not attrs.get("allowzero", 0):
         wanted = [
-            given[i] if not is_symbolic(each) and each == 0 else each
-            for i, each in enumerate(wanted)
+            shape[i] if not is_symbolic(extent) and extent == 0 else extent
+            for i, extent in enumerate(wanted)
         ]
-    free = [i for i, each in enumerate(wanted) if not is_symbolic(each) and each == -1]
+    free = [i for i, extent in enumerate(wanted) if not is_symbolic(extent) and extent == -1]
     if len(free) > 1:
         return None
     if free:
-        others = [each for i, each in enumerate(wanted) if i != free[0]]
-        if not any(map(is_symbolic, [*given, *others])):
+        others = [extent for i, extent in enumerate(wanted) if i != free[0]]
+        if not any(map(is_symbolic, [*shape, *others])):
             return None
-        wanted[free[0]] = extents.quotient(given, others)
+        wanted[free[0]] = extents.quotient(shape, others)
     elif not any(map(is_symbolic, wanted)):
         return None
     return op.reshape(data, relax.ShapeExpr(wanted))
@@ -134,11 +134,11 @@ def _expand(bb, inputs, attrs, opset):
     data, wanted = inputs[0], _numbers(elements_of(inputs, attrs, 1))
     if wanted is None or not _is_tensor(data):
         return None
-    given, extents = _extents(data), arithmetic(attrs)
-    rank = max(len(given), len(wanted))
-    given = [1] * (rank - len(given)) + given
+    shape, extents = _extents(data), arithmetic(attrs)
+    rank = max(len(shape), len(wanted))
+    shape = [1] * (rank - len(shape)) + shape
     wanted = [1] * (rank - len(wanted)) + wanted
-    for i, (own, other) in enumerate(zip(given, wanted, strict=True)):
+    for i, (own, other) in enumerate(zip(shape, wanted, strict=True)):
         is_one = not is_symbolic(other) and other in (1, -1)
         if is_one or extents.equal(own, other):
             wanted[i] = own
@@ -147,7 +147,7 @@ def _expand(bb, inputs, attrs, opset):
                 f"it broadcasts the extent {own} to {other}, which are not known to be equal; "
                 "give the inputs the same symbols or extents: shapes={...}"
             )
-    if len(wanted) == _rank(data) and all(map(extents.equal, given, wanted)):
+    if len(wanted) == _rank(data) and all(map(extents.equal, shape, wanted)):
         return data
     return op.broadcast_to(data, relax.ShapeExpr(wanted))
 
@@ -167,10 +167,10 @@ def _constant_of_shape(bb, inputs, attrs, opset):
 @_converts("Range")
 def _range(bb, inputs, attrs, opset):
     known = [elements_of(inputs, attrs, i) for i in range(3)]
-    if any(each is None for each in known) or not any(each.is_symbolic for each in known):
+    if any(bound is None for bound in known) or not any(bound.is_symbolic for bound in known):
         return None
     extents, dtype = arithmetic(attrs), known[0].dtype
-    start, limit, step = (each.elements.item() for each in known)
+    start, limit, step = (bound.elements.item() for bound in known)
     if is_symbolic(step):
         raise _unknown(f"its step {step}")
     number, divisor = step if isinstance(step, Ratio) else (step, 1)
@@ -185,8 +185,8 @@ def _range(bb, inputs, attrs, opset):
     places = bb.emit(op.arange(0, count, 1, "int64"))
     if dtype != "int64":
         places = bb.emit(op.astype(places, dtype))
-    first, each = (tensor_of(bb, Known(objects([value], ()), dtype)) for value in (start, step))
-    return op.add(bb.emit(op.multiply(places, each)), first)
+    first, stride = (tensor_of(bb, Known(objects([value], ()), dtype)) for value in (start, step))
+    return op.add(bb.emit(op.multiply(places, stride)), first)
 
 
 @_converts("Slice")
@@ -199,23 +199,23 @@ def _slice(bb, inputs, attrs, opset):
         axes, steps = attrs.get("axes"), None
     else:
         known = [elements_of(inputs, attrs, i) for i in range(1, 5)]
-        if any(each is None and inputs[i] is not None for i, each in enumerate(known, 1)):
+        if any(operand is None and inputs[i] is not None for i, operand in enumerate(known, 1)):
             return None
         starts, ends, axes, steps = map(_numbers, known)
     axes = range(len(starts)) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
-    given = _extents(data)
-    bounds = list(zip((axis % len(given) for axis in axes), starts, ends, steps, strict=True))
-    if any(map(is_symbolic, [*starts, *ends, *steps, *(given[each[0]] for each in bounds)])):
-        for each in bounds:
-            data = bb.normalize(_sliced(bb, data, arithmetic(attrs), *each))
+    shape = _extents(data)
+    bounds = list(zip((axis % len(shape) for axis in axes), starts, ends, steps, strict=True))
+    if any(map(is_symbolic, [*starts, *ends, *steps, *(shape[bound[0]] for bound in bounds)])):
+        for bound in bounds:
+            data = bb.normalize(_sliced(bb, data, arithmetic(attrs), *bound))
         return data
     taken = []
     for axis, start, end, step in bounds:
         if step > 0 and end >= _BEYOND:
             if start == 0 and step == 1:
                 continue
-            end = given[axis]
+            end = shape[axis]
         taken.append((axis, start, end, step))
     return op.strided_slice(data, *map(list, zip(*taken, strict=True))) if taken else data
 
@@ -229,7 +229,7 @@ def _sliced(bb, data, extents: Extents, axis: int, start, end, step) -> relax.Ex
         )
     if step < 0:
         return _backwards(bb, data, extents, axis, start, end, step)
-    start, end = (_from_front(extents, each, extent) for each in (start, end))
+    start, end = (_from_front(extents, bound, extent) for bound in (start, end))
     start = extents.largest(start, 0)
     if not extents.proves(start <= extent):
         start = extents.least(start, extent)
@@ -258,8 +258,8 @@ def _backwards(bb, data, extents: Extents, axis: int, start, end, step: int) -> 
     distance = extents.add(extents.subtract(start, end), -step - 1)
     count = extents.quotient([extents.largest(distance, 0)], [-step])
     places = bb.emit(op.arange(0, count, 1, "int64"))
-    first, each = (tensor_of(bb, Known(objects([value], ()), "int64")) for value in (start, step))
-    places = bb.emit(op.add(bb.emit(op.multiply(places, each)), first))
+    first, stride = (tensor_of(bb, Known(objects([value], ()), "int64")) for value in (start, step))
+    places = bb.emit(op.add(bb.emit(op.multiply(places, stride)), first))
     return op.take(data, places, axis, "clip")
 
 
@@ -282,20 +282,20 @@ def _front(bb, data, axis: int, extents: Extents, start, end, step) -> relax.Exp
     count = extents.quotient([extents.add(extents.subtract(end, start), step - 1)], [step])
     places = bb.emit(op.arange(0, count, 1, "int64"))
     if step != 1 or is_symbolic(start) or start:
-        first, each = (
+        first, stride = (
             tensor_of(bb, Known(objects([value], ()), "int64")) for value in (start, step)
         )
-        places = bb.emit(op.add(bb.emit(op.multiply(places, each)), first))
+        places = bb.emit(op.add(bb.emit(op.multiply(places, stride)), first))
     dtype = _dtype(data)
     if "float" in dtype:
         return op.take(data, places, axis, "nan")
     if dtype == "bool":
         data = bb.emit(op.astype(data, "int8"))
         return op.astype(bb.emit(op.take(data, places, axis, "clip")), "bool")
-    found = bb.emit(op.take(data, places, axis, "clip"))
+    taken = bb.emit(op.take(data, places, axis, "clip"))
     is_there = bb.emit(op.less(places, relax.const(_extents(data)[axis], "int64")))
     is_there = bb.emit(op.reshape(is_there, [-1 if i == axis else 1 for i in range(_rank(data))]))
-    return op.where(is_there, found, relax.const(_NO_INDEX.get(dtype, 0), dtype))
+    return op.where(is_there, taken, relax.const(_NO_INDEX.get(dtype, 0), dtype))
 
 
 @_converts("Tile")
@@ -306,10 +306,10 @@ def _tile(bb, inputs, attrs, opset):
         return None
     if not any(map(is_symbolic, repeats)):
         return op.tile(inputs[0], repeats)
-    given, extents = _extents(inputs[0]), arithmetic(attrs)
-    pairs = list(zip(repeats, given, strict=True))
-    data = bb.emit(op.reshape(inputs[0], [each for _, own in pairs for each in (1, own)]))
-    data = bb.emit(op.broadcast_to(data, [each for pair in pairs for each in pair]))
+    shape, extents = _extents(inputs[0]), arithmetic(attrs)
+    pairs = list(zip(repeats, shape, strict=True))
+    data = bb.emit(op.reshape(inputs[0], [extent for _, own in pairs for extent in (1, own)]))
+    data = bb.emit(op.broadcast_to(data, [extent for pair in pairs for extent in pair]))
     return op.reshape(data, relax.ShapeExpr([extents.product(pair) for pair in pairs]))
 
 
@@ -356,11 +356,11 @@ def _squeeze(bb, inputs, attrs, opset):
     if not _is_tensor(data) or not isinstance(data.ty.shape, relax.ShapeExpr):
         return None
     axes = _numbers(elements_of(inputs, attrs, 1)) if opset >= 13 else attrs.get("axes")
-    given = _extents(data)
-    for axis in range(len(given)) if axes is None else axes:
-        if is_symbolic(given[axis]):
+    shape = _extents(data)
+    for axis in range(len(shape)) if axes is None else axes:
+        if is_symbolic(shape[axis]):
             raise Refused(
-                f"the extent {given[axis]} of its axis {axis} must be 1, or its axes must be "
+                f"the extent {shape[axis]} of its axis {axis} must be 1, or its axes must be "
                 "given; give the extents of the inputs: shapes={...}"
             )
     return None

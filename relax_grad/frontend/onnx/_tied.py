@@ -30,30 +30,30 @@ def tie(model: onnx.ModelProto, arrays: Arrays, tied: bool | Mapping[str, str]) 
     If ``tied`` is True, copies are those of which the exporter says that their node takes the other
     tensor, and which are equal to it. A mapping has the originals by the copies.
     """
-    tensors = {each.name: each for each in model.graph.initializer}
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     if isinstance(tied, Mapping):
         pairs = dict(tied)
         for name in {*pairs, *pairs.values()} - tensors.keys():
             raise ValueError(f"tied: the model has no constant tensor {name!r}")
     else:
         pairs = _named_by_the_exporter(model, tensors) if tied else {}
-    found = []
+    copies = []
     for name, original in pairs.items():
         if original in pairs:
             raise ValueError(f"tied: {original} is an original and a copy too")
         is_transposed = _relation(tensors[name], tensors[original], arrays)
         if is_transposed is not None:
-            found.append(Copy(name, original, is_transposed, tensors[name].doc_string))
+            copies.append(Copy(name, original, is_transposed, tensors[name].doc_string))
         elif isinstance(tied, Mapping):
             raise ValueError(
                 f"tied: {name} {tuple(tensors[name].dims)} must have the values of {original} "
                 f"{tuple(tensors[original].dims)}, or those of its transpose, but it has others"
             )
-    for i, each in enumerate(found):
-        kind = "Transpose" if each.is_transposed else "Identity"
-        model.graph.initializer.remove(tensors[each.name])
-        model.graph.node.insert(i, onnx.helper.make_node(kind, [each.original], [each.name]))
-    return found
+    for i, copy in enumerate(copies):
+        kind = "Transpose" if copy.is_transposed else "Identity"
+        model.graph.initializer.remove(tensors[copy.name])
+        model.graph.node.insert(i, onnx.helper.make_node(kind, [copy.original], [copy.name]))
+    return copies
 
 
 def _named_by_the_exporter(model: onnx.ModelProto, tensors) -> dict[str, str]:
@@ -61,25 +61,29 @@ def _named_by_the_exporter(model: onnx.ModelProto, tensors) -> dict[str, str]:
     mangled = {f"p_{re.sub(r'[^0-9a-zA-Z_]', '_', name)}": name for name in tensors}
     named: dict[str, set[str]] = defaultdict(set)
     for node in every_node(model.graph):
-        call = next((each.value for each in node.metadata_props if each.key == _CALL), "")
-        known = {mangled[each] for each in re.findall(r"%(p_\w+)", call) if each in mangled}
+        call = next((entry.value for entry in node.metadata_props if entry.key == _CALL), "")
+        known = {mangled[param] for param in re.findall(r"%(p_\w+)", call) if param in mangled}
         for name in operands(node):
             if name in tensors and known:
                 named[name] |= known
-    found = {}
+    originals = {}
     for name, known in named.items():
-        same = [each for each in known if _extents(tensors[each]) == _extents(tensors[name])]
+        same = [
+            candidate
+            for candidate in known
+            if _extents(tensors[candidate]) == _extents(tensors[name])
+        ]
         if name not in known and len(same) == 1 and len(tensors[name].dims) > 1:
-            found[name] = same[0]
-    return found
+            originals[name] = same[0]
+    return originals
 
 
 def equal_weights(graph: onnx.GraphProto, names: list[str], arrays: Arrays) -> dict[str, Copy]:
     """Return the weights with the values of an earlier one, by their names; those of few values are
     left out."""
-    tensors = {each.name: each for each in graph.initializer}
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
     groups: dict[tuple, list[str]] = defaultdict(list)
-    found = {}
+    copies = {}
     for name in names:
         if len(tensors[name].dims) < 2:
             continue
@@ -89,10 +93,10 @@ def equal_weights(graph: onnx.GraphProto, names: list[str], arrays: Arrays) -> d
         for other in groups[key]:
             is_transposed = _relation(tensors[name], tensors[other], arrays)
             if is_transposed is not None and len(np.unique(value)) >= _LEAST_VALUES:
-                found[name] = Copy(name, other, is_transposed, tensors[name].doc_string)
+                copies[name] = Copy(name, other, is_transposed, tensors[name].doc_string)
                 break
         groups[key].append(name)
-    return found
+    return copies
 
 
 def _extents(tensor: onnx.TensorProto) -> tuple:
@@ -105,7 +109,7 @@ def _relation(tensor: onnx.TensorProto, other: onnx.TensorProto, arrays: Arrays)
     """Return whether a tensor is the transpose of another one; None if it is another tensor."""
     if tensor.data_type != other.data_type:
         return None
-    one, two = value_of(tensor, arrays), value_of(other, arrays)
-    if np.array_equal(one, two):
+    value, other_value = value_of(tensor, arrays), value_of(other, arrays)
+    if np.array_equal(value, other_value):
         return False
-    return True if one.ndim == 2 and np.array_equal(one, two.T) else None
+    return True if value.ndim == 2 and np.array_equal(value, other_value.T) else None

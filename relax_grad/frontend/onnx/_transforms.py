@@ -72,7 +72,7 @@ def _dft(bb, inputs, attrs, opset):
         widths[2 * axis + 1] = length - extent
         data = bb.emit(op.nn.pad(data, widths))
     parts = _known(_extents(data)[-1], "the extent of its last axis")
-    order = [each for each in range(rank - 1) if each != axis] + [axis]
+    order = [dim for dim in range(rank - 1) if dim != axis] + [axis]
     pieces = []
     for i in range(parts):
         piece = data
@@ -81,10 +81,10 @@ def _dft(bb, inputs, attrs, opset):
         piece = bb.emit(op.squeeze(piece, [rank - 1]))
         pieces.append(bb.emit(op.permute_dims(piece, order)))
     count = length // 2 + 1 if one_sided else length
-    found = _transformed(bb, pieces, length, count, inverse)
-    back = [order.index(each) for each in range(rank - 1)]
-    found = [bb.emit(op.permute_dims(each, back)) for each in found]
-    result = bb.emit(op.stack(found, rank - 1))
+    spectrum = _transformed(bb, pieces, length, count, inverse)
+    back = [order.index(dim) for dim in range(rank - 1)]
+    spectrum = [bb.emit(op.permute_dims(part, back)) for part in spectrum]
+    result = bb.emit(op.stack(spectrum, rank - 1))
     return op.multiply(result, _like(1 / length, result)) if inverse else result
 
 
@@ -147,8 +147,8 @@ def _determinant(bb, inputs, attrs, opset):
 
     def product(*factors):
         result = factors[0]
-        for each in factors[1:]:
-            result = bb.emit(op.multiply(result, each))
+        for factor in factors[1:]:
+            result = bb.emit(op.multiply(result, factor))
         return result
 
     if rows <= 3:
@@ -215,8 +215,8 @@ def _eliminated(bb, data, rows: int, part) -> relax.Expr:
 def _col2im(bb, inputs, attrs, opset):
     """Add patches to an image: a transposed convolution with one kernel element per row."""
     data = inputs[0]
-    image = [int(each) for each in _constant(inputs[1], "image_shape")]
-    block = [int(each) for each in _constant(inputs[2], "block_shape")]
+    image = [int(extent) for extent in _constant(inputs[1], "image_shape")]
+    block = [int(extent) for extent in _constant(inputs[2], "block_shape")]
     count = len(block)
     if count not in (1, 2, 3):
         raise Refused(f"its blocks have {count} axes; supported are 1, 2 and 3")
@@ -225,8 +225,8 @@ def _col2im(bb, inputs, attrs, opset):
     pads = list(attrs.get("pads", [0] * (2 * count)))
     reach = [(k - 1) * d + 1 for k, d in zip(block, dilations, strict=True)]
     room = [image[i] + pads[i] + pads[count + i] - reach[i] for i in range(count)]
-    counts = [each // stride + 1 for each, stride in zip(room, strides, strict=True)]
-    extra = [each % stride for each, stride in zip(room, strides, strict=True)]
+    counts = [width // stride + 1 for width, stride in zip(room, strides, strict=True)]
+    extra = [width % stride for width, stride in zip(room, strides, strict=True)]
     number, extents = math.prod(block), arithmetic(attrs)
     kernel = np.zeros((*block, 1, *reach))
     for place in np.ndindex(*block):
@@ -237,8 +237,8 @@ def _col2im(bb, inputs, attrs, opset):
     outer = extents.product([batch, channels])
     columns = bb.emit(op.reshape(data, relax.ShapeExpr([outer, number, *counts])))
     convolve = (op.nn.conv1d_transpose, op.nn.conv2d_transpose, op.nn.conv3d_transpose)[count - 1]
-    found = bb.emit(convolve(columns, kernel, strides, pads, extra))
-    return op.reshape(found, relax.ShapeExpr([batch, channels, *image]))
+    pixels = bb.emit(convolve(columns, kernel, strides, pads, extra))
+    return op.reshape(pixels, relax.ShapeExpr([batch, channels, *image]))
 
 
 @_converts("DeformConv")
@@ -285,14 +285,14 @@ def _deform_conv(bb, inputs, attrs, opset):
         places.append(bb.emit(op.reshape(place, [images, joined, wide])))
     grid = bb.emit(op.stack(places[::-1], 1))
     data = bb.emit(op.reshape(data, [images, channels // shifts, height, width]))
-    found = bb.emit(op.image.grid_sample(data, grid, "bilinear", "NCHW", "zeros", False))
+    samples = bb.emit(op.image.grid_sample(data, grid, "bilinear", "NCHW", "zeros", False))
     shape = [batch, shifts, channels // shifts, taps, high, wide]
-    found = bb.emit(op.reshape(found, shape))
+    samples = bb.emit(op.reshape(samples, shape))
     if mask is not None:
-        found = bb.emit(
-            op.multiply(found, bb.emit(op.reshape(mask, [batch, shifts, 1, taps, high, wide])))
+        samples = bb.emit(
+            op.multiply(samples, bb.emit(op.reshape(mask, [batch, shifts, 1, taps, high, wide])))
         )
-    found = bb.emit(op.reshape(found, [batch, channels * taps, high, wide]))
+    samples = bb.emit(op.reshape(samples, [batch, channels * taps, high, wide]))
     weight = bb.emit(op.reshape(weight, [outs, channels // groups * taps, 1, 1]))
-    result = bb.emit(op.nn.conv2d(found, weight, groups=groups))
+    result = bb.emit(op.nn.conv2d(samples, weight, groups=groups))
     return result if bias is None else op.add(result, bb.emit(op.reshape(bias, [1, outs, 1, 1])))

@@ -41,26 +41,26 @@ class _Writer:
         self.name, self.taken, self.opset = label(node), taken, opset
         self.body = onnx.GraphProto()
         self.body.CopyFrom(attribute(node, "body"))
-        self.found = Unrolled([], [], {})
+        self.unrolled = Unrolled([], [], {})
         shared = {}
-        for each in self.body.initializer:
-            shared[each.name] = self.fresh(each.name)
+        for tensor in self.body.initializer:
+            shared[tensor.name] = self.fresh(tensor.name)
         rename(self.body, shared)
-        self.found.weights.extend(self.body.initializer)
+        self.unrolled.weights.extend(self.body.initializer)
         del self.body.initializer[:]
 
     def fresh(self, name: str) -> str:
-        found = unused(name, self.taken)
-        self.taken.add(found)
-        return found
+        unique = unused(name, self.taken)
+        self.taken.add(unique)
+        return unique
 
     def constant(self, name: str, value: np.ndarray) -> str:
         name = self.fresh(f"{self.name}/{name}")
-        self.found.constants[name] = value
+        self.unrolled.constants[name] = value
         return name
 
     def node(self, kind: str, inputs: list[str], result: str, **attributes) -> str:
-        self.found.nodes.append(
+        self.unrolled.nodes.append(
             onnx.helper.make_node(kind, inputs, [result], name=result, **attributes)
         )
         return result
@@ -69,19 +69,19 @@ class _Writer:
         """Write one trip, and return the names of the results of the body."""
         trip = onnx.GraphProto()
         trip.CopyFrom(self.body)
-        given = dict(zip((each.name for each in trip.input), operands, strict=True))
+        arguments = dict(zip((value.name for value in trip.input), operands, strict=True))
         own = {
             name: self.fresh(f"{self.name}/{number}/{name}")
             for inner in every_graph(trip)
-            for each in inner.node
-            for name in each.output
+            for inner_node in inner.node
+            for name in inner_node.output
             if name
         }
-        rename(trip, {**own, **given})
-        for each in trip.node:
-            each.name = f"{self.name}/{number}/{each.name}"
-        self.found.nodes.extend(trip.node)
-        return [each.name for each in trip.output]
+        rename(trip, {**own, **arguments})
+        for node in trip.node:
+            node.name = f"{self.name}/{number}/{node.name}"
+        self.unrolled.nodes.extend(trip.node)
+        return [value.name for value in trip.output]
 
     def stacked(self, parts: list[str], result: str, axis: int = 0) -> None:
         """Write the concatenation of results along a new axis."""
@@ -171,12 +171,12 @@ def unrolled_scan(
 
 def _goes_on(body: onnx.GraphProto, known: dict[str, np.ndarray]) -> bool:
     """Tell whether the condition of a body is its own condition, or true."""
-    name, made = body.output[0].name, {each.output[0]: each for each in body.node}
+    name, made = body.output[0].name, {node.output[0]: node for node in body.node}
     while name in made and made[name].op_type in ("Identity", "Cast"):
         name = made[name].input[0]
     if name == body.input[1].name:
         return True
-    own = {each.name: numpy_helper.to_array(each) for each in body.initializer}
+    own = {tensor.name: numpy_helper.to_array(tensor) for tensor in body.initializer}
     value = own.get(name, known.get(name))
     return value is not None and bool(value.all())
 
@@ -191,4 +191,4 @@ def _ended(writer: _Writer, node: onnx.NodeProto, states, rows, setting) -> Unro
             axis, back = setting(i)
             parts = [row[i] for row in rows]
             writer.stacked(parts[::-1] if back else parts, result, axis)
-    return writer.found
+    return writer.unrolled

@@ -219,10 +219,10 @@ def choices(
     exponents : Collection[str]
         The initializers that are exponents, and nothing else.
     """
-    tensors = {each.name: each for each in graph.initializer}
+    tensors = {initializer.name: initializer for initializer in graph.initializer}
     numbers = {name for name in in_nodes if name in tensors and math.prod(tensors[name].dims) == 1}
     uses = _Uses(graph, types, set(names), numbers)
-    found = {}
+    choice_of = {}
     for name in names:
         tensor = tensors[name]
         is_scalar = math.prod(tensor.dims) == 1 and len(tensor.dims) < 2
@@ -255,8 +255,8 @@ def choices(
         if choice.is_trained:
             table = _table(tensor, arrays)
             choice = choice if table is None else Choice(False, table)
-        found[name] = choice
-    return found
+        choice_of[name] = choice
+    return choice_of
 
 
 def flat_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
@@ -289,11 +289,11 @@ class _Uses:
         self.affine: set[str] = set()
         self.frequencies: set[str] = set()
         self._types, self._numbers = types, numbers
-        self._sizes = {each.name: math.prod(each.dims) for each in graph.initializer}
-        self._ranks = {each.name: len(each.dims) for each in graph.initializer}
+        self._sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
+        self._ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
         #: The constants of which values that need no input are computed.
         self._leaves: dict[str, frozenset[str]] = {name: frozenset([name]) for name in names}
-        self._varying = {each.name for each in graph.input}
+        self._varying = {value.name for value in graph.input}
         #: Results of layers, of roots, and of divisions by roots.
         self._after: set[str] = set()
         self._roots: set[str] = set()
@@ -309,7 +309,7 @@ class _Uses:
     def _visit(self, node: onnx.NodeProto) -> None:
         kind = node.op_type
         for inner in subgraphs(node):
-            self._varying.update(each.name for each in inner.input)
+            self._varying.update(value.name for value in inner.input)
         for name in node.input:
             if name in self._leaves:
                 for leaf in self._leaves[name]:
@@ -357,16 +357,16 @@ class _Uses:
     def _visit_affine(self, node: onnx.NodeProto) -> None:
         """Enter the scale and the bias that follow a layer, or are parts of a normalisation."""
         kind, result = node.op_type, node.output[0]
-        for one, other in (list(node.input), list(node.input)[::-1]):
+        for data, other in (list(node.input), list(node.input)[::-1]):
             if not self._is_vector(other):
                 continue
-            if kind == "Mul" and (one in self._normal or one in self._roots):
+            if kind == "Mul" and (data in self._normal or data in self._roots):
                 self._enter(other, node, result, "the scale of a normalisation, in")
-                if one in self._roots:
+                if data in self._roots:
                     self._roots.add(result)
-            elif kind in ("Add", "Sum") and (one in self._after or one in self._normal):
+            elif kind in ("Add", "Sum") and (data in self._after or data in self._normal):
                 self._enter(other, node, "", "a bias, in")
-            elif kind == "Sub" and one in self._normal and other == node.input[0]:
+            elif kind == "Sub" and data in self._normal and other == node.input[0]:
                 self._enter(other, node, "", "the bias of a normalisation, in")
 
     def _positions(self, node: onnx.NodeProto) -> tuple[int, ...]:
@@ -405,7 +405,7 @@ class _Uses:
     def _goes_to_sine_and_cosine(self, name: str) -> bool:
         """Tell whether all uses of a value, apart from its layout and constant factors, are its
         sine and its cosine."""
-        found, waiting, seen = set(), [name], set()
+        kinds, waiting, seen = set(), [name], set()
         while waiting:
             for node in self._users.get(waiting.pop(), ()):
                 if node.op_type in _VIEWS or node.op_type in ("Concat", "Mul"):
@@ -413,10 +413,10 @@ class _Uses:
                         seen.add(node.output[0])
                         waiting.append(node.output[0])
                 else:
-                    found.add(node.op_type)
-            if found - {"Sin", "Cos"}:
+                    kinds.add(node.op_type)
+            if kinds - {"Sin", "Cos"}:
                 return False
-        return found == {"Sin", "Cos"}
+        return kinds == {"Sin", "Cos"}
 
 
 # The values of tables

@@ -53,7 +53,7 @@ class Known(NamedTuple):
     @property
     def is_symbolic(self) -> bool:
         """Whether an element depends on a symbolic extent."""
-        return any(is_symbolic(each) for each in self.elements.flat)
+        return any(is_symbolic(element) for element in self.elements.flat)
 
 
 class Unknown(Exception):
@@ -75,10 +75,10 @@ def plain(extent) -> tirx.Expr | int:
 def objects(values: Iterable, shape=None) -> np.ndarray:
     """Return an array of objects."""
     values = list(values)
-    found = np.empty(len(values), object)
-    for i, each in enumerate(values):
-        found[i] = each
-    return found if shape is None else found.reshape(shape)
+    array = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        array[i] = value
+    return array if shape is None else array.reshape(shape)
 
 
 class Extents:
@@ -98,7 +98,7 @@ class Extents:
     @property
     def bounds(self) -> dict[str, int]:
         """The smallest values of symbols by their names, where they are larger than 1."""
-        return {each.name: value for each, value in self._least.items() if value > 1}
+        return {variable.name: value for variable, value in self._least.items() if value > 1}
 
     def _bind(self, *values) -> None:
         for value in values:
@@ -109,7 +109,7 @@ class Extents:
 
     def _set_least(self, variable: tirx.Var, least: int) -> None:
         self._least[variable] = least
-        low, count = (tirx.IntImm("int64", each) for each in (least, _LIMIT - least))
+        low, count = (tirx.IntImm("int64", number) for number in (least, _LIMIT - least))
         self._analyzer.bind(variable, tvm.ir.Range.from_min_extent(low, count), True)
 
     def learn(self, extent, least: int) -> None:
@@ -145,7 +145,10 @@ class Extents:
             return value
         number, factors = self._factors([value])
         return self.product(
-            [number, *(self.simplified(each) if _has_bounds(each) else each for each in factors)]
+            [
+                number,
+                *(self.simplified(factor) if _has_bounds(factor) else factor for factor in factors),
+            ]
         )
 
     def simplified(self, value):
@@ -162,18 +165,18 @@ class Extents:
         self._bind(condition)
         return bool(self._analyzer.can_prove(condition, _SYMBOLIC_BOUND))
 
-    def equal(self, one, other) -> bool:
+    def equal(self, value, other) -> bool:
         """Tell whether two numbers are equal for all extents."""
-        if not is_symbolic(one) and not is_symbolic(other):
-            return one == other
-        if is_symbolic(one) and is_symbolic(other) and are_equal(one, other):
+        if not is_symbolic(value) and not is_symbolic(other):
+            return value == other
+        if is_symbolic(value) and is_symbolic(other) and are_equal(value, other):
             return True
-        self._bind(one, other)
-        return bool(self._analyzer.can_prove_equal(_expression(one), _expression(other)))
+        self._bind(value, other)
+        return bool(self._analyzer.can_prove_equal(_expression(value), _expression(other)))
 
-    def differ(self, one, other) -> bool:
+    def differ(self, value, other) -> bool:
         """Tell whether two numbers are different for all extents."""
-        return self.proves(tirx.NE(_expression(one), _expression(other)))
+        return self.proves(tirx.NE(_expression(value), _expression(other)))
 
     def product(self, values: Iterable):
         """Return a product, whose factors stay as they are."""
@@ -186,10 +189,10 @@ class Extents:
         number, factors = self._factors(dividend)
         other, rest = self._factors(divisor)
         kept = []
-        for each in rest:
-            same = next((i for i, factor in enumerate(factors) if self.equal(factor, each)), None)
+        for term in rest:
+            same = next((i for i, factor in enumerate(factors) if self.equal(factor, term)), None)
             if same is None:
-                kept.append(each)
+                kept.append(term)
             else:
                 del factors[same]
         common = math.gcd(number, other)
@@ -206,13 +209,13 @@ class Extents:
     def _factors(self, values: Iterable) -> tuple[int, list]:
         number, factors, waiting = 1, [], list(values)
         while waiting:
-            each = plain(waiting.pop(0))
-            if isinstance(each, int):
-                number *= each
-            elif isinstance(each, tirx.Mul):
-                waiting[:0] = [each.a, each.b]
+            factor = plain(waiting.pop(0))
+            if isinstance(factor, int):
+                number *= factor
+            elif isinstance(factor, tirx.Mul):
+                waiting[:0] = [factor.a, factor.b]
             else:
-                factors.append(each)
+                factors.append(factor)
         return number, factors
 
     # Elements of tensors
@@ -329,9 +332,9 @@ class Extents:
 
 def _has_bounds(value) -> bool:
     """Tell whether an expression has a minimum or a maximum."""
-    found = []
-    tvm_ffi.structural_walk(value, ((tirx.Min, tirx.Max), found.append))
-    return bool(found)
+    bounds = []
+    tvm_ffi.structural_walk(value, ((tirx.Min, tirx.Max), bounds.append))
+    return bool(bounds)
 
 
 def _ratio(value) -> tuple:
@@ -344,8 +347,8 @@ def _expression(value) -> tirx.Expr:
 
 def _product(number: int, factors: list):
     result = None
-    for each in factors:
-        result = each if result is None else result * each
+    for factor in factors:
+        result = factor if result is None else result * factor
     if result is None or number == 0:
         return number
     return result if number == 1 else result * tirx.IntImm("int64", number)

@@ -139,7 +139,7 @@ def roles_of(
     settings: dict[str, str] = {}
     cut: dict[str, str] = {}
     outer = {name for node in graph.node for name in node.output}
-    reached = {each.name for each in graph.output}
+    reached = {output.name for output in graph.output}
     for node in reversed(list(flat_nodes(graph))):
         if node.op_type in _ENDS or not any(
             name in reached and is_float(types.get(name)) for name in node.output
@@ -149,8 +149,8 @@ def roles_of(
                 cut.setdefault(name, end or f"{node.op_type} {label(node)}")
             continue
         for inner in subgraphs(node):
-            reached |= {each.name for each in inner.output}
-            data |= {each.name for each in inner.output}
+            reached |= {output.name for output in inner.output}
+            data |= {output.name for output in inner.output}
         fixed = _SETTINGS.get(node.op_type, set())
         for position, name in enumerate(node.input):
             if not name or not is_float(types.get(name)):
@@ -168,27 +168,29 @@ def roles_of(
         is_outer = any(name in outer for name in node.output if name)
         if is_outer and node.op_type == "BatchNormalization" and is_training(node, opset):
             _add_states(node, states)
-    floats = [each for each in graph.initializer if is_float_type(each.data_type)]
-    floats = [each for each in floats if each.name not in folded]
-    for each in floats:
-        if each.name in statistics and each.name in data:
+    floats = [tensor for tensor in graph.initializer if is_float_type(tensor.data_type)]
+    floats = [tensor for tensor in floats if tensor.name not in folded]
+    for tensor in floats:
+        if tensor.name in statistics and tensor.name in data:
             raise ValueError(
-                f"{each.name} is a running statistic and an operand of another kind; give the "
+                f"{tensor.name} is a running statistic and an operand of another kind; give the "
                 "normalisation a copy"
             )
-    names = {each.name for each in floats}
-    possible = [each for each in floats if each.name in data | exponents and math.prod(each.dims)]
-    possible = [each for each in possible if each.name not in statistics]
-    found = choices(
-        graph, types, [each.name for each in possible], constants, arrays, exponents - data
+    names = {tensor.name for tensor in floats}
+    possible = [
+        tensor for tensor in floats if tensor.name in data | exponents and math.prod(tensor.dims)
+    ]
+    possible = [tensor for tensor in possible if tensor.name not in statistics]
+    choice_of = choices(
+        graph, types, [tensor.name for tensor in possible], constants, arrays, exponents - data
     )
     weights, frozen, optional = [], [], []
-    for each in possible:
-        name = each.name
-        is_number = math.prod(each.dims) == 1
-        choice = found[name]
+    for tensor in possible:
+        name = tensor.name
+        is_number = math.prod(tensor.dims) == 1
+        choice = choice_of[name]
         if is_number and name in settings and not choice.reason.startswith("it is a weight"):
-            choice = found[name] = Choice(
+            choice = choice_of[name] = Choice(
                 False, f"it is a bound or a scale of {settings[name]} too"
             )
         if choice.is_trained:
@@ -197,7 +199,7 @@ def roles_of(
             optional.append(name)
         else:
             frozen.append(name)
-    in_order = [each.name for each in floats if each.name in statistics]
+    in_order = [tensor.name for tensor in floats if tensor.name in statistics]
     return Roles(
         weights,
         frozen,
@@ -205,8 +207,8 @@ def roles_of(
         in_order,
         {name: new for name, new in states.items() if name in names},
         {name: user for name, user in settings.items() if name in names},
-        {name: end for name, end in cut.items() if name in names and name not in found},
-        found,
+        {name: end for name, end in cut.items() if name in names and name not in choice_of},
+        choice_of,
         {},
         {},
         {},

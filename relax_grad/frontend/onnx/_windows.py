@@ -67,7 +67,7 @@ def _conv_transpose(bb, inputs, attrs, opset):
         return
     extents = _extents(inputs[0])[2:]
     count = len(extents)
-    if not all(isinstance(each, int) for each in extents):
+    if not all(isinstance(extent, int) for extent in extents):
         raise Refused(
             "it has an output_shape, and its operand a symbolic one; give the extents: shapes={...}"
         )
@@ -117,5 +117,7 @@ def _average_pool(bb, inputs, attrs, opset):
     convert = onnx_frontend._get_convert_map()["AveragePool"].get_converter(opset)
     shares = _padded(bb, ones, attrs["kernel_shape"], {**attrs, "auto_pad": mode})
     settings = {**attrs, "count_include_pad": 1}
-    sums, counts = (bb.emit(convert(bb, [each], settings, [{}, {}])) for each in (padded, shares))
+    sums, counts = (
+        bb.emit(convert(bb, [tensor], settings, [{}, {}])) for tensor in (padded, shares)
+    )
     return op.divide(sums, counts)

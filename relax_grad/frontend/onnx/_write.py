@@ -57,12 +57,12 @@ def write(
     model, folder = read(source)
     path = Path(path)
     wanted = {places[name]: (name, value) for name, value in values.items()}
-    is_outer = {f":{each.name}" for each in model.graph.initializer}
+    is_outer = {f":{tensor.name}" for tensor in model.graph.initializer}
     # Places are those of the model without local functions, which is written only where it is
     # needed.
     if model.functions and (inference or not wanted.keys() <= is_outer):
         model = onnx.inliner.inline_local_functions(model)
-    was_external = any(is_external(each) for each in _tensors(model))
+    was_external = any(is_external(tensor) for tensor in _tensors(model))
     for place, holder in constants_of(model.graph):
         if place in wanted:
             _set(holder, *wanted.pop(place))
@@ -73,7 +73,7 @@ def write(
         )
     if inference:
         set_inference(model)
-    size = sum(math.prod(each.dims) * _itemsize(each) for each in _tensors(model))
+    size = sum(math.prod(tensor.dims) * _itemsize(tensor) for tensor in _tensors(model))
     if not was_external and size < MOST_BYTES:
         with _replacing(path) as file:
             file.write(model.SerializeToString())
@@ -102,22 +102,22 @@ def given_values(values: object, ema: object) -> dict[str, object]:
             "ema=True needs a Trainer as values; give the averages of other values as a "
             "mapping: ema={...}"
         )
-    found = {**values.params, **values.states} if is_trainer else dict(values)
+    written = {**values.params, **values.states} if is_trainer else dict(values)
     if ema is False:
-        return found
-    given = values.optimizer_state if ema is True else ema
+        return written
+    slots = values.optimizer_state if ema is True else ema
     start = "ema/"
     averages = {
-        name.removeprefix(start): each
-        for name, each in given.items()
-        if name.startswith(start) or name in found
+        name.removeprefix(start): average
+        for name, average in slots.items()
+        if name.startswith(start) or name in written
     }
     if not averages:
         raise ValueError(
             "ema: there are no moving averages; train_step(..., ema=decay) makes a step that "
             "has them"
         )
-    return {**found, **averages}
+    return {**written, **averages}
 
 
 def array_of(name: str, value: object, old: tvm.runtime.Tensor | None, places) -> np.ndarray:
@@ -130,13 +130,13 @@ def array_of(name: str, value: object, old: tvm.runtime.Tensor | None, places) -
         raise ValueError(f"values: the import has no tensor {name!r}; it has {shown}, ...{advice}")
     if not hasattr(value, "shape"):
         raise TypeError(f"values: {name} must be an array or a tensor, but it is {value!r}")
-    found = as_array(value)
+    array = as_array(value)
     shape = tuple(map(int, old.shape))
-    if tuple(found.shape) != shape:
+    if tuple(array.shape) != shape:
         raise ValueError(
-            f"values: {name} must have the shape {shape}, but it has {tuple(found.shape)}"
+            f"values: {name} must have the shape {shape}, but it has {tuple(array.shape)}"
         )
-    return found.astype(old.numpy().dtype, copy=False)
+    return array.astype(old.numpy().dtype, copy=False)
 
 
 def _itemsize(tensor: onnx.TensorProto) -> int:
@@ -198,12 +198,15 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     functions."""
     for graph in every_graph(model.graph):
         yield from graph.initializer
-    nodes = [*every_node(model.graph), *(node for each in model.functions for node in each.node)]
+    nodes = [
+        *every_node(model.graph),
+        *(node for function in model.functions for node in function.node),
+    ]
     for node in nodes:
-        for each in node.attribute:
-            if each.HasField("t"):
-                yield each.t
-            yield from each.tensors
+        for attr in node.attribute:
+            if attr.HasField("t"):
+                yield attr.t
+            yield from attr.tensors
 
 
 def _set(holder: onnx.TensorProto | onnx.NodeProto, name: str, value: np.ndarray) -> None:

@@ -187,16 +187,16 @@ class Imported:
         places = {} if self._origin is None else dict(self._origin.places)
         source = None if self._origin is None else self._origin.model
         old = {**self.params, **self.frozen, **self.states}
-        found = {
+        arrays = {
             name: _write.array_of(name, value, old.get(name), places)
             for name, value in _write.given_values(values, ema).items()
         }
         for copy in () if self._origin is None else self._origin.copies:
-            if copy.original in found:
-                value = found[copy.original]
-                found[copy.name] = value.T if copy.is_transposed else value
+            if copy.original in arrays:
+                value = arrays[copy.original]
+                arrays[copy.name] = value.T if copy.is_transposed else value
                 places[copy.name] = copy.place
-        _write.write(source, path, found, places, inference)
+        _write.write(source, path, arrays, places, inference)
 
     @property
     def values(self) -> list[tvm.runtime.Tensor]:
@@ -257,7 +257,7 @@ class Imported:
     @property
     def _infers(self) -> bool:
         """Whether the module has a function for inference beside ``main``."""
-        return any(each.name_hint == "inference" for each in self.module.get_global_vars())
+        return any(variable.name_hint == "inference" for variable in self.module.get_global_vars())
 
 
 def from_model(
@@ -354,7 +354,8 @@ def from_model(
     inference = prepared.in_inference()
     values, places = prepared.values_of(names), prepared.places
     kinds = {
-        each.name: (each.data_type, list(each.dims)) for each in prepared.model.graph.initializer
+        tensor.name: (tensor.data_type, list(tensor.dims))
+        for tensor in prepared.model.graph.initializer
     }
     prepared.lift(names, roles.states)
     has_onnxsim = _is_installed("onnxsim")
@@ -369,7 +370,7 @@ def from_model(
     return Imported(
         FuseAttention()(module),
         {param.name: param.ty for param in main.params[draws:count]},
-        {name: each.ty for name, each in zip(prepared.outputs, results_of(main), strict=False)},
+        {name: result.ty for name, result in zip(prepared.outputs, results_of(main), strict=False)},
         *({name: values[name] for name in group} for group in groups),
         draws,
         explained(roles, params, trainable),
@@ -380,14 +381,18 @@ def from_model(
 def _with_inference(module: tvm.IRModule, other: tvm.IRModule, num_values: int) -> tvm.IRModule:
     """Return a module with the function ``main`` of another one as ``inference``, and with the
     functions that it calls."""
-    taken = {each.name_hint for each in module.get_global_vars()}
+    taken = {global_var.name_hint for global_var in module.get_global_vars()}
     main = other["main"]
     main = main.with_attr("num_input", len(main.params) - num_values)
-    called = {each: each for each in other.get_global_vars() if each.name_hint != "main"}
-    for each in called:
-        name = unused(each.name_hint, taken)
+    called = {
+        global_var: global_var
+        for global_var in other.get_global_vars()
+        if global_var.name_hint != "main"
+    }
+    for global_var in called:
+        name = unused(global_var.name_hint, taken)
         taken.add(name)
-        called[each] = GlobalVar(name)
+        called[global_var] = GlobalVar(name)
 
     def renamed(variable):
         return called.get(variable, variable)
@@ -395,8 +400,8 @@ def _with_inference(module: tvm.IRModule, other: tvm.IRModule, num_values: int) 
     main = tvm_ffi.structural_map(main, ((GlobalVar,), renamed), order="pre") if called else main
     functions = dict(module.functions_items())
     functions[GlobalVar("inference")] = main.with_attr("global_symbol", "inference")
-    for each, new in called.items():
-        functions[new] = other[each].with_attr("global_symbol", new.name_hint)
+    for global_var, new in called.items():
+        functions[new] = other[global_var].with_attr("global_symbol", new.name_hint)
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 

@@ -123,7 +123,7 @@ class _Check:
 
     def __init__(self, name: str, program: Program, settings: Settings):
         self.name, self.program, self.settings = name, program, settings
-        self.module = self.found = None
+        self.module = self.results = None
 
     def differentiate(self) -> None:
         module = parse(self.program, self.name)
@@ -142,17 +142,17 @@ class _Check:
     def run(self, machine) -> None:
         self.machine = machine
         self.values = self.program.values()
-        self.found = call(machine, f"{self.name}_adjoint", self.values)
+        self.results = call(machine, f"{self.name}_adjoint", self.values)
 
     @functools.cached_property
     def gradients(self) -> list[np.ndarray]:
-        return float_leaves(self.found[1])
+        return float_leaves(self.results[1])
 
     def compare(self, outcome: Outcome) -> None:
         result = call(self.machine, self.name, self.values)
         tolerance = TOLERANCES[self.program.is_narrow]
         compare(
-            "result", float_leaves(self.found[0]), float_leaves(result), tolerance, "the program"
+            "result", float_leaves(self.results[0]), float_leaves(result), tolerance, "the program"
         )
         if self.settings.torch and self.program.has_torch:
             outcome.compared.add("PyTorch")

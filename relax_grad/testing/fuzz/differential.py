@@ -173,6 +173,6 @@ def compare(kind: str, actual: Sequence, wanted: Sequence, tolerance: float, oth
         if not worst.error <= tolerance:
             raise Mismatch(
                 kind,
-                f"tensor {i} at [{worst.at}] is {worst.found:.9g}, but {worst.wanted:.9g} in "
+                f"tensor {i} at [{worst.at}] is {worst.actual:.9g}, but {worst.wanted:.9g} in "
                 f"{other}",
             )

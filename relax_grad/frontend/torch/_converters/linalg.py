@@ -108,8 +108,8 @@ def _solve(call, A, B, left, check_errors):
 @converts(LINALG, "linalg_inv_ex.default")
 def _inverse(call, A, check_errors):
     rows = _rows_of(A)
-    one = call.emit(_op.broadcast_to(_identity(rows, rows, dtype(A)), extents_of(A)))
-    return _eliminated(call, A, one)[0], _information(call, A)
+    identity = call.emit(_op.broadcast_to(_identity(rows, rows, dtype(A)), extents_of(A)))
+    return _eliminated(call, A, identity)[0], _information(call, A)
 
 
 @converts(LINALG, "linalg_cholesky_ex.default")
@@ -226,7 +226,7 @@ def _exponential(call, data):
     """
     kind, rows = dtype(data), _rows_of(data)
     data = call.cast(data, "float64")
-    one = _identity(rows, rows, "float64")
+    identity = _identity(rows, rows, "float64")
     size = call.emit(_op.abs(call.emit(stop_gradient(data))))
     size = call.emit(_op.max(call.emit(_op.sum(size, [-2], True)), [-1], True))
     floor = call.emit(_op.maximum(size, scalar(1, "float64")))
@@ -235,10 +235,10 @@ def _exponential(call, data):
     allowed = call.emit(_op.less_equal(halvings, scalar(_SQUARINGS, "float64")))
     small = call.emit(_op.where(allowed, small, scalar(math.nan, "float64")))
     data = call.emit(_op.multiply(data, small))
-    result = one
+    result = identity
     for k in range(_TERMS, 0, -1):
         term = call.emit(_op.matmul(data, result)) if k < _TERMS else data
-        result = call.emit(_op.add(one, _op.multiply(term, scalar(1 / k, "float64"))))
+        result = call.emit(_op.add(identity, _op.multiply(term, scalar(1 / k, "float64"))))
     for k in range(_SQUARINGS):
         more = call.emit(_op.greater(halvings, scalar(k, "float64")))
         result = call.emit(_op.where(more, call.emit(_op.matmul(result, result)), result))

@@ -41,8 +41,8 @@ class _Argument:
         part = self.chosen(self.reflected, part, scalar(0.5, _KIND))
         self.angle = call.emit(_op.multiply(part, scalar(math.pi, _KIND)))
 
-    def chosen(self, condition, one, other) -> relax.Expr:
-        return self.call.emit(_op.where(condition, self.call.emit(one), other))
+    def chosen(self, condition, value, other) -> relax.Expr:
+        return self.call.emit(_op.where(condition, self.call.emit(value), other))
 
     def series(self, term: Callable[[int], float]) -> relax.Expr:
         """Return the sum of terms times the inverse square of the large number to the powers from 0

@@ -41,7 +41,7 @@ class PackedSequences:
             if name == "sort":
                 return lambda *rest, **options: self._sorted(function, numbers, rest, options)
             return lambda *rest, **options: self._noted(function(*rest, **options), numbers)
-        if any(id(each) in self._masked for each in args):
+        if any(id(arg) in self._masked for arg in args):
             return self._replacement_of_masked(function, name, args)
         sizes = self._numbers(args[1]) if len(args) > 1 else None
         if name == "_pack_padded_sequence" and sizes is None:
@@ -62,7 +62,7 @@ class PackedSequences:
             return lambda *_: 2  # elements and features, for the checks of recurrent layers
         if name in ("dim", "size", "__get__"):
             return function
-        lengths = next(self._masked[id(each)][1] for each in args if id(each) in self._masked)
+        lengths = next(self._masked[id(arg)][1] for arg in args if id(arg) in self._masked)
         if name == "__getitem__" and args[1] == 0:
             return lambda *_: lengths.batch  # of the batch sizes
         if name in _RECURRENT and id(args[1]) in self._masked:

@@ -38,11 +38,11 @@ def build(program: ir.Program, name: str = "main") -> tvm.IRModule:
             for step in program.steps:
                 operands = [values[operand] for operand in step.operands]
                 if isinstance(step, ir.Operator):
-                    found = [_applied(builder, step, operands, kind(step.results[0]).shape)]
+                    outputs = [_applied(builder, step, operands, kind(step.results[0]).shape)]
                 else:
                     kinds = [kind(result) for result in step.results]
-                    found = _called(builder, step, functions[step.function], operands, kinds)
-                values.update(zip((r.name for r in step.results), found, strict=True))
+                    outputs = _called(builder, step, functions[step.function], operands, kinds)
+                values.update(zip((r.name for r in step.results), outputs, strict=True))
             results = [values[result] for result in program.results]
             if program.is_dataflow:
                 results = [builder.emit_output(result) for result in results]

@@ -172,5 +172,5 @@ def _compare(program: Program, name: str, actual: np.ndarray, run: Run) -> None:
     worst = difference(np.where(wanted.written, actual, values), values)
     if not worst.error <= tolerance:
         raise Mismatch(
-            "value", f"{where}[{worst.at}] is {worst.found:.9g}, but {worst.wanted:.9g} by NumPy"
+            "value", f"{where}[{worst.at}] is {worst.actual:.9g}, but {worst.wanted:.9g} by NumPy"
         )

@@ -152,20 +152,20 @@ class Scope:
         return ir.Load(readable.buffer.name, self.indices(readable.buffer), readable.buffer.dtype)
 
     def arithmetic(self, dtype: str, depth: int) -> tuple[object, Range]:
-        (x, one), (y, other) = self.expr(dtype, depth), self.expr(dtype, depth)
+        (x, x_range), (y, y_range) = self.expr(dtype, depth), self.expr(dtype, depth)
         names = ["add", "add", "subtract", "multiply", "max", "min"]
         if dtype == "uint8":
             names.remove("subtract")
         name = self.rng.choice(names)
         if name in ("add", "subtract"):
-            known = Range(one.bound + other.bound, max(one.bits, other.bits))
+            known = Range(x_range.bound + y_range.bound, max(x_range.bits, y_range.bits))
         elif name == "multiply":
-            known = Range(one.bound * other.bound, one.bits + other.bits)
+            known = Range(x_range.bound * y_range.bound, x_range.bits + y_range.bits)
         else:
-            known = one.joined(other)
+            known = x_range.joined(y_range)
         if known.bound > LIMITS[dtype]:
             # An intermediate result must not overflow before it is clamped.
-            return ir.Op("max", (x, y), dtype), one.joined(other)
+            return ir.Op("max", (x, y), dtype), x_range.joined(y_range)
         return ir.Op(name, (x, y), dtype), known
 
     def division(self, dtype: str, depth: int) -> tuple[object, Range]:
@@ -185,10 +185,10 @@ class Scope:
         return ir.Op(name, (x,), dtype), Range(8.0, ROUNDED)
 
     def choice(self, dtype: str, depth: int) -> tuple[object, Range]:
-        (x, one), (y, other) = self.expr(dtype, depth), self.expr(dtype, depth)
+        (x, x_range), (y, y_range) = self.expr(dtype, depth), self.expr(dtype, depth)
         name = self.rng.choice(["select", CHOICE])
         self.kinds.add(name)
-        return ir.Op(name, (self.condition(depth), x, y), dtype), one.joined(other)
+        return ir.Op(name, (self.condition(depth), x, y), dtype), x_range.joined(y_range)
 
     def padded(self, dtype: str, depth: int) -> tuple[object, Range]:
         """Return an expression that reads a neighbouring element if it exists, else a constant."""
@@ -224,9 +224,9 @@ class Scope:
         value, known = self.expr(dtype, depth)
         name = next(self.names)
         self.bound[name] = (dtype, known)
-        body, found = self.arithmetic(dtype, depth)
+        body, body_range = self.arithmetic(dtype, depth)
         del self.bound[name]
-        return ir.Let(name, value, body), found
+        return ir.Let(name, value, body), body_range
 
     def cast(self, dtype: str, depth: int) -> tuple[object, Range]:
         dtypes = {item.buffer.dtype for item in self.readable} - {dtype}
@@ -261,17 +261,17 @@ class Scope:
         if self.axes and self.rng.random() < 0.5:
             axis = self.rng.choice(self.axes)
             name = self.rng.choice(["less", "less_equal", "equal", "not_equal"])
-            other = index(self.rng.randrange(max(1, axis.extent)))
+            bound = index(self.rng.randrange(max(1, axis.extent)))
             if self.rng.random() < 0.3:
                 return ir.Op(
                     "equal",
                     (ir.Op("floormod", (ir.Name(axis.name), index(2)), ir.INDEX), index(0)),
                     "bool",
                 )
-            return ir.Op(name, (ir.Name(axis.name), other), "bool")
+            return ir.Op(name, (ir.Name(axis.name), bound), "bool")
         if depth > 1 and self.rng.random() < 0.2:
-            one, other = self.condition(depth - 1), self.condition(depth - 1)
-            return ir.Op(self.rng.choice(["and", "or"]), (one, other), "bool")
+            left, right = self.condition(depth - 1), self.condition(depth - 1)
+            return ir.Op(self.rng.choice(["and", "or"]), (left, right), "bool")
         dtypes = sorted({item.buffer.dtype for item in self.readable})
         if dtypes:
             dtype = self.rng.choice(dtypes)

@@ -178,9 +178,9 @@ class _Author:
         """Call a new function, which writes to ``target`` in place if that is given."""
         count = min(len(self.values), self.rng.randint(1, 3))
         operands = self.rng.sample(self.values, count)
-        for each in self.values:
-            if each.is_index and each not in operands and self.rng.random() < 0.7:
-                operands.append(each)
+        for value in self.values:
+            if value.is_index and value not in operands and self.rng.random() < 0.7:
+                operands.append(value)
         written = []
         if target is not None:
             operands = [target, *(operand for operand in operands if operand is not target)]
@@ -209,9 +209,9 @@ class _Author:
         function, known = author.function(name, arguments, outputs)
         self.functions.append(function)
         results, inplace = [], []
-        for each in written:
-            results.append(self.tensor(each.tensor.shape, each.tensor.dtype))
-            inplace.append(operands.index(each))
+        for operand in written:
+            results.append(self.tensor(operand.tensor.shape, operand.tensor.dtype))
+            inplace.append(operands.index(operand))
         for shape, dtype in outputs:
             results.append(self.tensor(shape, dtype))
             inplace.append(-1)
@@ -220,8 +220,8 @@ class _Author:
         if written:
             self.kinds.add("inplace")
             self.inplace.update(r.name for r in results)
-            for each, now in zip(written, known, strict=False):
-                for other in each.same:
+            for operand, now in zip(written, known, strict=False):
+                for other in operand.same:
                     other.range = other.range.joined(now)
         names = tuple(operand.tensor.name for operand in operands)
         self.steps.append(ir.Call(tuple(results), name, names, tuple(inplace) if written else ()))

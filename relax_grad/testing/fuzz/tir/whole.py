@@ -20,8 +20,8 @@ class Whole(Updates):
             self.kinds.add("store_reversed")
             k = self.rng.randrange(len(axes))
             last = ir.Op("subtract", (ir.Size(axes[k][2]), index(1)), ir.INDEX)
-            found = ir.Op("subtract", (last, indices[k]), ir.INDEX)
-            indices = (*indices[:k], found, *indices[k + 1 :])
+            mirrored = ir.Op("subtract", (last, indices[k]), ir.INDEX)
+            indices = (*indices[:k], mirrored, *indices[k + 1 :])
         elif len(axes) > 1 and not self.is_plain and self.rng.random() < 0.2:
             self.kinds.add("store_transposed")
             axes = axes[::-1]
