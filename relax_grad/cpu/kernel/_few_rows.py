@@ -19,6 +19,15 @@ from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 _WIDEST = 8
 
 
+def _widest(rows: int, registers: int) -> int:
+    """Return the vectors in a row of a tile that fits in the registers: with its sums, a vector of
+    B for each column, and an element of A.
+
+    The vectors of B for a single row are operands of its multiply-adds, and take no registers.
+    """
+    return _WIDEST if rows == 1 else min(_WIDEST, (registers - 1) // (rows + 1))
+
+
 class FewRows:
     """A generator of matrix products with few rows.
 
@@ -45,11 +54,11 @@ class FewRows:
         self.a_strides = (1, rows) if transpose_a else (depth, 1)
         self.transpose_b = transpose_b
         self.vectors = Vectors(cpu.lanes)
-        most_rows, registers = (8, 24) if cpu.registers >= 32 else (4, 12)
+        most_rows = 8 if cpu.registers >= 32 and isinstance(rows, int) else 4
         # Strips of equal height allow the widest tile in each.
-        self.height = equal_height(rows, most_rows if isinstance(rows, int) else 4)
+        self.height = equal_height(rows, most_rows)
         self.size = 1 if transpose_b else cpu.lanes
-        self.width = self.size * min(_WIDEST, registers // self.height)
+        self.width = self.size * _widest(self.height, cpu.registers)
 
     def emit(self, a, bb, c, batch: Extent, offsets: Callable) -> None:
         """Emit the products; ``offsets(i)`` returns the offsets of the i-th product in A, B and C.

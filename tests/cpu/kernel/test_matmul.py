@@ -14,6 +14,7 @@ from sweep import at_length, batches
 from tvm import tirx
 
 from relax_grad.cpu.kernel import builder as b
+from relax_grad.cpu.kernel._few_rows import FewRows
 from relax_grad.cpu.kernel._tasks import divide
 from relax_grad.cpu.kernel._tile import equal_height
 from relax_grad.cpu.kernel.matmul import WAYS, Generator, Matmul, matmul
@@ -123,6 +124,20 @@ def test_strips_have_equal_heights():
     assert strips == [4, 4, 5]
     for rows in range(1, 60):
         assert -(-rows // equal_height(rows, 6)) == -(-rows // 6)
+
+
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_tiles_of_few_rows_fit_in_the_registers(transpose_b):
+    """Sums that are kept in memory take two to three times as long."""
+    widths = {}
+    for lanes, registers in [(4, 16), (8, 16), (4, 32), (16, 32)]:
+        for rows in range(2, 33):
+            tile = FewRows(rows, 256, 64, False, transpose_b, CPU(lanes, registers, 1))
+            columns = tile.width // tile.size
+            assert tile.height * columns + columns + 1 <= registers
+            widths[registers, rows] = columns
+    assert [widths[16, rows] for rows in (2, 3, 4, 6)] == [5, 3, 3, 3]
+    assert [widths[32, rows] for rows in (2, 3, 4, 5, 8)] == [8, 7, 6, 5, 3]
 
 
 def is_parallel(function):
