@@ -6,11 +6,16 @@ from dataclasses import astuple
 
 from ...op.rank import rank_of, spatial_axes
 from ..kernel.convolution import ONE, Conv2d, Conv3d, Windows
-from .registry import CallSite
+from .registry import CallSite, Shape
 
 
 def convolution_of(
-    site: CallSite, data, weight, out, channels: str = "OI"
+    site: CallSite,
+    data: Shape,
+    weight: Shape,
+    out: Shape,
+    *,
+    channels: str = "OI",
 ) -> Conv2d | Conv3d | None:
     """Return the convolution with these shapes of data, weight and result; None if no kernel
     supports it.
@@ -22,9 +27,9 @@ def convolution_of(
     convolution over three axes becomes one over two axes where both compute the same.
     """
     attrs, rank = site.call.attrs, rank_of(site.call)
-    axes = spatial_axes(rank)
-    plain = [f"NC{axes}", f"{channels}{axes}", f"NC{axes}"]
-    if None in (data, weight, out) or not site.is_of(site.call.ty):
+    names = spatial_axes(rank)
+    plain = [f"NC{names}", f"{channels}{names}", f"NC{names}"]
+    if not site.is_of(site.call.ty):
         return None
     if [attrs.data_layout, attrs.kernel_layout, attrs.out_layout] != plain:
         return None

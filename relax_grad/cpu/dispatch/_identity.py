@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
+from types import FunctionType
+from typing import TypeGuard
 
 import numpy as np
 import tvm_ffi
@@ -63,7 +65,7 @@ def _text(part: object) -> str:
     raise TypeError(f"{part!r} has no representation that is the same in each process")
 
 
-def _is_own(function: Callable) -> bool:
+def _is_own(function: Callable) -> TypeGuard[FunctionType]:
     """Tell whether a module of this package defines this function under its name."""
     module = getattr(function, "__module__", None) or ""
     if module.partition(".")[0] != _PACKAGE:

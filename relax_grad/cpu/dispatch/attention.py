@@ -13,7 +13,7 @@ from ...op.attention import check_masks
 from ...op.attention_dropout import ATTENTION_DROPOUT, ATTENTION_DROPOUT_BACKWARD, rate_of
 from ..kernel import attention as kernels
 from ..kernel.attention_backward import attention_backward
-from .registry import CallSite, Kernel, decompose, kernel_for
+from .registry import CallSite, Kernel, Shape, decompose, kernel_for
 from .residuals import BlockCalls, Found, Replacement, ResidualKernel, residuals_for
 
 _FORWARD = "relax.nn.attention", "relax.nn.attention_bias", ATTENTION_DROPOUT
@@ -37,11 +37,9 @@ def attention(site: CallSite) -> Kernel | None:
     call = site.call
     check_masks(call)
     operands, generator = _operands(call, 3)
-    of = _attention(site, operands[:3], operands[3:])
-    result = site.shape(call)
-    if of is None or result is None:
+    shapes = site.shapes(*operands, call)
+    if shapes is None or (of := _attention(site, shapes[:-1])) is None:
         return None
-    shapes = [*map(site.shape, operands), result]
     arguments = [*operands[:3], *generator, *operands[3:]]
     return Kernel(partial(kernels.attention, of, shapes, site.cpu), arguments)
 
@@ -100,9 +98,8 @@ def backward(site: CallSite) -> Kernel | None:
     call = site.call
     operands, generator = _operands(call, 5)
     check_masks(relax.Call(Op.get("relax.nn.attention"), operands[2:5], call.attrs))
-    of = _attention(site, operands[2:5], operands[5:])
-    shapes = list(map(site.shape, operands))
-    if of is None or None in shapes:
+    shapes = site.shapes(*operands)
+    if shapes is None or (of := _attention(site, shapes[2:])) is None:
         return None
     arguments = [*operands[:5], *generator, *operands[5:]]
     return Kernel(partial(attention_backward, of, shapes, site.cpu), arguments)
@@ -118,13 +115,11 @@ def _operands(call: relax.Call, place: int) -> tuple[list[relax.Expr], list[rela
     return [*call.args[:place], *call.args[place + 3 :]], list(call.args[place : place + 2])
 
 
-def _attention(site: CallSite, inputs: list, bias: list) -> kernels.Attention | None:
-    """Return the sizes and masks of an attention call; None if no kernel supports it."""
+def _attention(site: CallSite, shapes: Sequence[Shape]) -> kernels.Attention | None:
+    """Return the sizes and masks of an attention call, given the shapes of the query, the key, the
+    value, and the bias if there is one; None if no kernel supports it."""
     attrs = site.call.attrs
-    shapes = [site.shape(tensor) for tensor in (*inputs, *bias)]
-    if None in shapes:
-        return None
-    query, key, value, *others = shapes
+    query, key, value, *bias = shapes
     fixed = (*query[2:], *key[2:], *value[2:])
     if not all(isinstance(extent, int) for extent in fixed):
         return None
@@ -132,7 +127,7 @@ def _attention(site: CallSite, inputs: list, bias: list) -> kernels.Attention | 
     if key[:3] != value[:3] or key[0] != batch or key[3] != features or heads % key[2]:
         return None
     full = [batch, heads, queries, key[1]]
-    if others and any(own not in (1, all_) for own, all_ in zip(others[0], full, strict=True)):
+    if bias and any(own not in (1, all_) for own, all_ in zip(bias[0], full, strict=True)):
         return None
     padded = max(features, value[3]) + _PADDING
     lengths = [extent for extent in (queries, key[1]) if isinstance(extent, int)]
@@ -152,6 +147,6 @@ def _attention(site: CallSite, inputs: list, bias: list) -> kernels.Attention | 
         1 / math.sqrt(features) if attrs.scale is None else float(attrs.scale),
         None if attrs.causal_mask is None else str(attrs.causal_mask),
         window,
-        tuple(others[0]) if others else None,
+        tuple(bias[0]) if bias else None,
         rate_of(site.call) if site.call.op.name in _WITH_DROPOUT else None,
     )

@@ -10,7 +10,7 @@ from tvm.ir import Op
 
 from ...ir.compat import dtype_of
 from ..kernel.concat import concat, split
-from .registry import CallSite, Kernel, kernel_for
+from .registry import CallSite, Kernel, all_known, kernel_for
 
 #: The fewest operands that have a kernel: concatenations of fewer are fused with element-wise
 #: neighbours.
@@ -35,8 +35,8 @@ def concatenation(site: CallSite) -> Kernel | None:
         return None
     dtype = dtype_of(kind)
     operands = [operand for operand in value.fields if not _is_empty(operand)]
-    shapes = [site.shape(operand, dtype) for operand in [*operands, site.call]]
-    if len(operands) < _MANY or None in shapes:
+    shapes = all_known(site.shape(operand, dtype) for operand in [*operands, site.call])
+    if len(operands) < _MANY or shapes is None:
         return None
     axis = int(site.call.attrs.axis or 0)
     zeros = [i for i, operand in enumerate(operands) if _is_zero(operand, site)]
@@ -54,8 +54,8 @@ def division(site: CallSite) -> Kernel | None:
         return None
     dtype = dtype_of(operand.ty)
     parts = [relax.Var("part", field) for field in fields]
-    shapes = [site.shape(tensor, dtype) for tensor in [*parts, operand]]
-    if None in shapes:
+    shapes = all_known(site.shape(tensor, dtype) for tensor in [*parts, operand])
+    if shapes is None:
         return None
     generator = partial(split, int(site.call.attrs.axis) % len(shapes[-1]), shapes, dtype, site.cpu)
     return Kernel(generator, [operand])

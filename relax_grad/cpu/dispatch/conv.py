@@ -41,9 +41,8 @@ _MANY_CHANNELS = 32
 def convolution(site: CallSite) -> Kernel | None:
     """Return the kernel of a convolution."""
     data, weight = site.call.args
-    shapes = [site.shape(tensor) for tensor in (data, weight, site.call)]
-    conv = convolution_of(site, *shapes)
-    if conv is None:
+    shapes = site.shapes(data, weight, site.call)
+    if shapes is None or (conv := convolution_of(site, *shapes)) is None:
         return None
     if isinstance(conv, Conv3d):
         return _of_volumes(conv, conv3d, site, shapes, [data, weight])
@@ -80,11 +79,13 @@ def transposed_convolution(site: CallSite) -> Kernel | None:
 def _data_gradient(site: CallSite, output_grad, weight, channels: str) -> Kernel | None:
     """Return the kernel whose result is the data gradient of a convolution; ``channels`` is the
     start of the layout."""
-    out, kernel, data = (site.shape(tensor) for tensor in (output_grad, weight, site.call))
-    conv = convolution_of(site, data, kernel, out, channels)
+    shapes = site.shapes(output_grad, weight, site.call)
+    if shapes is None:
+        return None
+    out, kernel, data = shapes
+    conv = convolution_of(site, data, kernel, out, channels=channels)
     if conv is None:
         return None
-    shapes = [out, kernel, data]
     if isinstance(conv, Conv3d):
         if max(conv.depth.stride, *conv.slices.strides) > _LARGEST_STRIDE:
             return None
@@ -109,7 +110,9 @@ def _data_gradient(site: CallSite, output_grad, weight, channels: str) -> Kernel
 def weight_gradient(site: CallSite) -> Kernel | None:
     """Return the kernel of the weight gradient of a convolution."""
     output_grad, data, _ = site.call.args
-    shapes = [site.shape(tensor) for tensor in (output_grad, data, site.call)]
+    shapes = site.shapes(output_grad, data, site.call)
+    if shapes is None:
+        return None
     out, images, weight = shapes
     conv = convolution_of(site, images, weight, out)
     if conv is None:

@@ -10,7 +10,7 @@ from tvm import relax
 from ...ir.compat import dtype_of
 from ...op.index import check_take_backward, take_attrs
 from ..kernel import index
-from .registry import CallSite, Kernel, kernel_for
+from .registry import CallSite, Kernel, Shape, all_known, kernel_for
 
 #: The fewest rows of a tensor for which the indices are resolved once for all rows.
 _ROWS = 4
@@ -22,9 +22,9 @@ def take_backward(site: CallSite) -> Kernel | None:
     check_take_backward(site.call, relax.BlockBuilder())
     output_grad, x, indices = site.call.args
     dtype = _index_dtype(indices)
-    of_indices = dtype and site.shape(indices, dtype)
-    shapes = site.shape(output_grad), of_indices, site.shape(x)
-    if None in shapes or not of_indices:
+    of_indices = _index_shape(site, indices)
+    shapes = all_known([site.shape(output_grad), of_indices, site.shape(x)])
+    if shapes is None or dtype is None or not of_indices:
         return None
     attrs = take_attrs(site.call)
     axis = (attrs["axis"] or 0) % len(shapes[2])
@@ -50,8 +50,8 @@ def take_columns(site: CallSite) -> Kernel | None:
     fused instead."""
     x, indices = site.call.args
     dtype = _index_dtype(indices)
-    shapes = site.shape(x), dtype and site.shape(indices, dtype), site.shape(site.call)
-    if None in shapes or not shapes[1] or len(shapes[0]) < 2:
+    shapes = all_known([site.shape(x), _index_shape(site, indices), site.shape(site.call)])
+    if shapes is None or dtype is None or not shapes[1] or len(shapes[0]) < 2:
         return None
     attrs = take_attrs(site.call)
     rows, extent = prod(shapes[0][:-1]), shapes[0][-1]
@@ -67,9 +67,9 @@ def gather_elements_backward(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of gathering along the last axis."""
     output_grad, _, indices = site.call.args
     dtype = _index_dtype(indices)
-    of_indices = dtype and site.shape(indices, dtype)
-    shapes = site.shape(output_grad), of_indices, site.shape(site.call)
-    if None in shapes or not of_indices:
+    of_indices = _index_shape(site, indices)
+    shapes = all_known([site.shape(output_grad), of_indices, site.shape(site.call)])
+    if shapes is None or dtype is None or not of_indices:
         return None
     axis, shape = int(site.call.attrs.axis) % len(of_indices), shapes[2]
     if axis != len(shape) - 1 or of_indices[:-1] != shape[:-1]:
@@ -89,7 +89,7 @@ def gather_elements_backward(site: CallSite) -> Kernel | None:
 def gather_nd_backward(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of gather_nd; None with batch dimensions."""
     output_grad, _, indices = site.call.args
-    shape = site.shape(indices, _index_dtype(indices) or "")
+    shape = _index_shape(site, indices)
     if not shape or int(site.call.attrs.batch_dims) or not isinstance(shape[-1], int):
         return None
     return _points_backward(site, output_grad, [indices], shape[-1], shape[:-1])
@@ -103,24 +103,26 @@ def index_tensor_backward(site: CallSite) -> Kernel | None:
     if not isinstance(value, relax.Tuple):
         return None
     tensors = list(value.fields)
-    shapes = [site.shape(tensor, _index_dtype(tensor) or "") for tensor in tensors]
-    if any(shape is None or shape != shapes[0] for shape in shapes):
+    shapes = all_known(_index_shape(site, tensor) for tensor in tensors)
+    if not shapes or any(shape != shapes[0] for shape in shapes):
         return None
     return _points_backward(site, output_grad, tensors, len(tensors), shapes[0])
 
 
 def _points_backward(
-    site: CallSite, output_grad: relax.Expr, indices: list, count: int, points: list
+    site: CallSite, output_grad: relax.Expr, indices: list, count: int, points: Shape
 ) -> Kernel | None:
     """Return the kernel of the data gradient of an operator that reads points of its data."""
-    dtypes = [_index_dtype(tensor) for tensor in indices]
-    shapes = [
-        site.shape(output_grad),
-        *(site.shape(tensor, dtype) for tensor, dtype in zip(indices, dtypes, strict=True)),
-        site.shape(site.call),
-    ]
-    if None in shapes:
+    shapes = all_known(
+        [
+            site.shape(output_grad),
+            *(_index_shape(site, tensor) for tensor in indices),
+            site.shape(site.call),
+        ]
+    )
+    if shapes is None:
         return None
+    dtypes = [dtype_of(tensor.ty) for tensor in indices]
     columns = prod(shapes[-1][count:])
     if not count or not isinstance(columns, int):
         return None
@@ -128,6 +130,12 @@ def _points_backward(
         index.points_backward, shapes[-1][:count], columns, prod(points), shapes, dtypes, site.cpu
     )
     return Kernel(generator, [output_grad, *indices])
+
+
+def _index_shape(site: CallSite, indices: relax.Expr) -> Shape | None:
+    """Return the shape of a tensor of indices if their dtype is a signed integer, else None."""
+    dtype = _index_dtype(indices)
+    return None if dtype is None else site.shape(indices, dtype)
 
 
 def _index_dtype(indices: relax.Expr) -> str | None:

@@ -22,9 +22,10 @@ def matrix_product(site: CallSite) -> Kernel | None:
     transposed matrix is read transposed.
     """
     (a, transpose_a), (b, transpose_b) = (_untransposed(site, factor) for factor in site.call.args)
-    shape_a, shape_b, shape_c = (site.shape(tensor) for tensor in (a, b, site.call))
-    if None in (shape_a, shape_b, shape_c) or min(len(shape_a), len(shape_b)) < 2:
+    shapes = site.shapes(a, b, site.call)
+    if shapes is None or min(map(len, shapes[:2])) < 2:
         return None
+    shape_a, shape_b, _ = shapes
     rows, depth = shape_a[:-3:-1] if transpose_a else shape_a[-2:]
     columns = shape_b[-2] if transpose_b else shape_b[-1]
     batch_a, batch_b = shape_a[:-2], shape_b[:-2]
@@ -44,7 +45,7 @@ def matrix_product(site: CallSite) -> Kernel | None:
         )
     else:
         return None
-    generator = partial(matmul, product, site.cpu, shapes=(shape_a, shape_b, shape_c))
+    generator = partial(matmul, product, site.cpu, shapes=shapes)
     return Kernel(generator, [a, b])
 
 

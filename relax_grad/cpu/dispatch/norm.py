@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import prod
+from typing import TypeAlias
 
 from tvm import relax, tirx
 
 from ..kernel import norm, norm_backward
+from ..kernel.builder import Extent
 from ..kernel.reduce import Channels
-from .registry import CallSite, Kernel, kernel_for
+from .registry import CallSite, Kernel, Shape, kernel_for
 
 #: The operators of rows whose mean is taken to be 0.
 _ROOT_MEAN_SQUARE = (
@@ -23,17 +25,24 @@ _ROOT_MEAN_SQUARE = (
 #: The shortest rows that have a kernel: most lanes of a vector are unused with shorter ones.
 _SHORTEST = 8
 
+#: (outer, groups, channels of a group, inner), as :func:`_groups` returns them.
+_Groups: TypeAlias = "tuple[Extent, Extent, int, Extent]"
+
+#: Divides a shape into groups, given the attributes of the call.
+_Split: TypeAlias = "Callable[[Shape, relax.op.op_attrs.Attrs], _Groups | None]"
+
 
 @kernel_for("relax.nn.batch_norm")
-def batch_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
+def batch_norm(site: CallSite, statistics: Shape | None = None) -> Kernel | None:
     """Return the kernel of batch_norm in training; None in inference, where it is element-wise and
     is fused.
 
     With the shape of the statistics, the kernel returns them too.
     """
-    attrs, shapes = site.call.attrs, _shapes(site, 5)
-    of = shapes and _channels(shapes[0], int(attrs.axis))
-    if not of or not attrs.training:
+    attrs, shapes = site.call.attrs, site.shapes(*site.call.args[:5])
+    if shapes is None or not attrs.training:
+        return None
+    if (of := _channels(shapes[0], int(attrs.axis))) is None:
         return None
     of, shapes = _of_any_number(of, shapes, int(attrs.axis))
     generator = partial(
@@ -55,9 +64,8 @@ def batch_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
 @kernel_for("relax.grad.batch_norm_backward_data")
 def batch_norm_backward_data(site: CallSite) -> Kernel | None:
     """Return the kernel of the data gradient of batch_norm."""
-    attrs, shapes = site.call.attrs, _shapes(site, 7)
-    of = shapes and _channels(shapes[1], int(attrs.axis))
-    if not of:
+    attrs, shapes = site.call.attrs, site.shapes(*site.call.args[:7])
+    if shapes is None or (of := _channels(shapes[1], int(attrs.axis))) is None:
         return None
     of, shapes = _of_any_number(of, shapes, int(attrs.axis))
     generator = partial(
@@ -73,13 +81,12 @@ def batch_norm_backward_data(site: CallSite) -> Kernel | None:
 
 
 @kernel_for("relax.grad.batch_norm_backward_gamma")
-def batch_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Kernel | None:
+def batch_norm_backward_gamma(site: CallSite, beta: Shape | None = None) -> Kernel | None:
     """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient
     of beta too."""
-    shapes = _shapes(site, 4)
+    shapes = site.shapes(*site.call.args[:4])
     axis = int(site.call.attrs.axis)
-    of = shapes and _channels(shapes[1], axis)
-    if not of:
+    if shapes is None or (of := _channels(shapes[1], axis)) is None:
         return None
     of, shapes = _of_any_number(of, shapes, axis)
     taken, result = [*shapes, shapes[-1]], shapes[-1:]
@@ -94,7 +101,7 @@ def batch_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Kerne
 
 
 @kernel_for("relax.nn.instance_norm")
-def instance_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
+def instance_norm(site: CallSite, statistics: Shape | None = None) -> Kernel | None:
     """Return the kernel of instance_norm, which normalises each channel over all axes after the
     channel axis.
 
@@ -104,7 +111,7 @@ def instance_norm(site: CallSite, statistics: list | None = None) -> Kernel | No
 
 
 @kernel_for("relax.nn.group_norm")
-def group_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
+def group_norm(site: CallSite, statistics: Shape | None = None) -> Kernel | None:
     """Return the kernel of group_norm, which normalises groups of channels over all axes after the
     channel axis.
 
@@ -113,14 +120,11 @@ def group_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
     return _of_groups(site, "group_norm", _groups, statistics)
 
 
-def _of_groups(
-    site: CallSite, name: str, split: Callable, statistics: list | None
-) -> Kernel | None:
+def _of_groups(site: CallSite, name: str, split: _Split, statistics: Shape | None) -> Kernel | None:
     """Return the kernel of a normalisation of groups of channels, which ``split`` finds in a
     shape."""
-    attrs, shapes = site.call.attrs, _shapes(site, 3)
-    sizes = shapes and split(shapes[0], attrs)
-    if not sizes:
+    attrs, shapes = site.call.attrs, site.shapes(*site.call.args[:3])
+    if shapes is None or (sizes := split(shapes[0], attrs)) is None:
         return None
     outer, groups, size, inner = sizes
     generator = partial(
@@ -144,22 +148,22 @@ def _of_groups(
 @kernel_for("relax.grad.batch_norm_statistics")
 def batch_norm_statistics(site: CallSite) -> Kernel | None:
     """Return the kernel of the statistics of each channel."""
-    attrs, shapes = site.call.attrs, _shapes(site, 1)
-    of = shapes and _channels(shapes[0], int(attrs.axis))
-    if not of:
+    attrs, shapes = site.call.attrs, site.shapes(*site.call.args[:1])
+    if shapes is None or (of := _channels(shapes[0], int(attrs.axis))) is None:
         return None
     of, (data,) = _of_any_number(of, shapes, int(attrs.axis))
-    shapes = data, [of.channels]
-    generator = partial(norm.statistics, of, shapes, site.cpu, float(attrs.epsilon))
-    return Kernel(generator, site.call.args, shapes=[shapes[0], *[shapes[1]] * 2])
+    result = [of.channels]
+    generator = partial(norm.statistics, of, (data, result), site.cpu, float(attrs.epsilon))
+    return Kernel(generator, site.call.args, shapes=[data, result, result])
 
 
 @kernel_for("relax.grad.layer_norm_statistics", "relax.grad.rms_norm_statistics")
 def row_statistics(site: CallSite) -> Kernel | None:
     """Return the kernel of the statistics of layer_norm or rms_norm."""
-    shapes = _shapes(site, 1)
-    split = shapes and _rows(shapes[0], site.call.attrs.axes)
-    return split and _statistics(site, shapes[0], *split, center=_is_centered(site.call))
+    shapes = site.shapes(*site.call.args[:1])
+    if shapes is None or (split := _rows(shapes[0], site.call.attrs.axes)) is None:
+        return None
+    return _statistics(site, shapes[0], *split, center=_is_centered(site.call))
 
 
 @kernel_for("relax.grad.instance_norm_statistics")
@@ -174,19 +178,18 @@ def group_norm_statistics(site: CallSite) -> Kernel | None:
     return _group_statistics(site, _groups)
 
 
-def _group_statistics(site: CallSite, split: Callable) -> Kernel | None:
+def _group_statistics(site: CallSite, split: _Split) -> Kernel | None:
     """Return the kernel of the statistics of groups of channels, which ``split`` finds in a
     shape."""
-    shapes = _shapes(site, 1)
-    sizes = shapes and split(shapes[0], site.call.attrs)
-    if not sizes:
+    shapes = site.shapes(*site.call.args[:1])
+    if shapes is None or (sizes := split(shapes[0], site.call.attrs)) is None:
         return None
     outer, groups, size, inner = sizes
     return _statistics(site, shapes[0], outer * groups, size * inner, copies=size)
 
 
 def _statistics(
-    site: CallSite, data: list, rows, columns, center: bool = True, copies: int = 1
+    site: CallSite, data: Shape, rows: Extent, columns: Extent, center: bool = True, copies: int = 1
 ) -> Kernel | None:
     """Return the kernel of the statistics of rows."""
     kind = site.call.ty.fields[0] if center else site.call.ty
@@ -208,9 +211,8 @@ def _statistics(
 @kernel_for("relax.grad.instance_norm_backward_data")
 def instance_norm_backward_data(site: CallSite) -> Kernel | None:
     """Return the kernel of the data gradient of instance_norm."""
-    attrs, shapes = site.call.attrs, _shapes(site, 7)
-    split = shapes and _instances(shapes[1], attrs)
-    if not split:
+    attrs, shapes = site.call.attrs, site.shapes(*site.call.args[:7])
+    if shapes is None or (split := _instances(shapes[1], attrs)) is None:
         return None
     outer, channels, inner = split
     generator = partial(
@@ -227,12 +229,11 @@ def instance_norm_backward_data(site: CallSite) -> Kernel | None:
 
 
 @kernel_for("relax.grad.instance_norm_backward_gamma")
-def instance_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Kernel | None:
+def instance_norm_backward_gamma(site: CallSite, beta: Shape | None = None) -> Kernel | None:
     """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient
     of beta too."""
-    shapes = _shapes(site, 4)
-    split = shapes and _instances(shapes[1], site.call.attrs)
-    if not split:
+    shapes = site.shapes(*site.call.args[:4])
+    if shapes is None or (split := _instances(shapes[1], site.call.attrs)) is None:
         return None
     outer, channels, inner = split
     generator = partial(
@@ -247,12 +248,11 @@ def instance_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Ke
 
 
 @kernel_for("relax.nn.layer_norm")
-def layer_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
+def layer_norm(site: CallSite, statistics: Shape | None = None) -> Kernel | None:
     """Return the kernel of layer_norm; with the shape of the statistics, the kernel returns them
     too."""
-    attrs, shapes = site.call.attrs, _shapes(site, 3)
-    split = shapes and _rows(shapes[0], attrs.axes)
-    if not split:
+    attrs, shapes = site.call.attrs, site.shapes(*site.call.args[:3])
+    if shapes is None or (split := _rows(shapes[0], attrs.axes)) is None:
         return None
     rows, columns = split
     generator = partial(
@@ -271,12 +271,11 @@ def layer_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
 
 
 @kernel_for("relax.nn.rms_norm")
-def rms_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
+def rms_norm(site: CallSite, statistics: Shape | None = None) -> Kernel | None:
     """Return the kernel of rms_norm; with the shape of the statistics, the kernel returns them
     too."""
-    shapes = _shapes(site, 2)
-    split = shapes and _rows(shapes[0], site.call.attrs.axes)
-    if not split:
+    shapes = site.shapes(*site.call.args[:2])
+    if shapes is None or (split := _rows(shapes[0], site.call.attrs.axes)) is None:
         return None
     epsilon = float(site.call.attrs.epsilon)
     generator = partial(norm.rms_norm, *split, shapes, site.cpu, epsilon, statistics)
@@ -286,9 +285,8 @@ def rms_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
 @kernel_for("relax.grad.layer_norm_backward_data", "relax.grad.rms_norm_backward_data")
 def row_norm_backward_data(site: CallSite) -> Kernel | None:
     """Return the kernel of the data gradient of layer_norm or rms_norm."""
-    attrs, shapes = site.call.attrs, _shapes(site, len(site.call.args))
-    split = shapes and _rows(shapes[1], attrs.axes)
-    if not split:
+    attrs, shapes = site.call.attrs, site.shapes(*site.call.args)
+    if shapes is None or (split := _rows(shapes[1], attrs.axes)) is None:
         return None
     generator = partial(
         norm_backward.row_norm_backward_data,
@@ -302,13 +300,15 @@ def row_norm_backward_data(site: CallSite) -> Kernel | None:
 
 
 @kernel_for("relax.grad.layer_norm_backward_gamma", "relax.grad.rms_norm_backward_weight")
-def row_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Kernel | None:
+def row_norm_backward_gamma(site: CallSite, beta: Shape | None = None) -> Kernel | None:
     """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient
     of beta too."""
-    shapes = _shapes(site, len(site.call.args))
-    split = shapes and _rows(shapes[1], site.call.attrs.axes)
+    shapes = site.shapes(*site.call.args)
     result = site.shape(site.call)
-    if not split or result is None or not isinstance(split[1], int):
+    if shapes is None or result is None:
+        return None
+    split = _rows(shapes[1], site.call.attrs.axes)
+    if split is None or not isinstance(split[1], int):
         return None
     centered = _is_centered(site.call)
     generator = partial(
@@ -322,13 +322,7 @@ def _is_centered(call: relax.Call) -> bool:
     return call.op.name not in _ROOT_MEAN_SQUARE
 
 
-def _shapes(site: CallSite, number: int) -> list | None:
-    """Return the shapes of the first arguments; None if a kernel does not support one of them."""
-    shapes = [site.shape(argument) for argument in site.call.args[:number]]
-    return None if None in shapes else shapes
-
-
-def _channels(shape: list, axis: int) -> Channels | None:
+def _channels(shape: Shape, axis: int) -> Channels | None:
     """Return the data as channels along an axis; None if the rows of the channels are too short."""
     axis %= len(shape)
     inner = prod(shape[axis + 1 :])
@@ -337,7 +331,7 @@ def _channels(shape: list, axis: int) -> Channels | None:
     return Channels(prod(shape[:axis]), shape[axis], inner)
 
 
-def _of_any_number(of: Channels, shapes: list, axis: int) -> tuple[Channels, list]:
+def _of_any_number(of: Channels, shapes: list[Shape], axis: int) -> tuple[Channels, list[Shape]]:
     """Return the channels and the shapes of their tensors with a symbolic number of channels.
 
     Calls that differ only in the number of channels share a kernel, which reads this number from
@@ -350,7 +344,7 @@ def _of_any_number(of: Channels, shapes: list, axis: int) -> tuple[Channels, lis
     return replace(of, channels=number), changed
 
 
-def _instances(shape: list, attrs) -> tuple | None:
+def _instances(shape: Shape, attrs) -> tuple[Extent, Extent, Extent] | None:
     """Return (outer, channels, inner) if the axes are exactly those after the channel axis, else
     None.
 
@@ -366,13 +360,13 @@ def _instances(shape: list, attrs) -> tuple | None:
     return prod(shape[:channel]), shape[channel], inner
 
 
-def _each_channel(shape: list, attrs) -> tuple | None:
+def _each_channel(shape: Shape, attrs) -> _Groups | None:
     """Return (outer, channels, 1, inner) as :func:`_groups` does: each channel is a group."""
     split = _instances(shape, attrs)
-    return split and (*split[:2], 1, split[2])
+    return split and (split[0], split[1], 1, split[2])
 
 
-def _groups(shape: list, attrs) -> tuple | None:
+def _groups(shape: Shape, attrs) -> _Groups | None:
     """Return (outer, groups, channels of a group, inner) as :func:`_instances` does.
 
     The result is also None if the groups do not divide the channels.
@@ -387,7 +381,7 @@ def _groups(shape: list, attrs) -> tuple | None:
     return outer, groups, channels // groups, inner
 
 
-def _rows(shape: list, axes) -> tuple | None:
+def _rows(shape: Shape, axes) -> tuple[Extent, Extent] | None:
     """Return (rows, columns) if the axes are the last ones in ascending order, else None."""
     first = len(shape) - len(axes)
     if [int(axis) % len(shape) for axis in axes] != list(range(first, len(shape))) or not axes:

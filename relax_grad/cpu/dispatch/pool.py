@@ -11,7 +11,7 @@ from ...op.pool import check_pool_attrs, check_pool_backward
 from ...op.rank import RANKS
 from ..kernel import pool
 from ..kernel.pooling import Pool, Windows
-from .registry import CallSite, Kernel, kernel_for
+from .registry import CallSite, Kernel, Shape, kernel_for
 from .residuals import BlockCalls, Found, Replacement, ResidualKernel, residuals_for
 
 #: The most taps of a window, and the largest stride, for which the code of all taps and phases is
@@ -33,10 +33,11 @@ _MAX_POOL_BACKWARD = {
 @kernel_for(*_MAX_POOL_BACKWARD)
 def max_pool(site: CallSite) -> Kernel | None:
     """Return the kernel of max pooling."""
-    (data,) = site.call.args
-    shapes = [site.shape(data), site.shape(site.call)]
-    of = _pool(site, *shapes)
-    return of and Kernel(partial(pool.max_pool, of, shapes, site.cpu), [data])
+    (data,), attrs = site.call.args, check_pool_attrs(site.call)
+    shapes = site.shapes(data, site.call)
+    if shapes is None or (of := _pool(attrs, *shapes)) is None:
+        return None
+    return Kernel(partial(pool.max_pool, of, shapes, site.cpu), [data])
 
 
 @residuals_for(*_MAX_POOL_BACKWARD)
@@ -45,11 +46,10 @@ def max_pool_with_winners(
 ) -> ResidualKernel | None:
     """Return max pooling that also saves the position of the maximum of each window, for its
     gradient."""
-    (data,) = site.call.args
-    shapes = [site.shape(data), site.shape(site.call)]
-    of = _pool(site, *shapes)
+    (data,), attrs = site.call.args, check_pool_attrs(site.call)
+    shapes = site.shapes(data, site.call)
     forward = calls.original(var)
-    if of is None or forward is None:
+    if shapes is None or forward is None or (of := _pool(attrs, *shapes)) is None:
         return None
 
     def gradient(call: relax.Call, saved) -> Kernel:
@@ -85,46 +85,41 @@ def _pool_key(call: relax.Call) -> tuple:
 @kernel_for(*(f"relax.nn.avg_pool{rank}d" for rank in RANKS))
 def avg_pool(site: CallSite) -> Kernel | None:
     """Return the kernel of average pooling; None for dilated windows."""
-    (data,) = site.call.args
-    shapes = [site.shape(data), site.shape(site.call)]
-    of = _pool(site, *shapes)
-    if of is None or of.is_dilated:
+    (data,), attrs = site.call.args, check_pool_attrs(site.call)
+    shapes = site.shapes(data, site.call)
+    if shapes is None or (of := _pool(attrs, *shapes)) is None or of.is_dilated:
         return None
-    include_pad = bool(site.call.attrs.count_include_pad)
+    include_pad = bool(attrs.count_include_pad)
     return Kernel(partial(pool.avg_pool, of, shapes, site.cpu, include_pad), [data])
 
 
 @kernel_for(*_MAX_POOL_BACKWARD.values())
 def max_pool_backward(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of max pooling."""
-    check_pool_backward(site.call, relax.BlockBuilder())
+    attrs = check_pool_backward(site.call, relax.BlockBuilder())
     output_grad, data = site.call.args
-    shapes = [site.shape(output_grad), site.shape(data), site.shape(data)]
-    of = _pool(site, shapes[1], shapes[0])
-    generator = partial(pool.max_pool_backward, of, shapes, site.cpu)
-    return of and Kernel(generator, [output_grad, data])
+    shapes = site.shapes(output_grad, data, data)
+    if shapes is None or (of := _pool(attrs, shapes[1], shapes[0])) is None:
+        return None
+    return Kernel(partial(pool.max_pool_backward, of, shapes, site.cpu), [output_grad, data])
 
 
 @kernel_for(*(f"relax.grad.avg_pool{rank}d_backward" for rank in RANKS))
 def avg_pool_backward(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of average pooling; None for dilated windows."""
-    check_pool_backward(site.call, relax.BlockBuilder())
+    attrs = check_pool_backward(site.call, relax.BlockBuilder())
     output_grad, data = site.call.args
-    shapes = [site.shape(output_grad), site.shape(data)]
-    of = _pool(site, shapes[1], shapes[0])
-    if of is None or of.is_dilated:
+    shapes = site.shapes(output_grad, data)
+    if shapes is None or (of := _pool(attrs, shapes[1], shapes[0])) is None or of.is_dilated:
         return None
-    include_pad = bool(site.call.attrs.count_include_pad)
+    include_pad = bool(attrs.count_include_pad)
     generator = partial(pool.avg_pool_backward, of, shapes, site.cpu, include_pad)
     return Kernel(generator, [output_grad])
 
 
-def _pool(site: CallSite, data: list | None, result: list | None) -> Pool | None:
-    """Return the pooling of a call, given the shapes of data and result; None if no kernel supports
-    it."""
-    attrs = check_pool_attrs(site.call)
-    if data is None or result is None:
-        return None
+def _pool(attrs: relax.op.op_attrs.Attrs, data: Shape, result: Shape) -> Pool | None:
+    """Return the pooling of a call, given its attributes and the shapes of data and result; None if
+    no kernel supports it."""
     rank = len(data) - 2
     plain = "NC" + "DHW"[3 - rank :]
     if attrs.layout != plain or attrs.out_layout != plain:

@@ -10,7 +10,7 @@ from tvm import relax
 from ...ir.compat import dtype_of
 from ...op.quantized import NUMBERS
 from ..kernel.quantized import Quantized, quantized_matmul
-from .registry import CallSite, Kernel, decompose, kernel_for
+from .registry import CallSite, Kernel, all_known, decompose, kernel_for
 
 _FORWARD = "relax.grad.quantized_matmul"
 _BACKWARD = "relax.grad.quantized_matmul_backward_data"
@@ -23,8 +23,8 @@ def quantized(site: CallSite) -> Kernel | None:
     data, *weight = (
         operand for operand in site.call.args if not isinstance(operand.ty, relax.ShapeType)
     )
-    shapes, of = [site.shape(data), site.shape(site.call)], _weight(site, weight)
-    if None in shapes or of is None:
+    shapes, of = site.shapes(data, site.call), _weight(site, weight)
+    if shapes is None or of is None:
         return None
     return Kernel(
         partial(quantized_matmul, of, site.cpu, *shapes, backward=is_backward), [data, *weight]
@@ -39,9 +39,14 @@ def _weight(site: CallSite, operands: Sequence[relax.Expr]) -> Quantized | None:
     """Return the layout of a weight; None if no kernel supports it."""
     weight, scale, *zero_point = operands
     dtype = dtype_of(weight.ty)
-    shapes = [site.shape(weight, dtype), site.shape(scale)]
-    shapes += [site.shape(tensor, dtype_of(tensor.ty)) for tensor in zero_point]
-    if None in shapes or not all(isinstance(extent, int) for extent in shapes[0]):
+    shapes = all_known(
+        [
+            site.shape(weight, dtype),
+            site.shape(scale),
+            *(site.shape(tensor, dtype_of(tensor.ty)) for tensor in zero_point),
+        ]
+    )
+    if shapes is None or not all(isinstance(extent, int) for extent in shapes[0]):
         return None
     outputs, groups, width = shapes[0]
     size, bits = width * NUMBERS[dtype], 8 // NUMBERS[dtype]

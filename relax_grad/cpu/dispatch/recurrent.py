@@ -8,7 +8,7 @@ from functools import partial
 from tvm import relax
 
 from ..kernel.recurrent import PARTS, Layer, recurrence, recurrent_backward
-from .registry import CallSite, Kernel, decompose, kernel_for
+from .registry import CallSite, Kernel, all_known, decompose, kernel_for
 
 #: The most units of a layer: int32 counts the elements of the copies of its weight.
 _MOST_UNITS = 2**13
@@ -32,8 +32,8 @@ def layer(site: CallSite) -> Kernel | None:
 def gradient(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of a layer."""
     args = site.call.args
-    shapes = [site.shape(tensor) for tensor in args]
-    if None in shapes or not isinstance(shapes[0][2], int) or shapes[0][2] == 0:
+    shapes = site.shapes(*args)
+    if shapes is None or not isinstance(shapes[0][2], int) or shapes[0][2] == 0:
         return None
     kinds = {parts[0]: kind for kind, parts in PARTS.items()}
     of = _layer(site, kinds[shapes[1][2] // shapes[0][2]], args)
@@ -49,10 +49,10 @@ decompose(*_LAYERS, _BACKWARD)
 
 def _layer(site: CallSite, kind: str, args: Sequence) -> Layer | None:
     """Return the sizes of a layer; None if no kernel supports it."""
-    shapes, kind_of = [site.shape(tensor) for tensor in args], site.call.ty
+    shapes, kind_of = site.shapes(*args), site.call.ty
     results = kind_of.fields if isinstance(kind_of, relax.TupleType) else [kind_of]
     # The slopes have more elements than the arguments.
-    if None in [*shapes, *map(site.extents, results)]:
+    if shapes is None or all_known(map(site.extents, results)) is None:
         return None
     steps, batch, _ = shapes[0]
     size = next(shape[1] for shape in shapes if len(shape) == 2)

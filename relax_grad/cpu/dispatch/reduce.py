@@ -9,7 +9,7 @@ from tvm import relax
 from tvm.ir import Op
 
 from ..kernel.reduce import Channels, sum_channels, sum_columns
-from .registry import CallSite, Kernel, kernel_for
+from .registry import CallSite, Kernel, Shape, kernel_for
 
 _CALL_TIR = Op.get("relax.call_tir")
 
@@ -27,9 +27,10 @@ def sum_over_axes(site: CallSite) -> Kernel | None:
 def collapse_sum(site: CallSite) -> Kernel | None:
     """Return the kernel of the adjoint of a broadcast: the sum over the axes that it adds or
     stretches."""
-    shape, result = site.shape(site.call.args[0]), site.shape(site.call)
-    if shape is None or result is None:
+    shapes = site.shapes(site.call.args[0], site.call)
+    if shapes is None:
         return None
+    shape, result = shapes
     added = len(shape) - len(result)
     stretched = {
         added + axis
@@ -46,8 +47,8 @@ def _sum(site: CallSite, axes: set[int], mean: bool) -> Kernel | None:
     schedules divide the operand too.
     """
     data = site.call.args[0]
-    shapes = site.shape(data), site.shape(site.call)
-    if None in shapes or _fuses(site, data):
+    shapes = site.shapes(data, site.call)
+    if shapes is None or _fuses(site, data):
         return None
     groups = _grouped(shapes[0], axes)
     kinds = "".join(kind for kind, _ in groups)
@@ -69,7 +70,7 @@ def _fuses(site: CallSite, expr: relax.Expr) -> bool:
     return isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op != _CALL_TIR
 
 
-def _grouped(shape: list, axes: set[int]) -> list[tuple]:
+def _grouped(shape: Shape, axes: set[int]) -> list[tuple]:
     """Merge adjacent axes of one kind, ``"s"`` for summed and ``"k"`` for kept; return kinds and
     extents."""
     groups: list[tuple] = []

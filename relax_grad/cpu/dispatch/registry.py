@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias, final
 
 from tvm import relax, tirx
 
@@ -18,7 +19,11 @@ from .declare import Extents
 #: The most elements that an index of int32 can address.
 _LARGEST = 2**31 - 1
 
+#: The extents of a tensor.
+Shape: TypeAlias = "list[int | tirx.Var]"
 
+
+@final
 @dataclass(frozen=True)
 class Kernel:
     """A function that computes a call, and its arguments.
@@ -111,7 +116,7 @@ class CallSite:
         self._extents = Extents()
         self._takes_halves = call is not None and call.op.name in _IN_HALVES
 
-    def shape(self, expr: relax.Expr, dtype: str = "float32") -> list[int | tirx.Var] | None:
+    def shape(self, expr: relax.Expr, dtype: str = "float32") -> Shape | None:
         """Return the extents of a tensor of a dtype; None if no kernel supports the tensor.
 
         Each symbolic expression becomes one variable of int32. A kernel gets the value of the
@@ -121,6 +126,11 @@ class CallSite:
         """
         return self.extents(expr.ty, dtype)
 
+    def shapes(self, *exprs: relax.Expr) -> list[Shape] | None:
+        """Return the extents of tensors of float32, as :meth:`shape` does for one; None if no
+        kernel supports one of them."""
+        return all_known(map(self.shape, exprs))
+
     def is_of(self, kind: relax.TensorType, dtype: str = "float32") -> bool:
         """Tell whether tensors of a type have a dtype, or are stored in half precision in place of
         float32."""
@@ -128,7 +138,7 @@ class CallSite:
             return True
         return dtype_of(kind) == dtype
 
-    def extents(self, kind: relax.Type, dtype: str = "float32") -> list[int | tirx.Var] | None:
+    def extents(self, kind: relax.Type, dtype: str = "float32") -> Shape | None:
         """Return the extents of tensors of a type, as :meth:`shape` does for a tensor."""
         if not isinstance(kind, relax.TensorType) or kind.dtype is None:
             return None
@@ -139,6 +149,16 @@ class CallSite:
         for extent in extents:
             size *= extent if isinstance(extent, int) else 1
         return extents if 0 < size <= _LARGEST else None
+
+
+def all_known(shapes: Iterable[Shape | None]) -> list[Shape] | None:
+    """Return shapes, or None if one of them is None."""
+    known = []
+    for shape in shapes:
+        if shape is None:
+            return None
+        known.append(shape)
+    return known
 
 
 #: Returns the kernel of a call, or None.

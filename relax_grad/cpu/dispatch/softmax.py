@@ -12,7 +12,7 @@ from ...ir.compat import dtype_of
 from ...op.loss import check_nll_loss_backward
 from ..kernel import softmax as kernels
 from ..kernel.loss import Loss, cross_entropy_backward
-from .registry import CallSite, Kernel, kernel_for
+from .registry import CallSite, Kernel, Shape, all_known, kernel_for
 from .residuals import BlockCalls, ResidualKernel, residuals_for
 
 _MAKE = {
@@ -34,9 +34,8 @@ _GATHER_BACKWARD = "relax.grad.gather_elements_backward_data"
 @kernel_for(*_MAKE)
 def softmax(site: CallSite) -> Kernel | None:
     """Return the kernel of softmax, of log_softmax, or of the gradient of either."""
-    shapes = [site.shape(argument) for argument in site.call.args]
-    lines = _lines(shapes, int(site.call.attrs.axis))
-    if lines is None:
+    shapes = site.shapes(*site.call.args)
+    if shapes is None or (lines := _lines(shapes, int(site.call.attrs.axis))) is None:
         return None
     generator = partial(_MAKE[site.call.op.name], lines, shapes[0], site.cpu)
     return Kernel(generator, site.call.args)
@@ -47,17 +46,19 @@ def cross_entropy(site: CallSite, var: relax.Var, calls: BlockCalls) -> Residual
     """Return the kernel of a gradient of log_softmax that also computes its cotangent, the gradient
     of a loss."""
     backward = calls.original(var)
-    shapes = [site.shape(argument) for argument in site.call.args]
+    shapes = site.shapes(*site.call.args)
+    if backward is None or shapes is None:
+        return None
     lines = _lines(shapes, int(site.call.attrs.axis))
-    if backward is None or lines is None:
+    if lines is None:
         return None
     kernel = _cross_entropy_backward(site, shapes[1], lines)
     if kernel is None:
-        kernel = _gathered_backward(site, backward, calls, lines)
+        kernel = _gathered_backward(site, backward, calls, shapes[1], lines)
     return kernel and ResidualKernel(kernel, [], {})
 
 
-def _cross_entropy_backward(site: CallSite, shape: list, lines: kernels.Lines) -> Kernel | None:
+def _cross_entropy_backward(site: CallSite, shape: Shape, lines: kernels.Lines) -> Kernel | None:
     """Return the kernel of a gradient of log_softmax whose cotangent is the gradient of nll_loss,
     else None."""
     output_grad, y = site.call.args
@@ -69,17 +70,19 @@ def _cross_entropy_backward(site: CallSite, shape: list, lines: kernels.Lines) -
     dtype = dtype_of(targets.ty)
     attrs = gradient.attrs
     loss = Loss(str(attrs.reduction), int(attrs.ignore_index), bool(weights))
-    shapes = [site.shape(output_grad), shape, site.shape(targets, dtype), *map(site.shape, weights)]
+    shapes = all_known(
+        [site.shape(output_grad), shape, site.shape(targets, dtype), *map(site.shape, weights)]
+    )
     axis = int(site.call.attrs.axis) % len(shape)
     is_plain = axis == (0 if len(shape) == 1 else 1) and isinstance(lines.extent, int)
-    if None in shapes or not is_plain or dtype.startswith("uint"):
+    if shapes is None or not is_plain or dtype.startswith("uint"):
         return None
     generator = partial(cross_entropy_backward, loss, lines, shapes, dtype, site.cpu)
     return Kernel(generator, [output_grad, y, targets, *weights], "grad.cross_entropy_backward")
 
 
 def _gathered_backward(
-    site: CallSite, backward: relax.Call, calls: BlockCalls, lines: kernels.Lines
+    site: CallSite, backward: relax.Call, calls: BlockCalls, shape: Shape, lines: kernels.Lines
 ) -> Kernel | None:
     """Return the kernel of a gradient of log_softmax if one element of each row of it is gathered,
     else None."""
@@ -87,7 +90,7 @@ def _gathered_backward(
     if before is None or not lines.are_rows or not isinstance(lines.extent, int):
         return None
     output_grad, y = site.call.args
-    shape, axis = site.shape(y), int(before.attrs.axis)
+    axis = int(before.attrs.axis)
     # The call may already be replaced by the call of a kernel.
     gradient = site.lookup(output_grad)
     if gradient is None:
@@ -97,15 +100,16 @@ def _gathered_backward(
     else:
         output_grad, _, indices = gradient.args
     dtype = dtype_of(indices.ty)
-    shapes = [site.shape(output_grad), shape, site.shape(indices, dtype)]
-    is_one = shapes[2] is not None and shapes[2] == [*shape[:-1], 1] == shapes[0]
-    if axis % len(shape) != len(shape) - 1 or not is_one or dtype.startswith("uint"):
+    shapes = all_known([site.shape(output_grad), shape, site.shape(indices, dtype)])
+    if shapes is None or not shapes[2] == [*shape[:-1], 1] == shapes[0]:
+        return None
+    if axis % len(shape) != len(shape) - 1 or dtype.startswith("uint"):
         return None
     generator = partial(cross_entropy_backward, Loss("gather"), lines, shapes, dtype, site.cpu)
     return Kernel(generator, [output_grad, y, indices], "grad.cross_entropy_backward")
 
 
-def _lines(shapes: list, axis: int) -> kernels.Lines | None:
+def _lines(shapes: list[Shape], axis: int) -> kernels.Lines | None:
     """Return the lines of tensors along an axis; None if their shapes differ or no kernel supports
     them."""
     shape = shapes[0]
