@@ -48,7 +48,7 @@ def _lowered(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     declarations = Declarations.for_run()
     with target:
         if declarations is None:
-            dispatch = DispatchKernels(target)
+            dispatch: tvm.transform.Pass = DispatchKernels(target)
         else:
             dispatch = DeclareKernels(target, 2, declarations.kernel)
         for step in passes(target, dispatch, declarations is not None, declarations):

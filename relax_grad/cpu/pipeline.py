@@ -84,7 +84,7 @@ def pipeline(
         declarations = Declarations.for_run() if compile_functions else None
         with chosen:
             if declarations is None:
-                dispatch = DispatchKernels(chosen, tile)
+                dispatch: tvm.transform.Pass = DispatchKernels(chosen, tile)
             else:
                 dispatch = DeclareKernels(chosen, tile, declarations.kernel)
             stages = passes(chosen, dispatch, compile_functions, declarations, symbol_prefix)

@@ -184,9 +184,13 @@ def _view_reshapes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tv
         copies = {b.var: b for b in bindings_of(mod[variable].body) if is_kept(b)}
         if copies and not functions[variable].same_as(mod[variable]):
             functions[variable] = with_changed_bindings(
-                functions[variable], lambda b, copies=copies: copies.get(b.var, b)
+                functions[variable], partial(_kept_or_changed, copies)
             )
     return tvm.IRModule(functions, attrs=changed.attrs, global_infos=changed.global_infos)
+
+
+def _kept_or_changed(kept: dict[relax.Var, relax.Binding], binding: relax.Binding) -> relax.Binding:
+    return kept.get(binding.var, binding)
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.FoldUnwritten")

@@ -179,7 +179,8 @@ def table(label: str, name: str, checked: Sequence[Parameter]) -> tuple[list[str
     call : str
         An expression of type i32, which uses ``%args`` and ``%count``.
     """
-    lines, rows, symbols = [], [], {}
+    lines, rows = [], []
+    symbols: dict[Symbol, int] = {}
     for i, tensor in enumerate(checked):
         texts = tensor.name, str(i), str(list(tensor.shape)), tensor.dtype
         pointers = []

@@ -315,7 +315,8 @@ def _library(
 def _entry(name: str, label: str, checked: Sequence[Parameter] | None) -> list[str]:
     """Return the LLVM IR function that TVM finds by a name. It jumps to the machine code at a
     label."""
-    constants, checks = [], []
+    constants: list[str] = []
+    checks: list[str] = []
     if checked is not None:
         constants, call = arguments.table(label, name, checked)
         checks = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 from .attention import FuseAttention
 from .divide import DivideSlices
@@ -19,7 +20,7 @@ from .storage import ShareStorage
 _LAZY = {"DispatchKernels": "dispatch", "FuseSiblings": "siblings", "ScheduleLoops": "schedule"}
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,38 +18,46 @@ def _shape(call: relax.Call) -> list[int] | None:
     shape = call.ty.shape if isinstance(call.ty, relax.TensorType) else None
     if not isinstance(shape, relax.ShapeExpr):
         return None
-    extents = [int(n) if isinstance(n, tirx.IntImm) else None for n in shape.values]
-    return None if None in extents or np.prod(extents) > _MOST_ELEMENTS else extents
+    if not all(isinstance(n, tirx.IntImm) for n in shape.values):
+        return None
+    extents = [int(n) for n in shape.values]
+    return None if np.prod(extents) > _MOST_ELEMENTS else extents
 
 
 def _triangle(function: Callable) -> Callable:
-    return lambda call, x: function(x, int(call.args[1].value))
+    return lambda call, _, x: function(x, int(call.args[1].value))
 
 
 def _of(function: Callable) -> Callable:
-    return lambda _, *operands: function(*operands)
+    return lambda _call, _shape, *operands: function(*operands)
 
 
-_BINARY = ("add", "subtract", "multiply", "equal", "not_equal", "greater", "greater_equal", "less")
-_BINARY += ("less_equal", "logical_and", "logical_or", "logical_xor")
+def _reshaped(_call: relax.Call, shape: list[int], x: np.ndarray) -> np.ndarray:
+    return x.reshape(shape)
 
-#: The values of operators from a call, whose shape is known, and its tensors.
+
+_BINARY = (
+    *("add", "subtract", "multiply", "equal", "not_equal", "greater", "greater_equal", "less"),
+    *("less_equal", "logical_and", "logical_or", "logical_xor"),
+)
+
+#: The values of operators from a call, its shape, and its tensors.
 _VALUES: dict[str, Callable] = {
     **{name: _of(getattr(np, name)) for name in (*_BINARY, "logical_not", "where")},
     "bitwise_and": _of(np.bitwise_and),
     "bitwise_or": _of(np.bitwise_or),
     "bitwise_not": _of(np.bitwise_not),
-    "arange": lambda call: np.arange(*(int(arg.value) for arg in call.args)),
-    "astype": lambda call, x: x.astype(dtype_of(call.ty)),
-    "broadcast_to": lambda call, x: np.broadcast_to(x, _shape(call)),
-    "expand_dims": lambda call, x: x.reshape(_shape(call)),
-    "full": lambda call, x: np.full(_shape(call), x),
-    "ones": lambda call: np.ones(_shape(call), dtype_of(call.ty)),
-    "reshape": lambda call, x: x.reshape(_shape(call)),
-    "squeeze": lambda call, x: x.reshape(_shape(call)),
+    "arange": lambda call, _: np.arange(*(int(arg.value) for arg in call.args)),
+    "astype": lambda call, _, x: x.astype(dtype_of(call.ty)),
+    "broadcast_to": lambda _, shape, x: np.broadcast_to(x, shape),
+    "expand_dims": _reshaped,
+    "full": lambda _, shape, x: np.full(shape, x),
+    "ones": lambda call, shape: np.ones(shape, dtype_of(call.ty)),
+    "reshape": _reshaped,
+    "squeeze": _reshaped,
     "tril": _triangle(np.tril),
     "triu": _triangle(np.triu),
-    "zeros": lambda call: np.zeros(_shape(call), dtype_of(call.ty)),
+    "zeros": lambda call, shape: np.zeros(shape, dtype_of(call.ty)),
 }
 
 _OPERATORS = {Op.get(f"relax.{name}"): function for name, function in _VALUES.items()}
@@ -77,11 +85,14 @@ def value_of(
     constant = constant_value(expr)
     if constant is not None:
         return constant
-    if not isinstance(expr, relax.Call) or expr.op not in _OPERATORS or _shape(expr) is None:
+    if not isinstance(expr, relax.Call) or expr.op not in _OPERATORS:
+        return None
+    shape = _shape(expr)
+    if shape is None:
         return None
     tensors = [arg for arg in expr.args if isinstance(arg.ty, relax.TensorType)]
     operands = [value_of(tensor, values, known) for tensor in tensors]
     if any(operand is None for operand in operands):
         return None
     with np.errstate(all="ignore"):
-        return _OPERATORS[expr.op](expr, *operands)
+        return _OPERATORS[expr.op](expr, shape, *operands)

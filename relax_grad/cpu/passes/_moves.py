@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeGuard
 
 from tvm import relax
 from tvm.ir import Op
@@ -16,7 +17,7 @@ _RESHAPES = tuple(
 )
 
 
-def is_move(call: relax.Expr | None) -> bool:
+def is_move(call: relax.Expr | None) -> TypeGuard[relax.Call]:
     """Tell whether a call is a reshape or a permutation of axes."""
     return isinstance(call, relax.Call) and (call.op == _PERMUTE or call.op in _RESHAPES)
 

@@ -22,6 +22,12 @@ def extents_of(expr: relax.Expr) -> list | None:
     return list(shape.values) if isinstance(shape, relax.ShapeExpr) else None
 
 
+def batch_of(expr: relax.Expr) -> list | None:
+    """Return the extents of a tensor of known shape without the last two, or None."""
+    extents = extents_of(expr)
+    return None if extents is None else extents[:-2]
+
+
 def is_one(extent) -> bool:
     return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
@@ -37,8 +43,8 @@ def fit(query, turned, weights, value, product) -> bool:
     """Tell whether the operator supports queries, keys with the features before the positions, and
     values."""
     tensors = query, turned, weights, value, product
-    shapes = [extents_of(tensor) for tensor in tensors]
-    if None in shapes:
+    shapes = [extents for tensor in tensors if (extents := extents_of(tensor)) is not None]
+    if len(shapes) < len(tensors):
         return False
     rank = len(shapes[0])
     if any(len(shape) != rank for shape in shapes):

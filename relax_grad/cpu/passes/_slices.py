@@ -122,13 +122,14 @@ def slice_read(call: relax.Call, lookup: Lookup) -> Slice | None:
 def _of_strided_slice(
     whole: relax.Type, part: relax.Type, bounds: Sequence[relax.Expr]
 ) -> Slice | None:
-    shape, part = static_shape(whole), static_shape(part)
-    axes, begin, end, *strides = map(_numbers, bounds)  # without strides, they are 1
-    if None in (shape, part, axes, begin, end, *strides):
+    shape, extents = static_shape(whole), static_shape(part)
+    known = [numbers for bound in bounds if (numbers := _numbers(bound)) is not None]
+    if shape is None or extents is None or len(known) < len(bounds):
         return None
+    axes, begin, end, *strides = known  # without strides, they are 1
     if any(stride != 1 for numbers in strides for stride in numbers):
         return None
-    cut = [axis for axis, extent in enumerate(shape) if part[axis] != extent]
+    cut = [axis for axis, extent in enumerate(shape) if extents[axis] != extent]
     if len(cut) != 1:
         return None
     (axis,) = cut
@@ -136,7 +137,7 @@ def _of_strided_slice(
     if len(places) != 1:
         return None
     start, stop = (_within(bound[places[0]], shape[axis]) for bound in (begin, end))
-    if stop - start != part[axis] or not part[axis]:
+    if stop - start != extents[axis] or not extents[axis]:
         return None
     return Slice(None, axis, start, stop)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import tvm
 from tvm import relax
@@ -31,7 +32,12 @@ class Term(Protocol):
         The bindings that compute the term, the term itself first.
     """
 
-    variables: Sequence[relax.Var]
+    @property
+    def variables(self) -> Sequence[relax.Var]: ...
+
+
+#: The kind of the terms that a rewriting joins.
+_Joined = TypeVar("_Joined", bound=Term)
 
 
 class Group(NamedTuple):
@@ -49,7 +55,8 @@ class Group(NamedTuple):
     emitted: Callable[[Emit], relax.Call]
 
 
-class JoinTerms(NamedTuple):
+@dataclass(frozen=True)
+class JoinTerms(Generic[_Joined]):
     """A rewriting of sums.
 
     A sum is rewritten only if each partial sum is used once, in the same dataflow block, and the
@@ -68,8 +75,8 @@ class JoinTerms(NamedTuple):
     """
 
     operators: Iterable[Op]
-    find: Callable[[relax.Var, Lookup], Term | None]
-    grouped: Callable[[Sequence[Term], relax.TensorType], Sequence[Group]]
+    find: Callable[[relax.Var, Lookup], _Joined | None]
+    grouped: Callable[[Sequence[_Joined], relax.TensorType], Sequence[Group]]
 
     def __call__(self, mod: tvm.IRModule) -> tvm.IRModule:
         return with_changed_blocks(mod, self._is_candidate, self._changed)

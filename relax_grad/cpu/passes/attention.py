@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 import tvm
@@ -21,7 +22,15 @@ from ...op.attention_dropout import attention_dropout
 from ._dropouts import dropout_of
 from ._masks import value_of
 from ._moves import is_move, source_of, with_extents
-from ._shapes import are_equal_shapes, are_supported, extents_of, fit, is_one, number_of
+from ._shapes import (
+    are_equal_shapes,
+    are_supported,
+    batch_of,
+    extents_of,
+    fit,
+    is_one,
+    number_of,
+)
 
 _MATMUL, _SOFTMAX = Op.get("relax.matmul"), Op.get("relax.nn.softmax")
 _PERMUTE, _WHERE = Op.get("relax.permute_dims"), Op.get("relax.where")
@@ -196,7 +205,9 @@ class _Matcher:
             return binding
         if int(weights.attrs.axis) not in (-1, rank - 1):
             return binding
-        scale, factors, terms = 1.0, [], []
+        scale = 1.0
+        factors: list[relax.Expr] = []
+        terms: list[_Term] = []
         scores = self._before(weights.args[0])
         while scores is not None and not _calls(scores, _MATMUL):
             step = self._step(scores)
@@ -220,7 +231,7 @@ class _Matcher:
         result = self._attention(operands, rank, scale, factors, terms, dropout)
         if result is None:
             return binding
-        if not are_equal_shapes(extents_of(product)[:-2], extents_of(weights)[:-2]):
+        if not are_equal_shapes(batch_of(product), batch_of(weights)):
             result = op.reshape(result, product.ty.shape)
         return relax.VarBinding(binding.var, result, binding.span)
 
@@ -230,14 +241,22 @@ class _Matcher:
         operands = *scores.args, product.args[1]
         tensors = *scores.args, *product.args, product
         full = extents_of(weights)
+        if full is None:
+            return None
         if all(are_equal_shapes(extents_of(tensor), full) for tensor in (scores, product.args[0])):
             return operands if fit(*tensors) else None
-        shapes = [extents_of(tensor) for tensor in (scores, weights, *tensors)]
-        if None in shapes or any(len(shape) < 3 for shape in shapes):
+        known = map(extents_of, (scores, *tensors))
+        shapes = [shape for shape in known if shape is not None and len(shape) >= 3]
+        if len(shapes) < 1 + len(tensors) or len(full) < 3:
             return None
-        own, _, query, turned, moved, value, _ = shapes
-        pairs = (own[:-2], query[:-2]), (own[:-2], turned[:-2]), (moved[:-2], value[:-2])
-        pairs += (own[-2:], full[-2:]), (moved[-2:], full[-2:])
+        own, query, turned, moved, value, _ = shapes
+        pairs = [
+            (own[:-2], query[:-2]),
+            (own[:-2], turned[:-2]),
+            (moved[:-2], value[:-2]),
+            (own[-2:], full[-2:]),
+            (moved[-2:], full[-2:]),
+        ]
         if not all(are_equal_shapes(*pair) for pair in pairs):
             return None
         wanted = [[*full[:-2], *shape[-2:]] for shape in (query, turned, value)]
@@ -250,13 +269,8 @@ class _Matcher:
         key, last = scores.args[1], len(full) - 1
         swapped = self._values.get(key) if isinstance(key, relax.Var) else None
         order = [*range(last - 1), last, last - 1]
-        own = swapped.attrs.axes if _calls(swapped, _PERMUTE) else None
         rank = key.ty.ndim
-        if own is not None and [int(axis) % rank for axis in own] == [
-            *range(rank - 2),
-            rank - 1,
-            rank - 2,
-        ]:
+        if _calls(swapped, _PERMUTE) and _exchanges_last(swapped.attrs.axes, rank):
             shape = [*wanted[1][:-2], wanted[1][-1], wanted[1][-2]]
             key = op.permute_dims(with_extents(swapped.args[0], shape, self._values), order)
         else:
@@ -390,8 +404,8 @@ class _Matcher:
         value = self._values.get(expr) if isinstance(expr, relax.Var) else None
         if not _calls(value, _WHERE):
             return True
-        numbers = list(map(number_of, value.args[1:]))
-        return None in numbers or not all(map(math.isfinite, numbers))
+        numbers = map(number_of, value.args[1:])
+        return not all(number is not None and math.isfinite(number) for number in numbers)
 
 
 def _with_four_axes(bias: relax.Expr, terms: list[_Term], rank: int) -> relax.Expr:
@@ -430,8 +444,14 @@ def _constants(*numbers: float) -> list[relax.Expr]:
     return [relax.const(number, "float32") for number in numbers]
 
 
-def _calls(value: relax.Expr | None, operator: Op) -> bool:
+def _calls(value: relax.Expr | None, operator: Op) -> TypeGuard[relax.Call]:
     return isinstance(value, relax.Call) and value.op == operator
+
+
+def _exchanges_last(axes: Collection | None, rank: int) -> bool:
+    """Tell whether a permutation exchanges the last two axes, and names the axes."""
+    exchanged = [*range(rank - 2), rank - 1, rank - 2]
+    return axes is not None and [int(axis) % rank for axis in axes] == exchanged
 
 
 def _causal(term: _Term) -> str | None:
@@ -454,7 +474,7 @@ def _causal(term: _Term) -> str | None:
 def _spans(term: _Term, weights: relax.Call) -> bool:
     """Tell whether a term has a number for each key, and broadcasts to the scores."""
     own, full = extents_of(term.tensor), extents_of(weights)
-    if not own or len(own) > len(full):
+    if not own or full is None or len(own) > len(full):
         return False
     full = full[len(full) - len(own) :]
     others = zip(own[:-1], full[:-1], strict=True)

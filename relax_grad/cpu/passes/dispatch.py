@@ -171,7 +171,7 @@ class _Dispatch(relax.PyExprMutator):
         super().__init__(mod)
         self._cpu, self._winograd_tile, self._define = cpu, winograd_tile, define
         self._calls: BlockCalls | None = None
-        self._memory: Memory | None = None
+        self._memory: Memory  # that of the function that is visited
         self._var: relax.Var | None = None
         self._uses: dict[relax.Var, tuple[Replacement, Sequence[relax.Var]]] = {}
         self._functions: dict[tuple, GlobalVar] = {}
@@ -212,7 +212,7 @@ class _Dispatch(relax.PyExprMutator):
         if self._calls is not None:
             residuals = find_residuals(call.op.name, site, var, self._calls)
             if residuals is not None:
-                return self._with_residuals(residuals, call, var)
+                return self._with_residuals(residuals, call, var, self._calls)
         kernel = find_kernel(call.op.name, site)
         return call if kernel is None else self._called(kernel, call, [])[0]
 
@@ -245,12 +245,17 @@ class _Dispatch(relax.PyExprMutator):
         return relax.call_tir(function, arguments, types), len(results) - len(more)
 
     def _with_residuals(
-        self, residuals: ResidualKernel, call: relax.Call, replaced: relax.Var
+        self,
+        residuals: ResidualKernel,
+        call: relax.Call,
+        replaced: relax.Var,
+        calls: BlockCalls,
     ) -> relax.Expr:
         """Emit the call of a kernel with saved results, and return the results of the replaced
         call.
 
-        ``replaced`` is the variable that the call is bound to.
+        ``replaced`` is the variable that the call is bound to, and ``calls`` are those of the
+        block.
         """
         called, number = self._called(residuals.kernel, call, residuals.types)
         if not residuals.types:
@@ -259,9 +264,9 @@ class _Dispatch(relax.PyExprMutator):
         end = number + len(residuals.types)
         saved = [self.builder_.emit(relax.TupleGetItem(both, i)) for i in range(number, end)]
         for var, use in residuals.uses.items():
-            if self._calls.precedes(var, replaced):
+            if calls.precedes(var, replaced):
                 # The binding before is left without a use, and is removed with the unused ones.
-                remap_variable(self, var, use(self._calls.original(var), saved))
+                remap_variable(self, var, use(calls.original(var), saved))
             else:
                 self._uses[var] = use, saved
         results = [relax.TupleGetItem(both, i) for i in range(number)]

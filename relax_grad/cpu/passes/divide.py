@@ -74,8 +74,9 @@ def _with_splits(block: relax.DataflowBlock, memory: Memory) -> relax.DataflowBl
             groups.setdefault((slice_.source, slice_.axis), []).append((binding, slice_))
     changes: dict[relax.Var, list[relax.Binding]] = {}
     for (source, axis), slices in groups.items():
-        if _is_worth_it(slices, static_shape(source.ty)[axis]):
-            changes.update(_split(source, axis, slices))
+        shape = static_shape(source.ty)
+        if shape is not None and _is_worth_it(slices, shape[axis]):
+            changes.update(_split(source, axis, shape[axis], slices))
     if not changes:
         return block
     bindings = [new for old in block.bindings[:] for new in changes.get(old.var, [old])]
@@ -94,10 +95,9 @@ def _is_worth_it(slices: list, extent: int) -> bool:
 
 
 def _split(
-    source: relax.Var, axis: int, slices: list[tuple[relax.VarBinding, Slice]]
+    source: relax.Var, axis: int, extent: int, slices: list[tuple[relax.VarBinding, Slice]]
 ) -> dict[relax.Var, list[relax.Binding]]:
     """Return the bindings that replace each binding of a slice. The first one splits the tensor."""
-    extent = static_shape(source.ty)[axis]
     starts = {bound for _, slice_ in slices for bound in (slice_.start, slice_.stop)}
     bounds = sorted(starts - {0, extent})
     numbers = {start: i for i, start in enumerate([0, *bounds])}

@@ -101,10 +101,8 @@ class _Donating:
         """Find the memory of each variable, and the uses of each memory."""
         self._names: dict[relax.Var, object] = {}
         for i, param in enumerate(self._function.params):
-            if isinstance(param.ty, relax.TupleType):
-                self._names[param] = [_Place(i, k) for k in range(len(param.ty.fields))]
-            else:
-                self._names[param] = _Place(i, 0)
+            places = self._places(i)
+            self._names[param] = places if self._is_tuple(i) else places[0]
         self._tensors: dict[object, _Tensor] = {}
         self._is_pure = True
         for i, binding in enumerate(bindings):
@@ -121,6 +119,14 @@ class _Donating:
                         self._use(owner, i, k, value.op)
             else:
                 self._escape(value)
+
+    def _is_tuple(self, param: int) -> bool:
+        return isinstance(self._function.params[param].ty, relax.TupleType)
+
+    def _places(self, param: int) -> list[_Place]:
+        """Return the tensors of a parameter: one, or the fields of a tuple."""
+        number = len(self._function.params[param].ty.fields) if self._is_tuple(param) else 1
+        return [_Place(param, k) for k in range(number)]
 
     def _tensor(self, owner: object) -> _Tensor:
         return self._tensors.setdefault(owner, _Tensor())
@@ -167,13 +173,13 @@ class _Donating:
         unknown memory."""
         result = named_by(self._function.body.body, self._names)
         for param, at, *kept in self._function.attrs[DONATED]:
-            donated = self._names[self._function.params[int(param)]]
+            donated = self._places(int(param))
             replacing = result[int(at)] if isinstance(result, list) else None
-            if isinstance(donated, list):
+            if self._is_tuple(int(param)):
                 pairs = zip(donated, replacing or [None] * len(donated), strict=True)
                 yield from (pair for i, pair in enumerate(pairs) if i not in kept)
             else:
-                yield donated, replacing
+                yield donated[0], replacing
 
     def _sunk(self, bindings: list[relax.Binding]) -> list[relax.Binding]:
         """Move calls that write results behind the last reads of the arguments that the results
@@ -251,11 +257,10 @@ class _Donating:
         added: list[relax.Binding] = []
         fields = list(result.fields)
         for param, at, *_ in self._function.attrs[DONATED]:
-            donated = self._names[self._function.params[int(param)]]
-            is_tuple = isinstance(donated, list)
+            is_tuple = self._is_tuple(int(param))
             old = _resolved(fields[int(at)], values)
             parts = list(old.fields) if is_tuple else [old]
-            for k, place in enumerate(donated if is_tuple else [donated]):
+            for k, place in enumerate(self._places(int(param))):
                 if place in shared:
                     parts[k] = self._copy(parts[k], added)
             fields[int(at)] = relax.Tuple(parts) if is_tuple else parts[0]
@@ -300,7 +305,7 @@ class _Donating:
 
     def _donor(self, place: _Place) -> relax.Expr:
         param = self._function.params[place.param]
-        if not isinstance(param.ty, relax.TupleType):
+        if not self._is_tuple(place.param):
             return param
         return self._bb.normalize(relax.TupleGetItem(param, place.field))
 

@@ -3,6 +3,8 @@ fuse."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
@@ -31,16 +33,16 @@ def select_extents(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tv
     if not any(map(has_conditions, functions)):
         return mod
     copies: dict[relax.Expr, relax.Expr] = {}
-    functions = {
+    selected = {
         _copy(variable, copies): _selected(function, copies)
         for variable, function in mod.functions_items()
     }
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return tvm.IRModule(selected, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def _selected(function: tvm.ir.BaseFunc, copies: dict[relax.Expr, relax.Expr]) -> tvm.ir.BaseFunc:
     """Return a function with ``Select`` in the place of conditions."""
-    rules = [(Call, _selection)]
+    rules: list[tuple[object, Callable]] = [(Call, _selection)]
     if isinstance(function, relax.Function):
         kinds = (relax.Var, relax.DataflowVar, GlobalVar)
         rules.append((kinds, lambda variable: _copy(variable, copies)))
@@ -73,7 +75,7 @@ def _selection(call: Call):
 
 
 def _is_guard(call: Call) -> bool:
-    nodes = []
+    nodes: list[tirx.PrimExpr] = []
     tvm_ffi.structural_walk(call, ((BufferLoad, *_DIVISIONS), nodes.append))
     return any(
         not (isinstance(node, _DIVISIONS) and isinstance(node.b, tirx.IntImm)) for node in nodes

@@ -12,6 +12,8 @@ may be removed.
 
 from __future__ import annotations
 
+from functools import partial
+
 import tvm
 from tvm import relax
 from tvm.ir import GlobalVar, Op, PrimType
@@ -151,9 +153,7 @@ def _with_variables(mod: tvm.IRModule, chosen, kind: type[relax.Var]) -> tvm.IRM
                     names[variable] = kind(variable.name, variable.ty)
         if names:
             is_changed = True
-            functions[name] = with_changed_bindings(
-                function, lambda binding, names=names: renamed(binding, names)
-            )
+            functions[name] = with_changed_bindings(function, partial(renamed, names=names))
     if not is_changed:
         return mod
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)

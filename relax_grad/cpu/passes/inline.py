@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import tvm
 from tvm import relax
@@ -149,7 +149,9 @@ def _recursive(functions: Mapping[GlobalVar, relax.Function]) -> set[GlobalVar]:
     is_open: set[GlobalVar] = set()
     recursive = {variable for variable in functions if variable in callees[variable]}
     for root in functions:
-        pending = [] if root in number else [(root, iter(()))]
+        pending: list[tuple[GlobalVar, Iterator[GlobalVar]]] = []
+        if root not in number:
+            pending.append((root, iter(())))
         while pending:
             current, rest = pending[-1]
             if current not in number:

@@ -64,8 +64,12 @@ class JoinSlices:
 
 def _layers(slices: Sequence[Slice], kind: relax.TensorType) -> list[Group]:
     """Return the layers of slices whose concatenation takes less time than their sum."""
-    layers = [layer for layer in layers_of(slices) if _is_worth_it(layer, kind)]
-    return [Group(layer, partial(_concat, layer, kind)) for layer in layers]
+    shape = static_shape(kind)
+    if shape is None:
+        return []
+    dtype = dtype_of(kind)
+    layers = [layer for layer in layers_of(slices) if _is_worth_it(layer, shape)]
+    return [Group(layer, partial(_concat, layer, shape, dtype)) for layer in layers]
 
 
 def layers_of(slices: Sequence[Slice]) -> list[list[Slice]]:
@@ -90,23 +94,23 @@ def layers_of(slices: Sequence[Slice]) -> list[list[Slice]]:
     return layers
 
 
-def _is_worth_it(layer: Sequence[Slice], kind: relax.TensorType) -> bool:
+def _is_worth_it(layer: Sequence[Slice], shape: Sequence[int]) -> bool:
     """Tell whether a concatenation takes less time than a sum. Zeros take time too if they are not
     fused."""
     covered = sum(slice_.stop - slice_.start for slice_ in layer)
-    is_dense = 2 * covered >= static_shape(kind)[layer[0].axis]
+    is_dense = 2 * covered >= shape[layer[0].axis]
     return len(layer) >= (_FEWEST if is_dense else _MANY)
 
 
-def _concat(layer: Sequence[Slice], kind: relax.TensorType, emit: Emit) -> relax.Call:
+def _concat(layer: Sequence[Slice], shape: Sequence[int], dtype: str, emit: Emit) -> relax.Call:
     """Return the concatenation of the slices of a layer, with zeros between them."""
-    shape, axis = list(static_shape(kind)), layer[0].axis
+    axis = layer[0].axis
     parts: list[relax.Expr] = []
 
     def fill(start: int, stop: int) -> None:
         if stop > start:
             gap = [*shape[:axis], stop - start, *shape[axis + 1 :]]
-            parts.append(emit(relax.op.zeros(gap, dtype_of(kind))))
+            parts.append(emit(relax.op.zeros(gap, dtype)))
 
     end = 0
     for slice_ in layer:

@@ -90,10 +90,11 @@ def _product_of(variable: relax.Var, lookup: Lookup) -> _Product | None:
     call = lookup(variable)
     if not isinstance(call, relax.Call) or call.op != _MATMUL:
         return None
-    shapes = [static_shape(operand.ty) for operand in call.args]
+    first, second = (static_shape(operand.ty) for operand in call.args)
     dtypes = {dtype_of(tensor.ty) for tensor in (call, *call.args)}
-    is_plain = None not in shapes and all(len(shape) == 2 for shape in shapes)
-    if not is_plain or len(dtypes) > 1 or dtypes.isdisjoint(_DTYPES):
+    if first is None or second is None or not len(first) == len(second) == 2:
+        return None
+    if len(dtypes) > 1 or dtypes.isdisjoint(_DTYPES):
         return None
     factors, axes, variables = [], [], [variable]
     for factor, axis in zip(call.args, (1, 0), strict=True):
@@ -103,7 +104,7 @@ def _product_of(variable: relax.Var, lookup: Lookup) -> _Product | None:
             factor, axis = value.args[0], 1 - axis
         factors.append(factor)
         axes.append(axis)
-    return _Product(factors, tuple(axes), shapes[0][1], variables)
+    return _Product(factors, (axes[0], axes[1]), first[1], variables)
 
 
 def _is_exchange(call: relax.Call) -> bool:
@@ -114,12 +115,15 @@ def _is_exchange(call: relax.Call) -> bool:
 
 def _groups(products: Sequence[_Product], kind: relax.TensorType) -> list[Group]:
     """Return groups of products whose joined computation takes less time."""
+    shape = static_shape(kind)
+    if shape is None or len(shape) != 2:
+        return []
+    rows, columns = shape
     groups: dict[tuple[int, int], list[_Product]] = {}
     for product in products:
         groups.setdefault(product.axes, []).append(product)
 
     def is_worth_it(group: Sequence[_Product]) -> bool:
-        rows, columns = static_shape(kind)
         copied = sum(product.depth for product in group) * (rows + columns)
         return len(group) >= _FEWEST and copied <= len(group) * rows * columns
 

@@ -126,7 +126,8 @@ class Tensors:
         self.serves: list[list[int]] = [[] for _ in bindings]
         self.only_names: list[bool] = []
         self.waits = {i for i, binding in enumerate(bindings) if is_wait(binding.value)}
-        self.named = named = {}
+        named: dict[relax.Var, object] = {}
+        self.named = named
         bound: dict[relax.Var, int] = {}
         for i, binding in enumerate(bindings):
             value = binding.value

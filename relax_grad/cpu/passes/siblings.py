@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import tvm
 from tvm import relax, tirx
@@ -181,7 +182,8 @@ class _Merger(relax.PyExprMutator):
     def _merge(self, call: _Call):
         if call.key not in self._merged:
             parts = [
-                Part(self._pointwise[name], tensors, shapes)
+                # Each call of a group is pointwise.
+                Part(cast(Pointwise, self._pointwise[name]), tensors, shapes)
                 for name, tensors, shapes in zip(call.names, call.tensors, call.shapes, strict=True)
             ]
             self._merged[call.key] = merge(parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -78,8 +79,12 @@ def _shared(function: relax.Function, mod: tvm.IRModule) -> relax.Function:
     variables = [set().union(*(item.variables for item in content)) for content in contents]
     users = Counter(variable for own in variables for variable in own)
     users.update(_variables(function.body.body))
+
+    def is_used_outside(own: set[relax.Var], variable: relax.Var) -> bool:
+        return users[variable] > (variable in own)
+
     lifetimes = [
-        _lifetimes(content, mod, lambda variable, own=own: users[variable] > (variable in own))
+        _lifetimes(content, mod, partial(is_used_outside, own))
         for content, own in zip(contents, variables, strict=True)
     ]
     returned = _returned(function, contents)
