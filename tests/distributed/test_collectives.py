@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from sessions import each, values
+from sessions import scatter, values
 from tvm import relax
 
 RNG = np.random.default_rng(0)
@@ -27,12 +27,12 @@ def workers(request):
 @pytest.mark.parametrize("kind", REDUCTIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8"])
 def test_allreduce(workers, kind, dtype):
-    given = RNG.integers(1, 9, (2, 3, 2)).astype(dtype)
+    inputs = RNG.integers(1, 9, (2, 3, 2)).astype(dtype)
     result = workers.empty((3, 2), dtype)
-    workers.allreduce(each(workers, list(given)), result, kind)
-    wanted = REDUCTIONS[kind](given.astype("float64")).astype(dtype)  # integers: towards 0
-    for found in values(workers, result):
-        np.testing.assert_array_equal(found, wanted)
+    workers.allreduce(scatter(workers, list(inputs)), result, kind)
+    wanted = REDUCTIONS[kind](inputs.astype("float64")).astype(dtype)  # integers: towards 0
+    for array in values(workers, result):
+        np.testing.assert_array_equal(array, wanted)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -41,37 +41,37 @@ def test_half_precision_is_reduced_in_float32(workers, dtype):
     import ml_dtypes
 
     kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
-    given = np.array([[40000.0, 1.0], [50000.0, 2.0**-9]]).astype(kind)
+    inputs = np.array([[40000.0, 1.0], [50000.0, 2.0**-9]]).astype(kind)
     result = workers.empty((2,), dtype)
-    workers.allreduce(each(workers, list(given)), result, "avg")
-    wanted = given.astype("float32").mean(0).astype(kind)
-    for found in values(workers, result):
-        assert np.array_equal(found, wanted)
+    workers.allreduce(scatter(workers, list(inputs)), result, "avg")
+    wanted = inputs.astype("float32").mean(0).astype(kind)
+    for array in values(workers, result):
+        assert np.array_equal(array, wanted)
 
 
 def test_prod_of_negative_numbers_and_nan(workers):
-    given = [np.array([-2.0, np.nan], "float32"), np.array([3.0, 1.0], "float32")]
+    inputs = [np.array([-2.0, np.nan], "float32"), np.array([3.0, 1.0], "float32")]
     result = workers.empty((2,), "float32")
-    workers.allreduce(each(workers, given), result, "prod")
-    assert [found.tolist()[0] for found in values(workers, result)] == [-6.0, -6.0]
-    assert all(np.isnan(found[1]) for found in values(workers, result))
+    workers.allreduce(scatter(workers, inputs), result, "prod")
+    assert [array.tolist()[0] for array in values(workers, result)] == [-6.0, -6.0]
+    assert all(np.isnan(array[1]) for array in values(workers, result))
 
 
 def test_gather_and_scatter(workers):
-    given = RNG.normal(size=(2, 3)).astype("float32")
+    inputs = RNG.normal(size=(2, 3)).astype("float32")
     whole = workers.empty((2, 3), "float32")
-    workers.allgather(each(workers, list(given)), whole)
-    for found in values(workers, whole):
-        np.testing.assert_array_equal(found, given)
+    workers.allgather(scatter(workers, list(inputs)), whole)
+    for array in values(workers, whole):
+        np.testing.assert_array_equal(array, inputs)
     at_first = workers.empty((2, 3), "float32", None, True, False)
-    workers.gather_to_worker0(each(workers, list(given)), at_first)
-    np.testing.assert_array_equal(workers.debug(at_first, 0).numpy(), given)
+    workers.gather_to_worker0(scatter(workers, list(inputs)), at_first)
+    np.testing.assert_array_equal(workers.debug(at_first, 0).numpy(), inputs)
     part = workers.empty((3,), "float32")
     workers.scatter_from_worker0(at_first, part)
-    for found, wanted in zip(values(workers, part), given, strict=True):
-        np.testing.assert_array_equal(found, wanted)
-    for found in values(workers, workers.broadcast(given)):
-        np.testing.assert_array_equal(found, given)
+    for array, wanted in zip(values(workers, part), inputs, strict=True):
+        np.testing.assert_array_equal(array, wanted)
+    for array in values(workers, workers.broadcast(inputs)):
+        np.testing.assert_array_equal(array, inputs)
 
 
 def test_send_and_recv(workers):
@@ -95,13 +95,13 @@ def test_in_compiled_functions(workers, tmp_path):
     module = relax_grad.value_and_grad(bb.get(), wrt="x")
     executable = tvm.compile(module, relax_grad.target.host(), relax_pipeline="relax_grad")
     executable.export_library(str(tmp_path / "main.so"))
-    given = RNG.normal(size=(2, 4)).astype("float32")
+    inputs = RNG.normal(size=(2, 4)).astype("float32")
     loaded = workers.load_vm_module(str(tmp_path / "main.so"), tvm.cpu())
-    found = loaded["main_adjoint"](each(workers, list(given)))
+    results = loaded["main_adjoint"](scatter(workers, list(inputs)))
     workers.synchronize()
-    total = (given.astype("float64") ** 2).sum(0)
+    total = (inputs.astype("float64") ** 2).sum(0)
     for rank in range(2):
-        loss, (gradient,) = found.debug_get_from_remote(rank)
+        loss, (gradient,) = results.debug_get_from_remote(rank)
         np.testing.assert_allclose(loss.numpy(), 2 * (total**2).sum(), 1e-5)
         # The function that is differentiated is the sum of those of both workers.
-        np.testing.assert_allclose(gradient.numpy(), 16 * total * given[rank], 1e-5)
+        np.testing.assert_allclose(gradient.numpy(), 16 * total * inputs[rank], 1e-5)

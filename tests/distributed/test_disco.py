@@ -57,8 +57,8 @@ def test_signatures(module):
         "gather_to_worker0": ["self", "from_array", "to_array", "in_group"],
         "empty": ["self", "shape", "dtype", "device", "worker0_only", "in_group"],
     }
-    found = {name: [*inspect.signature(getattr(Session, name)).parameters] for name in wanted}
-    assert found == wanted
+    signatures = {name: [*inspect.signature(getattr(Session, name)).parameters] for name in wanted}
+    assert signatures == wanted
 
 
 def test_operators_of_relax():

@@ -13,7 +13,7 @@ from parallel_models import (
     tensors,
     without_key_biases,
 )
-from sessions import assert_ended, each, new_session, values
+from sessions import assert_ended, new_session, scatter, values
 from tvm import relax, tirx
 from tvm.relax import op
 
@@ -26,34 +26,34 @@ RNG = np.random.default_rng(0)
 @pytest.fixture(scope="module")
 def groups():
     """Return a session of two groups of two workers."""
-    with new_session(4, num_groups=2) as found:
-        yield found
-        pids = list(found.pids.values())
+    with new_session(4, num_groups=2) as session:
+        yield session
+        pids = list(session.pids.values())
     assert_ended(pids)
 
 
 def test_groups(groups):
-    given = RNG.normal(size=(4, 3)).astype("float32")
-    start = each(groups, list(given))
+    inputs = RNG.normal(size=(4, 3)).astype("float32")
+    start = scatter(groups, list(inputs))
     result = groups.empty((3,), "float32")
     groups.allreduce(start, result, "sum", True)
-    for rank, found in enumerate(values(groups, result)):
-        own = given[rank // 2 * 2 : rank // 2 * 2 + 2]
-        np.testing.assert_allclose(found, own.sum(0), 1e-6)
+    for rank, array in enumerate(values(groups, result)):
+        own = inputs[rank // 2 * 2 : rank // 2 * 2 + 2]
+        np.testing.assert_allclose(array, own.sum(0), 1e-6)
     groups.allreduce(start, result, "sum", False)
-    for found in values(groups, result):
-        np.testing.assert_allclose(found, given.sum(0), 1e-6)
+    for array in values(groups, result):
+        np.testing.assert_allclose(array, inputs.sum(0), 1e-6)
     pairs = groups.empty((2, 3), "float32")
     groups.allgather(start, pairs, True)
-    for rank, found in enumerate(values(groups, pairs)):
-        np.testing.assert_array_equal(found, given[rank // 2 * 2 : rank // 2 * 2 + 2])
+    for rank, array in enumerate(values(groups, pairs)):
+        np.testing.assert_array_equal(array, inputs[rank // 2 * 2 : rank // 2 * 2 + 2])
     whole = groups.empty((4, 3), "float32")
     groups.allgather(start, whole, False)
-    for found in values(groups, whole):
-        np.testing.assert_array_equal(found, given)
+    for array in values(groups, whole):
+        np.testing.assert_array_equal(array, inputs)
     groups.broadcast_from_worker0(start, result, True)
-    for rank, found in enumerate(values(groups, result)):
-        np.testing.assert_array_equal(found, given[rank // 2 * 2])
+    for rank, array in enumerate(values(groups, result)):
+        np.testing.assert_array_equal(array, inputs[rank // 2 * 2])
     groups.import_python_module("worker_tasks")
     assert groups.run("to_next_group", value=1.0) == [None, None, 1.0, 2.0]
 
@@ -70,25 +70,27 @@ def test_the_gpt_with_a_divided_vocabulary_on_two_groups(groups, tmp_path):
     """
     pytest.importorskip("safetensors", reason="files need safetensors: extra train")
     step, batches = char_gpt(characters=12, sizes=(5, 4, 3, 4, 2))
-    one = Trainer(step)
-    found = data_parallel(step, groups, shards=VOCABULARY, check_every=1, bucket_bytes=8000)
-    assert found.parallel_step.params["tokens.weight"].shape.values[0] == 6
-    assert found.parallel_step.params["head.weight"].shape.values[0] == 6
-    found.save(tmp_path / "start")
-    results, wanted = [[trainer.step(*each) for each in batches] for trainer in (found, one)]
+    single = Trainer(step)
+    parallel = data_parallel(step, groups, shards=VOCABULARY, check_every=1, bucket_bytes=8000)
+    assert parallel.parallel_step.params["tokens.weight"].shape.values[0] == 6
+    assert parallel.parallel_step.params["head.weight"].shape.values[0] == 6
+    parallel.save(tmp_path / "start")
+    results, wanted = [
+        [trainer.step(*batch) for batch in batches] for trainer in (parallel, single)
+    ]
     np.testing.assert_allclose([e.loss for e in results], [e.loss for e in wanted], 1e-5)
     norms = [[e.metrics["grad_norm"] for e in some] for some in (results, wanted)]
     assert min(norms[1]) > 0.5  # clipped
     np.testing.assert_allclose(*norms, 1e-5)
-    after = tensors(found)
-    assert_close(without_key_biases(after), without_key_biases(tensors(one)))
-    found.save(tmp_path / "end")
-    found.load(tmp_path / "start")
-    assert [found.step(*each).loss for each in batches] == [e.loss for e in results]
-    assert_same_bits(tensors(found), after)
-    one.load(tmp_path / "end")
-    assert_same_bits(tensors(one), after)
-    assert all(each.sent > 0 for each in found.communication)
+    after = tensors(parallel)
+    assert_close(without_key_biases(after), without_key_biases(tensors(single)))
+    parallel.save(tmp_path / "end")
+    parallel.load(tmp_path / "start")
+    assert [parallel.step(*batch).loss for batch in batches] == [e.loss for e in results]
+    assert_same_bits(tensors(parallel), after)
+    single.load(tmp_path / "end")
+    assert_same_bits(tensors(single), after)
+    assert all(traffic.sent > 0 for traffic in parallel.communication)
 
 
 def divided(emit, x, up, down):
@@ -107,25 +109,25 @@ def test_a_sum_without_overlap_and_accumulation(groups):
     step = train_step(bb.get(), SGD(lr=0.01, momentum=0.9), wrt=["up", "down"], accumulate=2)
     start = {name: RNG.normal(size=shapes[name]) for name in ("up", "down")}
     shards = {"up": column(), "down": row()}
-    found = data_parallel(
+    parallel = data_parallel(
         step, groups, shards=shards, values=start, reduction="sum", overlap=False, check_every=2
     )
-    assert {name: str(shard) for name, shard in found.shards.items()} == {
+    assert {name: str(shard) for name, shard in parallel.shards.items()} == {
         "up": "column()",
         "down": "row()",
     }
-    one = Trainer(step, values=start)
+    single = Trainer(step, values=start)
     for count in (5, 3, 2, 4):
         batch = RNG.normal(size=(count, 3))
-        assert found.step(batch).loss == pytest.approx(one.step(batch).loss, rel=1e-12)
-    assert_close(tensors(found), tensors(one), 1e-12)
-    found.step(batch)
+        assert parallel.step(batch).loss == pytest.approx(single.step(batch).loss, rel=1e-12)
+    assert_close(tensors(parallel), tensors(single), 1e-12)
+    parallel.step(batch)
     groups.import_python_module("worker_tasks")
-    groups.run("disturb", name=found._name, rank=3)
+    groups.run("disturb", name=parallel._name, rank=3)
     with pytest.raises(WorkerError, match=r"worker 3 .*differ from those of worker 1 after step 5"):
-        found.step(batch)
+        parallel.step(batch)
     with pytest.raises(ValueError, match="an example for each of the 2 groups, but it has 1"):
-        found.step(batch[:1])
+        parallel.step(batch[:1])
 
 
 def test_a_divided_state_of_the_optimizer_with_divided_parameters(groups, tmp_path):
@@ -146,23 +148,23 @@ def test_a_divided_state_of_the_optimizer_with_divided_parameters(groups, tmp_pa
     start = {name: RNG.normal(size=shapes[name]).astype("float32") for name in names}
     options = {"shards": {"up": column(), "down": row()}, "values": start, "check_every": 1}
     whole = data_parallel(step, groups, **options)
-    found = data_parallel(step, groups, shard_optimizer=True, **options)
-    types = found.parallel_step.optimizer_state
+    parallel = data_parallel(step, groups, shard_optimizer=True, **options)
+    types = parallel.parallel_step.optimizer_state
     sizes = [int(types[f"exp_avg/{name}"].shape.values[0]) for name in names]
     assert sizes == [8, 3, 1, 1]
-    given = [RNG.normal(size=(count, 5)).astype("float32") for count in (5, 3, 2, 4, 6, 2)]
-    for batch in given[:4]:
-        assert found.step(batch).loss == whole.step(batch).loss
-    assert_same_bits(tensors(found), tensors(whole))
-    found.save(tmp_path / "state")
-    one = Trainer(step, values=start)
-    for trainer in (whole, found, one):
+    data = [RNG.normal(size=(count, 5)).astype("float32") for count in (5, 3, 2, 4, 6, 2)]
+    for batch in data[:4]:
+        assert parallel.step(batch).loss == whole.step(batch).loss
+    assert_same_bits(tensors(parallel), tensors(whole))
+    parallel.save(tmp_path / "state")
+    single = Trainer(step, values=start)
+    for trainer in (whole, parallel, single):
         trainer.load(tmp_path / "state")
-    for batch in given[4:]:
-        loss = found.step(batch).loss
+    for batch in data[4:]:
+        loss = parallel.step(batch).loss
         assert loss == whole.step(batch).loss
-        assert loss == pytest.approx(one.step(batch).loss, rel=1e-5)
-    assert_same_bits(tensors(found), tensors(whole))
+        assert loss == pytest.approx(single.step(batch).loss, rel=1e-5)
+    assert_same_bits(tensors(parallel), tensors(whole))
 
 
 def seeded(optimizer=None):
@@ -178,9 +180,9 @@ def seeded(optimizer=None):
 
 def test_random_numbers_differ_by_group(groups):
     """The workers of a group have the same seed."""
-    found = data_parallel(seeded(), groups, shards={"w": along(0)}, values={"w": np.ones(2)})
-    found.step(np.ones((8, 2)))
-    first, second, *others = found.own_losses
+    parallel = data_parallel(seeded(), groups, shards={"w": along(0)}, values={"w": np.ones(2)})
+    parallel.step(np.ones((8, 2)))
+    first, second, *others = parallel.own_losses
     assert first == second
     assert others == [others[0]] * 2
     assert first != others[0]

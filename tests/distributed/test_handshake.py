@@ -19,13 +19,13 @@ def greeting(other):
     """Run the controller's side, and ``other`` on a connection to it; return the results or errors
     of both."""
     here, there = socket.socketpair()
-    found = []
+    outcomes = []
 
     def controller():
         try:
-            found.append(_handshake.welcome(here, SECRET))
+            outcomes.append(_handshake.welcome(here, SECRET))
         except (Refused, VersionMismatch) as error:
-            found.append(error)
+            outcomes.append(error)
         here.close()
 
     thread = threading.Thread(target=controller)
@@ -37,20 +37,20 @@ def greeting(other):
     there.close()
     thread.join(15)
     assert not thread.is_alive()
-    return found[0], result
+    return outcomes[0], result
 
 
 def test_both_sides_know_the_secret():
-    found, result = greeting(lambda c: _handshake.introduce(c, SECRET, {"rank": 3}))
+    outcome, result = greeting(lambda c: _handshake.introduce(c, SECRET, {"rank": 3}))
     assert result is None
-    assert found["rank"] == 3
-    assert found["versions"] == _handshake.versions()
+    assert outcome["rank"] == 3
+    assert outcome["versions"] == _handshake.versions()
 
 
 def test_a_wrong_secret_is_refused_on_both_sides():
-    found, result = greeting(lambda c: _handshake.introduce(c, SECRET[::-1], {}))
-    assert isinstance(found, Refused)
-    assert "secret is wrong" in str(found)
+    outcome, result = greeting(lambda c: _handshake.introduce(c, SECRET[::-1], {}))
+    assert isinstance(outcome, Refused)
+    assert "secret is wrong" in str(outcome)
     assert "secret is wrong" in str(result)
 
 
@@ -67,17 +67,17 @@ def test_the_introduction_cannot_be_changed_on_the_way():
         def __getattr__(self, name):
             return getattr(self._connection, name)
 
-    found, _ = greeting(lambda c: _handshake.introduce(Changing(c), SECRET, {"rank": 1}))
-    assert isinstance(found, Refused)
+    outcome, _ = greeting(lambda c: _handshake.introduce(Changing(c), SECRET, {"rank": 1}))
+    assert isinstance(outcome, Refused)
 
 
 def test_other_versions_are_named(monkeypatch):
     own = _handshake.versions()
     versions = iter([{**own, "tvm": "0.26.0"}, own])  # first those of the other machine
     monkeypatch.setattr(_handshake, "versions", lambda: next(versions))
-    found, result = greeting(lambda c: _handshake.introduce(c, SECRET, {}))
-    assert isinstance(found, VersionMismatch)
-    assert f"tvm 0.26.0 there and {own['tvm']} here" in str(found)
+    outcome, result = greeting(lambda c: _handshake.introduce(c, SECRET, {}))
+    assert isinstance(outcome, VersionMismatch)
+    assert f"tvm 0.26.0 there and {own['tvm']} here" in str(outcome)
     assert "tvm 0.26.0 there" in str(result)
 
 
@@ -96,8 +96,8 @@ def test_strangers_are_refused(data):
             while connection.recv(4096):
                 pass
 
-    found, _ = greeting(other)
-    assert isinstance(found, Refused)
+    outcome, _ = greeting(other)
+    assert isinstance(outcome, Refused)
 
 
 def test_a_controller_without_the_secret_is_refused():

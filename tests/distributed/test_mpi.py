@@ -44,29 +44,29 @@ def run():
     return run
 
 
-def lines(found: subprocess.CompletedProcess) -> list[dict]:
-    return [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
+def lines(process: subprocess.CompletedProcess) -> list[dict]:
+    return [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_collectives_and_training(run, count):
     """Four processes also run in two groups, with divided layers."""
-    found = run("checks", count)
-    assert found.returncode == 0, found.stdout + found.stderr
-    results = lines(found)
+    process = run("checks", count)
+    assert process.returncode == 0, process.stdout + process.stderr
+    results = lines(process)
     assert len(results) == (1 if count == 2 else 2)
-    for each in results:
-        assert set(each["reductions"].values()) == {0.0}
-        assert all(each["moves"].values()), each["moves"]
-        assert max(each["training"]) < 1e-7  # weights of unequal shares are float32
+    for result in results:
+        assert set(result["reductions"].values()) == {0.0}
+        assert all(result["moves"].values()), result["moves"]
+        assert max(result["training"]) < 1e-7  # weights of unequal shares are float32
 
 
 @pytest.mark.parametrize("task", ["fails", "is killed"])
 def test_failures_end_all_processes(run, task):
     """The error names the worker, and ``mpiexec`` fails."""
-    found = run(task, 2)
-    assert found.returncode != 0
-    pids, *others = lines(found)
+    process = run(task, 2)
+    assert process.returncode != 0
+    pids, *others = lines(process)
     assert_ended(pids.values())
     if task == "fails":
         assert others[0]["rank"] in (0, 1)
@@ -85,8 +85,8 @@ def test_without_mpi4py(monkeypatch):
 
 def test_a_program_without_mpiexec(run):
     """In a process of its own: MPI listens at the address of the host until its process ends."""
-    found = run("checks", 0)
-    assert found.returncode == 1
+    process = run("checks", 0)
+    assert process.returncode == 1
     message = "MPI has 1 processes; start the program with: mpiexec -n 2"
-    assert "ValueError: " in found.stderr
-    assert message in found.stderr
+    assert "ValueError: " in process.stderr
+    assert message in process.stderr

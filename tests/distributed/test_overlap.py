@@ -26,29 +26,29 @@ BUCKET_BYTES = 4000
 def kinds(function):
     """Return the kinds of the calls of a function in their order: start, wait, backward, or another
     call."""
-    found = []
+    order = []
     for binding in bindings_of(function.body):
         value = binding.value
         if is_start(value) or is_wait(value):
-            found.append("start" if is_start(value) else "wait")
+            order.append("start" if is_start(value) else "wait")
         elif isinstance(value, relax.Call):
             name = getattr(value.op, "name", "")
             name = value.args[0].name_hint if name == "relax.call_tir" else name
             is_backward = "backward" in name or "einsum" in name or "collapse" in name
-            found.append("backward" if is_backward else "other")
-    return found
+            order.append("backward" if is_backward else "other")
+    return order
 
 
-def check_order(found, buckets):
+def check_order(order, buckets):
     """Check that a reduction starts between calls of the backward pass, and that all waits come
     behind these."""
-    assert found.count("start") == found.count("wait") == buckets
-    backward = [i for i, each in enumerate(found) if each == "backward"]
-    starts = [i for i, each in enumerate(found) if each == "start"]
+    assert order.count("start") == order.count("wait") == buckets
+    backward = [i for i, kind in enumerate(order) if kind == "backward"]
+    starts = [i for i, kind in enumerate(order) if kind == "start"]
     behind = [sum(i > start for i in backward) for start in starts]
     assert behind[0] > len(backward) / 2
     assert all(behind[:-3])
-    assert found.index("wait") > max(backward[-1], starts[-1])
+    assert order.index("wait") > max(backward[-1], starts[-1])
 
 
 def test_the_order_of_the_calls():
@@ -56,49 +56,53 @@ def test_the_order_of_the_calls():
     step, _, _ = parallel_models.transformer()
     differentiate = _differentiate(["x"], "mean", "synchronized", BUCKET_BYTES, True)
     module = step.for_workers(differentiate).module
-    found = kinds(module["step"])
-    buckets = found.count("start")
+    calls = kinds(module["step"])
+    buckets = calls.count("start")
     assert buckets >= 6
-    check_order(found, buckets)
+    check_order(calls, buckets)
     with HOST:
-        for each in passes(HOST, DispatchKernels(HOST)):
-            module = each(module)
-            if each.info.name == "relax_grad.ReorderForPeakMemory":
+        for transform in passes(HOST, DispatchKernels(HOST)):
+            module = transform(module)
+            if transform.info.name == "relax_grad.ReorderForPeakMemory":
                 check_order(kinds(module["step"]), buckets)
-    order = [each for each in kinds(module["step"]) if each in ("start", "wait")]
+    order = [kind for kind in kinds(module["step"]) if kind in ("start", "wait")]
     assert order == ["start"] * buckets + ["wait"] * buckets
 
 
 def test_results_have_the_same_bits_with_and_without(gloo_pair):
     """test_trainer.py compares both with one worker. Shared memory has nothing to hide."""
-    step, values, given = parallel_models.convolutional()
+    step, values, data = parallel_models.convolutional()
     options = {"values": values, "bucket_bytes": 500}
-    found = data_parallel(step, gloo_pair, **options)
-    text = str(found.parallel_step.module["step"])
+    parallel = data_parallel(step, gloo_pair, **options)
+    text = str(parallel.parallel_step.module["step"])
     assert text.count("start_allreduce") == text.count("distributed.wait") == 2
     wanted = data_parallel(step, gloo_pair, overlap=False, **options)
     assert "start_allreduce" not in str(wanted.parallel_step.module["step"])
-    for batch in given[:4]:
-        assert found.step(*batch).loss == wanted.step(*batch).loss
-    assert_same_bits(tensors(found), tensors(wanted))
-    for trainer in (found, wanted):
-        assert [each.sent for each in trainer.communication] == [found.communication[0].sent] * 2
-        assert all(0 < each.waited <= each.seconds + 1e-9 for each in trainer.communication)
+    for batch in data[:4]:
+        assert parallel.step(*batch).loss == wanted.step(*batch).loss
+    assert_same_bits(tensors(parallel), tensors(wanted))
+    for trainer in (parallel, wanted):
+        assert [traffic.sent for traffic in trainer.communication] == [
+            parallel.communication[0].sent
+        ] * 2
+        assert all(
+            0 < traffic.waited <= traffic.seconds + 1e-9 for traffic in trainer.communication
+        )
     # Without overlap, the worker waits as long as a collective takes.
-    assert [each.hidden for each in wanted.communication] == pytest.approx([0, 0], abs=1e-9)
-    assert all(each.hidden > 0 for each in found.communication)
+    assert [traffic.hidden for traffic in wanted.communication] == pytest.approx([0, 0], abs=1e-9)
+    assert all(traffic.hidden > 0 for traffic in parallel.communication)
 
 
 @pytest.mark.parametrize("kind", ["pair", "gloo_pair"])
 def test_operands_may_be_overwritten_and_time_is_hidden(kind, request):
     pair = request.getfixturevalue(kind)
     pair.import_python_module("worker_tasks")
-    for found in pair.run("reduce_twice", seconds=1.0):
-        assert found["values"] == [[1.5] * 3, [3.0] * 3]
-        assert found["starting"] < 0.4
+    for answer in pair.run("reduce_twice", seconds=1.0):
+        assert answer["values"] == [[1.5] * 3, [3.0] * 3]
+        assert answer["starting"] < 0.4
         # One reduction after the other takes half a second, during which the worker slept.
-        assert found["seconds"] > 0.49
-        assert found["waited"] < 0.5 * found["seconds"]
+        assert answer["seconds"] > 0.49
+        assert answer["waited"] < 0.5 * answer["seconds"]
     for seconds, waited in pair.run("reduce_with_slow_network", seconds=0.1):
         assert seconds > 0.19
         assert 0.19 < waited <= seconds + 1e-6

@@ -38,7 +38,7 @@ def test_a_session_describes_its_workers(pair):
     assert pair.pids[0] == os.getpid()
     assert pair.pids[1] != os.getpid()
     assert len(pair.hosts) == 2
-    assert [each["threads"] for each in pair.run("describe")] == [1, 1]
+    assert [description["threads"] for description in pair.run("describe")] == [1, 1]
 
 
 def listening(pid: int) -> set[str]:
@@ -50,23 +50,23 @@ def listening(pid: int) -> set[str]:
         except OSError:
             continue
         inodes |= {*re.findall(r"socket:\[(\d+)\]", link)}
-    found = set()
+    addresses = set()
     for table in ("tcp", "tcp6"):
         with open(f"/proc/{pid}/net/{table}") as file:
             fields = [line.split() for line in list(file)[1:]]
         # 0A is LISTEN
-        found |= {each[1] for each in fields if each[3] == "0A" and each[9] in inodes}
-    return found
+        addresses |= {field[1] for field in fields if field[3] == "0A" and field[9] in inodes}
+    return addresses
 
 
 def test_workers_listen_on_the_loopback_interface_only(pair, gloo_pair):
     """Nothing but the loopback interface is bound by this process and its workers. A worker that
     shares memory does not listen at all."""
     assert not listening(pair.pids[1])
-    found = listening(os.getpid()) | listening(gloo_pair.pids[1])
+    addresses = listening(os.getpid()) | listening(gloo_pair.pids[1])
     loopback = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
-    assert found
-    assert {each.partition(":")[0] for each in found} <= loopback
+    assert addresses
+    assert {address.partition(":")[0] for address in addresses} <= loopback
 
 
 def test_a_file_is_shared(pair, tmp_path):
@@ -92,33 +92,35 @@ def test_the_result_of_a_call_lives_until_the_workers_have_answered(pair, monkey
             return result
 
     def spied(*arguments):
-        found = answers(*arguments)
+        replies = answers(*arguments)
         assert results[-1]() is not None
-        return found
+        return replies
 
     monkeypatch.setattr(pair, "disco", Calls())
     monkeypatch.setattr(pair, "_answers", spied)
     pair.synchronize()
-    assert [each() for each in results] == [None]
+    assert [reference() for reference in results] == [None]
 
 
 def test_a_worker_that_hangs():
     """tests/distributed/test_trainer.py has a worker that is killed."""
     cause = "wait: no answer within 4 s"
-    found = new_session(2, timeout=4)
-    x = found.broadcast(np.ones(3, "float32"))
-    found.synchronize()
-    os.kill(found.pids[1], signal.SIGSTOP)
+    workers = new_session(2, timeout=4)
+    x = workers.broadcast(np.ones(3, "float32"))
+    workers.synchronize()
+    os.kill(workers.pids[1], signal.SIGSTOP)
     start = time.monotonic()
-    found.allreduce(x, x)
-    with pytest.raises(WorkerError, match=f"worker 1 on {re.escape(found.hosts[1])}: {cause}") as e:
-        found.synchronize()
+    workers.allreduce(x, x)
+    with pytest.raises(
+        WorkerError, match=f"worker 1 on {re.escape(workers.hosts[1])}: {cause}"
+    ) as e:
+        workers.synchronize()
     assert time.monotonic() - start < 15
-    assert (e.value.rank, e.value.host) == (1, found.hosts[1])
-    assert_ended(found.pids.values())
+    assert (e.value.rank, e.value.host) == (1, workers.hosts[1])
+    assert_ended(workers.pids.values())
     with pytest.raises(WorkerError, match=cause):
-        found.synchronize()
-    found.close()
+        workers.synchronize()
+    workers.close()
     del x  # its destructor writes to the pipe of the worker
 
 
@@ -145,33 +147,33 @@ def test_other_machines(monkeypatch):
     starter = threading.Thread(target=start_the_other)
     starter.start()
     try:
-        found = new_session(2, nodes=2, listen=f"127.0.0.1:{port}", timeout=20)
+        workers = new_session(2, nodes=2, listen=f"127.0.0.1:{port}", timeout=20)
         starter.join()
         (right,) = started
-        x = found.broadcast(np.arange(3.0))
-        for value in values(found, x):
+        x = workers.broadcast(np.arange(3.0))
+        for value in values(workers, x):
             np.testing.assert_array_equal(value, [0, 1, 2])
         assert "secret is wrong" in wrong.communicate(timeout=START)[1]
         assert wrong.returncode == 1
         # References that are freed between the end of a machine and its notice must not end this
         # process.
-        references = [found.empty((1,), "float32") for _ in range(200)]
-        found.synchronize()
+        references = [workers.empty((1,), "float32") for _ in range(200)]
+        workers.synchronize()
         with monkeypatch.context() as patch:
             patch.setattr(Channel, "silence", lambda self: None)
             right.kill()
             right.wait()
-            assert_ended(found.pids.values())
+            assert_ended(workers.pids.values())
             references.clear()
         with pytest.raises(WorkerError, match="the connection to its machine has ended"):
-            found.synchronize()
-        assert_ended(found.pids.values())
+            workers.synchronize()
+        assert_ended(workers.pids.values())
     finally:
         wrong.kill()
         starter.join()
-        for each in (wrong, *started):
-            each.kill()
-            each.wait()
+        for process in (wrong, *started):
+            process.kill()
+            process.wait()
 
 
 #: A machine that claims another version of PyTorch.
@@ -221,9 +223,9 @@ def test_workers_that_do_not_start():
     pytest.importorskip("torch", reason="gloo comes with PyTorch: extra distributed")
     start = time.monotonic()
     command = [sys.executable, "-c", NO_WORKERS]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=START)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout == "its process has ended with exit code 1\n"
+    process = subprocess.run(command, capture_output=True, text=True, timeout=START)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == "its process has ended with exit code 1\n"
     assert time.monotonic() - start < 90
 
 

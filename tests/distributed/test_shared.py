@@ -28,29 +28,29 @@ def run(monkeypatch):
 
     def run(workers: int, function, *, timeout: float = 30.0, ends_after: float | None = None):
         handle = _memory.create(workers)
-        members = {each: each for each in range(workers)}
-        found: list = [None] * workers
+        members = {rank: rank for rank in range(workers)}
+        outcomes: list = [None] * workers
 
         def work(rank: int) -> None:
             transport = Shared(Messages(handle, 0, rank, members, workers, timeout))
             try:
-                found[rank] = function(transport)
+                outcomes[rank] = function(transport)
             except Exception as error:
-                found[rank] = error
+                outcomes[rank] = error
             finally:
                 transport.close()
 
         threads = [threading.Thread(target=work, args=(rank,)) for rank in range(workers)]
-        for each in threads:
-            each.start()
+        for thread in threads:
+            thread.start()
         if ends_after is not None:
             time.sleep(ends_after)
             _memory.end(handle)
-        for each in threads:
-            each.join(60.0)
-            assert not each.is_alive()
+        for thread in threads:
+            thread.join(60.0)
+            assert not thread.is_alive()
         os.close(handle)
-        return found
+        return outcomes
 
     return run
 
@@ -71,7 +71,7 @@ def test_many_calls_in_little_memory(run, workers, seed):
         def finish(i: int) -> None:
             reduction, results, wanted = started.pop(i)
             reduction.wait()
-            right.append(all((each.numpy() == wanted).all() for each in results))
+            right.append(all((result.numpy() == wanted).all() for result in results))
 
         for step in range(60):
             if own.random() < 0.2:
@@ -84,8 +84,8 @@ def test_many_calls_in_little_memory(run, workers, seed):
                 results = [filled(np.nan, count), filled(np.nan, 3)]
                 reduction = transport.start_allreduce(values[:1], "sum", results[:1])
                 started.append((reduction, results[:1], total + workers * step))
-                for each in values:
-                    each.copyfrom(np.full(each.shape, np.nan, "float32"))
+                for value in values:
+                    value.copyfrom(np.full(value.shape, np.nan, "float32"))
             elif kind == "sum":
                 results = [filled(np.nan, count), filled(np.nan, 3)]
                 transport.allreduce(values, "max", results)
@@ -119,15 +119,15 @@ def test_a_worker_that_is_slow_to_read_its_own_message(run):
     def calls(transport):
         results = [filled(np.nan, 100) for _ in range(20)]
         started = []
-        for i, each in enumerate(results):
-            started.append(transport.start_allreduce([filled(i, 100)], "avg", [each]))
+        for i, result in enumerate(results):
+            started.append(transport.start_allreduce([filled(i, 100)], "avg", [result]))
             if transport.rank:
                 started[-1].wait()
         if not transport.rank:
             time.sleep(0.05)
-        for each in started:
-            each.wait()
-        return [float(each.numpy().mean()) for each in results]
+        for reduction in started:
+            reduction.wait()
+        return [float(result.numpy().mean()) for result in results]
 
     assert run(2, calls) == [[float(i) for i in range(20)]] * 2
 
@@ -135,20 +135,20 @@ def test_a_worker_that_is_slow_to_read_its_own_message(run):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_results_have_the_same_bits_and_means_are_rounded_once(run, workers):
     rng = np.random.default_rng(0)
-    given = rng.normal(size=(workers, 70001)).astype("float32")
+    inputs = rng.normal(size=(workers, 70001)).astype("float32")
 
     def calls(transport):
-        result = filled(np.nan, given.shape[1])
-        own = tvm.runtime.tensor(given[transport.rank])
+        result = filled(np.nan, inputs.shape[1])
+        own = tvm.runtime.tensor(inputs[transport.rank])
         transport.allreduce([own], "avg", [result])
         return result.numpy()
 
-    found = run(workers, calls)
-    total = given[0].copy()
-    for each in given[1:]:
-        total += each
-    for each in found:
-        np.testing.assert_array_equal(each, total / np.float32(workers))
+    results = run(workers, calls)
+    total = inputs[0].copy()
+    for addend in inputs[1:]:
+        total += addend
+    for result in results:
+        np.testing.assert_array_equal(result, total / np.float32(workers))
 
 
 def test_different_sizes_are_an_error(run):
@@ -156,7 +156,7 @@ def test_different_sizes_are_an_error(run):
         result = filled(0.0, 100 + 100 * transport.rank)
         transport.allreduce([result], "sum", [result])
 
-    texts = [str(each) for each in run(2, calls)]
+    texts = [str(error) for error in run(2, calls)]
     assert texts[0].startswith("worker 1 has given 832 bytes, but worker 0 expects 448")
     assert texts[1].startswith("worker 0 has given 448 bytes, but worker 1 expects 832")
 
@@ -166,10 +166,10 @@ def test_a_worker_that_does_not_come(run):
         if transport.rank == 0:
             transport.recv(filled(0.0, 3), 1)
 
-    found, _ = run(2, calls, timeout=0.3)
-    assert isinstance(found, TimeoutError)
-    assert str(found) == "worker 1 has not come within 0.3 s"
+    error, _ = run(2, calls, timeout=0.3)
+    assert isinstance(error, TimeoutError)
+    assert str(error) == "worker 1 has not come within 0.3 s"
     start = time.monotonic()
-    found, _ = run(2, calls, ends_after=0.1)
-    assert isinstance(found, Ended)
+    error, _ = run(2, calls, ends_after=0.1)
+    assert isinstance(error, Ended)
     assert time.monotonic() - start < 5.0

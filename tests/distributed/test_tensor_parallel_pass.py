@@ -90,7 +90,7 @@ def chunked(emit, x, qkv, bias, out):
         )
         for e in (q, k, v)
     )
-    q, k, v = (emit(op.expand_dims(each, 1)) for each in (q, k, v))
+    q, k, v = (emit(op.expand_dims(head, 1)) for head in (q, k, v))
     y = emit(op.reshape(attended(emit, q, k, v), (n, 2, 4, 2)))
     y = emit(op.flatten(emit(op.permute_dims(y, [0, 2, 1, 3]))))
     return mean_of(emit, linear(emit, emit(op.reshape(y, (n, 4, 4))), out))
@@ -162,8 +162,8 @@ def weighted(emit, table, head, weights):
     )
     scores = emit(op.nn.log_softmax(emit(op.matmul(x, head)), 1))
     mean = emit(op.nn.nll_loss(scores, relax.const(TARGETS), weights, ignore_index=-100))
-    each = emit(op.nn.nll_loss(scores, relax.const(TARGETS), reduction="none", ignore_index=-100))
-    return emit(op.add(mean, mean_of(emit, each)))
+    losses = emit(op.nn.nll_loss(scores, relax.const(TARGETS), reduction="none", ignore_index=-100))
+    return emit(op.add(mean, mean_of(emit, losses)))
 
 
 def probabilities(emit, x, w, table):
@@ -223,8 +223,8 @@ def values_of(shapes, seed=0):
 
 
 def compiled(module, *passes):
-    for each in passes:
-        module = each(module)
+    for transform in passes:
+        module = transform(module)
     return tvm.compile(module, target="llvm")
 
 
@@ -242,24 +242,24 @@ def test_losses_and_gradients_are_those_of_whole_tensors(name):
     build, shapes, shards = CASES[name]
     module = module_of(build, shapes)
     pass_, gradient = TensorParallel("loss", shards, 2), Gradient("loss")
-    values, found = values_of(shapes), pass_.shards_of(module)
+    values, divided = values_of(shapes), pass_.shards_of(module)
     loss, wanted = results_of_whole_tensors(build, tuple(shapes.items()))
     executable = compiled(module, pass_, gradient)
     with thread_workers() as start:
-        arguments = [list(each.values()) for each in shard_values(values, found, 2)]
+        arguments = [list(part.values()) for part in shard_values(values, divided, 2)]
         results = start(2).run(executable, "loss_adjoint", arguments)
     for own, _ in results:
         np.testing.assert_allclose(own.numpy(), loss.numpy(), 1e-12)
     gradients = [
-        {key: each.numpy() for key, each in zip(shapes, result[1], strict=True)}
+        {key: grad.numpy() for key, grad in zip(shapes, result[1], strict=True)}
         for result in results
     ]
     for key in shapes:
-        if key not in found:
+        if key not in divided:
             np.testing.assert_array_equal(gradients[1][key], gradients[0][key], key)
-    whole = join_values(gradients, found)
-    for key, each in zip(shapes, wanted, strict=True):
-        np.testing.assert_allclose(whole[key], each.numpy(), 1e-9, 1e-12, err_msg=key)
+    whole = join_values(gradients, divided)
+    for key, grad in zip(shapes, wanted, strict=True):
+        np.testing.assert_allclose(whole[key], grad.numpy(), 1e-9, 1e-12, err_msg=key)
 
 
 def test_second_order():
@@ -268,7 +268,7 @@ def test_second_order():
 
     def penalty(mod):
         adjoint = Gradient("loss")(mod)
-        params = [relax.Var(each.name, each.ty) for each in mod["loss"].params]
+        params = [relax.Var(param.name, param.ty) for param in mod["loss"].params]
         bb = relax.BlockBuilder(adjoint)
         with bb.function("penalty", params):
             with bb.dataflow():
@@ -281,15 +281,15 @@ def test_second_order():
     pass_, values = TensorParallel("loss", MLP_SHARDS, 2), values_of(MLP)
     machine = relax.VirtualMachine(compiled(module, penalty), tvm.cpu())
     _, wanted = machine["penalty_adjoint"](*map(tvm.runtime.tensor, values.values()))
-    found = pass_.shards_of(module)
+    divided = pass_.shards_of(module)
     with thread_workers() as start:
-        arguments = [list(each.values()) for each in shard_values(values, found, 2)]
+        arguments = [list(part.values()) for part in shard_values(values, divided, 2)]
         results = start(2).run(compiled(module, pass_, penalty), "penalty_adjoint", arguments)
     shares = [
-        {key: each.numpy() for key, each in zip(MLP, result[1], strict=True)} for result in results
+        {key: grad.numpy() for key, grad in zip(MLP, result[1], strict=True)} for result in results
     ]
-    for key, each in zip(MLP, wanted, strict=True):
-        np.testing.assert_allclose(join_values(shares, found)[key], each.numpy(), 1e-9, 1e-12)
+    for key, grad in zip(MLP, wanted, strict=True):
+        np.testing.assert_allclose(join_values(shares, divided)[key], grad.numpy(), 1e-9, 1e-12)
 
 
 def test_divided_results_are_collected():
@@ -307,7 +307,7 @@ def test_divided_results_are_collected():
     pass_, values = TensorParallel("loss", shards, 2), values_of({"x": (3, 4), **shapes})
     with thread_workers() as start:
         arguments = shard_values(values, pass_.shards_of(bb.get()), 2)
-        arguments = [list(each.values()) for each in arguments]
+        arguments = [list(part.values()) for part in arguments]
         results = start(2).run(compiled(bb.get(), pass_), "loss", arguments)
     for _, y, (z, _) in results:
         np.testing.assert_allclose(y.numpy(), values["x"] @ values["w"], 1e-12)
@@ -315,20 +315,30 @@ def test_divided_results_are_collected():
 
 
 def calls(function):
-    values = [each.value for each in bindings_of(function.body)]
-    return [each.op.name.rpartition(".")[2] for each in values if isinstance(each, relax.Call)]
+    values = [binding.value for binding in bindings_of(function.body)]
+    return [value.op.name.rpartition(".")[2] for value in values if isinstance(value, relax.Call)]
 
 
 def test_types_and_the_places_of_collectives():
     """A copy before the column-parallel product, and a sum directly behind the row-parallel one."""
-    found = TensorParallel("loss", MLP_SHARDS, 2)(module_of(mlp, MLP))["loss"]
-    shapes = {each.name: [*each.ty.shape.values][-2:] for each in found.params[1:]}
+    function = TensorParallel("loss", MLP_SHARDS, 2)(module_of(mlp, MLP))["loss"]
+    shapes = {param.name: [*param.ty.shape.values][-2:] for param in function.params[1:]}
     assert shapes == {"up": [4, 3], "bias": [3], "down": [3, 4], "last": [4]}
     copy, reduce = "copy_to_tensor_parallel", "reduce_from_tensor_parallel"
-    assert calls(found) == [copy, "matmul", "add", "gelu", "matmul", reduce, "add", "sin", "mean"]
-    adjoint = Gradient("loss")(tvm.IRModule({"loss": found}))["loss_adjoint"]
+    assert calls(function) == [
+        copy,
+        "matmul",
+        "add",
+        "gelu",
+        "matmul",
+        reduce,
+        "add",
+        "sin",
+        "mean",
+    ]
+    adjoint = Gradient("loss")(tvm.IRModule({"loss": function}))["loss_adjoint"]
     assert calls(adjoint).count(reduce) == 2
-    legal = relax.transform.LegalizeOps()(tvm.IRModule({"loss": found}))["loss"].script()
+    legal = relax.transform.LegalizeOps()(tvm.IRModule({"loss": function}))["loss"].script()
     assert legal.count("runtime.disco.allreduce") == 1
     assert copy not in legal
 
@@ -342,14 +352,14 @@ def test_layers_of_one_input_share_its_copy():
 
     shapes = {"x": (2, 4), "q": (4, 4), "k": (4, 4), "out": (4, 4)}
     module = module_of(separate, shapes)
-    found = TensorParallel("loss", {"[qk]": column(), "out": row()}, 2)(module)["loss"]
-    assert calls(found).count("copy_to_tensor_parallel") == 1
+    function = TensorParallel("loss", {"[qk]": column(), "out": row()}, 2)(module)["loss"]
+    assert calls(function).count("copy_to_tensor_parallel") == 1
 
 
 def test_one_worker_has_the_same_function():
     module = module_of(mlp, MLP)
-    found = TensorParallel("loss", MLP_SHARDS, 1)(module)
-    assert structural_equal(found["loss"], module["loss"])
+    divided = TensorParallel("loss", MLP_SHARDS, 1)(module)
+    assert structural_equal(divided["loss"], module["loss"])
 
 
 def test_values_are_divided_within_parts():

@@ -32,43 +32,46 @@ def programs_of(name):
         _, function = resolve(sample.function or sample.op)
         arguments = _program.make_arguments(sample.inputs, None, {})
         program = _program.first_order(function, arguments, sample.attrs, np.random.default_rng(0))
-        floats = [each.name for each in program.arguments if each.is_float]
+        floats = [argument.name for argument in program.arguments if argument.is_float]
         divided = []
-        for each in program.arguments:
-            for axis, extent in enumerate(each.value.shape):
+        for argument in program.arguments:
+            for axis, extent in enumerate(argument.value.shape):
                 workers = next((count for count in (2, 3, 5) if extent % count == 0), None)
                 if workers is None or extent == 0:
                     continue
-                pass_ = TensorParallel("main", {each.name: along(axis)}, workers)
+                pass_ = TensorParallel("main", {argument.name: along(axis)}, workers)
                 with contextlib.suppress(ValueError):
-                    found = pass_(program.module)
-                    divided.append((found, pass_.shards_of(program.module), workers))
+                    module = pass_(program.module)
+                    divided.append((module, pass_.shards_of(program.module), workers))
         if divided:
             yield program, floats, divided
 
 
 @pytest.mark.parametrize(
     "name",
-    [each if each in ALWAYS else pytest.param(each, marks=pytest.mark.slow) for each in OPERATORS],
+    [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in OPERATORS],
 )
 def test_a_divided_axis_gives_the_results_of_the_whole(name):
     count = 0
     for program, floats, divided in programs_of(name):
         gradient = Gradient("main", floats)
-        modules = [gradient(each) for each in (program.module, *(each[0] for each in divided))]
+        modules = [
+            gradient(module)
+            for module in (program.module, *(divided_module for divided_module, *_ in divided))
+        ]
         executable = tvm.compile(_program.merge(modules), target="llvm")
-        values = {each.name: each.value for each in program.arguments}
+        values = {argument.name: argument.value for argument in program.arguments}
         machine = relax.VirtualMachine(executable, tvm.cpu())
         loss, wanted = machine["main_1_adjoint"](*map(tvm.runtime.tensor, values.values()))
-        is_double = {"float64"} == {str(each.dtype) for each in (loss, *wanted)}
+        is_double = {"float64"} == {str(value.dtype) for value in (loss, *wanted)}
         tolerance = 1e-9 if is_double else 1e-5
         for i, (_, shards, workers) in enumerate(divided, start=2):
-            arguments = [list(each.values()) for each in shard_values(values, shards, workers)]
+            arguments = [list(part.values()) for part in shard_values(values, shards, workers)]
             with thread_workers() as start:
                 results = start(workers).run(executable, f"main_{i}_adjoint", arguments)
-            own = {key: each for key, each in shards.items() if key in floats}
+            own = {key: shard for key, shard in shards.items() if key in floats}
             shares = [
-                {key: each.numpy() for key, each in zip(floats, result[1], strict=True)}
+                {key: grad.numpy() for key, grad in zip(floats, result[1], strict=True)}
                 for result in results
             ]
             whole = join_values(shares, own)
@@ -76,10 +79,10 @@ def test_a_divided_axis_gives_the_results_of_the_whole(name):
                 np.testing.assert_allclose(
                     result[0].numpy(), loss.numpy(), tolerance, err_msg=str(shards)
                 )
-            for key, each in zip(floats, wanted, strict=True):
+            for key, grad in zip(floats, wanted, strict=True):
                 np.testing.assert_allclose(
                     whole[key],
-                    each.numpy(),
+                    grad.numpy(),
                     tolerance,
                     1e-3 * tolerance,
                     err_msg=f"{shards}: {key}",

@@ -49,17 +49,18 @@ def test_the_gpt_of_the_example_is_as_on_one_worker(pair, tmp_path, layers):
     """
     pytest.importorskip("safetensors", reason="files need safetensors: extra train")
     step, batches = char_gpt(layers)
-    one, found = Trainer(step), tensor_parallel(step, pair, shards=GPT_SHARDS, check_every=2)
-    assert found.parallel_step.params["blocks.0.qkv.weight"].shape.values[0] == 24
+    single, parallel = Trainer(step), tensor_parallel(step, pair, shards=GPT_SHARDS, check_every=2)
+    assert parallel.parallel_step.params["blocks.0.qkv.weight"].shape.values[0] == 24
     assert (
-        found.parallel_step.optimizer_state["exp_avg/blocks.0.mlp.2.weight"].shape.values[1] == 32
+        parallel.parallel_step.optimizer_state["exp_avg/blocks.0.mlp.2.weight"].shape.values[1]
+        == 32
     )
-    found.save(tmp_path / "start")
-    wanted = [one.step(*batch) for batch in batches]
+    parallel.save(tmp_path / "start")
+    wanted = [single.step(*batch) for batch in batches]
     runs = []
     for _ in range(2):
-        found.load(tmp_path / "start")
-        runs.append(([found.step(*batch) for batch in batches], tensors(found)))
+        parallel.load(tmp_path / "start")
+        runs.append(([parallel.step(*batch) for batch in batches], tensors(parallel)))
     (results, values), again = runs
     np.testing.assert_allclose([e.loss for e in results], [e.loss for e in wanted], 1e-5)
     norms = [[e.metrics["grad_norm"] for e in some] for some in (results, wanted)]
@@ -68,34 +69,34 @@ def test_the_gpt_of_the_example_is_as_on_one_worker(pair, tmp_path, layers):
     # AdamW divides small gradients by as small moments: their rounding errors remain, and grow with
     # the layers.
     tolerance = 1e-5 if layers == 1 else 5e-5
-    assert_close(without_key_biases(values), without_key_biases(tensors(one)), tolerance)
+    assert_close(without_key_biases(values), without_key_biases(tensors(single)), tolerance)
     assert [e.loss for e in again[0]] == [e.loss for e in results]
     assert_same_bits(again[1], values)
-    found.save(tmp_path / "end")
-    one.load(tmp_path / "end")
-    assert_same_bits(tensors(one), values)
+    parallel.save(tmp_path / "end")
+    single.load(tmp_path / "end")
+    assert_same_bits(tensors(single), values)
     tokens = batches[0][0]
-    np.testing.assert_array_equal(found.predict(tokens).numpy(), one.predict(tokens).numpy())
-    np.testing.assert_allclose(one.step(*batches[0]).loss, found.step(*batches[0]).loss, 1e-5)
+    np.testing.assert_array_equal(parallel.predict(tokens).numpy(), single.predict(tokens).numpy())
+    np.testing.assert_allclose(single.step(*batches[0]).loss, parallel.step(*batches[0]).loss, 1e-5)
 
 
 def test_accumulation_and_moving_averages(pair):
     """In float64 with different numbers of examples, against one worker."""
     options = {"accumulate": 2, "ema": 0.9, "clip_norm": 0.1}
     step, values, batches = mlp(SGD(lr=0.05, momentum=0.9), "float64", **options)
-    one = Trainer(step, values=values)
-    found = tensor_parallel(step, pair, shards=SHARDS, values=values, check_every=1)
-    assert {name: str(each) for name, each in found.shards.items()} == {
+    single = Trainer(step, values=values)
+    parallel = tensor_parallel(step, pair, shards=SHARDS, values=values, check_every=1)
+    assert {name: str(shard) for name, shard in parallel.shards.items()} == {
         "up": "column()",
         "bias": "column()",
         "down": "row()",
     }
     for batch in batches:
-        result, wanted = found.step(batch), one.step(batch)
+        result, wanted = parallel.step(batch), single.step(batch)
         assert result.loss == pytest.approx(wanted.loss, rel=1e-12)
         assert result.metrics == pytest.approx(wanted.metrics, rel=1e-6)
-    assert found.updates == 3
-    assert_close(tensors(found), tensors(one), 1e-11)
+    assert parallel.updates == 3
+    assert_close(tensors(parallel), tensors(single), 1e-11)
 
 
 def test_a_gradient_that_is_not_finite_on_one_worker(pair):
@@ -103,25 +104,27 @@ def test_a_gradient_that_is_not_finite_on_one_worker(pair):
     only."""
     step, values, batches = mlp(SGD(lr=0.05), skip_nonfinite=True)
     values["up"][:, 4], values["bias"][4] = 0, 0
-    found = tensor_parallel(step, pair, shards=SHARDS, values=values, check_every=1, on_nan="skip")
-    before = tensors(found)
-    result = found.step(batches[0])
+    parallel = tensor_parallel(
+        step, pair, shards=SHARDS, values=values, check_every=1, on_nan="skip"
+    )
+    before = tensors(parallel)
+    result = parallel.step(batches[0])
     assert np.isfinite(result.loss)
     assert result.metrics["applied"] == 0
-    assert found.skipped == 1
-    assert_same_bits(tensors(found), before)
+    assert parallel.skipped == 1
+    assert_same_bits(tensors(parallel), before)
 
 
 def test_a_loss_that_is_no_number_changes_nothing(pair):
     step, values, batches = mlp(SGD(lr=0.05, momentum=0.9))
-    one = Trainer(step, values=values)
-    found = tensor_parallel(step, pair, shards=SHARDS, values=values, check_every=1)
-    found.step(batches[0]), one.step(batches[0])
-    before = tensors(found)
+    single = Trainer(step, values=values)
+    parallel = tensor_parallel(step, pair, shards=SHARDS, values=values, check_every=1)
+    parallel.step(batches[0]), single.step(batches[0])
+    before = tensors(parallel)
     with pytest.raises(FloatingPointError, match="the loss is nan in step 1"):
-        found.step(batches[1] * np.nan)
-    assert_same_bits(tensors(found), before)
-    assert found.step(batches[1]).loss == pytest.approx(one.step(batches[1]).loss, rel=1e-5)
+        parallel.step(batches[1] * np.nan)
+    assert_same_bits(tensors(parallel), before)
+    assert parallel.step(batches[1]).loss == pytest.approx(single.step(batches[1]).loss, rel=1e-5)
 
 
 def test_masks_of_dropout_are_those_of_one_worker(pair):
@@ -141,12 +144,12 @@ def test_masks_of_dropout_are_those_of_one_worker(pair):
     )
     step = train_step(imported, SGD(lr=0.1))
     shards = {"0.weight": column(), "0.bias": along(0), "3.weight": row()}
-    one, found = Trainer(step), tensor_parallel(step, pair, shards=shards)
+    single, parallel = Trainer(step), tensor_parallel(step, pair, shards=shards)
     assert "3.weight" in step.frozen
     batch = x.numpy(), x[:, :3].numpy().copy()
     for _ in range(3):
-        assert found.step(*batch).loss == pytest.approx(one.step(*batch).loss, rel=1e-5)
-    assert_close(tensors(found), tensors(one))
+        assert parallel.step(*batch).loss == pytest.approx(single.step(*batch).loss, rel=1e-5)
+    assert_close(tensors(parallel), tensors(single))
 
 
 def test_wrong_arguments(pair):

@@ -19,12 +19,12 @@ from relax_grad.training import LAMB, SGD, AdamW, Trainer, lora, train_step
 
 def adapted():
     """Return a step of low-rank adapters of a small GPT, and batches of texts."""
-    step, given = parallel_models.char_gpt(
+    step, data = parallel_models.char_gpt(
         sizes=[4, 5, 6, 7] * 5,
         adapt=lambda model: lora(model, 2, ["*qkv.weight", "*out.weight", "*mlp.*.weight"]),
     )
     assert step.frozen
-    return step, None, given
+    return step, None, data
 
 
 MODELS = {
@@ -37,18 +37,18 @@ MODELS = {
 
 def compared_with_one_worker(session, model, start):
     pytest.importorskip("safetensors", reason="files need safetensors: extra train")
-    step, values, given = MODELS[model]()
-    one = Trainer(step, values=values)
-    losses = [one.step(*batch).loss for batch in given]
+    step, values, data = MODELS[model]()
+    single = Trainer(step, values=values)
+    losses = [single.step(*batch).loss for batch in data]
     runs = []
     trainer = data_parallel(step, session, values=values, check_every=5, bucket_bytes=2000)
     trainer.save(start)
     for _ in range(2):
         trainer.load(start)
-        results = [trainer.step(*batch) for batch in given]
-        runs.append(([each.loss for each in results], tensors(trainer)))
+        results = [trainer.step(*batch) for batch in data]
+        runs.append(([result.loss for result in results], tensors(trainer)))
     np.testing.assert_allclose(runs[0][0], losses, 1e-5)
-    assert_close(runs[0][1], tensors(one))
+    assert_close(runs[0][1], tensors(single))
     assert runs[0][0] == runs[1][0]
     assert_same_bits(runs[1][1], runs[0][1])
 
@@ -69,9 +69,9 @@ def test_two_workers_are_as_one(pair, model, tmp_path):
 
 @pytest.mark.slow
 def test_four_workers_are_as_one(tmp_path):
-    with new_session(4) as found:
+    with new_session(4) as session:
         for model in MODELS:
-            compared_with_one_worker(found, model, tmp_path / "start")
+            compared_with_one_worker(session, model, tmp_path / "start")
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])
@@ -84,20 +84,20 @@ def test_a_divided_state_of_the_optimizer_has_the_same_bits(pair, tmp_path, kind
     pytest.importorskip("safetensors", reason="files need safetensors: extra train")
     dtype = np.dtype(kind)
     step = train_step(module_of(kind), AdamW(lr=0.1), wrt=["w", "b"], ema=0.9, clip_norm=1.0)
-    values = {name: each.astype(dtype) for name, each in START.items()}
+    values = {name: array.astype(dtype) for name, array in START.items()}
     options = {"values": values, "check_every": 1}
     whole = data_parallel(step, pair, **options)
-    found = data_parallel(step, pair, shard_optimizer=True, **options)
-    given = [[np.concatenate([e, -e]).astype(dtype) for e in batch] for batch in batches(6)]
-    for batch in given[:3]:
-        assert found.step(*batch).loss == whole.step(*batch).loss
-    assert_same_bits(tensors(found), tensors(whole))
-    found.save(tmp_path / "state")
-    for each in (whole, found):
-        each.load(tmp_path / "state")
-    for batch in given[3:]:
-        assert found.step(*batch).loss == whole.step(*batch).loss
-    assert_same_bits(tensors(found), tensors(whole))
+    parallel = data_parallel(step, pair, shard_optimizer=True, **options)
+    data = [[np.concatenate([e, -e]).astype(dtype) for e in batch] for batch in batches(6)]
+    for batch in data[:3]:
+        assert parallel.step(*batch).loss == whole.step(*batch).loss
+    assert_same_bits(tensors(parallel), tensors(whole))
+    parallel.save(tmp_path / "state")
+    for trainer in (whole, parallel):
+        trainer.load(tmp_path / "state")
+    for batch in data[3:]:
+        assert parallel.step(*batch).loss == whole.step(*batch).loss
+    assert_same_bits(tensors(parallel), tensors(whole))
 
 
 def test_optimizers_whose_state_cannot_be_divided(pair):
@@ -109,14 +109,14 @@ def test_optimizers_whose_state_cannot_be_divided(pair):
 @pytest.mark.slow
 def test_local_batch_normalisation_is_another_function(pair):
     """The statistics are those of a share; the replicas stay equal."""
-    step, values, given = parallel_models.convolutional()
-    one, found = (
+    step, values, data = parallel_models.convolutional()
+    single, parallel = (
         Trainer(step, values=values),
         data_parallel(step, pair, values=values, batch_norm="local", check_every=1),
     )
-    losses = [(one.step(*batch).loss, found.step(*batch).loss) for batch in given[:3]]
+    losses = [(single.step(*batch).loss, parallel.step(*batch).loss) for batch in data[:3]]
     assert abs(losses[0][0] - losses[0][1]) > 1e-4
-    found.session.synchronize()
+    parallel.session.synchronize()
 
 
 @pytest.mark.parametrize(
@@ -126,31 +126,31 @@ def test_local_batch_normalisation_is_another_function(pair):
 )
 def test_options_of_steps(pair, options):
     step = train_step(module_of("float32"), SGD(lr=0.1, momentum=0.9), wrt=["w", "b"], **options)
-    values = {name: each.astype("float32") for name, each in START.items()}
-    found = data_parallel(step, pair, values=values)
+    values = {name: array.astype("float32") for name, array in START.items()}
+    parallel = data_parallel(step, pair, values=values)
     for batch in batches(4, "float32"):
         # The module has batches of 6, which here are shares.
-        whole = [np.concatenate([each, each[::-1] * 0.5]) for each in batch]
-        result = found.step(*whole)
+        whole = [np.concatenate([array, array[::-1] * 0.5]) for array in batch]
+        result = parallel.step(*whole)
         assert set(result.metrics) == set(step.metrics)
         assert np.isfinite(result.loss)
-    assert found.steps == 4
-    assert found.updates == (2 if "accumulate" in options else 4)
-    assert not np.array_equal(found.params["w"].numpy(), values["w"])
+    assert parallel.steps == 4
+    assert parallel.updates == (2 if "accumulate" in options else 4)
+    assert not np.array_equal(parallel.params["w"].numpy(), values["w"])
 
 
 def test_constant_batches(pair):
     """Shares of constant size, in float64, against NumPy."""
     step = train_step(module_of(), SGD(lr=0.1), wrt=["w", "b"])
-    found = data_parallel(step, pair, values=START)
+    parallel = data_parallel(step, pair, values=START)
     (x, y), (more_x, more_y) = batches(2)
     x, y = np.concatenate([x, more_x]), np.concatenate([y, more_y])
     difference = x @ START["w"] + START["b"] - y
-    assert found.step(x, y).loss == pytest.approx(np.mean(difference**2), rel=1e-12)
+    assert parallel.step(x, y).loss == pytest.approx(np.mean(difference**2), rel=1e-12)
     wanted = START["w"] - 0.1 * 2 * x.T @ difference / 12
-    np.testing.assert_allclose(found.params["w"].numpy(), wanted, 1e-12)
+    np.testing.assert_allclose(parallel.params["w"].numpy(), wanted, 1e-12)
     with pytest.raises(ValueError, match=r"x must have shape \(12, 3\)"):
-        found.step(x[:6], y[:6])
+        parallel.step(x[:6], y[:6])
 
 
 def test_a_sum_as_the_loss(pair):
@@ -161,17 +161,17 @@ def test_a_sum_as_the_loss(pair):
     with bb.function("loss", [x, w]):
         bb.emit_func_output(bb.emit(relax.op.sum(bb.emit(relax.op.multiply(x, w)))))
     step = train_step(bb.get(), SGD(lr=0.5), wrt="w")
-    found = data_parallel(step, pair, values={"w": np.array(2.0)}, reduction="sum")
-    assert found.step(np.arange(6.0)).loss == 30
-    assert found.params["w"].numpy() == 2 - 0.5 * 15
+    parallel = data_parallel(step, pair, values={"w": np.array(2.0)}, reduction="sum")
+    assert parallel.step(np.arange(6.0)).loss == 30
+    assert parallel.params["w"].numpy() == 2 - 0.5 * 15
 
 
 def test_random_numbers_differ_by_worker(pair):
     step = train_step(module_of("float64", seed=True), SGD(lr=0.1), wrt=["w", "b"])
-    found = data_parallel(step, pair, values=START, seed=0)
-    batch = [np.concatenate([each, each]) for each in batches(1)[0]]
-    found.step(*batch)
-    first, second = found.own_losses
+    parallel = data_parallel(step, pair, values=START, seed=0)
+    batch = [np.concatenate([array, array]) for array in batches(1)[0]]
+    parallel.step(*batch)
+    first, second = parallel.own_losses
     assert first != second  # the seed is added to the predictions
 
 
@@ -186,50 +186,50 @@ def linear(optimizer):
         difference = bb.emit(relax.op.subtract(bb.emit(relax.op.matmul(x, w)), y))
         bb.emit_func_output(bb.emit(relax.op.mean(bb.emit(relax.op.square(difference)))))
     rng = np.random.default_rng(4)
-    given = [rng.normal(size=(count, 4)).astype("float32") for count in [5, 6] * 5]
+    data = [rng.normal(size=(count, 4)).astype("float32") for count in [5, 6] * 5]
     step = train_step(bb.get(), optimizer, wrt="w")
-    return step, {"w": np.ones(3, "float32")}, [(each[:, :3], each[:, 3]) for each in given]
+    return step, {"w": np.ones(3, "float32")}, [(rows[:, :3], rows[:, 3]) for rows in data]
 
 
 def test_training_goes_on_from_a_file(pair, tmp_path):
     """With the same number of workers to the bit, and with one worker within rounding errors."""
     pytest.importorskip("safetensors", reason="files need safetensors: extra train")
-    step, values, given = linear(AdamW(lr=0.1))
-    found = Trainer(step, distributed=pair, values=values, check_every=3)
-    assert type(found) is DataParallelTrainer
+    step, values, data = linear(AdamW(lr=0.1))
+    parallel = Trainer(step, distributed=pair, values=values, check_every=3)
+    assert type(parallel) is DataParallelTrainer
     seen = []
-    history = found.fit(
-        given[:5],
+    history = parallel.fit(
+        data[:5],
         callbacks=[lambda trainer: seen.append(trainer.steps)],
         evaluate=lambda trainer: {"size": float(np.abs(trainer.params["w"].numpy()).sum())},
         progress=False,
     )
     assert seen == [1, 2, 3, 4, 5]
     assert history.evaluations[0]["size"] > 0
-    found.save(tmp_path / "state")
-    losses = [found.step(*batch).loss for batch in given[5:]]
+    parallel.save(tmp_path / "state")
+    losses = [parallel.step(*batch).loss for batch in data[5:]]
     again = Trainer(step, distributed=pair, values=values)
     again.load(tmp_path / "state")
     assert (again.steps, again.epoch) == (5, 1)
-    assert [again.step(*batch).loss for batch in given[5:]] == losses
-    assert_same_bits(tensors(again), tensors(found))
-    one = Trainer(step, values=values)
-    one.load(tmp_path / "state")
-    np.testing.assert_allclose([one.step(*batch).loss for batch in given[5:]], losses, 1e-5)
+    assert [again.step(*batch).loss for batch in data[5:]] == losses
+    assert_same_bits(tensors(again), tensors(parallel))
+    single = Trainer(step, values=values)
+    single.load(tmp_path / "state")
+    np.testing.assert_allclose([single.step(*batch).loss for batch in data[5:]], losses, 1e-5)
 
 
 @pytest.mark.slow
 def test_predictions_and_fit_of_an_imported_model(pair):
     imported, images, labels = digits_of_torch()
     step = train_step(imported, AdamW(lr=0.01))
-    found = data_parallel(step, pair)
+    parallel = data_parallel(step, pair)
     loader = [(images[i : i + 64], labels[i : i + 64]) for i in range(0, 1280, 64)]
 
     def evaluate(trainer):
         scores = trainer.predict(images[1280:]).numpy()
         return {"accuracy": float(np.mean(scores.argmax(1) == labels[1280:]))}
 
-    history = found.fit(loader, 3, evaluate=evaluate, progress=False)
+    history = parallel.fit(loader, 3, evaluate=evaluate, progress=False)
     assert history.evaluations[-1]["accuracy"] > 0.8
     assert "own_loss" not in history.metrics
 
@@ -237,51 +237,51 @@ def test_predictions_and_fit_of_an_imported_model(pair):
 def test_a_loss_that_is_no_number_names_the_worker(pair):
     """The step changes nothing, and the session goes on."""
     step = train_step(module_of(), SGD(lr=0.1), wrt=["w", "b"])
-    found = data_parallel(step, pair, values=START, check_every=1)
-    x, y = (np.concatenate([each, each]) for each in batches(1)[0])
-    found.step(x, y)
-    before = tensors(found)
+    parallel = data_parallel(step, pair, values=START, check_every=1)
+    x, y = (np.concatenate([array, array]) for array in batches(1)[0])
+    parallel.step(x, y)
+    before = tensors(parallel)
     bad = x.copy()
     bad[7] = np.nan
     with pytest.raises(
         WorkerError, match=rf"worker 1 on {pair.hosts[1]}: its loss is nan"
     ) as error:
-        found.step(bad, y)
+        parallel.step(bad, y)
     assert isinstance(error.value, FloatingPointError)
     assert error.value.rank == 1
-    assert_same_bits(tensors(found), before)
-    assert np.isfinite(found.step(x, y).loss)
+    assert_same_bits(tensors(parallel), before)
+    assert np.isfinite(parallel.step(x, y).loss)
 
 
 def test_replicas_that_differ_are_told(pair):
     """A bit of a parameter that changes on one worker is found at the next comparison."""
     step = train_step(module_of(), SGD(lr=0.1), wrt=["w", "b"])
-    found = data_parallel(step, pair, values=START, check_every=2)
-    batch = [np.concatenate([each, each]) for each in batches(1)[0]]
-    found.step(*batch)
+    parallel = data_parallel(step, pair, values=START, check_every=2)
+    batch = [np.concatenate([array, array]) for array in batches(1)[0]]
+    parallel.step(*batch)
     pair.import_python_module("worker_tasks")
-    pair.run("disturb", name=found._name, rank=1)
+    pair.run("disturb", name=parallel._name, rank=1)
     with pytest.raises(WorkerError, match=r"worker 1 .*differ from those of worker 0 after step 1"):
-        found.step(*batch)
+        parallel.step(*batch)
 
 
 def test_a_worker_that_is_killed_in_training(tmp_path):
     """The error names it, nothing is left, and training goes on in another session from the last
     file."""
     pytest.importorskip("safetensors", reason="files need safetensors: extra train")
-    step, values, given = linear(SGD(lr=0.1, momentum=0.9))
+    step, values, data = linear(SGD(lr=0.1, momentum=0.9))
     session = new_session(2, timeout=30)
-    found = data_parallel(step, session, values=values)
-    for batch in given[:3]:
-        found.step(*batch)
-    found.save(tmp_path / "state")
+    parallel = data_parallel(step, session, values=values)
+    for batch in data[:3]:
+        parallel.step(*batch)
+    parallel.save(tmp_path / "state")
     os.kill(session.pids[1], signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"worker 1 on .*: its process was ended by SIGKILL"):
-        found.step(*given[3])
+        parallel.step(*data[3])
     assert_ended(session.pids.values())
-    one = Trainer(step, values=values)
-    one.load(tmp_path / "state")
-    assert np.isfinite(one.step(*given[3]).loss)
+    single = Trainer(step, values=values)
+    single.load(tmp_path / "state")
+    assert np.isfinite(single.step(*data[3]).loss)
 
 
 def test_wrong_arguments(pair):
@@ -306,10 +306,10 @@ def test_wrong_arguments(pair):
         DataParallelTrainer(step, distributed=pair)
     with pytest.raises(ValueError, match="batch_norm must be"):
         Trainer(step, distributed=pair, batch_norm="global")
-    dynamic, values, given = linear(SGD())
-    found = data_parallel(dynamic, pair, values=values)
+    dynamic, values, data = linear(SGD())
+    parallel = data_parallel(dynamic, pair, values=values)
     with pytest.raises(ValueError, match="an example for each of the 2 workers, but it has 1"):
-        found.step(*(each[:1] for each in given[0]))
+        parallel.step(*(array[:1] for array in data[0]))
     outputs = train_step(module_of(states=True), SGD(), wrt=["w"], states=["mean"], outputs=True)
     with pytest.raises(ValueError, match="returns no outputs"):
         data_parallel(outputs, pair)

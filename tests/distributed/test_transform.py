@@ -37,7 +37,7 @@ def sizes(function):
     return [
         (
             str(call.attrs.op_type),
-            sum(math.prod(map(int, each.ty.shape.values)) for each in reduced_by(call)),
+            sum(math.prod(map(int, param.ty.shape.values)) for param in reduced_by(call)),
         )
         for call in reductions(function)
     ]
@@ -45,9 +45,9 @@ def sizes(function):
 
 def test_the_result_is_that_of_gradient_and_the_own_loss():
     module, names = layers()
-    found = DataParallel("loss", names, batch="x")(module)["loss_adjoint"]
-    assert [param.name for param in found.params] == ["x", *names]
-    result, gradients, own = found.ret_ty.fields
+    function = DataParallel("loss", names, batch="x")(module)["loss_adjoint"]
+    assert [param.name for param in function.params] == ["x", *names]
+    result, gradients, own = function.ret_ty.fields
     assert result.ndim == own.ndim == 0
     assert len(gradients.fields) == 4
 
@@ -59,17 +59,17 @@ def test_the_result_is_that_of_gradient_and_the_own_loss():
 def test_buckets(limit, wanted):
     """Gradients are joined up to the limit; the last reduction is that of the loss."""
     module, names = layers()
-    found = DataParallel("loss", names, bucket_bytes=limit)(module)["loss_adjoint"]
-    assert sizes(found) == [("avg", count) for count in wanted]
+    function = DataParallel("loss", names, bucket_bytes=limit)(module)["loss_adjoint"]
+    assert sizes(function) == [("avg", count) for count in wanted]
 
 
 def test_buckets_are_reduced_as_soon_as_they_are_ready():
     """The gradient of the last layer is the first; its collective comes before that of the first
     layer's product."""
     module, names = layers()
-    found = DataParallel("loss", names, bucket_bytes=1)(module)["loss_adjoint"]
-    values = [binding.value for binding in bindings_of(found.body)]
-    kinds = [each.op.name for each in values if isinstance(each, relax.Call)]
+    function = DataParallel("loss", names, bucket_bytes=1)(module)["loss_adjoint"]
+    values = [binding.value for binding in bindings_of(function.body)]
+    kinds = [value.op.name for value in values if isinstance(value, relax.Call)]
     first = kinds.index("relax.ccl.allreduce")
     assert "relax.matmul" in kinds[first:]
     assert kinds.count("relax.ccl.allreduce") == 5
@@ -77,12 +77,12 @@ def test_buckets_are_reduced_as_soon_as_they_are_ready():
 
 def test_buckets_have_one_dtype():
     module, names = layers(("float32", "float16", "float32", "float16"))
-    found = DataParallel("loss", names)(module)["loss_adjoint"]
-    assert sorted(dtype_of(reduced_by(call)[0].ty) for call in reductions(found)[:2]) == [
+    function = DataParallel("loss", names)(module)["loss_adjoint"]
+    assert sorted(dtype_of(reduced_by(call)[0].ty) for call in reductions(function)[:2]) == [
         "float16",
         "float32",
     ]
-    assert sizes(found)[:2] == [("avg", 128), ("avg", 128)]
+    assert sizes(function)[:2] == [("avg", 128), ("avg", 128)]
 
 
 def test_a_symbolic_batch_has_a_weight():
@@ -113,9 +113,9 @@ def test_batch_normalisation_reduces_statistics_and_their_gradients():
         bb.emit_func_output(bb.emit(op.mean(bb.emit(op.multiply(y, y)))))
     module = bb.get()
     with_x = DataParallel("loss", ["g", "b"], batch="x")(module)["loss_adjoint"]
-    assert [each for each in sizes(with_x) if each == ("avg", 4)] == [("avg", 4)] * 2
+    assert [size for size in sizes(with_x) if size == ("avg", 4)] == [("avg", 4)] * 2
     local = DataParallel("loss", ["g", "b"], batch="x", batch_norm="local")(module)["loss_adjoint"]
-    assert [each for each in sizes(local) if each == ("avg", 4)] == []
+    assert [size for size in sizes(local) if size == ("avg", 4)] == []
 
 
 def test_errors():

@@ -60,11 +60,11 @@ def affected_tests(
     nearest: dict[str, int] = {}
     times: Counter[str] = Counter()
     for path in changed_files(base, root):
-        found: dict[str, int] = {}
+        distances: dict[str, int] = {}
         for test, distance in project.tests_of(path):
-            found[test] = min(distance, found.get(test, distance))
-        times.update(found.keys())
-        for test, distance in found.items():
+            distances[test] = min(distance, distances.get(test, distance))
+        times.update(distances.keys())
+        for test, distance in distances.items():
             nearest[test] = min(distance, nearest.get(test, distance))
     tests = (test for test in nearest if "::" not in test or test.split("::")[0] not in nearest)
     return sorted(tests, key=lambda test: (nearest[test], -times[test], test))
@@ -80,12 +80,12 @@ def changed_files(base: str, root: Path = mirror.ROOT) -> list[str]:
 
 def _git(root: Path, *command: str) -> list[str]:
     """Return the file names that a command of git prints."""
-    found = subprocess.run(
+    process = subprocess.run(
         ["git", "-C", root, *command], capture_output=True, text=True, check=False
     )
-    if found.returncode:
-        raise ValueError(f"git {' '.join(command)}: {found.stderr.strip()}")
-    return list(filter(None, found.stdout.split("\0")))
+    if process.returncode:
+        raise ValueError(f"git {' '.join(command)}: {process.stderr.strip()}")
+    return list(filter(None, process.stdout.split("\0")))
 
 
 class _Project:
@@ -139,8 +139,8 @@ class _Project:
     def _importers(self) -> dict[str, set[str]]:
         """The modules that import each module."""
         importers: dict[str, set[str]] = {}
-        for each in mirror.layers.imports(self.package):
-            importers.setdefault(each.imported, set()).add(each.module)
+        for edge in mirror.layers.imports(self.package):
+            importers.setdefault(edge.imported, set()).add(edge.module)
         return importers
 
     def _of_module(self, module: str, distance: int = 0) -> Iterator[tuple[str, int]]:
@@ -170,15 +170,15 @@ class _Project:
     @cached_property
     def _imported(self) -> dict[Path, set[str]]:
         """The names of the modules that each Python file of ``tests/`` imports."""
-        found = {}
+        modules = {}
         for path, text in self._texts.items():
             nodes = list(ast.walk(ast.parse(text))) if path.suffix == ".py" else []
             imports = [
                 alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
             ]
             froms = [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
-            found[path] = {*imports, *filter(None, froms)}
-        return found
+            modules[path] = {*imports, *filter(None, froms)}
+        return modules
 
     def _users(self, path: Path) -> Iterator[Path]:
         """Yield the files of ``tests/`` that import or name a file."""

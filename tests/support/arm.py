@@ -78,11 +78,11 @@ def build(folder: Path) -> Path:
         "RELAX_GRAD_RUNTIME": relax_grad.runtime.folder(),
     }
     options = [f"-D{name}={value}" for name, value in settings.items()]
-    found = folder / "build"
-    _run(["cmake", "-S", folder, "-B", found, *options])
-    _run(["cmake", "--build", found, "--parallel", "2"])
-    (found / "train").symlink_to(found / "example" / "train")
-    return found
+    target = folder / "build"
+    _run(["cmake", "-S", folder, "-B", target, *options])
+    _run(["cmake", "--build", target, "--parallel", "2"])
+    (target / "train").symlink_to(target / "example" / "train")
+    return target
 
 
 def emulate(program: Path, *arguments, cpu: str = "max", threads: int = 2) -> str:
@@ -122,38 +122,40 @@ def call(
     from safetensors.numpy import save_file
 
     tensors = {
-        f"{name}/{kind}/{i}": np.ascontiguousarray(each).reshape(np.shape(each))
+        f"{name}/{kind}/{i}": np.ascontiguousarray(array).reshape(np.shape(array))
         for kind, groups in (("in", arguments), ("out", results))
         for name, group in groups.items()
-        for i, each in enumerate(group)
+        for i, array in enumerate(group)
     }
-    given, written = library.with_suffix(".given"), library.with_suffix(".written")
-    save_file(tensors, given)
-    emulate(programs / "arm_calls", library, given, written, cpu=cpu)
-    found: dict[str, dict[int, np.ndarray]] = {name: {} for name in arguments}
+    inputs, written = library.with_suffix(".given"), library.with_suffix(".written")
+    save_file(tensors, inputs)
+    emulate(programs / "arm_calls", library, inputs, written, cpu=cpu)
+    written_arrays: dict[str, dict[int, np.ndarray]] = {name: {} for name in arguments}
     with safe_open(written, framework="numpy") as file:
         for key in file.keys():  # noqa: SIM118, no mapping
             name, _, number = key.rsplit("/", 2)
-            found[name][int(number)] = file.get_tensor(key)
-    return {name: [each[i] for i in range(len(each))] for name, each in found.items()}
+            written_arrays[name][int(number)] = file.get_tensor(key)
+    return {
+        name: [arrays[i] for i in range(len(arrays))] for name, arrays in written_arrays.items()
+    }
 
 
-def difference(found: np.ndarray, wanted: np.ndarray) -> float:
+def difference(actual: np.ndarray, wanted: np.ndarray) -> float:
     """Return the largest difference relative to max(1, the largest finite number); infinite for
     another dtype, shape or NaN.
 
     Integers and booleans differ by infinity, if at all.
     """
-    if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
+    if (actual.dtype, actual.shape) != (wanted.dtype, wanted.shape):
         return np.inf
     if wanted.dtype.kind in "iub":
-        return 0.0 if np.array_equal(found, wanted) else np.inf
-    found, wanted = found.astype("float64"), wanted.astype("float64")
+        return 0.0 if np.array_equal(actual, wanted) else np.inf
+    actual, wanted = actual.astype("float64"), wanted.astype("float64")
     finite = np.isfinite(wanted)
-    if not np.array_equal(found[~finite], wanted[~finite], equal_nan=True):
+    if not np.array_equal(actual[~finite], wanted[~finite], equal_nan=True):
         return np.inf
     scale = max(1.0, np.abs(wanted[finite]).max(initial=0.0))
-    error = np.abs(found[finite] - wanted[finite]).max(initial=0.0) / scale
+    error = np.abs(actual[finite] - wanted[finite]).max(initial=0.0) / scale
     return float(np.nan_to_num(error, nan=np.inf))
 
 

@@ -28,12 +28,12 @@ def adjoints(dtype: str, operators: Iterable[str] = (), most: int = 1) -> dict[s
 
     Samples that need a session of Disco are left out.
     """
-    found = {}
+    cases = {}
     for op in operators or sampled_operators():
         for i, sample in enumerate(samples(op)[:most]):
             if sample.within is nullcontext and dtype in ("float64", *sample.dtypes):
-                found[f"{op} {i} {dtype}"] = _adjoint(sample, dtype)
-    return found
+                cases[f"{op} {i} {dtype}"] = _adjoint(sample, dtype)
+    return cases
 
 
 def _adjoint(sample: Sample, dtype: str) -> Case:
@@ -47,7 +47,7 @@ def _adjoint(sample: Sample, dtype: str) -> Case:
 
 def losses() -> dict[str, Case]:
     """Return cross entropies with their gradients, which one kernel computes."""
-    found = {}
+    cases = {}
     rng = np.random.default_rng(0)
     values = [
         rng.normal(size=(9, 21)).astype("float32"),
@@ -57,7 +57,7 @@ def losses() -> dict[str, Case]:
     kinds = [("x", (9, 21), "float32"), ("labels", (9,), "int64"), ("weights", (21,), "float32")]
     for number in (2, 3):
         for reduction in ("mean", "sum"):
-            params = [tensor(*each) for each in kinds[:number]]
+            params = [tensor(*kind) for kind in kinds[:number]]
             module = build(
                 params,
                 lambda bb, x, *more, r=reduction: relax.op.nn.nll_loss(
@@ -65,8 +65,8 @@ def losses() -> dict[str, Case]:
                 ),
             )
             name = f"cross entropy {number} {reduction}"
-            found[name] = Gradient("main", [params[0]])(module), values[:number]
-    return found
+            cases[name] = Gradient("main", [params[0]])(module), values[:number]
+    return cases
 
 
 def random_numbers() -> dict[str, Case]:
@@ -86,5 +86,5 @@ def random_numbers() -> dict[str, Case]:
 def flat(value) -> list[np.ndarray]:
     """Return the arrays of nested lists."""
     if isinstance(value, Sequence):
-        return [each for item in value for each in flat(item)]
+        return [leaf for item in value for leaf in flat(item)]
     return [value]

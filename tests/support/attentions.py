@@ -32,8 +32,8 @@ SIZES = [
 
 #: The sizes as parameters: whole blocks and single elements are among the long sweeps.
 SIZE_PARAMS = [
-    pytest.param(each, marks=[] if i in (1, 2, 5) else [pytest.mark.slow])
-    for i, each in enumerate(SIZES)
+    pytest.param(size, marks=[] if i in (1, 2, 5) else [pytest.mark.slow])
+    for i, size in enumerate(SIZES)
 ]
 
 
@@ -74,7 +74,7 @@ def with_generator(of, inputs, place=3):
     """Return the inputs of a kernel, with the seed and the stream if weights are dropped."""
     if of.rate is None:
         return list(inputs)
-    return [*inputs[:place], *(np.array(each, "int64") for each in GENERATOR), *inputs[place:]]
+    return [*inputs[:place], *(np.array(number, "int64") for number in GENERATOR), *inputs[place:]]
 
 
 def reference(of, query, key, value, bias=None):

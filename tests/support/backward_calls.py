@@ -24,7 +24,8 @@ Extents = Callable[[Sequence], Sequence]
 #: Operators under ``relax.grad`` that are not gradients: functions contain them, but no rule
 #: returns them.
 MARKERS = {
-    f"relax.grad.{each}" for each in ("differentiable_once", "stop_gradient", "with_backward")
+    f"relax.grad.{operator}"
+    for operator in ("differentiable_once", "stop_gradient", "with_backward")
 }
 
 
@@ -62,17 +63,17 @@ def found_calls(*, symbolic: bool = False) -> dict[str, list[Found]]:
     They come from the first and second derivatives of the samples of all operators.
     """
     own = set(own_operators())
-    found: dict[str, list[Found]] = {name: [] for name in own}
+    calls: dict[str, list[Found]] = {name: [] for name in own}
     for op_name in sampled_operators():
         for sample in samples(op_name):
             if symbolic and not sample.symbolic:
                 continue
             with sample.within():
                 for call in _calls(sample, symbolic):
-                    others = found.get(call.op.name)
+                    others = calls.get(call.op.name)
                     if others is not None and not any(_alike(call, item.call) for item in others):
                         others.append(Found(call, sample))
-    return found
+    return calls
 
 
 def _calls(sample: Sample, symbolic: bool) -> Iterator[relax.Call]:
@@ -100,21 +101,21 @@ def _calls(sample: Sample, symbolic: bool) -> Iterator[relax.Call]:
 
 def calls_in(module: tvm.IRModule) -> list[relax.Call]:
     """Return the operator calls in all Relax functions of a module."""
-    found = []
+    calls = []
 
     def visit(expr: relax.Expr) -> None:
         if isinstance(expr, relax.Call) and isinstance(expr.op, Op):
-            found.append(expr)
+            calls.append(expr)
 
     for _, function in module.functions_items():
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, visit)
-    return found
+    return calls
 
 
-def _alike(one: relax.Call, other: relax.Call) -> bool:
-    return structural_equal(one.attrs, other.attrs) and structural_equal(
-        relax.TupleType([argument.ty for argument in one.args]),
+def _alike(call: relax.Call, other: relax.Call) -> bool:
+    return structural_equal(call.attrs, other.attrs) and structural_equal(
+        relax.TupleType([argument.ty for argument in call.args]),
         relax.TupleType([argument.ty for argument in other.args]),
         map_free_vars=True,
     )

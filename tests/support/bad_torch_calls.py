@@ -15,11 +15,17 @@ def bad_torch_calls() -> Iterator[tuple[str, str, Callable, type, str]]:
 
     from relax_grad.frontend.torch import Imported, from_exported_program, from_module, wrap
 
-    one, program = "frontend.torch.from_module", "frontend.torch.from_exported_program"
+    importer, program = "frontend.torch.from_module", "frontend.torch.from_exported_program"
     dense, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
     others = {"None": None, "a number": 3, "a list": [None], "a tensor": x}
     for what, value in others.items():
-        yield one, what, lambda v=value: from_module(v, (x,)), TypeError, "module must be a torch"
+        yield (
+            importer,
+            what,
+            lambda v=value: from_module(v, (x,)),
+            TypeError,
+            "module must be a torch",
+        )
         yield program, what, lambda v=value: from_exported_program(v), TypeError, "ep must be a"
     for argument, value, error, message in (
         ("args", x, TypeError, "args must be a sequence"),
@@ -46,9 +52,9 @@ def bad_torch_calls() -> Iterator[tuple[str, str, Callable, type, str]]:
     ):
         options = {"args": (x,), argument: value}
         yield (
-            one,
+            importer,
             f"{argument}: {value if isinstance(value, (str, int, dict)) else type(value).__name__}",
-            lambda given=options: from_module(dense, **given),
+            lambda keywords=options: from_module(dense, **keywords),
             error,
             message,
         )
@@ -72,7 +78,7 @@ def bad_torch_calls() -> Iterator[tuple[str, str, Callable, type, str]]:
         yield (
             "frontend.torch.wrap",
             f"{argument}: {type(value).__name__} {str(value)[:20]}",
-            lambda given=options: wrap(**given)(x),
+            lambda keywords=options: wrap(**keywords)(x),
             error,
             message,
         )

@@ -9,10 +9,10 @@ import zlib
 def signed(data: bytes) -> bytes:
     """Return a manifest, or a file of safetensors, with the checksum of its bytes, if it has a
     place for one."""
-    found = re.search(rb'"crc32": ?"([0-9a-f]{8})"', data)
-    if found is None:
+    match = re.search(rb'"crc32": ?"([0-9a-f]{8})"', data)
+    if match is None:
         return data
-    begin, end = found.span(1)
+    begin, end = match.span(1)
     checksum = zlib.crc32(data[:begin] + b"0" * 8 + data[end:])
     return data[:begin] + b"%08x" % checksum + data[end:]
 

@@ -130,8 +130,8 @@ class Emulation:
         """Run a kernel; the arguments are its own, followed by the launch extents."""
         self.launched.add(kernel)
         axes = self._launches[kernel]
-        given = dict(zip(axes, arguments[len(arguments) - len(axes) :], strict=True))
-        extents = (ctypes.c_int64 * 6)(*(int(given.get(axis, 1)) for axis in _AXES))
+        known = dict(zip(axes, arguments[len(arguments) - len(axes) :], strict=True))
+        extents = (ctypes.c_int64 * 6)(*(int(known.get(axis, 1)) for axis in _AXES))
         values = [_number(argument) for argument in arguments[: len(arguments) - len(axes)]]
         run = self._library[f"run_{kernel}"]
         run.restype = ctypes.c_char_p

@@ -46,21 +46,21 @@ def draw_inputs(conv: Conv2d) -> list[np.ndarray]:
     return list(_draw(conv, {}, ("out", "data")).values())
 
 
-def _check(make, convs, target, batch, given: Sequence[str], wanted: str) -> None:
+def _check(make, convs, target, batch, operands: Sequence[str], wanted: str) -> None:
     cases = [
         (conv, function, {"batch": size})
         for conv in convs
         for function in [make(conv, CPU.of(target))]
         for size in batch or [0]
     ]
-    inputs = [_draw(conv, extents, given) for conv, _, extents in cases]
+    inputs = [_draw(conv, extents, operands) for conv, _, extents in cases]
     runs = [
         Run(function, list(arrays.values()), [_shape(conv, extents, wanted)])
         for (conv, function, extents), arrays in zip(cases, inputs, strict=True)
     ]
     results = run_kernels(runs, target)
-    for (conv, _, extents), arrays, (found,) in zip(cases, inputs, results, strict=True):
-        error = largest_error(found, expected(conv, arrays, found.shape, wanted))
+    for (conv, _, extents), arrays, (result,) in zip(cases, inputs, results, strict=True):
+        error = largest_error(result, expected(conv, arrays, result.shape, wanted))
         assert error < 4e-6, (conv, extents)
 
 

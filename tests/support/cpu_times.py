@@ -40,11 +40,11 @@ def _processor_time() -> float:
 
 def _children(process: str) -> list[str]:
     """Return the living processes that the threads of a process have started."""
-    found = []
+    children = []
     for path in Path("/proc", process, "task").glob("*/children"):
         with contextlib.suppress(OSError):  # the thread has ended
-            found += path.read_text().split()
-    return found
+            children += path.read_text().split()
+    return children
 
 
 def _time_of_process(process: str) -> float:

@@ -21,10 +21,10 @@ def kernels_in(module: tvm.IRModule, target=HOST) -> list[str]:
 
     A number is appended to the names of different kernels of one operator.
     """
-    found = DispatchKernels(target)(module)
+    dispatched = DispatchKernels(target)(module)
     return [
         binding.value.args[0].name_hint
-        for variable, function in found.functions_items()
+        for variable, function in dispatched.functions_items()
         if isinstance(function, relax.Function)
         for block in function.body.blocks
         for binding in block.bindings
@@ -54,10 +54,10 @@ def check_dispatch(
     rtol: float = 1e-5,
 ) -> None:
     """Assert which kernels replace a module's calls, and that the numbers do not change."""
-    found = [name.rstrip("0123456789") for name in kernels_in(module)]
-    assert sorted(found) == sorted(kernels)
-    ours, stock = (flat(each) for each in run_both(module, name, values))
-    for found, wanted in zip(ours, stock, strict=True):
-        assert found.dtype == wanted.dtype
+    names = [name.rstrip("0123456789") for name in kernels_in(module)]
+    assert sorted(names) == sorted(kernels)
+    ours, stock = (flat(outputs) for outputs in run_both(module, name, values))
+    for result, wanted in zip(ours, stock, strict=True):
+        assert result.dtype == wanted.dtype
         scale = max(1.0, np.abs(wanted).max(initial=0))
-        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=rtol * scale)
+        np.testing.assert_allclose(result, wanted, rtol=rtol, atol=rtol * scale)

@@ -113,10 +113,10 @@ def sample_cases(
     shapes."""
     cases = []
     for op in ops:
-        found = samples(op)[:numbers]
-        cases += [SampleCase(op, number, order=order) for number in range(len(found))]
+        drawn = samples(op)[:numbers]
+        cases += [SampleCase(op, number, order=order) for number in range(len(drawn))]
         if numbers is None:
-            symbolic = [number for number, sample in enumerate(found) if sample.symbolic]
+            symbolic = [number for number, sample in enumerate(drawn) if sample.symbolic]
             cases += [SampleCase(op, number, True, order) for number in symbolic]
     return cases
 

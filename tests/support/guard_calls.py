@@ -66,7 +66,9 @@ class Call:
 
     def results(self) -> list[bytes]:
         """Return the contents of the outputs in the form of :meth:`replay`."""
-        return [_without_bits_of_nan(_bytes(each), str(each.dtype)) for each in self.outputs()]
+        return [
+            _without_bits_of_nan(_bytes(output), str(output.dtype)) for output in self.outputs()
+        ]
 
     @functools.cached_property
     def workspaces(self) -> list[tuple]:

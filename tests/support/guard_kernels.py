@@ -115,16 +115,16 @@ class _Runner:
                     self._both(number, f"batch {batch}, {what}", arrays, outputs, send)
 
     def _both(self, number, what, arrays, outputs, send) -> None:
-        found = []
+        runs = []
         for placement, fill in _PLACEMENTS.items():
             send(f"replay {what}, {placement}")
             signal.alarm(_TIME_LIMIT)
             results, faults = self._once(number, arrays, outputs, placement == "at the end", fill)
             signal.alarm(0)
-            found.append(results)
+            runs.append(results)
             for fault in faults:
                 send(f"finding {what}, {placement}: {fault}")
-        if not all(map(_same, [each for _, each in outputs], *found)):
+        if not all(map(_same, [dtype for _, dtype in outputs], *runs)):
             fault = "the results depend on the memory around, or on its old contents"
             send(f"finding {what}: {fault}")
 
@@ -152,12 +152,12 @@ class _Runner:
         return self._places[number, at_end]
 
 
-def _same(dtype: str, one: bytes, other: bytes) -> bool:
+def _same(dtype: str, first: bytes, other: bytes) -> bool:
     """Compare bits, except those of NaN, which depend on which operand of an instruction is in
     memory."""
-    a, b = (np.frombuffer(data, dtype) for data in (one, other))
+    a, b = (np.frombuffer(data, dtype) for data in (first, other))
     if a.dtype.kind == "i":
-        return one == other
+        return first == other
     bits = f"int{8 * a.dtype.itemsize}"
     return np.array_equal(
         np.where(np.isnan(a), 0, a.view(bits)), np.where(np.isnan(b), 0, b.view(bits))

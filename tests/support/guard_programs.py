@@ -141,14 +141,14 @@ def _as_float(tensor: relax.Expr) -> relax.Expr:
 def calls_ours(module: tvm.IRModule) -> bool:
     """Tell whether a program calls an operator that relax_grad legalizes, other than the sum of the
     loss."""
-    found = set()
+    called = set()
 
     def visit(expr):
         if isinstance(expr, relax.Call) and isinstance(expr.op, Op):
-            found.add(expr.op.name)
+            called.add(expr.op.name)
 
     relax.analysis.post_order_visit(module["main"], visit)
-    return bool(found & _OURS - {"relax.sum"})
+    return bool(called & _OURS - {"relax.sum"})
 
 
 def legalize(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, Kernel]]:
@@ -211,12 +211,12 @@ def schedule(
     name."""
     kernels, ops = {}, defaultdict(set)
     with target:
-        for each in stages.passes(target, DispatchKernels(target)):
-            if each.info.name == "CallTIRRewrite":
+        for transform in stages.passes(target, DispatchKernels(target)):
+            if transform.info.name == "CallTIRRewrite":
                 kernels = _kernels_of(module, ops)
             before = {variable.name_hint for variable in module.functions}
-            module = each(module)
-            if each.info.name == "DispatchSortScan":
+            module = transform(module)
+            if transform.info.name == "DispatchSortScan":
                 after = {variable.name_hint for variable in module.functions}
                 ops.update({name: {_SORT_SCAN} for name in after - before})
     _rely_on_no_alignment(module, kernels)

@@ -116,8 +116,8 @@ class _Batch:
             self._guarded[key] = self._replays(call)
             self._send("done", None)
         elif not before and key in self._guarded:
-            found = call.results()
-            if self._guarded.pop(key) not in (None, found):
+            results = call.results()
+            if self._guarded.pop(key) not in (None, results):
                 self._send("finding", [call.title, "the results differ from those without guards"])
         return 0
 
@@ -135,22 +135,22 @@ class _Batch:
     def _both(self, call: Call, what: str, inputs: Sequence[bytes]) -> list[bytes] | None:
         """Run a kernel in both placements and compare; return the results, or None after an
         error."""
-        found = []
+        runs = []
         for placement, fill in _PLACEMENTS.items():
             self._send("replay", f"{what}, {placement}")
             signal.alarm(self.time_limit)
             results, faults = call.replay(inputs, placement == "at the end", fill)
             signal.alarm(0)
-            found.append(results)
+            runs.append(results)
             for fault in faults:
                 self._send("finding", [call.title, f"{what}, {placement}: {fault}"])
-        if found[0] != found[1]:
+        if runs[0] != runs[1]:
             fault = (
                 f"{what}: the results depend on the memory around, or on the old contents of the "
                 "outputs"
             )
             self._send("finding", [call.title, fault])
-        return found[0]
+        return runs[0]
 
 
 def _check(batch: _Batch, report) -> int:

@@ -79,8 +79,8 @@ def with_helper(bb: relax.BlockBuilder) -> tvm.ir.GlobalVar:
             call = relax.op.call_tir_inplace(function, relax.Tuple([target, source]), [0], KIND)
             result = bb.emit_output(call)
         bb.emit_func_output(result)
-    (found,) = [v for v in bb.get().get_global_vars() if v.name_hint == "helper"]
-    return found
+    (variable,) = [v for v in bb.get().get_global_vars() if v.name_hint == "helper"]
+    return variable
 
 
 def module_of(body, names=("x", "y"), *, dataflow: bool = True) -> tvm.IRModule:
@@ -146,7 +146,7 @@ def random_function(
     """Add a function of random operators and in-place calls; return arguments and the expected
     results."""
     kind = relax.TensorType((SIZE, SIZE), "float32")
-    params = [relax.Var(each, kind) for each in ("x", "y", "w")]
+    params = [relax.Var(param, kind) for param in ("x", "y", "w")]
     inputs = [rng.normal(size=(SIZE, SIZE)).astype("float32") for _ in params]
     with bb.function(name, params):
         with bb.dataflow():
@@ -167,7 +167,7 @@ def _step(program: Program, rng: np.random.Generator) -> None:
     kind = rng.choice(["unary", "binary", "write", "name"], p=[0.4, 0.25, 0.28, 0.07])
     if kind == "write" and program._original(a).same_as(program._original(b)):
         kind = "unary"
-    if max(np.abs(program.values[each]).max() for each in (a, b)) > LARGEST:
+    if max(np.abs(program.values[name]).max() for name in (a, b)) > LARGEST:
         program.emit(relax.op.nn.softmax(a), _softmax(program.values[a]))
     elif kind == "write" and rng.random() < 0.2:
         _transposed_product(program, a, b)

@@ -85,9 +85,9 @@ class KernelCall:
     def at(self, batch: int) -> tuple[list, list]:
         """Return the shapes and dtypes of inputs and outputs for a value of the batch."""
 
-        def extent(each: tirx.Expr) -> int:
-            values = dict.fromkeys(undefined_vars(each), tirx.const(batch, "int64"))
-            return int(Analyzer().simplify(substitute(each, values)))
+        def extent(expr: tirx.Expr) -> int:
+            values = dict.fromkeys(undefined_vars(expr), tirx.const(batch, "int64"))
+            return int(Analyzer().simplify(substitute(expr, values)))
 
         def static(tensors):
             return [(tuple(map(extent, shape)), dtype) for shape, dtype in tensors]
@@ -108,7 +108,7 @@ def kernel_of(case: KernelCase, target, batch: int | None, dtype: str = "float32
     (call,) = calls
     kinds = call.ty.fields if isinstance(call.ty, relax.TupleType) else [call.ty]
     inputs, outputs = (
-        [(list(kind.shape.values), str(kind.dtype.dtype)) for kind in each]
-        for each in ([argument.ty for argument in call.args[1].fields], kinds)
+        [(list(kind.shape.values), str(kind.dtype.dtype)) for kind in types]
+        for types in ([argument.ty for argument in call.args[1].fields], kinds)
     )
     return KernelCall(case, module[call.args[0]], inputs, outputs)

@@ -52,9 +52,9 @@ class Kernel:
 def check_kernels(kernels: Iterable[Kernel], target=TARGET) -> None:
     """Run kernels, compiled in one module, and compare the results with the expected ones."""
     kernels = list(kernels)
-    for kernel, found in zip(kernels, run_kernels(kernels, target), strict=True):
+    for kernel, result in zip(kernels, run_kernels(kernels, target), strict=True):
         tolerance = kernel.tolerance
-        np.testing.assert_allclose(found, kernel.expected, tolerance, tolerance, err_msg=kernel)
+        np.testing.assert_allclose(result, kernel.expected, tolerance, tolerance, err_msg=kernel)
 
 
 def run_kernels(kernels: Sequence[Kernel], target=TARGET) -> list[np.ndarray]:
@@ -72,8 +72,8 @@ def run_kernels(kernels: Sequence[Kernel], target=TARGET) -> list[np.ndarray]:
 
 def run(expression, inputs, shape, dtype, symbolic=False) -> np.ndarray:
     """Compile one tensor expression and run it."""
-    (found,) = run_kernels([Kernel(expression, inputs, np.empty(shape), dtype, symbolic=symbolic)])
-    return found
+    (result,) = run_kernels([Kernel(expression, inputs, np.empty(shape), dtype, symbolic=symbolic)])
+    return result
 
 
 def int64(size: int) -> tirx.IntImm:

@@ -48,10 +48,10 @@ def transpositions(function: relax.Function) -> list[relax.VarBinding]:
     Transposes of matrices belong to ``matmul``, transposes along axes of extent 1 move nothing, and
     transposes of constants are folded.
     """
-    found = calls(function, "relax.permute_dims", "relax.layout_transform")
+    bindings = calls(function, "relax.permute_dims", "relax.layout_transform")
     return [
         binding
-        for binding in found
+        for binding in bindings
         if binding.var.ty.ndim > 2
         and isinstance(binding.value.args[0], relax.Var)
         and _moves(binding.value)

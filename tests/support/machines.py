@@ -78,15 +78,15 @@ def run_kernels(runs: Sequence[Run], target: tvm.target.Target) -> list[list[np.
     """
     names = {id(run.function): f"kernel{i}" for i, run in enumerate(runs)}
     compiled = compile_kernels({names[id(run.function)]: run.function for run in runs}, target)
-    found = []
+    outputs = []
     for run in runs:
         results = [np.full(shape, np.nan, "float32") for shape in run.outputs]
         tensors = [tvm.runtime.tensor(array) for array in (*run.inputs, *results)]
         compiled[names[id(run.function)]](*tensors)
         for array, tensor in zip(run.inputs, tensors, strict=False):
             assert array.tobytes() == tensor.numpy().tobytes(), "a kernel has written to its input"
-        found.append([tensor.numpy() for tensor in tensors[len(run.inputs) :]])
-    return found
+        outputs.append([tensor.numpy() for tensor in tensors[len(run.inputs) :]])
+    return outputs
 
 
 def compile_kernels(
@@ -112,8 +112,8 @@ def at(shape: Sequence, values: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(extent if isinstance(extent, int) else values[extent.name] for extent in shape)
 
 
-def largest_error(found: np.ndarray, wanted: np.ndarray) -> float:
+def largest_error(actual: np.ndarray, wanted: np.ndarray) -> float:
     """Return the largest error relative to max(1, the largest wanted number); NaN counts as
     infinite."""
-    error = np.abs(found - wanted) / max(1.0, np.abs(wanted).max(initial=0.0))
+    error = np.abs(actual - wanted) / max(1.0, np.abs(wanted).max(initial=0.0))
     return float(np.nan_to_num(error, nan=np.inf).max(initial=0.0))

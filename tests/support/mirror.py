@@ -322,8 +322,8 @@ def reexports_only(path: Path) -> bool:
         return False
     statements = ast.parse(path.read_text(encoding="utf-8")).body
     return all(
-        isinstance(each, (ast.Import, ast.ImportFrom))
-        or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
-        or (isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "__all__")
-        for each in statements
+        isinstance(stmt, (ast.Import, ast.ImportFrom))
+        or (isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Constant))
+        or (isinstance(stmt, ast.Assign) and ast.unparse(stmt.targets[0]) == "__all__")
+        for stmt in statements
     )

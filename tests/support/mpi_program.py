@@ -12,7 +12,7 @@ import os
 import sys
 
 import numpy as np
-from sessions import each, values
+from sessions import scatter, values
 from tvm import relax, tirx
 from tvm.relax import op
 
@@ -37,52 +37,54 @@ def linear():
 
 def reductions(workers) -> dict[str, float]:
     """Return the largest error of reductions by their dtypes."""
-    found, rng, count = {}, np.random.default_rng(1), workers.num_workers
+    differences, rng, count = {}, np.random.default_rng(1), workers.num_workers
     for dtype in ("float32", "float16", "int16", "int64"):
-        given = rng.integers(-9, 9, (count, 5)).astype(dtype)
-        for kind, wanted in (("sum", given.sum(0)), ("max", given.max(0)), ("avg", None)):
-            wanted = given.astype("float64").mean(0).astype(dtype) if wanted is None else wanted
+        inputs = rng.integers(-9, 9, (count, 5)).astype(dtype)
+        for kind, wanted in (("sum", inputs.sum(0)), ("max", inputs.max(0)), ("avg", None)):
+            wanted = inputs.astype("float64").mean(0).astype(dtype) if wanted is None else wanted
             result = workers.empty((5,), dtype)
-            workers.allreduce(each(workers, list(given)), result, kind, False)
+            workers.allreduce(scatter(workers, list(inputs)), result, kind, False)
             errors = [np.abs(e - wanted).max() for e in values(workers, result)]
-            found[f"{kind} {dtype}"] = float(max(errors))
-    return found
+            differences[f"{kind} {dtype}"] = float(max(errors))
+    return differences
 
 
 def moves(workers) -> dict[str, bool]:
     """Return whether tensors arrive."""
     count = workers.num_workers
-    given = np.arange(3.0 * count).reshape(count, 3)
+    rows = np.arange(3.0 * count).reshape(count, 3)
     whole, part = workers.empty((count, 3), "float64"), workers.empty((3,), "float64")
-    workers.allgather(each(workers, list(given)), whole, False)
-    found = {"allgather": all(np.array_equal(e, given) for e in values(workers, whole))}
+    workers.allgather(scatter(workers, list(rows)), whole, False)
+    right = {"allgather": all(np.array_equal(e, rows) for e in values(workers, whole))}
     at_first = workers.empty((count, 3), "float64", None, True, False)
-    workers.gather_to_worker0(each(workers, list(given)), at_first, False)
-    found["gather"] = np.array_equal(workers.debug(at_first, 0).numpy(), given)
+    workers.gather_to_worker0(scatter(workers, list(rows)), at_first, False)
+    right["gather"] = np.array_equal(workers.debug(at_first, 0).numpy(), rows)
     workers.scatter_from_worker0(at_first, part, False)
-    found["scatter"] = all(
-        np.array_equal(e, w) for e, w in zip(values(workers, part), given, strict=True)
+    right["scatter"] = all(
+        np.array_equal(e, w) for e, w in zip(values(workers, part), rows, strict=True)
     )
     workers.import_python_module("worker_tasks")
-    found["send"] = workers.run("send_and_recv", count=5)[:2] == [[5.0] * 5] * 2
-    return found
+    right["send"] = workers.run("send_and_recv", count=5)[:2] == [[5.0] * 5] * 2
+    return right
 
 
 def training(workers) -> list[float]:
     """Return the largest differences of parameters from those of one worker, with and without
     overlap."""
     step, start, batches = linear()
-    one = Trainer(step, values=start)
+    single = Trainer(step, values=start)
     options: dict = {"values": start, "check_every": 1, "bucket_bytes": 64}
     if workers.num_groups > 1:
         options["shards"] = {"up": column(), "down": row()}
-    trainers = [data_parallel(step, workers, overlap=each, **options) for each in (True, False)]
+    trainers = [
+        data_parallel(step, workers, overlap=overlap, **options) for overlap in (True, False)
+    ]
     for batch in batches:
-        for trainer in (one, *trainers):
+        for trainer in (single, *trainers):
             trainer.step(batch)
     return [
-        max(np.abs(each.params[k].numpy() - one.params[k].numpy()).max() for k in start)
-        for each in trainers
+        max(np.abs(trainer.params[k].numpy() - single.params[k].numpy()).max() for k in start)
+        for trainer in trainers
     ]
 
 
@@ -102,12 +104,12 @@ def main(task: str, count: int) -> None:
         workers.synchronize()
     for groups in (1, 2) if count > 2 else (1,):
         with session(count, "mpi", num_groups=groups, threads=1, timeout=60) as workers:
-            found = {
+            report = {
                 "reductions": reductions(workers),
                 "moves": moves(workers),
                 "training": training(workers),
             }
-            print(json.dumps(found), flush=True)
+            print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

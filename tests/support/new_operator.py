@@ -90,17 +90,17 @@ def forward_of(name: str) -> Operator:
     from tvm.ir import Op
 
     forward = name.partition("_backward")[0]
-    found = [
-        each
-        for each in Op.list_op_names()
-        if each.startswith("relax.") and each.rpartition(".")[2] == forward
+    names = [
+        op
+        for op in Op.list_op_names()
+        if op.startswith("relax.") and op.rpartition(".")[2] == forward
     ]
-    if len(found) != 1:
-        known = f"several operators {', '.join(sorted(found))}" if found else "no operator"
+    if len(names) != 1:
+        known = f"several operators {', '.join(sorted(names))}" if names else "no operator"
         raise SkeletonError(
             f"{name} is the gradient of {forward}, but TVM has {known} of that name"
         )
-    return operator_of(found[0])
+    return operator_of(names[0])
 
 
 def entries_of(name: str, family: str) -> list[Entry]:
@@ -123,22 +123,22 @@ def check_free(name: str) -> None:
     full = name if name.startswith("relax.") else f"relax.grad.{name}"
     if full not in registry.operators():
         return
-    found = registry.classify(full)
+    entry = registry.classify(full)
     if full != name:
         raise SkeletonError(f"relax_grad has the operator {full} already")
-    if found.kind == "non-differentiable":
+    if entry.kind == "non-differentiable":
         raise SkeletonError(
-            f"{name} has no gradient: {found.reason}; remove it from "
+            f"{name} has no gradient: {entry.reason}; remove it from "
             "relax_grad/rules/nondifferentiable.py first"
         )
-    if found.rule == "relax_grad":
+    if entry.rule == "relax_grad":
         raise SkeletonError(f"relax_grad has a rule of {name} already")
 
 
 def _of_rule(operator: Operator, family: str) -> list[Entry]:
     name, arguments = operator.last_name, operator.arguments
     corrects = ', corrects="the fault of this rule of TVM"' if operator.has_gradient else ""
-    partials = ", ".join(f"{each}_grad" for each in arguments)
+    partials = ", ".join(f"{argument}_grad" for argument in arguments)
     rule = f'''
 @register_gradient("{operator.name}"{corrects})
 def {name}(
@@ -172,7 +172,7 @@ def _of_backward(name: str, forward: Operator, family: str) -> list[Entry]:
             f"{forward.name} has no argument {argument}, but {', '.join(forward.arguments)}"
         )
     arguments = ("output_grad", *forward.arguments)
-    given = "".join(f"call.attrs.{each},\n        " for each in forward.attributes)
+    attributes = "".join(f"call.attrs.{attribute},\n        " for attribute in forward.attributes)
     return [
         Entry(
             f"relax_grad/op/{last}.py",
@@ -196,7 +196,7 @@ def _{name}(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(
         topi_{last}.{name},
         *call.args,
-        {given}primfunc_name_hint="{name}",
+        {attributes}primfunc_name_hint="{name}",
     )
 ''',
             [
@@ -216,7 +216,7 @@ def {name}(
 
     Forward form: ``{argument}_grad = {name}({", ".join(arguments)})``.
 
-    Backward form: ``[{", ".join(f"{each}_grad" for each in arguments)}]``.
+    Backward form: ``[{", ".join(f"{operand}_grad" for operand in arguments)}]``.
     """
     raise GradientError("the rule of {name} is not written")
 ''',
@@ -231,15 +231,15 @@ def {name}(
 
 
 def _declaration(name: str, forward: Operator, argument: str) -> str:
-    params = "".join(f"{each}: relax.Expr, " for each in forward.arguments)
+    params = "".join(f"{operand}: relax.Expr, " for operand in forward.arguments)
     attributes = "".join(
-        f"{each}={default}, " if default else f"{each}, "
-        for each, default in forward.attributes.items()
+        f"{attribute}={default}, " if default else f"{attribute}, "
+        for attribute, default in forward.attributes.items()
     )
     call = f"{forward.builder}({', '.join([*forward.arguments, *forward.attributes])})"
     described = "".join(
-        f'        ("{each}", "Tensor", "As given to {forward.last_name}."),\n'
-        for each in forward.arguments
+        f'        ("{operand}", "Tensor", "As given to {forward.last_name}."),\n'
+        for operand in forward.arguments
     )
     attrs = f"        {call}.attrs,\n" if forward.attributes else ""
     as_given = (
@@ -294,7 +294,7 @@ follow_elementwise("relax.grad.{name}")
 
 
 def _expression(name: str, forward: Operator, argument: str) -> str:
-    params = "".join(f"{each}: te.Tensor, " for each in ("output_grad", *forward.arguments))
+    params = "".join(f"{operand}: te.Tensor, " for operand in ("output_grad", *forward.arguments))
     attributes = ", ".join(forward.attributes)
     return f'''
 def {name}({params}{attributes}) -> te.Tensor:
@@ -320,11 +320,11 @@ def _samples(
     operator: str, function: str, tensors: int, attributes: dict[str, str], family: str
 ) -> Entry:
     inputs = ", ".join(["rng.normal(size=(2, 3, 4))"] * tensors)
-    given = ", ".join(f'"{name}": {default or "..."}' for name, default in attributes.items())
+    settings = ", ".join(f'"{name}": {default or "..."}' for name, default in attributes.items())
     text = f'''
 @register_samples("{operator}")
 def {function}(rng: np.random.Generator) -> Iterator[Sample]:
-    yield Sample([{inputs}], {{{given}}}, note="plain")
+    yield Sample([{inputs}], {{{settings}}}, note="plain")
 '''
     imports = [
         ("collections.abc", "Iterator"),
@@ -339,9 +339,9 @@ def with_imports(source: str, imports: Sequence[tuple[str, str]]) -> str:
     module."""
     for module, name in imports:
         tree = ast.parse(source)
-        found = [each for each in tree.body if isinstance(each, ast.ImportFrom)]
-        same = [each for each in found if f"{'.' * each.level}{each.module or ''}" == module]
-        names = [_text(alias) for each in same for alias in each.names]
+        imports_of = [stmt for stmt in tree.body if isinstance(stmt, ast.ImportFrom)]
+        same = [stmt for stmt in imports_of if f"{'.' * stmt.level}{stmt.module or ''}" == module]
+        names = [_text(alias) for stmt in same for alias in stmt.names]
         if name in names:
             continue
         lines = source.splitlines(keepends=True)
@@ -350,7 +350,7 @@ def with_imports(source: str, imports: Sequence[tuple[str, str]]) -> str:
             added = sorted({*map(_text, same[0].names), name})
             lines[first:last] = [f"from {module} import {', '.join(added)}\n"]
         else:
-            starts = [each for each in tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
+            starts = [stmt for stmt in tree.body if isinstance(stmt, ast.Import | ast.ImportFrom)]
             lines.insert(starts[-1].end_lineno, f"from {module} import {name}\n")
         source = "".join(lines)
     return source
@@ -366,7 +366,7 @@ def write(entries: Sequence[Entry], root: Path) -> Iterator[Path]:
     for entry in entries:
         path = root / entry.path
         if not path.is_file():
-            known = sorted(each.stem for each in path.parent.glob("[!_]*.py"))
+            known = sorted(file.stem for file in path.parent.glob("[!_]*.py"))
             raise SkeletonError(
                 f"there is no module {entry.path}; make it first, with a docstring and an import "
                 "of it in the __init__.py of its package, or choose a family of these: "

@@ -15,7 +15,7 @@ DOMAIN = "com.microsoft"
 def case(
     kind: str, *operands, fixed=(), domain: str = DOMAIN, count: int = 1, **attributes
 ) -> Case:
-    names = ["" if each is None else str(i) for i, each in enumerate(operands)]
+    names = ["" if operand is None else str(i) for i, operand in enumerate(operands)]
     node = helper.make_node(
         kind, names, [f"y{i}" for i in range(count)], domain=domain, **attributes
     )

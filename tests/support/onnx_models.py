@@ -90,38 +90,38 @@ def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of a model in float64 in the place of float32, to compare gradients with
     differences."""
     single, double = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
-    found = onnx.ModelProto()
-    found.CopyFrom(model)
-    graph = found.graph
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
     del graph.value_info[:]
     # The scales of a resizing operator are float32 in every model.
     scales = {name for node in graph.node if node.op_type == "Resize" for name in node.input[1:3]}
-    tensors = [each for each in graph.initializer if each.name not in scales]
+    tensors = [tensor for tensor in graph.initializer if tensor.name not in scales]
     for node in graph.node:
-        for each in node.attribute:
-            if each.type == onnx.AttributeProto.TENSOR and node.output[0] not in scales:
-                tensors.append(each.t)
-            elif node.op_type == "Cast" and each.name == "to" and each.i == single:
-                each.i = double
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR and node.output[0] not in scales:
+                tensors.append(attribute.t)
+            elif node.op_type == "Cast" and attribute.name == "to" and attribute.i == single:
+                attribute.i = double
     for tensor in tensors:
         if tensor.data_type == single:
             value = numpy_helper.to_array(tensor).astype("float64")
             tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
-    for each in (*graph.input, *graph.output):
-        if each.type.tensor_type.elem_type == single:
-            each.type.tensor_type.elem_type = double
-    return found
+    for interface in (*graph.input, *graph.output):
+        if interface.type.tensor_type.elem_type == single:
+            interface.type.tensor_type.elem_type = double
+    return copy
 
 
 def in_single(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of a model whose initializers of float64 are of float32."""
-    found = onnx.ModelProto()
-    found.CopyFrom(model)
-    for each in found.graph.initializer:
-        if each.data_type == onnx.TensorProto.DOUBLE:
-            value = numpy_helper.to_array(each).astype("float32")
-            each.CopyFrom(numpy_helper.from_array(value, each.name))
-    return found
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in copy.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.DOUBLE:
+            value = numpy_helper.to_array(tensor).astype("float32")
+            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+    return copy
 
 
 def wanted(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -139,8 +139,10 @@ def compiled(module: tvm.IRModule, name: str | None = "main", pipeline: str = "d
 
     def call(name, *arguments):
         tensors = [
-            each if isinstance(each, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(each))
-            for each in arguments
+            argument
+            if isinstance(argument, tvm.runtime.Tensor)
+            else tvm.runtime.tensor(np.asarray(argument))
+            for argument in arguments
         ]
         return _arrays(machine[name](*tensors))
 
@@ -148,34 +150,36 @@ def compiled(module: tvm.IRModule, name: str | None = "main", pipeline: str = "d
 
 
 def _arrays(value):
-    return value.numpy() if hasattr(value, "numpy") else [_arrays(each) for each in value]
+    return value.numpy() if hasattr(value, "numpy") else [_arrays(item) for item in value]
 
 
 def outputs(imported: Imported, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     """Return the results of the compiled ``main``."""
-    found = compiled(imported.module)(*(feeds[name] for name in imported.inputs), *imported.values)
-    return found if isinstance(found, list) else [found]
+    results = compiled(imported.module)(
+        *(feeds[name] for name in imported.inputs), *imported.values
+    )
+    return results if isinstance(results, list) else [results]
 
 
 def check_outputs(imported: Imported, model, feeds, rtol=1e-5, atol=1e-5) -> None:
     """Compare the outputs with ONNX's evaluator, in value, shape and dtype."""
     expected = wanted(model, feeds)
-    found = outputs(imported, feeds)
-    assert len(found) >= len(expected)
-    for one, other in zip(found, expected, strict=False):
-        assert one.shape == other.shape
-        assert one.dtype == other.dtype
-        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
+    results = outputs(imported, feeds)
+    assert len(results) >= len(expected)
+    for result, other in zip(results, expected, strict=False):
+        assert result.shape == other.shape
+        assert result.dtype == other.dtype
+        np.testing.assert_allclose(result, other, rtol=rtol, atol=atol)
 
 
 def weighted_sum(bb, *results):
     """Build a loss: the sum of all results, each element with a weight of its own."""
     total = None
-    for each in results:
-        shape = [int(extent) for extent in each.ty.shape.values]
+    for result in results:
+        shape = [int(extent) for extent in result.ty.shape.values]
         weights = np.cos(np.arange(np.prod(shape, dtype=int))).reshape(shape)
-        weights = relax.const(weights, str(each.ty.dtype.dtype))
-        part = bb.emit(relax.op.sum(relax.op.multiply(each, weights)))
+        weights = relax.const(weights, str(result.ty.dtype.dtype))
+        part = bb.emit(relax.op.sum(relax.op.multiply(result, weights)))
         total = part if total is None else bb.emit(relax.op.add(total, part))
     return total
 
@@ -204,11 +208,13 @@ def check_parameter_gradients(
     for name, gradient in zip(names, gradients, strict=True):
         assert gradient.shape == values[name].shape
         direction = rng.normal(size=values[name].shape)
-        found, scale = float(np.sum(gradient * direction)), np.abs(gradient * direction).sum()
+        slope, scale = float(np.sum(gradient * direction)), np.abs(gradient * direction).sum()
         differences = []
         for step in steps:
             ahead = loss({name: values[name] + step * direction})
             behind = loss({name: values[name] - step * direction})
             differences.append((ahead - behind) / (2 * step))
-        errors = [abs(found - each) / max(1.0, abs(each), scale) for each in differences]
-        assert min(errors) <= rtol, (name, found, differences)
+        errors = [
+            abs(slope - difference) / max(1.0, abs(difference), scale) for difference in differences
+        ]
+        assert min(errors) <= rtol, (name, slope, differences)

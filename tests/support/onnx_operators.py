@@ -331,21 +331,21 @@ def weights_of(cases: Mapping[str, Case]) -> list[str]:
     ]
 
 
-def _prefixed(given: onnx.NodeProto, prefix: str) -> onnx.NodeProto:
+def _prefixed(original: onnx.NodeProto, prefix: str) -> onnx.NodeProto:
     """Return a node with a prefix before the names of all values, also in branches."""
-    found = onnx.NodeProto()
-    found.CopyFrom(given)
-    for names in (found.input, found.output):
+    copy = onnx.NodeProto()
+    copy.CopyFrom(original)
+    for names in (copy.input, copy.output):
         names[:] = [prefix + name if name else "" for name in names]
-    for each in found.attribute:
-        if each.type != onnx.AttributeProto.GRAPH:
+    for attribute in copy.attribute:
+        if attribute.type != onnx.AttributeProto.GRAPH:
             continue
-        inner = [_prefixed(each_node, prefix) for each_node in each.g.node]
-        del each.g.node[:]
-        each.g.node.extend(inner)
-        for value in (*each.g.input, *each.g.output):
+        inner = [_prefixed(each_node, prefix) for each_node in attribute.g.node]
+        del attribute.g.node[:]
+        attribute.g.node.extend(inner)
+        for value in (*attribute.g.input, *attribute.g.output):
             value.name = prefix + value.name
-    return found
+    return copy
 
 
 def model_of(cases: Mapping[str, Case], opset: int) -> tuple[onnx.ModelProto, dict[str, list[str]]]:
@@ -356,10 +356,10 @@ def model_of(cases: Mapping[str, Case], opset: int) -> tuple[onnx.ModelProto, di
     """
     nodes, weights, outputs = [helper.make_node("Identity", ["x"], ["same"])], [], {}
     for kind, case in cases.items():
-        names = ["" if each is None else str(i) for i, each in enumerate(case.operands)]
+        names = ["" if operand is None else str(i) for i, operand in enumerate(case.operands)]
         results = [f"y{i}" for i in range(case.count)]
-        given = case.nodes or (helper.make_node(kind, names, results, **case.attributes),)
-        nodes += [_prefixed(each, f"{kind}/") for each in given]
+        node_list = case.nodes or (helper.make_node(kind, names, results, **case.attributes),)
+        nodes += [_prefixed(part, f"{kind}/") for part in node_list]
         weights += [
             numpy_helper.from_array(np.asarray(value), f"{kind}/{i}")
             for i, value in enumerate(case.operands)
@@ -403,14 +403,14 @@ def check(
     assert not relax_grad.missing_gradients(module, "loss", wrt=list(imported.params))
     module = relax_grad.value_and_grad(module, "loss", wrt=list(imported.params))
     call = onnx_models.compiled(module, None)
-    x, names = np.ones(1, "float32"), [each.name for each in model.graph.output]
+    x, names = np.ones(1, "float32"), [output.name for output in model.graph.output]
     rest = [*imported.frozen.values(), *imported.states.values()]
 
     def results(params) -> dict[str, np.ndarray]:
         return dict(zip(names, call("main", x, *params, *rest), strict=False))
 
     params = [value.numpy() for value in imported.params.values()]
-    found = results(params)
+    results_found = results(params)
     for kind in cases.keys() - without:
         single, _ = model_of({kind: cases[kind]}, opset)
         if kind in values:
@@ -418,8 +418,8 @@ def check(
         else:
             expected = ReferenceEvaluator(single, new_ops=[DeformConv]).run(outputs[kind], {"x": x})
         for name, value in zip(outputs[kind], expected, strict=True):
-            assert found[name].shape == np.shape(value), kind
-            np.testing.assert_allclose(found[name], value, rtol, rtol / 10, err_msg=kind)
+            assert results_found[name].shape == np.shape(value), kind
+            np.testing.assert_allclose(results_found[name], value, rtol, rtol / 10, err_msg=kind)
     gradients = call("loss_adjoint", x, *params, *rest)[1]
     rng, step = np.random.default_rng(1), 1e-6
     directions = [rng.normal(size=value.shape) for value in params]

@@ -20,24 +20,24 @@ GROUPS = ("params", "states", "optimizer_state")
 def tensors(trainer):
     """Return the tensors of a trainer by their names, as arrays."""
     return {
-        f"{group}/{name}": each.numpy()
+        f"{group}/{name}": tensor.numpy()
         for group in GROUPS
-        for name, each in getattr(trainer, group).items()
+        for name, tensor in getattr(trainer, group).items()
     }
 
 
-def assert_same_bits(found, wanted):
+def assert_same_bits(actual, wanted):
     """Assert that two groups of arrays are the same to the bit."""
-    assert found.keys() == wanted.keys()
+    assert actual.keys() == wanted.keys()
     for name, value in wanted.items():
-        assert found[name].tobytes() == value.tobytes(), name
+        assert actual[name].tobytes() == value.tobytes(), name
 
 
-def assert_close(found, wanted, tolerance=1e-5):
+def assert_close(actual, wanted, tolerance=1e-5):
     """Assert that no element differs by more than a share of the largest one of its tensor."""
     for name, value in wanted.items():
         size = max(np.abs(value).max(), 1e-6)
-        assert np.abs(found[name] - value).max() <= tolerance * size, name
+        assert np.abs(actual[name] - value).max() <= tolerance * size, name
 
 
 def convolutional():
@@ -176,7 +176,7 @@ def transformer():
     )
     rng = np.random.default_rng(2)
     batches = [rng.integers(0, 13, (count, 8, 9)) for count in [4, 5, 6, 7] * 5]
-    batches = [(each[..., :-1][:, 0].copy(), each[..., 1:][:, 0].copy()) for each in batches]
+    batches = [(text[..., :-1][:, 0].copy(), text[..., 1:][:, 0].copy()) for text in batches]
     return train_step(module, AdamW(lr=0.003), clip_norm=0.5), None, batches
 
 
@@ -189,11 +189,11 @@ GPT_SHARDS = {
 }
 
 
-def without_key_biases(found):
+def without_key_biases(values):
     """Leave out the biases of keys, whose gradients are rounding errors of 0."""
     return {
-        name: np.concatenate(np.split(each, 3)[::2]) if name.endswith("qkv.bias") else each
-        for name, each in found.items()
+        name: np.concatenate(np.split(value, 3)[::2]) if name.endswith("qkv.bias") else value
+        for name, value in values.items()
     }
 
 
@@ -214,7 +214,7 @@ def char_gpt(layers=1, characters=11, sizes=(4,) * 5, adapt=None, **options):
     network = example.GPT(characters=characters, context=6, width=16, layers=layers, heads=4)
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, characters, (count, 7)) for count in sizes]
-    batches = [(each[:, :-1].copy(), each[:, 1:].copy()) for each in texts]
+    batches = [(text[:, :-1].copy(), text[:, 1:].copy()) for text in texts]
     tokens, targets = map(torch.from_numpy, batches[0])
     is_dynamic = len(set(sizes)) > 1
     shapes = {name: {0: "batch"} for name in ("tokens", "target")} if is_dynamic else None

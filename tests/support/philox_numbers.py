@@ -10,8 +10,8 @@ LOW = U64(0xFFFFFFFF)
 
 def encrypted(counter, key):
     """Philox 4x32-10 in NumPy: the four words of each counter."""
-    words = [np.asarray(each, U64) for each in counter]
-    keys = [np.asarray(each, U64) for each in key]
+    words = [np.asarray(word, U64) for word in counter]
+    keys = [np.asarray(word, U64) for word in key]
     for i in range(10):
         if i:
             keys = [(k + U64(w)) & LOW for k, w in zip(keys, (0x9E3779B9, 0xBB67AE85), strict=True)]

@@ -91,7 +91,7 @@ def run_file(path: Path) -> str:
 
 
 def _run(arguments: list[str], environment: Mapping[str, str] | None) -> str:
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *arguments],
         env=os.environ if environment is None else environment,
         capture_output=True,
@@ -99,8 +99,8 @@ def _run(arguments: list[str], environment: Mapping[str, str] | None) -> str:
         timeout=300,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
-    return found.stdout.strip()
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
 
 
 #: Runs each program that it reads from stdin in a forked process, and prints the exit code.

@@ -41,7 +41,7 @@ def run(module: tvm.IRModule, name: str, *values, target=TARGET, pipeline: str =
 def value_and_gradients(function: Callable, inputs: Sequence[np.ndarray], wrt: Sequence[int]):
     """Return the value of a function of tensors at the inputs, and the gradients of the inputs
     ``wrt``."""
-    params = [tensor(f"x{i}", each.shape, each.dtype.name) for i, each in enumerate(inputs)]
+    params = [tensor(f"x{i}", array.shape, array.dtype.name) for i, array in enumerate(inputs)]
     module = build(params, lambda bb, *tensors: function(*tensors))
     module = relax.transform.Gradient("main", [params[i] for i in wrt])(module)
     return run(module, "main_adjoint", *inputs)
@@ -95,8 +95,8 @@ def check(module: tvm.IRModule, *values, at: Sequence[int] = (0,), **settings) -
 
     result, gradients = call("main_adjoint", values)
     expected = call("main", values)
-    for found, wanted in zip(_flat(result), _flat(expected), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for leaf, wanted in zip(_flat(result), _flat(expected), strict=True):
+        np.testing.assert_array_equal(leaf, wanted)
     assert len(gradients) == len(at)
     for gradient, position in zip(gradients, at, strict=True):
         np.testing.assert_allclose(
@@ -106,15 +106,15 @@ def check(module: tvm.IRModule, *values, at: Sequence[int] = (0,), **settings) -
 
 
 def _central_differences(loss, values, position: int, step: float = 1e-5) -> np.ndarray:
-    found = np.zeros(values[position].shape)
-    for index in np.ndindex(*found.shape):
+    slopes = np.zeros(values[position].shape)
+    for index in np.ndindex(*slopes.shape):
         moved = []
         for sign in (1, -1):
             value = values[position].copy()
             value[index] += sign * step
             moved.append(loss([*values[:position], value, *values[position + 1 :]]))
-        found[index] = (moved[0] - moved[1]) / (2 * step)
-    return found
+        slopes[index] = (moved[0] - moved[1]) / (2 * step)
+    return slopes
 
 
 def _flat(value) -> list:

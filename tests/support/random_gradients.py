@@ -85,7 +85,7 @@ def check(programs: Sequence[ir.Program], pipeline: str = "relax_grad") -> list[
             machine = checks.compiled(checks.merged(modules), pipeline)
         except Exception:
             if len(programs) > 1:
-                return [result for each in programs for result in check([each], pipeline)]
+                return [result for program in programs for result in check([program], pipeline)]
             if _compiles(programs[0], pipeline):
                 raise
             return [Result(miscompiled=True)]
@@ -105,7 +105,7 @@ def _compiles(program: ir.Program, pipeline: str) -> bool:
 
 def _has_gradient(program: ir.Program) -> bool:
     tensors = program.tensors()
-    return any(is_float(each.dtype) for each in program.params) and any(
+    return any(is_float(param.dtype) for param in program.params) and any(
         is_float(tensors[name].dtype) for name in program.results
     )
 
@@ -127,23 +127,23 @@ def _compare(program: ir.Program, n: int, function, result: Result) -> None:
         for name in kept
     }
     arguments = [*inputs, *(weights[name] for name in kept)]
-    found, gradients = function(*(tvm.runtime.tensor(np.array(a)) for a in arguments))
-    found = found if len(program.results) > 1 else [found]
-    for name, value in zip(program.results, found, strict=True):
+    results, gradients = function(*(tvm.runtime.tensor(np.array(a)) for a in arguments))
+    results = results if len(program.results) > 1 else [results]
+    for name, value in zip(program.results, results, strict=True):
         right = ~values[name].written | np.isclose(value.numpy(), values[name].values, 1e-9, 1e-9)
         if not right.all():
             result.miscompiled = True
             return
     places = [i for i, param in enumerate(program.params) if is_float(param.dtype)]
-    gradients = [each.numpy() for each in gradients]
+    gradients = [grad.numpy() for grad in gradients]
 
     def loss(step: float, direction) -> float:
         moved = list(inputs)
-        for i, each in zip(places, direction, strict=True):
-            moved[i] = np.asarray(inputs[i] + step * each)
-        found = interpret(program, n, moved)
+        for i, offset in zip(places, direction, strict=True):
+            moved[i] = np.asarray(inputs[i] + step * offset)
+        moved_tensors = interpret(program, n, moved)
         # Unwritten elements have the weight 0.
-        return sum(float(np.sum(weights[name] * found[name].values)) for name in kept)
+        return sum(float(np.sum(weights[name] * moved_tensors[name].values)) for name in kept)
 
     here = loss(0.0, [0.0] * len(places))
     for _ in range(2):
@@ -158,11 +158,11 @@ def _compare(program: ir.Program, n: int, function, result: Result) -> None:
         if not abs(slopes[0] - slopes[1]) <= _KINK * scale:
             result.skipped += 1
             continue
-        found = sum(float(np.sum(g * d)) for g, d in zip(gradients, direction, strict=True))
+        slope = sum(float(np.sum(g * d)) for g, d in zip(gradients, direction, strict=True))
         wanted = (ahead - behind) / (2 * _STEP)
-        if not abs(found - wanted) <= _TOLERANCE * scale:
+        if not abs(slope - wanted) <= _TOLERANCE * scale:
             raise WrongGradientError(
-                f"n = {n}: the gradient along a direction is {found:.9g}, but {wanted:.9g} by "
+                f"n = {n}: the gradient along a direction is {slope:.9g}, but {wanted:.9g} by "
                 "differences"
             )
         result.compared += 1

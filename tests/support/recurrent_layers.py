@@ -11,7 +11,7 @@ def sigmoid(x):
 
 
 def lstm(data, hidden, cell, weight):
-    found = []
+    steps = []
     for x in data:
         i, f, g, o = np.split(x + hidden @ weight.T, 4, -1)
         i, f, g, o, last = sigmoid(i), sigmoid(f), np.tanh(g), sigmoid(o), cell
@@ -19,12 +19,12 @@ def lstm(data, hidden, cell, weight):
         m = np.tanh(cell)
         hidden = o * m
         slopes = [g * i * (1 - i), last * f * (1 - f), i * (1 - g * g), m * o * (1 - o), f]
-        found.append((hidden, cell, np.concatenate([*slopes, o * (1 - m * m)], -1)))
-    return [np.stack(each) for each in zip(*found, strict=True)]
+        steps.append((hidden, cell, np.concatenate([*slopes, o * (1 - m * m)], -1)))
+    return [np.stack(tensors) for tensors in zip(*steps, strict=True)]
 
 
 def gru(data, hidden, weight, bias):
-    found = []
+    steps = []
     for x in data:
         (x_r, x_z, x_n), (r, z, n) = np.split(x, 3, -1), np.split(hidden @ weight.T, 3, -1)
         r, z, kept, last = sigmoid(x_r + r), sigmoid(x_z + z), n + bias, hidden
@@ -32,30 +32,30 @@ def gru(data, hidden, weight, bias):
         fresh = (1 - z) * (1 - n * n)
         hidden = (1 - z) * n + z * last
         slopes = [fresh * kept * r * (1 - r), (last - n) * z * (1 - z), fresh * r, z]
-        found.append((hidden, np.concatenate(slopes, -1), fresh))
-    return [np.stack(each) for each in zip(*found, strict=True)]
+        steps.append((hidden, np.concatenate(slopes, -1), fresh))
+    return [np.stack(tensors) for tensors in zip(*steps, strict=True)]
 
 
 def gru_reset(data, hidden, weight):
     """A GRU that resets the state before the product."""
-    found, (w_r, w_z, w_n) = [], np.split(weight, 3)
+    steps, (w_r, w_z, w_n) = [], np.split(weight, 3)
     for x in data:
         x_r, x_z, x_n = np.split(x, 3, -1)
         r, z, last = sigmoid(x_r + hidden @ w_r.T), sigmoid(x_z + hidden @ w_z.T), hidden
         n = np.tanh(x_n + (r * last) @ w_n.T)
         hidden = (1 - z) * n + z * last
         slopes = [last * r * (1 - r), (last - n) * z * (1 - z), (1 - z) * (1 - n * n), z, r]
-        found.append((hidden, np.concatenate(slopes, -1)))
-    return [np.stack(each) for each in zip(*found, strict=True)]
+        steps.append((hidden, np.concatenate(slopes, -1)))
+    return [np.stack(tensors) for tensors in zip(*steps, strict=True)]
 
 
 def rnn(activation):
     def forward(data, hidden, weight):
-        found = []
+        steps = []
         for x in data:
             hidden = activation(x + hidden @ weight.T)
-            found.append(hidden)
-        return [np.stack(found)]
+            steps.append(hidden)
+        return [np.stack(steps)]
 
     return forward
 
@@ -69,15 +69,15 @@ def backward(grad, slopes, weight, cells=None):
         through = state = grad[t] + hidden
         if len(own) == 6:
             state = own[5] * through + cell + (0 if cells is None else cells[t])
-            found = [own[0] * state, own[1] * state, own[2] * state, own[3] * through]
+            products = [own[0] * state, own[1] * state, own[2] * state, own[3] * through]
             cell = own[4] * state
         elif len(own) == 5:
             last = own[2] * state
             reset = last @ weight[2 * size :]
-            found = [own[0] * reset, own[1] * state, last]
+            products = [own[0] * reset, own[1] * state, last]
         else:
-            found = [each * state for each in own[:3]]
-        gates.insert(0, np.concatenate(found, -1))
+            products = [slope * state for slope in own[:3]]
+        gates.insert(0, np.concatenate(products, -1))
         states.insert(0, state)
         if len(own) == 5:
             both = gates[0][:, : 2 * size] @ weight[: 2 * size]

@@ -30,26 +30,26 @@ def new_session(num_workers: int, **options):
         return session(num_workers, **options)
 
 
-def each(session, arrays):
+def scatter(session, arrays):
     """Return a reference to one array on each worker: a list of arrays of the same shape and
     dtype."""
-    found = session.empty(arrays[0].shape, str(arrays[0].dtype))
+    reference = session.empty(arrays[0].shape, str(arrays[0].dtype))
     for rank, array in enumerate(arrays):
-        found.debug_copy_from(rank, tvm.runtime.tensor(array))
-    return found
+        reference.debug_copy_from(rank, tvm.runtime.tensor(array))
+    return reference
 
 
 def values(session, reference) -> list[np.ndarray]:
     """Return the array of each worker."""
     session.synchronize()
-    found = [reference.debug_get_from_remote(rank) for rank in range(session.num_workers)]
-    return [value if isinstance(value, np.ndarray) else value.numpy() for value in found]
+    arrays = [reference.debug_get_from_remote(rank) for rank in range(session.num_workers)]
+    return [value if isinstance(value, np.ndarray) else value.numpy() for value in arrays]
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def is_running(pid: int) -> bool:

@@ -53,12 +53,12 @@ def late(rows=64):
         for _ in range(DEPTH):
             forward.append(bb.emit(op.tanh(forward[-1])))
         last = forward[-1]
-        for each in forward[::-1]:
-            last = bb.emit(op.multiply(last, each))
+        for value in forward[::-1]:
+            last = bb.emit(op.multiply(last, value))
             backward.append(last)
         products = [
-            bb.emit(op.sum(bb.emit(op.multiply(one, other)), [0]))
-            for one, other in zip(forward[::-1], backward, strict=True)
+            bb.emit(op.sum(bb.emit(op.multiply(first, other)), [0]))
+            for first, other in zip(forward[::-1], backward, strict=True)
         ]
         return relax.Tuple(products)
 

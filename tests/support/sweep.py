@@ -103,4 +103,4 @@ def batches(case: st.SearchStrategy, batch: int = BATCH) -> st.SearchStrategy:
     """Return lists of cases to check together, in which equal cases stand once."""
     size = _size(batch)
     cases = st.lists(case, min_size=size, max_size=size)
-    return cases.map(lambda drawn: list({repr(each): each for each in drawn}.values()))
+    return cases.map(lambda drawn: list({repr(value): value for value in drawn}.values()))

@@ -92,6 +92,6 @@ class Access:
         """Return the arguments."""
         rng = np.random.default_rng(0)
         return [
-            rng.normal(size=each) if isinstance(each, tuple) else each
-            for each in ACCESSES[self.name][1:]
+            rng.normal(size=operand) if isinstance(operand, tuple) else operand
+            for operand in ACCESSES[self.name][1:]
         ]

@@ -42,22 +42,22 @@ def check(function, inputs, *out, order=2, **more):
 def run(function, *arrays, num_outputs=None, **more):
     """Return the gradients by the adjoint, given the inputs, and a cotangent of ones for each
     result."""
-    found = adjoint(function, num_outputs=num_outputs, **more)
+    derivative = adjoint(function, num_outputs=num_outputs, **more)
     params = list(function.params)
     outputs = params[len(arrays) :]
-    values = [np.asarray(each) for each in arrays]
-    dtypes = [str(each.dtype) for each in outputs]
-    shapes = [tuple(int(extent) for extent in each.shape) for each in outputs]
+    values = [np.asarray(array) for array in arrays]
+    dtypes = [str(output.dtype) for output in outputs]
+    shapes = [tuple(int(extent) for extent in output.shape) for output in outputs]
     results = [tvm.runtime.empty(s, d) for s, d in zip(shapes, dtypes, strict=True)]
-    inputs = [tvm.runtime.tensor(each) for each in values]
+    inputs = [tvm.runtime.tensor(value) for value in values]
     compiled = tvm.compile(tvm.IRModule({"f": function.with_attr("global_symbol", "f")}), TARGET)
     compiled["f"](*inputs, *results)
     ones = [tvm.runtime.tensor(np.ones(s, d)) for s, d in zip(shapes, dtypes, strict=True)]
     table = {"input": inputs, "output": results, "cotangent": ones}
-    gradients = [tvm.runtime.tensor(np.full_like(values[i], 7)) for i in found.wrt]
-    module = tvm.IRModule({"g": found.function.with_attr("global_symbol", "g")})
-    tvm.compile(module, TARGET)["g"](*(table[kind][i] for kind, i in found.takes), *gradients)
-    return [each.numpy() for each in gradients]
+    gradients = [tvm.runtime.tensor(np.full_like(values[i], 7)) for i in derivative.wrt]
+    module = tvm.IRModule({"g": derivative.function.with_attr("global_symbol", "g")})
+    tvm.compile(module, TARGET)["g"](*(table[kind][i] for kind, i in derivative.takes), *gradients)
+    return [grad.numpy() for grad in gradients]
 
 
 def expression(compute, *shapes, dtype="float64"):

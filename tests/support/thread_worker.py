@@ -20,10 +20,10 @@ def leaves(value) -> list:
 
 
 def digest(tensors) -> str:
-    found = hashlib.sha256()
-    for each in tensors:
-        found.update(each.numpy().tobytes())
-    return found.hexdigest()[:16]
+    state = hashlib.sha256()
+    for tensor in tensors:
+        state.update(tensor.numpy().tobytes())
+    return state.hexdigest()[:16]
 
 
 def main(folder: Path) -> None:
@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
     kernels = tvm.runtime.load_module(str(folder / "kernels.so"))
     for _ in range(2):
         rng = np.random.default_rng(0)
-        found = {}
+        digests = {}
         for name, inputs, outputs in jobs["kernels"]:
             arrays = [
                 rng.normal(size=shape).astype(dtype)
@@ -43,14 +43,14 @@ def main(folder: Path) -> None:
                 tvm.runtime.tensor(np.full(shape, np.nan, dtype)) for shape, dtype in outputs
             ]
             kernels[name](*map(tvm.runtime.tensor, arrays), *results)
-            found[name] = digest(results)
+            digests[name] = digest(results)
         for name in jobs["steps"]:
             module = tvm.runtime.load_module(str(folder / f"{name}.so"))
             machine = relax.VirtualMachine(module, tvm.cpu())
             arrays = np.load(folder / f"{name}.npz")
-            arrays = [tvm.runtime.tensor(arrays[each]) for each in arrays.files]
-            found[name] = digest(leaves(machine["main_adjoint"](*arrays)))
-        print(json.dumps(found))
+            arrays = [tvm.runtime.tensor(arrays[key]) for key in arrays.files]
+            digests[name] = digest(leaves(machine["main_adjoint"](*arrays)))
+        print(json.dumps(digests))
 
 
 if __name__ == "__main__":

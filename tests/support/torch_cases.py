@@ -25,12 +25,12 @@ DTYPES = {
 
 def normal(*shape, dtype=torch.float64) -> torch.Tensor:
     """Return normal numbers; whole ones for integers."""
-    found = torch.randn(shape, generator=_RNG, dtype=torch.float64)
+    values = torch.randn(shape, generator=_RNG, dtype=torch.float64)
     if dtype is torch.bool:
-        return found > 0
+        return values > 0
     if dtype is torch.uint8:
-        return (found.abs() * 3).to(dtype)
-    return (found if dtype.is_floating_point else found * 3).to(dtype)
+        return (values.abs() * 3).to(dtype)
+    return (values if dtype.is_floating_point else values * 3).to(dtype)
 
 
 def whole(*shape, dtype=torch.float64) -> torch.Tensor:
@@ -396,18 +396,18 @@ def elementwise() -> Iterator[Case]:
         (normal(4), normal(4), positive(4)),
     )
     yield Case("round-decimals", lambda x: torch.round(x, decimals=2), (normal(4),))
-    for one in DTYPES:
+    for dtype in DTYPES:
         for other in DTYPES:
-            if one != other:
+            if dtype != other:
                 yield Case(
-                    f"cast-{one}-{other}",
+                    f"cast-{dtype}-{other}",
                     lambda x, d=DTYPES[other]: x.to(d),
                     (
-                        normal(3, 4, dtype=DTYPES[one]).abs()
-                        if one != "bool"
+                        normal(3, 4, dtype=DTYPES[dtype]).abs()
+                        if dtype != "bool"
                         else normal(3, 4, dtype=torch.bool),
                     ),
-                    one == "f64" and other == "f32",
+                    dtype == "f64" and other == "f32",
                 )
     yield Case("cast-small-bool", lambda x: x.bool(), (torch.tensor([0.5, 0.0, -0.2, math.nan]),))
 
@@ -843,14 +843,14 @@ def indexing() -> Iterator[Case]:
             ("grid", (distinct[:, None], torch.tensor([1, 4])), (3, 2, 6)),
             ("negative", (distinct - 4,), (3, 5, 6)),
         ):  # fmt: skip
-            given = [each for each in places if each is not None]
+            indices = [place for place in places if place is not None]
 
-            def put(x, v, *given, places=places, accumulate=accumulate):
-                given = list(given)
-                found = [None if each is None else given.pop(0) for each in places]
-                return torch.ops.aten.index_put(x, found, v, accumulate)
+            def put(x, v, *tensors, places=places, accumulate=accumulate):
+                tensors = list(tensors)
+                positions = [None if place is None else tensors.pop(0) for place in places]
+                return torch.ops.aten.index_put(x, positions, v, accumulate)
 
-            yield Case(f"index_put-{name}-{accumulate}", put, (x, normal(*shape), *given))
+            yield Case(f"index_put-{name}-{accumulate}", put, (x, normal(*shape), *indices))
     yield Case(
         "index_put-duplicates",
         lambda x, v, i: x.index_put((i,), v, accumulate=True),

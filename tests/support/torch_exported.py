@@ -70,16 +70,16 @@ class Llama(nn.Module):
     def turned(self, x):
         angles = torch.arange(x.shape[2]).to(x.dtype)[:, None] * self.inv_freq.to(x.dtype)
         angles = torch.cat([angles, angles], -1)
-        one, other = x.chunk(2, -1)
-        return x * angles.cos() + torch.cat([-other, one], -1) * angles.sin()
+        first, other = x.chunk(2, -1)
+        return x * angles.cos() + torch.cat([-other, first], -1) * angles.sin()
 
     def forward(self, ids):
         x = self.words(ids)
         batch, steps, width = x.shape
         y = self.norm(x, self.first)
         q = self.query(y).view(batch, steps, self.heads, self.size).transpose(1, 2)
-        k, v = (each.unsqueeze(1) for each in self.pair(y).chunk(2, -1))
-        k, v = (each.expand(-1, self.heads, -1, -1) for each in (self.turned(k), v))
+        k, v = (head.unsqueeze(1) for head in self.pair(y).chunk(2, -1))
+        k, v = (head.expand(-1, self.heads, -1, -1) for head in (self.turned(k), v))
         scores = self.turned(q) @ k.transpose(2, 3) / self.size**0.5
         later = torch.full((steps, steps), -1e9, dtype=x.dtype).triu(1)
         y = ((scores + later).softmax(-1) @ v).transpose(1, 2).reshape(batch, steps, width)
@@ -105,8 +105,8 @@ class VisionTransformer(nn.Module):
         x = torch.cat(
             [self.cls_token.expand(x.shape[0], -1, -1), x.flatten(2).transpose(-2, -1)], 1
         )
-        q, k, v = (each.unflatten(-1, (2, -1)).transpose(1, 2)
-                   for each in self.qkv(self.norm(x)).chunk(3, -1))  # fmt: skip
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2)
+                   for part in self.qkv(self.norm(x)).chunk(3, -1))  # fmt: skip
         y = (q @ k.transpose(-2, -1) / 2).softmax(-1) @ v
         return self.mlp(x + y.transpose(1, 2).flatten(2))[:, 0]
 
@@ -162,8 +162,8 @@ def module_of(network: Network, dtype=torch.float64) -> nn.Module:
     torch.manual_seed(0)
     module = network.make().to(dtype).eval()
     with torch.no_grad():  # equal weights, such as zeros, would be one parameter
-        for each in module.parameters():
-            each += 0.02 * torch.randn_like(each)
+        for param in module.parameters():
+            param += 0.02 * torch.randn_like(param)
     return module
 
 
@@ -173,14 +173,14 @@ def drawn(network: Network, shape, dtype=torch.float64):
 
 def export(module, x, axes, path, dynamo: bool) -> None:
     """Write the file of a module with symbolic axes."""
-    given = {"input_names": ["x"], "output_names": ["y"], "dynamo": dynamo}
+    options = {"input_names": ["x"], "output_names": ["y"], "dynamo": dynamo}
     if dynamo:
-        given |= {"dynamic_shapes": (dict.fromkeys(axes, torch.export.Dim.DYNAMIC),)}
-        given |= {"verbose": False, "optimize": False}  # the names and layouts of weights stay
+        options |= {"dynamic_shapes": (dict.fromkeys(axes, torch.export.Dim.DYNAMIC),)}
+        options |= {"verbose": False, "optimize": False}  # the names and layouts of weights stay
     else:
         training = torch.onnx.TrainingMode.PRESERVE
-        given |= {"dynamic_axes": {"x": axes}, "do_constant_folding": False, "training": training}
-        given |= {"opset_version": 17}
+        options |= {"dynamic_axes": {"x": axes}, "do_constant_folding": False, "training": training}
+        options |= {"opset_version": 17}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(module, (x,), str(path), **given)
+        torch.onnx.export(module, (x,), str(path), **options)

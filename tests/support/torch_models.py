@@ -71,25 +71,27 @@ def check(
         whole["loss"] = loss
     if not module.training:
         module.train()
-    feeds = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-    marks = [each for each in pytree.tree_leaves(targets) if isinstance(each, torch.Tensor)]
+    feeds = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    marks = [leaf for leaf in pytree.tree_leaves(targets) if isinstance(leaf, torch.Tensor)]
     params, states = (
-        {key: tensor_of(each) for key, each in group.items()}
+        {key: tensor_of(tensor) for key, tensor in group.items()}
         for group in (imported.params, imported.states)
     )
-    frozen = [tensor_of(each) for each in imported.frozen.values()]
+    frozen = [tensor_of(tensor) for tensor in imported.frozen.values()]
     for step in range(steps):
         values = [*params.values(), *frozen, *states.values()]
-        if forward and "forward" in [each.name_hint for each in imported.module.get_global_vars()]:
-            found = run("forward", *feeds, *values)
+        if forward and "forward" in [
+            variable.name_hint for variable in imported.module.get_global_vars()
+        ]:
+            output = run("forward", *feeds, *values)
             with evaluation(module), torch.no_grad():
                 wanted = module(*args, **kwargs)
-            close("output", found, outputs_of(wanted), tolerance)
+            close("output", output, outputs_of(wanted), tolerance)
         (value, outputs, new), gradients = run(
             "loss_adjoint", torch.tensor(seed + step), *feeds, *marks, *values
         )
-        for each in whole.parameters():
-            each.grad = None
+        for param in whole.parameters():
+            param.grad = None
         drawn = dict(zip(imported.outputs, outputs, strict=True))
         result = module(*args, **kwargs, **{key: drawn[key] for key in replay})
         wanted = loss_of(result) if loss is None else loss(result, *targets)
@@ -101,13 +103,13 @@ def check(
             close(f"gradient of {key} at step {step}", [gradient], [expected[key]], tolerance)
             params[key] = old - RATE * gradient
         with torch.no_grad():
-            for each in whole.parameters():
-                if each.requires_grad and each.grad is not None:
-                    each -= RATE * each.grad
+            for param in whole.parameters():
+                if param.requires_grad and param.grad is not None:
+                    param -= RATE * param.grad
         expected = expected_values(whole, gradient=False)
-        for key, each in zip(states, new, strict=True):
-            close(f"state {key} at step {step}", [each], [expected[key]], tolerance)
-            states[key] = each
+        for key, param in zip(states, new, strict=True):
+            close(f"state {key} at step {step}", [param], [expected[key]], tolerance)
+            states[key] = param
     return imported
 
 
@@ -119,9 +121,9 @@ def compiled(imported: Imported, forward: bool = True, name: str = "loss"):
         module = relax_grad.value_and_grad(module, name, wrt=list(imported.params))
     keep = {f"{name}_adjoint" if imported.params else name, *(["forward"] if forward else [])}
     functions = {
-        each: function
-        for each, function in module.functions.items()
-        if each.name_hint in keep or each.name_hint not in ("loss", "forward")
+        variable: function
+        for variable, function in module.functions.items()
+        if variable.name_hint in keep or variable.name_hint not in ("loss", "forward")
     }
     built = tvm.compile(
         tvm.IRModule(functions), relax_grad.target.host(), relax_pipeline="relax_grad"
@@ -143,7 +145,7 @@ def torch_values(value):
     """Return results as torch tensors in nested lists."""
     if isinstance(value, tvm.runtime.Tensor):
         return tensor_of(value)
-    return [torch_values(each) for each in value]
+    return [torch_values(item) for item in value]
 
 
 def tensor_of(value: tvm.runtime.Tensor) -> torch.Tensor:
@@ -160,16 +162,22 @@ def loss_of(result) -> torch.Tensor:
 
 def outputs_of(result) -> list[torch.Tensor]:
     """Return the tensors of a nested result."""
-    return [each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def expected_values(whole: nn.ModuleDict, gradient: bool) -> dict[str, torch.Tensor]:
     """Return the parameters' gradients or the buffers by the keys that the import gives them."""
-    found = {}
-    for key, each in (whole.named_parameters if gradient else whole.named_buffers)():
-        value = each if not gradient else torch.zeros_like(each) if each.grad is None else each.grad
-        found[key.removeprefix("module.")] = value
-    return found
+    values = {}
+    for key, tensor in (whole.named_parameters if gradient else whole.named_buffers)():
+        value = (
+            tensor
+            if not gradient
+            else torch.zeros_like(tensor)
+            if tensor.grad is None
+            else tensor.grad
+        )
+        values[key.removeprefix("module.")] = value
+    return values
 
 
 class evaluation:
@@ -179,35 +187,42 @@ class evaluation:
         self.module = module
 
     def __enter__(self):
-        self.flags = [(each, each.training) for each in self.module.modules()]
-        self.buffers = [(each, dict(each._buffers)) for each in self.module.modules()]
-        self.values = [(each, each.clone()) for each in self.module.buffers()]
+        self.flags = [(module, module.training) for module in self.module.modules()]
+        self.buffers = [(module, dict(module._buffers)) for module in self.module.modules()]
+        self.values = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         self.module.eval()
 
     def __exit__(self, *_):
-        for each, flag in self.flags:
-            each.training = flag
-        for each, buffers in self.buffers:
-            each._buffers.update(buffers)
-        for each, value in self.values:
-            each.copy_(value)
+        for module, flag in self.flags:
+            module.training = flag
+        for module, buffers in self.buffers:
+            module._buffers.update(buffers)
+        for buffer, value in self.values:
+            buffer.copy_(value)
 
 
-def close(what: str, found, wanted, tolerance: float | None = None) -> None:
+def close(what: str, actual, wanted, tolerance: float | None = None) -> None:
     """Assert that tensors agree in dtype, shape and values."""
-    assert len(found) == len(wanted), f"{what}: {len(found)} tensors, but PyTorch has {len(wanted)}"
-    for one, other in zip(found, wanted, strict=True):
+    assert len(actual) == len(wanted), (
+        f"{what}: {len(actual)} tensors, but PyTorch has {len(wanted)}"
+    )
+    for result, other in zip(actual, wanted, strict=True):
         other = other.detach()
-        assert one.dtype == other.dtype, f"{what}: {one.dtype}, but PyTorch has {other.dtype}"
-        assert one.shape == other.shape, f"{what}: {one.shape}, but PyTorch has {other.shape}"
+        assert result.dtype == other.dtype, f"{what}: {result.dtype}, but PyTorch has {other.dtype}"
+        assert result.shape == other.shape, f"{what}: {result.shape}, but PyTorch has {other.shape}"
         if not other.is_floating_point():
-            assert torch.equal(one, other), f"{what}: {one}, but PyTorch has {other}"
+            assert torch.equal(result, other), f"{what}: {result}, but PyTorch has {other}"
             continue
         share = TOLERANCE[other.dtype] if tolerance is None else tolerance
-        one, other = one.double(), other.double()
+        result, other = result.double(), other.double()
         scale = max(1e-3, float(other.abs().nan_to_num(0, 0, 0).max())) if other.numel() else 1.0
         torch.testing.assert_close(
-            one, other, rtol=share, atol=share * scale, equal_nan=True, msg=lambda m: f"{what}: {m}"
+            result,
+            other,
+            rtol=share,
+            atol=share * scale,
+            equal_nan=True,
+            msg=lambda m: f"{what}: {m}",
         )
 
 
@@ -220,23 +235,23 @@ def set_seeds(seed: int = 0) -> None:
 
 def operators(imported) -> set[str]:
     """Return the names of the operators of all functions of an imported model."""
-    found = set()
+    names = set()
 
-    def visit(each):
-        if isinstance(each, relax.Call) and hasattr(each.op, "name"):
-            found.add(each.op.name)
+    def visit(expr):
+        if isinstance(expr, relax.Call) and hasattr(expr.op, "name"):
+            names.add(expr.op.name)
 
     for function in imported.module.functions.values():
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, visit)
-    return found
+    return names
 
 
 def perceptron(*widths: int) -> nn.Sequential:
     """Return dense layers of these widths with GELU between them."""
     layers = []
-    for one, other in itertools.pairwise(widths):
-        layers += [nn.Linear(one, other), nn.GELU()]
+    for width, other in itertools.pairwise(widths):
+        layers += [nn.Linear(width, other), nn.GELU()]
     return nn.Sequential(*layers[:-1])
 
 
@@ -248,8 +263,8 @@ class Of(nn.Module):
         self.dense = nn.Linear(width, width)
         self.scale = nn.Parameter(torch.randn(width))
         self.register_buffer("buffer", torch.randn(width))
-        for name, each in members.items():
-            setattr(self, name, each)
+        for name, member in members.items():
+            setattr(self, name, member)
         self.function = function
         self.steps = 0
 

@@ -51,15 +51,15 @@ class _Module(nn.Module):
         self.weights = None
 
     def forward(self, *operands):
-        found = self.case.function(*operands)
-        found = list(found) if isinstance(found, (tuple, list)) else [found]
+        results = self.case.function(*operands)
+        results = list(results) if isinstance(results, (tuple, list)) else [results]
         total = None
-        for each in found if self.case.gradient else []:
-            if each.is_floating_point():
-                weights = _weights(each)
-                part = (each * weights).sum()
+        for result in results if self.case.gradient else []:
+            if result.is_floating_point():
+                weights = _weights(result)
+                part = (result * weights).sum()
                 total = part if total is None else total + part
-        return tuple(found) if total is None else (total, *found)
+        return tuple(results) if total is None else (total, *results)
 
 
 def _weights(data: torch.Tensor) -> torch.Tensor:
@@ -75,13 +75,13 @@ def imported(case: Case) -> tuple[Imported, str]:
 
 def _import(module: nn.Module, operands: tuple) -> tuple[Imported, str]:
     exported = torch.export.export(module, operands, strict=False)
-    found = from_exported_program(exported)
+    program = from_exported_program(exported)
     (name,) = (
-        each.name_hint
-        for each in found.module.get_global_vars()
-        if each.name_hint in ("loss", "training")
+        variable.name_hint
+        for variable in program.module.get_global_vars()
+        if variable.name_hint in ("loss", "training")
     )
-    return found, name
+    return program, name
 
 
 def machine(module: tvm.IRModule) -> relax.VirtualMachine:
@@ -115,10 +115,10 @@ class _Together(nn.Module):
     def forward(self, *operands):
         total, results, operands = None, [], iter(operands)
         for part in self.parts:
-            found = part(*itertools.islice(operands, len(part.case.operands)))
-            results += found
-            if part.case.gradient and found[0].is_floating_point():
-                loss = found[0].double()
+            results_of = part(*itertools.islice(operands, len(part.case.operands)))
+            results += results_of
+            if part.case.gradient and results_of[0].is_floating_point():
+                loss = results_of[0].double()
                 total = loss if total is None else total + loss
         return tuple(results) if total is None else (total, *results)
 
@@ -126,15 +126,15 @@ class _Together(nn.Module):
 def _check_together(cases: Sequence[Case]) -> None:
     """Assert that the values and gradients of cases in one program are those of PyTorch."""
     expected = [_expected(case) for case in cases]
-    operands = tuple(each.clone() for case in cases for each in case.operands)
-    found, name = _import(_Together(cases), operands)
-    module, values = found.module, _constants(found)
+    operands = tuple(operand.clone() for case in cases for operand in case.operands)
+    program, name = _import(_Together(cases), operands)
+    module, values = program.module, _constants(program)
     wrt = [
         place
-        for place, (case, each) in enumerate(
-            ((case, each) for case in cases for each in case.operands), start=1
+        for place, (case, operand) in enumerate(
+            ((case, tensor) for case in cases for tensor in case.operands), start=1
         )
-        if case.gradient and each.is_floating_point()
+        if case.gradient and operand.is_floating_point()
     ]
     differentiated = name == "loss" and bool(wrt)
     if differentiated:
@@ -159,9 +159,11 @@ def faults_of(cases: Sequence[Case]) -> dict[str, str]:
     faults, functions, built = {}, {}, []
     for i, case in enumerate(cases):
         try:
-            found, name = imported(case)
-            module = found.module
-            places = [k + 1 for k, each in enumerate(case.operands) if each.is_floating_point()]
+            program, name = imported(case)
+            module = program.module
+            places = [
+                k + 1 for k, operand in enumerate(case.operands) if operand.is_floating_point()
+            ]
             differentiated = case.gradient and name == "loss" and bool(places)
             if differentiated:
                 module = relax_grad.value_and_grad(module, name, wrt=places)
@@ -171,7 +173,7 @@ def faults_of(cases: Sequence[Case]) -> dict[str, str]:
             continue
         entry = f"case{i}"
         functions[entry] = module[name].with_attr("global_symbol", entry)
-        built.append((case, entry, differentiated, found))
+        built.append((case, entry, differentiated, program))
     try:
         run = machine(tvm.IRModule(functions))
         runs = [run] * len(built)
@@ -183,29 +185,29 @@ def faults_of(cases: Sequence[Case]) -> dict[str, str]:
             except Exception as error:
                 faults[case.name] = f"compile {type(error).__name__}: {str(error)[-600:]}"
                 runs.append(None)
-    for (case, entry, differentiated, found), run in zip(built, runs, strict=True):
+    for (case, entry, differentiated, program), run in zip(built, runs, strict=True):
         if run is None:
             continue
         try:
-            _compare(case, entry, differentiated, found, run)
+            _compare(case, entry, differentiated, program, run)
         except Exception as error:
             faults[case.name] = f"{type(error).__name__}: {error}"[:600]
     return faults
 
 
-def _compare(case: Case, entry: str, differentiated: bool, found: Imported, run) -> None:
-    given = [tvm_value(each) for each in (torch.tensor(0), *case.operands)]
-    found = torch_values(run[entry](*given, *_constants(found)))
+def _compare(case: Case, entry: str, differentiated: bool, program: Imported, run) -> None:
+    inputs = [tvm_value(operand) for operand in (torch.tensor(0), *case.operands)]
+    program = torch_values(run[entry](*inputs, *_constants(program)))
     wanted, expected = _expected(case, differentiated)
-    values, gradients = found if differentiated else (found, [])
+    values, gradients = program if differentiated else (program, [])
     close("value", _results(values, len(wanted)), wanted, case.tolerance)
     close("gradient", gradients, expected, case.tolerance)
 
 
-def _constants(found: Imported) -> list[tvm.runtime.Tensor]:
+def _constants(program: Imported) -> list[tvm.runtime.Tensor]:
     """Return the values of an import that follow its inputs."""
-    groups = found.params, found.frozen, found.states
-    return [each for group in groups for each in group.values()]
+    groups = program.params, program.frozen, program.states
+    return [tensor for group in groups for tensor in group.values()]
 
 
 def _expected(case: Case, differentiated: bool = True) -> tuple[Sequence[torch.Tensor], list]:
@@ -213,21 +215,21 @@ def _expected(case: Case, differentiated: bool = True) -> tuple[Sequence[torch.T
     ask for them."""
     differentiated = differentiated and case.gradient
     operands = [
-        each.clone().requires_grad_(each.is_floating_point() and differentiated)
-        for each in case.operands
+        operand.clone().requires_grad_(operand.is_floating_point() and differentiated)
+        for operand in case.operands
     ]
     wanted = _Module(case)(*operands)
-    given = [each for each in operands if each.requires_grad]
-    if not given:
+    leaves = [operand for operand in operands if operand.requires_grad]
+    if not leaves:
         return wanted, []
     if not wanted[0].requires_grad:
-        return wanted, [torch.zeros_like(each) for each in given]
-    found = torch.autograd.grad(wanted[0], given, allow_unused=True)
-    pairs = zip(given, found, strict=True)
-    return wanted, [torch.zeros_like(one) if each is None else each for one, each in pairs]
+        return wanted, [torch.zeros_like(leaf) for leaf in leaves]
+    grads = torch.autograd.grad(wanted[0], leaves, allow_unused=True)
+    pairs = zip(leaves, grads, strict=True)
+    return wanted, [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in pairs]
 
 
-def _results(found, count: int) -> list[torch.Tensor]:
+def _results(outputs, count: int) -> list[torch.Tensor]:
     """Return the last tensors of a nested result, without the new states, of which there are
     none."""
-    return pytree.tree_leaves(found)[-count:]
+    return pytree.tree_leaves(outputs)[-count:]

@@ -18,7 +18,7 @@ def torchvision():
     try:
         return importlib.import_module("torchvision")
     except RuntimeError:
-        for name in [each for each in sys.modules if each.partition(".")[0] == "torchvision"]:
+        for name in [module for module in sys.modules if module.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
     for name in ("nms", "qnms"):
         with contextlib.suppress(RuntimeError):  # it exists

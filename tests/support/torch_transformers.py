@@ -97,8 +97,8 @@ def model(family: str, *forms: tuple, table=FAMILIES) -> Callable:
 
 def _seeded(family: str, function: Callable, arguments: tuple) -> Model:
     set_seeds()
-    found = function(*arguments)
-    return found._replace(options={"tolerance": TOLERANCE[family], **found.options})
+    built = function(*arguments)
+    return built._replace(options={"tolerance": TOLERANCE[family], **built.options})
 
 
 def transformers():
@@ -629,7 +629,7 @@ def pegasus():
 
 @model("sounds")
 def whisper():
-    values = {each: _TRANSLATION[each] for each in _TRANSLATION if "position" not in each}
+    values = {key: _TRANSLATION[key] for key in _TRANSLATION if "position" not in key}
     module = hugging_face(
         "WhisperForConditionalGeneration",
         "WhisperConfig",
@@ -683,7 +683,7 @@ def wav2vec_classification():
 
 @model("sounds")
 def audio_spectrogram():
-    values = {each: _IMAGE[each] for each in _IMAGE if each != "image_size"}
+    values = {key: _IMAGE[key] for key in _IMAGE if key != "image_size"}
     module = hugging_face(
         "ASTForAudioClassification",
         "ASTConfig",
@@ -771,7 +771,7 @@ def segformer():
 def clip():
     package = transformers()
     text = {**_TEXT, "eos_token_id": 2}
-    vision = {each: _IMAGE[each] for each in _IMAGE if "dropout" not in each}
+    vision = {key: _IMAGE[key] for key in _IMAGE if "dropout" not in key}
     config = package.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
     config._attn_implementation = "sdpa"
     module = package.CLIPModel(config).train().double()
@@ -785,7 +785,7 @@ def clip():
 def siglip():
     package = transformers()
     text = {**_TEXT, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    vision = {each: _IMAGE[each] for each in _IMAGE if "dropout" not in each}
+    vision = {key: _IMAGE[key] for key in _IMAGE if "dropout" not in key}
     config = package.SiglipConfig(text_config=text, vision_config=vision)
     config._attn_implementation = "sdpa"
     module = package.SiglipModel(config).train().double()
@@ -809,8 +809,8 @@ class Detection(nn.Module):
     def forward(self, image, labels, boxes, matching):
         features = self.backbone(image).flatten(2).transpose(1, 2) + self.place
         queries = self.queries.weight.unsqueeze(0).expand(len(image), -1, -1)
-        found = self.transformer(features, queries)
-        scores, predicted = self.classes(found), self.boxes(found).sigmoid()
+        hidden = self.transformer(features, queries)
+        scores, predicted = self.classes(hidden), self.boxes(hidden).sigmoid()
         rows = torch.arange(len(image)).unsqueeze(1)
         wanted = torch.full(scores.shape[:2], 4)
         wanted[rows, matching] = labels
@@ -818,17 +818,17 @@ class Detection(nn.Module):
         loss = nn.functional.cross_entropy(scores.transpose(1, 2), wanted, weights)
         chosen = predicted[rows, matching]
         corners = [
-            torch.cat([each[..., :2] - each[..., 2:] / 2, each[..., :2] + each[..., 2:] / 2], -1)
-            for each in (chosen, boxes)
+            torch.cat([box[..., :2] - box[..., 2:] / 2, box[..., :2] + box[..., 2:] / 2], -1)
+            for box in (chosen, boxes)
         ]
         return loss + 5 * (chosen - boxes).abs().mean() + 2 * (1 - overlap(*corners)).mean()
 
 
-def overlap(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def overlap(first: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return the generalised intersection over union of boxes."""
-    low, high = torch.maximum(one, other), torch.minimum(one, other)
+    low, high = torch.maximum(first, other), torch.minimum(first, other)
     common = (high[..., 2:] - low[..., :2]).clamp(min=0).prod(-1)
-    areas = [(each[..., 2:] - each[..., :2]).clamp(min=0).prod(-1) for each in (one, other)]
+    areas = [(box[..., 2:] - box[..., :2]).clamp(min=0).prod(-1) for box in (first, other)]
     union = areas[0] + areas[1] - common
     hull = (low[..., 2:] - high[..., :2]).prod(-1)
     return common / union - (hull - union) / hull
@@ -992,10 +992,10 @@ class Sum(nn.Module):
         self.inner = inner
 
     def forward(self, *args, **kwargs):
-        found = self.inner(*args, **kwargs)
-        found = found[0] if isinstance(found, tuple) else found
-        weights = torch.arange(found.numel(), dtype=found.dtype).reshape(found.shape).cos()
-        return (found.square() * weights).mean(), found
+        output = self.inner(*args, **kwargs)
+        output = output[0] if isinstance(output, tuple) else output
+        weights = torch.arange(output.numel(), dtype=output.dtype).reshape(output.shape).cos()
+        return (output.square() * weights).mean(), output
 
 
 def sequence(*shape: int) -> torch.Tensor:

@@ -60,9 +60,9 @@ def program(seed: int) -> str:
             names.append(new)
     read = draw.sample(names, min(len(names), draw.randint(2, 4)))
     lines.append(
-        "return " + " + ".join(f"{each}.sin().sum()" for each in read) + " + (w * w).sum()"
+        "return " + " + ".join(f"{tensor}.sin().sum()" for tensor in read) + " + (w * w).sum()"
     )
-    return "def f(w, x, b):\n" + "\n".join(f"    {each}" for each in lines)
+    return "def f(w, x, b):\n" + "\n".join(f"    {line}" for line in lines)
 
 
 class Module(nn.Module):
@@ -104,29 +104,29 @@ def outcome(function: Callable) -> str:
     if graph.problems:
         return f"refused {graph.problems}"
     weight = module.w.detach().clone().requires_grad_()
-    found = _run(graph, {"w": weight, "b": buffer})
-    loss = found[graph.loss]
+    outputs = _run(graph, {"w": weight, "b": buffer})
+    loss = outputs[graph.loss]
     (gradient,) = torch.autograd.grad(loss + 0 * weight.sum(), [weight])
-    buffer = found[graph.states["b"]].detach() if "b" in graph.states else buffer
+    buffer = outputs[graph.states["b"]].detach() if "b" in graph.states else buffer
     names = ("loss", "gradient", "buffer")
-    for name, one, other in zip(names, (loss.detach(), gradient, buffer), wanted, strict=True):
-        if not torch.allclose(one, other):
-            return f"{name} is {one.tolist()}, but PyTorch's is {other.tolist()}"
+    for name, result, other in zip(names, (loss.detach(), gradient, buffer), wanted, strict=True):
+        if not torch.allclose(result, other):
+            return f"{name} is {result.tolist()}, but PyTorch's is {other.tolist()}"
     return "equal"
 
 
 def _run(graph: Program, tensors: dict[str, torch.Tensor]) -> tuple:
     """Return the results of a graph, which PyTorch computes."""
     module = graph.exported.graph_module
-    given = []
+    inputs = []
     for node in module.graph.nodes:
         if node.op == "placeholder":
             key = graph.tensors.get(node.name)
             constant = graph.constants.get(node.name, DATA)
-            given.append(constant.clone() if key is None else tensors[key])
+            inputs.append(constant.clone() if key is None else tensors[key])
         elif node.target is torch.ops.aten.copy.default:  # PyTorch has no derivative of it
             node.target = _copy
-    return fx.Interpreter(module).run(*given)
+    return fx.Interpreter(module).run(*inputs)
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor, *_) -> torch.Tensor:

@@ -18,16 +18,16 @@ def _areas(boxes: torch.Tensor) -> torch.Tensor:
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
 
 
-def _giou(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _giou(first: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     low, high = (
-        torch.maximum(one[..., :2], other[..., :2]),
-        torch.minimum(one[..., 2:], other[..., 2:]),
+        torch.maximum(first[..., :2], other[..., :2]),
+        torch.minimum(first[..., 2:], other[..., 2:]),
     )
     shared = (high - low).clamp(min=0).prod(-1)
-    union = _areas(one) + _areas(other) - shared
+    union = _areas(first) + _areas(other) - shared
     low, high = (
-        torch.minimum(one[..., :2], other[..., :2]),
-        torch.maximum(one[..., 2:], other[..., 2:]),
+        torch.minimum(first[..., :2], other[..., :2]),
+        torch.maximum(first[..., 2:], other[..., 2:]),
     )
     hull = (high - low).clamp(min=0).prod(-1)
     return shared / union - (hull - union) / hull
@@ -47,8 +47,8 @@ def fcos() -> Sample:
         hot = F.one_hot(classes, 4)[..., :3].double()
         focal = sigmoid_focal_loss(outputs["cls_logits"], hot, reduction="sum")
         sides = outputs["bbox_regression"]
-        found = torch.cat([places - sides[..., :2], places + sides[..., 2:]], -1)
-        giou = ((1 - _giou(found, boxes)) * positive).sum()
+        predicted = torch.cat([places - sides[..., :2], places + sides[..., 2:]], -1)
+        giou = ((1 - _giou(predicted, boxes)) * positive).sum()
         center = F.binary_cross_entropy_with_logits(
             outputs["bbox_ctrness"].squeeze(-1), positive * 0.7, reduction="none"
         )
@@ -120,8 +120,8 @@ def yolo() -> Sample:
         n = out.shape[0]
         out = out.view(n, 2, 8, 4, 4).permute(0, 1, 3, 4, 2)
         center, size = out[..., :2].sigmoid() * 2 - 0.5, (out[..., 2:4].sigmoid() * 2) ** 2
-        found = torch.cat([center - size / 2, center + size / 2], -1)
-        giou = _giou(found, boxes)
+        predicted = torch.cat([center - size / 2, center + size / 2], -1)
+        giou = _giou(predicted, boxes)
         objectness = present * giou.detach().clamp(0)
         total = F.binary_cross_entropy_with_logits(out[..., 4], objectness)
         total = total + ((1 - giou) * present).sum() / 8
@@ -152,8 +152,8 @@ def center_net() -> Sample:
         positive = (torch.log(p) * (1 - p).pow(2) * at).sum()
         negative = (torch.log(1 - p) * p.pow(2) * (1 - heat).pow(4) * (1 - at)).sum()
         flat = regression.flatten(2).transpose(1, 2)
-        found = flat.gather(1, places.unsqueeze(-1).expand(-1, -1, 2))
-        return -(positive + negative) / at.sum() + F.l1_loss(found, offsets)
+        predicted = flat.gather(1, places.unsqueeze(-1).expand(-1, -1, 2))
+        return -(positive + negative) / at.sum() + F.l1_loss(predicted, offsets)
 
     class Heads(nn.Module):
         def __init__(self):
@@ -193,11 +193,11 @@ class _UNet(nn.Module):
         return nn.Sequential(*layers[0], *layers[1])
 
     def forward(self, x):
-        one = self.down(x)
-        up = self.up(self.middle(F.max_pool2d(one, 2)))
-        rows, columns = one.shape[2] - up.shape[2], one.shape[3] - up.shape[3]
+        high = self.down(x)
+        up = self.up(self.middle(F.max_pool2d(high, 2)))
+        rows, columns = high.shape[2] - up.shape[2], high.shape[3] - up.shape[3]
         up = F.pad(up, [columns // 2, columns - columns // 2, rows // 2, rows - rows // 2])
-        return self.head(self.last(torch.cat([one, up], 1)))
+        return self.head(self.last(torch.cat([high, up], 1)))
 
 
 def _dice(logits, y):
@@ -273,7 +273,9 @@ def pyramid() -> Sample:
 
     module = FeaturePyramidNetwork([4, 6, 8], 6, LastLevelMaxPool())
     features = {"a": normal(2, 4, 9, 9), "b": normal(2, 6, 5, 5), "c": normal(2, 8, 3, 3)}
-    return sample(module, features, loss=lambda out: sum((each**2).mean() for each in out.values()))
+    return sample(
+        module, features, loss=lambda out: sum((output**2).mean() for output in out.values())
+    )
 
 
 def super_resolution() -> Sample:

@@ -94,7 +94,7 @@ class _Codebook(nn.Module):
             flat.pow(2).sum(1, keepdim=True) - 2 * flat @ self.codes.t() + self.codes.pow(2).sum(1)
         )
         places = distances.argmin(1)
-        found = F.embedding(places, self.codes).view(z.shape)
+        code = F.embedding(places, self.codes).view(z.shape)
         if self.training:
             with torch.no_grad():
                 hot = F.one_hot(places, 8).to(flat.dtype)
@@ -103,9 +103,9 @@ class _Codebook(nn.Module):
                 total = self.counts.sum()
                 smooth = (self.counts + 1e-5) / (total + 8e-5) * total
                 self.codes.copy_(self.sums / smooth.unsqueeze(1))
-        commitment = F.mse_loss(found.detach(), z)
-        found = z + (found - z).detach()
-        return F.mse_loss(self.decoder(found.permute(0, 3, 1, 2)), x) + 0.25 * commitment
+        commitment = F.mse_loss(code.detach(), z)
+        code = z + (code - z).detach()
+        return F.mse_loss(self.decoder(code.permute(0, 3, 1, 2)), x) + 0.25 * commitment
 
 
 def vq_vae() -> Sample:
@@ -143,12 +143,12 @@ def glow() -> Sample:
         lower = torch.tril(self.lower, -1) + torch.eye(4, dtype=x.dtype)
         upper = torch.triu(self.upper, 1) + torch.diag(self.diagonal.exp())
         x = F.conv2d(x, (lower @ upper)[:, :, None, None])
-        one, two = x.chunk(2, 1)
-        s, t = self.net(one).split(2, 1)
+        kept, changed = x.chunk(2, 1)
+        s, t = self.net(kept).split(2, 1)
         s = torch.sigmoid(s + 2.0)
-        two = (two + t) * s
+        changed = (changed + t) * s
         determinant = 16 * (self.scale.sum() + self.diagonal.sum()) + s.log().sum((1, 2, 3))
-        z = torch.cat([one, two], 1)
+        z = torch.cat([kept, changed], 1)
         return (0.5 * z.square().sum((1, 2, 3)) - determinant).mean()
 
     modules = {name: nn.Parameter(torch.randn(4, 4) * 0.1) for name in ("lower", "upper")}
@@ -242,9 +242,9 @@ def wgan() -> Sample:
     """Return a critic's loss with the slope between real and generated samples as penalty."""
 
     def loss(self, real, fake):
-        one, two = self.critic(real), self.critic(fake)
-        slope = (one - two).abs() / (real - fake).flatten(1).norm(dim=1)
-        return two.mean() - one.mean() + 10 * (slope - 1).clamp(min=0).square().mean()
+        of_real, of_fake = self.critic(real), self.critic(fake)
+        slope = (of_real - of_fake).abs() / (real - fake).flatten(1).norm(dim=1)
+        return of_fake.mean() - of_real.mean() + 10 * (slope - 1).clamp(min=0).square().mean()
 
     return sample(Lossy(loss, critic=_discriminator()), normal(4, 1, 8, 8), normal(4, 1, 8, 8))
 

@@ -154,7 +154,7 @@ def _encoder(out: int = 5) -> nn.Module:
 
 def triplet() -> Sample:
     def loss(self, anchor, positive, negative):
-        embedded = [self.encoder(each) for each in (anchor, positive, negative)]
+        embedded = [self.encoder(image) for image in (anchor, positive, negative)]
         total = F.triplet_margin_loss(*embedded, margin=0.7, swap=True)
         distance = nn.CosineSimilarity(-1)
         return total + F.triplet_margin_with_distance_loss(*embedded, distance_function=distance)
@@ -178,11 +178,11 @@ def hard_triplet() -> Sample:
 
 
 def contrastive() -> Sample:
-    def loss(self, one, two, same):
-        distance = F.pairwise_distance(self.encoder(one), self.encoder(two))
+    def loss(self, first, second, same):
+        distance = F.pairwise_distance(self.encoder(first), self.encoder(second))
         pairs = same * distance**2 + (1 - same) * F.relu(1.5 - distance) ** 2
         cosine = F.cosine_embedding_loss(
-            self.encoder(one), self.encoder(two), 2 * same - 1, margin=0.1
+            self.encoder(first), self.encoder(second), 2 * same - 1, margin=0.1
         )
         return pairs.mean() + cosine
 
@@ -206,9 +206,9 @@ def arc_face() -> Sample:
 
 
 def sim_clr() -> Sample:
-    def loss(self, one, two):
-        z = F.normalize(self.encoder(torch.cat([one, two])), dim=1)
-        n = one.shape[0]
+    def loss(self, first, second):
+        z = F.normalize(self.encoder(torch.cat([first, second])), dim=1)
+        n = first.shape[0]
         scores = (z @ z.t() / 0.2).fill_diagonal_(-math.inf)
         return F.cross_entropy(scores, (torch.arange(2 * n) + n) % (2 * n))
 
@@ -221,24 +221,24 @@ class _Byol(nn.Module):
     def __init__(self):
         super().__init__()
         self.online, self.predictor = _encoder(), nn.Linear(5, 5)
-        for i, each in enumerate(self.online.parameters()):
-            self.register_buffer(f"average{i}", each.detach().clone())
+        for i, param in enumerate(self.online.parameters()):
+            self.register_buffer(f"average{i}", param.detach().clone())
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, one, two):
+    def forward(self, first, second):
         names = [name for name, _ in self.online.named_parameters()]
         averages = [getattr(self, f"average{i}") for i in range(len(names))]
         with torch.no_grad():
             target = torch.func.functional_call(
-                self.online, dict(zip(names, averages, strict=True)), (two,)
+                self.online, dict(zip(names, averages, strict=True)), (second,)
             )
-        found = self.predictor(self.online(one))
+        predicted = self.predictor(self.online(first))
         if self.training:
             with torch.no_grad():
                 self.steps += 1
-                for average, each in zip(averages, self.online.parameters(), strict=True):
-                    average.lerp_(each, 0.1)
-        return 2 - 2 * F.cosine_similarity(found, target, dim=-1).mean()
+                for average, param in zip(averages, self.online.parameters(), strict=True):
+                    average.lerp_(param, 0.1)
+        return 2 - 2 * F.cosine_similarity(predicted, target, dim=-1).mean()
 
 
 def byol() -> Sample:
@@ -343,8 +343,8 @@ def siren() -> Sample:
         return F.mse_loss(self.last(torch.sin(30 * self.second(torch.sin(30 * self.first(x))))), y)
 
     modules = {"first": nn.Linear(2, 8), "second": nn.Linear(8, 8), "last": nn.Linear(8, 3)}
-    for each in modules.values():
-        nn.init.uniform_(each.weight, -0.02, 0.02)
+    for layer in modules.values():
+        nn.init.uniform_(layer.weight, -0.02, 0.02)
     return sample(Lossy(loss, **modules), unit(9, 2), unit(9, 3))
 
 
@@ -371,11 +371,11 @@ def neural_ode() -> Sample:
 
     def loss(self, x, y):
         for _ in range(2):
-            one = self.field(x)
-            two = self.field(x + 0.05 * one)
-            three = self.field(x + 0.05 * two)
-            four = self.field(x + 0.1 * three)
-            x = x + 0.1 / 6 * (one + 2 * two + 2 * three + four)
+            first = self.field(x)
+            second = self.field(x + 0.05 * first)
+            third = self.field(x + 0.05 * second)
+            fourth = self.field(x + 0.1 * third)
+            x = x + 0.1 / 6 * (first + 2 * second + 2 * third + fourth)
         return F.mse_loss(x, y)
 
     return sample(Lossy(loss, field=_encoder(4)), normal(5, 4), normal(5, 4))

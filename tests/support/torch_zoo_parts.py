@@ -42,9 +42,9 @@ class Sample:
 
 def sample(module: nn.Module, *args, loss=None, targets=(), **options) -> Sample:
     """Return a model in float64, without dropout, and its operands."""
-    for each in module.modules():
-        if isinstance(each, nn.modules.dropout._DropoutNd):
-            each.p = 0.0
+    for part in module.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.p = 0.0
     if isinstance(loss, nn.Module):
         loss = loss.double()
     return Sample(module.double(), args, loss, targets, options)
@@ -89,11 +89,11 @@ class Lossy(nn.Module):
     def __init__(self, function: Callable, **modules):
         super().__init__()
         self._function = function
-        for name, each in modules.items():
-            if isinstance(each, torch.Tensor) and not isinstance(each, nn.Parameter):
-                self.register_buffer(name, each)
+        for name, member in modules.items():
+            if isinstance(member, torch.Tensor) and not isinstance(member, nn.Parameter):
+                self.register_buffer(name, member)
             else:
-                setattr(self, name, each)
+                setattr(self, name, member)
 
     def forward(self, *args):
         return self._function(self, *args)

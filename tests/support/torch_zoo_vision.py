@@ -78,9 +78,9 @@ def densenet_checkpointed() -> Sample:
     from torchvision.models import DenseNet
 
     module = DenseNet(4, (3,), 8, 2, 0.0, 4, memory_efficient=True)
-    for each in module.modules():
-        if isinstance(each, nn.BatchNorm2d):
-            each.running_mean = each.running_var = each.num_batches_tracked = None
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean = part.running_var = part.num_batches_tracked = None
     return classifier(module)
 
 
@@ -171,12 +171,12 @@ class _Auxiliary(nn.Module):
 
 
 def inception() -> Sample:
-    found = classifier(_Auxiliary(), 24)
+    zoo_sample = classifier(_Auxiliary(), 24)
     cross_entropy = nn.functional.cross_entropy
-    found.loss = lambda outputs, y: (
+    zoo_sample.loss = lambda outputs, y: (
         cross_entropy(outputs[0], y) + 0.4 * cross_entropy(outputs[1], y)
     )
-    return found
+    return zoo_sample
 
 
 def mnasnet() -> Sample:
@@ -200,20 +200,20 @@ def video() -> Sample:
         BasicBlock(6, 6, Conv2Plus1D),
         BasicBlock(6, 6, Conv3DSimple),
     ]
-    found = classifier(
+    zoo_sample = classifier(
         nn.Sequential(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(6, 4))
     )
-    found.args = (torch.randn(2, 3, 3, 12, 12, dtype=torch.float64),)
-    found.targets = (found.targets[0][:2],)
-    return found
+    zoo_sample.args = (torch.randn(2, 3, 3, 12, 12, dtype=torch.float64),)
+    zoo_sample.targets = (zoo_sample.targets[0][:2],)
+    return zoo_sample
 
 
 def _timm(name: str, tolerance: float | None = None) -> Sample:
     import timm
 
-    found = classifier(timm.create_model(name, num_classes=4), batch=2)
-    found.options["tolerance"] = tolerance
-    return found
+    zoo_sample = classifier(timm.create_model(name, num_classes=4), batch=2)
+    zoo_sample.options["tolerance"] = tolerance
+    return zoo_sample
 
 
 TIMM = {

@@ -23,12 +23,12 @@ def train(programs, *arguments, code: int = 0) -> str:
 def write_data(path: Path, **arrays) -> None:
     from safetensors.numpy import save_file
 
-    save_file({name: np.ascontiguousarray(each) for name, each in arrays.items()}, path)
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
 
 
-def same_bits(one: Path, other: Path) -> dict:
+def same_bits(first_file: Path, other: Path) -> dict:
     """Assert that two files have the same tensors and counters; return the rest of the second."""
-    (a, first), (b, second) = _files.read(one), _files.read(other)
+    (a, first), (b, second) = _files.read(first_file), _files.read(other)
     assert set(a) == set(b)
     for name in a:
         assert a[name].dtype == b[name].dtype

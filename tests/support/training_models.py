@@ -76,10 +76,10 @@ def gradients(values, batch) -> tuple[float, dict[str, np.ndarray]]:
     return float(np.mean(difference**2)), {"w": x.T @ scaled, "b": np.sum(scaled)}
 
 
-def close(found, wanted, tolerance=1e-12):
+def close(actual, wanted, tolerance=1e-12):
     for name, value in wanted.items():
         np.testing.assert_allclose(
-            np.asarray(found[name].numpy(), "float64"), value, tolerance, tolerance, err_msg=name
+            np.asarray(actual[name].numpy(), "float64"), value, tolerance, tolerance, err_msg=name
         )
 
 

@@ -70,7 +70,7 @@ def reduce_twice(worker: Worker, seconds: float) -> dict:
     done = time.perf_counter() - begun
     operand.copyfrom(np.full(3, np.nan, "float32"))
     time.sleep(seconds)
-    values = [communicator.wait(each)[0].numpy().tolist() for each in started[::-1]]
+    values = [communicator.wait(request)[0].numpy().tolist() for request in started[::-1]]
     communicator.slowed = None
     return {
         "values": values,
@@ -90,8 +90,8 @@ def reduce_with_slow_network(worker: Worker, seconds: float) -> list[float]:
     communicator.slowed = lambda name, size: seconds
     before = communicator.seconds, communicator.waited
     started = [communicator.start_allreduce([operand], "sum") for _ in range(2)]
-    for each in started:
-        communicator.wait(each)
+    for request in started:
+        communicator.wait(request)
     communicator.slowed = None
     return [communicator.seconds - before[0], communicator.waited - before[1]]
 
@@ -114,4 +114,4 @@ def reduce_nothing(worker: Worker) -> list[int]:
         worker.communicator.start_allreduce([tvm.runtime.empty((0, 3), "float32")], "sum")
         for _ in range(2)
     ]
-    return [int(each) for each in worker.communicator.wait(started[0])[0].shape]
+    return [int(extent) for extent in worker.communicator.wait(started[0])[0].shape]

@@ -62,7 +62,7 @@ class Case:
     def contents(self) -> set[str | None]:
         """Return the contents of the files; None is one that is absent."""
         files = [self.path / name for name in NAMES]
-        return {each.read_text() if each.exists() else None for each in files}
+        return {file.read_text() if file.exists() else None for file in files}
 
     def add_others(self) -> None:
         self.path.joinpath("data").write_text("kept")
@@ -76,8 +76,8 @@ class Case:
             assert self.path.joinpath(name).read_text() == "kept"
 
     def remove_parts(self) -> None:
-        for each in self.path.parent.glob(".*.part"):
-            shutil.rmtree(each)
+        for part in self.path.parent.glob(".*.part"):
+            shutil.rmtree(part)
 
     def check_end(self) -> None:
         assert self.contents() == {"new"}
@@ -99,40 +99,40 @@ class Case:
         """A folder is the old or the new one."""
         self.write("old")
         self.add_others()
-        count, found = 0, []
+        count, states = 0, []
         while is_killed(count, lambda: self.write("new")):
             count += 1
-            found.append(self.contents())
+            states.append(self.contents())
             self.check_others()
-            if found[-1] == {"new"}:
+            if states[-1] == {"new"}:
                 self.write("old")
             self.remove_parts()
-        assert all(each in ({"old"}, {"new"}) for each in found)
-        assert {"old"} in found
-        assert {"new"} in found
+        assert all(state in ({"old"}, {"new"}) for state in states)
+        assert {"old"} in states
+        assert {"new"} in states
         self.check_others()
         self.check_end()
 
     def without_exchange(self) -> None:
         """A folder of old and new files has no manifest, which readers begin with."""
 
-        def unknown(one, other):
+        def unknown(first, other):
             raise OSError("Function not implemented")
 
         self.atomic._exchange = unknown
         self.write("old")
         self.add_others()
-        count, found = 0, []
+        count, states = 0, []
         while is_killed(count, lambda: self.write("new")):
             count += 1
-            found.append(self.contents())
+            states.append(self.contents())
             self.check_others()
-            is_whole = found[-1] in ({"old"}, {"new"})
+            is_whole = states[-1] in ({"old"}, {"new"})
             assert is_whole or not self.path.joinpath("manifest").exists()
-            if found[-1] != {"old"}:
+            if states[-1] != {"old"}:
                 self.write("old")
             self.remove_parts()
-        assert {"old", "new", None} in found
+        assert {"old", "new", None} in states
         self.check_others()
         self.check_end()
 
@@ -140,13 +140,13 @@ class Case:
         """A file is the old or the new one."""
         path = self.path.parent
         path.write_text("old")
-        count, found = 0, []
+        count, texts = 0, []
         while is_killed(count, lambda: self.atomic.write_file(path, [b"ne", b"w"])):
             count += 1
-            found.append(path.read_text())
+            texts.append(path.read_text())
             self.atomic.write_file(path, [b"old"])
             assert os.listdir(path.parent) == [path.name]
-        assert set(found) == {"old", "new"}
+        assert set(texts) == {"old", "new"}
         assert path.read_text() == "new"
 
 

@@ -25,7 +25,7 @@ def write_folder(path: Path, content: str) -> None:
 def contents(folder: Path) -> set[str | None]:
     """Return the contents of the files; None is one that is absent."""
     files = [folder / name for name in NAMES]
-    return {each.read_text() if each.exists() else None for each in files}
+    return {file.read_text() if file.exists() else None for file in files}
 
 
 def prepare(folder: Path) -> None:

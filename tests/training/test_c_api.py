@@ -56,17 +56,17 @@ def exported(tmp_path_factory):
         outputs=True,
     )
     folder = tmp_path_factory.mktemp("exported")
-    values = {name: np.float32(each) for name, each in {**START, "mean": np.zeros(3)}.items()}
+    values = {name: np.float32(value) for name, value in {**START, "mean": np.zeros(3)}.items()}
     step.export(folder / "model", values=values)
     loader = batches(4, "float32")
-    x, y = (np.concatenate(each) for each in zip(*loader, strict=True))
+    x, y = (np.concatenate(arrays) for arrays in zip(*loader, strict=True))
     save_file({"x": x, "y": y}, folder / "data")
     return step, values, folder, loader
 
 
-def same_bits(one: Path, other: Path) -> None:
+def same_bits(first_file: Path, other: Path) -> None:
     """Assert that two files have the same tensors and counters."""
-    (first, of_first), (second, of_second) = _files.read(one), _files.read(other)
+    (first, of_first), (second, of_second) = _files.read(first_file), _files.read(other)
     assert first.keys() == second.keys()
     for name, values in first.items():
         assert values.dtype == second[name].dtype
@@ -89,8 +89,8 @@ def test_calls(programs, exported, tmp_path):
     results = [trainer.step(*batch, lr=0.25) for batch in loader]
     trainer.save(tmp_path / "python")
     same_bits(tmp_path / "python", tmp_path / "c")
-    losses = [float(each) for each in re.findall(r"^loss (\S+)$", printed, re.MULTILINE)]
-    assert losses == [each.loss for each in results]
+    losses = [float(number) for number in re.findall(r"^loss (\S+)$", printed, re.MULTILINE)]
+    assert losses == [result.loss for result in results]
     metrics = dict(re.findall(r"^metric (\S+) (\S+)$", printed, re.MULTILINE))
     assert {name: float(text) for name, text in metrics.items()} == results[-1].metrics
     ((_, dtype, size, first),) = re.findall(r"^output (\S+) (\S+) (\S+) (\S+)$", printed, re.M)
@@ -208,7 +208,7 @@ def test_predictions_and_symbolic_extents(programs, tmp_path):
     rng = np.random.default_rng(0)
     data = {"input": rng.integers(7, size=(11, 3)), "target": rng.integers(5, size=11)}
     save_file(data, tmp_path / "data")
-    loader = [[each[i : i + 4] for each in data.values()] for i in (0, 4)]
+    loader = [[array[i : i + 4] for array in data.values()] for i in (0, 4)]
     trainer.fit(loader, 1, schedule=lambda update: 0.05, progress=False)
     trainer.save(tmp_path / "python")
     program = [programs / "train_c", tmp_path / "model"]

@@ -68,16 +68,16 @@ def test_errors_are_where_those_of_torch_are(language):
         place = tuple(map(int, (rng.integers(extent) for extent in batch[name].shape)))
         value = int(rng.choice([*WRONG[name], *([-100] if name == "target" else [])]))
         batch[name][place] = value
-        given = {k: torch.from_numpy(v) for k, v in batch.items()}
+        tensors = {k: torch.from_numpy(v) for k, v in batch.items()}
         try:
-            wanted = loss(net(given["ids"], given["kinds"]), given["target"]).item()
+            wanted = loss(net(tensors["ids"], tensors["kinds"]), tensors["target"]).item()
         except IndexError:
             raised += 1
             where = re.escape(f"{name}[{', '.join(map(str, place))}] is {value}, but it selects")
             with pytest.raises(IndexError, match=where):
                 trainer.step(**batch)
             with pytest.raises(IndexError, match=r"check_inputs=False leaves such values"):
-                trainer.step(*given.values())
+                trainer.step(*tensors.values())
         else:
             assert trainer.step(**batch, lr=0.0).loss == pytest.approx(wanted, rel=1e-5)
     assert 20 < raised < 60
@@ -158,9 +158,9 @@ def test_operators_of_torch_compute_nan():
     forward = relax.VirtualMachine(built, tvm.cpu())["forward"]
     for value in (0, 3, -1, -4, 4, -5, -8, 11, -12, 12, -13):
         i = torch.tensor([2, value])
-        found = forward(tvm.runtime.from_dlpack(x), tvm.runtime.from_dlpack(i))
-        for at, each in enumerate(found):
-            kept = each.numpy()
+        results = forward(tvm.runtime.from_dlpack(x), tvm.runtime.from_dlpack(i))
+        for at, result in enumerate(results):
+            kept = result.numpy()
             try:
                 wanted = CALLS[at](torch, x, i).numpy()
             except (IndexError, RuntimeError):
@@ -198,8 +198,8 @@ def test_ranges_are_those_of_torch():
     imported = from_module(Net(), (x, *(torch.tensor([0, 1]) for _ in WRITES)))
     _, *names = imported.inputs
     ranges = index_ranges(imported.module, "forward", names)
-    assert sorted(each.input for each in ranges) == sorted(names)
-    by_name = {each.input: each for each in ranges}
+    assert sorted(entry.input for entry in ranges) == sorted(names)
+    by_name = {entry.input: entry for entry in ranges}
     for call, name in zip(WRITES, names, strict=True):
         for value in (0, 3, 4, 11, 12, -1, -4, -5, -12, -13):
             i = torch.tensor([2, value])

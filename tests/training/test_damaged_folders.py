@@ -63,7 +63,7 @@ def exported(tmp_path_factory) -> Path:
     module = module_of("float32", seed=True, states=True)
     step = train_step(module, Adam(0.05), wrt=["w", "b"], states=["mean"], accumulate=2, ema=0.9)
     folder = tmp_path_factory.mktemp("exported") / "model"
-    values = {name: np.float32(each) for name, each in {**START, "mean": np.zeros(3)}.items()}
+    values = {name: np.float32(value) for name, value in {**START, "mean": np.zeros(3)}.items()}
     step.export(folder, values=values)
     return folder
 
@@ -79,17 +79,17 @@ class Cases:
         """Add a folder with other bytes in the files of these stems."""
         folder = self._folder / str(len(self.folders))
         folder.mkdir()
-        for each in self._exported.iterdir():
-            if each.stem in files:
-                (folder / each.name).write_bytes(files[each.stem])
+        for file in self._exported.iterdir():
+            if file.stem in files:
+                (folder / file.name).write_bytes(files[file.stem])
             else:
-                os.link(each, folder / each.name)
+                os.link(file, folder / file.name)
         self.folders.append(folder)
 
     def run(self, program: Path) -> list[str]:
         """Return the outcome of each folder."""
         names = self._folder / "names"
-        names.write_text("".join(f"{each}\n" for each in self.folders))
+        names.write_text("".join(f"{folder}\n" for folder in self.folders))
         options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
         done = subprocess.run(
             [str(program), str(names)],
@@ -107,8 +107,8 @@ class Cases:
 
     def refuse(self, program: Path, wanted: list[tuple]) -> None:
         """Assert that each outcome matches a pattern, the first of each tuple."""
-        found = zip(wanted, self.run(program), strict=True)
-        assert [each for each in found if not re.match(each[0][0], each[1])] == []
+        pairs = zip(wanted, self.run(program), strict=True)
+        assert [pair for pair in pairs if not re.match(pair[0][0], pair[1])] == []
 
 
 @pytest.fixture
@@ -175,9 +175,9 @@ def mutated(value: object, rng: random.Random) -> object:
         items = (
             at.items() if isinstance(at, dict) else enumerate(at) if isinstance(at, list) else ()
         )
-        for key, each in items:
+        for key, child in items:
             places.append((at, key))
-            walk(each)
+            walk(child)
 
     walk(value)
     at, key = rng.choice(places)
@@ -264,8 +264,8 @@ def test_files_of_another_kind(program, exported, cases):
 def test_flipped_bits(program, exported, cases):
     """One flipped bit anywhere in a file is an error that names the file."""
     rng = random.Random(36)
-    files = {each.stem: each.read_bytes() for each in exported.iterdir()}
-    names = {each.stem: each.name for each in exported.iterdir()}
+    files = {file.stem: file.read_bytes() for file in exported.iterdir()}
+    names = {file.stem: file.name for file in exported.iterdir()}
     assert sorted(names.values()) == ["manifest.json", "state.safetensors", "step.so"]
     wanted = []
     for stem, data in files.items():
@@ -295,10 +295,10 @@ def test_older_folders(program, exported, cases):
 def edited(tree: dict, place: str, value: object) -> dict:
     """Return a copy of a tree of JSON with another value; ``...`` removes the key."""
     tree = copy.deepcopy(tree)
-    at, *rest = [int(each) if each.isdigit() else each for each in place.split(".")][::-1]
+    at, *rest = [int(part) if part.isdigit() else part for part in place.split(".")][::-1]
     parent = tree
-    for each in reversed(rest):
-        parent = parent[each]
+    for part in reversed(rest):
+        parent = parent[part]
     if value is ...:
         del parent[at]
     else:
@@ -310,19 +310,21 @@ def refusals_of_manifests() -> list[tuple[str, object, str]]:
     """Return places in a manifest with values that do not fit, and what the error says."""
     wrong = [0, -1, 2**31, 2**63 - 1, 2.0, Raw("9" * 30), Raw("1e3")]
     integer = "damaged: accumulate must be an integer from 1 to 2147483647, but it is"
-    found = [("accumulate", each, integer) for each in wrong]
-    found += [("accumulate", Raw("NaN"), "damaged: accumulate must be a value, .* there is NaN")]
+    edits = [("accumulate", value, integer) for value in wrong]
+    edits += [("accumulate", Raw("NaN"), "damaged: accumulate must be a value, .* there is NaN")]
     wrong = ["2", True, None, []]
-    found += [("accumulate", each, "damaged: accumulate must be a number") for each in wrong]
-    found += [("version", each, "damaged: version must be an? ") for each in (-1, 2.0, "1", True)]
-    found += [("version", 3, "has version 3 of the format, but this program reads version")]
-    found += [("format", "other", "is of another format: other")]
+    edits += [("accumulate", value, "damaged: accumulate must be a number") for value in wrong]
+    edits += [("version", value, "damaged: version must be an? ") for value in (-1, 2.0, "1", True)]
+    edits += [("version", 3, "has version 3 of the format, but this program reads version")]
+    edits += [("format", "other", "is of another format: other")]
     for group in ("params", "frozen", "states", "optimizer_state"):
-        found += [(group, each, f"damaged: {group} must be a list") for each in (None, {}, "x", 1)]
-        found += [(group, ..., f"damaged: has no {group}")]
+        edits += [
+            (group, value, f"damaged: {group} must be a list") for value in (None, {}, "x", 1)
+        ]
+        edits += [(group, ..., f"damaged: has no {group}")]
     for extent in (-1, 2**64, 1.5, None, []):
-        found += [("params.0.shape.0", extent, r"damaged: params.0.shape.0 must be a")]
-    found += [
+        edits += [("params.0.shape.0", extent, r"damaged: params.0.shape.0 must be a")]
+    edits += [
         ("params.0.shape.0", "batch", "only inputs have symbolic extents"),
         ("optimizer_state.0.shape", ["n"], "only inputs have symbolic extents"),
         ("params.0.shape.0", 2**62, "larger than any memory: w"),
@@ -363,13 +365,13 @@ def refusals_of_manifests() -> list[tuple[str, object, str]]:
         ("target", Raw("01"), "target must be a number, without leading zeros"),
         ("target", Raw('"\\ud800"'), "target has half a surrogate pair"),
     ]
-    found += [
+    edits += [
         ("crc32", ..., "manifest.json is damaged: it has no checksum of its own"),
         ("library_crc32", ..., "manifest.json is damaged: it has no checksum of step.so"),
         ("library_crc32", "0123abcd", "step.so is damaged: its checksum is .* with 0123abcd"),
         ("library_crc32", 1, "library_crc32 must be text"),
     ]
-    return found
+    return edits
 
 
 def test_refused_manifests(program, exported, cases):
@@ -402,7 +404,7 @@ def test_refused_states(program, exported, cases):
             wanted.append((f"counters.{name}", value, message))
         wanted.append((f"counters.{name}", ..., f"damaged: counters has no {name}"))
     for name in ("history", "more", "counters"):
-        wanted += [(name, each, f"damaged: {name} must be an object") for each in ([], None, 1)]
+        wanted += [(name, value, f"damaged: {name} must be an object") for value in ([], None, 1)]
         wanted.append((name, ..., f"damaged: has no {name}"))
     wanted.append(("counters.skipped", 1, "the counter skipped is 1, but steps is 0"))
     wanted.append(("version", 7, "has version 7 of the format, but this program reads version"))
@@ -446,8 +448,8 @@ def test_refused_libraries(program, exported, cases):
         (changed(16, 1), "step.so is damaged: it is no shared library of ELF"),
         (changed(0, 0), "step.so is damaged: it is no shared library of ELF"),
     ]
-    for each, _ in wanted:
-        cases.add(step=each)
+    for library, _ in wanted:
+        cases.add(step=library)
     cases.refuse(program, [(f"error: .*{message}",) for _, message in wanted])
 
 
@@ -478,11 +480,11 @@ def test_readers_under_libfuzzer(exported, tmp_path):
     program = tmp_path / "fuzzer"
     command = ["clang++", "-std=c++17", "-O1", "-fsanitize=fuzzer,address,undefined"]
     command += ["-fno-sanitize=vptr", "-fno-sanitize-recover=all", f"-I{runtime}"]
-    command += [f"-I{each}" for each in libinfo.include_paths()]
+    command += [f"-I{folder}" for folder in libinfo.include_paths()]
     command += [SOURCE.with_name("trainer_fuzzer.cc"), *sources, "-o", program]
     command += [library, f"-Wl,-rpath,{library.parent}"]
-    for each in (command, [program, "-seed=35", "-runs=20000", "-timeout=10", seeds]):
+    for words in (command, [program, "-seed=35", "-runs=20000", "-timeout=10", seeds]):
         done = subprocess.run(
-            list(map(str, each)), capture_output=True, text=True, check=False, cwd=tmp_path
+            list(map(str, words)), capture_output=True, text=True, check=False, cwd=tmp_path
         )
         assert done.returncode == 0, done.stderr[-3000:]

@@ -25,15 +25,15 @@ def made(optimizer, dtype="float32", **settings):
     )
     if dtype == "bfloat16":
         dtype = pytest.importorskip("ml_dtypes").bfloat16
-    values = {name: each.astype(dtype) for name, each in START.items()}
+    values = {name: array.astype(dtype) for name, array in START.items()}
     return step, {**values, "mean": np.zeros(3, dtype)}
 
 
 def places(trainer):
     return {
-        f"{group}/{name}": np.from_dlpack(each).__array_interface__["data"][0]
+        f"{group}/{name}": np.from_dlpack(tensor).__array_interface__["data"][0]
         for group in GROUPS
-        for name, each in trainer._group(group).items()
+        for name, tensor in trainer._group(group).items()
     }
 
 
@@ -53,17 +53,17 @@ def test_same_results_in_the_same_memory(optimizer, settings):
     before = places(trainer)
     built = tvm.compile(step.module, host(), relax_pipeline="relax_grad")
     machine = relax.VirtualMachine(built, tvm.cpu())
-    params, frozen, states, slots = (list(each.values()) for each in step.initial(values))
-    scalars = [tvm.runtime.tensor(np.array(each)) for each in step.hyperparameters.values()]
+    params, frozen, states, slots = (list(tensors.values()) for tensors in step.initial(values))
+    scalars = [tvm.runtime.tensor(np.array(number)) for number in step.hyperparameters.values()]
     for i, batch in enumerate(batches(5, "float32")):
         function = machine["step" if (i + 1) % step.accumulate == 0 else "accumulate"]
-        given = [*map(tvm.runtime.tensor, batch), *scalars, tvm.runtime.tensor(np.array(i))]
-        loss, _, _, params, states, slots = function(*given, params, frozen, states, slots)
+        inputs = [*map(tvm.runtime.tensor, batch), *scalars, tvm.runtime.tensor(np.array(i))]
+        loss, _, _, params, states, slots = function(*inputs, params, frozen, states, slots)
         assert trainer.step(*batch).loss == float(loss.numpy())
     for group, wanted in zip(GROUPS, (params, states, slots), strict=True):
-        for (name, found), value in zip(trainer._group(group).items(), wanted, strict=True):
-            np.testing.assert_array_equal(found.numpy(), value.numpy(), name)
-    moved = {name for name, each in places(trainer).items() if each != before[name]}
+        for (name, tensor), value in zip(trainer._group(group).items(), wanted, strict=True):
+            np.testing.assert_array_equal(tensor.numpy(), value.numpy(), name)
+    moved = {name for name, place in places(trainer).items() if place != before[name]}
     # Gradients that were summed become 0 by a copy of a constant, which the next step may
     # overwrite.
     assert {name for name in moved if not name.startswith("optimizer_state/gradient/")} <= {
@@ -90,11 +90,13 @@ def test_a_step_that_raises_changes_nothing(settings, dtype):
     trainer = Trainer(step, values=values)
     for x, y in batches(7, values["w"].dtype):
         before = {group: trainer._group(group) for group in GROUPS}
-        copies = {group: {k: v.numpy() for k, v in each.items()} for group, each in before.items()}
+        copies = {
+            group: {k: v.numpy() for k, v in tensors.items()} for group, tensors in before.items()
+        }
         with pytest.raises(FloatingPointError):
             trainer.step(np.full_like(x, np.nan), y)
-        for group, each in copies.items():
-            for name, value in each.items():
+        for group, arrays in copies.items():
+            for name, value in arrays.items():
                 np.testing.assert_array_equal(trainer._group(group)[name].numpy(), value, name)
         assert np.isfinite(trainer.step(x, y).loss)
     assert (trainer.steps, trainer.skipped) == (7, 0)

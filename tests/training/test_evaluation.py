@@ -18,8 +18,8 @@ def test_evaluation_of_a_module():
     averages = {name: trainer.optimizer_state[f"ema/{name}"].numpy() for name in START}
     for values, ema in ((trainer.params, False), (averages, True)):
         values = {
-            name: np.asarray(getattr(each, "numpy", lambda each=each: each)())
-            for name, each in values.items()
+            name: np.asarray(getattr(value, "numpy", lambda tensor=value: tensor)())
+            for name, value in values.items()
         }
         wanted = np.mean([gradients(values, batch)[0] for batch in some])
         loader = [dict(zip("xy", batch, strict=True)) for batch in some]
@@ -41,11 +41,11 @@ def test_evaluation_of_a_torch_module():
     imported = from_module(network, (x,), loss=loss, targets=(y,), dynamic_shapes=both)
     trainer = Trainer(train_step(imported, SGD()))
     loader = [(x[:4], y[:4]), (x[4:], y[4:])]
-    found = trainer.evaluate(
+    value = trainer.evaluate(
         loader, {"error": lambda output, target: np.mean((output - target) ** 2)}
     )
     wanted = loss(network.eval()(x), y).item()
-    assert found == {"error": pytest.approx(wanted, 1e-6)}
+    assert value == {"error": pytest.approx(wanted, 1e-6)}
     for call, error, message in (
         (lambda: trainer.evaluate(loader), ValueError, "metrics must be given: the loss of a"),
         (lambda: trainer.evaluate([], {"a": np.mean}), ValueError, "the loader gave no example"),

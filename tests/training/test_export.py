@@ -52,10 +52,10 @@ def exported(tmp_path_factory):
     )
     folder = tmp_path_factory.mktemp("exported")
     values = {**START, "mean": np.zeros(3)}
-    values = {name: each.astype("float32") for name, each in values.items()}
+    values = {name: array.astype("float32") for name, array in values.items()}
     step.export(folder, values=values)
     loader = batches(5, "float32")
-    x, y = (np.concatenate(each) for each in zip(*loader, strict=True))
+    x, y = (np.concatenate(arrays) for arrays in zip(*loader, strict=True))
     write_data(folder / "data.safetensors", x=x, y=y)
     return step, values, folder, loader
 
@@ -91,15 +91,15 @@ def test_steps_that_are_not_finite(programs, exported, tmp_path, on_nan):
     """Batches with a NaN at each place of an accumulated gradient leave the same bits as in
     Python."""
     step, values, folder, loader = exported
-    given = [loader[i] for i in (0, 1, 2, 3, 4, 0, 1, 2)]
+    data = [loader[i] for i in (0, 1, 2, 3, 4, 0, 1, 2)]
     for i in (0, 3, 6):
-        x, y = given[i]
-        given[i] = (np.where(np.arange(x.size).reshape(x.shape) == 7, np.nan, x), y)
-    given = [tuple(each.astype("float32") for each in batch) for batch in given]
-    x, y = (np.concatenate(each) for each in zip(*given, strict=True))
+        x, y = data[i]
+        data[i] = (np.where(np.arange(x.size).reshape(x.shape) == 7, np.nan, x), y)
+    data = [tuple(array.astype("float32") for array in batch) for batch in data]
+    x, y = (np.concatenate(arrays) for arrays in zip(*data, strict=True))
     write_data(tmp_path / "data", x=x, y=y)
     trainer = Trainer(step, values=values, on_nan=on_nan)
-    for i, batch in enumerate(given):
+    for i, batch in enumerate(data):
         if on_nan == "raise" and i in (0, 3, 6):
             with pytest.raises(FloatingPointError, match="the loss is nan"):
                 trainer.step(*batch)
@@ -293,7 +293,7 @@ def test_other_architectures(tmp_path):
     here, there = platform.machine(), "aarch64"
     there = "x86_64" if here in ("aarch64", "arm64") else there
     target = {"kind": "llvm", "mtriple": f"{there}-linux-gnu"}
-    values = {name: each.astype("float32") for name, each in START.items()}
+    values = {name: array.astype("float32") for name, array in START.items()}
     with pytest.raises(ValueError, match=f"architecture, .*, but it is {there}; TrainStep.export"):
         Trainer(step, target=target, values=values)
     mac = {"kind": "llvm", "mtriple": "arm64-apple-macos"}
@@ -351,7 +351,7 @@ def test_versions_are_in_order(levels):
     for level in LEVELS:
         called = set(re.findall(r"x86_64_(v\d)_", module["as_text"]()))
         assert called == {level}
-        following = [each for each in module.imports if each.kind == "relax.VMExecutable"]
+        following = [part for part in module.imports if part.kind == "relax.VMExecutable"]
         module = following[0] if following else None
     assert module is None
 
@@ -364,7 +364,7 @@ def test_every_level(programs, levels, tmp_path):
     options = [data, "--epochs", 3, "--batch", 6, "--save"]
     target = tvm.target.Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
     features = {"v2": "sse4.2", "v3": "avx2", "v4": "avx512vl"}
-    here = [each for each in LEVELS if codegen.target_has_features(features[each], target)]
+    here = [level for level in LEVELS if codegen.target_has_features(features[level], target)]
     for level in here:
         chosen = ["--level", names_of(level)]
         printed = train(programs, levels / "all", *options, tmp_path / "all", *chosen)
@@ -438,10 +438,10 @@ def test_targets_that_do_not_fit(exported, tmp_path):
 
 def test_lowest_level_is_linked_first(monkeypatch, tmp_path):
     """The linker takes the first definition of functions that all versions have."""
-    given = {"imports": b"data", "b": b"__tvm_ffi_x86_64_v4_add", "a": b"__tvm_ffi_x86_64_v3_add"}
-    for name, data in given.items():
+    files = {"imports": b"data", "b": b"__tvm_ffi_x86_64_v4_add", "a": b"__tvm_ffi_x86_64_v3_add"}
+    for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     linked = []
     monkeypatch.setattr(_export.cc, "create_shared", lambda output, objects: linked.extend(objects))
-    _export._link(["x86_64_v3_", "x86_64_v4_"], "step.so", [str(tmp_path / name) for name in given])
-    assert [Path(each).name for each in linked] == ["a", "b", "imports"]
+    _export._link(["x86_64_v3_", "x86_64_v4_"], "step.so", [str(tmp_path / name) for name in files])
+    assert [Path(path).name for path in linked] == ["a", "b", "imports"]

@@ -46,10 +46,10 @@ def test_indices_out_of_range(programs, tmp_path):
     rng = np.random.default_rng(0)
     wrong = {1: ("input", (1, 2), 7), 2: ("input", (0, 1), -1), 4: ("target", (1, 1), -5)}
     wrong |= {5: ("target", (1, 0), 99), 6: ("target", (0, 2), -100), 7: ("target", (0, 2), -101)}
-    given = {"input": rng.integers(7, size=(18, 3)), "target": rng.integers(5, size=(18, 3))}
+    data = {"input": rng.integers(7, size=(18, 3)), "target": rng.integers(5, size=(18, 3))}
     errors = ""
     for i in range(9):
-        batch = {name: each[2 * i : 2 * i + 2] for name, each in given.items()}
+        batch = {name: array[2 * i : 2 * i + 2] for name, array in data.items()}
         if i in wrong:
             name, place, value = wrong[i]
             batch[name][place] = value
@@ -61,7 +61,7 @@ def test_indices_out_of_range(programs, tmp_path):
         with pytest.raises(IndexError) as raised:
             trainer.step(**batch)
         errors += f"batch {i}: {raised.value}\n"
-    write_data(tmp_path / "data", **given)
+    write_data(tmp_path / "data", **data)
     trainer.save(tmp_path / "python")
     program = [programs / "batches", tmp_path / "folder", tmp_path / "data", 2, tmp_path / "cpp"]
     printed = run([*program, "raise"])
@@ -118,8 +118,8 @@ def test_digits_from_torch(programs, tmp_path):
     wanted = trainer.predict(images[:count]).numpy()
     np.testing.assert_array_equal(outputs.pop("output0"), wanted)
     assert not outputs
-    found = trainer.predict(images[count:]).numpy().argmax(1)
-    assert np.mean(found == labels[count:]) > 0.8
+    classes = trainer.predict(images[count:]).numpy().argmax(1)
+    assert np.mean(classes == labels[count:]) > 0.8
 
 
 def test_code_of_the_page_compiles(programs, tmp_path):
@@ -133,4 +133,4 @@ def test_code_of_the_page_compiles(programs, tmp_path):
     from tvm_ffi import libinfo
 
     folders = [relax_grad.runtime.folder(), *libinfo.include_paths()]
-    run(["g++", "-std=c++17", "-fsyntax-only", *(f"-I{each}" for each in folders), program])
+    run(["g++", "-std=c++17", "-fsyntax-only", *(f"-I{folder}" for folder in folders), program])

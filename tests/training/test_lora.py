@@ -18,17 +18,17 @@ LINEAR = ["query.weight", "out.weight"]
 
 
 def arrays(tensors):
-    return {name: each.numpy() for name, each in tensors.items()}
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def tensors(values):
-    return {name: tvm.runtime.tensor(np.ascontiguousarray(each)) for name, each in values.items()}
+    return {name: tvm.runtime.tensor(np.ascontiguousarray(value)) for name, value in values.items()}
 
 
-def close(found, wanted, tolerance=1e-5):
-    assert set(found) == set(wanted)
+def close(actual, wanted, tolerance=1e-5):
+    assert set(actual) == set(wanted)
     for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, tolerance, tolerance, err_msg=name)
+        np.testing.assert_allclose(actual[name], value, tolerance, tolerance, err_msg=name)
 
 
 def perceptron():
@@ -53,17 +53,17 @@ def test_gradients_of_the_adapters_of_a_module():
     module, values = perceptron()
     adapted = lora(module, 2, ["w", "v"], alpha=3.0, values=values)
     rng = np.random.default_rng(1)
-    start = {name: rng.normal(size=tuple(each.shape)) for name, each in adapted.params.items()}
+    start = {name: rng.normal(size=tuple(param.shape)) for name, param in adapted.params.items()}
     x = rng.normal(size=(4, 6))
     trainer = Trainer(train_step(adapted, SGD(0.01)), values=start)
-    found = trainer.step(x)
+    result = trainer.step(x)
 
     def forward(p):
         w = values["w"] + 1.5 * (p["w.lora_B"] @ p["w.lora_A"]).T
         v = values["v"] + 1.5 * p["v.lora_B"] @ p["v.lora_A"]
         return float(np.sum((np.tanh(x @ w + values["b"]) @ v.T) ** 2))
 
-    np.testing.assert_allclose(found.loss, forward(start))
+    np.testing.assert_allclose(result.loss, forward(start))
     for name, value in start.items():
         slope = (value - trainer.params[name].numpy()) / 0.01
         direction = rng.normal(size=value.shape)
@@ -135,11 +135,11 @@ def test_adapters_as_those_of_peft(network, torch, tmp_path):
     model = peft.get_peft_model(copy.deepcopy(network), config).double()
     prefix = "base_model.model."
     theirs = {}
-    for name, each in model.named_parameters():
-        if each.requires_grad:
+    for name, param in model.named_parameters():
+        if param.requires_grad:
             layer, _, rest = name.removeprefix(prefix).partition(".lora_")
             kind = "A" if "A" in rest else "B"
-            theirs[f"{layer}.lora_{kind}"] = each
+            theirs[f"{layer}.lora_{kind}"] = param
     assert set(theirs) == set(adapted.params)
     start = {name: theirs[name].detach().clone() for name in adapted.params}
     trainer = Trainer(train_step(adapted, SGD(0.1)), values=start)
@@ -150,7 +150,7 @@ def test_adapters_as_those_of_peft(network, torch, tmp_path):
         value.backward()
         optimizer.step()
         np.testing.assert_allclose(trainer.step(places, wanted).loss, value.item(), rtol=1e-9)
-    trained = {name: each.detach().numpy() for name, each in theirs.items()}
+    trained = {name: param.detach().numpy() for name, param in theirs.items()}
     close(arrays(trainer.params), trained, 1e-9)
     outputs = model.eval()(places).detach().numpy()
     np.testing.assert_allclose(trainer.predict(places).numpy(), outputs, rtol=1e-8, atol=1e-10)
@@ -164,7 +164,7 @@ def test_predictions_are_those_of_merged_weights(network, torch, tmp_path):
     targets = ["table.weight", "query.weight", "conv.weight", "out.weight"]
     adapted = lora(imported, 2, targets, alpha=3)
     rng = np.random.default_rng(4)
-    start = {name: rng.normal(size=tuple(each.shape)) for name, each in adapted.params.items()}
+    start = {name: rng.normal(size=tuple(param.shape)) for name, param in adapted.params.items()}
     trainer = Trainer(train_step(adapted, SGD(0.1)), values=start)
     trainer.step(places)
     other = copy.deepcopy(network)
@@ -175,7 +175,7 @@ def test_predictions_are_those_of_merged_weights(network, torch, tmp_path):
 
     path = tmp_path / "adapters"
     adapted.save(path, trainer.params)
-    assert path.stat().st_size < 2048 + 8 * sum(each.size for each in start.values())
+    assert path.stat().st_size < 2048 + 8 * sum(array.size for array in start.values())
     loaded = adapted.load(path)
     close(arrays(loaded.params), arrays(trainer.params), 0)
     again = Trainer(train_step(loaded, SGD(0.1)))
@@ -216,13 +216,13 @@ def test_an_onnx_model():
         [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (4, 3))],
         [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (4, 2))],
         [
-            onnx.numpy_helper.from_array(each.astype("float32"), name)
-            for name, each in weights.items()
+            onnx.numpy_helper.from_array(weight.astype("float32"), name)
+            for name, weight in weights.items()
         ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     adapted = lora(from_model(model), 2, ["fc.weight", "last"])
-    assert {each.kind for each in adapted.adapters} == {"linear", "transposed"}
+    assert {adapter.kind for adapter in adapted.adapters} == {"linear", "transposed"}
     step = train_step(adapted, AdamW(0.1), loss=lambda bb, y: op.mean(op.multiply(y, y)))
     trainer = Trainer(step)
     x = rng.normal(size=(4, 3)).astype("float32")
@@ -257,9 +257,9 @@ def test_an_onnx_model():
 )
 def test_arguments(change, error, message):
     module, values = perceptron()
-    given = {"model": module, "rank": 2, "targets": "w", "values": values, **change}
+    arguments = {"model": module, "rank": 2, "targets": "w", "values": values, **change}
     with pytest.raises(error, match=message):
-        lora(given.pop("model"), given.pop("rank"), given.pop("targets"), **given)
+        lora(arguments.pop("model"), arguments.pop("rank"), arguments.pop("targets"), **arguments)
 
 
 def test_adapters_of_adapters_are_refused(network, torch):

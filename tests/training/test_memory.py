@@ -109,5 +109,5 @@ def test_the_memory_of_attention_grows_with_the_length(rate):
     peaks = [memory_of(attention_step(length, rate)).peak for length in (512, 1024, 2048)]
     scores = 2 * 4 * 512 * 512 * 4
     assert peaks[0] < scores
-    for one, other in itertools.pairwise(peaks):
-        assert 1.5 < other / one < 2.1, peaks
+    for shorter, other in itertools.pairwise(peaks):
+        assert 1.5 < other / shorter < 2.1, peaks

@@ -92,9 +92,9 @@ def compiled(request):
 
 def bits(trainer) -> dict[str, bytes]:
     return {
-        f"{group}/{name}": each.numpy().tobytes()
+        f"{group}/{name}": tensor.numpy().tobytes()
         for group in GROUPS
-        for name, each in trainer._group(group).items()
+        for name, tensor in trainer._group(group).items()
     }
 
 
@@ -112,7 +112,7 @@ def anew(first: Trainer, values, on_nan: str) -> Trainer:
 
 def broken(batch, kind: str, rng):
     """Return a batch whose loss, or only whose gradient, is not finite."""
-    x, y = (each.copy() for each in batch)
+    x, y = (array.copy() for array in batch)
     row = rng.integers(ROWS)
     if kind.startswith("gradient"):
         x[row] = 0 if kind == "gradient of nan" else 1e-30
@@ -130,30 +130,30 @@ def test_all_bits_are_those_of_a_run_without_the_step(compiled, on_nan):
     scale = ["optimizer_state/loss_scale", "optimizer_state/good_steps"]
     places = range(first.train_step.accumulate + 1)
     for place, kind in itertools.product(places, kinds):
-        found, wanted = (anew(first, values, on_nan) for _ in range(2))
+        trainer, wanted = (anew(first, values, on_nan) for _ in range(2))
         for i, batch in enumerate(batches):
             if i == place:
                 bad = broken(batches[-1], kind, rng)
-                before = bits(found)
+                before = bits(trainer)
                 is_dynamic = options.get("loss_scale") == "dynamic"
                 if on_nan == "raise" and not (is_dynamic and "gradient" in kind):
                     with pytest.raises(FloatingPointError, match="everything is as before"):
-                        found.step(*bad)
-                    assert bits(found) == before, (place, kind)
+                        trainer.step(*bad)
+                    assert bits(trainer) == before, (place, kind)
                 else:
-                    result = found.step(*bad)
+                    result = trainer.step(*bad)
                     assert result.metrics.get("applied", 0.0) == 0.0
                     # The random numbers of a step belong to its number, which a skipped one has
                     # too.
                     wanted.steps, wanted.skipped = wanted.steps + 1, wanted.skipped + 1
                     if is_dynamic:
-                        lowered = found.optimizer_state["loss_scale"].numpy()
+                        lowered = trainer.optimizer_state["loss_scale"].numpy()
                         assert lowered == result.metrics["loss_scale"] / 2
-                        assert found.optimizer_state["good_steps"].numpy() == 0
-            found.step(*batch)
+                        assert trainer.optimizer_state["good_steps"].numpy() == 0
+            trainer.step(*batch)
             wanted.step(*batch)
-            one, other = bits(found), bits(wanted)
-            differ = [name for name in one if one[name] != other[name] and name not in scale]
+            own, other = bits(trainer), bits(wanted)
+            differ = [name for name in own if own[name] != other[name] and name not in scale]
             assert not differ, (place, kind, i)
-        assert found.updates == wanted.updates == len(batches) // first.train_step.accumulate
-        assert (found.steps, found.skipped) == (wanted.steps, wanted.skipped)
+        assert trainer.updates == wanted.updates == len(batches) // first.train_step.accumulate
+        assert (trainer.steps, trainer.skipped) == (wanted.steps, wanted.skipped)

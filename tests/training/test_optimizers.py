@@ -48,7 +48,9 @@ OPTIMIZERS = {
         RMSprop(0.02, centered=True, weight_decay=0.1, maximize=True),
     ],
 }
-CASES = {f"{kind}{i}": each for kind, some in OPTIMIZERS.items() for i, each in enumerate(some)}
+CASES = {
+    f"{kind}{i}": optimizer for kind, some in OPTIMIZERS.items() for i, optimizer in enumerate(some)
+}
 PAPERS = {"Lion0": Lion(0.02), "Lion1": Lion(0.01, (0.8, 0.6), 0.1)} | {
     "LAMB0": LAMB(0.02),
     "LAMB1": LAMB(0.05, (0.6, 0.7), 1e-3, 0.0),
@@ -64,9 +66,9 @@ def module_of(shapes: dict[str, tuple[int, ...]], dtype: str) -> tvm.IRModule:
     with bb.function("loss", [scale, *params]):
         with bb.dataflow():
             total = relax.const(0.0, dtype)
-            for each in params:
-                square = op.multiply(op.multiply(each, each), relax.const(0.2, dtype))
-                total = bb.emit(op.add(total, op.sum(op.add(op.cos(each), square))))
+            for param in params:
+                square = op.multiply(op.multiply(param, param), relax.const(0.2, dtype))
+                total = bb.emit(op.add(total, op.sum(op.add(op.cos(param), square))))
             total = bb.emit_output(op.multiply(total, scale))
         bb.emit_func_output(total)
     return bb.get()
@@ -87,7 +89,7 @@ def run(step: TrainStep, values, scales, *, lr=lambda _: {}):
         scalars = {**step.hyperparameters, **lr(i)}
         results = machine["step"](
             tvm.runtime.tensor(np.array(scale, dtype)),
-            *(tvm.runtime.tensor(np.array(each)) for each in scalars.values()),
+            *(tvm.runtime.tensor(np.array(number)) for number in scalars.values()),
             tvm.runtime.tensor(np.array(i)),
             params,
             frozen,
@@ -95,7 +97,7 @@ def run(step: TrainStep, values, scales, *, lr=lambda _: {}):
             slots,
         )
         params, states, slots = results[3:]
-    return dict(zip(step.params, (each.numpy() for each in params), strict=True)), results
+    return dict(zip(step.params, (param.numpy() for param in params), strict=True)), results
 
 
 def scales() -> np.ndarray:
@@ -112,7 +114,7 @@ def test_optimizers_are_those_of_torch():
     shapes = dict.fromkeys(CASES, (4, 3))
     step = train_step(module_of(shapes, "float64"), CASES, wrt=list(shapes))
     values = draw(shapes)
-    found, _ = run(step, values, scales(), lr=lambda i: {"lr:Adam0": 0.1 / (1 + i)})
+    params, _ = run(step, values, scales(), lr=lambda i: {"lr:Adam0": 0.1 / (1 + i)})
     for name, optimizer in CASES.items():
         param = torch.tensor(values[name], requires_grad=True)
         settings = {key: getattr(optimizer, key) for key in optimizer.__dataclass_fields__}
@@ -124,60 +126,63 @@ def test_optimizers_are_those_of_torch():
             (scale * (param.cos() + param**2 * 0.2).sum()).backward()
             other.step()
         # Adagrad and RMSprop divide by roots that begin at 0.
-        np.testing.assert_allclose(found[name], param.detach(), 1e-9, 1e-11, err_msg=name)
+        np.testing.assert_allclose(params[name], param.detach(), 1e-9, 1e-11, err_msg=name)
 
 
 def test_optimizers_are_those_of_their_papers():
     shapes = dict.fromkeys(PAPERS, (4, 3))
     step = train_step(module_of(shapes, "float64"), PAPERS, wrt=list(shapes))
     values = draw(shapes)
-    found, _ = run(step, values, scales())
+    params, _ = run(step, values, scales())
     for name, optimizer in PAPERS.items():
         wanted = (_lion if "Lion" in name else _lamb)(optimizer, values[name])
-        np.testing.assert_allclose(found[name], wanted, 1e-10, 1e-12, err_msg=name)
+        np.testing.assert_allclose(params[name], wanted, 1e-10, 1e-12, err_msg=name)
 
 
 def _gradient(x, scale):
     return scale * (-np.sin(x) + 0.4 * x)
 
 
-def _lion(given: Lion, x):
+def _lion(optimizer: Lion, x):
     m = np.zeros_like(x)
     for scale in scales():
         g = _gradient(x, scale)
-        c = given.betas[0] * m + (1 - given.betas[0]) * g
-        x = x - given.lr * (np.sign(c) + given.weight_decay * x)
-        m = given.betas[1] * m + (1 - given.betas[1]) * g
+        c = optimizer.betas[0] * m + (1 - optimizer.betas[0]) * g
+        x = x - optimizer.lr * (np.sign(c) + optimizer.weight_decay * x)
+        m = optimizer.betas[1] * m + (1 - optimizer.betas[1]) * g
     return x
 
 
-def _lamb(given: LAMB, x):
+def _lamb(optimizer: LAMB, x):
     m, v = np.zeros_like(x), np.zeros_like(x)
-    b1, b2 = given.betas
+    b1, b2 = optimizer.betas
     for t, scale in enumerate(scales(), 1):
         g = _gradient(x, scale)
         m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
-        r = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + given.eps) + given.weight_decay * x
-        x = x - given.lr * np.linalg.norm(x) / np.linalg.norm(r) * r
+        r = (
+            m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + optimizer.eps)
+            + optimizer.weight_decay * x
+        )
+        x = x - optimizer.lr * np.linalg.norm(x) / np.linalg.norm(r) * r
     return x
 
 
 def test_trust_ratio_of_zeros():
     step = train_step(module_of({"x": (3,)}, "float64"), LAMB(0.1, weight_decay=0.0), wrt="x")
-    found, _ = run(step, {"x": np.zeros(3)}, [1.0])
-    np.testing.assert_array_equal(found["x"], np.zeros(3))
+    params, _ = run(step, {"x": np.zeros(3)}, [1.0])
+    np.testing.assert_array_equal(params["x"], np.zeros(3))
 
 
 def test_muon():
     torch = pytest.importorskip("torch")
-    given = {f"{name}{i}": shape for name, shape in SHAPES.items() for i in range(2)}
+    shapes = {f"{name}{i}": shape for name, shape in SHAPES.items() for i in range(2)}
     optimizers = {
         "*0": Muon(0.02),
         "*1": Muon(0.05, 0.0, 0.8, False, adjust_lr_fn="match_rms_adamw"),
     }
-    step = train_step(module_of(given, "float64"), optimizers, wrt=list(given))
-    values = draw(given)
-    found, _ = run(step, values, scales()[:10])
+    step = train_step(module_of(shapes, "float64"), optimizers, wrt=list(shapes))
+    values = draw(shapes)
+    trained, _ = run(step, values, scales()[:10])
     for name, optimizer in optimizers.items():
         settings = {key: getattr(optimizer, key) for key in optimizer.__dataclass_fields__}
         params = {
@@ -192,28 +197,34 @@ def test_muon():
             other.step()
         for key, param in params.items():
             # PyTorch iterates in bfloat16, with a relative precision of 2 ** -8.
-            np.testing.assert_allclose(found[key], param.detach(), 0.05, 0.01, err_msg=key)
+            np.testing.assert_allclose(trained[key], param.detach(), 0.05, 0.01, err_msg=key)
             wanted = _muon(optimizer, values[key])
-            np.testing.assert_allclose(found[key], wanted, 1e-9, 1e-11, err_msg=key)
+            np.testing.assert_allclose(trained[key], wanted, 1e-9, 1e-11, err_msg=key)
 
 
-def _muon(given: Muon, x):
+def _muon(optimizer: Muon, x):
     buffer = np.zeros_like(x)
     rows, columns = x.shape
     for scale in scales()[:10]:
         g = _gradient(x, scale)
-        buffer = given.momentum * buffer + (1 - given.momentum) * g
-        u = (1 - given.momentum) * g + given.momentum * buffer if given.nesterov else buffer
+        buffer = optimizer.momentum * buffer + (1 - optimizer.momentum) * g
+        u = (
+            (1 - optimizer.momentum) * g + optimizer.momentum * buffer
+            if optimizer.nesterov
+            else buffer
+        )
         u = u.T if rows > columns else u
-        u = u / max(np.linalg.norm(u), given.eps)
-        a, b, c = given.ns_coefficients
-        for _ in range(given.ns_steps):
+        u = u / max(np.linalg.norm(u), optimizer.eps)
+        a, b, c = optimizer.ns_coefficients
+        for _ in range(optimizer.ns_steps):
             gram = u @ u.T
             u = a * u + (b * gram + c * gram @ gram) @ u
         u = u.T if rows > columns else u
         original = np.sqrt(max(1, rows / columns))
-        factor = original if given.adjust_lr_fn == "original" else 0.2 * np.sqrt(max(rows, columns))
-        x = x * (1 - given.lr * given.weight_decay) - given.lr * factor * u
+        factor = (
+            original if optimizer.adjust_lr_fn == "original" else 0.2 * np.sqrt(max(rows, columns))
+        )
+        x = x * (1 - optimizer.lr * optimizer.weight_decay) - optimizer.lr * factor * u
     return x
 
 
@@ -227,16 +238,16 @@ def test_parameters_in_half_precision_have_a_copy(dtype):
     values = draw(shapes, dtype)
     step = train_step(module_of(shapes, name), SGD(1e-4), wrt="x")
     assert ("master/x" in step.optimizer_state) == (name != "float32")
-    found, results = run(step, values, np.ones(20))
+    params, results = run(step, values, np.ones(20))
     wanted = np.asarray(values["x"], "float64")
     for _ in range(20):
         wanted = wanted - 1e-4 * _gradient(wanted, 1.0)
     slots = dict(zip(step.optimizer_state, results[5], strict=True))
-    exact = slots["master/x"].numpy() if "master/x" in slots else found["x"]
+    exact = slots["master/x"].numpy() if "master/x" in slots else params["x"]
     before = np.asarray(values["x"], "float64")
     np.testing.assert_allclose(exact - before, wanted - before, 2e-2, 4e-6)
-    np.testing.assert_array_equal(found["x"], exact.astype(dtype))
-    assert str(found["x"].dtype) == name
+    np.testing.assert_array_equal(params["x"], exact.astype(dtype))
+    assert str(params["x"].dtype) == name
 
 
 @pytest.mark.parametrize(

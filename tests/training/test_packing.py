@@ -45,13 +45,13 @@ def test_few_bytes_for_each_step(lr):
     shorter = len(json.dumps(packed(history_of(10_000, LR[lr]))))
     text = json.dumps(packed(history))
     assert len(text) - shorter < 16 * 10_000
-    found = History(**unpacked(json.loads(text)))
-    seconds = np.array(found.seconds)
+    restored = History(**unpacked(json.loads(text)))
+    seconds = np.array(restored.seconds)
     np.testing.assert_allclose(seconds, history.seconds, 6e-4)
-    found.seconds = history.seconds
-    assert found == history
-    assert type(found.step[0]) is int
-    assert type(found.loss[0]) is float
+    restored.seconds = history.seconds
+    assert restored == history
+    assert type(restored.step[0]) is int
+    assert type(restored.loss[0]) is float
 
 
 def test_all_bits_of_numbers():
@@ -59,10 +59,10 @@ def test_all_bits_of_numbers():
     for some in (values, values[:5], [], [2**53 + 0.0]):
         count = len(some)
         history = History([*range(5, 5 + count)], [0] * count, some, some, [0.0] * count)
-        found = History(**unpacked(json.loads(json.dumps(packed(history)))))
-        for each in ("loss", "lr"):
-            assert np.array(getattr(found, each)).tobytes() == np.array(some).tobytes()
-        assert found.step == history.step
+        restored = History(**unpacked(json.loads(json.dumps(packed(history)))))
+        for key in ("loss", "lr"):
+            assert np.array(getattr(restored, key)).tobytes() == np.array(some).tobytes()
+        assert restored.step == history.step
     old = {"step": [3], "epoch": [0], "loss": [0.5], "lr": [0.1], "seconds": [1.0]}
     assert unpacked(old) == old  # a file of an earlier version
 
@@ -105,21 +105,21 @@ def test_a_long_training_is_thinned(tmp_path):
     trainer.step(*batches(1)[0])
     history, count = trainer.history, 10_000_000
     history.step[:], history.epoch[:] = range(count), [0] * count
-    for each in (history.loss, history.lr, history.seconds, history.metrics["grad_norm"]):
-        each[:] = [0.25, 0.5] * (count // 2)
+    for numbers in (history.loss, history.lr, history.seconds, history.metrics["grad_norm"]):
+        numbers[:] = [0.25, 0.5] * (count // 2)
     history.loss[-1], trainer.steps = 7.0, count
     trainer.save(tmp_path / "state")
     assert (tmp_path / "state").stat().st_size < 16 * MOST_STEPS
     other = Trainer(step, values=START)
     other.load(tmp_path / "state")
-    found = other.history
-    lengths = map(len, (found.step, found.epoch, found.loss, found.metrics["grad_norm"]))
+    thinned = other.history
+    lengths = map(len, (thinned.step, thinned.epoch, thinned.loss, thinned.metrics["grad_norm"]))
     (length,) = set(lengths)
     assert MOST_STEPS // 4 < length <= MOST_STEPS
     recent = MOST_STEPS // 4
-    assert found.step[-recent:] == list(range(count - recent, count))
-    assert found.step[0] == 0
-    assert found.loss[-1] == 7.0
+    assert thinned.step[-recent:] == list(range(count - recent, count))
+    assert thinned.step[0] == 0
+    assert thinned.loss[-1] == 7.0
     other.step(*batches(1)[0])
     assert other.history.step[-1] == count
 

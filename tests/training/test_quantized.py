@@ -19,7 +19,7 @@ FORMS = {"int8": 8, "int4": 4}
 
 
 def arrays(tensors):
-    return {name: each.numpy() for name, each in tensors.items()}
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -37,13 +37,13 @@ def test_rounding(bits, dtype):
         groups = -(-inputs // size)
         assert numbers.shape == (outputs, groups, size * bits // 8)
         assert scale.dtype == dtype
-        found = dequantized(numbers, scale)
-        assert not found[:, inputs:].any()
+        weights = dequantized(numbers, scale)
+        assert not weights[:, inputs:].any()
         steps = np.abs(np.repeat(scale, size, 1))[:, :inputs]
-        error = np.abs(found[:, :inputs] - matrix)
+        error = np.abs(weights[:, :inputs] - matrix)
         assert (error <= steps * (0.5 if bits == 8 else 1) * (1 + 1e-5)).all()
         largest = np.abs(matrix) == np.abs(matrix).max(1, keepdims=True)
-        np.testing.assert_allclose(found[:, :inputs][largest], matrix[largest], 1e-6)
+        np.testing.assert_allclose(weights[:, :inputs][largest], matrix[largest], 1e-6)
     numbers, scale = quantized(np.zeros((2, 16), dtype), bits, 16)
     assert not dequantized(numbers, scale).any()
 
@@ -86,8 +86,8 @@ def reference(values, scale, params):
     w = values["w"] + scale * params["w.lora_B"] @ params["w.lora_A"]
     x = np.tanh(np.tanh(values["u"][ROWS] @ t) @ w.T + values["b"]) @ (2 * values["v"])
     kernel = values["c"][:, 0]
-    found = sum(kernel[:, i][None, :, None] * x[:, None, i : i + 38] for i in range(3))
-    return np.mean((found - 1) ** 2)
+    result = sum(kernel[:, i][None, :, None] * x[:, None, i : i + 38] for i in range(3))
+    return np.mean((result - 1) ** 2)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -103,7 +103,7 @@ def test_steps_are_those_of_the_rounded_weights(form):
         error = np.abs(value - values[name]).max()
         assert 0 < error < 0.15 if name in "tw" else error == 0
     rng = np.random.default_rng(1)
-    start = {name: rng.normal(size=tuple(each.shape)) for name, each in adapted.params.items()}
+    start = {name: rng.normal(size=tuple(param.shape)) for name, param in adapted.params.items()}
     trainer = Trainer(train_step(adapted, SGD(0.01)), values=start)
     np.testing.assert_allclose(trainer.step(ROWS).loss, reference(rounded, 1.5, start))
     for name, value in start.items():
@@ -146,7 +146,7 @@ def test_adapters_learn_as_on_float32_in_less_memory(tmp_path):
 def test_other_weights_stay_as_they_are():
     module, values = network()
     adapted = lora(module, 2, "t", values=values, frozen="int4", group_size=64)
-    assert [each.weight for each in adapted.quantized] == ["t", "w"]
+    assert [weight.weight for weight in adapted.quantized] == ["t", "w"]
     (t, w) = adapted.quantized
     assert t.transposed
     assert not w.transposed
@@ -186,7 +186,7 @@ def small(dtype="float32", inputs=64):
 def test_weights_in_half_precision():
     module, values = small("float16")
     adapted = lora(module, 2, "w", values=values, frozen="int8")
-    assert {name: str(each.dtype) for name, each in adapted.base.items()} == {
+    assert {name: str(weight.dtype) for name, weight in adapted.base.items()} == {
         "w.int8": "int8",
         "w.scale": "float32",
     }
@@ -194,8 +194,8 @@ def test_weights_in_half_precision():
     assert merged.dtype == np.float16
     assert np.abs(merged - values["w"]).max() < 0.006
     x = np.random.default_rng(0).normal(size=(3, 64)).astype("float32")
-    found = Trainer(train_step(adapted, SGD())).step(x).loss
-    np.testing.assert_allclose(found, (x @ merged.astype("float32")).sum(), 1e-2)
+    loss = Trainer(train_step(adapted, SGD())).step(x).loss
+    np.testing.assert_allclose(loss, (x @ merged.astype("float32")).sum(), 1e-2)
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_weights_in_half_precision():
 )
 def test_arguments(change, message):
     module, values = small()
-    given = {"values": values, "frozen": "int8", **change}
+    arguments = {"values": values, "frozen": "int8", **change}
     with pytest.raises(ValueError, match=message):
-        lora(module, 2, "w", **given)
+        lora(module, 2, "w", **arguments)
 
 
 def test_frozen_weights_do_not_train():
@@ -247,7 +247,7 @@ def test_same_bits_in_a_program_without_python(programs, tmp_path):
     rows = np.random.default_rng(0).integers(0, 9, (3, 5))
     safetensors.save_file({"rows": rows.reshape(-1)}, tmp_path / "data")
     trainer = Trainer(step)
-    trainer.fit([(each,) for each in rows], 2, progress=False)
+    trainer.fit([(row,) for row in rows], 2, progress=False)
     options = ["--epochs", "2", "--batch", "5", "--save", tmp_path / "there"]
     command = [programs / "train", tmp_path / "exported", tmp_path / "data", *options]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -258,4 +258,4 @@ def test_same_bits_in_a_program_without_python(programs, tmp_path):
     for name, value in here.items():
         assert str(value.dtype) == str(there[name].dtype)
         assert value.tobytes() == there[name].tobytes(), name
-    assert "uint8" in {str(each.dtype) for each in here.values()}
+    assert "uint8" in {str(tensor.dtype) for tensor in here.values()}

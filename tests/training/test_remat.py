@@ -49,7 +49,7 @@ def trained(step, batches, values=None):
     trainer = Trainer(step, values=values, seed=3)
     losses = [trainer.step(*batch).loss for batch in batches]
     tensors = {**trainer.values, **trainer.optimizer_state}
-    return losses, {name: each.numpy().tobytes() for name, each in tensors.items()}
+    return losses, {name: param.numpy().tobytes() for name, param in tensors.items()}
 
 
 def start(step):
@@ -181,15 +181,15 @@ def test_values_that_calls_write_to_are_not_computed_again():
         bb.emit_func_output(relax.Tuple([loss, relax.Tuple([gradient])]))
     module = bb.get()
     value = RNG.normal(size=(ROWS, WIDTH)).astype("float32")
-    found = []
+    results = []
     for remat in (None, "nothing_saveable"):
         if remat is not None:
             module["step"] = module["step"].with_attr(REMAT, remat)
         executable = tvm.compile(module, host(), relax_pipeline="relax_grad")
         result = relax.VirtualMachine(executable, tvm.cpu())["step"](tvm.runtime.tensor(value))
-        found.append([result[0].numpy(), result[1][0].numpy()])
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+        results.append([result[0].numpy(), result[1][0].numpy()])
+    for first, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(first, other)
 
 
 @pytest.mark.parametrize(
@@ -243,11 +243,11 @@ class TestOfTorch:
 
         from relax_grad.frontend.torch import from_module
 
-        def loss(found, wanted):
-            return F.cross_entropy(found.flatten(0, -2), wanted.flatten())
+        def loss(outputs, wanted):
+            return F.cross_entropy(outputs.flatten(0, -2), wanted.flatten())
 
         imported = from_module(network, inputs, loss=loss, targets=targets)
-        batch = [each.numpy() for each in (*inputs, *targets)]
+        batch = [value.numpy() for value in (*inputs, *targets)]
         plain = train_step(imported, AdamW(0.01), clip_norm=1.0)
         wanted, whole = trained(plain, [batch] * 3), memory_of(plain).peak
         for remat in settings:

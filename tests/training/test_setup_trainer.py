@@ -97,9 +97,9 @@ def test_steps_are_those_of_torch(torch, batch, optimizer, pipeline, legalize, t
         torch_optimizer.step()
         np.testing.assert_allclose(loss, wanted.detach().numpy(), rtol=1e-4)
 
-    for name, found in trainer.export_params().items():
+    for name, param in trainer.export_params().items():
         np.testing.assert_allclose(
-            found.numpy(), values[name].detach().numpy(), rtol=2e-3, atol=2e-4, err_msg=name
+            param.numpy(), values[name].detach().numpy(), rtol=2e-3, atol=2e-4, err_msg=name
         )
     states = trainer.export_states()
     np.testing.assert_allclose(states["mean"].numpy(), mean.numpy(), rtol=1e-4, atol=1e-6)
@@ -217,15 +217,15 @@ def test_losses_and_optimizers(torch, number, name, batch):
     torch_optimizer = getattr(torch.optim, torch_name)(values, **settings)
     for rows in (6, 6, 6) if isinstance(batch, int) else (6, 2, 9):
         x, targets = rng.normal(size=(rows, 3)).astype("float32"), targets_of(name, rows, rng)
-        found = trainer.update(x, targets).numpy()
+        result = trainer.update(x, targets).numpy()
         scores = torch.from_numpy(x) @ values[0] + values[1]
         wanted = torch_loss(torch.nn.functional, scores, torch.from_numpy(targets))
         torch_optimizer.zero_grad()
         wanted.backward()
         torch_optimizer.step()
-        np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-5)
-    for found, wanted in zip(trainer.export_params().values(), values, strict=True):
-        np.testing.assert_allclose(found.numpy(), wanted.detach().numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(result, wanted.detach().numpy(), rtol=1e-5)
+    for param, wanted in zip(trainer.export_params().values(), values, strict=True):
+        np.testing.assert_allclose(param.numpy(), wanted.detach().numpy(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
         trainer.predict(x).numpy(),
         x @ values[0].detach().numpy() + values[1].detach().numpy(),
@@ -249,11 +249,11 @@ def test_not_legalized_and_not_dataflow():
     n = tirx.Var("n", "int64")
     types = types_of("mse", n)
     wanted = updated(trainer_of(dense(n), MSELoss(), SGD(0.1), types))
-    found = updated(
+    params = updated(
         trainer_of(dense(n, dataflow=False), MSELoss(), SGD(0.1), types, legalize=False)
     )
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+    for param, other in zip(params, wanted, strict=True):
+        np.testing.assert_allclose(param, other, rtol=1e-6)
 
 
 def test_extents_that_only_the_loss_fixes():
@@ -262,8 +262,8 @@ def test_extents_that_only_the_loss_fixes():
         trainer_of(dense(n), MSELoss(), SGD(0.1), types_of("mse", *extents))
         for extents in ((6,), (m, m))
     )
-    for one, other in zip(updated(fixed), updated(free), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+    for param, other in zip(updated(fixed), updated(free), strict=True):
+        np.testing.assert_allclose(param, other, rtol=1e-6)
     with pytest.raises(RuntimeError):
         updated(fixed, rows=5)
 
@@ -363,9 +363,9 @@ def test_appended_as_tvm_does(count):
         bb.emit_func_output(relax.Tuple(outputs))
     module = bb.get()
     loss = (MSELoss(), Distance())[count - 1](*[params[0].ty] * 2)
-    found = append_loss(module["backbone"], loss, count)
+    function = append_loss(module["backbone"], loss, count)
     wanted = AppendLoss("backbone", loss, count)(module)["backbone_loss"]
-    tvm.ir.assert_structural_equal(found.with_attr("global_symbol", "backbone_loss"), wanted)
+    tvm.ir.assert_structural_equal(function.with_attr("global_symbol", "backbone_loss"), wanted)
 
 
 # Refusals

@@ -20,12 +20,12 @@ def test_clipping():
     clipped = 0
     for batch in batches(12):
         result = trainer.step(*batch)
-        loss, found = gradients(values, batch)
-        found = {name: np.clip(each, -1.5, 1.5) for name, each in found.items()}
-        norm = np.sqrt(sum(np.sum(each**2) for each in found.values()))
+        loss, grads = gradients(values, batch)
+        grads = {name: np.clip(grad, -1.5, 1.5) for name, grad in grads.items()}
+        norm = np.sqrt(sum(np.sum(grad**2) for grad in grads.values()))
         factor = min(1.0, 2.0 / (norm + 1e-6))
         clipped += factor < 1
-        values = {name: values[name] - 0.1 * factor * each for name, each in found.items()}
+        values = {name: values[name] - 0.1 * factor * grad for name, grad in grads.items()}
         averages = {name: 0.75 * averages[name] + 0.25 * values[name] for name in values}
         np.testing.assert_allclose(result.loss, loss, 1e-12)
         np.testing.assert_allclose(result.metrics["grad_norm"], norm, 1e-6)
@@ -38,13 +38,13 @@ def test_accumulation_is_the_mean_gradient():
     step = train_step(module_of(), SGD(0.1, momentum=0.9), wrt=["w", "b"], accumulate=3)
     trainer = Trainer(step, values=START)
     values, moments = dict(START), dict.fromkeys(START, 0.0)
-    given = batches(9)
-    for batch in given:
+    data = batches(9)
+    for batch in data:
         trainer.step(*batch)
     for i in range(0, 9, 3):
-        found = [gradients(values, batch)[1] for batch in given[i : i + 3]]
+        grads = [gradients(values, batch)[1] for batch in data[i : i + 3]]
         for name in values:
-            moments[name] = 0.9 * moments[name] + np.mean([each[name] for each in found], 0)
+            moments[name] = 0.9 * moments[name] + np.mean([grad[name] for grad in grads], 0)
         values = {name: values[name] - 0.1 * moments[name] for name in values}
     assert (trainer.steps, trainer.updates) == (9, 3)
     close(trainer.params, values)
@@ -57,7 +57,7 @@ def test_static_loss_scale_changes_nothing():
         trainer = Trainer(step, values={k: v.astype("float32") for k, v in START.items()})
         for batch in batches(5, "float32"):
             trainer.step(*batch)
-        results.append({name: each.numpy() for name, each in trainer.params.items()})
+        results.append({name: param.numpy() for name, param in trainer.params.items()})
     for name in START:
         np.testing.assert_allclose(results[1][name], results[0][name], 1e-6)
 
@@ -69,7 +69,7 @@ def test_dynamic_loss_scale_falls_until_gradients_are_finite():
     trainer = Trainer(step, values={k: v.astype("float16") for k, v in START.items()})
     expected = 2.0**16
     for batch in batches(10, "float16"):
-        before = {name: each.numpy().copy() for name, each in trainer.params.items()}
+        before = {name: param.numpy().copy() for name, param in trainer.params.items()}
         result = trainer.step(*batch)
         assert result.metrics["loss_scale"] == expected
         expected *= 1.0 if result.metrics["applied"] else 0.5
@@ -102,7 +102,7 @@ def test_steps_that_are_not_finite_leave_everything(on_nan, value):
     good, bad = batches(2)
     result = trainer.step(*good)
     values = {**trainer.values, **trainer.optimizer_state}
-    before = {name: each.numpy().copy() for name, each in values.items()}
+    before = {name: param.numpy().copy() for name, param in values.items()}
     close(result.outputs, {"output": good[0] @ START["w"] + START["b"] - good[1]})
     bad[0][2, 1] = value
     if on_nan == "raise":
@@ -114,8 +114,8 @@ def test_steps_that_are_not_finite_leave_everything(on_nan, value):
     else:
         assert trainer.step(*bad).metrics["applied"] == 0
         assert (trainer.steps, trainer.updates, trainer.skipped) == (2, 1, 1)
-    for name, each in {**trainer.values, **trainer.optimizer_state}.items():
-        np.testing.assert_array_equal(each.numpy(), before[name], err_msg=name)
+    for name, tensor in {**trainer.values, **trainer.optimizer_state}.items():
+        np.testing.assert_array_equal(tensor.numpy(), before[name], err_msg=name)
     assert np.isfinite(trainer.step(*good).loss)
 
 
@@ -138,8 +138,8 @@ def test_weight_decay_is_an_argument():
     trainer = Trainer(step, values=START)
     (batch,) = batches(1)
     trainer.step(*batch, lr=0.2, weight_decay=0.25)
-    _, found = gradients(START, batch)
-    close(trainer.params, {k: v - 0.2 * (found[k] + 0.25 * v) for k, v in START.items()})
+    _, grads = gradients(START, batch)
+    close(trainer.params, {k: v - 0.2 * (grads[k] + 0.25 * v) for k, v in START.items()})
 
 
 def test_groups():
@@ -148,10 +148,10 @@ def test_groups():
     trainer = Trainer(step, values=START)
     (batch,) = batches(1)
     trainer.step(*batch, lr=0.5, **{"lr:*": 0.3})
-    _, found = gradients(START, batch)
+    _, grads = gradients(START, batch)
     close(
         trainer.params,
-        {"b": START["b"] - 0.25 * found["b"], "w": START["w"] - 0.15 * found["w"]},
+        {"b": START["b"] - 0.25 * grads["b"], "w": START["w"] - 0.15 * grads["w"]},
     )
 
 
@@ -188,9 +188,9 @@ def test_groups():
     ],
 )
 def test_bad_arguments(settings, error, message):
-    given = {"model": module_of(), "optimizer": SGD(), "wrt": "w", **settings}
+    arguments = {"model": module_of(), "optimizer": SGD(), "wrt": "w", **settings}
     with pytest.raises(error, match=message):
-        train_step(given.pop("model"), given.pop("optimizer"), **given)
+        train_step(arguments.pop("model"), arguments.pop("optimizer"), **arguments)
 
 
 def test_a_function_with_a_conditional_trains():
@@ -200,7 +200,7 @@ def test_a_function_with_a_conditional_trains():
     bb = relax.BlockBuilder()
     with bb.function("loss", [c, x, w]):
         branches = relax.op.multiply(x, w), relax.op.add(x, w)
-        y = bb.emit(relax.If(c, *(relax.SeqExpr([], each) for each in branches)))
+        y = bb.emit(relax.If(c, *(relax.SeqExpr([], branch) for branch in branches)))
         bb.emit_func_output(bb.emit(relax.op.sum(relax.op.multiply(y, y))))
     step = train_step(bb.get(), SGD(lr=0.1), wrt=["w"], accumulate=2)
     start, data = np.linspace(-1, 1, 4), np.linspace(0.5, 2, 4)

@@ -49,7 +49,7 @@ def test_training_resumes_to_the_bit(step, tmp_path, stop):
         2,
         schedule=lambda i: 0.1 / (1 + i),
         progress=False,
-        callbacks=[lambda each: each.steps == stop],
+        callbacks=[lambda trainer: trainer.steps == stop],
     )
     assert first.steps == stop
     first.save(tmp_path / "state.safetensors", {"note": "here"})
@@ -68,17 +68,17 @@ def test_fit_follows_a_scheduler_of_torch():
     trainer = Trainer(step, values=START)
     dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     schedule = torch.optim.lr_scheduler.ExponentialLR(dummy, 0.5)
-    given = batches(4)
-    loader = [tuple(map(torch.from_numpy, each)) for each in given]
+    data = batches(4)
+    loader = [tuple(map(torch.from_numpy, batch)) for batch in data]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         history = trainer.fit(loader, schedule=schedule, progress=False)
     np.testing.assert_allclose(history.lr, [0.1, 0.05, 0.025, 0.0125])
     values = dict(START)
-    for i, batch in enumerate(given):
-        loss, found = gradients(values, batch)
+    for i, batch in enumerate(data):
+        loss, grads = gradients(values, batch)
         np.testing.assert_allclose(history.loss[i], loss, 1e-12)
-        values = {k: v - 0.1 * 0.5**i * found[k] for k, v in values.items()}
+        values = {k: v - 0.1 * 0.5**i * grads[k] for k, v in values.items()}
     close(trainer.params, values)
 
 
@@ -88,7 +88,7 @@ def test_fit_ends_early_and_draws(tmp_path, capsys):
     loader = [{"y": y, "x": x} for x, y in batches(3)]
     history = trainer.fit(loader, 50, patience=2, evaluate=lambda t: {"steps": t.steps})
     assert trainer.epoch == 3
-    assert [each["steps"] for each in history.evaluations] == [3, 6, 9]
+    assert [entry["steps"] for entry in history.evaluations] == [3, 6, 9]
     assert "epoch" in capsys.readouterr().out
     pytest.importorskip("matplotlib")
     history.plot(tmp_path / "loss.png")
@@ -385,7 +385,7 @@ def test_a_further_fit_trains_on(plain):
     loader = batches(3)
     for count in (1, 2):
         assert len(trainer.fit(loader, progress=False).loss) == 3 * count
-    trainer.fit(loader, callbacks=[lambda each: each.batch == 1], progress=False)
+    trainer.fit(loader, callbacks=[lambda trainer: trainer.batch == 1], progress=False)
     trainer.fit(loader, progress=False)  # the rest of the epoch
     assert (trainer.epoch, trainer.steps) == (3, 9)
     for epochs in (0, 2, 3):
@@ -412,7 +412,7 @@ def test_the_monitor_before_a_file_counts(plain, tmp_path, kind):
         trainer.fit(
             batches(2),
             epochs,
-            evaluate=lambda each: {"error": values[each.epoch]},
+            evaluate=lambda trainer: {"error": values[trainer.epoch]},
             monitor="error",
             progress=False,
             **settings,
@@ -442,7 +442,7 @@ def test_a_scheduler_of_plateaus_follows_the_monitor():
         batches(2),
         4,
         schedule=schedule,
-        evaluate=lambda each: {"error": torch.tensor(values[each.epoch])},
+        evaluate=lambda trainer: {"error": torch.tensor(values[trainer.epoch])},
         monitor="error",
         progress=False,
     )
@@ -458,7 +458,7 @@ def test_schedules_return_numbers_of_any_kind(plain):
 
 def test_a_shorter_loader_is_refused(plain):
     trainer = Trainer(plain.train_step, values=START)
-    trainer.fit(batches(4), callbacks=[lambda each: each.batch == 3], progress=False)
+    trainer.fit(batches(4), callbacks=[lambda trainer: trainer.batch == 3], progress=False)
     with pytest.raises(ValueError, match="the loader gave 2 batches, but 3 of the epoch are done"):
         trainer.fit(batches(2), progress=False)
     assert (trainer.steps, trainer.epoch) == (3, 0)
@@ -473,7 +473,7 @@ def test_the_mean_loss_leaves_skipped_steps_out(plain):
 
 def test_many_epochs_have_one_bar(plain, capsys):
     trainer = Trainer(plain.train_step, values=START)
-    trainer.fit(batches(1), 3, evaluate=lambda each: {"error": 0.5})
-    lines = [each for each in capsys.readouterr().out.splitlines() if each.strip()]
+    trainer.fit(batches(1), 3, evaluate=lambda trainer: {"error": 0.5})
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert len(lines) == 3
-    assert all("mean_loss" in each and "error 0.5" in each for each in lines)
+    assert all("mean_loss" in line and "error 0.5" in line for line in lines)

@@ -24,18 +24,18 @@ def resident() -> int:
 
 def test_many_sizes_take_the_memory_of_the_largest(monkeypatch):
     step = train_step(symbolic(), SGD(0.01), wrt="w")
-    found = Trainer(step, values={"w": np.eye(WIDTH, dtype="float32")})
+    long_trainer = Trainer(step, values={"w": np.eye(WIDTH, dtype="float32")})
     cleared = []
     free = trainer._free
     monkeypatch.setattr(trainer, "_free", lambda: (cleared.append(1), free()))
     data = np.full((MOST, WIDTH), 0.5, "float32")
     for _ in range(5):
-        found.step(data)
+        long_trainer.step(data)
     assert len(cleared) == 1  # batches of the same size reuse memory
     largest = memory_of(step, extents={"n": MOST}).peak
     start = resident()
     for i in range(200):
-        found.step(data[: 1 + i * 37 % MOST])
+        long_trainer.step(data[: 1 + i * 37 % MOST])
     # Each size on its own would be 60 times as much. The process itself grows by some megabytes
     # after other tests.
     assert resident() - start < 0.5 * largest + 16e6, largest

@@ -53,7 +53,7 @@ def train(seed: int, losses: dict[int, list[float]]) -> None:
     call("batch", trainer, ctypes.c_int64(0), ctypes.byref(kind))
     # The first axis has a symbol; the second one has a number.
     assert (kind.name, kind.shape[0], kind.symbols[0], kind.symbols[1]) == (b"x", -1, b"n", None)
-    rng, found = np.random.default_rng(seed), []
+    rng, history = np.random.default_rng(seed), []
     for _ in range(STEPS):
         rows = int(rng.integers(1, 100))
         x = rng.normal(size=(rows, kind.shape[1])).astype("float32")
@@ -61,9 +61,9 @@ def train(seed: int, losses: dict[int, list[float]]) -> None:
         batch = Tensor(b"x", b"float32", 2, shape, x.ctypes.data, x.nbytes)
         result = Result()
         call("step", trainer, ctypes.byref(batch), ctypes.c_int64(1), ctypes.byref(result))
-        found.append(result.loss)
+        history.append(result.loss)
     call("close", trainer)
-    losses[seed] = found
+    losses[seed] = history
 
 
 alone: dict[int, list[float]] = {}

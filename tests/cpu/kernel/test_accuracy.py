@@ -38,7 +38,7 @@ def gradient_of(function, which):
 
     def run(*tensors):
         *inputs, dy = tensors
-        inputs = [each.detach().requires_grad_() for each in inputs]
+        inputs = [value.detach().requires_grad_() for value in inputs]
         return torch.autograd.grad(function(*inputs), inputs[which], dy)[0]
 
     return run
@@ -188,22 +188,22 @@ def errors_of(name, function, seed):
     if "batch" in name:
         arrays = [np.abs(array) for array in arrays]
     tensors = [torch.from_numpy(array.copy()) for array in arrays]
-    exact = reference(*(each.double() for each in tensors)).detach().numpy()
-    theirs = reference(*(each.clone() for each in tensors)).detach().numpy()
+    exact = reference(*(factor.double() for factor in tensors)).detach().numpy()
+    theirs = reference(*(factor.clone() for factor in tensors)).detach().numpy()
     ours = to_numpy(function(*map(tvm.runtime.tensor, arrays)))
     # Scale results of small numbers, such as those of softmax, by their own maximum.
     scale = 1 / np.abs(exact).max()
-    return [largest_error(found * scale, exact * scale) for found in (ours, theirs)]
+    return [largest_error(result * scale, exact * scale) for result in (ours, theirs)]
 
 
 @pytest.mark.slow
 def test_errors_are_those_of_pytorch():
-    found = list(measure(list(CASES)))
-    for name, ours, theirs in found:
+    measured = list(measure(list(CASES)))
+    for name, ours, theirs in measured:
         print(f"{name:40} {ours:9.1e} {theirs:9.1e} {ours / theirs if theirs else 1:6.1f}")
     larger = [
         (name, ours, theirs)
-        for name, ours, theirs in found
+        for name, ours, theirs in measured
         if ours > max(CASES[name][3] * theirs, ROUNDINGS)
     ]
     assert larger == []

@@ -29,9 +29,11 @@ def check(cases, target):
         runs.append(Run(function, taken, [array.shape for array in arrays[-2:]]))
         inputs = [torch.from_numpy(array).double() for array in arrays[:-2]]
         wanted.append(reference(of, *inputs))
-    for case, found, expected in zip(cases, run_kernels(runs, target), wanted, strict=True):
-        for got, value in zip(found, expected, strict=True):
-            if got is found[-1] and case[0][2] <= 256:  # weights, of masked keys perhaps unwritten
+    for case, results, expected in zip(cases, run_kernels(runs, target), wanted, strict=True):
+        for got, value in zip(results, expected, strict=True):
+            if (
+                got is results[-1] and case[0][2] <= 256
+            ):  # weights, of masked keys perhaps unwritten
                 got = np.where(np.isnan(got) & (value.numpy() == 0), np.float32(0), got)
             is_finite = np.isfinite(value.numpy())
             assert np.array_equal(np.isfinite(got), is_finite), case

@@ -22,8 +22,8 @@ def gradients(of, inputs, output_grad):
     values."""
     leaves = [torch.from_numpy(array).double().requires_grad_() for array in inputs]
     result, sums = reference(of, *leaves)
-    found = torch.autograd.grad(result, leaves[:3], torch.from_numpy(output_grad).double())
-    return result.detach(), sums.detach(), [each.numpy() for each in found]
+    grads = torch.autograd.grad(result, leaves[:3], torch.from_numpy(output_grad).double())
+    return result.detach(), sums.detach(), [grad.numpy() for grad in grads]
 
 
 def run_of(of, shapes, names, cpu, takes_sums):
@@ -31,7 +31,7 @@ def run_of(of, shapes, names, cpu, takes_sums):
     arrays = [RNG.normal(size=at(shape, names)).astype("float32") for shape in shapes[:-1]]
     *inputs, output_grad = arrays
     result, sums, wanted = gradients(of, inputs, output_grad)
-    result, sums = (each.numpy().astype("float32") for each in (result, sums))
+    result, sums = (tensor.numpy().astype("float32") for tensor in (result, sums))
     function = attention_backward(
         of, [shapes[-2], shapes[-2], *shapes[:-2]], cpu, takes_sums=takes_sums
     )
@@ -49,8 +49,8 @@ def check(cases, target, cores=2):
         run_of(*sized(sizes, symbolic, bias, **attrs), cpu, takes_sums)
         for sizes, symbolic, bias, attrs, takes_sums in cases
     ]
-    found = run_kernels([run for run, _ in made], target)
-    for case, got, (_, wanted) in zip(cases, found, made, strict=True):
+    results = run_kernels([run for run, _ in made], target)
+    for case, got, (_, wanted) in zip(cases, results, made, strict=True):
         for name, own, expected in zip("qkv", got, wanted, strict=True):
             assert largest_error(own, expected) < 4e-6, (case, name)
 
@@ -84,7 +84,10 @@ def test_dropped_weights(target):
 @each_target
 @pytest.mark.parametrize("attrs", MASKS[:2], ids=str)
 def test_blocks_are_divided_among_threads_where_heads_are_few(target, attrs):
-    cases = [((1, 150, 150, 2, 1, 5, 7), (), None, each, True) for each in (attrs, dropped(attrs))]
+    cases = [
+        ((1, 150, 150, 2, 1, 5, 7), (), None, attributes, True)
+        for attributes in (attrs, dropped(attrs))
+    ]
     check(cases, target, cores=4)
 
 
@@ -104,7 +107,7 @@ def test_a_query_without_keys_has_no_gradient(target):
         function = attention_backward(
             of, [shapes[-2], shapes[-2], *shapes[:-2]], cpu, takes_sums=takes_sums
         )
-        result, sums = (each.numpy() for each in reference(of, *map(torch.from_numpy, inputs)))
+        result, sums = (tensor.numpy() for tensor in reference(of, *map(torch.from_numpy, inputs)))
         taken = [output_grad, result, *inputs, *([sums] if takes_sums else [])]
         run = Run(function, taken, [array.shape for array in inputs[:3]])
         ((query_grad, key_grad, value_grad),) = run_kernels([run], target)
@@ -135,11 +138,11 @@ def test_all_keys_of_a_query_may_be_masked_by_a_finite_number(target, mask):
             of, [shapes[-2], shapes[-2], *shapes[:-2]], cpu, takes_sums=takes_sums
         )
         result, saved, wanted = gradients(of, inputs, output_grad)
-        result, saved = (each.numpy().astype("float32") for each in (result, saved))
+        result, saved = (tensor.numpy().astype("float32") for tensor in (result, saved))
         taken = [output_grad, result, *inputs, *([saved] if takes_sums else [])]
         runs.append(Run(function, taken, [array.shape for array in inputs[:3]]))
-    for found in run_kernels(runs, target):
-        for own, expected in zip(found, wanted, strict=True):
+    for results in run_kernels(runs, target):
+        for own, expected in zip(results, wanted, strict=True):
             assert largest_error(own, expected) < 1e-6
 
 

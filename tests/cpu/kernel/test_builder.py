@@ -22,8 +22,8 @@ LANES = 4
 def run(body, inputs, output, target="llvm", symbolic=()):
     """Return the output of a function of flat buffers; ``symbolic`` names extents of the first
     input."""
-    (found,) = run_together([(body, inputs, output, symbolic)], target)
-    return found
+    (result,) = run_together([(body, inputs, output, symbolic)], target)
+    return result
 
 
 def run_together(functions, target="llvm"):
@@ -39,7 +39,7 @@ def run_together(functions, target="llvm"):
         ]
         function = b.prim_func("function", [*params, ("y", output, "float32")], body)
         runs.append(Run(function, inputs, [output]))
-    return [found for (found,) in run_kernels(runs, tvm.target.Target(target))]
+    return [result for (result,) in run_kernels(runs, tvm.target.Target(target))]
 
 
 def numbers(*shape):
@@ -76,10 +76,10 @@ def test_parts_of_vectors(number, dynamic):
         vectors.store(y, b.const(2 * LANES), vectors.only(vectors.load(x, b.const(0)), part, -1.0))
 
     x = numbers(LANES)
-    found = run(body, [x, np.array([number], "int32")], (3 * LANES,))
+    result = run(body, [x, np.array([number], "int32")], (3 * LANES,))
     exists = np.arange(LANES) < number
     wanted = [np.where(exists, x, other) for other in (0, 7, -1)]
-    assert np.array_equal(found, np.concatenate(wanted))
+    assert np.array_equal(result, np.concatenate(wanted))
 
 
 @each_target
@@ -120,10 +120,10 @@ def test_each(target):
         return body, [numbers(extent)], (extent,), (n,)
 
     cases = list(itertools.product((1, 16, 37, 65, 150), (1, 4), (False, True)))
-    for (extent, *_), found in zip(
-        cases, run_together([case(*each) for each in cases], target), strict=True
+    for (extent, *_), result in zip(
+        cases, run_together([case(*sizes) for sizes in cases], target), strict=True
     ):
-        assert np.array_equal(found, 2 * numbers(extent))
+        assert np.array_equal(result, 2 * numbers(extent))
 
 
 @each_target
@@ -143,13 +143,13 @@ def test_copy_transposed(target):
 
     cases = list(itertools.product((None, 3), (7, 16, 35), (False,)))
     cases += [(None, 35, True), (0, 7, True), (1, 1, False)]
-    for (rows, columns, _), found in zip(
-        cases, run_together([case(*each) for each in cases], target), strict=True
+    for (rows, columns, _), result in zip(
+        cases, run_together([case(*sizes) for sizes in cases], target), strict=True
     ):
         height = lanes if rows is None else rows
         wanted = np.zeros((columns, lanes), "float32")
         wanted[:, :height] = numbers(max(height, 1), columns)[:height].T
-        assert np.array_equal(found, wanted)
+        assert np.array_equal(result, wanted)
 
 
 @each_target
@@ -162,8 +162,8 @@ def test_evens_and_odds(target):
         for i, half in enumerate([*halves, *vectors.interleave(halves)]):
             vectors.store(y, b.const(i * lanes), half)
 
-    found = run(body, [x], (4 * lanes,), target)
-    assert np.array_equal(found, np.concatenate([x[::2], x[1::2], x]))
+    result = run(body, [x], (4 * lanes,), target)
+    assert np.array_equal(result, np.concatenate([x[::2], x[1::2], x]))
 
 
 @each_target

@@ -33,30 +33,30 @@ def check(cases, target):
         for k in zeros:
             arrays[k][...] = 0
         wanted = np.concatenate(arrays, axis)
-        shapes = [list(each.shape) for each in (*arrays, wanted)]
+        shapes = [list(array.shape) for array in (*arrays, wanted)]
         if symbolic == axis:
             # The last operand and the result have a symbolic extent.
             shapes[-2][axis] = n
             shapes[-1][axis] = sum(extents[:-1]) + n
         elif symbolic is not None:
-            for each in shapes:
-                each[symbolic] = n
+            for extents_of in shapes:
+                extents_of[symbolic] = n
         name = f"kernel{i}"
         function = concat(axis, shapes, zeros, dtype, CPU.of(target))
         functions[name] = function
-        given = [array for k, array in enumerate(arrays) if k not in zeros]
-        runs.append((name, given, [wanted]))
+        inputs = [array for k, array in enumerate(arrays) if k not in zeros]
+        runs.append((name, inputs, [wanted]))
         name = f"split{i}"
         function = split(axis, shapes, dtype, CPU.of(target))
         functions[name] = function
         runs.append((name, [wanted], arrays))
     compiled = compile_kernels(functions, target)
     for name, arrays, wanted in runs:
-        results = [tvm.runtime.tensor(np.ones_like(each)) for each in wanted]
+        results = [tvm.runtime.tensor(np.ones_like(array)) for array in wanted]
         compiled[name](*map(tvm.runtime.tensor, arrays), *results)
-        for found, each in zip(results, wanted, strict=True):
-            assert found.numpy().dtype == each.dtype
-            np.testing.assert_array_equal(found.numpy(), each, err_msg=f"{name} of {cases}")
+        for result, expected in zip(results, wanted, strict=True):
+            assert result.numpy().dtype == expected.dtype
+            np.testing.assert_array_equal(result.numpy(), expected, err_msg=f"{name} of {cases}")
 
 
 @each_target

@@ -71,8 +71,8 @@ def check(convolutions, target, cores=2, **extents):
     """Compare the forward and data gradient kernels of convolutions, compiled together, with the
     sums over taps."""
     runs, wanted = [], []
-    found = CPU.of(target)
-    cpu = CPU(found.lanes, found.registers, cores)
+    host = CPU.of(target)
+    cpu = CPU(host.lanes, host.registers, cores)
     for conv in convolutions:
         data, weight, out = (
             RNG.normal(size=at(shape, extents)).astype("float32")

@@ -33,7 +33,7 @@ def differences(cases: Sequence[KernelCase], dtype: str, name: str) -> Iterator[
     """Yield the cases whose results in a dtype are not those of the float32 kernel, rounded."""
     target, batches = tvm.target.Target(TARGETS[name]), (3, None)
     pairs = [
-        tuple(kernel_of(case, target, batch, each) for each in (dtype, "float32"))
+        tuple(kernel_of(case, target, batch, element) for element in (dtype, "float32"))
         for case in cases
         for batch in batches
     ]
@@ -46,9 +46,9 @@ def differences(cases: Sequence[KernelCase], dtype: str, name: str) -> Iterator[
     for i, (narrow, wide) in enumerate(pairs):
         arrays = _inputs(narrow, _DTYPES[dtype])
         floats = [x.astype("float32") if x.dtype == _DTYPES[dtype] else x for x in arrays]
-        found = _run(library[f"narrow{i}"], narrow, arrays)
+        results = _run(library[f"narrow{i}"], narrow, arrays)
         wanted = _run(library[f"wide{i}"], wide, floats)
-        for own, other in zip(found, wanted, strict=True):
+        for own, other in zip(results, wanted, strict=True):
             if own.tobytes() != other.astype(own.dtype).tobytes():
                 error = np.abs(own.astype("float64") - other.astype("float64")).max()
                 yield f"{narrow.case.name}: {error} of {np.abs(other).max()}"

@@ -54,8 +54,8 @@ def check(cases, target):
                 exact[:, at] += dy[:, i]
         runs.append(Run(function, [dy, indices], [exact.shape]))
         wanted.append(exact)
-    for case, exact, (found,) in zip(cases, wanted, run_kernels(runs, target), strict=True):
-        assert largest_error(found, exact) < 1e-5, case
+    for case, exact, (result,) in zip(cases, wanted, run_kernels(runs, target), strict=True):
+        assert largest_error(result, exact) < 1e-5, case
 
 
 @each_target
@@ -114,9 +114,9 @@ def check_gathers(cases, target):
         )
         runs.append(Run(function, [dy, *indices], [exact.shape]))
         wanted.append(exact)
-    for case, exact, (found,) in zip(cases, wanted, run_kernels(runs, target), strict=True):
-        assert np.array_equal(np.isnan(found), np.isnan(exact)), case
-        assert largest_error(np.nan_to_num(found), np.nan_to_num(exact)) < 1e-5, case
+    for case, exact, (result,) in zip(cases, wanted, run_kernels(runs, target), strict=True):
+        assert np.array_equal(np.isnan(result), np.isnan(exact)), case
+        assert largest_error(np.nan_to_num(result), np.nan_to_num(exact)) < 1e-5, case
 
 
 KINDS = ["take", "gather", "nd", "tensors"]

@@ -50,8 +50,8 @@ def check(cases, target):
         inputs = [dy, y, targets, *([weights] if weighted else [])]
         runs.append(Run(function, inputs, [y.shape]))
         wanted.append(gradient.numpy())
-    for case, exact, (found,) in zip(cases, wanted, run_kernels(runs, target), strict=True):
-        assert largest_error(found, exact) < 1e-5, case
+    for case, exact, (result,) in zip(cases, wanted, run_kernels(runs, target), strict=True):
+        assert largest_error(result, exact) < 1e-5, case
 
 
 REDUCTIONS = ["none", "sum", "mean"]
@@ -80,9 +80,9 @@ def test_targets_outside_of_the_classes(target, inner):
         CPU.of(target),
     )
     inputs = [dy, y, targets, np.ones(3, "float32")]
-    ((found,),) = run_kernels([Run(function, inputs, [shape])], target)
-    assert np.isnan(found[targets[:, 0] != IGNORED]).all()
-    assert (found[targets[:, 0] == IGNORED] == 0).all()
+    ((result,),) = run_kernels([Run(function, inputs, [shape])], target)
+    assert np.isnan(result[targets[:, 0] != IGNORED]).all()
+    assert (result[targets[:, 0] == IGNORED] == 0).all()
 
 
 @each_target
@@ -101,8 +101,8 @@ def test_gathered(target, classes):
     lines = Lines(len(targets), classes, 1)
     function = cross_entropy_backward(Loss("gather"), lines, shapes, "int64", CPU.of(target))
     inputs = [dy, y.detach().numpy().astype("float32"), targets]
-    ((found,),) = run_kernels([Run(function, inputs, [tuple(y.shape)])], target)
-    assert largest_error(found, exact.numpy()) < 1e-5
+    ((result,),) = run_kernels([Run(function, inputs, [tuple(y.shape)])], target)
+    assert largest_error(result, exact.numpy()) < 1e-5
 
 
 @pytest.mark.slow

@@ -51,11 +51,11 @@ def check(products, target, *extents, way=None, **properties):
             runs.append(Run(function, arrays, [output]))
             checked.append((product, values))
     results = run_kernels(runs, target)
-    for case, run, (found,) in zip(checked, runs, results, strict=True):
+    for case, run, (result,) in zip(checked, runs, results, strict=True):
         product, _ = case
         a, b = (array.astype("float64") for array in run.inputs)
         wanted = transposed(a, product.transpose_a) @ transposed(b, product.transpose_b)
-        assert largest_error(found, wanted) < 2e-6, case
+        assert largest_error(result, wanted) < 2e-6, case
 
 
 @each_target
@@ -187,9 +187,9 @@ def test_tasks_of_symbolic_numbers():
     for cores, largest in [(1, (54, 64)), (2, (54, 64)), (7, (16, 30)), (64, (9, 4))]:
         strips, panels = (tirx.Var(name, "int32") for name in ("strips", "panels"))
 
-        def emit(_a, _b, found, extents=(strips, panels), largest=largest, cores=cores):
-            for i, each in enumerate(divide(*extents, largest, cores)):
-                b.store(found, i, b.as_float(each))
+        def emit(_a, _b, counts, extents=(strips, panels), largest=largest, cores=cores):
+            for i, count in enumerate(divide(*extents, largest, cores)):
+                b.store(counts, i, b.as_float(count))
 
         params = b.floats("abc", [[strips], [panels], [2]])
         function = b.prim_func("divide", params, emit)
@@ -197,8 +197,8 @@ def test_tasks_of_symbolic_numbers():
             arrays = [np.zeros(number, "float32") for number in numbers]
             sizes.append((Run(function, arrays, [(2,)]), divide(*numbers, largest, cores)))
     results = run_kernels([run for run, _ in sizes], {"kind": "llvm"})
-    for (found,), (_, wanted) in zip(results, sizes, strict=True):
-        assert found.tolist() == list(wanted)
+    for (counts,), (_, wanted) in zip(results, sizes, strict=True):
+        assert counts.tolist() == list(wanted)
 
 
 def test_panels_of_a_large_factor_are_prefetched():
@@ -220,8 +220,8 @@ def test_few_rows_in_batches(target):
     batch = tirx.Var("batch", "int32")
     check([Matmul(3, 40, 20, batch=batch), Matmul(40, 1, 20, batch=batch)], target, {"batch": 4})
     shared = [(True, False), (False, True)]
-    check([Matmul(2, 70, 20, False, True, 3, *each) for each in shared], target)
-    check([Matmul(50, 1, 20, False, True, 3, *each) for each in shared], target)
+    check([Matmul(2, 70, 20, False, True, 3, *sharing) for sharing in shared], target)
+    check([Matmul(50, 1, 20, False, True, 3, *sharing) for sharing in shared], target)
 
 
 @each_target
@@ -230,7 +230,7 @@ def test_all_symbolic(target):
     symbolic = [Matmul(rows, columns, depth), Matmul(rows, 1, depth), Matmul(1, columns, depth)]
     sizes = [(13, 45, 300), (4, 7, 0), (31, 3, 19)]
     names = ("rows", "columns", "depth")
-    check(symbolic, target, *(dict(zip(names, each, strict=True)) for each in sizes))
+    check(symbolic, target, *(dict(zip(names, values, strict=True)) for values in sizes))
 
 
 @each_target
@@ -287,6 +287,6 @@ def test_threads_get_equal_parts(size, cores):
         for i in range(0, generator.strips, strips)
         for j in range(0, generator.panels, panels)
     ]
-    each = -(-len(tasks) // cores)
-    most = max(sum(tasks[i : i + each]) for i in range(0, len(tasks), each))
+    part = -(-len(tasks) // cores)
+    most = max(sum(tasks[i : i + part]) for i in range(0, len(tasks), part))
     assert most <= 1.1 * generator.strips * generator.panels / cores

@@ -175,7 +175,7 @@ class Case:
         groups = x.reshape(self.outer, self.groups, -1)
         mean = groups.mean(2, keepdim=True)
         rstd = 1 / torch.sqrt(groups.var(2, keepdim=True, unbiased=False) + EPSILON)
-        return [each.repeat_interleave(self.channels, 1) for each in (mean, rstd)]
+        return [statistic.repeat_interleave(self.channels, 1) for statistic in (mean, rstd)]
 
     def _group_statistics(self, outer):
         channels = self.groups * self.channels
@@ -299,9 +299,9 @@ def check(cases, target):
     """Compare kernels, compiled together, with the expected results."""
     made = [case.run(CPU.of(target)) for case in cases]
     results = run_kernels([run for run, _ in made], target)
-    for case, (run, wanted), found in zip(cases, made, results, strict=True):
+    for case, (run, wanted), tensors in zip(cases, made, results, strict=True):
         inputs = [torch.from_numpy(array).double() for array in run.inputs]
-        for ours, exact in zip(found, wanted(*inputs), strict=True):
+        for ours, exact in zip(tensors, wanted(*inputs), strict=True):
             assert largest_error(ours, exact.numpy()) < 1e-5, case
 
 

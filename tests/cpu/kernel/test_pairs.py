@@ -35,27 +35,29 @@ def kernel(product: Matmul, result: str = "float32", **properties) -> tirx.PrimF
 def run(
     functions: Sequence[tirx.PrimFunc], inputs: Sequence[Sequence], shape: tuple, result="float32"
 ) -> list[np.ndarray]:
-    library = compile_kernels({f"f{i}": each for i, each in enumerate(functions)}, TARGET)
-    found = []
+    library = compile_kernels({f"f{i}": function for i, function in enumerate(functions)}, TARGET)
+    outputs = []
     for i, arrays in enumerate(inputs):
         output = tvm.runtime.empty(shape[i], result)
         library[f"f{i}"](*map(tvm.runtime.tensor, arrays), output)
-        found.append(output.numpy())
-    return found
+        outputs.append(output.numpy())
+    return outputs
 
 
 def wanted(product: Matmul, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    a, b = (each.astype("float64") for each in (a, b))
+    a, b = (factor.astype("float64") for factor in (a, b))
     a = np.swapaxes(a, -1, -2) if product.transpose_a else a
     return a @ (np.swapaxes(b, -1, -2) if product.transpose_b else b)
 
 
 def check(products: Sequence[Matmul], values: dict | None = None) -> None:
     """Compare products whose sums are stored in float32."""
-    shapes = [[at(shape, values or {}) for shape in each.shapes()] for each in products]
-    inputs = [[RNG.normal(size=each).astype(BFLOAT16) for each in shape[:2]] for shape in shapes]
-    found = run(list(map(kernel, products)), inputs, [shape[2] for shape in shapes])
-    for product, arrays, result in zip(products, inputs, found, strict=True):
+    shapes = [[at(shape, values or {}) for shape in product.shapes()] for product in products]
+    inputs = [
+        [RNG.normal(size=extents).astype(BFLOAT16) for extents in shape[:2]] for shape in shapes
+    ]
+    results = run(list(map(kernel, products)), inputs, [shape[2] for shape in shapes])
+    for product, arrays, result in zip(products, inputs, results, strict=True):
         assert largest_error(result, wanted(product, *arrays)) < 2e-6, product
 
 
@@ -103,9 +105,9 @@ def test_results_do_not_depend_on_the_threads():
 @here
 def test_infinities_and_nans():
     a = np.array([[np.inf, 1, 2], [np.nan, 1, 2], [3e38, 3e38, 1]], BFLOAT16)
-    (found,) = run([kernel(Matmul(3, 1, 3))], [[a, np.full((3, 1), 2, BFLOAT16)]], [(3, 1)])
-    assert np.isnan(found[1, 0])
-    assert found[[0, 2], 0].tolist() == [np.inf, np.inf]
+    (result,) = run([kernel(Matmul(3, 1, 3))], [[a, np.full((3, 1), 2, BFLOAT16)]], [(3, 1)])
+    assert np.isnan(result[1, 0])
+    assert result[[0, 2], 0].tolist() == [np.inf, np.inf]
 
 
 def test_only_targets_with_the_instruction_multiply_pairs():

@@ -68,11 +68,11 @@ def check(cases, target):
         runs.append(Run(function, [dy, winners if saved else x], [x.shape]))
         (gradient,) = torch.autograd.grad(y, padded, torch.from_numpy(dy).double())
         wanted.append(gradient.numpy())
-    for case, exact, (found,) in zip(cases, wanted, run_kernels(runs, target), strict=True):
+    for case, exact, (output,) in zip(cases, wanted, run_kernels(runs, target), strict=True):
         if case[0] == "max":
-            assert np.array_equal(found, exact.astype("float32"), equal_nan=True), case
+            assert np.array_equal(output, exact.astype("float32"), equal_nan=True), case
         else:
-            assert largest_error(found, exact) < 1e-6, case
+            assert largest_error(output, exact) < 1e-6, case
 
 
 def pooled_by_torch(x, axes):
@@ -176,7 +176,8 @@ def test_volumes_and_dilation(target):
     far, thrice = Windows(23, 3, 2, 1, 10, 1, 2), Windows(24, 3, 3, 0, 8)
     triples = [(small, wide, wide), (thrice, small, thrice)]
     check(
-        [(kind, 3, each, each[0] is small, "plain") for each in triples for kind in KINDS], target
+        [(kind, 3, triple, triple[0] is small, "plain") for triple in triples for kind in KINDS],
+        target,
     )
     check([(kind, 3, (far, far), False, "few") for kind in KINDS if "max" in kind], target)
 
@@ -198,8 +199,8 @@ def test_padding_never_wins(target):
     )
     dy = np.array([[[1, 2], [3, 4]]], "float32")
     x = np.full((1, 3, 3), -np.inf, "float32")
-    ((found,),) = run_kernels([Run(function, [dy, x], [x.shape])], target)
-    assert found.tolist() == [[[1, 2, 0], [3, 4, 0], [0, 0, 0]]]
+    ((result,),) = run_kernels([Run(function, [dy, x], [x.shape])], target)
+    assert result.tolist() == [[[1, 2, 0], [3, 4, 0], [0, 0, 0]]]
 
 
 @pytest.mark.slow

@@ -37,8 +37,8 @@ def test_products_and_their_gradients(target):
             values = rng.normal(size=data).astype("float32")
             runs.append(Run(kernel, [values, *operands], [tuple(result)]))
             wanted.append(values.astype("float64") @ (matrix if backward else matrix.T))
-    for (found,), expected in zip(run_kernels(runs, target), wanted, strict=True):
-        assert largest_error(found, expected) < 5e-6
+    for (output,), expected in zip(run_kernels(runs, target), wanted, strict=True):
+        assert largest_error(output, expected) < 5e-6
 
 
 def test_the_weight_never_exists_as_floats():

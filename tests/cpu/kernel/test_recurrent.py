@@ -20,10 +20,10 @@ def check(cases, target) -> None:
     runs, wanted = [], []
     for kernel, shapes, reference in cases:
         arrays = [rng.normal(size=shape).astype("float32") for shape in shapes]
-        wanted.append(reference(*(each.astype("float64") for each in arrays)))
-        runs.append(Run(kernel, arrays, [each.shape for each in wanted[-1]]))
-    for found, expected in zip(run_kernels(runs, target), wanted, strict=True):
-        for got, value in zip(found, expected, strict=True):
+        wanted.append(reference(*(array.astype("float64") for array in arrays)))
+        runs.append(Run(kernel, arrays, [array.shape for array in wanted[-1]]))
+    for results, expected in zip(run_kernels(runs, target), wanted, strict=True):
+        for got, value in zip(results, expected, strict=True):
             assert largest_error(got, value) < 5e-6
 
 

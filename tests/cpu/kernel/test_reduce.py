@@ -35,11 +35,11 @@ def check(cases, target):
             function = sum_columns(n, middle, inner, shapes, CPU.of(target), mean)
         shape = (outer * middle, inner) if kind == "columns" else (outer, middle, inner)
         runs.append(Run(function, [RNG.normal(size=shape).astype("float32")], [result]))
-    for case, run, (found,) in zip(cases, runs, run_kernels(runs, target), strict=True):
+    for case, run, (output,) in zip(cases, runs, run_kernels(runs, target), strict=True):
         axes = {"channels": (0, 2), "columns": 0, "inner columns": 1}[case[0]]
         array = run.inputs[0].astype("float64")
         wanted = array.mean(axes) if case[-1] else array.sum(axes)
-        assert largest_error(found, wanted) < 1e-5, case
+        assert largest_error(output, wanted) < 1e-5, case
 
 
 KINDS = ["channels", "columns", "inner columns"]

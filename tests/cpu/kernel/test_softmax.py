@@ -51,11 +51,11 @@ def check(cases, target, values=None):
         else:
             inputs = [values.reshape(sizes)] * number
         runs.append(Run(function, inputs, [tuple(sizes)]))
-    for case, run, (found,) in zip(cases, runs, run_kernels(runs, target), strict=True):
+    for case, run, (result,) in zip(cases, runs, run_kernels(runs, target), strict=True):
         wanted = KERNELS[case[0]][2](*(torch.from_numpy(array).double() for array in run.inputs))
-        assert np.array_equal(np.isnan(found), np.isnan(wanted.numpy())), case
-        if not np.isnan(found).any():
-            assert largest_error(found, wanted.numpy()) < 1e-5, case
+        assert np.array_equal(np.isnan(result), np.isnan(wanted.numpy())), case
+        if not np.isnan(result).any():
+            assert largest_error(result, wanted.numpy()) < 1e-5, case
 
 
 @each_target

@@ -28,8 +28,8 @@ def conv3x3(batch, ins, outs, size, padding=(1, 1, 1, 1)):
 def check(convolutions, target, square=2, cores=2, **extents):
     """Compare the forward and both gradient kernels of convolutions, compiled together, with
     PyTorch."""
-    found = CPU.of(target)
-    cpu = CPU(found.lanes, found.registers, cores)
+    host = CPU.of(target)
+    cpu = CPU(host.lanes, host.registers, cores)
     runs, wanted = [], []
     for conv in convolutions:
         arrays = {
@@ -57,11 +57,11 @@ def check(convolutions, target, square=2, cores=2, **extents):
 @pytest.mark.parametrize("square", TRANSFORMS)
 def test_transforms_multiply_polynomials(square):
     """In one dimension and exactly: A^T ((G g) * (B^T d)) is the filter g over the data d."""
-    found = TRANSFORMS[square]
+    transforms = TRANSFORMS[square]
     data, weight = RNG.normal(size=square + 2), RNG.normal(size=3)
-    products = (np.array(found.weight) @ weight) * (np.array(found.data) @ data)
+    products = (np.array(transforms.weight) @ weight) * (np.array(transforms.data) @ data)
     wanted = [data[i : i + 3] @ weight for i in range(square)]
-    np.testing.assert_allclose(np.array(found.result) @ products, wanted, rtol=1e-12)
+    np.testing.assert_allclose(np.array(transforms.result) @ products, wanted, rtol=1e-12)
 
 
 @each_target
@@ -99,12 +99,12 @@ def test_symbolic_batch_of_any_size(target):
 def test_results_do_not_depend_on_the_cores():
     global RNG
     convolutions = [conv3x3(3, 20, 40, (9, 9)), conv3x3(5, 120, 140, (3, 4))]
-    found = []
+    runs = []
     for cores in (1, 2, 64):
         RNG = np.random.default_rng(0)
         results = check(convolutions, {"kind": "llvm"}, cores=cores)
-        found.append([result.tobytes() for result in results])
-    assert found[0] == found[1] == found[2]
+        runs.append([result.tobytes() for result in results])
+    assert runs[0] == runs[1] == runs[2]
 
 
 @pytest.mark.parametrize(

@@ -70,14 +70,14 @@ def later(steps=STEPS, window=None):
 
 def joined(x, w, b, heads=2, sizes=None, **settings):
     parts = (x @ w + b).split(sizes or [w.shape[1] // 3] * 3, -1)
-    return attend(*(in_heads(each, heads) for each in parts), **settings)
+    return attend(*(in_heads(tensor, heads) for tensor in parts), **settings)
 
 
 def multi(q, k, v, vector=None, heads=2, **settings):
     if vector is not None:
         parts = vector.split([q.shape[2], k.shape[2], v.shape[2]])
-        q, k, v = (each + part for each, part in zip((q, k, v), parts, strict=True))
-    return attend(*(in_heads(each, heads) for each in (q, k, v)), **settings)
+        q, k, v = (tensor + part for tensor, part in zip((q, k, v), parts, strict=True))
+    return attend(*(in_heads(tensor, heads) for tensor in (q, k, v)), **settings)
 
 
 def grouped(
@@ -85,8 +85,8 @@ def grouped(
 ):
     q, k, v = in_heads(q, heads), in_heads(k, groups), in_heads(v, groups)
     if tables is not None:
-        q, k = (turned(each, *tables, interleaved) for each in (q, k))
-    k, v = (each.repeat_interleave(heads // groups, 1) for each in (k, v))
+        q, k = (turned(tensor, *tables, interleaved) for tensor in (q, k))
+    k, v = (tensor.repeat_interleave(heads // groups, 1) for tensor in (k, v))
     behind = torch.arange(STEPS)[None, None, None] > last.reshape(-1, 1, 1, 1)
     return attend(q, k, v, excluded=later(window=window) | behind, **settings)
 
@@ -96,11 +96,11 @@ def turned(x, cosines, sines, interleaved):
     width = 2 * c.shape[1]
     y, rest = x[..., :width], x[..., width:]
     if interleaved:
-        one, other = y[..., 0::2], y[..., 1::2]
-        y = torch.stack([one * c - other * s, other * c + one * s], -1).flatten(-2)
+        even, other = y[..., 0::2], y[..., 1::2]
+        y = torch.stack([even * c - other * s, other * c + even * s], -1).flatten(-2)
     else:
-        one, other = y.chunk(2, -1)
-        y = torch.cat([one * c - other * s, other * c + one * s], -1)
+        even, other = y.chunk(2, -1)
+        y = torch.cat([even * c - other * s, other * c + even * s], -1)
     return torch.cat([y, rest], -1)
 
 
@@ -260,7 +260,9 @@ def model_of(dtype, names):
     weights["factor"] += double(2, 6, WIDTH) / 9
     for name in names:
         case = CASES[name]
-        operands = ["" if each is None else f"{name}.{i}" for i, each in enumerate(case.operands)]
+        operands = [
+            "" if operand is None else f"{name}.{i}" for i, operand in enumerate(case.operands)
+        ]
         nodes.append(
             helper.make_node(
                 case.kind, ["x", *operands], [f"{name}_y"], domain=MICROSOFT, **case.attributes
@@ -288,8 +290,8 @@ def reference(names, values):
             x,
             *(
                 values[f"{name}.{i}"]
-                for i, each in enumerate(CASES[name].operands)
-                if each is not None
+                for i, operand in enumerate(CASES[name].operands)
+                if operand is not None
             ),
         )
         for name in names
@@ -297,15 +299,17 @@ def reference(names, values):
 
 
 def tensors(model, z):
-    constants = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
+    constants = {
+        tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer
+    }
     return {name: torch.tensor(value) for name, value in {**constants, "z": z}.items()}
 
 
 def test_values_and_gradients_are_pytorchs():
     model, z = model_of("float64", CASES), double(2, 6, WIDTH)
     trained = [
-        each.name for each in model.graph.initializer
-        if each.data_type == onnx.TensorProto.DOUBLE and not each.name.startswith(("bits",
+        tensor.name for tensor in model.graph.initializer
+        if tensor.data_type == onnx.TensorProto.DOUBLE and not tensor.name.startswith(("bits",
             "grouped_rotary.6", "grouped_rotary.7"))
     ]  # fmt: skip
     imported = from_model(model, trainable=trained)
@@ -313,19 +317,19 @@ def test_values_and_gradients_are_pytorchs():
     trained = list(imported.params)
     module = relax_grad.value_and_grad(imported.with_loss(models.weighted_sum), "loss", wrt=trained)
     call = models.compiled(module, None)
-    found = call("main", z, *imported.values)
+    results = call("main", z, *imported.values)
     gradients = call("loss_adjoint", z, *imported.values)[1]
     values = tensors(model, z)
     for name in trained:
         values[name].requires_grad_()
     wanted = reference(CASES, values)
-    for name, one, other in zip(CASES, found, wanted, strict=True):
-        np.testing.assert_allclose(one, other.detach().numpy(), 1e-9, 1e-10, err_msg=name)
+    for name, result, other in zip(CASES, results, wanted, strict=True):
+        np.testing.assert_allclose(result, other.detach().numpy(), 1e-9, 1e-10, err_msg=name)
     total = sum(
         (
-            each * torch.cos(torch.arange(each.numel(), dtype=torch.float64)).reshape(each.shape)
+            value * torch.cos(torch.arange(value.numel(), dtype=torch.float64)).reshape(value.shape)
         ).sum()
-        for each in wanted
+        for value in wanted
     )
     total.backward()
     for name, gradient in zip(trained, gradients, strict=True):
@@ -338,16 +342,16 @@ def test_the_reference_is_onnxruntime():
     z = normal(2, 6, WIDTH)
     for name in CASES.keys() - WITHOUT_RUNTIME:
         model = model_of("float32", [name])
-        found = runtime.InferenceSession(model.SerializeToString()).run(None, {"z": z})
+        results = runtime.InferenceSession(model.SerializeToString()).run(None, {"z": z})
         values = tensors(model, z)
         (wanted,) = reference(
             [name],
             {
-                key: each.double() if each.is_floating_point() else each
-                for key, each in values.items()
+                key: value.double() if value.is_floating_point() else value
+                for key, value in values.items()
             },
         )
-        np.testing.assert_allclose(found[0], wanted.numpy(), 1e-3, 1e-3, err_msg=name)
+        np.testing.assert_allclose(results[0], wanted.numpy(), 1e-3, 1e-3, err_msg=name)
 
 
 def test_scales_of_a_quantised_weight_are_constants():
@@ -381,13 +385,13 @@ def test_embeddings_with_a_normalisation():
         ids, kinds, mask = (
             rng.integers(0, most, (batch, steps)).astype("int32") for most in (9, 2, 2)
         )
-        found, count = call("main", ids, kinds, mask, *imported.values)
+        result, count = call("main", ids, kinds, mask, *imported.values)
         gradients = call("loss_adjoint", ids, kinds, mask, *imported.values)[1]
-        values = [torch.tensor(each, requires_grad=True) for each in weights.values()]
+        values = [torch.tensor(weight, requires_grad=True) for weight in weights.values()]
         words, places, segments, g, b = values
         total = words[ids] + places[:steps] + segments[kinds]
         wanted = F.layer_norm(total, (8,), g, b, 2.0**-20)
-        np.testing.assert_allclose(found, wanted.detach().numpy(), 1e-9, 1e-10)
+        np.testing.assert_allclose(result, wanted.detach().numpy(), 1e-9, 1e-10)
         np.testing.assert_array_equal(count, mask.sum(1))
         wanted.sin().sum().backward()
         for gradient, value in zip(gradients, values, strict=True):

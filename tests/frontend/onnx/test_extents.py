@@ -213,21 +213,26 @@ CONSTANTS = {
 }
 
 
-def renamed(given, prefix: str, kept):
+def renamed(origin, prefix: str, kept):
     """Return nodes with a prefix before the names of their values."""
-    found = onnx.NodeProto()
-    found.CopyFrom(given)
-    for names in (found.input, found.output):
+    copy = onnx.NodeProto()
+    copy.CopyFrom(origin)
+    for names in (copy.input, copy.output):
         names[:] = [name if not name or name in kept else prefix + name for name in names]
-    return found
+    return copy
 
 
 def model_of(cases, shape=("batch", "steps", 4)):
     """Return a model with the results of cases on the product of its input and a weight."""
-    kept = {"h", *WEIGHTS, *CONSTANTS, *(name for each in COMMON for name in each.output)}
+    kept = {
+        "h",
+        *WEIGHTS,
+        *CONSTANTS,
+        *(name for common_node in COMMON for name in common_node.output),
+    }
     nodes = [*COMMON, node("MatMul", ["x", "w"], ["h"])]
     for name in cases:
-        nodes += [renamed(each, f"{name}/", kept) for each in CASES[name]]
+        nodes += [renamed(part, f"{name}/", kept) for part in CASES[name]]
     outputs = [f"{name}/y" for name in cases]
     return models.model_of(
         nodes, {"x": list(shape)}, {**WEIGHTS, **CONSTANTS}, outputs, dtype="float64"
@@ -236,8 +241,8 @@ def model_of(cases, shape=("batch", "steps", 4)):
 
 def loss(bb, *results):
     total = None
-    for each in results:
-        part = bb.emit(relax.op.mean(relax.op.sin(each)))
+    for result in results:
+        part = bb.emit(relax.op.mean(relax.op.sin(result)))
         total = part if total is None else bb.emit(relax.op.add(total, part))
     return total
 
@@ -257,12 +262,12 @@ def compiled():
 def test_computed_extents_have_the_values_of_the_evaluator(compiled, sizes):
     imported, call = compiled
     x = normal(*sizes, 4, dtype="float64")
-    found = call("main", x, *imported.values)
+    results = call("main", x, *imported.values)
     without = {"averagepool_same_upper", "maxpool_same_upper", "conv_same_lower", "conv_same_upper"}
     names = [name for name in CASES if name not in without]
     expected = ReferenceEvaluator(model_of(names)).run(None, {"x": x})
     for name, value in zip(names, expected, strict=True):
-        result = found[list(CASES).index(name)]
+        result = results[list(CASES).index(name)]
         assert result.shape == value.shape, name
         np.testing.assert_allclose(result, value, 1e-6, 1e-7, err_msg=name)
 
@@ -298,22 +303,24 @@ def test_windows_of_symbolic_extents_have_the_values_of_onnxruntime(compiled, si
         if tensor.data_type == TensorProto.DOUBLE:
             value = numpy_helper.to_array(tensor).astype("float32")
             tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
-    for each in (*model.graph.input, *model.graph.output):
-        each.type.tensor_type.elem_type = TensorProto.FLOAT
+    for tensor in (*model.graph.input, *model.graph.output):
+        tensor.type.tensor_type.elem_type = TensorProto.FLOAT
     x = normal(*sizes, 4)
     session = runtime.InferenceSession(model.SerializeToString())
-    found = call("main", x.astype("float64"), *imported.values)
+    results = call("main", x.astype("float64"), *imported.values)
     for name, value in zip(names, session.run(None, {"x": x}), strict=True):
-        np.testing.assert_allclose(found[list(CASES).index(name)], value, 1e-4, 1e-4, err_msg=name)
+        np.testing.assert_allclose(
+            results[list(CASES).index(name)], value, 1e-4, 1e-4, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("case", ["table", "range"])
 def test_rows_behind_a_table_are_nan(case):
     """A table of 16 positions has none for the rest of 20 steps."""
     model = model_of([case])
-    found = models.outputs(from_model(model), {"x": normal(1, 20, 4, dtype="float64")})[0]
-    assert np.isfinite(found[:, :16]).all()
-    assert np.isnan(found[:, 16:]).all()
+    result = models.outputs(from_model(model), {"x": normal(1, 20, 4, dtype="float64")})[0]
+    assert np.isfinite(result[:, :16]).all()
+    assert np.isnan(result[:, 16:]).all()
 
 
 def test_extents_that_are_equal_for_some_sizes_are_compared_at_run_time():
@@ -330,14 +337,14 @@ def test_extents_that_are_equal_for_some_sizes_are_compared_at_run_time():
     outputs = ("joined", "total")
     model = models.model_of(nodes, {"x": [1, 2, "t"]}, weights, outputs, dtype="float64")
     imported = from_model(model)
-    assert [str(each.shape) for each in imported.outputs.values()] == ["R.shape([1, 4, t])",
+    assert [str(output.shape) for output in imported.outputs.values()] == ["R.shape([1, 4, t])",
         "R.shape([1, 2, t])"]  # fmt: skip
     module = relax_grad.value_and_grad(imported.with_loss(loss), "loss", wrt=["w"])
     call, w = models.compiled(module, None), imported.params["w"].numpy()
     for steps in (4, 10):
         x = normal(1, 2, steps, dtype="float64")
-        for one, other in zip(call("main", x, w), models.wanted(model, {"x": x}), strict=True):
-            np.testing.assert_allclose(one, other, 1e-9)
+        for result, other in zip(call("main", x, w), models.wanted(model, {"x": x}), strict=True):
+            np.testing.assert_allclose(result, other, 1e-9)
         (gradient,) = call("loss_adjoint", x, w)[1]
         ahead, behind = (call("loss", x, w + step) for step in (1e-6, -1e-6))
         np.testing.assert_allclose(gradient.sum(), (ahead - behind) / 2e-6, rtol=1e-6)
@@ -421,8 +428,7 @@ def test_random_extents_are_those_of_the_evaluator(first):
                 x = np.zeros((sizes["b"], sizes["t"], 2), "float32")
                 (expected,) = models.wanted(model, {"x": x})
                 numbers = {
-                    each: tirx.IntImm("int64", sizes[each.name])
-                    for each in variables(shape.values[0])
+                    var: tirx.IntImm("int64", sizes[var.name]) for var in variables(shape.values[0])
                 }
                 extent = Analyzer().simplify(substitute(shape.values[0], numbers))
                 assert int(extent) == expected.shape[0], seed
@@ -469,8 +475,8 @@ def test_products_of_related_extents_are_compared_at_run_time():
     call = models.compiled((imported := from_model(model)).module)
     for rows in (4, 5):
         x = normal(rows, 3)
-        found = call(x, *imported.values)
+        result = call(x, *imported.values)
         if rows == 5:
-            assert np.isnan(found).all()
+            assert np.isnan(result).all()
         else:
-            np.testing.assert_allclose(found, models.wanted(model, {"x": x})[0], rtol=1e-5)
+            np.testing.assert_allclose(result, models.wanted(model, {"x": x})[0], rtol=1e-5)

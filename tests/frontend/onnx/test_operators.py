@@ -107,9 +107,9 @@ def test_an_operator_has_the_values_of_onnxruntime(case):
     model, feeds = after_product(case, "float32")
     session = runtime.InferenceSession(model.SerializeToString())
     (expected,) = session.run(None, feeds)
-    (found,) = models.outputs(from_model(model), feeds)
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    (result,) = models.outputs(from_model(model), feeds)
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
 def without_definitions() -> bool:
@@ -163,10 +163,11 @@ def test_an_operator_that_onnx_defines_by_others(case):
 )
 def test_an_operator_whose_definition_cannot_be_imported_is_left():
     model = models.model_of([node("Celu", ["x"], name="curve")], {"x": [3]}, {})
-    (left,) = expand(model, lambda found: False).graph.node
+    (left,) = expand(model, lambda proto: False).graph.node
     assert (left.op_type, left.name) == ("Celu", "curve")
     assert "Celu" not in {
-        found.op_type for found in expand(model, lambda found: found.op_type != "Celu").graph.node
+        written.op_type
+        for written in expand(model, lambda proto: proto.op_type != "Celu").graph.node
     }
 
 

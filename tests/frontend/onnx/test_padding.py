@@ -37,9 +37,9 @@ def model_of(cases):
     ]
     for widths in sorted({widths for widths, _ in cases}):
         made = onnx.helper.make_graph(WIDTHS[widths][1], "g", [], []).node
-        for each in made:
-            each.output[0] = f"{widths}.{each.output[0]}"
-            each.input[:] = [f"{widths}.m" if name == "m" else name for name in each.input]
+        for proto in made:
+            proto.output[0] = f"{widths}.{proto.output[0]}"
+            proto.input[:] = [f"{widths}.m" if name == "m" else name for name in proto.input]
         nodes += made
         first = f"{widths}.a" if widths == "wide" else FIRST[widths]
         # The axis before, of extent 2, has a constant width.
@@ -72,24 +72,24 @@ def test_widths_that_are_computed():
     w = imported.params["w"].numpy()
     for n in (1, 3, 6, 11):
         x = normal(2, n, dtype="float64")
-        found = call("main", x, w)
+        results = call("main", x, w)
 
         def expected(w, x=x, n=n):
             return [padded(x * w, WIDTHS[name][0](n), mode) for name, mode in cases]
 
-        for case, one, other in zip(cases, found, expected(w), strict=True):
-            np.testing.assert_array_equal(one, other, err_msg=f"{case} {n}")
+        for case, result, other in zip(cases, results, expected(w), strict=True):
+            np.testing.assert_array_equal(result, other, err_msg=f"{case} {n}")
         _, (gradient,) = call("loss_adjoint", x, w)
         ahead, behind = (
-            sum(np.sin(each).sum() for each in expected(w + step)) for step in (1e-6, -1e-6)
+            sum(np.sin(value).sum() for value in expected(w + step)) for step in (1e-6, -1e-6)
         )
         np.testing.assert_allclose(gradient.sum(), (ahead - behind) / 2e-6, rtol=1e-6)
 
 
 def sum_of(bb, values):
     total = values[0]
-    for each in values[1:]:
-        total = bb.emit(relax.op.add(total, each))
+    for value in values[1:]:
+        total = bb.emit(relax.op.add(total, value))
     return total
 
 

@@ -77,12 +77,12 @@ def test_weights_behind_quantisation_train():
     wanted = reference(torch.tensor(x), values)
     factors = torch.cos(torch.arange(15, dtype=torch.float64)).reshape(5, 3).float()
     (wanted * factors).sum().backward()
-    found = call("main", x, *imported.values)
-    np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-4, atol=1e-4)
+    result = call("main", x, *imported.values)
+    np.testing.assert_allclose(result, wanted.detach().numpy(), rtol=1e-4, atol=1e-4)
     _, gradients = call("loss_adjoint", x, *imported.values)
-    for name, each in zip(names, gradients, strict=True):
+    for name, gradient in zip(names, gradients, strict=True):
         grad = values[name].grad.numpy()
-        np.testing.assert_allclose(each, grad, rtol=1e-4, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(gradient, grad, rtol=1e-4, atol=1e-4, err_msg=name)
     assert (values["w1"].grad == 0).any()  # outside of the range
     assert (values["w1"].grad != 0).any()
 
@@ -92,9 +92,9 @@ def test_a_tie_is_rounded_to_the_even_multiple():
     weights = {"s": np.float32(0.5), "n": np.int8(0), "w": np.ones(6, "float32")}
     model = models.model_of(nodes, {"x": [6]}, weights, opset=21)
     x = np.float32([0.25, 0.75, 1.25, -0.25, -0.75, 100.0])
-    (found,) = models.outputs(from_model(model), {"x": x})
-    np.testing.assert_array_equal(found, models.wanted(model, {"x": x})[0])
-    np.testing.assert_array_equal(found, [0, 1, 1, 0, -1, 63.5])
+    (result,) = models.outputs(from_model(model), {"x": x})
+    np.testing.assert_array_equal(result, models.wanted(model, {"x": x})[0])
+    np.testing.assert_array_equal(result, [0, 1, 1, 0, -1, 63.5])
 
 
 def test_a_pair_with_two_scales_is_no_estimator():

@@ -65,14 +65,14 @@ def test_products_of_dynamic_quantisation_are_products_of_floats(tmp_path):
     model, weights = network()
     path, x = tmp_path / "dynamic.onnx", normal(*SHAPE)
     quantization.quantize_dynamic(model, path, op_types_to_quantize=["MatMul"], per_channel=True)
-    kinds = [each.op_type for each in onnx.load(path).graph.node]
+    kinds = [proto.op_type for proto in onnx.load(path).graph.node]
     assert kinds.count("MatMulInteger") == kinds.count("DynamicQuantizeLinear") == 2
     imported = from_model(path)
     assert list(imported.params) == ["conv.weight", "conv.bias", "first.bias"]
     reason = imported.explain()["last.weight_quantized"].reason
     assert reason.startswith("it holds integers, as operand of DequantizeLinear")
-    found = models.outputs(imported, {"x": x})[0]
-    np.testing.assert_allclose(found, by_runtime(path, x), rtol=1e-4, atol=1e-5)
+    result = models.outputs(imported, {"x": x})[0]
+    np.testing.assert_allclose(result, by_runtime(path, x), rtol=1e-4, atol=1e-5)
 
     def rounded(data):
         low, high = min(data.min().item(), 0.0), max(data.max().item(), 0.0)
@@ -80,7 +80,7 @@ def test_products_of_dynamic_quantisation_are_products_of_floats(tmp_path):
         zero = round(-low / scale)
         return torch.fake_quantize_per_tensor_affine(data, scale, zero, 0, 255)
 
-    values = {each.name: each for each in onnx.load(path).graph.initializer}
+    values = {tensor.name: tensor for tensor in onnx.load(path).graph.initializer}
 
     def dequantized(name):
         parts = ("quantized", "zero_point", "scale")
@@ -99,23 +99,23 @@ def test_products_of_dynamic_quantisation_are_products_of_floats(tmp_path):
 
     module = relax_grad.value_and_grad(imported.with_loss(loss), "loss", wrt=list(v))
     _, gradients = models.compiled(module, "loss_adjoint")(x, *imported.values)
-    for name, each in zip(v, gradients, strict=True):
+    for name, grad in zip(v, gradients, strict=True):
         wanted = v[name].grad.numpy()
         limit = 1e-4 * np.abs(wanted).max()
-        np.testing.assert_allclose(each, wanted, 1e-3, limit, err_msg=name)
+        np.testing.assert_allclose(grad, wanted, 1e-3, limit, err_msg=name)
 
 
 def test_convolutions_of_dynamic_quantisation_have_the_values_of_the_runtime(tmp_path):
     path, x = tmp_path / "dynamic.onnx", normal(*SHAPE)
     quantization.quantize_dynamic(network()[0], path)
-    kinds = {each.op_type for each in onnx.load(path).graph.node}
+    kinds = {proto.op_type for proto in onnx.load(path).graph.node}
     assert {"ConvInteger", "MatMulInteger"} <= kinds
     imported = from_model(path)
     assert list(imported.params) == ["conv.bias", "first.bias"]
     with pytest.raises(ValueError, match=r"conv.weight_quantized cannot be trained: it holds int"):
         from_model(path, trainable="conv.weight*")
-    found = models.outputs(imported, {"x": x})[0]
-    np.testing.assert_allclose(found, by_runtime(path, x), rtol=1e-4, atol=1e-5)
+    result = models.outputs(imported, {"x": x})[0]
+    np.testing.assert_allclose(result, by_runtime(path, x), rtol=1e-4, atol=1e-5)
 
 
 def test_a_product_that_is_no_product_of_dynamic_quantisation_stays():
@@ -145,8 +145,8 @@ def test_a_product_that_is_no_product_of_dynamic_quantisation_stays():
     models.check_outputs(imported, model, {"x": np.zeros((2, 4), "float32")})
     imported = from_model(model, trainable="f")
     module = relax_grad.value_and_grad(imported.with_loss(models.weighted_sum), "loss", wrt=["f"])
-    _, (found,) = models.compiled(module, "loss_adjoint")(x, *imported.values)
-    np.testing.assert_allclose(found, np.cos(np.arange(6)).sum() * x.sum(0), rtol=1e-4)
+    _, (grad,) = models.compiled(module, "loss_adjoint")(x, *imported.values)
+    np.testing.assert_allclose(grad, np.cos(np.arange(6)).sum() * x.sum(0), rtol=1e-4)
 
 
 def quantised(path, **arguments):
@@ -156,21 +156,21 @@ def quantised(path, **arguments):
 
 def test_operators_on_quantised_numbers_are_refused_with_advice(tmp_path):
     path = quantised(tmp_path / "q.onnx", quant_format=quantization.QuantFormat.QOperator)
-    nodes = {each.op_type: each.name for each in onnx.load(path).graph.node}
+    nodes = {proto.op_type: proto.name for proto in onnx.load(path).graph.node}
     kinds = {"QLinearConv", "QLinearMatMul", "QLinearAdd", "QLinearSigmoid"}
     assert kinds <= nodes.keys()
     with pytest.raises(UnsupportedOperatorError) as error:
         from_model(path)
     for kind in kinds:
-        line = next(each for each in str(error.value).splitlines() if f"{kind}:" in each)
+        line = next(text for text in str(error.value).splitlines() if f"{kind}:" in text)
         assert nodes[kind] in line
         assert "import the float model, or one with QuantizeLinear and Dequ" in line
         assert "AddQDQPairToWeight" in line
 
 
 def test_the_advice_for_quantised_files_gives_weights_that_train(tmp_path):
-    given = {"quant_format": quantization.QuantFormat.QDQ}
-    path = quantised(tmp_path / "integers.onnx", **given)
+    options = {"quant_format": quantization.QuantFormat.QDQ}
+    path = quantised(tmp_path / "integers.onnx", **options)
     imported = from_model(path)
     assert not imported.params
     assert imported.explain()["conv.weight_quantized"].reason.endswith(
@@ -179,8 +179,8 @@ def test_the_advice_for_quantised_files_gives_weights_that_train(tmp_path):
     with pytest.raises(ValueError, match=r"no trainable parameter; explain\(\)"):
         train_step(imported, SGD(lr=0.1), loss=lambda bb, y: bb.emit(relax.op.sum(y)))
     extra = {"AddQDQPairToWeight": True}
-    path = quantised(tmp_path / "floats.onnx", **given, extra_options=extra)
+    path = quantised(tmp_path / "floats.onnx", **options, extra_options=extra)
     imported, x = from_model(path), normal(*SHAPE)
     assert {"conv.weight", "first.weight", "last.weight"} <= imported.params.keys()
-    found = models.outputs(imported, {"x": x})[0]
-    np.testing.assert_allclose(found, by_runtime(path, x), rtol=1e-4, atol=1e-4)
+    result = models.outputs(imported, {"x": x})[0]
+    np.testing.assert_allclose(result, by_runtime(path, x), rtol=1e-4, atol=1e-4)

@@ -60,9 +60,9 @@ def test_a_recurrent_layer(kind, direction, attributes):
     models.check_parameter_gradients(imported, feeds)
     if direction == "forward":  # the only one that ONNX's evaluator computes
         model, feeds = recurrent(kind, direction, "float32", **attributes)
-        found = models.outputs(from_model(model), feeds)
-        for one, expected in zip(found, models.wanted(model, feeds), strict=True):
-            np.testing.assert_allclose(one, expected.reshape(one.shape), rtol=1e-5, atol=1e-6)
+        results = models.outputs(from_model(model), feeds)
+        for result, expected in zip(results, models.wanted(model, feeds), strict=True):
+            np.testing.assert_allclose(result, expected.reshape(result.shape), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "direction", "attributes"), RECURRENT)
@@ -71,8 +71,8 @@ def test_a_recurrent_layer_has_the_values_of_onnxruntime(kind, direction, attrib
     runtime = pytest.importorskip("onnxruntime", reason=reason)
     model, feeds = recurrent(kind, direction, "float32", **attributes)
     expected = runtime.InferenceSession(model.SerializeToString()).run(None, feeds)
-    for one, other in zip(models.outputs(from_model(model), feeds), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for result, other in zip(models.outputs(from_model(model), feeds), expected, strict=True):
+        np.testing.assert_allclose(result, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -99,27 +99,27 @@ def test_sequences_of_different_lengths(kind, direction):
     imported = from_model(with_lengths(model))
     feeds = {**feeds, "lengths": np.array([3, 2], "int32")}
     models.check_parameter_gradients(imported, feeds)
-    found = models.outputs(imported, feeds)
-    assert not found[0][2:, :, 1].any()
-    for number, (one, length) in enumerate(((alone, 3), (short, 2))):
+    results = models.outputs(imported, feeds)
+    assert not results[0][2:, :, 1].any()
+    for number, (single, length) in enumerate(((alone, 3), (short, 2))):
         own = {
             name: feeds[name][: length if name == "x" else None, number : number + 1]
-            for name in one.inputs
+            for name in single.inputs
         }
         first, *last = models.outputs(
-            one, {name: np.ascontiguousarray(x) for name, x in own.items()}
+            single, {name: np.ascontiguousarray(x) for name, x in own.items()}
         )
-        np.testing.assert_allclose(found[0][:length, :, number], first[:, :, 0])
-        for whole, each in zip(found[1:], last, strict=True):
-            np.testing.assert_allclose(whole[:, number], each[:, 0])
+        np.testing.assert_allclose(results[0][:length, :, number], first[:, :, 0])
+        for whole, state in zip(results[1:], last, strict=True):
+            np.testing.assert_allclose(whole[:, number], state[:, 0])
 
 
 def symbolic(model):
     """Give a model symbolic steps and batch."""
-    for each in model.graph.input:
-        extents = each.type.tensor_type.shape.dim
-        extents[{"x": 1, "lengths": 0}.get(each.name, 1)].dim_param = "batch"
-        if each.name == "x":
+    for value in model.graph.input:
+        extents = value.type.tensor_type.shape.dim
+        extents[{"x": 1, "lengths": 0}.get(value.name, 1)].dim_param = "batch"
+        if value.name == "x":
             extents[0].dim_param = "steps"
     return model
 
@@ -145,15 +145,15 @@ def test_symbolic_steps():
         feeds["lengths"] = np.array([3, 2], "int32")
         fixed = models.outputs(from_model(model), feeds)
         imported = from_model(symbolic(model))
-        for one, other in zip(models.outputs(imported, feeds), fixed, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-12)
+        for result, other in zip(models.outputs(imported, feeds), fixed, strict=True):
+            np.testing.assert_allclose(result, other, rtol=1e-12)
 
 
 def weighted(bb, *results):
     """Build a loss in which the elements of a result, of any extents, have different weights."""
     total = None
-    for each in results:
-        part = bb.emit(relax.op.sum(relax.op.sin(relax.op.multiply(each, each))))
+    for result in results:
+        part = bb.emit(relax.op.sum(relax.op.sin(relax.op.multiply(result, result))))
         total = part if total is None else bb.emit(relax.op.add(total, part))
     return total
 
@@ -167,9 +167,9 @@ def layers_of_symbolic_steps():
         model, _ = recurrent(kind, direction, "float64", **attributes)
         imported = from_model(symbolic(with_lengths(model)), trainable="*")
         wrt = [name for name in (*imported.inputs, *imported.params) if name != "lengths"]
-        found = relax_grad.value_and_grad(imported.with_loss(weighted), "loss", wrt=wrt)
-        found = found["loss_adjoint"].with_attr("global_symbol", f"layer{number}")
-        module[f"layer{number}"] = found
+        adjoint = relax_grad.value_and_grad(imported.with_loss(weighted), "loss", wrt=wrt)
+        adjoint = adjoint["loss_adjoint"].with_attr("global_symbol", f"layer{number}")
+        module[f"layer{number}"] = adjoint
         layers[kind, direction, str(attributes)] = f"layer{number}", imported
     return models.compiled(module, None), layers
 
@@ -198,8 +198,8 @@ def test_gradients_of_symbolic_steps(layers_of_symbolic_steps, kind, direction, 
                 arrays[state] = normal(count, len(lengths), 5, dtype="float64")
         # Small weights, so that the states of an RNN with Relu do not grow.
         weights = {key: value.numpy() / 3 for key, value in imported.params.items()}
-        given = {**arrays, "lengths": np.array(lengths, "int32")}
-        loss, gradients = call(name, *(given[key] for key in imported.inputs), *weights.values())
+        inputs = {**arrays, "lengths": np.array(lengths, "int32")}
+        loss, gradients = call(name, *(inputs[key] for key in imported.inputs), *weights.values())
         leaves = {
             key: torch.tensor(value, requires_grad=True)
             for key, value in {**arrays, **weights}.items()
@@ -208,23 +208,27 @@ def test_gradients_of_symbolic_steps(layers_of_symbolic_steps, kind, direction, 
         assert float(loss) == pytest.approx(float(wanted.detach()), rel=1e-10)
         differentiated = [key for key in (*imported.inputs, *weights) if key != "lengths"]
         expected = torch.autograd.grad(wanted, [leaves[key] for key in differentiated])
-        for key, one, other in zip(differentiated, gradients, expected, strict=True):
-            np.testing.assert_allclose(one, other.numpy(), rtol=1e-9, atol=1e-10, err_msg=key)
+        for key, grad, other in zip(differentiated, gradients, expected, strict=True):
+            np.testing.assert_allclose(grad, other.numpy(), rtol=1e-9, atol=1e-10, err_msg=key)
 
 
-def torch_loss(torch, kind, direction, attributes, lengths, given):
+def torch_loss(torch, kind, direction, attributes, lengths, tensors):
     """Return the loss of a layer by the formulas of ONNX, one sequence at a time."""
     ways = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
     total = 0.0
     for number, backwards in enumerate(ways):
-        w, r, (bias, own) = given["w"][number], given["r"][number], given["b"][number].chunk(2)
+        w, r, (bias, own) = (
+            tensors["w"][number],
+            tensors["r"][number],
+            tensors["b"][number].chunk(2),
+        )
         for sequence, length in enumerate(lengths):
-            state = [given[key][number, sequence] for key in ("h", "c") if key in given]
+            state = [tensors[key][number, sequence] for key in ("h", "c") if key in tensors]
             for t in reversed(range(length)) if backwards else range(length):
-                x = w @ given["x"][t, sequence] + bias
+                x = w @ tensors["x"][t, sequence] + bias
                 state = torch_step(torch, kind, attributes, x, r, own, state)
                 total = total + torch.sin(state[0] ** 2).sum()
-            total = total + sum(torch.sin(each**2).sum() for each in state)
+            total = total + sum(torch.sin(part**2).sum() for part in state)
     return total
 
 

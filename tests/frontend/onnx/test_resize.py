@@ -30,14 +30,14 @@ def cases():
     for i, coordinates in enumerate(COORDINATES):
         crops = coordinates == "tf_crop_and_resize"
         roi = [0, 0, 0.1, -0.1, 1, 1, 0.8, 1.2] if crops else []
-        given = {"coordinate_transformation_mode": coordinates, "extrapolation_value": 0.5}
+        settings = {"coordinate_transformation_mode": coordinates, "extrapolation_value": 0.5}
         rounding = {"mode": "nearest", "nearest_mode": ROUNDINGS[i % 4]}
-        yield f"nearest_{coordinates}", {**given, **rounding}, SCALES[i % 5], roi
+        yield f"nearest_{coordinates}", {**settings, **rounding}, SCALES[i % 5], roi
         smooth = {"mode": "linear", "antialias": int(not crops and i % 2)}
-        yield f"linear_{coordinates}", {**given, **smooth}, SCALES[(i + 1) % 5], roi
+        yield f"linear_{coordinates}", {**settings, **smooth}, SCALES[(i + 1) % 5], roi
         cubic = {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": int(not crops)}
         cubic["antialias"] = int(i == 0)
-        yield f"cubic_{coordinates}", {**given, **cubic}, SCALES[(i + 2) % 5], roi
+        yield f"cubic_{coordinates}", {**settings, **cubic}, SCALES[(i + 2) % 5], roi
 
 
 CASES = list(cases())
@@ -64,15 +64,15 @@ def model_of(chosen, shape, opset: int = 19):
 @pytest.mark.parametrize("part", ["some", pytest.param("all", marks=pytest.mark.slow)])
 def test_scales_of_symbolic_extents(part):
     """One compilation for all extents; the scale stays as it is where it gives no whole extent."""
-    chosen = [each for each in CASES if part == "all" or each[0] in SOME]
+    chosen = [case for case in CASES if part == "all" or case[0] in SOME]
     model = model_of(chosen, ["n", 2, "height", "width"])
     imported = from_model(model)
     assert list(imported.params) == ["w"]
 
     def loss(bb, *results):
         total = None
-        for each in results:
-            part = bb.emit(relax.op.sum(relax.op.sin(each)))
+        for result in results:
+            part = bb.emit(relax.op.sum(relax.op.sin(result)))
             total = part if total is None else bb.emit(relax.op.add(total, part))
         return total
 
@@ -81,9 +81,9 @@ def test_scales_of_symbolic_extents(part):
     w = imported.params["w"].numpy()
     for shape in ((1, 2, 7, 10), (2, 2, 12, 3)):
         x = normal(*shape, dtype="float64")
-        found, expected = call("main", x, w), models.wanted(model, {"x": x})
-        for (name, *_), one, other in zip(chosen, found, expected, strict=True):
-            np.testing.assert_allclose(one, other, 1e-5, 2e-6, err_msg=f"{name} {shape}")
+        outputs, expected = call("main", x, w), models.wanted(model, {"x": x})
+        for (name, *_), result, other in zip(chosen, outputs, expected, strict=True):
+            np.testing.assert_allclose(result, other, 1e-5, 2e-6, err_msg=f"{name} {shape}")
         (gradient,) = call("loss_adjoint", x, w)[1]
         losses = [call("loss", x, w + step) for step in (1e-5, -1e-5)]
         difference = (losses[0] - losses[1]) / 2e-5
@@ -92,7 +92,7 @@ def test_scales_of_symbolic_extents(part):
 
 def test_known_extents_and_the_aspect_ratio():
     chosen = [
-        each for each in CASES if each[0] in ("linear_half_pixel_symmetric", "cubic_half_pixel")
+        case for case in CASES if case[0] in ("linear_half_pixel_symmetric", "cubic_half_pixel")
     ]
     model = model_of(chosen, [2, 2, 7, 10])
     for i, policy in enumerate(("not_larger", "not_smaller")):

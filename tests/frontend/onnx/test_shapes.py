@@ -119,7 +119,7 @@ def test_a_shape_is_sliced_backwards(end, extents):
         model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
         extents = [*extents, 2]
     imported = from_model(model)
-    assert [int(each) for each in imported.outputs["y"].shape] == extents
+    assert [int(extent) for extent in imported.outputs["y"].shape] == extents
 
 
 def test_a_shape_that_an_input_decides_is_not_folded(capfd):

@@ -27,15 +27,17 @@ REPLACED = {"Scatter": 10, "Upsample": 9}
 def schemas():
     """Return the operators of the versions that the table covers, with the version that introduced
     them."""
-    found = {}
-    for each in onnx.defs.get_all_schemas_with_history():
-        if each.domain == "" and each.since_version <= support.LAST_OPSET:
-            found[each.name] = min(each.since_version, found.get(each.name, each.since_version))
-    return found
+    versions = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain == "" and schema.since_version <= support.LAST_OPSET:
+            versions[schema.name] = min(
+                schema.since_version, versions.get(schema.name, schema.since_version)
+            )
+    return versions
 
 
 def named(kind: str) -> set[str]:
-    return {name for name, each in TABLE.items() if each.kind == kind}
+    return {name for name, entry in TABLE.items() if entry.kind == kind}
 
 
 def test_the_table_has_all_operators_of_the_schemas_and_no_others():
@@ -44,7 +46,7 @@ def test_the_table_has_all_operators_of_the_schemas_and_no_others():
         assert known.keys() <= TABLE.keys()
     else:
         assert known.keys() == TABLE.keys()
-    assert {each.kind for each in TABLE.values()} == {"trains", "forward", "refused"}
+    assert {entry.kind for entry in TABLE.values()} == {"trains", "forward", "refused"}
     assert named("trains") == operators.TRAINS.keys() | REPLACED.keys()
     assert named("forward") == operators.FORWARD.keys()
 
@@ -77,23 +79,23 @@ def test_operators_without_a_gradient_have_the_values_of_the_evaluator():
     cases = covered(operators.FORWARD)
     model, outputs = operators.model_of(cases, OPSET)
     imported = from_model(model)
-    given = [np.zeros((), "int64")] if imported.draws else []
-    found = models.compiled(imported.module)(*given, X, *imported.values)
-    found = dict(zip([each.name for each in model.graph.output], found, strict=True))
+    seeds = [np.zeros((), "int64")] if imported.draws else []
+    results = models.compiled(imported.module)(*seeds, X, *imported.values)
+    results = dict(zip([output.name for output in model.graph.output], results, strict=True))
     for kind in outputs:
         if kind in operators.WITHOUT_VALUE:
             continue
         single, _ = operators.model_of({kind: cases[kind]}, OPSET)
         expected = ReferenceEvaluator(single).run(outputs[kind], {"x": X})
         for name, value in zip(outputs[kind], expected, strict=True):
-            assert found[name].shape == np.shape(value), kind
-            np.testing.assert_allclose(found[name], value, 1e-5, 1e-6, err_msg=kind)
+            assert results[name].shape == np.shape(value), kind
+            np.testing.assert_allclose(results[name], value, 1e-5, 1e-6, err_msg=kind)
 
 
 @pytest.mark.parametrize("table", ["", "com.microsoft"])
 def test_a_refused_operator_is_an_error_with_its_reason(table):
     operators_of = {"": TABLE, "com.microsoft": support.MICROSOFT_OPERATORS}[table]
-    refused = [name for name, each in operators_of.items() if each.kind == "refused"]
+    refused = [name for name, entry in operators_of.items() if entry.kind == "refused"]
     assert refused
     for name in refused:
         count = 1 if table else onnx.defs.get_schema(name, max_inclusive_version=OPSET).min_input
@@ -134,10 +136,12 @@ def by_onnxruntime(kind: str) -> np.ndarray:
 
 
 def test_every_operator_of_onnx_runtime_that_trains_has_the_gradients_of_differences():
-    trains = {name for name, each in support.MICROSOFT_OPERATORS.items() if each.kind == "trains"}
+    trains = {name for name, entry in support.MICROSOFT_OPERATORS.items() if entry.kind == "trains"}
     assert trains == microsoft.CASES.keys()
     values = {
-        kind: function(*(each for each in microsoft.CASES[kind].operands if each is not None))
+        kind: function(
+            *(operand for operand in microsoft.CASES[kind].operands if operand is not None)
+        )
         for kind, function in microsoft.BY_NUMPY.items()
     }
     operators.check(microsoft.CASES, 17, values, trains - values.keys(), 1e-9)
@@ -149,7 +153,9 @@ def test_the_operators_of_onnx_runtime_have_its_values():
     cases = {kind: microsoft.CASES[kind] for kind in kinds}
     model, outputs = operators.model_of(cases, 17)
     imported = from_model(model)
-    found = models.compiled(imported.module)(X, *imported.values)
-    found = dict(zip([each.name for each in model.graph.output], found, strict=True))
+    results = models.compiled(imported.module)(X, *imported.values)
+    results = dict(zip([output.name for output in model.graph.output], results, strict=True))
     for kind in kinds:
-        np.testing.assert_allclose(found[outputs[kind][0]], values[kind], 2e-4, 2e-4, err_msg=kind)
+        np.testing.assert_allclose(
+            results[outputs[kind][0]], values[kind], 2e-4, 2e-4, err_msg=kind
+        )

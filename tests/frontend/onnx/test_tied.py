@@ -142,11 +142,11 @@ def test_a_head_that_is_the_table_of_words_as_pytorch_exports_it(tmp_path):
     imported = from_model(path)
     assert len(imported.params) == len(list(module.parameters())) == 3
     module(torch.tensor(IDS)).square().sum().backward()
-    table = next(name for name, each in imported.params.items() if tuple(each.shape) == (30, 8))
+    table = next(name for name, param in imported.params.items() if tuple(param.shape) == (30, 8))
 
     def loss(bb, y):
         return bb.emit(models.relax.op.sum(models.relax.op.multiply(y, y)))
 
     adjoint = relax_grad.value_and_grad(imported.with_loss(loss), "loss", wrt=[table])
-    _, (found,) = models.compiled(adjoint, "loss_adjoint")(IDS, *imported.values)
-    np.testing.assert_allclose(found, module.words.weight.grad.numpy(), rtol=1e-4, atol=1e-5)
+    _, (grad,) = models.compiled(adjoint, "loss_adjoint")(IDS, *imported.values)
+    np.testing.assert_allclose(grad, module.words.weight.grad.numpy(), rtol=1e-4, atol=1e-5)

@@ -49,14 +49,14 @@ def test_training_normalisation_returns_its_states():
     imported = from_model(model)
     assert list(imported.states) == ["mean", "var"]
     assert list(imported.outputs) == ["y"]
-    found = models.outputs(imported, {"x": x})
+    results = models.outputs(imported, {"x": x})
     model.graph.node[0].output[:] = ["a", "new_mean", "new_var"]
     for name in ("new_mean", "new_var"):
         model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, [3]))
-    for one, expected in zip(found, models.wanted(model, {"x": x}), strict=True):
-        np.testing.assert_allclose(one, expected, rtol=1e-6)
+    for result, expected in zip(results, models.wanted(model, {"x": x}), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
     old, mean = imported.states["mean"].numpy(), x.mean((0, 2))
-    np.testing.assert_allclose(found[1], 0.7 * old + 0.3 * mean, rtol=1e-6)
+    np.testing.assert_allclose(results[1], 0.7 * old + 0.3 * mean, rtol=1e-6)
     models.check_parameter_gradients(imported, {"x": x})
 
 
@@ -159,12 +159,12 @@ def square(bb, y, *more):
 @pytest.fixture(scope="module")
 def trainer():
     imported = from_model(in_training_mode())
-    found = Trainer(train_step(imported, SGD(lr=0.1), loss=square, outputs=True))
-    found.first = imported.params["w"].numpy()
+    made = Trainer(train_step(imported, SGD(lr=0.1), loss=square, outputs=True))
+    made.first = imported.params["w"].numpy()
     rng = np.random.default_rng(2)
-    found.batches = [rng.normal(size=(16, 8)).astype("float32") for _ in range(3)]
-    found.results = [found.step(x) for x in found.batches]
-    return found
+    made.batches = [rng.normal(size=(16, 8)).astype("float32") for _ in range(3)]
+    made.results = [made.step(x) for x in made.batches]
+    return made
 
 
 def in_inference(trainer, x):
@@ -184,12 +184,12 @@ def test_prediction_of_a_model_in_training_mode_is_inference(trainer):
 
 def test_evaluation_of_a_model_in_training_mode_is_inference(trainer):
     wanted = [in_inference(trainer, x)[0] for x in trainer.batches]
-    found = trainer.evaluate(trainer.batches, {"largest": lambda y, mean: np.abs(y).max()})
+    metrics = trainer.evaluate(trainer.batches, {"largest": lambda y, mean: np.abs(y).max()})
     np.testing.assert_allclose(
-        found["largest"], np.mean([np.abs(y).max() for y in wanted]), rtol=1e-4
+        metrics["largest"], np.mean([np.abs(y).max() for y in wanted]), rtol=1e-4
     )
-    found = trainer.evaluate(trainer.batches)
-    np.testing.assert_allclose(found["loss"], np.mean(np.square(wanted)), rtol=1e-4)
+    metrics = trainer.evaluate(trainer.batches)
+    np.testing.assert_allclose(metrics["loss"], np.mean(np.square(wanted)), rtol=1e-4)
 
 
 def test_a_step_returns_the_outputs_of_the_model(trainer):
@@ -206,11 +206,11 @@ def test_an_exported_step_predicts_in_inference(trainer, tmp_path):
     trainer.train_step.export(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["forward"]["name"] == "inference"
-    assert [each["name"] for each in manifest["forward"]["inputs"]] == ["x"]
+    assert [entry["name"] for entry in manifest["forward"]["inputs"]] == ["x"]
 
 
 def test_a_model_in_inference_has_one_function():
-    names = [each.name_hint for each in from_model(classifier()).module.get_global_vars()]
+    names = [variable.name_hint for variable in from_model(classifier()).module.get_global_vars()]
     assert "inference" not in names
 
 
@@ -244,12 +244,12 @@ def test_a_conditional_of_the_model_and_one_of_the_loss_train():
         y = np.tanh(x @ values[name]) if flag else x @ values[name]
         factor = 0.5 if halved else 1.0
         change = 2 * factor * y * (1 - y**2 if flag else 1)
-        found = trainer.step(x, np.array(flag), np.array(halved))
-        np.testing.assert_allclose(found.loss, factor * np.square(y).sum(), rtol=1e-5)
-        np.testing.assert_allclose(found.outputs["y"].numpy(), y, rtol=1e-5, atol=1e-6)
+        result = trainer.step(x, np.array(flag), np.array(halved))
+        np.testing.assert_allclose(result.loss, factor * np.square(y).sum(), rtol=1e-5)
+        np.testing.assert_allclose(result.outputs["y"].numpy(), y, rtol=1e-5, atol=1e-6)
         values[name] = values[name] - 0.1 * x.T @ change
-        for each, value in values.items():
-            np.testing.assert_allclose(trainer.params[each].numpy(), value, rtol=1e-4, atol=1e-5)
+        for param, value in values.items():
+            np.testing.assert_allclose(trainer.params[param].numpy(), value, rtol=1e-4, atol=1e-5)
         predicted = trainer.predict(x, np.array(flag)).numpy()
         wanted = np.tanh(x @ values[name]) if flag else x @ values[name]
         np.testing.assert_allclose(predicted, wanted, rtol=1e-4, atol=1e-5)
@@ -271,8 +271,8 @@ def test_a_loss_in_the_graph_trains():
     for _ in range(2):
         shares = np.exp(x @ w)
         shares /= shares.sum(1, keepdims=True)
-        found = trainer.step(x, labels)
-        np.testing.assert_allclose(found.loss, -np.log(shares[range(6), labels]).mean(), rtol=1e-5)
+        result = trainer.step(x, labels)
+        np.testing.assert_allclose(result.loss, -np.log(shares[range(6), labels]).mean(), rtol=1e-5)
         w = w - 0.5 * x.T @ (shares - np.eye(3)[labels]) / 6
         np.testing.assert_allclose(trainer.params["w"].numpy(), w, rtol=1e-4, atol=1e-6)
 

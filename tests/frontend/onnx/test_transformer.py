@@ -57,18 +57,18 @@ def exported(model, path, dynamo: bool):
         warnings.simplefilter("ignore")
         if dynamo:
             axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("steps", max=16)}
-            given = {"dynamo": True, "dynamic_shapes": (axes, axes), "verbose": False}
+            options = {"dynamo": True, "dynamic_shapes": (axes, axes), "verbose": False}
         else:
             axes = {0: "batch", 1: "steps"}
             # Equal weights would be one parameter, and others be stored in another layout.
             training = torch.onnx.TrainingMode.TRAINING
-            given = {
+            options = {
                 "dynamo": False,
                 "do_constant_folding": False,
                 "dynamic_axes": {"ids": axes, "mask": axes},
                 "training": training,
             }
-        torch.onnx.export(model, (ids, mask), path, **names, **given)
+        torch.onnx.export(model, (ids, mask), path, **names, **options)
 
 
 @pytest.mark.parametrize("dynamo", [False, True])
@@ -78,8 +78,8 @@ def test_a_transformer_trains_with_symbolic_batch_and_steps(tmp_path, dynamo):
     torch.manual_seed(0)
     model = Transformer().double()
     with torch.no_grad():
-        for each in model.parameters():
-            each += 0.05 * torch.randn_like(each)
+        for param in model.parameters():
+            param += 0.05 * torch.randn_like(param)
     exported(model, str(tmp_path / "model.onnx"), dynamo)
     imported = from_model(tmp_path / "model.onnx")
     assert str(imported.outputs["y"].shape[0]) == "batch"
@@ -95,15 +95,15 @@ def test_a_transformer_trains_with_symbolic_batch_and_steps(tmp_path, dynamo):
         ids = torch.randint(0, 30, (batch, steps))
         mask = torch.ones(batch, steps, dtype=torch.int64)
         mask[0, steps - 2 :] = 0
-        found, gradients = call(ids.numpy(), mask.numpy(), *imported.values)
+        result, gradients = call(ids.numpy(), mask.numpy(), *imported.values)
         model.zero_grad()
         expected = model(ids, mask).square().mean()
         expected.backward()
-        np.testing.assert_allclose(found, expected.item(), rtol=1e-6)
-        wanted = {name: each.grad.numpy() for name, each in params.items()}
+        np.testing.assert_allclose(result, expected.item(), rtol=1e-6)
+        wanted = {name: weight.grad.numpy() for name, weight in params.items()}
         # The newer exporter stores some weights transposed, under names of its own.
-        squares = sum(float(np.square(each).sum()) for each in gradients)
-        total = sum(float(np.square(each).sum()) for each in wanted.values())
+        squares = sum(float(np.square(grad).sum()) for grad in gradients)
+        total = sum(float(np.square(grad).sum()) for grad in wanted.values())
         np.testing.assert_allclose(squares, total, rtol=1e-5)
         for name, gradient in zip(imported.params, gradients, strict=True):
             if name in wanted:

@@ -21,7 +21,7 @@ OPSET = min(23, onnx.defs.onnx_opset_version())
 
 def single(kind, *operands, **attributes) -> Case:
     """Return a case whose name is not that of its operator."""
-    names = ["" if each is None else str(i) for i, each in enumerate(operands)]
+    names = ["" if operand is None else str(i) for i, operand in enumerate(operands)]
     case = chain(*operands, nodes=[node(kind, names, **attributes)])
     return case._replace(attributes=attributes)
 
@@ -29,8 +29,8 @@ def single(kind, *operands, **attributes) -> Case:
 def body(nodes, inputs, outputs, initializers=()):
     """Return the body of a loop; inputs and outputs are types and extents by their names."""
     values = [
-        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in each.items()]
-        for each in (inputs, outputs)
+        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in types.items()]
+        for types in (inputs, outputs)
     ]
     return helper.make_graph(nodes, "body", *values, list(initializers))
 
@@ -173,9 +173,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_supported_is_refused(case):
-    given, shape, message = REFUSED[case]
+    call, shape, message = REFUSED[case]
     with pytest.raises(UnsupportedOperatorError, match=message):
-        from_model(models.model_of([given], {"x": shape}, {}, opset=18))
+        from_model(models.model_of([call], {"x": shape}, {}, opset=18))
 
 
 def test_the_frames_of_a_symbolic_signal():
@@ -195,8 +195,8 @@ def test_the_frames_of_a_symbolic_signal():
         x = models.normal(1, count)
         frames = np.lib.stride_tricks.sliding_window_view(x, 4, 1)[:, ::2] * weights["window"]
         expected = np.fft.rfft(frames)
-        found = run(x, *imported.values)
-        np.testing.assert_allclose(found[..., 0] + 1j * found[..., 1], expected, 1e-4, 1e-5)
+        result = run(x, *imported.values)
+        np.testing.assert_allclose(result[..., 0] + 1j * result[..., 1], expected, 1e-4, 1e-5)
 
 
 def test_a_deformed_convolution_of_symbolic_extents():
@@ -222,7 +222,7 @@ def test_a_deformed_convolution_of_symbolic_extents():
     module = relax_grad.value_and_grad(imported.with_loss(loss), "loss", wrt=names)
     call, values = models.compiled(module, None), [weights[name] for name in names]
     rng = np.random.default_rng(0)
-    directions = [rng.normal(size=each.shape) for each in values]
+    directions = [rng.normal(size=value.shape) for value in values]
     # The evaluator divides by zero for a side of one element: the same picture with a column of
     # zeros has two.
     wide = onnx.ModelProto()
@@ -232,11 +232,13 @@ def test_a_deformed_convolution_of_symbolic_extents():
     )
     wide.graph.node.insert(1, node("Pad", ["x", "one"], ["wide"]))
     wide.graph.node[2].input[0] = "wide"
-    next(each for each in wide.graph.node[2].attribute if each.name == "pads").ints[3] = -1
+    next(attribute for attribute in wide.graph.node[2].attribute if attribute.name == "pads").ints[
+        3
+    ] = -1
     for shape in ((1, 2, 5, 4), (3, 2, 4, 7), (1, 2, 3, 1)):
         x = models.normal(*shape, dtype="float64")
-        found, (expected,) = call("main", x, *values), models.wanted(wide, {"x": x})
-        np.testing.assert_allclose(found, expected, 1e-5, 1e-5)  # the evaluator has float32
+        result, (expected,) = call("main", x, *values), models.wanted(wide, {"x": x})
+        np.testing.assert_allclose(result, expected, 1e-5, 1e-5)  # the evaluator has float32
         gradients = call("loss_adjoint", x, *values)[1]
         slope = sum(np.sum(g * d) for g, d in zip(gradients, directions, strict=True))
         ahead, behind = (

@@ -99,13 +99,13 @@ def test_a_file_has_the_outputs_of_the_trainer(everywhere, trained, tmp_path, em
     path = tmp_path / "trained.onnx"
     imported.write_to(path, trainer, ema=ema, inference=True)
     for flag in (True, False):
-        (found,) = run(path, {"x": X, "flag": np.array(flag)})
+        (result,) = run(path, {"x": X, "flag": np.array(flag)})
         wanted = trainer.predict(X, np.array(flag), ema=ema).numpy()
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)
     assert everywhere.SerializeToString(deterministic=True) == before
-    assert [each.name for each in tmp_path.iterdir()] == ["trained.onnx"]
+    assert [file.name for file in tmp_path.iterdir()] == ["trained.onnx"]
     again = from_model(path)
-    assert "on" not in {each.name for each in onnx.load(path).graph.initializer}
+    assert "on" not in {tensor.name for tensor in onnx.load(path).graph.initializer}
     assert not again.draws
     assert not again.states
 
@@ -116,15 +116,15 @@ def test_all_else_stays_as_it_is(everywhere, trained, tmp_path):
     imported, trainer = trained
     path = tmp_path / "trained.onnx"
     imported.write_to(str(path), {"shared": trainer.params["shared"]})
-    found = onnx.load(path)
-    (place,) = [i for i, each in enumerate(found.graph.initializer) if each.name == "shared"]
-    value = numpy_helper.to_array(found.graph.initializer[place])
+    written = onnx.load(path)
+    (place,) = [i for i, tensor in enumerate(written.graph.initializer) if tensor.name == "shared"]
+    value = numpy_helper.to_array(written.graph.initializer[place])
     np.testing.assert_array_equal(value, trainer.params["shared"].numpy())
-    found.graph.initializer[place].CopyFrom(everywhere.graph.initializer[place])
-    assert found == everywhere
+    written.graph.initializer[place].CopyFrom(everywhere.graph.initializer[place])
+    assert written == everywhere
     imported.write_to(path, imported.params)
-    for name, each in from_model(path).params.items():
-        np.testing.assert_array_equal(each.numpy(), imported.params[name].numpy())
+    for name, param in from_model(path).params.items():
+        np.testing.assert_array_equal(param.numpy(), imported.params[name].numpy())
 
 
 def test_external_data(tmp_path):
@@ -148,16 +148,16 @@ def test_external_data(tmp_path):
     onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=16)
     imported = from_model(path, trainable=["w", "c"])
     for name, value in weights.items():
-        each = {**imported.params, **imported.frozen}[name]
-        np.testing.assert_array_equal(each.numpy(), value)
+        param = {**imported.params, **imported.frozen}[name]
+        np.testing.assert_array_equal(param.numpy(), value)
     values = {"w": normal(100, 200), "c": normal(3)}
     ids = np.array([0, 299, 7])
     wanted = weights["table"][ids] @ values["w"] @ weights["v"] + values["c"]
     (tmp_path / "other").mkdir()
     for target in (tmp_path / "other" / "new.onnx", path):
         imported.write_to(target, values)
-        (found,) = run(target, {"ids": ids})
-        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)
+        (result,) = run(target, {"ids": ids})
+        np.testing.assert_allclose(result, wanted, rtol=1e-3, atol=1e-3)
     assert (tmp_path / "other" / "new.onnx").stat().st_size < 2000
     assert (tmp_path / "other" / "new.onnx.data").stat().st_size < 4 * 52000
     with pytest.raises(
@@ -223,8 +223,8 @@ def test_weights_in_a_function_of_the_model(tmp_path):
     values = {name: normal(3, 3) for name in imported.params}
     path, x = tmp_path / "model.onnx", normal(2, 3)
     imported.write_to(path, values)
-    one, two = (values[name] for name in imported.params if name != "w")
-    wanted = x @ one @ two @ values["w"]
+    first, second = (values[name] for name in imported.params if name != "w")
+    wanted = x @ first @ second @ values["w"]
     np.testing.assert_allclose(run(path, {"x": x})[0], wanted, rtol=1e-4, atol=1e-5)
     imported.write_to(path, {"w": values["w"]})
     assert len(onnx.load(path).functions) == 1  # which no other value concerns
@@ -235,7 +235,7 @@ def test_merged_adapters_are_written(tmp_path):
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3]))
     imported = from_model(model)
     adapted = lora(imported, rank=1, targets="w")
-    values = {name: normal(*map(int, each.shape)) for name, each in adapted.params.items()}
+    values = {name: normal(*map(int, param.shape)) for name, param in adapted.params.items()}
     imported.write_to(tmp_path / "merged.onnx", adapted.merged(values))
     x = normal(2, 4)
     wanted = x @ adapted.merged(values)["w"].numpy()
@@ -253,8 +253,8 @@ def test_inference_of_older_versions(opset, tmp_path):
     weights = {name: np.abs(normal(3)) for name in ("g", "b", "mean", "var")}
     outputs = ("y", "m2")
     model = models.model_of(nodes, {"x": [2, 3]}, weights, outputs, opset=opset)
-    for each, shape in zip(model.graph.output, ([2, 3], [3]), strict=True):
-        each.CopyFrom(helper.make_tensor_value_info(each.name, TensorProto.FLOAT, shape))
+    for output, shape in zip(model.graph.output, ([2, 3], [3]), strict=True):
+        output.CopyFrom(helper.make_tensor_value_info(output.name, TensorProto.FLOAT, shape))
     path, x = tmp_path / "model.onnx", normal(2, 3)
     from_model(model).write_to(path, {"mean": weights["mean"] + 1}, inference=True)
     y, mean = run(path, {"x": x})
