@@ -39,12 +39,12 @@ MODULES = {path.name for path in FOLDER.glob("*.py")} - {"__init__.py"}
 
 def modules_that_run(run: Callable[[], object]) -> set[str]:
     """Return the names of the modules of kernels with a function that ``run`` calls."""
-    found: set[str] = set()
+    modules: set[str] = set()
 
     def note(frame, event, _):
         folder, _, name = frame.f_code.co_filename.rpartition(os.sep)
         if event == "call" and folder == str(FOLDER):
-            found.add(name)
+            modules.add(name)
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -52,7 +52,7 @@ def modules_that_run(run: Callable[[], object]) -> set[str]:
         run()
     finally:
         sys.setprofile(before)
-    return found
+    return modules
 
 
 def choice() -> tuple[list[KernelCase], set[str]]:
@@ -108,7 +108,7 @@ def differences(
     own = [kernel_of(case, here, batch, dtype) for case, batch in pairs]
     arrays = {f"kernel{i}": arrays_of(call) for i, call in enumerate(there)}
     library = library_of(there, target, folder / "there.so", cc=arm.COMPILER)
-    found = arm.call(
+    results_of = arm.call(
         programs,
         library,
         {name: arguments for name, (arguments, _) in arrays.items()},
@@ -118,10 +118,10 @@ def differences(
     module = tvm.runtime.load_module(str(library_of(own, here, folder / "here.so")))
     faults = []
     for case, (name, (arguments, results)) in zip(chosen, arrays.items(), strict=True):
-        tensors = [tvm.runtime.tensor(each) for each in (*arguments, *results)]
+        tensors = [tvm.runtime.tensor(array) for array in (*arguments, *results)]
         module[name](*tensors)
         wanted = [tensor.numpy() for tensor in tensors[len(arguments) :]]
-        error = max(map(arm.difference, found[name], wanted), default=np.inf)
+        error = max(map(arm.difference, results_of[name], wanted), default=np.inf)
         if error > TOLERANCES[dtype]:
             faults.append(f"{case.name}: {error}")
     return faults
@@ -144,8 +144,8 @@ def test_attention_and_recurrences(programs, tmp_path):
 def test_half_precision(dtype, programs, tmp_path):
     """Each operator whose kernels take half precision; widened in registers on this processor."""
     chosen = {case.op: case for case in cases() if case.takes(dtype)}.values()
-    found = differences(list(chosen), "cortex-a72", "cortex-a72", programs, tmp_path, dtype)
-    assert found == []
+    faults = differences(list(chosen), "cortex-a72", "cortex-a72", programs, tmp_path, dtype)
+    assert faults == []
 
 
 @pytest.mark.slow

@@ -40,12 +40,12 @@ def differences(
 
     library = folder / "program.so"
     compiled(target).export_library(str(library), cc=arm.COMPILER)
-    found = arm.call(programs, library, arguments, {}, cpu)
+    results = arm.call(programs, library, arguments, {}, cpu)
     run = _machine(compiled(relax_grad.target.host()))
     faults = {}
     for name, values in arguments.items():
         wanted = flat(run(name, values))
-        errors = [arm.difference(*pair) for pair in zip(found[name], wanted, strict=True)]
+        errors = [arm.difference(*pair) for pair in zip(results[name], wanted, strict=True)]
         if max(errors) > TOLERANCES[dtype]:
             case = list(cases)[int(name.split("_")[1]) - 1]
             faults[f"{case}: {name}"] = max(errors)
@@ -113,6 +113,6 @@ def test_half_precision(programs, tmp_path):
     """A few operators in half precision."""
     operators = ["matmul", "nn.conv2d", "nn.softmax", "exp", "sum", "nn.layer_norm", "take", "erf"]
     for dtype in ("float16", "bfloat16"):
-        cases = adjoints(dtype, [f"relax.{each}" for each in operators])
+        cases = adjoints(dtype, [f"relax.{operator}" for operator in operators])
         target = relax_grad.target.arm("cortex-a76")
         assert differences(cases, target, "cortex-a76", programs, tmp_path, dtype) == {}

@@ -39,7 +39,7 @@ def inner_loop(assembly: str) -> list[str]:
             blocks[-1].append(line.strip())
             if re.match(r"\t(b|b\.\w+|cbn?z|tbn?z|ret)\s", line):
                 blocks.append([])
-    return max(blocks, key=lambda block: sum("fmla" in each for each in block))
+    return max(blocks, key=lambda block: sum("fmla" in line for line in block))
 
 
 @pytest.mark.parametrize("processor", ["cortex-a53", "cortex-a55", "cortex-a72", "cortex-a76"])
@@ -51,7 +51,7 @@ def test_inner_loops(name, processor):
     with without_assertions():
         compiled = tvm.compile(module, relax_grad.target.arm(processor)).mod
     loop = inner_loop(compiled.inspect_source("asm"))
-    sums = sum("fmla" in each for each in loop)
+    sums = sum("fmla" in line for line in loop)
     assert sums >= 20
-    assert not [each for each in loop if "[sp" in each]
+    assert not [line for line in loop if "[sp" in line]
     assert sums > 0.6 * len(loop)

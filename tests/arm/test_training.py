@@ -24,8 +24,8 @@ from relax_grad.training import (
 )
 
 OPTIMIZERS = {
-    each.__class__.__name__: each
-    for each in (
+    optimizer.__class__.__name__: optimizer
+    for optimizer in (
         SGD(0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
         Adam(0.05, amsgrad=True),
         AdamW(0.05, weight_decay=0.1),
@@ -40,7 +40,7 @@ OPTIMIZERS = {
 def write_data(path, **arrays) -> None:
     from safetensors.numpy import save_file
 
-    save_file({name: np.ascontiguousarray(each) for name, each in arrays.items()}, path)
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
 
 
 def train(programs, folder, data, *options) -> list[float]:
@@ -49,12 +49,12 @@ def train(programs, folder, data, *options) -> list[float]:
     return [float(text) for text in re.findall(r"mean loss ([^,]+),", printed)]
 
 
-def compare(one, other, tolerance: float) -> None:
+def compare(first_file, other, tolerance: float) -> None:
     """Assert that two files of the state of training differ by little."""
-    (a, first), (b, second) = _files.read(one), _files.read(other)
+    (a, first), (b, second) = _files.read(first_file), _files.read(other)
     assert set(a) == set(b)
     errors = {name: arm.difference(a[name], b[name]) for name in a}
-    assert {name: each for name, each in errors.items() if each > tolerance} == {}
+    assert {name: error for name, error in errors.items() if error > tolerance} == {}
     assert first["counters"] == second["counters"]
 
 
@@ -67,10 +67,10 @@ def test_optimizers(name, programs, tmp_path):
         module, OPTIMIZERS[name], wrt=["w", "b"], states=["mean"], outputs=True, **options
     )
     values = {**START, "mean": np.zeros(3)}
-    values = {each: np.asarray(value, "float32") for each, value in values.items()}
+    values = {key: np.asarray(value, "float32") for key, value in values.items()}
     step.export(tmp_path / "model", target=relax_grad.target.arm("cortex-a53"), values=values)
     loader = batches(5, "float32")
-    x, y = (np.concatenate(each) for each in zip(*loader, strict=True))
+    x, y = (np.concatenate(arrays) for arrays in zip(*loader, strict=True))
     write_data(tmp_path / "data", x=x, y=y)
     trainer = Trainer(step, values=values)
     trainer.fit(loader, 3, progress=False)

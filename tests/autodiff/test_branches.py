@@ -42,10 +42,10 @@ def test_the_branch_that_is_taken(taken):
         first
     )
     is_sound(second)
-    _, (found,) = run(second, "main_adjoint_adjoint", X, condition, np.ones_like(X))
+    _, (grad,) = run(second, "main_adjoint_adjoint", X, condition, np.ones_like(X))
     e = np.exp(X * X)
     wanted = 4 * np.ones_like(X) if taken else e * (6 * X + 4 * X**3)
-    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    np.testing.assert_allclose(grad, wanted, rtol=1e-12)
 
 
 def test_nested_and_consecutive_conditionals():
@@ -71,9 +71,9 @@ def test_nested_and_consecutive_conditionals():
     is_sound(adjoint)
     for c in (True, False):
         for d in (True, False):
-            _, (found,) = run(adjoint, "main_adjoint", X, np.array(c), np.array(d))
+            _, (grad,) = run(adjoint, "main_adjoint", X, np.array(c), np.array(d))
             y, dy = (np.exp(X), np.exp(X)) if c else (X * X, 2 * X)
-            np.testing.assert_allclose(found, y + X * dy if d else np.ones_like(X), rtol=1e-12)
+            np.testing.assert_allclose(grad, y + X * dy if d else np.ones_like(X), rtol=1e-12)
 
 
 def test_a_conditional_over_symbolic_shapes():
@@ -187,9 +187,9 @@ def test_a_conditional_between_checkpoints():
     del adjoint["main"]  # compiled alone, it crashes in TVM's memory planning
     assert "match_cast" not in adjoint.script()
     for taken in (True, False):
-        _, (found,) = run(adjoint, "main_adjoint", X / 4, np.array(taken))
+        _, (grad,) = run(adjoint, "main_adjoint", X / 4, np.array(taken))
         wanted = elements(X / 4 + 1e-30j, taken).imag / 1e-30
-        np.testing.assert_allclose(found, wanted, rtol=1e-10)
+        np.testing.assert_allclose(grad, wanted, rtol=1e-10)
 
 
 def test_unused_elements_of_tuples_need_no_gradient():
@@ -233,8 +233,8 @@ def test_unused_results_of_a_branch_take_no_gradient():
     adjoint = Gradient("main")(Module)
     is_sound(adjoint)
     for taken, wanted in ((True, np.cos(V)), (False, np.ones_like(V))):
-        _, (found,) = run(adjoint, "main_adjoint", V, np.array(taken))
-        np.testing.assert_allclose(found, wanted)
+        _, (grad,) = run(adjoint, "main_adjoint", V, np.array(taken))
+        np.testing.assert_allclose(grad, wanted)
 
 
 def test_effects_happen_once(capfd):
@@ -252,8 +252,8 @@ def test_effects_happen_once(capfd):
 
     adjoint = Gradient("main")(Module)
     is_sound(adjoint)
-    _, (found,) = run(adjoint, "main_adjoint", V, np.array(True))
-    np.testing.assert_allclose(found, np.exp(V))
+    _, (grad,) = run(adjoint, "main_adjoint", V, np.array(True))
+    np.testing.assert_allclose(grad, np.exp(V))
     assert capfd.readouterr().out.count("taken") == 1
     is_sound(relax_grad.hvp(Module, wrt="x"))
 
@@ -333,8 +333,8 @@ def test_quantized_numbers_go_into_a_conditional_but_not_out():
 
     adjoint = Gradient("main")(build(True))
     assert relax.analysis.check_well_formed(adjoint)
-    _, (found,) = run(adjoint, "main_adjoint", V.astype("float32"), np.array(True))
-    np.testing.assert_array_equal(found, np.ones(3))
+    _, (grad,) = run(adjoint, "main_adjoint", V.astype("float32"), np.array(True))
+    np.testing.assert_array_equal(grad, np.ones(3))
     with pytest.raises(GradientError, match="conditional that quantizes; dequantize within"):
         Gradient("main")(build(False))
 
@@ -365,10 +365,10 @@ def test_a_tuple_that_holds_more_than_floats_in_two_conditionals():
     is_sound(adjoint)
     assert '"bool") = R.add' not in adjoint.script()
     for taken in (True, False):
-        _, (found,) = run(adjoint, "main_adjoint", V, np.array(taken), np.array(7))
+        _, (grad,) = run(adjoint, "main_adjoint", V, np.array(taken), np.array(7))
         y = V * V
         wanted = 2 * V * (np.exp(y) * (1 + y) if taken else 2.0)
-        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+        np.testing.assert_allclose(grad, wanted, rtol=1e-12)
 
 
 @NESTED_SYMBOLIC_CONDITIONALS
@@ -404,5 +404,5 @@ def test_unchanged_values_in_nested_symbolic_conditionals():
     is_sound(adjoint)
     x, y = np.ones((2, 5, 3)), np.ones((2, 3))
     for sign in (1, -1):
-        _, (found,) = run(adjoint, "main_adjoint", x, sign * y, np.array(True))
-        np.testing.assert_array_equal(found, x)
+        _, (grad,) = run(adjoint, "main_adjoint", x, sign * y, np.array(True))
+        np.testing.assert_array_equal(grad, x)

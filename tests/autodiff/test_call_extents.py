@@ -143,16 +143,16 @@ def test_a_call_whose_argument_has_an_extent_that_is_an_expression():
 def test_symbolic_extents_are_those_of_the_caller_to_third_order():
     module = relax_grad.derivatives(Symbolic, order=3, wrt="x")
     is_sound(module)
-    x, one = X / 4, np.ones_like(X)
+    x, ones = X / 4, np.ones_like(X)
     e = np.exp(x**3)
     wanted = {
         True: (3 * x**2 * e, (6 * x + 9 * x**4) * e, (6 + 54 * x**3 + 27 * x**6) * e),
-        False: (3 * x**2, 6 * x, 6 * one),
+        False: (3 * x**2, 6 * x, 6 * ones),
     }
     for taken, expected in wanted.items():
-        _, *found = run(module, "main_order3", x, np.array(taken), one, one)
-        for (each,), value in zip(found, expected, strict=True):
-            np.testing.assert_allclose(each, value)
+        _, *derivatives = run(module, "main_order3", x, np.array(taken), ones, ones)
+        for (derivative,), value in zip(derivatives, expected, strict=True):
+            np.testing.assert_allclose(derivative, value)
 
 
 def test_symbolic_extents_that_a_local_function_captures():
@@ -171,9 +171,9 @@ def test_symbolic_extents_that_a_local_function_captures():
             s: R.Tensor((), "float64") = spread(R.sum(x, [0]))
             return s
 
-    (found,) = gradients(Module, X)
+    (grad,) = gradients(Module, X)
     sums = X.sum(0)
-    np.testing.assert_allclose(found, np.exp(sums) * (1 + sums) + 0 * X)
+    np.testing.assert_allclose(grad, np.exp(sums) * (1 + sums) + 0 * X)
 
 
 def test_extents_that_come_as_a_shape():
@@ -193,8 +193,8 @@ def test_extents_that_come_as_a_shape():
             s: R.Tensor((), "float64") = R.sum(R.exp(y))
             return s
 
-    (found,) = gradients(Module, V, np.zeros(2, "int32"))
-    np.testing.assert_allclose(found, 6 * np.exp(V))
+    (grad,) = gradients(Module, V, np.zeros(2, "int32"))
+    np.testing.assert_allclose(grad, 6 * np.exp(V))
 
 
 def test_extents_of_a_cotangent_that_only_the_body_defines():
@@ -208,12 +208,12 @@ def test_extents_of_a_cotangent_that_only_the_body_defines():
     module = build([x], body)
     adjoint = relax_grad.vjp(module)
     is_sound(adjoint)
-    _, (found,) = run(adjoint, "main_vjp", V, np.arange(6.0))
-    np.testing.assert_allclose(found, np.exp(V) * [3, 5, 7])
+    _, (grad,) = run(adjoint, "main_vjp", V, np.arange(6.0))
+    np.testing.assert_allclose(grad, np.exp(V) * [3, 5, 7])
     tangents = relax_grad.jvp(module)
     assert relax.analysis.check_well_formed(tangents)
-    _, (found,) = run(tangents, "main_jvp", V, V)
-    np.testing.assert_allclose(found, np.tile(V * np.exp(V), 2))
+    _, (grad,) = run(tangents, "main_jvp", V, V)
+    np.testing.assert_allclose(grad, np.tile(V * np.exp(V), 2))
 
 
 def test_a_shape_and_a_scalar_that_name_extents_of_a_branch():
@@ -234,5 +234,5 @@ def test_a_shape_and_a_scalar_that_name_extents_of_a_branch():
     adjoint = Gradient("main")(Module)
     is_sound(adjoint)
     for taken, wanted in ((True, 6 * np.exp(V)), (False, 6 + 0 * V)):
-        _, (found,) = run(adjoint, "main_adjoint", V, tvm_ffi.Shape([2]), 3, np.array(taken))
-        np.testing.assert_allclose(found, wanted)
+        _, (grad,) = run(adjoint, "main_adjoint", V, tvm_ffi.Shape([2]), 3, np.array(taken))
+        np.testing.assert_allclose(grad, wanted)

@@ -57,15 +57,16 @@ def to_the_target(bb, x):
 def test_values_and_counts_beside_tvm(body):
     module = build([tensor("x", (2, 4))], body)
     ours, stock = (
-        each("main")(module)["main_adjoint"] for each in (Gradient, relax.transform.Gradient)
+        transform("main")(module)["main_adjoint"]
+        for transform in (Gradient, relax.transform.Gradient)
     )
     for name in ("exp", "sin", "cos", "tanh"):
         assert ours.script().count(f"R.{name}(") == stock.script().count(f"R.{name}(")
     both = relax.BlockBuilder().get()
     both["ours"] = ours.with_attr("global_symbol", "ours")
     both["stock"] = stock.with_attr("global_symbol", "stock")
-    (found,), (wanted,) = (run(both, name, X)[1] for name in ("ours", "stock"))
-    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    (grad,), (wanted,) = (run(both, name, X)[1] for name in ("ours", "stock"))
+    np.testing.assert_allclose(grad, wanted, rtol=1e-12)
 
 
 def test_checkpoints_are_computed_again():
@@ -89,10 +90,10 @@ def test_checkpoints_are_computed_again():
     assert adjoint["main_adjoint"].script().count("R.exp") == 2
     stock = relax.transform.Gradient("main")(module)
     assert bindings_in(adjoint["main_adjoint"]) <= bindings_in(stock["main_adjoint"])
-    found, wanted = (
-        run(each, "main_adjoint", X) for each in (adjoint, Gradient("main")(build([x], plain)))
+    results, wanted = (
+        run(mod, "main_adjoint", X) for mod in (adjoint, Gradient("main")(build([x], plain)))
     )
-    np.testing.assert_allclose(found[1][0], wanted[1][0], rtol=1e-14)
+    np.testing.assert_allclose(results[1][0], wanted[1][0], rtol=1e-14)
 
 
 def test_a_cast_is_computed_again_as_a_cast():
@@ -109,5 +110,5 @@ def test_a_cast_is_computed_again_as_a_cast():
     assert relax.analysis.check_well_formed(adjoint)
     module = relax.BlockBuilder().get()
     module["main_adjoint"] = adjoint
-    _, (found,) = run(module, "main_adjoint", X)
-    np.testing.assert_allclose(found, 2 * np.exp(2 * X) * np.cos(np.exp(2 * X)))
+    _, (grad,) = run(module, "main_adjoint", X)
+    np.testing.assert_allclose(grad, 2 * np.exp(2 * X) * np.cos(np.exp(2 * X)))

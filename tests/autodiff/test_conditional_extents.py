@@ -24,8 +24,8 @@ X = np.random.default_rng(0).normal(size=(5, 4))
 
 def first(x):
     n = x.ty.shape[0]
-    one = relax.op.strided_slice(relax.op.exp(x), [0], [0], [n - 1])
-    return relax.op.multiply(one, relax.op.strided_slice(x, [0], [0], [n - 1]))
+    part = relax.op.strided_slice(relax.op.exp(x), [0], [0], [n - 1])
+    return relax.op.multiply(part, relax.op.strided_slice(x, [0], [0], [n - 1]))
 
 
 def last(x):
@@ -74,8 +74,8 @@ class Module:
 def test_conditionals_and_calls(taken):
     adjoint = Gradient("main", "x")(Module)
     is_sound(adjoint)
-    _, (found,) = run(adjoint, "main_adjoint", X, np.array(taken))
-    np.testing.assert_allclose(found, gradient(taken), rtol=1e-12)
+    _, (grad,) = run(adjoint, "main_adjoint", X, np.array(taken))
+    np.testing.assert_allclose(grad, gradient(taken), rtol=1e-12)
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -83,8 +83,8 @@ def test_the_pipeline_fuses_them(taken):
     """TVM's FuseOps mistakes the condition of an extent for a call of an operator."""
     adjoint = Gradient("main", "x")(Module)
     arguments = (X, np.array(taken))
-    _, (found,) = run(adjoint, "main_adjoint", *arguments, target=HOST, pipeline="relax_grad")
-    np.testing.assert_allclose(found, gradient(taken), rtol=1e-12)
+    _, (grad,) = run(adjoint, "main_adjoint", *arguments, target=HOST, pipeline="relax_grad")
+    np.testing.assert_allclose(grad, gradient(taken), rtol=1e-12)
 
 
 def test_the_pipeline_finds_kernels_behind_them():
@@ -105,10 +105,10 @@ class Module:
     adjoint = Gradient("main", cotangents=True)(module)
     rng = np.random.default_rng(1)
     arguments = [X[np.newaxis], rng.normal(size=4), rng.normal(size=(1, 4, 4))]
-    arguments = [each.astype("float32") for each in arguments]
+    arguments = [array.astype("float32") for array in arguments]
     (_, ours), (_, stock) = run_both(adjoint, "main_adjoint", arguments)
-    for found, wanted in zip(ours, stock, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    for result, wanted in zip(ours, stock, strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
     assert not ours[0][:, -1].any()
 
 
@@ -125,6 +125,6 @@ def gradient(taken):
 def test_forward_mode():
     module = relax_grad.jvp(Module, "main", "x")
     tangent = np.random.default_rng(1).normal(size=X.shape)
-    _, found = run(module, "main_jvp", X, np.array(False), tangent)
+    _, product = run(module, "main_jvp", X, np.array(False), tangent)
     wanted = (2 * X * tangent)[-3:].sum() + (np.exp(X) * tangent)[:-1].sum()
-    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    np.testing.assert_allclose(product, wanted, rtol=1e-12)

@@ -49,8 +49,8 @@ def test_calls_of_other_functions():
 
     adjoint = Gradient("main")(Module)
     is_sound(adjoint)
-    _, (found,) = run(adjoint, "main_adjoint", X)
-    np.testing.assert_allclose(found, 9 * X**8 + 3 * X**2, rtol=1e-12)
+    _, (grad,) = run(adjoint, "main_adjoint", X)
+    np.testing.assert_allclose(grad, 9 * X**8 + 3 * X**2, rtol=1e-12)
 
 
 def test_calls_within_a_branch():
@@ -119,10 +119,10 @@ def test_a_local_function_that_takes_a_variable_from_outside():
     is_sound(adjoint)
     del adjoint["main"]  # TVM compiles it only after LambdaLift
     for taken in (True, False):
-        _, (found,) = run(adjoint, "main_adjoint", X, np.array(taken))
+        _, (grad,) = run(adjoint, "main_adjoint", X, np.array(taken))
         y, z, dz = np.exp(X), np.sin(X), np.cos(X)
         wanted = 12 * y * y if taken else 3 * y * (z + dz)
-        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+        np.testing.assert_allclose(grad, wanted, rtol=1e-12)
 
 
 def test_gradients_reach_variables_captured_by_a_local_function():
@@ -142,8 +142,8 @@ def test_gradients_reach_variables_captured_by_a_local_function():
 
     adjoint = Gradient("main", "x")(Module)
     alone = tvm.IRModule({"main_adjoint": adjoint["main_adjoint"]})
-    _, (found,) = run(alone, "main_adjoint", V, 2 * V)
-    np.testing.assert_allclose(found, 2 * V * np.exp(V))
+    _, (grad,) = run(alone, "main_adjoint", V, 2 * V)
+    np.testing.assert_allclose(grad, 2 * V * np.exp(V))
 
 
 def test_functions_as_arguments_and_results():
@@ -177,8 +177,8 @@ def test_functions_as_arguments_and_results():
             s: R.Tensor((), "float64") = R.sum(b)
             return s
 
-    (found,) = gradients(Module, V)
-    np.testing.assert_allclose(found, 3 * V**2)
+    (grad,) = gradients(Module, V)
+    np.testing.assert_allclose(grad, 3 * V**2)
 
 
 def test_a_function_that_is_a_parameter_is_refused():
@@ -222,8 +222,8 @@ def test_a_local_function_of_a_branch():
     is_sound(adjoint)
     functions = {v: f for v, f in adjoint.functions_items() if v.name_hint != "main"}
     for taken, wanted in ((True, 2 * V), (False, np.exp(V))):
-        _, (found,) = run(tvm.IRModule(functions), "main_adjoint", V, np.array(taken))
-        np.testing.assert_allclose(found, wanted)
+        _, (grad,) = run(tvm.IRModule(functions), "main_adjoint", V, np.array(taken))
+        np.testing.assert_allclose(grad, wanted)
 
 
 def test_arguments_with_a_less_precise_type_than_the_parameter():

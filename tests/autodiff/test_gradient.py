@@ -65,12 +65,12 @@ def test_values_beside_tvm(op_name):
             programs, ours, stock = zip(*map(by_both, chosen), strict=True)
             call = _program.compile_together([*ours, *stock], TARGET)
             for i, program in enumerate(programs, start=1):
-                found, wanted = (
+                results, wanted = (
                     call(f"main_{number}_adjoint", program.values())
                     for number in (i, i + len(programs))
                 )
-                np.testing.assert_array_equal(found[0], wanted[0])
-                for gradient, expected in zip(found[1], wanted[1], strict=True):
+                np.testing.assert_array_equal(results[0], wanted[0])
+                for gradient, expected in zip(results[1], wanted[1], strict=True):
                     np.testing.assert_allclose(gradient, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -170,8 +170,8 @@ def test_elements_of_tuples_of_symbolic_shape_to_second_order():
     first = Gradient("main")(build([tensor("x", (n, 4))], body))
     second = Gradient("main_adjoint", target_index=(1, 0), cotangents=True)(first)
     is_sound(second)
-    _, (found,) = run(second, "main_adjoint_adjoint", X, np.ones_like(X))
-    np.testing.assert_allclose(found, np.concatenate([6 * X[:, :2], 0 * X[:, 2:]], 1))
+    _, (grad,) = run(second, "main_adjoint_adjoint", X, np.ones_like(X))
+    np.testing.assert_allclose(grad, np.concatenate([6 * X[:, :2], 0 * X[:, 2:]], 1))
 
 
 def test_elements_of_tuples_that_are_written_out():
@@ -181,8 +181,8 @@ def test_elements_of_tuples_that_are_written_out():
         y = bb.emit(op.multiply(bb.emit(relax.TupleGetItem(pair, 0)), bb.emit(inner)))
         return op.sum(y)
 
-    _, (found,) = run(Gradient("main")(build([tensor("x", (3, 4))], body)), "main_adjoint", X)
-    np.testing.assert_allclose(found, np.exp(X) * (1 + X))
+    _, (grad,) = run(Gradient("main")(build([tensor("x", (3, 4))], body)), "main_adjoint", X)
+    np.testing.assert_allclose(grad, np.exp(X) * (1 + X))
 
 
 def test_a_tuple_within_one_that_is_written_out():
@@ -216,8 +216,8 @@ def test_call_tir_with_grad():
     is_sound(adjoint)
     assert "call_tir_with_grad" not in adjoint["main_adjoint"].script()
     functions = {v: f for v, f in adjoint.functions_items() if v.name_hint != "main"}
-    _, (found,) = run(tvm.IRModule(functions), "main_adjoint", X / 2)
-    np.testing.assert_allclose(found, X * np.exp(X * X / 4), rtol=1e-12)
+    _, (grad,) = run(tvm.IRModule(functions), "main_adjoint", X / 2)
+    np.testing.assert_allclose(grad, X * np.exp(X * X / 4), rtol=1e-12)
 
 
 # Activity, missing gradients

@@ -127,13 +127,13 @@ def test_target_index(target_index):
     params = [tensor("x", X), tensor("w", W)]
     module = relax.transform.Gradient("main", target_index=target_index)(function(params, body))
     x, w = values(X, W)
-    found = run(module, x, w)[1]
+    grads = run(module, x, w)[1]
 
     def alone(bb, x, w):
         return body(bb, x, w)[target_index]
 
     expected = run(relax.transform.Gradient("main")(function(params, alone)), x, w)[1]
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(grads, expected, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5)
 
 
@@ -149,9 +149,9 @@ def test_tuples_are_taken_apart_and_put_together():
 
     params = [tensor("x", X), tensor("w", W)]
     x, w = values(X, W)
-    found = run(relax.transform.Gradient("main")(function(params, body)), x, w)[1]
+    grads = run(relax.transform.Gradient("main")(function(params, body)), x, w)[1]
     expected = run(relax.transform.Gradient("main")(conv_module()), x, w)[1]
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(grads, expected, strict=True):
         np.testing.assert_allclose(a.numpy(), 2 * b.numpy(), rtol=1e-5)
 
 
@@ -220,9 +220,9 @@ def test_a_value_used_twice_sums_its_adjoints():
 
     params = [tensor("x", X), tensor("w", W)]
     x, w = values(X, W)
-    found = run(relax.transform.Gradient("main")(function(params, body)), x, w)[1]
+    grads = run(relax.transform.Gradient("main")(function(params, body)), x, w)[1]
     expected = run(relax.transform.Gradient("main")(conv_module()), x, w)[1]
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(grads, expected, strict=True):
         np.testing.assert_allclose(a.numpy(), 2 * b.numpy(), rtol=1e-5)
 
 

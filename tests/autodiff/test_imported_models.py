@@ -203,8 +203,8 @@ def check(model, data):
     run = _program.compile_together(differentiated, "llvm")
     values = [data.numpy(), *(value.numpy() for value in params["main"]), cotangent.numpy()]
     for number in (1, 2):
-        found = run(f"main_{number}_adjoint", values)[1]
-        for name, gradient, value in zip(names, found, expected, strict=True):
+        gradients = run(f"main_{number}_adjoint", values)[1]
+        for name, gradient, value in zip(names, gradients, expected, strict=True):
             np.testing.assert_allclose(
                 gradient, value.numpy(), rtol=1e-3, atol=1e-5, err_msg=f"{number} {name}"
             )

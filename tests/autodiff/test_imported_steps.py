@@ -111,8 +111,8 @@ def test_steps_of_any_batch(name, pipeline):
         loss.backward()
         optimizer.step()
         arrays = data.numpy(), *params, labels.numpy()
-        found, *params = to_numpy(machine["step"](*map(tvm.runtime.tensor, arrays)))
-        np.testing.assert_allclose(found, loss.item(), rtol=1e-5)
+        loss_found, *params = to_numpy(machine["step"](*map(tvm.runtime.tensor, arrays)))
+        np.testing.assert_allclose(loss_found, loss.item(), rtol=1e-5)
         for param, wanted in zip(params, model.parameters(), strict=True):
             np.testing.assert_allclose(param, wanted.detach().numpy(), rtol=1e-4, atol=1e-6)
 

@@ -51,8 +51,8 @@ def check_beside_tvm(torch, batch):
         ours, stock = (
             call(machine, f"p{i}_{which}", program.values()) for which in ("ours", "stock")
         )
-        for found, wanted in zip(ours, stock, strict=True):
-            assert_close(float_leaves(found), float_leaves(wanted), f"p{i}: {program}")
+        for result, wanted in zip(ours, stock, strict=True):
+            assert_close(float_leaves(result), float_leaves(wanted), f"p{i}: {program}")
 
 
 def check_gradients(torch, batch):
@@ -87,8 +87,8 @@ def check_products(torch, batch):
         for kind in ("vjp", "jvp", "hvp"):  # unique names, since they are compiled together
             module = parse(program, f"p{i}_{kind}")
             modules.append(getattr(functional, kind)(module, f"p{i}_{kind}", names))
-        for each in modules[-3:]:
-            assert relax.analysis.check_well_formed(each), program
+        for mod in modules[-3:]:
+            assert relax.analysis.check_well_formed(mod), program
     machine = compile_all(modules)
     rng = np.random.default_rng(0)
     for i, program in enumerate(batch):
@@ -100,10 +100,10 @@ def check_products(torch, batch):
         _, pulled = call(machine, f"p{i}_vjp_vjp", [*values, *v])
         _, pushed = call(machine, f"p{i}_jvp_jvp", [*values, *u])
         pulled, pushed = float_leaves(pulled), float_leaves(pushed)
-        assert_close(pulled, [float(v[0]) * each for each in reference.gradients()], label)
+        assert_close(pulled, [float(v[0]) * slope for slope in reference.gradients()], label)
         assert_close([inner(v, pushed)], [inner(pulled, u)], label)
-        products = [call(machine, f"p{i}_hvp_hvp", [*values, *each])[1] for each in (u, w)]
-        products = [float_leaves(each) for each in products]
+        products = [call(machine, f"p{i}_hvp_hvp", [*values, *vector])[1] for vector in (u, w)]
+        products = [float_leaves(product) for product in products]
         assert_close(products[0], hessian_products(torch, reference, u), label)
         assert_close([inner(products[0], w)], [inner(products[1], u)], label)
 
@@ -115,23 +115,25 @@ def hessian_products(torch, reference, vectors):
     return vhp(lambda *d: reference.target_at(d), tuple(reference.zeros()), vectors)[1]
 
 
-def assert_close(found, wanted, label):
+def assert_close(actual, wanted, label):
     """Compare arrays relative to the largest number."""
-    assert len(found) == len(wanted), label
-    for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
+    assert len(actual) == len(wanted), label
+    for i, (result, other) in enumerate(zip(actual, wanted, strict=True)):
         other = np.asarray(other.detach() if hasattr(other, "detach") else other)
-        assert one.shape == other.shape, f"{label}: element {i}"
+        assert result.shape == other.shape, f"{label}: element {i}"
         scale = max(1.0, np.abs(other).max(initial=0))
-        np.testing.assert_allclose(one / scale, other / scale, 1e-7, 1e-7, err_msg=f"{label} {i}")
+        np.testing.assert_allclose(
+            result / scale, other / scale, 1e-7, 1e-7, err_msg=f"{label} {i}"
+        )
 
 
 def inner(ones, others) -> np.ndarray:
-    return np.array(sum(np.sum(one * other) for one, other in zip(ones, others, strict=True)))
+    return np.array(sum(np.sum(left * other) for left, other in zip(ones, others, strict=True)))
 
 
 def without(module, name):
     """Return the functions of a module except one."""
-    return {each: f for each, f in module.functions_items() if each.name_hint != name}
+    return {variable: f for variable, f in module.functions_items() if variable.name_hint != name}
 
 
 @at_length(12, 6, derandomize=True)

@@ -40,7 +40,7 @@ def test_masked_softmax_keeps_one_of_two():
         return op.sum(bb.emit(op.multiply(masked, masked)))
 
     module = build([tensor("x", (4, 3))], body)
-    (line,) = [each for each in text_of(module).splitlines() if "softmax_backward" in each]
-    (kept,) = [each for each in text_of(module).splitlines() if "R.where(" in each][:1]
+    (line,) = [text for text in text_of(module).splitlines() if "softmax_backward" in text]
+    (kept,) = [text for text in text_of(module).splitlines() if "R.where(" in text][:1]
     assert kept.split(":")[0].strip() in line
     check(module, RNG.normal(size=(4, 3)))

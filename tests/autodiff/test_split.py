@@ -35,38 +35,40 @@ def divided(mod, wrt=None, cotangents=1):
 
 
 def names(function):
-    return [each.name for each in function.params]
+    return [param.name for param in function.params]
 
 
 def operators(function):
-    found = []
+    names_found = []
     relax.analysis.post_order_visit(
         function.body,
         lambda e: (
-            found.append(e.op.name) if isinstance(e, relax.Call) and hasattr(e.op, "name") else None
+            names_found.append(e.op.name)
+            if isinstance(e, relax.Call) and hasattr(e.op, "name")
+            else None
         ),
     )
-    return found
+    return names_found
 
 
 def compare(joint, parts, *arrays):
     """Assert that the two functions together give the result and the gradients of the joint one."""
-    values = [tvm.runtime.tensor(np.asarray(each, "float32")) for each in arrays]
+    values = [tvm.runtime.tensor(np.asarray(array, "float32")) for array in arrays]
     count = len(parts.module["forward"].params)
     before = tvm.compile(joint, "llvm"), tvm.compile(parts.module, "llvm")
-    whole, divided = (relax.VirtualMachine(each, tvm.cpu()) for each in before)
+    whole, divided = (relax.VirtualMachine(executable, tvm.cpu()) for executable in before)
     result, gradients = whole["main_vjp"](*values)
     again, residuals = divided["forward"](*values[:count])
     leaves = [again] if isinstance(again, tvm.runtime.Tensor) else list(again)
-    found = divided["backward"](
+    grads = divided["backward"](
         *(values[i] for i in parts.arguments),
         *(leaves[i] for i in parts.results),
         *([residuals] if parts.residuals else []),
         *values[count:],
     )
     wanted = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-    for one, other in zip([*leaves, *found], [*wanted, *gradients], strict=True):
-        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-6)
+    for own, other in zip([*leaves, *grads], [*wanted, *gradients], strict=True):
+        np.testing.assert_allclose(own.numpy(), other.numpy(), rtol=1e-6)
 
 
 rng = np.random.default_rng(0)
@@ -104,7 +106,9 @@ def test_a_mask_is_saved_in_the_place_of_its_operand():
 
     joint, parts = divided(function(build, (8, 4), (4, 8)), "y")
     assert parts.arguments == [0]
-    assert [str(each.dtype) for each in parts.module["forward"].ret_ty.fields[1].fields] == ["bool"]
+    assert [str(field.dtype) for field in parts.module["forward"].ret_ty.fields[1].fields] == [
+        "bool"
+    ]
     compare(joint, parts, *(rng.normal(size=s) for s in ((8, 4), (4, 8), (8, 8))))
 
 
@@ -149,8 +153,8 @@ def test_symbolic_extents_have_a_definition():
 def test_tuples_cross_as_their_tensors():
     def build(bb, x, y):
         parts = bb.emit(op.split(bb.emit(op.matmul(x, y)), 2, 1))
-        one, other = (bb.emit(relax.TupleGetItem(parts, i)) for i in range(2))
-        return relax.Tuple([bb.emit(op.multiply(one, other)), bb.emit(op.exp(one))])
+        first, other = (bb.emit(relax.TupleGetItem(parts, i)) for i in range(2))
+        return relax.Tuple([bb.emit(op.multiply(first, other)), bb.emit(op.exp(first))])
 
     joint, parts = divided(function(build, (3, 4), (4, 6)), cotangents=2)
     assert parts.results == [1]

@@ -23,8 +23,8 @@ def test_a_target_of_one_element():
 
 def test_the_parameter_itself_as_target():
     x = tensor("x", ())
-    _, (found,) = run(Gradient("main")(build([x], lambda bb, x: x)), "main_adjoint", np.array(2.0))
-    assert found == 1
+    _, (grad,) = run(Gradient("main")(build([x], lambda bb, x: x)), "main_adjoint", np.array(2.0))
+    assert grad == 1
 
 
 def test_an_element_of_a_tuple_of_tuples():
@@ -33,11 +33,11 @@ def test_an_element_of_a_tuple_of_tuples():
         return relax.Tuple([x, inner])
 
     module = build([tensor("x", (3, 4))], body)
-    _, (found,) = run(Gradient("main", target_index=(1, 1))(module), "main_adjoint", X)
-    np.testing.assert_allclose(found, 2 * X)
+    _, (grad,) = run(Gradient("main", target_index=(1, 1))(module), "main_adjoint", X)
+    np.testing.assert_allclose(grad, 2 * X)
     adjoint = Gradient("main", target_index=(1, 0), cotangents=True)(module)
-    _, (found,) = run(adjoint, "main_adjoint", X, X)
-    np.testing.assert_allclose(found, X * np.exp(X))
+    _, (grad,) = run(adjoint, "main_adjoint", X, X)
+    np.testing.assert_allclose(grad, X * np.exp(X))
 
 
 @pytest.mark.parametrize("index", [np.int64(1), [1], (np.int32(1),)])
@@ -92,8 +92,8 @@ def test_cotangents_of_the_whole_result():
         "cotangent1",
     ]
     rows = np.array([1.0, 2.0, 3.0])
-    _, (found,) = run(adjoint, "main_adjoint", X, X, rows)
-    np.testing.assert_allclose(found, X * np.exp(X) + rows[:, None])
+    _, (grad,) = run(adjoint, "main_adjoint", X, X, rows)
+    np.testing.assert_allclose(grad, X * np.exp(X) + rows[:, None])
 
 
 def weighted(rows=3):
@@ -125,13 +125,13 @@ def test_cotangents_as_values(rows):
     ]:
         adjoint = Gradient("main", "x", None, cotangents=cotangents)(module)
         is_sound(adjoint)
-        _, (found,) = run(adjoint, "main_adjoint", X, np.full_like(X, 2.0))
-        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+        _, (grad,) = run(adjoint, "main_adjoint", X, np.full_like(X, 2.0))
+        np.testing.assert_allclose(grad, wanted, rtol=1e-12)
 
     adjoint = Gradient("main", "x", None, cotangents=("dy", 1))(module)
     assert [param.name for param in adjoint["main_adjoint"].params] == ["x", "w", "dy"]
-    _, (found,) = run(adjoint, "main_adjoint", X, X, X)
-    np.testing.assert_allclose(found, X * y + 1)
+    _, (grad,) = run(adjoint, "main_adjoint", X, X, X)
+    np.testing.assert_allclose(grad, X * y + 1)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_variables_by_name():
     module = weighted()
     x = module["main"].params[0]
     for wanted in ("x", ["x"], [x], x):
-        found = Gradient("main", wanted, target_index=2, cotangents=1)(module)
-        assert len(found["main_adjoint"].ret_ty.fields[1].fields) == 1
+        adjoint = Gradient("main", wanted, target_index=2, cotangents=1)(module)
+        assert len(adjoint["main_adjoint"].ret_ty.fields[1].fields) == 1
     both = Gradient("main", ["kept", "x"], target_index=0, cotangents=1)(module)
     _, (of_kept, _) = run(both, "main_adjoint", X, X)
     np.testing.assert_allclose(of_kept, X)
@@ -274,7 +274,7 @@ def test_bfloat16_parameters():
     bits = tvm.runtime.empty(value.shape, "bfloat16")
     bits.copyfrom(value)
     machine = relax.VirtualMachine(tvm.compile(adjoint, TARGET), tvm.cpu())
-    _, (found,) = machine["main_adjoint"](bits)
+    _, (grad,) = machine["main_adjoint"](bits)
     np.testing.assert_allclose(
-        found.numpy().astype("float64"), 2 * value.astype("float64"), rtol=1e-2
+        grad.numpy().astype("float64"), 2 * value.astype("float64"), rtol=1e-2
     )

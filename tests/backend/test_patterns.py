@@ -73,22 +73,22 @@ def partition(module, patterns=None, **settings):
 
 def functions(module, attr):
     """Return the functions of a module that have an attribute, by its value."""
-    found = {}
+    by_name = {}
     for _, function in module.functions_items():
         if isinstance(function, relax.Function) and attr in (function.attrs or {}):
-            found.setdefault(str(function.attrs[attr]), []).append(function)
-    return found
+            by_name.setdefault(str(function.attrs[attr]), []).append(function)
+    return by_name
 
 
 def calls(function, prefix="relax.grad."):
-    found = []
+    calls_found = []
 
     def visit(expr):
         if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op):
-            found.append(expr)
+            calls_found.append(expr)
 
     relax.analysis.post_order_visit(function, visit)
-    return [call for call in found if call.op.name.startswith(prefix)]
+    return [call for call in calls_found if call.op.name.startswith(prefix)]
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -111,10 +111,10 @@ def test_each_call_is_taken_in_one_piece(rank):
     assert all(len(group) == 1 for group in taken)
     for call in expected:
         assert any(
-            call.op == found.op
-            and structural_equal(call.attrs, found.attrs)
-            and structural_equal(call.ty, found.ty)
-            for (found,) in taken
+            call.op == taken_call.op
+            and structural_equal(call.attrs, taken_call.attrs)
+            and structural_equal(call.ty, taken_call.ty)
+            for (taken_call,) in taken
         )
 
 
@@ -203,8 +203,8 @@ def test_registration_is_repeatable_and_the_last_one_counts():
     first = backend.register_backward_patterns(BACKEND, CONV2D, lambda call: False)
     assert functions(partition(network()), "Composite") == {}
     backend.register_backward_patterns(BACKEND, CONV2D)
-    found = get_patterns_with_prefix(BACKEND)
-    assert sorted(pattern.name for pattern in found) == sorted(name for name, *_ in first)
+    registered = get_patterns_with_prefix(BACKEND)
+    assert sorted(pattern.name for pattern in registered) == sorted(name for name, *_ in first)
     assert sum(map(len, functions(partition(network()), "Composite").values())) == 4
 
 
@@ -265,8 +265,8 @@ def test_offloaded_functions_run_and_other_operators_compile():
         _, gradients = machine["main_adjoint"](*map(tvm.runtime.tensor, values))
         return [gradient.numpy() for gradient in gradients]
 
-    for expected, found in zip(run(module), run(offloaded), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    for expected, result in zip(run(module), run(offloaded), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["", "my.backend"])

@@ -12,7 +12,7 @@ from relax_grad.tir import adjoint
 @pytest.mark.parametrize("name", CASES)
 def test_each_case_has_an_adjoint(name):
     build, shapes, limit = CASES[name]
-    found = adjoint(function_of(build, shapes))
-    assert len(found.function.params) == len(found.takes) + len(found.wrt)
-    assert len(found.wrt) == sum(not isinstance(shape[0], str) for shape in shapes)
+    derivative = adjoint(function_of(build, shapes))
+    assert len(derivative.function.params) == len(derivative.takes) + len(derivative.wrt)
+    assert len(derivative.wrt) == sum(not isinstance(shape[0], str) for shape in shapes)
     assert limit > 1

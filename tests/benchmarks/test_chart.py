@@ -42,12 +42,12 @@ def test_the_pictures_are_of_the_measurements(measured, theme):
     assert all(bar.reason for bar in bars if bar.length is None)
     # Text fits: a sign is at most 0.6 of the size of the font wide.
     size, whole = float(root.get("font-size")), float(root.get("width"))
-    for each in root.iter(f"{svg}text"):
-        width = 0.6 * float(each.get("font-size", size)) * len(each.text)
-        if each.get("text-anchor") == "end":
-            assert float(each.get("x")) >= width
+    for label in root.iter(f"{svg}text"):
+        width = 0.6 * float(label.get("font-size", size)) * len(label.text)
+        if label.get("text-anchor") == "end":
+            assert float(label.get("x")) >= width
         else:
-            assert float(each.get("x")) + width <= whole, each.text
+            assert float(label.get("x")) + width <= whole, label.text
     # On a page of 400 pixels, 360 are the picture's.
     assert size * 360 / whole >= 10
 
@@ -67,7 +67,7 @@ def test_a_long_bar_is_cut_and_keeps_its_number(measured):
     times = json.loads(chart.TIMES.read_text())
     times["rows"] = [{"step": "MLP 1-2, 3", "ms": {"relax_grad": 2.0, "TVM": 2000.0}}]
     root = ElementTree.fromstring(chart.draw(measured, times, "light"))
-    texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    texts = [label.text for label in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "1000 TVM alone" in texts
     assert max(map(len, texts)) < 60
 
@@ -88,9 +88,9 @@ def test_the_pages_count_the_operators(page):
     if compat.parse_version(tvm.__version__)[:2] != (0, 27):
         pytest.skip("the pages have the numbers of operators of TVM 0.27")
     forward = [name for name in registry.operators() if not registry.is_backward_operator(name)]
-    found = [registry.classify(name) for name in forward]
-    ours = [each for each in found if each.kind == "differentiable"]
+    entries = [registry.classify(name) for name in forward]
+    ours = [entry for entry in entries if entry.kind == "differentiable"]
     # TVM's registrations: those that stay, and those that are replaced.
-    theirs = [each for each in ours if each.rule == "TVM" or each.corrects]
+    theirs = [entry for entry in ours if entry.rule == "TVM" or entry.corrects]
     counts = f"| {len(ours)} of {len(forward)}; TVM alone has {len(theirs)} |"
     assert counts in page.read_text()

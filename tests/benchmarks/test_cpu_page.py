@@ -48,17 +48,17 @@ def tables():
 
 
 def test_the_rows_are_those_of_the_results(measured):
-    found, group = [], None
+    shown_rows, group = [], None
     for line in (ROOT / "benchmarks/results/results.md").read_text("utf-8").splitlines():
         if line.startswith("## "):
             title = re.match(r"## (\w+): time", line)
             group = title and title[1]
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if group and len(cells) > 4 and re.fullmatch(r"[\d.]+", cells[1]):
-            found.append((group, cells[0], tuple(map(float, cells[1:4]))))
+            shown_rows.append((group, cells[0], tuple(map(float, cells[1:4]))))
     rows = measured["rows"]
-    assert [row[:2] for row in found] == [(row["group"], row["name"]) for row in rows]
-    for (*_, shown), row in zip(found, rows, strict=True):
+    assert [row[:2] for row in shown_rows] == [(row["group"], row["name"]) for row in rows]
+    for (*_, shown), row in zip(shown_rows, rows, strict=True):
         # The tables have two digits.
         assert shown == pytest.approx((row["ms"], row["least"], row["ratios"]["torch"]), abs=0.0051)
 
@@ -68,9 +68,9 @@ def test_each_measurement_names_its_units_and_date(measured, others):
         measured["units"]
     )
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", measured["date"])
-    for name, each in others.items():
-        assert each["unit"], name
-        assert re.fullmatch(r"\d{4}-\d\d-\d\d", each["about"]["recorded"]), name
+    for name, measurement in others.items():
+        assert measurement["unit"], name
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", measurement["about"]["recorded"]), name
 
 
 def test_each_kernel_has_one_family(measured):
@@ -90,9 +90,9 @@ def test_the_charts_are_of_the_measurements(measured, chart, theme):
 
 
 def test_each_machine_has_its_file(machines):
-    names = [cpu_chart.file_of_machine(each, each["target"]) for each in machines]
+    names = [cpu_chart.file_of_machine(machine, machine["target"]) for machine in machines]
     assert sorted(names) == sorted(path.name for path in cpu_chart.MACHINES.glob("*.json"))
-    dates = [each["date"] for each in machines]
+    dates = [machine["date"] for machine in machines]
     assert dates == sorted(dates, reverse=True)
 
 
@@ -105,7 +105,7 @@ def test_results_are_copied_to_the_file_of_their_machine(measured, tmp_path, mon
     path.write_text(json.dumps({**measured, "target": "sapphirerapids"}), "utf-8")
     monkeypatch.setattr(sys, "argv", ["cpu_chart.py", str(path)])
     cpu_chart.main()
-    assert [each["target"] for each in cpu_chart.machines()] == ["sapphirerapids", "znver3"]
+    assert [machine["target"] for machine in cpu_chart.machines()] == ["sapphirerapids", "znver3"]
     assert "sapphirerapids" in (tmp_path / "cpu_steps_light.svg").read_text("utf-8")
 
 

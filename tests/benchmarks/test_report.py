@@ -21,11 +21,11 @@ def result(group="memory", name="softmax", ours=(2.0, 1.0, 3.0), torch=(4.0, 4.0
 
 
 def test_ratios_are_medians_of_pairs():
-    found = result(jax=(2.0, 2.0, 2.0))
-    assert found.median == 0.5
-    assert found.least == 0.25
-    assert found.ratio("jax") == 1.0
-    assert found.ratio("TVM") is None
+    row = result(jax=(2.0, 2.0, 2.0))
+    assert row.median == 0.5
+    assert row.least == 0.25
+    assert row.ratio("jax") == 1.0
+    assert row.ratio("TVM") is None
 
 
 def test_a_column_of_one_sample_has_the_ratio_of_medians():
@@ -62,10 +62,10 @@ def test_results_are_written(tmp_path):
     rows = [result("conv", f"{kind} 1x2x3² -> 4, 1x1") for kind in ("forward", "weight gradient")]
     rows += [result(), result("matmul", "NN", (9.0,), (1.0,))]
     write(rows, ["torch"], ABOUT, tmp_path)
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert found["threads"] == 2
-    assert [row["name"] for row in found["rows"]] == [row.name for row in rows]
-    assert found["rows"][2]["samples_ms"]["torch"] == [4000.0, 4000.0, 4000.0]
+    report = json.loads((tmp_path / "results.json").read_text())
+    assert report["threads"] == 2
+    assert [row["name"] for row in report["rows"]] == [row.name for row in rows]
+    assert report["rows"][2]["samples_ms"]["torch"] == [4000.0, 4000.0, 4000.0]
     text = (tmp_path / "results.md").read_text()
     assert "| softmax | 2000.000 | 0.25 | 0.50 | 5e-01 | 0.5 | 3 / 2 |" in text
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
@@ -75,10 +75,10 @@ def test_results_are_written(tmp_path):
 def test_the_page_has_the_figures_of_the_rows():
     step = result("step", "ResNet", (1.0,), (2.0,), **{"torch.compile": (4.0,)})
     step.memory = {"relax_grad": 50_000_000, "torch": 100_000_000}
-    found = json.loads(page([result("symbolic", "symbolic batch: softmax²"), step], ABOUT))
-    assert found["processor"] == "some"
-    assert found["units"] == UNITS
-    assert found["rows"] == [
+    report = json.loads(page([result("symbolic", "symbolic batch: softmax²"), step], ABOUT))
+    assert report["processor"] == "some"
+    assert report["units"] == UNITS
+    assert report["rows"] == [
         {
             "group": "symbolic",
             "name": "softmax²",

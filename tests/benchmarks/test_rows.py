@@ -84,11 +84,11 @@ def test_the_operations_are_those_that_pytorch_counts():
     ],
 )
 def test_contestants_agree(name):
-    found = contestants(BY_NAME[name], ["relax_grad", "torch"])
-    assert ("static" in found) == name.startswith("symbolic")
-    for each in found.values():
-        assert difference(each.results, found["torch"].results) < 1e-5
-        each.run()
+    by_name = contestants(BY_NAME[name], ["relax_grad", "torch"])
+    assert ("static" in by_name) == name.startswith("symbolic")
+    for contestant in by_name.values():
+        assert difference(contestant.results, by_name["torch"].results) < 1e-5
+        contestant.run()
 
 
 def test_jax_agrees_on_gradients():
@@ -97,8 +97,8 @@ def test_jax_agrees_on_gradients():
         "cross-entropy and gradient 64x10",
         "avg_pool2d, gradient 8x64x56², 2x2, stride 2",
     ):
-        found = contestants(BY_NAME[name], ["torch", "jax"])
-        assert difference(found["jax"].results, found["torch"].results) < 1e-5
+        by_name = contestants(BY_NAME[name], ["torch", "jax"])
+        assert difference(by_name["jax"].results, by_name["torch"].results) < 1e-5
 
 
 def test_differences_are_relative_to_the_largest_element_of_each_result():

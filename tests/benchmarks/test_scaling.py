@@ -27,7 +27,7 @@ def test_collectives():
 
 @pytest.mark.parametrize("workers", [2, 8])
 def test_the_fit_finds_latency_and_bandwidth(workers):
-    sizes = [4 * each for each in SIZES]
+    sizes = [4 * size for size in SIZES]
     network = Network(5e-5, 1.25e9)
     seconds = [seconds_of("allreduce", size, workers, network) for size in sizes]
     assert fitted(workers, sizes, seconds) == pytest.approx(network, rel=1e-6)
@@ -69,9 +69,9 @@ def test_a_step_is_replayed():
 def test_efficiency():
     fast, slow = Network(0.0, math.inf), Network(1.0, 1e9)
     assert efficiency(EVENTS, 2, 2, fast, 0.0) == pytest.approx(10 / 12.5)
-    found = [efficiency(EVENTS, 2, each, slow, 0.1) for each in (2, 8, 64)]
-    assert sorted(found, reverse=True) == found
-    assert found[-1] < 0.1
+    efficiencies = [efficiency(EVENTS, 2, workers, slow, 0.1) for workers in (2, 8, 64)]
+    assert sorted(efficiencies, reverse=True) == efficiencies
+    assert efficiencies[-1] < 0.1
 
 
 def test_the_page():
@@ -81,21 +81,21 @@ def test_the_page():
     On a machine with other programs, steps take longer than others by chance.
     """
     measured = json.loads(PAGE.read_text("utf-8"))
-    assert {name: Network(*each) for name, each in measured["networks"].items()} == NETWORKS
-    assert [each["name"].partition(",")[0] for each in measured["steps"]] == [
+    assert {name: Network(*numbers) for name, numbers in measured["networks"].items()} == NETWORKS
+    assert [step["name"].partition(",")[0] for step in measured["steps"]] == [
         "ResNet-18",
         "GPT",
         "ViT-tiny",
     ]
-    for each in measured["steps"]:
-        assert each["two_workers_ms"] > 0
-        assert 0 <= each["hidden"] <= 1
+    for step in measured["steps"]:
+        assert step["two_workers_ms"] > 0
+        assert 0 <= step["hidden"] <= 1
         for name, network in NETWORKS.items():
             for count in PREDICTED:
-                wanted = efficiency(each["events"], 2, count, network, measured["overhead"])
-                assert each["efficiency"][name][str(count)] == pytest.approx(wanted)
-    rows = {(each["workers"], each["network"]): each for each in measured["throttled"]}
+                wanted = efficiency(step["events"], 2, count, network, measured["overhead"])
+                assert step["efficiency"][name][str(count)] == pytest.approx(wanted)
+    rows = {(row["workers"], row["network"]): row for row in measured["throttled"]}
     assert set(rows) == {(w, n) for w in MEASURED for n in ("this machine", *NETWORKS)}
     limit = 0.15 if measured["busy"] < 0.1 else 0.5
-    for each in rows.values():
-        assert each["predicted_ms"] == pytest.approx(each["ms"], rel=limit), each
+    for row in rows.values():
+        assert row["predicted_ms"] == pytest.approx(row["ms"], rel=limit), row

@@ -49,14 +49,14 @@ UNET = Step(
     ids=lambda step: step.name,
 )
 def test_contestants_agree_on_loss_and_gradients(step):
-    found = contestants(step, ["relax_grad", "torch", *_jax()])
-    loss, gradients = found["torch"].results
+    by_name = contestants(step, ["relax_grad", "torch", *_jax()])
+    loss, gradients = by_name["torch"].results
     assert loss.shape == ()
     assert gradients.shape == (sum(p.numel() for p in step.network().parameters()),)
     assert np.abs(gradients).max() > 1e-3
-    for each in found.values():
-        assert difference(each.results, [loss, gradients]) < 1e-4
-    calls, different = found["relax_grad"].kernels
+    for contestant in by_name.values():
+        assert difference(contestant.results, [loss, gradients]) < 1e-4
+    calls, different = by_name["relax_grad"].kernels
     assert calls >= different > 0
 
 
@@ -94,8 +94,8 @@ def test_steps_have_names_of_their_own():
 def test_memory_of_a_call_excludes_earlier_allocations():
     size = 64 << 20
     kept = [np.ones(size // 8)]
-    found = _memory.growth(lambda: np.ones(size // 8), lambda: None)
-    assert 0.9 * size < found < 1.2 * size
+    grown = _memory.growth(lambda: np.ones(size // 8), lambda: None)
+    assert 0.9 * size < grown < 1.2 * size
     assert kept
 
 

@@ -46,6 +46,6 @@ def test_the_images_are_read_and_misread(measured):
     images = measured["images"]
     assert len(images["first"]) == tutorial.COUNT
     assert len(images["misread"]) == min(measured["misread"], tutorial.COUNT)
-    assert all(each["answer"] != each["digit"] for each in images["misread"])
+    assert all(image["answer"] != image["digit"] for image in images["misread"])
     right = 1 - measured["misread"] / 360
     assert f"{right:.3f}" in measured["printed"][4]

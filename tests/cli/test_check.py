@@ -68,7 +68,7 @@ def run(capsys, *argv) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("patterns", "found"),
+    ("patterns", "selected"),
     [
         (["relax.nn.conv2d"], ["relax.nn.conv2d"]),
         (["nn.conv2d"], ["relax.nn.conv2d"]),
@@ -80,9 +80,9 @@ def run(capsys, *argv) -> tuple[int, str]:
         ([], ["relax.exp", "relax.nn.conv2d", "relax.nn.relu"]),
     ],
 )
-def test_select(makers, patterns, found):
+def test_select(makers, patterns, selected):
     makers.update(dict.fromkeys(["relax.nn.conv2d", "relax.exp", "relax.nn.relu"], smooth))
-    assert check_command.select(patterns) == found
+    assert check_command.select(patterns) == selected
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_json(makers, capsys):
     code = cli.main(["check", "--order", "1", "--json"])
     out, err = capsys.readouterr()
     assert code == 1
-    found = json.loads(out)
-    assert list(found) == ["versions", "through", "target", "operators", "unsampled", "seconds"]
-    assert found["versions"]["relax_grad"] == relax_grad.__version__
-    cos, exp = found["operators"]
+    report = json.loads(out)
+    assert list(report) == ["versions", "through", "target", "operators", "unsampled", "seconds"]
+    assert report["versions"]["relax_grad"] == relax_grad.__version__
+    cos, exp = report["operators"]
     assert list(cos) == [
         *("operator", "verdict", "samples", "skipped", "order", "max_error", "seconds"),
         "failures",
@@ -180,15 +180,15 @@ def test_json(makers, capsys):
     assert failure["error"] == "ValueError"
     assert failure["message"].endswith("the reason")
     assert (exp["operator"], exp["verdict"], exp["samples"]) == ("relax.exp", "ok", 2)
-    assert "relax.nn.conv2d" in found["unsampled"]
+    assert "relax.nn.conv2d" in report["unsampled"]
     assert err.splitlines()[-1].endswith(": 1 operator FAILED")
 
 
 def test_list_in_json(capsys):
     assert cli.main(["check", "--list", "--json", "conv2d", "nn.relu"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["operators"] == ["relax.nn.conv2d", "relax.nn.relu"]
-    assert found["versions"]["relax_grad"] == relax_grad.__version__
+    report = json.loads(capsys.readouterr().out)
+    assert report["operators"] == ["relax.nn.conv2d", "relax.nn.relu"]
+    assert report["versions"]["relax_grad"] == relax_grad.__version__
 
 
 def test_json_has_no_numbers_that_json_lacks(capsys):

@@ -91,12 +91,12 @@ def test_json_can_be_read_by_a_program(capsys):
     assert list(json.loads(out)[0]) == [
         *("operator", "kind", "rule", "arguments", "reason", "refused", "corrects"),
     ]
-    found = {item["operator"]: item for item in json.loads(out)}
-    assert sorted(found) == operators()
-    assert found["relax.nn.nll_loss"]["arguments"] == ["predictions", "weights"]
-    assert found["relax.argmax"]["kind"] == "non-differentiable"
-    assert "integers" in found["relax.argmax"]["reason"]
-    assert found["relax.unique"]["refused"]
+    items = {item["operator"]: item for item in json.loads(out)}
+    assert sorted(items) == operators()
+    assert items["relax.nn.nll_loss"]["arguments"] == ["predictions", "weights"]
+    assert items["relax.argmax"]["kind"] == "non-differentiable"
+    assert "integers" in items["relax.argmax"]["reason"]
+    assert items["relax.unique"]["refused"]
 
 
 def test_an_unclassified_operator_is_shown_and_changes_the_exit_code(capsys, monkeypatch):

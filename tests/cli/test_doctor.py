@@ -48,7 +48,7 @@ def test_a_wrong_gradient(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("ffi", "numpy", "found"),
+    ("ffi", "numpy", "starts"),
     [
         ("0.1.14.post1", "2.2.6", []),
         (None, "1.26.4", []),
@@ -57,10 +57,10 @@ def test_a_wrong_gradient(capsys, monkeypatch):
         ("0.2.0", "3.0", ["apache-tvm-ffi 0.2.0 crashes", "with NumPy 3.0, relax.training"]),
     ],
 )
-def test_incompatible_versions_are_reported(ffi, numpy, found):
+def test_incompatible_versions_are_reported(ffi, numpy, starts):
     problems = list(_diagnosis._of_versions(ffi, numpy))
-    assert len(problems) == len(found)
-    for problem, start in zip(problems, found, strict=True):
+    assert len(problems) == len(starts)
+    for problem, start in zip(problems, starts, strict=True):
         assert problem.symptom.startswith(start)
         assert problem.remedy.startswith("pip install '")
 
@@ -122,10 +122,10 @@ def test_json(capsys, monkeypatch):
     monkeypatch.setattr(_diagnosis, "_check_pipeline", lambda: None)
     code, out = run(capsys, "--json")
     assert code == 1
-    found = json.loads(out)
-    assert list(found) == ["versions", "facts", "checks", "advice", "problems"]
-    assert [check["ok"] for check in found["checks"]] == [True, False, True]
-    (problem,) = found["problems"]
+    report = json.loads(out)
+    assert list(report) == ["versions", "facts", "checks", "advice", "problems"]
+    assert [check["ok"] for check in report["checks"]] == [True, False, True]
+    (problem,) = report["problems"]
     assert problem["symptom"].startswith("gradient of relax.nothing: ")
     assert problem["remedy"]
 

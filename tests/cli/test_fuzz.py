@@ -103,14 +103,14 @@ def test_a_crash_is_a_finding_and_not_the_end(runs):
 
 
 def test_json(runs):
-    code, found, err = json.loads(runs[0][3])
+    code, report, err = json.loads(runs[0][3])
     assert code == 1
-    assert list(found) == [
+    assert list(report) == [
         *("versions", "seed", "programs", "statements", "compared", "findings", "seconds"),
         "interrupted",
     ]
-    assert (found["seed"], found["programs"], found["interrupted"]) == (425, 1, False)
-    (finding,) = found["findings"]
+    assert (report["seed"], report["programs"], report["interrupted"]) == (425, 1, False)
+    (finding,) = report["findings"]
     assert list(finding) == ["program", "kind", "message", "source", "script"]
     assert finding["kind"] == "crash: SIGSEGV"
     assert "R.cos(" in finding["source"]
@@ -120,8 +120,8 @@ def test_json(runs):
 def test_the_time_is_shown_while_a_program_runs(monkeypatch):
     monkeypatch.setattr(session, "_WAIT", 0.01)
     ticks = []
-    found = session._in_a_process(lambda: time.sleep(0.2), 60, lambda: ticks.append(1))
-    assert found is None
+    result = session._in_a_process(lambda: time.sleep(0.2), 60, lambda: ticks.append(1))
+    assert result is None
     assert ticks
 
 

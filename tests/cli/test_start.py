@@ -45,7 +45,7 @@ MODULE = ["-m", "relax_grad"]
 
 
 def run(*arguments: str, code: int = 0, **options) -> subprocess.CompletedProcess:
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
@@ -53,39 +53,39 @@ def run(*arguments: str, code: int = 0, **options) -> subprocess.CompletedProces
         check=False,
         **options,
     )
-    assert found.returncode == code, found.stderr
-    return found
+    assert process.returncode == code, process.stderr
+    return process
 
 
-def imported(found: subprocess.CompletedProcess) -> set[str]:
+def imported(process: subprocess.CompletedProcess) -> set[str]:
     """Return the modules that a process with ``-X importtime`` has imported."""
-    lines = [line for line in found.stderr.splitlines() if line.startswith("import time:")]
+    lines = [line for line in process.stderr.splitlines() if line.startswith("import time:")]
     return {line.rpartition("|")[2].strip() for line in lines}
 
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [*((each, 0) for each in HELP), *((each, 2) for each in WRONG)],
-    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+    [*((arguments, 0) for arguments in HELP), *((arguments, 2) for arguments in WRONG)],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_no_tvm_is_imported(arguments, code):
-    found = run("-X", "importtime", *MODULE, *arguments, code=code)
-    names = imported(found)
+    process = run("-X", "importtime", *MODULE, *arguments, code=code)
+    names = imported(process)
     if "--help" in arguments:
-        assert re.search(r"exit codes:\n  0  .+\n  1  .+\n  2  .+\n  130  ", found.stdout)
-        assert "--json" in found.stdout or arguments == ["--help"]
+        assert re.search(r"exit codes:\n  0  .+\n  1  .+\n  2  .+\n  130  ", process.stdout)
+        assert "--json" in process.stdout or arguments == ["--help"]
     assert "relax_grad.cli.fuzz" in names
     top = {name.partition(".")[0] for name in names} - {"relax_grad"}
     # Other names come from the site's own hooks, for example those of an editable installation.
     assert top.isdisjoint({"tvm", "tvm_ffi", "numpy", "torch", "rich"})
-    assert ("usage: relax-grad" in found.stderr) == (code == 2)
+    assert ("usage: relax-grad" in process.stderr) == (code == 2)
 
 
 def test_no_tvm_is_imported_by_the_console_script(program):
     for arguments, code in ((["--help"], 0), (["--version"], 0), ([], 2)):
-        found = run("-X", "importtime", *program, *arguments, code=code)
-        assert "relax_grad.cli.fuzz" in imported(found)
-        assert "tvm" not in imported(found)
+        process = run("-X", "importtime", *program, *arguments, code=code)
+        assert "relax_grad.cli.fuzz" in imported(process)
+        assert "tvm" not in imported(process)
 
 
 @pytest.mark.parametrize("arguments", [HELP[0], *HELP[1:5]], ids=" ".join)
@@ -153,31 +153,31 @@ def test_a_crash_does_not_lose_its_last_line(tmp_path):
         f"    os.write(2, {MESSAGE!r} + b'LLVM ERROR: out of registers\\n')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    found = run(str(file), code=-signal.SIGKILL)
-    assert found.stderr == (
+    process = run(str(file), code=-signal.SIGKILL)
+    assert process.stderr == (
         "LLVM ERROR: out of registers\n1 message of TVM not shown; --verbose shows them\n"
     )
 
 
 def test_is_quick():
-    found = []
-    while len(found) < RUNS and min(found, default=LIMIT) >= LIMIT:
+    times = []
+    while len(times) < RUNS and min(times, default=LIMIT) >= LIMIT:
         start = time.perf_counter()
         run(*MODULE, "--help")
-        found.append(time.perf_counter() - start)
-    assert min(found) < LIMIT, found
+        times.append(time.perf_counter() - start)
+    assert min(times) < LIMIT, times
 
 
 def test_version_reports_the_running_packages():
-    found = run(*MODULE, "--version").stdout.strip()
-    assert found == _text.versions()  # TVM is imported here, and reports its own version
+    versions = run(*MODULE, "--version").stdout.strip()
+    assert versions == _text.versions()  # TVM is imported here, and reports its own version
 
 
 @pytest.mark.parametrize("program_of", ["module", "script"])
 def test_a_command_registers(program_of, program):
     arguments = MODULE if program_of == "module" else program
-    found = run(*arguments, "check", "--list", env=without_torch())
-    assert "relax.nn.conv2d" in found.stdout.splitlines()
+    process = run(*arguments, "check", "--list", env=without_torch())
+    assert "relax.nn.conv2d" in process.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_other_processes_register(arguments, tmp_path):
     """They register for any arguments."""
     file = tmp_path / "program.py"
     file.write_text("import relax_grad" + REGISTERED)
-    arguments = [each.format(file=file) for each in arguments]
+    arguments = [argument.format(file=file) for argument in arguments]
     assert run(*arguments, env=without_torch()).stdout == "True\n"
 
 
@@ -200,7 +200,7 @@ def test_a_package_that_is_run_registers(tmp_path):
     (package / "__init__.py").write_text("import relax_grad")
     (package / "__main__.py").write_text(REGISTERED)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "package", *MODULE],
         env=without_torch({**os.environ, "PYTHONPATH": path}),
         capture_output=True,
@@ -208,7 +208,7 @@ def test_a_package_that_is_run_registers(tmp_path):
         check=True,
         timeout=300,
     )
-    assert found.stdout == "True\n"
+    assert process.stdout == "True\n"
 
 
 def test_a_program_of_the_same_name_registers_when_it_asks_for_something(tmp_path):

@@ -33,12 +33,12 @@ def test_no_controller(nobody, capsys):
     assert err.startswith("relax-grad worker: ")
     assert cli.main([*arguments, "--json"]) == 1
     out, again = capsys.readouterr()
-    found = json.loads(out)
+    report = json.loads(out)
     assert again == err
-    assert f"relax-grad worker: {found['error']}\n" == err
-    assert (found["controller"], found["code"], found["interrupted"]) == (nobody, 1, False)
-    assert found["seconds"] > 0
-    assert found["versions"].keys() == {"relax_grad", "apache-tvm", "apache-tvm-ffi"}
+    assert f"relax-grad worker: {report['error']}\n" == err
+    assert (report["controller"], report["code"], report["interrupted"]) == (nobody, 1, False)
+    assert report["seconds"] > 0
+    assert report["versions"].keys() == {"relax_grad", "apache-tvm", "apache-tvm-ffi"}
 
 
 def test_interrupt(monkeypatch, capsys):
@@ -47,8 +47,8 @@ def test_interrupt(monkeypatch, capsys):
 
     monkeypatch.setattr("relax_grad.distributed.node.serve", interrupted)
     assert cli.main(["worker", "--controller", "127.0.0.1:9", "--json"]) == 130
-    found = json.loads(capsys.readouterr().out)
-    assert (found["interrupted"], found["error"], found["code"]) == (True, None, 130)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["interrupted"], report["error"], report["code"]) == (True, None, 130)
 
 
 def test_wrong_command_lines(nobody, monkeypatch, capsys, tmp_path):

@@ -48,7 +48,7 @@ def check_threads(folder, chosen, names, numbers=(1, 2, 3, 7)):
         executable.export_library(str(folder / f"{name}.so"))
         np.savez(folder / f"{name}.npz", *values)
     (folder / "jobs.json").write_text(json.dumps({"kernels": jobs, "steps": list(names)}))
-    found = []
+    digests = []
     for threads in numbers:
         # The pool of TVM starts with its first use, so that each forked process has one of its own.
         printed = run_python(
@@ -56,12 +56,14 @@ def check_threads(folder, chosen, names, numbers=(1, 2, 3, 7)):
             f"sys.path.insert(0, {str(SUPPORT)!r})\n"
             f"import thread_worker\nthread_worker.main(thread_worker.Path({str(folder)!r}))\n"
         )
-        found += map(json.loads, printed.splitlines())
+        digests += map(json.loads, printed.splitlines())
     titles = {f"kernel{i}": case.name for i, case in enumerate(chosen)}
     differing = [
-        titles.get(name, name) for name in found[0] if len({each[name] for each in found}) > 1
+        titles.get(name, name)
+        for name in digests[0]
+        if len({digest_of[name] for digest_of in digests}) > 1
     ]
-    assert len(found) == 2 * len(numbers)
+    assert len(digests) == 2 * len(numbers)
     assert differing == []
 
 
@@ -96,5 +98,5 @@ def test_in_threads_of_python():
     assert failures == []
     assert len(results) == 4
     for result in results[1:]:
-        for found, wanted in zip(result, results[0], strict=True):
-            np.testing.assert_array_equal(found, wanted)
+        for own, wanted in zip(result, results[0], strict=True):
+            np.testing.assert_array_equal(own, wanted)

@@ -40,13 +40,15 @@ def functions(torch):
 
 
 def check(functions, name: str, count: int, length: int | None = None) -> None:
-    for kind, found in functions.measure(name, count, length):
-        nearest = np.minimum(found.errors, found.beside_torch)
-        wrong = ~(nearest <= LIMIT + found.accepted)
+    for kind, measured in functions.measure(name, count, length):
+        nearest = np.minimum(measured.errors, measured.beside_torch)
+        wrong = ~(nearest <= LIMIT + measured.accepted)
         if name in UNSPECIFIED and kind != "value":
-            wrong &= ~UNSPECIFIED[name](found.exact)
+            wrong &= ~UNSPECIFIED[name](measured.exact)
         places = np.flatnonzero(wrong)[:5]
-        shown = [(found.values[i], found.exact[i], found.torch[i], nearest[i]) for i in places]
+        shown = [
+            (measured.values[i], measured.exact[i], measured.torch[i], nearest[i]) for i in places
+        ]
         assert not shown, f"{kind} of {name}: {shown}"
 
 
@@ -72,16 +74,16 @@ def test_every_function_is_on_the_page(functions):
 
 @pytest.mark.parametrize("name", ["erf", "gelu", "softplus"])
 def test_errors_are_those_on_the_page(functions, name):
-    for kind, found in functions.measure(name, 32):
+    for kind, measured in functions.measure(name, 32):
         page = PAGE[name][kind]["relax_grad"]
-        assert page is None or found.errors.max() <= MORE * page + 0.5
+        assert page is None or measured.errors.max() <= MORE * page + 0.5
 
 
 def test_a_distance_covers_nan_and_infinity(functions):
     inf, nan = np.inf, np.nan
-    found = np.array([1 + 2**-22, inf, nan, nan, 3.4e38, -inf, inf], "float32")
+    values = np.array([1 + 2**-22, inf, nan, nan, 3.4e38, -inf, inf], "float32")
     exact = np.array([1.0, inf, nan, 1.0, inf, inf, 2.0**128 - 2.0**100])
-    assert functions.ulps(found, exact).tolist() == [2, 0, 0, inf, inf, inf, 0]
+    assert functions.ulps(values, exact).tolist() == [2, 0, 0, inf, inf, inf, 0]
     # Subnormal numbers share one spacing.
     assert functions.ulps(np.array([0.0], "float32"), np.array([2.0**-148])).tolist() == [2]
 

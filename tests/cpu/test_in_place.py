@@ -30,10 +30,10 @@ def check(seeds, pipeline="relax_grad", steps=24):
     machine = relax.VirtualMachine(executable, tvm.cpu())
     wrong = []
     for name, (inputs, wanted) in cases.items():
-        found = to_numpy(machine[name](*map(tvm.runtime.tensor, inputs)))
+        results = to_numpy(machine[name](*map(tvm.runtime.tensor, inputs)))
         close = [
-            np.allclose(each, other, rtol=1e-3, atol=1e-3 * max(1, np.abs(other).max()))
-            for each, other in zip(found, wanted, strict=True)
+            np.allclose(result, other, rtol=1e-3, atol=1e-3 * max(1, np.abs(other).max()))
+            for result, other in zip(results, wanted, strict=True)
         ]
         if not all(close):
             wrong.append(name)
@@ -76,7 +76,7 @@ def test_external_functions(is_pure):
     module = relax.transform.ConvertToDataflow(1)(bb.get())
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=(SIZE, SIZE)).astype("float32") for _ in range(2))
-    found = run(module, "main", x, y, target=relax_grad.target.host(), pipeline="relax_grad")
+    results = run(module, "main", x, y, target=relax_grad.target.host(), pipeline="relax_grad")
     wanted = y @ np.exp(x).T, np.sin(np.exp(x)).ravel(), np.zeros((SIZE, SIZE))
-    for each, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(each, other, rtol=1e-4, atol=1e-5)
+    for result, other in zip(results, wanted, strict=True):
+        np.testing.assert_allclose(result, other, rtol=1e-4, atol=1e-5)

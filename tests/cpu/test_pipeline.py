@@ -50,27 +50,27 @@ def values():
 @pytest.mark.parametrize("rows", [6, tirx.Var("n", "int64")], ids=["static", "symbolic"])
 def test_numbers_of_a_training_step(rows):
     ours, stock = map(flat, run_both(classifier(rows), "main_adjoint", values()))
-    for found, wanted in zip(ours, stock, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    for own, wanted in zip(ours, stock, strict=True):
+        np.testing.assert_allclose(own, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("target", ["llvm", {"kind": "llvm", "opt-level": 0}])
 def test_other_targets(target):
     ours, stock = run_both(classifier(), "main_adjoint", values(), tvm.target.Target(target))
-    for found, wanted in zip(flat(ours), flat(stock), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    for own, wanted in zip(flat(ours), flat(stock), strict=True):
+        np.testing.assert_allclose(own, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_as_an_object():
-    found = []
-    for each in (relax_grad.pipeline(), relax_grad.pipeline(HOST), "relax_grad"):
-        executable = tvm.compile(classifier(), HOST, relax_pipeline=each)
+    results = []
+    for relax_pipeline in (relax_grad.pipeline(), relax_grad.pipeline(HOST), "relax_grad"):
+        executable = tvm.compile(classifier(), HOST, relax_pipeline=relax_pipeline)
         machine = relax.VirtualMachine(executable, tvm.cpu())
         arrays = [np.full(shape, 0.5, "float32") for shape in SHAPES]
-        found.append(flat(to_numpy(machine["main_adjoint"](*map(tvm.runtime.tensor, arrays)))))
-    for other in found[1:]:
-        for one, two in zip(found[0], other, strict=True):
-            np.testing.assert_array_equal(one, two)
+        results.append(flat(to_numpy(machine["main_adjoint"](*map(tvm.runtime.tensor, arrays)))))
+    for other in results[1:]:
+        for own, two in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(own, two)
 
 
 def mixture(x, kernel, w, table, words):
@@ -96,7 +96,7 @@ def test_no_loop_over_much_is_serial():
     optimizer = relax.training.optimizer.Adam(0.1)
     optimizer.init(params)
     module["Adam"] = optimizer.get_function()
-    found = {}
+    is_fast_by_name = {}
 
     @tvm.ir.instrument.pass_instrument
     class Instrument:
@@ -105,12 +105,12 @@ def test_no_loop_over_much_is_serial():
                 return
             for variable, function in mod.functions_items():
                 if isinstance(function, tirx.PrimFunc):
-                    found[variable.name_hint] = is_fast(function)
+                    is_fast_by_name[variable.name_hint] = is_fast(function)
 
     with HOST, tvm.transform.PassContext(instruments=[Instrument()]):
         relax_grad.pipeline()(module)
-    assert [name for name, is_fine in found.items() if not is_fine] == []
-    assert sum(name.startswith("merged") for name in found) >= len(params)
+    assert [name for name, is_fine in is_fast_by_name.items() if not is_fine] == []
+    assert sum(name.startswith("merged") for name in is_fast_by_name) >= len(params)
 
 
 def is_fast(function, much=20000):
@@ -137,10 +137,10 @@ def test_tensors_of_any_alignment(torch):
     executable = tvm.compile(build(params, body), HOST, relax_pipeline="relax_grad")
     machine = relax.VirtualMachine(executable, tvm.cpu())
     tensors = [torch.randn(1 + math.prod(shape))[1:].view(shape) for shape in shapes]
-    assert any(each.data_ptr() % 64 for each in tensors)
-    wanted = machine["main"](*(tvm.runtime.tensor(each.numpy()) for each in tensors))
-    found = machine["main"](*tensors)
-    np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+    assert any(array.data_ptr() % 64 for array in tensors)
+    wanted = machine["main"](*(tvm.runtime.tensor(array.numpy()) for array in tensors))
+    result = machine["main"](*tensors)
+    np.testing.assert_array_equal(result.numpy(), wanted.numpy())
 
 
 def test_tensors_with_strides_are_refused(torch):
@@ -243,11 +243,11 @@ def check_export(module, name, arrays, state, folder):
     machine = relax.VirtualMachine(executable, tvm.cpu())
     states = [[tvm.runtime.tensor(array) for array in state]] if state else []
     wanted = flat(to_numpy(machine[name](*map(tvm.runtime.tensor, arrays), *states)))
-    found = np.load(folder / "found.npz")
-    assert len(found.files) == len(wanted)
-    for each, array in zip(found.files, wanted, strict=True):
+    saved = np.load(folder / "found.npz")
+    assert len(saved.files) == len(wanted)
+    for key, array in zip(saved.files, wanted, strict=True):
         assert np.isfinite(array).all()
-        np.testing.assert_array_equal(found[each], array)
+        np.testing.assert_array_equal(saved[key], array)
 
 
 def test_an_exported_module_runs_without_relax_grad(tmp_path):
@@ -259,7 +259,7 @@ def test_an_exported_training_step(rows, tmp_path):
     module, state = training_step(rows)
     shapes = [(4, 3, 12, 12), (32, 3, 3, 3), (32,), (32,), (32, 32, 3, 3), (32, 5)]
     arrays = [RNG.normal(size=shape).astype("float32") for shape in shapes]
-    check_export(module, "step", arrays, [each.numpy() for each in state], tmp_path)
+    check_export(module, "step", arrays, [array.numpy() for array in state], tmp_path)
 
 
 def test_kernels_are_imported_when_something_is_compiled():
@@ -316,9 +316,9 @@ class Module:
         return (c, d)
 """)
     x, y = (RNG.normal(size=(4, 5)).astype("float32") for _ in range(2))
-    found = flat(run_fused(mod, "main", x, y))
+    results = flat(run_fused(mod, "main", x, y))
     total = np.exp(x) + y
-    for result, wanted in zip(found, (total, np.sin(total) + np.exp(x) * y), strict=True):
+    for result, wanted in zip(results, (total, np.sin(total) + np.exp(x) * y), strict=True):
         np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -344,8 +344,8 @@ class Module:
         return b
 """)
     x = RNG.normal(size=(4, 5)).astype("float32")
-    (found,) = flat(run_fused(mod, "main", x))
-    np.testing.assert_allclose(found, 4 * x + 1, rtol=1e-6)
+    (result,) = flat(run_fused(mod, "main", x))
+    np.testing.assert_allclose(result, 4 * x + 1, rtol=1e-6)
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -375,9 +375,9 @@ class Module:
 """)
     x, y = (RNG.normal(size=shape).astype("float32") for shape in [(3, 1), (3, 4)])
     mod = relax_grad.value_and_grad(mod, "main", "x")
-    _, found = flat(run_fused(mod, "main_adjoint", x, y, np.array(taken)))
+    _, grad = flat(run_fused(mod, "main_adjoint", x, y, np.array(taken)))
     wanted = y.sum(1, keepdims=True) * np.exp(np.sin(x)) / (np.exp(np.sin(x)) + 0.5) * np.cos(x)
-    np.testing.assert_allclose(found, wanted if taken else np.zeros_like(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(grad, wanted if taken else np.zeros_like(x), rtol=1e-5, atol=1e-6)
 
 
 def test_extents_are_defined_before_their_consumers():
@@ -400,9 +400,9 @@ class Module:
         return e
 """)
     x, y = (RNG.normal(size=shape).astype("float32") for shape in [(3, 5), (6,)])
-    found = run_fused(mod, "main", x, y)
+    result = run_fused(mod, "main", x, y)
     wanted = (x.T @ x)[1:4:2, :3].reshape(6) / 2 + (y @ y) * y
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_cast_that_finds_out_extents_and_is_returned():
@@ -423,8 +423,8 @@ class Module:
         return (b, c, d)
 """)
     x, y = (RNG.normal(size=(rows, 3)).astype("float32") for rows in (2, 4))
-    found = flat(run_fused(mod, "main", x, y))
-    for result, wanted in zip(found, (y, np.exp(np.concatenate([x, y])), y * y), strict=True):
+    results = flat(run_fused(mod, "main", x, y))
+    for result, wanted in zip(results, (y, np.exp(np.concatenate([x, y])), y * y), strict=True):
         np.testing.assert_allclose(result, wanted, rtol=1e-5)
 
 
@@ -443,11 +443,11 @@ def test_the_value_of_a_function_that_several_need():
         bb.emit_func_output(loss)
     mod = relax_grad.value_and_grad(bb.get(), "main")
     x, y = RNG.normal(size=(11, 3)).astype("float32"), np.float32(2.0)
-    _, *found = flat(run_fused(mod, "main_adjoint", x, np.array(y)))
+    _, *grads = flat(run_fused(mod, "main_adjoint", x, np.array(y)))
     gate = 1 / (1 + np.exp(-x / y))
     slope = (1 + (1 - gate**2) / (gate**2 + 1) ** 2) * gate * (1 - gate) / gate.size
-    np.testing.assert_allclose(found[0], slope / y, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(found[1], -(slope * x).sum() / y**2, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(grads[0], slope / y, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(grads[1], -(slope * x).sum() / y**2, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(2, 0), (0, 3)])

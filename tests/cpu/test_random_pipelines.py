@@ -42,7 +42,7 @@ def check(programs, batches, name):
 
 
 def test_programs_that_failed():
-    check([random_program(*each) for each in FAILED], (BATCH,), "sse")
+    check([random_program(*case) for case in FAILED], (BATCH,), "sse")
 
 
 @pytest.mark.usefixtures("large")

@@ -29,30 +29,30 @@ def run(script: str, **environment: str) -> list[str]:
 
 
 def test_by_default_all_cores():
-    found = run(
+    numbers = run(
         """
 print(set_num_threads(), relax_grad.cpu.threads.cores(), get_num_threads())
 threading.Thread(target=lambda: print(get_num_threads(), os.environ["TVM_NUM_THREADS"])).start()
 """
     )
-    assert len(found) == 5
-    assert len(set(found)) == 1
+    assert len(numbers) == 5
+    assert len(set(numbers)) == 1
 
 
 @more_than_one
 def test_a_number_up_and_down():
-    found = run(
+    numbers = run(
         """
 for number in (1, 2, 1, 2):
     print(set_num_threads(number), get_num_threads())
 """
     )
-    assert found == list("11221122")
+    assert numbers == list("11221122")
 
 
 @more_than_one
 def test_threads_that_have_started_are_not_added_to():
-    found = run(
+    numbers = run(
         """
 print(get_num_threads(), set_num_threads(), len(os.sched_getaffinity(0)))
 try:
@@ -62,7 +62,7 @@ except RuntimeError as error:
 """,
         TVM_NUM_THREADS="1",
     )
-    assert found == ["1", "1", str(PROCESSORS), "with", "1", "1"]
+    assert numbers == ["1", "1", str(PROCESSORS), "with", "1", "1"]
 
 
 @pytest.mark.parametrize("number", [0, -1, PROCESSORS + 1])

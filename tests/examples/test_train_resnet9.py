@@ -384,8 +384,8 @@ def test_schedules_keep_the_meaning(target):
         machine["loss_adjoint"](*map(tvm.runtime.tensor, arguments))
         for machine in (plain, scheduled)
     ]
-    for expected, found in zip(results[0][1], results[1][1], strict=True):
-        np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-3, atol=1e-5)
+    for expected, result in zip(results[0][1], results[1][1], strict=True):
+        np.testing.assert_allclose(result.numpy(), expected.numpy(), rtol=1e-3, atol=1e-5)
 
 
 class TestCommand:

@@ -34,16 +34,16 @@ def test_a_gpt_of_characters_and_adapters(tmp_path):
     main = command("char_gpt", "torch", "safetensors").main
     small = ("--context", "16", "--width", "32", "--layers", "1", "--heads", "2", "--batch", "8")
     path = tmp_path / "adapters"
-    found = main(
+    results = main(
         [
             *small,
             *("--steps", "150", "--lora", "4", "--lora-steps", "100", "--sample", "5"),
             *("--lr", "0.01", "--save", str(path), "--frozen", "int4"),
         ]
     )
-    assert found["manual"] < 20  # 96 for equal chances of all characters
-    assert found["code"] < found["code before"]
-    assert found["difference"] < 1e-3
+    assert results["manual"] < 20  # 96 for equal chances of all characters
+    assert results["code"] < results["code before"]
+    assert results["difference"] < 1e-3
     assert path.stat().st_size < 20000
     with pytest.raises(SystemExit):
         main(["--width", "10", "--heads", "3"])
@@ -59,20 +59,20 @@ def test_digits_and_a_gpt_by_two_processes(tmp_path):
     small = ("--context", "16", "--width", "32", "--layers", "1", "--heads", "2", "--batch", "8")
     for more in ((), ("--parts", "2")):
         steps = ("--steps", "150", "--lr", "0.01", "--sample", "5", "--workers", "2")
-        found = main([*small, *steps, *more])
-        assert found["manual"] < 20  # 96 for equal chances of all characters
+        results = main([*small, *steps, *more])
+        assert results["manual"] < 20  # 96 for equal chances of all characters
 
 
 def test_an_onnx_file(tmp_path):
     main = command("continue_onnx", "onnx", "sklearn").main
     path, further = tmp_path / "first.onnx", tmp_path / "further.onnx"
-    found = main(["--epochs", "4", "--out", str(path)])
-    assert found["turned"] > found["turned before"] + 0.2
-    found = main(["--epochs", "2", "--model", str(path), "--last", "--out", str(further)])
+    results = main(["--epochs", "4", "--out", str(path)])
+    assert results["turned"] > results["turned before"] + 0.2
+    results = main(["--epochs", "2", "--model", str(path), "--last", "--out", str(further)])
     import onnx
 
     before, after = (
-        {each.name: each.raw_data for each in onnx.load(file).graph.initializer}
+        {tensor.name: tensor.raw_data for tensor in onnx.load(file).graph.initializer}
         for file in (path, further)
     )
     assert {name for name in before if before[name] != after[name]} == {"fc1.weight", "fc1.bias"}

@@ -74,11 +74,11 @@ def test_digits_on_two_hosts(request, kind):
         [*second, sys.executable, "-m", "relax_grad", "worker", "--controller", address],
     )
     options = {"env": env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    processes = [subprocess.Popen(each, **options) for each in commands]
+    processes = [subprocess.Popen(command, **options) for command in commands]
     try:
-        texts = [each.communicate(timeout=START)[0] for each in processes]
+        texts = [process.communicate(timeout=START)[0] for process in processes]
     finally:
-        for each in processes:
-            each.kill()
-    assert [each.returncode for each in processes] == [0, 0], texts
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], texts
     assert "held out" in texts[0]

@@ -22,8 +22,8 @@ def module_with(*constants, dtype="float32"):
     with bb.function("main", [x]):
         with bb.dataflow():
             y = x
-            for each in constants:
-                y = bb.emit(relax.op.matmul(y, each))
+            for constant in constants:
+                y = bb.emit(relax.op.matmul(y, constant))
             y = bb.emit(relax.op.add(y, relax.const(2.0, dtype)))
             y = bb.emit_output(relax.op.take(y, relax.const(np.array([1, 0])), axis=0))
         bb.emit_func_output(y)
@@ -44,8 +44,8 @@ def test_matrices_become_parameters_and_scalars_and_indices_stay():
     assert int(main.attrs["num_input"]) == 1
     np.testing.assert_array_equal(lifted.values["constant1"].numpy(), 2 * KERNEL)
     x = RNG.normal(size=(2, 3)).astype("float32")
-    found = run(lifted.module, x, *(value.numpy() for value in lifted.values.values()))
-    np.testing.assert_array_equal(found, run(module, x))
+    result = run(lifted.module, x, *(value.numpy() for value in lifted.values.values()))
+    np.testing.assert_array_equal(result, run(module, x))
 
 
 def test_a_constant_used_twice_is_one_parameter():

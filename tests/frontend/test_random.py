@@ -31,15 +31,15 @@ def compiled(module, pipeline="relax_grad", name="main"):
     machine = relax.VirtualMachine(tvm.compile(module, target, relax_pipeline=pipeline), tvm.cpu())
 
     def run(seed, *operands):
-        given = [np.array(seed, "int64"), *operands]
-        return arrays(machine[name](*map(tvm.runtime.tensor, given)))
+        inputs = [np.array(seed, "int64"), *operands]
+        return arrays(machine[name](*map(tvm.runtime.tensor, inputs)))
 
     return run
 
 
 def arrays(value):
     return (
-        value.numpy() if isinstance(value, tvm.runtime.Tensor) else [arrays(each) for each in value]
+        value.numpy() if isinstance(value, tvm.runtime.Tensor) else [arrays(item) for item in value]
     )
 
 
@@ -93,19 +93,19 @@ def draw(request):
 def test_bits_are_those_of_philox(draw, seed):
     for rows in (3, 13):
         x = np.arange(1, rows * 5 + 1, dtype="float32").reshape(rows, 5)
-        found = draw(seed, x)
+        outputs = draw(seed, x)
         for i, count, stream in ((0, 64, 3), (1, 77, 3), (2, rows * 5, 3), (10, rows * 64, 3)):
-            np.testing.assert_array_equal(found[i].ravel(), expected_bits(count, seed, stream))
+            np.testing.assert_array_equal(outputs[i].ravel(), expected_bits(count, seed, stream))
         for i, count, stream in ((3, 1, -3), (4, 4, 2**40)):
-            np.testing.assert_array_equal(found[i].ravel(), expected_bits(count, seed, stream))
+            np.testing.assert_array_equal(outputs[i].ravel(), expected_bits(count, seed, stream))
         words = expected_bits(rows * 5, seed, 3)
-        np.testing.assert_array_equal(found[6].ravel(), (words >> 8) * np.float32(2.0**-24))
+        np.testing.assert_array_equal(outputs[6].ravel(), (words >> 8) * np.float32(2.0**-24))
         kept = words < 2**30
-        np.testing.assert_array_equal(found[8], np.where(kept.reshape(rows, 5), x, -x))
+        np.testing.assert_array_equal(outputs[8], np.where(kept.reshape(rows, 5), x, -x))
         low, high = (expected_bits(64, seed, 3)[i].astype(U64) for i in (0, 16))
-        assert found[5] == low | (high << U64(32))
-        assert found[9].shape == (0, 3)
-        assert (found[7] < 1).all()
+        assert outputs[5] == low | (high << U64(32))
+        assert outputs[9].shape == (0, 3)
+        assert (outputs[7] < 1).all()
 
 
 def test_longer_tensors_begin_with_the_same_numbers():
@@ -116,8 +116,8 @@ def test_longer_tensors_begin_with_the_same_numbers():
             )
         )
     )
-    found = function(5)
-    for short, long in zip(found[::2], found[1::2], strict=True):
+    results = function(5)
+    for short, long in zip(results[::2], results[1::2], strict=True):
         np.testing.assert_array_equal(short, long[:70])
 
 
@@ -130,19 +130,19 @@ def distributions():
     """Many numbers of each distribution."""
 
     def function(bb, seed):
-        found = [
+        numbers = [
             draw(bb, seed, stream, (N,), dtype)
             for dtype in FLOATS
             for stream, draw in enumerate((random.uniform, random.normal, random.exponential))
         ]
-        found.append(random.randint(bb, seed, 3, -5, 2, (N,)))
-        found.append(random.randint(bb, seed, 4, -(2**62), 2**62, (N,)))
-        found.append(random.uniform(bb, seed, 5, (N,), "float32", -2.0, 3.0))
-        found.append(random.exponential(bb, seed, 6, (N,), "float32", 4.0))
-        found.append(random.bernoulli(bb, seed, 7, (N,), relax.const([0.3], "float32")))
-        found.append(random.bernoulli(bb, seed, 8, (N,), 0.0))
-        found.append(random.bernoulli(bb, seed, 8, (N,), 1.0))
-        return relax.Tuple([bb.emit(relax.op.astype(each, "float64")) for each in found])
+        numbers.append(random.randint(bb, seed, 3, -5, 2, (N,)))
+        numbers.append(random.randint(bb, seed, 4, -(2**62), 2**62, (N,)))
+        numbers.append(random.uniform(bb, seed, 5, (N,), "float32", -2.0, 3.0))
+        numbers.append(random.exponential(bb, seed, 6, (N,), "float32", 4.0))
+        numbers.append(random.bernoulli(bb, seed, 7, (N,), relax.const([0.3], "float32")))
+        numbers.append(random.bernoulli(bb, seed, 8, (N,), 0.0))
+        numbers.append(random.bernoulli(bb, seed, 8, (N,), 1.0))
+        return relax.Tuple([bb.emit(relax.op.astype(tensor, "float64")) for tensor in numbers])
 
     return compiled(build(function))(11)
 
@@ -156,7 +156,7 @@ def kolmogorov_smirnov(sample, distribution):
 
 
 def normal_distribution(x):
-    return np.array([math.erfc(-each / math.sqrt(2)) / 2 for each in x])
+    return np.array([math.erfc(-point / math.sqrt(2)) / 2 for point in x])
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -226,9 +226,9 @@ def test_dropout_keeps_the_expectation_and_each_element_its_factor():
 
     def function(bb, seed, x):
         rates = (0.0, 0.1, 0.5, 1.0)
-        found = [random.dropout(bb, seed, i, x, rate)[0] for i, rate in enumerate(rates)]
-        found.append(random.dropout(bb, seed, 9, x, 0.5, (64, 1))[0])
-        return relax.Tuple(found)
+        masked = [random.dropout(bb, seed, i, x, rate)[0] for i, rate in enumerate(rates)]
+        masked.append(random.dropout(bb, seed, 9, x, 0.5, (64, 1))[0])
+        return relax.Tuple(masked)
 
     draw = compiled(build(function, x))
     ones = np.ones((64, 1024), "float32")
@@ -307,7 +307,9 @@ def test_equal_shapes_share_a_function():
     module = build(
         lambda bb, seed: relax.Tuple([random.bits(bb, seed, i, (64 * i,)) for i in (1, 1, 2)])
     )
-    functions = [each for each in module.functions.values() if isinstance(each, tirx.PrimFunc)]
+    functions = [
+        function for function in module.functions.values() if isinstance(function, tirx.PrimFunc)
+    ]
     assert len(functions) == 2
 
 

@@ -135,9 +135,9 @@ class Programs:
                 zip(self.samples, self.programs, strict=True), start=1
             ):
                 name = f"main_{number}_adjoint"
-                found = emulation.run(name, program.values())
+                results = emulation.run(name, program.values())
                 tensors = map(tvm.runtime.tensor, program.values())
-                for own, expected in zip(found, leaves(machine[name](*tensors)), strict=True):
+                for own, expected in zip(results, leaves(machine[name](*tensors)), strict=True):
                     finite = np.abs(expected[np.isfinite(expected)])
                     np.testing.assert_allclose(
                         own,

@@ -23,7 +23,7 @@ def programs():
     made, modules = [], []
     for name in PARALLEL:
         access = Access(name)
-        inputs = [each.astype("float32") for each in access.inputs()]
+        inputs = [operand.astype("float32") for operand in access.inputs()]
         arguments = _program.make_arguments(inputs, None, {})
         program = _program.first_order(access, arguments, {}, np.random.default_rng(0))
         with pytest.MonkeyPatch.context() as patch:  # a product would become an operator
@@ -52,7 +52,7 @@ def test_emulated_kernels_agree_with_the_cpu(programs):
     with compiled.emulate() as emulation:
         for number, program in enumerate(made, start=1):
             name = f"main_{number}_adjoint"
-            found = emulation.run(name, program.values())
+            results = emulation.run(name, program.values())
             wanted = leaves(machine[name](*map(tvm.runtime.tensor, program.values())))
-            for own, expected in zip(found, wanted, strict=True):
+            for own, expected in zip(results, wanted, strict=True):
                 np.testing.assert_allclose(own, expected, 1e-4, 1e-4, err_msg=PARALLEL[number - 1])

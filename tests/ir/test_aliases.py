@@ -23,8 +23,8 @@ def bindings(function):
 def holds(function, name, at):
     """Tell whether a variable and its operands keep their values until another variable is
     bound."""
-    found = bindings(function)
-    return Memory(function).holds(found[name].var, found[name].value, found[at].var)
+    by_name = bindings(function)
+    return Memory(function).holds(by_name[name].var, by_name[name].value, by_name[at].var)
 
 
 ALIASES = {
@@ -90,9 +90,9 @@ def test_a_call_in_place_cannot_be_computed_again():
     function = function_of(body)
     name = next(name for name, b in bindings(function).items() if may_write(b.value))
     assert not holds(function, name, "c")
-    memory, found = Memory(function), bindings(function)
-    assert not memory.changed(found[name].var, found["c"].var)
-    assert memory.changed(found["a"].var, found["c"].var)
+    memory, by_name = Memory(function), bindings(function)
+    assert not memory.changed(by_name[name].var, by_name["c"].var)
+    assert memory.changed(by_name["a"].var, by_name["c"].var)
 
 
 def test_without_writes_everything_holds():
@@ -182,8 +182,8 @@ class Module:
 
 def test_functions_that_write_to_their_arguments():
     mod = from_source(FUNCTIONS)
-    found = {variable.name_hint for variable in writing_functions(mod)}
-    assert found == {
+    names = {variable.name_hint for variable in writing_functions(mod)}
+    assert names == {
         "add_to",
         "to_a_view",
         "through_another",
@@ -195,8 +195,8 @@ def test_functions_that_write_to_their_arguments():
 def test_functions_of_which_copies_stay_copies():
     """Functions with writes, and functions that a module with writes calls."""
     mod = from_source(FUNCTIONS)
-    found = {variable.name_hint for variable in kept_copies(mod)}
-    assert found == {
+    names = {variable.name_hint for variable in kept_copies(mod)}
+    assert names == {
         "to_its_own",
         "to_a_view",
         "through_another",
@@ -252,13 +252,13 @@ class Module:
 def test_a_local_function_reads_when_it_is_called():
     """No write precedes the definition of the function, but one precedes its call."""
     function = from_source(LOCAL)["main"]
-    found = bindings(function)
-    (inner,) = [b.value for b in found.values() if isinstance(b.value, relax.Function)]
+    by_name = bindings(function)
+    (inner,) = [b.value for b in by_name.values() if isinstance(b.value, relax.Function)]
     (at,) = [b.var for block in inner.body.blocks for b in block.bindings][-1:]
     memory = Memory(function)
-    assert not memory.holds(found["b"].var, found["b"].value, at)
+    assert not memory.holds(by_name["b"].var, by_name["b"].value, at)
     # An unknown closure may write to its captured variables and its arguments. x is neither.
-    assert memory.holds(found["k"].var, found["k"].value, at)
+    assert memory.holds(by_name["k"].var, by_name["k"].value, at)
 
 
 def test_a_branch_that_writes():

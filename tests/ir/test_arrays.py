@@ -27,9 +27,9 @@ def test_a_tensor_of_pytorch(dtype):
     if tensor.is_floating_point():
         tensor.requires_grad_()
     for view in (tensor, tensor.T, tensor[1:, 1:], tensor.reshape(-1)[1:]):
-        found = as_array(view)
-        assert str(found.dtype) == dtype
-        np.testing.assert_array_equal(found.astype("float64"), view.detach().double().numpy())
+        array = as_array(view)
+        assert str(array.dtype) == dtype
+        np.testing.assert_array_equal(array.astype("float64"), view.detach().double().numpy())
 
 
 def test_tensors_are_told_from_other_values():

@@ -90,18 +90,22 @@ TABLE = relax.TensorType((ROWS, 3), "float32")
     ],
 )
 def test_ways_of_an_index(index, body, wanted):
-    found = found_of(TABLE, relax.TensorType(*index), body)
-    assert found == tuple(IndexRange(**{"input": "i", "extent": ROWS, **each}) for each in wanted)
+    ranges = found_of(TABLE, relax.TensorType(*index), body)
+    assert ranges == tuple(
+        IndexRange(**{"input": "i", "extent": ROWS, **fields}) for fields in wanted
+    )
 
 
 def test_symbolic_extents_and_calls():
     """The extent of a table may be symbolic, and the index may be used in another function."""
     table = relax.TensorType((N, 3), "float32")
-    (found,) = found_of(table, relax.TensorType((4,), "int64"), lambda bb, x, i: op.take(x, i, 0))
-    assert found == IndexRange("i", "n", True)
+    (index_range,) = found_of(
+        table, relax.TensorType((4,), "int64"), lambda bb, x, i: op.take(x, i, 0)
+    )
+    assert index_range == IndexRange("i", "n", True)
     with pytest.raises(IndexError, match=r"^i\[2\] is -6, but it selects one of 5 elements, and "):
-        found.check(np.array([0, -5, -6, 4]), {"n": 5})
-    found.check(np.array([0, -5, 4]), {"n": 5})
+        index_range.check(np.array([0, -5, -6, 4]), {"n": 5})
+    index_range.check(np.array([0, -5, 4]), {"n": 5})
     x, i = relax.Var("x", TABLE), relax.Var("i", relax.TensorType((4,), "int64"))
     bb = relax.BlockBuilder()
     with bb.function("inner", [x, i], private=True):
@@ -116,9 +120,9 @@ def test_symbolic_extents_and_calls():
 
 def test_targets_of_a_loss_of_relax():
     kind = relax.TensorType((4, CLASSES), "float32")
-    (found,) = found_of(
+    (index_range,) = found_of(
         kind,
         relax.TensorType((4,), "int64"),
         lambda bb, x, i: op.nn.nll_loss(x, i, ignore_index=-1),
     )
-    assert found == IndexRange("i", CLASSES, ignored=(-1,))
+    assert index_range == IndexRange("i", CLASSES, ignored=(-1,))

@@ -19,14 +19,14 @@ def test_indices_in_two_layouts(source, target, sizes):
     separate axes."""
     shape = [size * parts_of(source).get(name, 1) for name, size in zip("NCW", sizes, strict=True)]
     stored, expected = places(shape, "NCW", source), places(shape, "NCW", target)
-    for one, other in ([Layout.of(source), Layout.of(target)], Layout.together(source, target)):
-        extents = one.extents(stored.shape)
+    for own, other in ([Layout.of(source), Layout.of(target)], Layout.together(source, target)):
+        extents = own.extents(stored.shape)
         filled_up = other.filled_up({name: tirx.IntImm("int64", n) for name, n in extents.items()})
         for index in np.ndindex(expected.shape):
             at = other.logical([tirx.IntImm("int64", i) for i in index])
             inside = all(int(at[name]) < extents[name] for name in filled_up)
-            found = stored[tuple(map(int, one.stored(at)))] if inside else -1
-            assert found == expected[index]
+            element = stored[tuple(map(int, own.stored(at)))] if inside else -1
+            assert element == expected[index]
 
 
 def test_symbolic_extents():

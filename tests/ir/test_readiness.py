@@ -23,9 +23,9 @@ def test_bindings_of_one_result_come_behind_their_operands():
         s = bb.emit(op.sum(c), "s")
         bb.emit_func_output(relax.Tuple([r, s, b]))
     bindings = list(bindings_of(bb.get()["main"].body))[:7]
-    found = in_order_of_readiness(bindings, [r, s], [b])
-    assert [each.var.name for each in found] == ["a", "d", "e", "r", "b", "c", "s"]
+    order = in_order_of_readiness(bindings, [r, s], [b])
+    assert [binding.var.name for binding in order] == ["a", "d", "e", "r", "b", "c", "s"]
     # A result that others use is ready early too, and these uses are not.
-    found = in_order_of_readiness(bindings, [d], [r, s, b])
-    assert [each.var.name for each in found] == ["a", "d", "b", "c", "e", "r", "s"]
+    order = in_order_of_readiness(bindings, [d], [r, s, b])
+    assert [binding.var.name for binding in order] == ["a", "d", "b", "c", "e", "r", "s"]
     assert in_order_of_readiness(bindings, [], [r, s, b]) == bindings

@@ -33,8 +33,8 @@ def test_symbolic_axis(axis, shared):
     )
     x = np.array([[-2, -1, 0], [1, 2, -3]], "float32")
     alpha = np.array([0.5] if shared else [0.5, 0.25, 2], "float32")
-    found = machine["main"](*map(tvm.runtime.tensor, (x, alpha))).numpy()
-    np.testing.assert_array_equal(found, np.where(x > 0, x, alpha * x))
+    result = machine["main"](*map(tvm.runtime.tensor, (x, alpha))).numpy()
+    np.testing.assert_array_equal(result, np.where(x > 0, x, alpha * x))
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,10 @@ def values_of(dtype, queries=3, keys=5, heads=4, shared_heads=4):
     return [rng.normal(size=shape).astype(dtype) for shape in shapes]
 
 
-def check(found, expected, dtype):
+def check(actual, expected, dtype):
     tolerance = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-12, "bfloat16": 2e-2}[dtype]
-    assert found.dtype.name == dtype
-    np.testing.assert_allclose(found.astype("float64"), expected, tolerance, tolerance)
+    assert actual.dtype.name == dtype
+    np.testing.assert_allclose(actual.astype("float64"), expected, tolerance, tolerance)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -67,15 +67,15 @@ def test_half_precision_sums_in_float32():
 def test_causal_scores_far_below_zero():
     q, k, v = values_of("float32")
     q, k = abs(q) + 10, -abs(k) - 10
-    found = compute(q, k, v, causal_mask="TopLeft")
-    check(found, reference(q, k, v, seen=np.tri(3, 5, dtype=bool)), "float32")
+    result = compute(q, k, v, causal_mask="TopLeft")
+    check(result, reference(q, k, v, seen=np.tri(3, 5, dtype=bool)), "float32")
 
 
 def test_window():
     values = values_of("float32", 5, 5)
-    found = compute(*values, causal_mask="BottomRight", window_size=2)
+    result = compute(*values, causal_mask="BottomRight", window_size=2)
     seen = np.tril(np.triu(np.ones((5, 5), bool), -1))
-    check(found, reference(*values, seen=seen), "float32")
+    check(result, reference(*values, seen=seen), "float32")
 
 
 def test_window_without_a_causal_mask_is_refused():
@@ -87,9 +87,9 @@ def test_bias_that_leaves_no_key():
     values = values_of("float32")
     bias = np.zeros((1, 1, 3, 5), "float32")
     bias[..., 1, :] = -np.inf
-    found = compute(*values, bias)
-    assert not found[:, 1].any()
-    check(found, reference(*values, bias), "float32")
+    result = compute(*values, bias)
+    assert not result[:, 1].any()
+    check(result, reference(*values, bias), "float32")
 
 
 def test_sequences():
@@ -101,8 +101,8 @@ def test_sequences():
     def var_len(q, k, v, seqstart_q, seqstart_k, longest):
         return relax.op.nn.attention_var_len(q, k, v, seqstart_q, longest, seqstart_k, longest)
 
-    found = compute(*values, starts, ends, np.array(5, "int32"), function=var_len)
-    check(found, reference(*values, seen=seen), "float32")
+    result = compute(*values, starts, ends, np.array(5, "int32"), function=var_len)
+    check(result, reference(*values, seen=seen), "float32")
 
 
 @pytest.mark.parametrize("keys", [0, tirx.Var("n", "int64")], ids=["static", "symbolic"])
@@ -118,8 +118,8 @@ def test_no_keys(keys, causal_mask):
     machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     values = [np.ones((2, extent, 3, 8), "float32") for extent in (4, 0, 0)]
     for _ in range(3):
-        found = machine["main"](*map(tvm.runtime.tensor, values)).numpy()
-        np.testing.assert_array_equal(found, np.zeros((2, 4, 3, 8)))
+        result = machine["main"](*map(tvm.runtime.tensor, values)).numpy()
+        np.testing.assert_array_equal(result, np.zeros((2, 4, 3, 8)))
 
 
 def test_a_number_of_keys_that_is_an_expression():
@@ -134,6 +134,6 @@ def test_a_number_of_keys_that_is_an_expression():
     machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     rng = np.random.default_rng(0)
     values = [rng.normal(size=(2, 7, 3, 8)).astype("float32") for _ in range(3)]
-    given = [np.zeros((4, 6), "float32"), *values]
-    found = machine["main"](*map(tvm.runtime.tensor, given)).numpy()
-    check(found, reference(*values), "float32")
+    inputs = [np.zeros((4, 6), "float32"), *values]
+    result = machine["main"](*map(tvm.runtime.tensor, inputs)).numpy()
+    check(result, reference(*values), "float32")

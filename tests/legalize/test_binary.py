@@ -31,9 +31,9 @@ def run(function, *values):
 def test_log_add_exp_of_large_arguments(dtype):
     x1 = np.array([200, -200, -np.inf, np.inf, np.inf, -np.inf, np.nan, 1])
     x2 = np.array([200, 0, -np.inf, np.inf, 3, 3, 1, 1.5])
-    found = run(relax.op.log_add_exp, *(x.astype(numpy_dtype(dtype)) for x in (x1, x2)))
+    result = run(relax.op.log_add_exp, *(x.astype(numpy_dtype(dtype)) for x in (x1, x2)))
     tolerance = {"float64": 1e-14, "float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}[dtype]
-    np.testing.assert_allclose(found, np.logaddexp(x1, x2), tolerance, 1e-30)
+    np.testing.assert_allclose(result, np.logaddexp(x1, x2), tolerance, 1e-30)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_log_add_exp_of_large_arguments(dtype):
 def test_half_precision_with_a_broadcast(op, reference, dtype):
     x1 = np.array([[0.75], [2.5]])
     x2 = np.array([0.5, 1.5, 1.0])
-    found = run(op, *(x.astype(numpy_dtype(dtype)) for x in (x1, x2)))
-    np.testing.assert_allclose(found, reference(x1, x2), rtol=1e-2)
+    result = run(op, *(x.astype(numpy_dtype(dtype)) for x in (x1, x2)))
+    np.testing.assert_allclose(result, reference(x1, x2), rtol=1e-2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
@@ -68,8 +68,8 @@ def test_ewise_fma_rounds_once():
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_einsum_over_an_empty_axis_is_zero(dtype):
     values = [np.ones(shape).astype(numpy_dtype(dtype)) for shape in ((2, 0), (0, 3))]
-    found = run(lambda x1, x2: relax.op.einsum((x1, x2), "ij,jk->ik"), *values)
-    np.testing.assert_array_equal(found, np.zeros((2, 3)))
+    result = run(lambda x1, x2: relax.op.einsum((x1, x2), "ij,jk->ik"), *values)
+    np.testing.assert_array_equal(result, np.zeros((2, 3)))
 
 
 def test_einsum_of_half_precision_accumulates_in_float32():

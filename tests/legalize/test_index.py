@@ -24,7 +24,7 @@ def test_dynamic_strided_slice_backward_data_of_an_output_grad_of_unknown_rank()
     machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
     value = np.random.default_rng(0).normal(size=(2, 2)).astype("float32")
     bounds = [np.array(bound, "int64") for bound in ([1, 4], [4, 0], [2, -3])]
-    found = machine["main"](*map(tvm.runtime.tensor, [value, *bounds])).numpy()
+    output = machine["main"](*map(tvm.runtime.tensor, [value, *bounds])).numpy()
     expected = np.zeros((4, 5), "float32")
     expected[1:4:2, 4:0:-3] = value
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(output, expected)

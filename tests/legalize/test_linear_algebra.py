@@ -20,10 +20,12 @@ def run(module, *values):
     machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     for _ in range(3):
         used = tvm.runtime.tensor(np.full((4, 5), np.nan, "float64"))
-        found = machine["main"](*map(tvm.runtime.tensor, values))
-        found = [each.numpy() for each in ([found] if hasattr(found, "numpy") else found)]
+        results = machine["main"](*map(tvm.runtime.tensor, values))
+        results = [
+            result.numpy() for result in ([results] if hasattr(results, "numpy") else results)
+        ]
         del used
-    return found
+    return results
 
 
 def product(a, b, dtype="float32", out_dtype=""):
@@ -51,12 +53,12 @@ def test_product_over_an_empty_axis(a, b, dtype, out_dtype):
     for extent in (0, 3):
         values = [
             np.random.default_rng(0)
-            .normal(size=[each if isinstance(each, int) else extent for each in shape])
+            .normal(size=[size if isinstance(size, int) else extent for size in shape])
             .astype(dtype)
             for shape in (a, b)
         ]
-        (found,) = run(module, *values)
-        np.testing.assert_allclose(found, np.matmul(*values, dtype=found.dtype), rtol=1e-5)
+        (result,) = run(module, *values)
+        np.testing.assert_allclose(result, np.matmul(*values, dtype=result.dtype), rtol=1e-5)
 
 
 def test_gradient_over_an_empty_axis():

@@ -53,9 +53,9 @@ def test_batch_norm(dtype, axis, training):
     y = (x - mean.reshape(shape)) / np.sqrt(var.reshape(shape) + 1e-5)
     expected = [y * gamma.reshape(shape) + beta.reshape(shape), new_mean, new_var]
     tolerance = {"float16": 4e-3, "float32": 2e-5, "float64": 1e-12}[dtype]
-    for found, wanted in zip(results, expected, strict=True):
-        assert found.dtype == dtype
-        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+    for result, wanted in zip(results, expected, strict=True):
+        assert result.dtype == dtype
+        np.testing.assert_allclose(result, wanted, rtol=tolerance, atol=tolerance)
 
 
 def normalized(x, axes, center=True):
@@ -76,10 +76,10 @@ def compute(operator, *values, **attrs):
     return machine["main"](*map(tvm.runtime.tensor, values)).numpy()
 
 
-def check(found, expected, dtype):
+def check(actual, expected, dtype):
     tolerance = {"float16": 5e-3, "float32": 2e-5, "float64": 1e-12, "bfloat16": 5e-2}[dtype]
-    assert found.dtype.name == dtype
-    np.testing.assert_allclose(found.astype("float64"), expected, tolerance, tolerance)
+    assert actual.dtype.name == dtype
+    np.testing.assert_allclose(actual.astype("float64"), expected, tolerance, tolerance)
 
 
 def values_of(dtype, *shapes):
@@ -93,10 +93,10 @@ def test_axes_that_are_not_ascending(dtype):
     """gamma and beta have their axes in the order of the attribute."""
     x, gamma, beta = values_of(dtype, SHAPE, (3, 5), (3, 5))
     wide_gamma, wide_beta = (p.astype("float64").T[:, None] for p in (gamma, beta))
-    found = compute(relax.op.nn.layer_norm, x, gamma, beta, axes=[2, 0])
-    check(found, normalized(x, (0, 2)) * wide_gamma + wide_beta, dtype)
-    found = compute(relax.op.nn.rms_norm, x, gamma, axes=[-1, 0])
-    check(found, normalized(x, (0, 2), center=False) * wide_gamma, dtype)
+    result = compute(relax.op.nn.layer_norm, x, gamma, beta, axes=[2, 0])
+    check(result, normalized(x, (0, 2)) * wide_gamma + wide_beta, dtype)
+    result = compute(relax.op.nn.rms_norm, x, gamma, axes=[-1, 0])
+    check(result, normalized(x, (0, 2), center=False) * wide_gamma, dtype)
 
 
 @pytest.mark.parametrize("axes", [[0], [1], [0, 1], [0, 1, 2]])
@@ -113,14 +113,14 @@ def test_gamma_and_beta_that_are_left_out(dtype, center, scale):
     x, gamma, beta = values_of(dtype, SHAPE, (4,), (4,))
     attrs = {"center": center, "scale": scale}
     factor, offset = gamma[:, None] if scale else 1, beta[:, None] if center else 0
-    found = compute(relax.op.nn.layer_norm, x, gamma, beta, axes=[1], **attrs)
-    check(found, normalized(x, (1,)) * factor + offset, dtype)
+    result = compute(relax.op.nn.layer_norm, x, gamma, beta, axes=[1], **attrs)
+    check(result, normalized(x, (1,)) * factor + offset, dtype)
     channel = {"channel_axis": 1, "axes": [2], **attrs}
-    found = compute(relax.op.nn.instance_norm, x, gamma, beta, **channel)
-    check(found, normalized(x, (2,)) * factor + offset, dtype)
-    found = compute(relax.op.nn.group_norm, x, gamma, beta, num_groups=2, **channel)
+    result = compute(relax.op.nn.instance_norm, x, gamma, beta, **channel)
+    check(result, normalized(x, (2,)) * factor + offset, dtype)
+    result = compute(relax.op.nn.group_norm, x, gamma, beta, num_groups=2, **channel)
     grouped = normalized(x.reshape(5, 2, 2, 3), (2, 3)).reshape(SHAPE)
-    check(found, grouped * factor + offset, dtype)
+    check(result, grouped * factor + offset, dtype)
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 0), (2, 0, 3), (0, 4, 3)])
@@ -134,10 +134,12 @@ def test_groups_of_data_without_elements(shape):
 def test_instance_norm_in_half_precision_counts_to_more_than_it_holds(channel_axis):
     """The count of 65536 elements is infinite in float16."""
     x, gamma, beta = values_of("float16", (2, 2, 65536), (2,), (2,))
-    found = compute(relax.op.nn.instance_norm, x, gamma, beta, channel_axis=channel_axis, axes=[-1])
+    result = compute(
+        relax.op.nn.instance_norm, x, gamma, beta, channel_axis=channel_axis, axes=[-1]
+    )
     shape = (2, 1, 1) if channel_axis == 0 else (2, 1)
     expected = normalized(x, (2,)) * gamma.reshape(shape) + beta.reshape(shape)
-    np.testing.assert_allclose(found, expected, 1e-2, 1e-2)
+    np.testing.assert_allclose(result, expected, 1e-2, 1e-2)
 
 
 N = tirx.Var("n", "int64")

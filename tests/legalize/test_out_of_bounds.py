@@ -60,12 +60,12 @@ def test_faults_are_found():
     ]
     right = Case("right", "relax.take", [x, index], order=0)
     report = run_guarded([*cases, right], time_limit=1)
-    found = {case.name: [] for case in (*cases, right)}
+    faults = {case.name: [] for case in (*cases, right)}
     for finding in report.findings:
-        found[finding.case].append(finding.what)
-    assert found.pop("right") == []
+        faults[finding.case].append(finding.what)
+    assert faults.pop("right") == []
     for function, what in expected.items():
-        assert any(what in fault for fault in found[function.__name__]), found
+        assert any(what in fault for fault in faults[function.__name__]), faults
 
 
 OPERATORS = [op for op in sampled_operators() if op not in WITHOUT]
@@ -228,7 +228,8 @@ def test_narrow_indices(dtype, machine):
 
 
 @pytest.mark.parametrize(
-    "reduction", ["mean", *(pytest.param(each, marks=pytest.mark.slow) for each in ("none", "sum"))]
+    "reduction",
+    ["mean", *(pytest.param(reduction, marks=pytest.mark.slow) for reduction in ("none", "sum"))],
 )
 def test_nll_loss(reduction, machine):
     cases = []
@@ -374,8 +375,13 @@ def test_regions(op, machine):
         ]
     check_out_of_bounds(
         [
-            Case(f"{i}", f"relax.vision.{op}", [random(2, 2, 3, 4).astype("float32"), rois], each)
-            for i, each in enumerate(settings)
+            Case(
+                f"{i}",
+                f"relax.vision.{op}",
+                [random(2, 2, 3, 4).astype("float32"), rois],
+                attributes,
+            )
+            for i, attributes in enumerate(settings)
         ],
         machine=machine,
         time_limit=5,  # a region of 3e9 samples uses all of it: ENDLESS in guard.py

@@ -144,10 +144,10 @@ def test_adaptive_avg_pool_backward_at_several_extents(torch, extent, windows):
     for size in (0, 1, 2, 3, 7, 10) if extent == "h" else (extent,):
         data = rng.normal(size=(3, 2, size)).astype("float32")
         grad = rng.normal(size=(3, 2, windows or size)).astype("float32")
-        found = machine["main"](*map(tvm.runtime.tensor, (grad, data))).numpy()
-        assert found.shape == data.shape
+        output = machine["main"](*map(tvm.runtime.tensor, (grad, data))).numpy()
+        assert output.shape == data.shape
         if size:
             leaf = torch.from_numpy(data).requires_grad_()
             result = torch.nn.functional.adaptive_avg_pool1d(leaf, windows or size)
             (expected,) = torch.autograd.grad(result, leaf, torch.from_numpy(grad))
-            np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(output, expected.numpy(), rtol=1e-6, atol=1e-6)

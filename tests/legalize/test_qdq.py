@@ -21,5 +21,5 @@ def test_float8_keeps_its_fraction(dtype):
             result = bb.emit_output(relax.op.dequantize(data, scale, zero, 0, "float32"))
         bb.emit_func_output(result)
     machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
-    found = machine["main"](tvm.runtime.tensor(np.float32([-1.75, 0.5, 1.25, 40]))).numpy()
-    assert found.tolist() == [-5.5, -1.0, 0.5, 78.0]
+    output = machine["main"](tvm.runtime.tensor(np.float32([-1.75, 0.5, 1.25, 40]))).numpy()
+    assert output.tolist() == [-5.5, -1.0, 0.5, 78.0]

@@ -32,20 +32,20 @@ def run(op, x, symbolic=False, **attrs):
     [("sum", 0), ("prod", 1), ("mean", math.nan), ("variance", math.nan), ("std", math.nan)],
 )
 def test_reduction_over_an_empty_axis(op, expected, symbolic):
-    found = run(op, np.zeros((3, 0), "float32"), symbolic, axis=[1], keepdims=True)
-    np.testing.assert_array_equal(found, np.full((3, 1), expected, "float32"))
+    result = run(op, np.zeros((3, 0), "float32"), symbolic, axis=[1], keepdims=True)
+    np.testing.assert_array_equal(result, np.full((3, 1), expected, "float32"))
     for keepdims in (False, True):
         x = np.random.default_rng(0).normal(size=(3, 2))
         numpy_op = getattr(np, {"variance": "var"}.get(op, op))
-        found = run(op, x, symbolic, axis=[-2], keepdims=keepdims)
-        np.testing.assert_allclose(found, numpy_op(x, axis=0, keepdims=keepdims), rtol=1e-12)
+        result = run(op, x, symbolic, axis=[-2], keepdims=keepdims)
+        np.testing.assert_allclose(result, numpy_op(x, axis=0, keepdims=keepdims), rtol=1e-12)
 
 
 @pytest.mark.parametrize("op", ["sum", "prod"])
 def test_reduction_of_integers_over_an_empty_axis(op):
-    found = run(op, np.zeros((2, 0), "int32"), symbolic=True, axis=[1])
-    assert found.dtype == "int32"
-    assert found.tolist() == [op == "prod"] * 2
+    result = run(op, np.zeros((2, 0), "int32"), symbolic=True, axis=[1])
+    assert result.dtype == "int32"
+    assert result.tolist() == [op == "prod"] * 2
 
 
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
@@ -55,9 +55,9 @@ def test_median_over_several_axes(axis, keepdims, symbolic):
     x = np.random.default_rng(0).normal(size=(2, 3, 2)).astype("float32")
     axes = (0, 1, 2) if axis is None else tuple(axis)
     expected = np.quantile(x, 0.5, axes, method="lower", keepdims=keepdims)
-    found = run("median", x, symbolic, axis=axis, keepdims=keepdims)
-    assert found.shape == expected.shape
-    np.testing.assert_array_equal(found, expected)
+    result = run("median", x, symbolic, axis=axis, keepdims=keepdims)
+    assert result.shape == expected.shape
+    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

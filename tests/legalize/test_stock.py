@@ -247,6 +247,6 @@ def test_correct_legalizations_of_tvm_stay(case):
             result = bb.emit_output(builder(*arguments, **attrs))
         bb.emit_func_output(result)
     module = bb.get()
-    found = relax.transform.LegalizeOps()(module)
+    legal = relax.transform.LegalizeOps()(module)
     expected = relax.transform.LegalizeOps({op_name: stock})(module)
-    tvm.ir.assert_structural_equal(found, expected)
+    tvm.ir.assert_structural_equal(legal, expected)

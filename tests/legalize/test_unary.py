@@ -48,23 +48,23 @@ def run(op, x, **attrs):
 @pytest.mark.parametrize("name", FORWARD)
 def test_float16_is_rounded_once(torch, name):
     x = np.array(POINTS, "float16")
-    found = run(lookup(relax.op, name), x)
+    result = run(lookup(relax.op, name), x)
     attrs = {"approximate": "tanh"} if name == "nn.gelu_tanh" else {}
     expected = lookup(torch, FORWARD[name])(torch.tensor(x).double(), **attrs).half().numpy()
-    assert found.dtype == "float16"
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
+    assert result.dtype == "float16"
+    np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-6)
 
 
 def test_attributes_of_softplus_stay(torch):
     x = np.array(POINTS, "float16")
-    found = run(relax.op.nn.softplus, x, beta=0.5, threshold=4.0)
+    result = run(relax.op.nn.softplus, x, beta=0.5, threshold=4.0)
     expected = torch.nn.functional.softplus(torch.tensor(x).double(), 0.5, 4.0).half().numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    np.testing.assert_allclose(result, expected, rtol=1e-3)
 
 
 def test_wrap_param_compiles():
     x = np.array([-1.5, 0.25, 3.0], "float32")
     for dtype in ("float16", "float32", "int32"):
-        found = run(relax.op.wrap_param, x, dtype=dtype)
-        assert found.dtype == dtype
-        assert found.tolist() == x.astype(dtype).tolist()
+        result = run(relax.op.wrap_param, x, dtype=dtype)
+        assert result.dtype == dtype
+        assert result.tolist() == x.astype(dtype).tolist()

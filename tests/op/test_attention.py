@@ -65,7 +65,7 @@ RESULT, Q, K, V = (
 def test_round_trip_of_the_gradient(attrs, bias):
     operands = [RESULT, RESULT, Q, K, V, *bias]
     names = ("grad", "output", "q", "k", "v", "bias")
-    params = [relax.Var(name, each.ty) for name, each in zip(names, operands, strict=False)]
+    params = [relax.Var(name, operand.ty) for name, operand in zip(names, operands, strict=False)]
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         bb.emit_func_output(bb.emit(attention_backward(*params, **attrs)))

@@ -28,7 +28,7 @@ Q, K, V = (
 @pytest.mark.parametrize("rate", [0.3, 1.0, 0.0])
 def test_the_elements_are_those_that_random_dropout_drops(rate, pipeline):
     shapes = [(N, 37), (2, 32, 2), (), (0, 3)]
-    params = [*SCALARS[:1], *(tensor(f"x{i}", each, "float32") for i, each in enumerate(shapes))]
+    params = [*SCALARS[:1], *(tensor(f"x{i}", shape, "float32") for i, shape in enumerate(shapes))]
 
     def body(bb, seed, *tensors):
         stream = relax.const(-2, "int64")
@@ -40,35 +40,37 @@ def test_the_elements_are_those_that_random_dropout_drops(rate, pipeline):
     machine = relax.VirtualMachine(tvm.compile(module, target, relax_pipeline=pipeline), tvm.cpu())
     values = [np.random.default_rng(0).normal(size=(5, *shape[1:])) for shape in shapes[:1]]
     values += [np.random.default_rng(1).normal(size=shape) for shape in shapes[1:]]
-    values = [tvm.runtime.tensor(np.asarray(each, "float32")) for each in values]
-    found = [each.numpy() for each in machine["main"](tvm.runtime.tensor(np.array(9)), *values)]
-    for mine, wanted in zip(found[:4], found[4:], strict=True):
+    values = [tvm.runtime.tensor(np.asarray(value, "float32")) for value in values]
+    results = [
+        result.numpy() for result in machine["main"](tvm.runtime.tensor(np.array(9)), *values)
+    ]
+    for mine, wanted in zip(results[:4], results[4:], strict=True):
         np.testing.assert_allclose(mine, wanted, 1e-6)
-    kept = expected_bits(found[0].size, 9, -2) < round((1 - rate) * 2**32)
-    np.testing.assert_array_equal(found[0].ravel() != 0, kept)
+    kept = expected_bits(results[0].size, 9, -2) < round((1 - rate) * 2**32)
+    np.testing.assert_array_equal(results[0].ravel() != 0, kept)
 
 
 @pytest.mark.parametrize("bias", [[], [tensor("bias", (1, 1, 3, 7), "float32")]])
 @pytest.mark.parametrize("attrs", [{}, {"causal_mask": "TopLeft", "window_size": 3, "scale": 0.5}])
 def test_round_trip(attrs, bias):
     result = tensor("result", (N, 3, 4, 6), "float32")
-    given = [result, Q, K, V, *SCALARS, *bias]
+    params = [result, Q, K, V, *SCALARS, *bias]
 
     def body(bb, result, q, k, v, seed, stream, *bias):
         operands = [q, k, v, seed, stream, 0.1, *bias]
         y = bb.emit(backward.attention_dropout(*operands, **attrs))
         assert structural_equal(y.ty, result.ty)
-        found = bb.emit(backward.attention_dropout_backward(result, y, *operands, **attrs))
-        assert structural_equal(found.ty, relax.TupleType([q.ty, k.ty, v.ty]))
-        return found
+        grads = bb.emit(backward.attention_dropout_backward(result, y, *operands, **attrs))
+        assert structural_equal(grads.ty, relax.TupleType([q.ty, k.ty, v.ty]))
+        return grads
 
-    module = build(given, body)
+    module = build(params, body)
     assert structural_equal(from_source(module.script(show_meta=True)), module)
     assert structural_equal(tvm.ir.load_json(tvm.ir.save_json(module)), module)
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "match"),
+    ("arguments", "error", "match"),
     [
         ([Q, K, V, *SCALARS, 1.5], ValueError, "rate must be between 0 and 1, but it is 1.5"),
         ([Q, K, V, *SCALARS, float("nan")], ValueError, "rate must be between 0 and 1"),
@@ -78,9 +80,9 @@ def test_round_trip(attrs, bias):
         ([Q, K, V, SCALARS[0], tensor("s", (), "int32"), 0.1], ValueError, "stream must be an int"),
     ],
 )
-def test_wrong_arguments_are_refused(given, error, match):
+def test_wrong_arguments_are_refused(arguments, error, match):
     with pytest.raises(error, match=match):
-        relax.BlockBuilder().normalize(backward.attention_dropout(*given))
+        relax.BlockBuilder().normalize(backward.attention_dropout(*arguments))
 
 
 def test_data_without_fractions_is_refused():

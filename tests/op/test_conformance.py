@@ -89,8 +89,8 @@ def test_attributes(name):
     assert op.get_attr("FPurity")
     assert callable(builder_of(name))
     assert op.num_inputs == len(op.arguments) > 0
-    found = registry.classify(name)
-    assert found.kind == "differentiable" or found.reason
+    entry = registry.classify(name)
+    assert entry.kind == "differentiable" or entry.reason
 
 
 @each_operator
@@ -112,9 +112,9 @@ def test_result_is_where_the_arguments_are(name):
     kind = relax.VDevice if hasattr(relax, "VDevice") else tvm.ir.VDevice  # TVM 0.26
     vdevice = kind("llvm", 1)
     for item in found_calls()[name]:
-        found = infer(remade(item.call, vdevice=vdevice)[1])
-        fields = found.fields if isinstance(found, relax.TupleType) else [found]
-        assert all(field.vdevice == vdevice for field in fields), (item.call, found)
+        result = infer(remade(item.call, vdevice=vdevice)[1])
+        fields = result.fields if isinstance(result, relax.TupleType) else [result]
+        assert all(field.vdevice == vdevice for field in fields), (item.call, result)
 
 
 @each_operator
@@ -157,8 +157,8 @@ def test_legalizes(name):
 @each_operator
 def test_symbolic_shapes(name):
     """The type for symbolic extents becomes the static type when the extents are substituted."""
-    found = found_calls(symbolic=True)[name]
-    calls = [(item.call, at_sample(item.sample)) for item in found]
+    items = found_calls(symbolic=True)[name]
+    calls = [(item.call, at_sample(item.sample)) for item in items]
     for call, extents in calls or [symbolic_batch(found_calls()[name][0].call)]:
         symbolic = infer(remade(call)[1])
         assert structural_equal(
@@ -218,9 +218,10 @@ def check_half_precision(items: list[Found]):
                 params = module[f"f{number}_{half}"].params
                 values = [random_value(rng, param.ty, half) for param in params]
                 exact = run(f"f{number}_float64", values)
-                found = run(f"f{number}_{half}", values)
+                results = run(f"f{number}_{half}", values)
                 if not all(
-                    close(one, other, half, values) for one, other in zip(found, exact, strict=True)
+                    close(result, other, half, values)
+                    for result, other in zip(results, exact, strict=True)
                 ):
                     wrong.append(f"{half}: {item.call}")
     assert not wrong, "\n".join(wrong)
@@ -253,11 +254,11 @@ def leaves(value) -> list[np.ndarray]:
     return [leaf for item in value for leaf in leaves(item)]
 
 
-def close(found: np.ndarray, exact: np.ndarray, half: str, values: list[np.ndarray]) -> bool:
+def close(actual: np.ndarray, exact: np.ndarray, half: str, values: list[np.ndarray]) -> bool:
     scale = max((np.abs(array).max() for array in (*values, exact) if array.size), default=0)
     tolerance = ROUNDING[half] * np.abs(exact) + ACCUMULATED * scale
-    same = (found == exact) | (np.isnan(found) & np.isnan(exact))  # NaN for an invalid target
-    return bool(np.all((np.abs(found - exact) <= tolerance) | same))
+    same = (actual == exact) | (np.isnan(actual) & np.isnan(exact))  # NaN for an invalid target
+    return bool(np.all((np.abs(actual - exact) <= tolerance) | same))
 
 
 def test_half_precision():

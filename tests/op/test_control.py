@@ -23,9 +23,9 @@ def test_stop_gradient(gradient):
     adjoint = gradient("main")(module)
     is_sound(adjoint)
     assert "stop_gradient" not in relax.transform.LegalizeOps()(adjoint).script()
-    value, (found,) = run(adjoint, "main_adjoint", X)
+    value, (grad,) = run(adjoint, "main_adjoint", X)
     np.testing.assert_allclose(value, np.sum(X * np.exp(X)))
-    np.testing.assert_allclose(found, np.exp(X))
+    np.testing.assert_allclose(grad, np.exp(X))
 
 
 def test_stop_gradient_of_a_tuple_is_refused():
@@ -49,10 +49,10 @@ def with_own_gradient(derivative):
         with bb.dataflow():
             backward = bb.get().get_global_var("square_backward")
             y = bb.emit(relax.op.multiply(*[bb.emit(stop_gradient(x))] * 2))
-            found = bb.emit(
+            outputs = bb.emit(
                 with_backward(relax.Tuple([y]), relax.Tuple([x]), relax.Tuple([x]), backward)
             )
-            loss = bb.emit_output(relax.op.sum(bb.emit(relax.op.multiply(found[0], x))))
+            loss = bb.emit_output(relax.op.sum(bb.emit(relax.op.multiply(outputs[0], x))))
         bb.emit_func_output(loss)
     return bb.get()
 
@@ -67,13 +67,13 @@ def test_with_backward():
     module = from_source(module.script())
     adjoint = relax_grad.value_and_grad(module, "main")
     is_sound(adjoint)
-    value, (found,) = run(adjoint, "main_adjoint", X)
+    value, (grad,) = run(adjoint, "main_adjoint", X)
     np.testing.assert_allclose(value, np.sum(X**3))
-    np.testing.assert_allclose(found, X**2 + 5 * X**2 + X**2)
+    np.testing.assert_allclose(grad, X**2 + 5 * X**2 + X**2)
     # The gradient is 6 * y + x * x, and the derivative of 6 * y is that of the square with the
     # cotangent 6.
-    _, (found,) = run(relax_grad.hvp(module, "main"), "main_hvp", X, np.ones(3))
-    np.testing.assert_allclose(found, (5 * X**2 + 6 * X) + 2 * X)
+    _, (grad,) = run(relax_grad.hvp(module, "main"), "main_hvp", X, np.ones(3))
+    np.testing.assert_allclose(grad, (5 * X**2 + 6 * X) + 2 * X)
 
 
 def test_differentiable_once():
@@ -81,8 +81,8 @@ def test_differentiable_once():
         lambda bb, y, x, g: differentiable_once(relax.op.multiply(x, g), relax.Tuple([x]))
     )
     adjoint = relax_grad.value_and_grad(module, "main")
-    _, (found,) = run(adjoint, "main_adjoint", X)
-    np.testing.assert_allclose(found, X**2 + X**2)
+    _, (grad,) = run(adjoint, "main_adjoint", X)
+    np.testing.assert_allclose(grad, X**2 + X**2)
     with pytest.raises(relax_grad.GradientError, match="defines its first derivative only"):
         relax_grad.hvp(module, "main")
 

@@ -74,9 +74,9 @@ def module(types, build):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_round_trip(name):
-    found = module(*CALLS[name])
-    assert structural_equal(from_source(found.script(show_meta=True)), found)
-    assert structural_equal(tvm.ir.load_json(tvm.ir.save_json(found)), found)
+    mod = module(*CALLS[name])
+    assert structural_equal(from_source(mod.script(show_meta=True)), mod)
+    assert structural_equal(tvm.ir.load_json(tvm.ir.save_json(mod)), mod)
 
 
 def test_result_types():
@@ -84,7 +84,7 @@ def test_result_types():
     x, dy, grid = var("x", n, 3, 4, 6), var("dy", n, 3, 7, 5), var("g", n, 2, 7, 5)
     half = var("dy", n, 3, 7, 5, dtype="float16")
     shape = relax.ShapeExpr([n, 3, 4, 6])
-    for found, expected in (
+    for call, expected in (
         (backward.resize2d_backward_data(dy, shape, (7, 5)), x.ty),
         (backward.resize2d_backward_data(half, shape, (7, 5), out_dtype="float32"), x.ty),
         (backward.grid_sample_backward_data(dy, shape, grid), x.ty),
@@ -93,7 +93,7 @@ def test_result_types():
         (backward.affine_grid_backward_data(grid), tensor(n, 2, 3)),
         (backward.affine_grid_backward_data(var("g", n, 3, 2, 7, 5)), tensor(n, 3, 4)),
     ):
-        tvm.ir.assert_structural_equal(type_of(found), expected, map_free_vars=True)
+        tvm.ir.assert_structural_equal(type_of(call), expected, map_free_vars=True)
 
 
 DY, X, G = var("dy", 2, 3, 7, 5), var("x", 2, 3, 4, 6), var("g", 2, 2, 7, 5)

@@ -102,8 +102,8 @@ def test_unknown_shapes():
     shape = relax.Var("s", relax.ShapeType(ndim=2))
     rank2 = relax.TensorType(dtype="float32", ndim=2)
     assert same(type_of(backward.gather_elements_backward_data(grad, shape, i)), rank2)
-    found = type_of(backward.gather_elements_backward_data(grad, (3, 2), i))
-    assert same(found, relax.TensorType((3, 2), "float32"))
+    result_type = type_of(backward.gather_elements_backward_data(grad, (3, 2), i))
+    assert same(result_type, relax.TensorType((3, 2), "float32"))
     assert same(type_of(backward.take_jvp(var("x", ndim=2), i, 0)).ndim, 3)
 
 

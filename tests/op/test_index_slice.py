@@ -84,8 +84,8 @@ def test_symbolic_begin():
     n, k = (tirx.Var(name, "int64") for name in "nk")
     x = var("x", (n, 3))
     forward = type_of(relax.op.strided_slice(x, [0], [k], [n], [2]))
-    found = static(relax.Var("dy", forward), (n, 3), axes=[0], begin=[k], end=[n])
-    assert same(type_of(found), x.ty)
+    call = static(relax.Var("dy", forward), (n, 3), axes=[0], begin=[k], end=[n])
+    assert same(type_of(call), x.ty)
 
 
 def test_unknown_shapes():

@@ -123,22 +123,24 @@ def test_round_trips(case, extent):
 def test_types():
     n = tirx.Var("n", "int64")
     x, dy = var("x", (n, 3, 2), "float16"), var("dy", (4, 2), "float16")
-    found = type_of(backward.gather_nd_jvp(x, index(n, 5, 1), 1))
-    assert same(found, tensor(n, 5, 2, dtype="float16"))
-    found = type_of(backward.gather_nd_backward_data(dy, (n, 2), index(4, 1)))
-    assert same(found, tensor(n, 2, dtype="float16"))
+    result_type = type_of(backward.gather_nd_jvp(x, index(n, 5, 1), 1))
+    assert same(result_type, tensor(n, 5, 2, dtype="float16"))
+    result_type = type_of(backward.gather_nd_backward_data(dy, (n, 2), index(4, 1)))
+    assert same(result_type, tensor(n, 2, dtype="float16"))
     indices = [index(4, 1), index(5, dtype="uint16")]
     assert same(type_of(backward.index_tensor_jvp(x, indices)), tensor(4, 5, 2, dtype="float16"))
     grad = var("dy", (4, 5, 2), "float16")
     assert same(type_of(backward.index_tensor_backward_data(grad, (n, 3, 2), indices)), x.ty)
-    found = type_of(backward.scatter_elements_backward_updates(x, index(n, 7, 2, dtype="uint8"), 1))
-    assert same(found, tensor(n, 7, 2, dtype="float16"))
-    found = type_of(backward.scatter_nd_backward_updates(x, index(7, 1, dtype="uint8")))
-    assert same(found, tensor(7, 3, 2, dtype="float16"))
-    found = type_of(backward.index_put_backward_values(var("x", (n, 3)), indices))
-    assert same(found, tensor(4, 5))
-    found = type_of(backward.slice_scatter_backward_src(x, (n, 1, 2), 2, 3, 1, 1))
-    assert same(found, tensor(n, 1, 2, dtype="float16"))
+    result_type = type_of(
+        backward.scatter_elements_backward_updates(x, index(n, 7, 2, dtype="uint8"), 1)
+    )
+    assert same(result_type, tensor(n, 7, 2, dtype="float16"))
+    result_type = type_of(backward.scatter_nd_backward_updates(x, index(7, 1, dtype="uint8")))
+    assert same(result_type, tensor(7, 3, 2, dtype="float16"))
+    result_type = type_of(backward.index_put_backward_values(var("x", (n, 3)), indices))
+    assert same(result_type, tensor(4, 5))
+    result_type = type_of(backward.slice_scatter_backward_src(x, (n, 1, 2), 2, 3, 1, 1))
+    assert same(result_type, tensor(n, 1, 2, dtype="float16"))
 
 
 def test_unknown_shapes():

@@ -101,13 +101,13 @@ def _statistics_of(name, **attrs):
     """Return a normalization by statistics, which the data is multiplied with."""
 
     def normalized(bb, x):
-        found = bb.emit(getattr(backward, f"{name}_norm_statistics")(x, **attrs))
-        if isinstance(found.ty, relax.TupleType):
-            mean, found = (bb.emit(relax.TupleGetItem(found, i)) for i in range(2))
-            found = bb.emit(op.add(mean, found))
-        if found.ty.ndim == 1:
-            found = bb.emit(op.expand_dims(found, [0, 2, 3]))
-        return op.multiply(x, found)
+        value = bb.emit(getattr(backward, f"{name}_norm_statistics")(x, **attrs))
+        if isinstance(value.ty, relax.TupleType):
+            mean, value = (bb.emit(relax.TupleGetItem(value, i)) for i in range(2))
+            value = bb.emit(op.add(mean, value))
+        if value.ty.ndim == 1:
+            value = bb.emit(op.expand_dims(value, [0, 2, 3]))
+        return op.multiply(x, value)
 
     return 2, normalized
 
@@ -230,14 +230,14 @@ def _sampled(op_name: str):
     """Return the case of a sample whose arguments are tensors of one shape of rank 3 to 5, or
     None."""
     for sample in samples(op_name) if op_name in sampled_operators() else ():
-        shapes = {np.shape(each) for each in sample.inputs}
+        shapes = {np.shape(array) for array in sample.inputs}
         rank = len(next(iter(shapes)))
         if sample.function is None and len(shapes) == 1 and rank in (3, 4, 5):
             build = getattr(backward, op_name.removeprefix("relax.grad."))
             factors = [relax.const(i + 0.5, "float32") for i in range(len(sample.inputs))]
 
             def call(bb, x, build=build, factors=factors, attrs=sample.attrs):
-                return build(*(bb.emit(op.multiply(x, each)) for each in factors), **attrs)
+                return build(*(bb.emit(op.multiply(x, factor)) for factor in factors), **attrs)
 
             return rank - 2, call
     return None
@@ -278,10 +278,10 @@ def test_an_operator_between_two_convolutions(outcomes, name):
     assert len(results) == 1
     (conv, *_) = calls(after[name]["main"], f"relax.nn.conv{rank}d")
     assert conv.value.attrs.data_layout == CHANNELS_LAST[f"relax.nn.conv{rank}d"][0]
-    expected, found = values[name]
+    expected, result = values[name]
     largest = np.abs(expected).max()
     assert largest > 0
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6 * largest)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=2e-6 * largest)
 
 
 def test_every_layout_inference_has_a_case():

@@ -96,9 +96,9 @@ def assert_same_results(programs: list[Program], modules: list[list[tvm.IRModule
             number += 1
             results.append(flat(run(f"main_{number}_adjoint", program.values())))
         for result in results[1:]:
-            for found, expected in zip(result, results[0], strict=True):
+            for own, expected in zip(result, results[0], strict=True):
                 assert np.abs(expected).max() > 0
-                np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+                np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("batch", [None, "n"])
@@ -142,8 +142,8 @@ def test_convolutions_and_poolings_are_converted(form):
     assert len(convolutions) == 6
     for binding in convolutions:
         attrs = binding.value.attrs
-        found = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
-        assert found == ("NHWC", "OHWI", "NHWC")
+        layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
+        assert layouts == ("NHWC", "OHWI", "NHWC")
     poolings = list(
         calls(
             adjoint,

@@ -54,10 +54,10 @@ def test_weights_gradient_of_symbolic_and_unknown_shapes():
     x, t, w, dy = var("x", (n, c)), var("t", (n,), "int64"), var("w", (c,)), var("dy", (n,))
     assert_structural_equal(infer(grad.nll_loss_backward_weights(dy, x, t, w, "none")), w.ty)
     unknown = var("w", ndim=1)
-    found = infer(grad.nll_loss_backward_weights(dy, x, t, unknown, "none"))
-    assert_structural_equal(found, relax.TensorType(dtype="float32", ndim=1))
-    found = infer(grad.nll_loss_backward_weights(dy, x, t, var("w"), "none"))
-    assert_structural_equal(found, relax.TensorType(dtype="float32", ndim=1))
+    result_type = infer(grad.nll_loss_backward_weights(dy, x, t, unknown, "none"))
+    assert_structural_equal(result_type, relax.TensorType(dtype="float32", ndim=1))
+    result_type = infer(grad.nll_loss_backward_weights(dy, x, t, var("w"), "none"))
+    assert_structural_equal(result_type, relax.TensorType(dtype="float32", ndim=1))
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_a_reduction_that_does_not_exist_is_refused():
 def test_cross_entropy_gradient_has_the_type_of_the_factor():
     n = tirx.Var("n", "int64")
     for factor in (var("y", (3,)), var("y", (4, 3)), var("y", (n, 3)), var("y", ndim=2)):
-        found = infer(grad.cross_entropy_with_logits_backward(SCALAR, factor))
-        assert_structural_equal(found, factor.ty)
+        result_type = infer(grad.cross_entropy_with_logits_backward(SCALAR, factor))
+        assert_structural_equal(result_type, factor.ty)
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ def test_unknown_extents(name):
     """If only the rank of the data is known, the result has the right rank."""
     params, (_, attrs, expected) = arguments(name), OPERATORS[name]
     params[1] = relax.Var("data", relax.TensorType(ndim=3, dtype="float16"))
-    found = relax.BlockBuilder().normalize(getattr(backward, name)(*params, **attrs)).ty
-    assert found.ndim == len(expected)
+    result_type = relax.BlockBuilder().normalize(getattr(backward, name)(*params, **attrs)).ty
+    assert result_type.ndim == len(expected)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -110,11 +110,11 @@ def test_mismatched_arguments_are_refused(name):
     params, prefix = arguments(name), rf"relax\.grad\.{name}: "
 
     def refused(kind, match, index=None, replaced=None, **changed):
-        given = list(params)
+        operands = list(params)
         if index is not None:
-            given[index] = replaced
+            operands[index] = replaced
         with pytest.raises(kind, match=prefix + match):
-            relax.BlockBuilder().normalize(build(*given, **{**attrs, **changed}))
+            relax.BlockBuilder().normalize(build(*operands, **{**attrs, **changed}))
 
     refused(ValueError, "output_grad must have the shape", 0, tensor("g", (N, 4, 6)))
     refused(TypeError, "output_grad must have the dtype", 0, tensor("g", SHAPE, "float32"))

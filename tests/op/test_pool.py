@@ -182,8 +182,8 @@ def test_defaults_are_those_of_the_forward_operator(rank):
     data = tensor(2, 3, *SPATIAL[rank])
     for kind in ("max", "avg") if rank != 2 else ():
         forward = getattr(relax.op.nn, f"{kind}_pool{rank}d")(data)
-        found = getattr(backward, f"{kind}_pool{rank}d_backward")(data, data).attrs
-        assert structural_equal(found, forward.attrs)
+        defaults = getattr(backward, f"{kind}_pool{rank}d_backward")(data, data).attrs
+        assert structural_equal(defaults, forward.attrs)
     forward = getattr(relax.op.nn, f"adaptive_avg_pool{rank}d")(data)
-    found = getattr(backward, f"adaptive_avg_pool{rank}d_backward")(data, data).attrs
-    assert structural_equal(found, forward.attrs)
+    defaults = getattr(backward, f"adaptive_avg_pool{rank}d_backward")(data, data).attrs
+    assert structural_equal(defaults, forward.attrs)

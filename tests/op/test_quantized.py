@@ -22,17 +22,19 @@ def infer(call):
 def test_types_of_symbolic_rows_and_outputs():
     weight, scale = var([M, 3, 8], "uint8"), var([M, 3], "float32")
     for inputs in (33, 48):
-        found = infer(backward.quantized_matmul(var([N, 2, inputs], "float16"), weight, scale))
-        assert structural_equal(found, relax.TensorType([N, 2, M], "float16"))
-        found = backward.quantized_matmul_backward_data(
+        result_type = infer(
+            backward.quantized_matmul(var([N, 2, inputs], "float16"), weight, scale)
+        )
+        assert structural_equal(result_type, relax.TensorType([N, 2, M], "float16"))
+        call = backward.quantized_matmul_backward_data(
             var([N, M], "float16"), [N, inputs], weight, scale, var([M, 3], "uint8")
         )
-        assert structural_equal(infer(found), relax.TensorType([N, inputs], "float16"))
+        assert structural_equal(infer(call), relax.TensorType([N, inputs], "float16"))
 
 
 def product(data, weight=((4, 2, 8), "int8"), scale=((4, 2), "float32"), *zero_point):
     return backward.quantized_matmul(
-        var(*data), var(*weight), var(*scale), *(var(*each) for each in zero_point)
+        var(*data), var(*weight), var(*scale), *(var(*form) for form in zero_point)
     )
 
 

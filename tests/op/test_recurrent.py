@@ -30,12 +30,12 @@ def test_types_of_symbolic_steps_and_batch():
     assert structural_equal(infer(gru), of(states, [T, B, 12], states))
     gru = backward.gru(var([T, B, 9]), var([B, 3]), var([9, 3]))
     assert structural_equal(infer(gru), of(states, [T, B, 15]))
-    found = backward.recurrent_backward(var(states), var([T, B, 15]), var([9, 3]))
-    assert structural_equal(infer(found), of([T, B, 9], states, [B, 3]))
-    found = backward.recurrent_backward(var(states), var([T, B, 18]), var([12, 3]))
-    assert structural_equal(infer(found), of([T, B, 12], states, [B, 3], [B, 3]))
-    found = backward.recurrent_backward(var(states), var(states), var([3, 3]))
-    assert structural_equal(infer(found), of(states, states, [B, 3]))
+    call = backward.recurrent_backward(var(states), var([T, B, 15]), var([9, 3]))
+    assert structural_equal(infer(call), of([T, B, 9], states, [B, 3]))
+    call = backward.recurrent_backward(var(states), var([T, B, 18]), var([12, 3]))
+    assert structural_equal(infer(call), of([T, B, 12], states, [B, 3], [B, 3]))
+    call = backward.recurrent_backward(var(states), var(states), var([3, 3]))
+    assert structural_equal(infer(call), of(states, states, [B, 3]))
 
 
 @pytest.mark.parametrize(

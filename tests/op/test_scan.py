@@ -42,8 +42,8 @@ def test_round_trip(name):
 def test_types():
     bb = relax.BlockBuilder()
     assert structural_equal(bb.normalize(CALLS["linear_scan"][0]).ty, X.ty)
-    found = bb.normalize(CALLS["cumsum, flattened"][0]).ty
-    assert structural_equal(found, relax.TensorType((2, 3), "float16"))
+    result_type = bb.normalize(CALLS["cumsum, flattened"][0]).ty
+    assert structural_equal(result_type, relax.TensorType((2, 3), "float16"))
     unknown = bb.normalize(
         backward.cumsum_backward_data(FLAT, relax.Var("s", relax.ShapeType(ndim=2)))
     )

@@ -84,9 +84,9 @@ def test_divide_in_half_precision_does_not_overflow():
     """``g * y`` and ``g / x2`` overflow float16, but the gradient does not."""
     for scale, x1, x2 in ((1000.0, 20000.0, 200.0), (1000.0, 1e-4, 0.01)):
         values = [np.array([x], "float16") for x in (scale, x1, x2)]
-        found = gradients(lambda g, x1, x2: g * (x1 / x2), *values)[2]
+        slopes = gradients(lambda g, x1, x2: g * (x1 / x2), *values)[2]
         g, x1, x2 = (float(value[0]) for value in values)
-        np.testing.assert_allclose(found, [-g * x1 / x2**2], rtol=3e-3)
+        np.testing.assert_allclose(slopes, [-g * x1 / x2**2], rtol=3e-3)
 
 
 def test_power_of_a_constant_exponent_is_one_more_power():
@@ -109,9 +109,9 @@ def test_power_of_a_constant_exponent_is_one_more_power():
 
 def test_power_of_zero_in_half_precision():
     x1, x2 = (np.array(x, "float16") for x in ([0, 0, 0, 2], [0, 1, 3, 0]))
-    found = gradients(relax.op.power, x1, x2)
-    np.testing.assert_allclose(found[0], [0, 1, 0, 0])
-    np.testing.assert_allclose(found[1], [0, 0, 0, np.log(2)], rtol=1e-3)
+    slopes = gradients(relax.op.power, x1, x2)
+    np.testing.assert_allclose(slopes[0], [0, 1, 0, 0])
+    np.testing.assert_allclose(slopes[1], [0, 0, 0, np.log(2)], rtol=1e-3)
 
 
 def test_nan_goes_to_both_arguments_of_an_extremum(torch):
@@ -140,8 +140,8 @@ def test_a_number_in_the_place_of_a_tensor(dtype):
         (relax.op.power, [3, 12]),
         (relax.op.minimum, [1, 1]),
     ):
-        found = gradients(lambda x, op=op: op(x, number), x)
-        np.testing.assert_allclose(found, [expected], rtol=1e-3)
+        slopes = gradients(lambda x, op=op: op(x, number), x)
+        np.testing.assert_allclose(slopes, [expected], rtol=1e-3)
 
 
 def test_a_symbolic_broadcast_to_third_order():
@@ -168,5 +168,5 @@ def test_static_float32_stays_as_tvm_has_it(partials_of, op, shape2):
     types = [relax.TensorType(shape, "float32") for shape in ((2, 3), shape2)]
     builder = getattr(relax.op, op.removeprefix("relax."))
     rules = (RULES[op].__wrapped__, PLAIN[op])
-    found, expected = (partials_of(builder, rule, types) for rule in rules)
-    assert structural_equal(found, expected)
+    partials, expected = (partials_of(builder, rule, types) for rule in rules)
+    assert structural_equal(partials, expected)

@@ -38,12 +38,12 @@ def gradient(function, value):
     ],
 )
 def test_fill_value(function, expected):
-    found = gradient(function, np.array(0.5, "float32"))
-    assert found.dtype == "float32"
-    np.testing.assert_array_equal(found, expected)
+    grad = gradient(function, np.array(0.5, "float32"))
+    assert grad.dtype == "float32"
+    np.testing.assert_array_equal(grad, expected)
 
 
 def test_half_precision_sums_in_float32():
-    found = gradient(lambda x: relax.op.full((4100,), x), np.array(0.5, "float16"))
-    assert found.dtype == "float16"
-    np.testing.assert_array_equal(found, 4100)
+    grad = gradient(lambda x: relax.op.full((4100,), x), np.array(0.5, "float16"))
+    assert grad.dtype == "float16"
+    np.testing.assert_array_equal(grad, 4100)

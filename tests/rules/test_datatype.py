@@ -28,17 +28,17 @@ def gradient(function, dtype="float32"):
 @pytest.mark.parametrize("cast", [relax.op.astype, relax.op.wrap_param])
 @pytest.mark.parametrize("through", ["float16", "bfloat16", "float32", "float64"])
 def test_floating_point_passes_the_gradient(cast, through):
-    found, _ = gradient(lambda x: cast(x, through), "float16")
-    assert found.dtype == "float16"
-    assert found.tolist() == [1, 1, 1]
+    grad, _ = gradient(lambda x: cast(x, through), "float16")
+    assert grad.dtype == "float16"
+    assert grad.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("cast", [relax.op.astype, relax.op.wrap_param])
 @pytest.mark.parametrize("through", ["int8", "int32", "int64", "uint8", "bool"])
 def test_integers_and_booleans_pass_no_gradient(cast, through):
-    found, _ = gradient(lambda x: cast(x, through))
-    assert found.dtype == "float32"
-    assert found.tolist() == [0, 0, 0]
+    grad, _ = gradient(lambda x: cast(x, through))
+    assert grad.dtype == "float32"
+    assert grad.tolist() == [0, 0, 0]
 
 
 def test_a_cast_to_the_same_dtype_costs_nothing():
@@ -51,5 +51,5 @@ def test_an_integer_branch_leaves_the_other_one():
         level = relax.op.astype(relax.op.astype(x, "int32"), "float32")
         return relax.op.multiply(x, level)
 
-    found, _ = gradient(function)
-    assert found.tolist() == [-1, 0, 2]  # the level, as a constant
+    grad, _ = gradient(function)
+    assert grad.tolist() == [-1, 0, 2]  # the level, as a constant

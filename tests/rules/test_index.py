@@ -180,9 +180,9 @@ def test_value_of_strided_slice(torch, case, symbolic):
     shape, *bounds = case
     x = np.random.default_rng(0).normal(size=shape)
     names = {0: {axis: f"n{axis}" for axis in range(len(shape))}} if symbolic else None
-    found = value_of(lambda x: relax.op.strided_slice(x, *bounds), [x], names)
+    value = value_of(lambda x: relax.op.strided_slice(x, *bounds), [x], names)
     expected = sliced_by_torch(torch, torch.from_numpy(x), *bounds)
-    np.testing.assert_array_equal(found, expected.numpy())
+    np.testing.assert_array_equal(value, expected.numpy())
 
 
 @pytest.mark.slow
@@ -249,18 +249,18 @@ def test_indices_outside_of_the_axis(mode, elements, order):
     def take(x, i):
         return relax.op.take(x, i, axis=0, mode=mode)
 
-    found = value_of(take, [x, indices])
+    result = value_of(take, [x, indices])
     expected = np.full((7, 2), np.nan)
     expected[inside] = x[[elements[k] for k in inside]]
-    np.testing.assert_array_equal(found, expected)
-    found, weight = gradient(take, [x, indices], order)
+    np.testing.assert_array_equal(result, expected)
+    result, weight = gradient(take, [x, indices], order)
     if order == 1:
         expected = np.zeros((3, 2))
         np.add.at(expected, [elements[k] for k in inside], weight[inside])
     else:
         expected = np.zeros((7, 2))
         expected[inside] = weight[[elements[k] for k in inside]]
-    np.testing.assert_allclose(found, expected, 1e-12)
+    np.testing.assert_allclose(result, expected, 1e-12)
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -273,7 +273,7 @@ def test_indices_of_gather_elements_outside_of_the_axis(order):
         return relax.op.gather_elements(data, i, axis=0)
 
     result, expected = np.full((4, 2), np.nan), np.zeros((3, 2) if order == 1 else (4, 2))
-    found, weight = gradient(gather, [data, indices], order)
+    slope, weight = gradient(gather, [data, indices], order)
     for row, columns in enumerate(elements):
         for column, where in enumerate(columns):
             if where is not None:
@@ -283,7 +283,7 @@ def test_indices_of_gather_elements_outside_of_the_axis(order):
                 else:
                     expected[row, column] = weight[where, column]
     np.testing.assert_array_equal(value_of(gather, [data, indices]), result)
-    np.testing.assert_allclose(found, expected, 1e-12)
+    np.testing.assert_allclose(slope, expected, 1e-12)
 
 
 def test_more_rows_of_indices_than_of_data():
@@ -294,8 +294,8 @@ def test_more_rows_of_indices_than_of_data():
         return relax.op.gather_elements(data, i, axis=1)
 
     np.testing.assert_array_equal(value_of(gather, [data, indices]), [[2.0], [np.nan]])
-    found, weight = gradient(gather, [data, indices])
-    np.testing.assert_array_equal(found, [[0, weight[0, 0]]])
+    slope, weight = gradient(gather, [data, indices])
+    np.testing.assert_array_equal(slope, [[0, weight[0, 0]]])
 
 
 @pytest.mark.parametrize("mode", ["fast", "clip", "wrap"])
@@ -303,17 +303,17 @@ def test_empty_axis(mode):
     """The axis has no elements, and no index causes a read."""
     x, indices = np.zeros((2, 0)), np.array([0, -1, 5])
     for symbolic in (None, {0: {1: "n"}}):
-        found = value_of(
+        value = value_of(
             lambda x, i: relax.op.take(x, i, axis=1, mode=mode), [x, indices], symbolic
         )
-        np.testing.assert_array_equal(found, np.full((2, 3), np.nan))
+        np.testing.assert_array_equal(value, np.full((2, 3), np.nan))
 
 
 def test_nan_of_integers_and_without_axis():
     """TVM's own lowering compiles neither case."""
     for x, outside in ((np.array([5, 6], "int32"), 0), (np.array([5.0, 6.0]), np.nan)):
-        found = value_of(lambda x, i: relax.op.take(x, i, mode="nan"), [x, np.array([1, 2, -1])])
-        np.testing.assert_array_equal(found, [6, outside, outside])
+        value = value_of(lambda x, i: relax.op.take(x, i, mode="nan"), [x, np.array([1, 2, -1])])
+        np.testing.assert_array_equal(value, [6, outside, outside])
 
 
 def test_an_index_that_is_a_parameter():
@@ -329,11 +329,11 @@ def test_an_index_that_is_a_parameter():
     machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     values = np.array([[1, 2, 3], [4, 5, 6]], "float32")
     for i, column in ((0, 0), (-1, 2), (3, None), (LARGEST, None)):
-        loss, (found,) = machine["main_adjoint"](tvm.runtime.tensor(values), i)
+        loss, (slope,) = machine["main_adjoint"](tvm.runtime.tensor(values), i)
         expected = np.zeros((2, 3))
         if column is not None:
             expected[:, column] = 1
-        np.testing.assert_array_equal(found.numpy(), expected)
+        np.testing.assert_array_equal(slope.numpy(), expected)
         np.testing.assert_array_equal(
             loss.numpy(), np.nan if column is None else values[:, column].sum()
         )
@@ -393,11 +393,11 @@ def test_slice_of_unknown_bounds_is_refused():
     """TVM cannot compile it either."""
     x = relax.Var("x", relax.TensorType((4,), "float32"))
     bounds = relax.Var("b", relax.TupleType([tvm.ir.PrimType("int64")]))
-    zero, one = relax.Tuple([relax.prim_value(0)]), relax.Tuple([relax.prim_value(1)])
+    zero, first = relax.Tuple([relax.prim_value(0)]), relax.Tuple([relax.prim_value(1)])
     bb = relax.BlockBuilder()
     with bb.function("main", [x, bounds]):
         with bb.dataflow():
-            part = bb.emit(relax.op.strided_slice(x, zero, zero, bounds, one))
+            part = bb.emit(relax.op.strided_slice(x, zero, zero, bounds, first))
             loss = bb.emit_output(relax.op.sum(part))
         bb.emit_func_output(loss)
     with pytest.raises(GradientError, match=r"relax.strided_slice.*'lv'.*written out as tuples"):
@@ -427,12 +427,12 @@ def dynamic_gradient(shape, begin, end, strides, symbolic=None):
     program = _program.first_order(total, arguments, {}, np.random.default_rng(0))
     differentiated = _program.differentiate(program, ["x0"])
     run = _program.compile_module(differentiated, TARGET)
-    loss, (found,) = run("main_adjoint", program.values())
+    loss, (slope,) = run("main_adjoint", program.values())
     weight = float(program.arguments[-1].value)
     taken = tuple(slice(*bound) for bound in zip(begin, end, strides, strict=True))
     expected = np.zeros(shape)
     expected[taken] = weight
-    np.testing.assert_allclose(found, expected, 1e-12)
+    np.testing.assert_allclose(slope, expected, 1e-12)
     if x[taken].size:  # TVM does not write the sum of an empty tensor
         np.testing.assert_allclose(loss, x[taken].sum() * weight, 1e-12)
 
@@ -477,8 +477,8 @@ def test_forward_of_a_symbolic_slice():
         with bb.function("main", [param]):
             result = bb.emit(relax.op.strided_slice(param, axes, begin, end, strides))
             bb.emit_func_output(result)
-        found = _program.compile_module(bb.get(), TARGET)("main", [x])
-        np.testing.assert_array_equal(found, expected)
+        value = _program.compile_module(bb.get(), TARGET)("main", [x])
+        np.testing.assert_array_equal(value, expected)
 
 
 INDEX = np.array([0, 127, -128, -1, 90, 127], "int8")
@@ -500,5 +500,7 @@ def test_an_axis_longer_than_its_indices_reach(op, inputs, attrs):
     """The extent overflows the dtype of the indices. In it, negative indices must not be counted
     from the end."""
     rng = np.random.default_rng(0)
-    inputs = [rng.normal(size=each) if type(each[0]) is int else each for each in inputs]
+    inputs = [
+        rng.normal(size=operand) if type(operand[0]) is int else operand for operand in inputs
+    ]
     check_gradients(f"relax.{op}", inputs, order=1, target=TARGET, **attrs)

@@ -264,22 +264,22 @@ def test_the_last_update_gets_the_gradient(dtype):
         (lambda d, i, j, u: relax.op.index_put(d, (i, j), u), [data, rows, columns, updates]),
     ):
         np.testing.assert_array_equal(value_of(function, *inputs), [[0, 2], [0, 0], [0, 4]])
-        found = gradients(function, *inputs, weights=weights)
-        np.testing.assert_array_equal(found[0], kept)
-        np.testing.assert_array_equal(found[1], written)
+        slopes = gradients(function, *inputs, weights=weights)
+        np.testing.assert_array_equal(slopes[0], kept)
+        np.testing.assert_array_equal(slopes[1], written)
     inputs = [data[:, :1], rows.reshape(4, 1), updates.reshape(4, 1)]
     np.testing.assert_array_equal(value_of(scatter("update"), *inputs), [[2], [0], [4]])
-    found = gradients(scatter("update"), *inputs, weights=weights[:, 1:].copy())
-    np.testing.assert_array_equal(found[0], [[0], [4], [0]])
-    np.testing.assert_array_equal(found[1], [[0], [2], [0], [6]])
+    slopes = gradients(scatter("update"), *inputs, weights=weights[:, 1:].copy())
+    np.testing.assert_array_equal(slopes[0], [[0], [4], [0]])
+    np.testing.assert_array_equal(slopes[1], [[0], [2], [0], [6]])
 
 
 def test_mean_halves_update_by_update():
     """TVM's mean takes the mean of the present value and each update, one after the other."""
     data, updates = np.array([8.0, 1.0]), np.array([4.0, 2.0, 1.0])
     indices = np.array([0, 0, 0])
-    found = value_of(scatter("mean"), data, indices, updates)
-    np.testing.assert_array_equal(found, [((8 + 4) / 2 + 2) / 4 + 1 / 2, 1])
+    value = value_of(scatter("mean"), data, indices, updates)
+    np.testing.assert_array_equal(value, [((8 + 4) / 2 + 2) / 4 + 1 / 2, 1])
     kept, written = gradients(scatter("mean"), data, indices, updates)
     np.testing.assert_array_equal(kept, [1 / 8, 1])
     np.testing.assert_array_equal(written, [1 / 8, 1 / 4, 1 / 2])
@@ -330,16 +330,16 @@ def test_indices_outside_read_nan_and_pass_no_gradient():
         lambda x, i: relax.op.index_tensor(x, [i]),
         lambda x, i: relax.op.gather_nd(x, relax.op.expand_dims(i, 1)),
     ):
-        found = value_of(function, data, indices)
-        np.testing.assert_array_equal(found, [1, 0, *[np.nan] * 4])
-        (found,) = gradients(function, data, indices)
-        np.testing.assert_array_equal(found, [1, 1, 0, 0, 0])
+        value = value_of(function, data, indices)
+        np.testing.assert_array_equal(value, [1, 0, *[np.nan] * 4])
+        (slope,) = gradients(function, data, indices)
+        np.testing.assert_array_equal(slope, [1, 1, 0, 0, 0])
 
 
 def test_outside_index_put_and_slice_scatter():
     data, indices = np.arange(5.0), np.array([1, -5, *OUTSIDE])
     for accumulate in (False, True):
-        found = value_of(
+        value = value_of(
             lambda x, i, v, a=accumulate: relax.op.index_put(x, (i,), v, a),
             data,
             indices,
@@ -347,11 +347,11 @@ def test_outside_index_put_and_slice_scatter():
         )
         expected = data.copy()
         expected[[0, 1]] = data[[0, 1]] * accumulate + 7
-        np.testing.assert_array_equal(found, expected)
-    found = value_of(
+        np.testing.assert_array_equal(value, expected)
+    value = value_of(
         lambda x, s: relax.op.slice_scatter(x, s, -2, 8, 2), data, np.arange(10.0, 15.0)
     )
-    np.testing.assert_array_equal(found, [11, 1, 12, 3, 13])
+    np.testing.assert_array_equal(value, [11, 1, 12, 3, 13])
 
 
 def test_smaller_indices_along_other_axes():

@@ -198,23 +198,23 @@ def test_half_precision_accumulates_in_float32(function, dtype):
         product = function(relax.op.astype(x, dtype), relax.op.astype(w, dtype))
         return relax.op.astype(product, "float32")
 
-    _, found = run_gradient(of_half, np.ones((count, 1), "float32"), np.ones((1, 1), "float32"))
-    np.testing.assert_array_equal(found, [[count]])
+    _, slope = run_gradient(of_half, np.ones((count, 1), "float32"), np.ones((1, 1), "float32"))
+    np.testing.assert_array_equal(slope, [[count]])
 
 
 def test_outer_in_half_precision():
-    _, found = run_gradient(relax.op.outer, np.ones(2560, "float16"), np.ones(1, "float16"))
-    np.testing.assert_array_equal(found, [2560])
+    _, slope = run_gradient(relax.op.outer, np.ones(2560, "float16"), np.ones(1, "float16"))
+    np.testing.assert_array_equal(slope, [2560])
 
 
 @pytest.mark.parametrize(("shape1", "shape2"), [((2, 3), (3, 4)), ((2, 3, 4), (2, 4, 3))])
 def test_static_float32_stays_as_tvm_has_it(partials_of, shape1, shape2):
     types = [relax.TensorType(shape, "float32") for shape in (shape1, shape2)]
-    found, expected = (
+    partials, expected = (
         partials_of(relax.op.matmul, rule, types)
         for rule in (MATMUL.__wrapped__, stock.matmul_grad)
     )
-    assert structural_equal(found, expected)
+    assert structural_equal(partials, expected)
 
 
 @pytest.mark.parametrize("batch", [4, tvm.tirx.Var("n", "int64")])
@@ -238,8 +238,8 @@ def test_einsum_of_a_tuple_variable():
     machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     values = [np.array(v, "float32") for v in ([1, 2], [3, 4])]
     (grads,) = machine["main_adjoint"](tuple(map(tvm.runtime.tensor, values)))[1]
-    for found, expected in zip(grads, reversed(values), strict=True):
-        np.testing.assert_array_equal(found.numpy(), expected)
+    for slope, expected in zip(grads, reversed(values), strict=True):
+        np.testing.assert_array_equal(slope.numpy(), expected)
 
 
 def test_integers_have_no_gradient():
@@ -255,17 +255,17 @@ def test_integers_have_no_gradient():
             x = relax.op.multiply(x, relax.op.astype(product, "float32"))
         return x
 
-    (found,) = run_gradient(function, np.ones((2, 2), "float32"))
-    np.testing.assert_array_equal(found, np.full((2, 2), 4.0))
+    (slope,) = run_gradient(function, np.ones((2, 2), "float32"))
+    np.testing.assert_array_equal(slope, np.full((2, 2), 4.0))
 
 
 def test_matmul_of_floats_by_integers():
     weights = relax.const(np.array([[1, 2], [3, 4]], "int8"))
-    (found,) = run_gradient(
+    (slope,) = run_gradient(
         lambda x: relax.op.matmul(x, weights, out_dtype="float32"), np.ones((1, 2), "float16")
     )
-    assert found.dtype == "float16"
-    np.testing.assert_array_equal(found, [[3, 7]])
+    assert slope.dtype == "float16"
+    np.testing.assert_array_equal(slope, [[3, 7]])
 
 
 def test_backward_operator_round_trip():

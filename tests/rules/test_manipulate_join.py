@@ -101,10 +101,10 @@ def test_split_along_a_symbolic_axis(indices, extent):
     module = function(params, lambda bb: relax.op.split(params[0], indices))
     machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     x = normal(extent, 2).astype("float32")
-    found = [part.numpy() for part in machine["main"](tvm.runtime.tensor(x))]
+    results = [part.numpy() for part in machine["main"](tvm.runtime.tensor(x))]
     ends = [*indices, extent]
     expected = [x[a : max(a, b)] for a, b in zip([0, *ends], ends, strict=False)]
-    for part, wanted in zip(found, expected, strict=True):
+    for part, wanted in zip(results, expected, strict=True):
         np.testing.assert_array_equal(part, wanted)
 
     parts = module["main"].ret_ty.fields
@@ -114,11 +114,11 @@ def test_split_along_a_symbolic_axis(indices, extent):
     )
     machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     values = [x, *(part + 1 for part in expected)]
-    found = machine["main"](*map(tvm.runtime.tensor, values)).numpy()
+    results = machine["main"](*map(tvm.runtime.tensor, values)).numpy()
     wanted = np.zeros_like(x)
     for begin, part in zip([0, *indices], expected, strict=True):
         wanted[begin : begin + len(part)] += part + 1
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_allclose(results, wanted, rtol=1e-6)
 
 
 def ops_of_adjoint(module):
@@ -141,9 +141,9 @@ def test_bindings_of_many_parts():
     assert ops_of_adjoint(function([x], through_split))["relax.concat"] == 1
     many = tensors(*[(2,)] * 64)
     stacked = function(many, lambda bb: relax.op.sum(bb.emit(relax.op.stack(many))))
-    found = ops_of_adjoint(stacked)
-    assert found["relax.grad.stack_backward_tensors"] == 1
-    assert sum(found.values()) < 8
+    counts = ops_of_adjoint(stacked)
+    assert counts["relax.grad.stack_backward_tensors"] == 1
+    assert sum(counts.values()) < 8
 
 
 def test_meshgrid_in_half_precision_does_not_saturate():

@@ -118,14 +118,14 @@ def test_pixel_shuffle_of_a_symbolic_number_of_channels(channels):
         [x], lambda bb, x: relax.op.sum(relax.op.square(relax.op.nn.pixel_shuffle(x, 2)))
     )
     values = normal(1, channels, 2, 3)
-    _, (found,) = run(Gradient("main")(module), "main_adjoint", values)
+    _, (slope,) = run(Gradient("main")(module), "main_adjoint", values)
     wanted = 2 * values
     wanted[:, channels // 4 * 4 :] = 0
-    np.testing.assert_allclose(found, wanted)
+    np.testing.assert_allclose(slope, wanted)
 
 
 def test_pixel_shuffle_of_a_shape_that_is_a_variable():
     shape = relax.Var("shape", relax.ShapeType(ndim=4))
     x = relax.Var("x", relax.TensorType(shape, "float32"))
-    found = relax.BlockBuilder().normalize(relax.op.nn.pixel_shuffle(x, 2)).ty
-    assert (found.ndim, found.shape, str(found.dtype)) == (4, None, "float32")
+    result_type = relax.BlockBuilder().normalize(relax.op.nn.pixel_shuffle(x, 2)).ty
+    assert (result_type.ndim, result_type.shape, str(result_type.dtype)) == (4, None, "float32")

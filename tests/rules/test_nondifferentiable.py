@@ -34,8 +34,8 @@ def test_no_grad_is_a_constant_factor():
         return relax.op.multiply(x, no_grad(relax.op.multiply(held, held)))
 
     check_gradients(product, [X, X + 5], wrt=[0], order=1)
-    found = gradient(lambda bb, x: relax.op.multiply(x, no_grad(x)))
-    np.testing.assert_allclose(found, X)
+    slope = gradient(lambda bb, x: relax.op.multiply(x, no_grad(x)))
+    np.testing.assert_allclose(slope, X)
 
 
 @pytest.mark.parametrize("name", ["ceil", "floor", "round", "sign", "trunc"])
@@ -110,16 +110,16 @@ def test_created_tensors_do_not_stop_the_pass(name):
         created = relax.op.astype(bb.emit(CREATED[name]()), "float64")
         return relax.op.multiply(bb.emit(relax.op.multiply(x, x)), bb.emit(created))
 
-    found = gradient(function)
-    assert found.shape == X.shape
-    ratio = found / (2 * X)
+    slope = gradient(function)
+    assert slope.shape == X.shape
+    ratio = slope / (2 * X)
     assert np.isfinite(ratio).all()
     assert (ratio != 0).any()
 
 
 def test_eye_like_is_a_constant():
-    found = gradient(lambda bb, x: relax.op.multiply(x, relax.op.eye_like(x)))
-    np.testing.assert_allclose(found, np.eye(2, 3))
+    slope = gradient(lambda bb, x: relax.op.multiply(x, relax.op.eye_like(x)))
+    np.testing.assert_allclose(slope, np.eye(2, 3))
 
 
 @pytest.mark.parametrize(

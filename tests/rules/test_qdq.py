@@ -30,8 +30,8 @@ def differentiate(build, values, wrt):
 def gradients(build, values, wrt):
     module = differentiate(build, values, wrt)
     machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
-    found = machine["main_adjoint"](*map(tvm.runtime.tensor, values))[1]
-    return [tensor.numpy() for tensor in found]
+    grads = machine["main_adjoint"](*map(tvm.runtime.tensor, values))[1]
+    return [tensor.numpy() for tensor in grads]
 
 
 def fake_quantize(out_dtype, axis=-1, dtype="float32"):
@@ -53,12 +53,12 @@ def test_pair_is_torchs_learnable_fake_quantize(torch, out_dtype, low, high):
     x[0] *= 1000  # clipped
     scale, zero_point = np.float32([0.37]), np.array([7], "int32")
     weight = rng.normal(size=x.shape).astype("float32")
-    found = gradients(fake_quantize(out_dtype), [x, scale, zero_point, weight], [0, 1])
+    slopes = gradients(fake_quantize(out_dtype), [x, scale, zero_point, weight], [0, 1])
     leaves = [torch.tensor(value, requires_grad=True) for value in (x, scale)]
     offset = torch.tensor(zero_point, dtype=torch.float32)
     result = torch._fake_quantize_learnable_per_tensor_affine(*leaves, offset, low, high, 1.0)
     (result * torch.from_numpy(weight)).sum().backward()
-    for name, value, leaf in zip("xs", found, leaves, strict=True):
+    for name, value, leaf in zip("xs", slopes, leaves, strict=True):
         expected = leaf.grad.numpy()
         np.testing.assert_allclose(
             value, expected, 1e-5, 1e-5 * np.abs(expected).max(), err_msg=name
@@ -73,14 +73,14 @@ def test_a_scale_for_each_channel(torch, axis):
     scale = rng.uniform(0.3, 0.9, channels).astype("float32")
     zero_point = rng.integers(-5, 5, channels).astype("int8")
     weight = rng.normal(size=x.shape).astype("float32")
-    found = gradients(fake_quantize("int8", axis), [x, scale, zero_point, weight], [0, 1])
+    slopes = gradients(fake_quantize("int8", axis), [x, scale, zero_point, weight], [0, 1])
     leaves = [torch.tensor(value, requires_grad=True) for value in (x, scale)]
     offset = torch.tensor(zero_point, dtype=torch.float32)
     result = torch._fake_quantize_learnable_per_channel_affine(
         *leaves, offset, axis % 2, -128, 127, 1.0
     )
     (result * torch.from_numpy(weight)).sum().backward()
-    for value, leaf in zip(found, leaves, strict=True):
+    for value, leaf in zip(slopes, leaves, strict=True):
         np.testing.assert_allclose(value, leaf.grad.numpy(), 1e-5, 1e-3)
 
 
@@ -88,8 +88,8 @@ def test_bounds_of_the_range_pass_the_gradient_and_ties_round_as_the_forward():
     # -128.5 rounds to -128 inside the range, and 127.5 rounds to 128 outside of it.
     x = np.float32([-129, -128.5, -128, 127, 127.5, 128, np.nan, np.inf])
     values = [x, np.float32(1), np.array(0, "int8"), np.ones(8, "float32")]
-    (found,) = gradients(fake_quantize("int8"), values, [0])
-    assert found.tolist() == [0, 1, 1, 1, 0, 0, 0, 0]
+    (slope,) = gradients(fake_quantize("int8"), values, [0])
+    assert slope.tolist() == [0, 1, 1, 1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("axis", [0, -1])
@@ -98,11 +98,11 @@ def test_a_tensor_without_axes(shape, axis):
     if tvm.__version__.startswith("0.26."):
         pytest.skip("TVM 0.26 refuses an axis of a 0-d tensor")
     for x, expected in ((0.33, [1, 3 - 3.3]), (100, [0, 127])):
-        zero, one = np.array(0, "int8"), np.ones((), "float32")
-        values = [np.array(x, "float32"), np.full(shape, 0.1, "float32"), zero, one]
-        found = gradients(fake_quantize("int8", axis), values, [0, 1])
-        assert [each.shape for each in found] == [(), shape]
-        np.testing.assert_allclose([each.item() for each in found], expected, atol=1e-6)
+        zero, unit = np.array(0, "int8"), np.ones((), "float32")
+        values = [np.array(x, "float32"), np.full(shape, 0.1, "float32"), zero, unit]
+        slopes = gradients(fake_quantize("int8", axis), values, [0, 1])
+        assert [slope.shape for slope in slopes] == [(), shape]
+        np.testing.assert_allclose([slope.item() for slope in slopes], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("out_dtype", "largest"), [("float8_e4m3fn", 448), ("float8_e5m2", 57344)])
@@ -133,10 +133,10 @@ def test_floating_zero_point():
     x = np.float32([-500, -1.2, 0.4, 500])
     weight = np.float32([1, 2, 4, 8])
     values = [x, np.float32(0.5), np.float16(3), weight]
-    (found,) = gradients(fake_quantize("int8"), values, [2])
+    (slope,) = gradients(fake_quantize("int8"), values, [2])
     # A shift of the levels moves only clipped values: y = scale * (bound - zero_point).
-    assert found.dtype == "float16"
-    assert found.tolist() == -0.5 * (1 + 8)
+    assert slope.dtype == "float16"
+    assert slope.tolist() == -0.5 * (1 + 8)
 
 
 def test_second_order_of_the_pair():
@@ -160,25 +160,25 @@ def test_second_order_of_the_pair():
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main", adjoint.params[:2])(bb.get())
     machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
-    found = machine["main_adjoint"](*map(tvm.runtime.tensor, values))[1]
+    slopes = machine["main_adjoint"](*map(tvm.runtime.tensor, values))[1]
     # With y = f(x, s) per element, L = sum of y**2; y is 0.5 and 63.5, the second clipped.
     # dL/dx = 2 y f_x and dL/ds = 2 y f_s; f_x = 1, 0 and f_s = round(x/s) - x/s = -0.2, then 127,
     # whose own derivatives are 0.
-    np.testing.assert_allclose(found[0].numpy(), [2 * 1 + 2 * 1 * -0.2, 0], rtol=1e-5)
-    np.testing.assert_allclose(found[1].numpy(), 2 * -0.2 + 2 * 0.04 + 2 * 127**2, rtol=1e-5)
+    np.testing.assert_allclose(slopes[0].numpy(), [2 * 1 + 2 * 1 * -0.2, 0], rtol=1e-5)
+    np.testing.assert_allclose(slopes[1].numpy(), 2 * -0.2 + 2 * 0.04 + 2 * 127**2, rtol=1e-5)
 
 
 def test_two_readers_of_one_quantized_tensor():
     def build(bb, x):
-        one, zero = relax.const(1.0), relax.const(0, "int8")
-        quantized = bb.emit(relax.op.quantize(x, one, zero))
-        single = bb.emit(relax.op.dequantize(quantized, one, zero))
-        half = bb.emit(relax.op.dequantize(quantized, one, zero, out_dtype="float16"))
+        scale, zero = relax.const(1.0), relax.const(0, "int8")
+        quantized = bb.emit(relax.op.quantize(x, scale, zero))
+        single = bb.emit(relax.op.dequantize(quantized, scale, zero))
+        half = bb.emit(relax.op.dequantize(quantized, scale, zero, out_dtype="float16"))
         cast = bb.emit(relax.op.astype(quantized, "float32"))
         return relax.op.add(relax.op.add(single, cast), relax.op.astype(half, "float32"))
 
-    (found,) = gradients(build, [np.float32([0.3, 200])], [0])
-    assert found.tolist() == [2, 0]
+    (slope,) = gradients(build, [np.float32([0.3, 200])], [0])
+    assert slope.tolist() == [2, 0]
 
 
 def test_integers_of_other_origin_have_no_gradient():
@@ -202,10 +202,10 @@ def test_floating_data_of_dequantize():
 
 def test_an_operator_between_the_two_is_refused():
     def build(bb, x):
-        one, zero = relax.const(1.0), relax.const(0, "int8")
-        quantized = bb.emit(relax.op.quantize(x, one, zero))
+        scale, zero = relax.const(1.0), relax.const(0, "int8")
+        quantized = bb.emit(relax.op.quantize(x, scale, zero))
         moved = bb.emit(relax.op.permute_dims(quantized))
-        return relax.op.dequantize(moved, one, zero)
+        return relax.op.dequantize(moved, scale, zero)
 
     with pytest.raises(
         GradientError, match=r"relax\.dequantize.*dequantize directly after quantize"

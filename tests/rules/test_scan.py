@@ -70,31 +70,31 @@ def gradient(build, x):
 
 
 def test_cumsum_of_half_precision_accumulates_in_float32():
-    found = gradient(lambda bb, x: relax.op.cumsum(x, 0), np.ones((4096, 1), "float16"))
-    np.testing.assert_array_equal(found[:, 0], np.arange(4096, 0, -1).astype("float16"))
+    slope = gradient(lambda bb, x: relax.op.cumsum(x, 0), np.ones((4096, 1), "float16"))
+    np.testing.assert_array_equal(slope[:, 0], np.arange(4096, 0, -1).astype("float16"))
 
 
 def test_cumprod_of_half_precision_leaves_its_range():
     """The product 300 * 400 overflows float16. The gradients are the exact ones, rounded to
     float16."""
     x = np.array([300, 400, 1e-4, 2], "float16")
-    found = gradient(lambda bb, x: relax.op.cumprod(x, 0, exclusive=True), x)
+    slope = gradient(lambda bb, x: relax.op.cumprod(x, 0, exclusive=True), x)
     wide = x.astype("float64")
     a, b, c, _ = wide
     expected = [1 + b + b * c, a + a * c, a * b, 0]
     with np.errstate(over="ignore"):
-        np.testing.assert_allclose(found, np.array(expected).astype("float16"), rtol=2e-3)
+        np.testing.assert_allclose(slope, np.array(expected).astype("float16"), rtol=2e-3)
 
 
 def test_cumprod_of_many_elements_with_a_zero():
     x = np.random.default_rng(0).uniform(0.9, 1.1, 1000)
     x[600] = 0
-    found = gradient(lambda bb, x: relax.op.cumprod(x, 0), x)
+    slope = gradient(lambda bb, x: relax.op.cumprod(x, 0), x)
     at = np.random.default_rng(1).choice(1000, 5, replace=False)
     for i in (*at, 600):
         others = x.copy()
         others[i] = 1
-        assert found[i] == pytest.approx(others.cumprod()[i:].sum(), rel=1e-9)
+        assert slope[i] == pytest.approx(others.cumprod()[i:].sum(), rel=1e-9)
 
 
 @pytest.mark.parametrize("op", ["cumsum", "cumprod"])

@@ -86,10 +86,10 @@ def test_extremum_of_nan_and_infinity(torch, op):
     for rows in ([[np.inf, np.inf], [-np.inf, -np.inf], [np.inf, 1.0]], [[np.nan, np.nan]]):
         x = np.array(rows)
         cotangent = np.random.default_rng(0).normal(size=len(rows))
-        found = gradient(lambda x: getattr(relax.op, op[6:])(x, [1]), x, cotangent)
+        slope = gradient(lambda x: getattr(relax.op, op[6:])(x, [1]), x, cotangent)
         leaf = torch.tensor(x, requires_grad=True)
         (FORWARD[op](torch, leaf, (1,), False) * torch.tensor(cotangent)).sum().backward()
-        np.testing.assert_allclose(found, leaf.grad.numpy())
+        np.testing.assert_allclose(slope, leaf.grad.numpy())
 
 
 def test_median_gives_its_gradient_to_the_element_that_the_index_names():
@@ -118,10 +118,10 @@ def test_median_gives_its_gradient_to_the_element_that_the_index_names():
 
 def test_std_in_half_precision_whose_squares_do_not_fit():
     x = np.array([1000, -1000, 0, 0], "float16")
-    found = gradient(relax.op.std, x, np.ones((), "float16"))
+    slope = gradient(relax.op.std, x, np.ones((), "float16"))
     wide = x.astype("float64")
     expected = (wide - wide.mean()) / (wide.size * wide.std())
-    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    np.testing.assert_allclose(slope, expected, rtol=1e-3)
 
 
 def test_prod_of_many_elements_with_a_zero():
@@ -129,9 +129,9 @@ def test_prod_of_many_elements_with_a_zero():
     x[[700, 1500]] = 0
     assert not gradient(relax.op.prod, x, np.ones(())).any()
     x[700] = 1
-    found = gradient(relax.op.prod, x, np.ones(()))
-    assert found[1500] == pytest.approx(np.delete(x, 1500).prod(), rel=1e-9)
-    assert np.count_nonzero(found) == 1
+    slope = gradient(relax.op.prod, x, np.ones(()))
+    assert slope[1500] == pytest.approx(np.delete(x, 1500).prod(), rel=1e-9)
+    assert np.count_nonzero(slope) == 1
 
 
 @pytest.mark.parametrize("op", ["max", "min", "prod", "std", "median", "sum", "mean"])
@@ -164,18 +164,18 @@ def test_mean_backward_x_with_a_count_that_half_precision_does_not_hold(count):
 
 def test_variance_in_half_precision_with_many_elements():
     x = np.random.default_rng(0).normal(3, 1, 4096).astype("float16")
-    found = gradient(relax.op.variance, x, np.full((), 512, "float16")).astype("float64")
+    slope = gradient(relax.op.variance, x, np.full((), 512, "float16")).astype("float64")
     wide = x.astype("float64")
     expected = 512 * 2 / wide.size * (wide - wide.mean())
-    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-5)
+    np.testing.assert_allclose(slope, expected, rtol=2e-3, atol=1e-5)
 
 
 def test_variance_does_not_cancel_for_a_large_mean():
     x = (np.random.default_rng(0).normal(size=64) + 1e4).astype("float32")
-    found = gradient(relax.op.variance, x, np.ones((), "float32"))
+    slope = gradient(relax.op.variance, x, np.ones((), "float32"))
     wide = x.astype("float64")
     expected = 2 / wide.size * (wide - wide.mean())
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
+    np.testing.assert_allclose(slope, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
 
 
 def test_symbolic_count_to_second_order():

@@ -66,10 +66,10 @@ def test_accuracy(torch, op, dtype):
     leaf = torch.tensor(x, requires_grad=True)
     getattr(torch, op)(leaf).sum().backward()
     expected = leaf.grad.numpy()
-    found = gradient(getattr(relax.op, op), x, dtype)
+    slope = gradient(getattr(relax.op, op), x, dtype)
     # Half precision rounds the forward result and the gradient, each once.
     tiny = 1e-7 if dtype == "float16" else 1e-30
-    np.testing.assert_allclose(found, expected, rtol=8 * EPSILON[dtype], atol=tiny)
+    np.testing.assert_allclose(slope, expected, rtol=8 * EPSILON[dtype], atol=tiny)
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,15 @@ def test_accuracy(torch, op, dtype):
 def test_edges_of_the_domain_are_those_of_torch(torch, op, points):
     leaf = torch.tensor(points, dtype=torch.float32, requires_grad=True)
     getattr(torch, op)(leaf).sum().backward()
-    found = gradient(getattr(relax.op, op), np.array(points), "float32")
-    np.testing.assert_allclose(found, leaf.grad.numpy(), rtol=1e-6)
+    slope = gradient(getattr(relax.op, op), np.array(points), "float32")
+    np.testing.assert_allclose(slope, leaf.grad.numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_clip_at_its_special_points(dtype):
     x = np.array([-2, -1, -0.5, 0.5, 1, 2, np.inf, -np.inf, np.nan])
-    found = gradient(relax.op.clip, x, dtype, -1, 0.5)
-    assert found.tolist() == [0, 1, 1, 1, 0, 0, 0, 0, 0]
+    slope = gradient(relax.op.clip, x, dtype, -1, 0.5)
+    assert slope.tolist() == [0, 1, 1, 1, 0, 0, 0, 0, 0]
 
 
 def test_clip_by_bounds_that_its_dtype_rounds():

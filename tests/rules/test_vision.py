@@ -90,5 +90,5 @@ def test_multibox_transform_loc_of_half_precision_does_not_overflow():
     module = relax.transform.Gradient("main", x[1:2])(bb.get())
     machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     values = [tvm.runtime.tensor(v.astype("float16")) for v in inputs]
-    found = machine["main_adjoint"](*values)[1][0].numpy()
-    np.testing.assert_allclose(found[0, 2], np.exp(12) * 2**-11, rtol=2e-3)
+    slope = machine["main_adjoint"](*values)[1][0].numpy()
+    np.testing.assert_allclose(slope[0, 2], np.exp(12) * 2**-11, rtol=2e-3)

@@ -28,12 +28,12 @@ SIGNATURES = [
 
 def function(signature, name="function"):
     """Return a function that takes tensors and writes 1 to each element of the last one."""
-    given = [
+    params = [
         te.placeholder(shape, dtype, name=f"a{i}") for i, (shape, dtype) in enumerate(signature)
     ]
     shape, dtype = signature[-1]
     result = te.compute(shape, lambda *_: tirx.const(1, dtype), name="result")
-    return te.create_prim_func([*given, result]).with_attr("global_symbol", name)
+    return te.create_prim_func([*params, result]).with_attr("global_symbol", name)
 
 
 def compiled(*functions):
@@ -51,7 +51,7 @@ def array(shape, dtype):
 
 def tensors(signature):
     """Return arguments for a signature; the last tensor receives the result."""
-    made = [array(*each) for each in [*signature, signature[-1]]]
+    made = [array(*kind) for kind in [*signature, signature[-1]]]
     return [tvm.runtime.tensor(a) if isinstance(a, np.ndarray) else a for a in made]
 
 
@@ -85,15 +85,15 @@ def test_as_tvm_checks_them(signature):
     right = tensors(signature)
     ours(*right)
     np.testing.assert_array_equal(right[-1].numpy().astype("float64"), 1)
-    for given in (right[:-1], [*right, right[0]], []):
-        assert outcome(ours, given) is outcome(theirs, given) is TypeError
+    for arguments in (right[:-1], [*right, right[0]], []):
+        assert outcome(ours, arguments) is outcome(theirs, arguments) is TypeError
     count = 0
-    for i, each in enumerate([*signature, signature[-1]]):
-        for wrong in wrong_ones(*each):
-            given = [*right[:i], wrong, *right[i + 1 :]]
-            found = outcome(ours, given)
-            assert found is not None, (i, wrong)
-            assert found is outcome(theirs, given), (i, wrong)
+    for i, kind in enumerate([*signature, signature[-1]]):
+        for wrong in wrong_ones(*kind):
+            arguments = [*right[:i], wrong, *right[i + 1 :]]
+            error = outcome(ours, arguments)
+            assert error is not None, (i, wrong)
+            assert error is outcome(theirs, arguments), (i, wrong)
             count += 1
     assert count > 10
 
@@ -187,7 +187,7 @@ def test_symbolic_extents(dtype):
 
     def given(*shapes):
         kinds = ("float32", "int8", "float32", "float32")
-        return [tvm.runtime.empty(*each) for each in zip(shapes, kinds, strict=True)]
+        return [tvm.runtime.empty(*form) for form in zip(shapes, kinds, strict=True)]
 
     for good in [((4, 3), (5,), *2 * [(2, 5, 4)]), ((1, 3), (7,), *2 * [(2, 7, 1)])]:
         arguments = given(*good)

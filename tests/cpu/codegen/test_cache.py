@@ -49,7 +49,9 @@ def module(activation=op.nn.gelu):
     def body(bb, x, w):
         return op.sum(bb.emit(activation(bb.emit(op.matmul(x, w)))))
 
-    params = [tensor(name, each.shape, "float32") for name, each in zip("xw", ARRAYS, strict=True)]
+    params = [
+        tensor(name, array.shape, "float32") for name, array in zip("xw", ARRAYS, strict=True)
+    ]
     return build(params, body)
 
 
@@ -131,9 +133,9 @@ def test_keys_know_the_function_and_its_name():
     prims = [*functions_of(module()), *functions_of(module(op.nn.relu))]
     environment, contents = lower.environment(HOST), list(map(lower.content, prims))
     keys = [lower.key({"f": content}, environment) for content in contents]
-    for i, one in enumerate(prims):
+    for i, function in enumerate(prims):
         for j, other in enumerate(prims[:i]):
-            assert keys[i] != keys[j] or tvm_ffi.structural_equal(one, other)
+            assert keys[i] != keys[j] or tvm_ffi.structural_equal(function, other)
     assert len({*keys}) < len(prims)  # both modules contain the product
     first, second = contents[:2]
     assert lower.key({"f": first}, environment) != lower.key({"g": first}, environment)

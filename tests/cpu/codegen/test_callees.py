@@ -20,9 +20,11 @@ PREFIX = "x86_64_v3_"
 
 
 def symbols(module: tvm.IRModule) -> set[str]:
-    found = {v: f for v, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
-    assert {v.name_hint for v in found} == {str(f.attrs["global_symbol"]) for f in found.values()}
-    return {v.name_hint for v in found}
+    functions = {v: f for v, f in module.functions_items() if isinstance(f, tirx.PrimFunc)}
+    assert {v.name_hint for v in functions} == {
+        str(f.attrs["global_symbol"]) for f in functions.values()
+    }
+    return {v.name_hint for v in functions}
 
 
 @pytest.mark.parametrize("compiles", [False, True])
@@ -41,9 +43,9 @@ def test_pipeline_with_a_prefix(compiles):
     assert all(name.startswith(PREFIX) for name in symbols(compiled))
     rng = np.random.default_rng(0)
     values = [rng.normal(size=shape).astype("float32") for shape in ((5, 70), (70, 9))]
-    found = run(module, "main", *values, target=target, pipeline=relax_grad.pipeline(**options))
+    result = run(module, "main", *values, target=target, pipeline=relax_grad.pipeline(**options))
     wanted = run(module, "main", *values, target=target, pipeline="relax_grad")
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(result, wanted)
 
 
 def test_functions_that_call_each_other():

@@ -42,8 +42,8 @@ def run(executable, *arrays, name="main_adjoint"):
     return flat([to_numpy(machine[name](*map(tvm.runtime.tensor, arrays or ARRAYS)))])
 
 
-def assert_same(found, wanted):
-    for ours, theirs in zip(found, wanted, strict=True):
+def assert_same(actual, wanted):
+    for ours, theirs in zip(actual, wanted, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -55,8 +55,8 @@ def prim_funcs(mod):
 def test_numbers_are_those_of_one_thread(rows):
     wanted = run(tvm.compile(classifier(rows), HOST, relax_pipeline=relax_grad.pipeline()))
     for _ in range(2):
-        found = run(tvm.compile(classifier(rows), HOST, relax_pipeline="relax_grad"))
-        assert_same(found, wanted)
+        results = run(tvm.compile(classifier(rows), HOST, relax_pipeline="relax_grad"))
+        assert_same(results, wanted)
 
 
 def test_all_functions_are_compiled():
@@ -136,8 +136,8 @@ def test_a_function_that_calls_packed_functions():
 """
     )
     tvm.register_global_func("relax_grad.test.twice", lambda value: 2 * value, override=True)
-    found = run(tvm.compile(mod, HOST, relax_pipeline="relax_grad"), ARRAYS[2], name="main")
-    np.testing.assert_allclose(found[0], ARRAYS[2] * 2 * np.arange(48))
+    results = run(tvm.compile(mod, HOST, relax_pipeline="relax_grad"), ARRAYS[2], name="main")
+    np.testing.assert_allclose(results[0], ARRAYS[2] * 2 * np.arange(48))
 
 
 def test_functions_that_call_each_other_are_left_to_tvm():

@@ -64,27 +64,29 @@ class Counting(Declarations):
 @pytest.fixture
 def runs(monkeypatch):
     """The declarations of each pipeline run after this point."""
-    found = []
+    processes = []
 
     def for_run():
         made = Declarations.for_run()
         if made is not None:
-            found.append(Counting())
-        return made and found[-1]
+            processes.append(Counting())
+        return made and processes[-1]
 
     class Watched(Declarations):
         pass
 
     Watched.for_run = staticmethod(for_run)
     monkeypatch.setattr(declarations, "Declarations", Watched)
-    return found
+    return processes
 
 
 def module(activation=op.nn.gelu):
     def body(bb, x, w):
         return op.sum(bb.emit(activation(bb.emit(op.matmul(x, w)))))
 
-    params = [tensor(name, each.shape, "float32") for name, each in zip("xw", ARRAYS, strict=True)]
+    params = [
+        tensor(name, array.shape, "float32") for name, array in zip("xw", ARRAYS, strict=True)
+    ]
     return build(params, body)
 
 
@@ -107,10 +109,10 @@ def test_kernels_are_those_of_dispatching():
         # Running each case both static and symbolic would take twice as long.
         mod = case.module(None if i % 2 else 3)
         declared = Counting()
-        found = DeclareKernels(HOST, 2, declared.kernel)(mod)
+        dispatched = DeclareKernels(HOST, 2, declared.kernel)(mod)
         assert not declared.made
         wanted = DispatchKernels(HOST)(mod)
-        result = declared.completed(found)
+        result = declared.completed(dispatched)
         tvm.ir.assert_structural_equal(result, wanted)
         assert len(declared.identities) == len(declared.made) == 1, case.name
         (kernel,) = (f for f in result.functions.values() if isinstance(f, tvm.tirx.PrimFunc))
@@ -129,9 +131,9 @@ def test_functions_without_kernels_are_scheduled_alike(batch):
 
     legal = relax.transform.LegalizeOps()(build(params, body))
     declared = Counting()
-    found = DeclareSchedules(HOST, declared.scheduled)(legal)
+    scheduled = DeclareSchedules(HOST, declared.scheduled)(legal)
     assert not declared.made
-    tvm.ir.assert_structural_equal(declared.completed(found), ScheduleLoops(HOST)(legal))
+    tvm.ir.assert_structural_equal(declared.completed(scheduled), ScheduleLoops(HOST)(legal))
     assert declared.made == ["schedule"] * 3
 
 
@@ -150,8 +152,8 @@ import test_declarations
 print("found", repr(test_declarations.identities()))
 """
     printed = run_python(script, {**os.environ, "PYTHONHASHSEED": "7"})
-    (found,) = (line for line in printed.splitlines() if line.startswith("found"))
-    assert found == f"found {identities()!r}"
+    (identity_line,) = (line for line in printed.splitlines() if line.startswith("found"))
+    assert identity_line == f"found {identities()!r}"
 
 
 PRODUCT = Matmul(4, 5, 6)
@@ -164,7 +166,7 @@ def text(*arguments, **keywords):
 
 def test_identities_know_all_arguments():
     cpu = CPU(16, 32, 2)
-    found = [
+    texts = [
         text(PRODUCT, cpu, SHAPES),
         text(Matmul(4, 5, 7), cpu, SHAPES),
         text(PRODUCT, CPU(16, 32, 3), SHAPES),
@@ -181,8 +183,8 @@ def test_identities_know_all_arguments():
         text(PRODUCT, cpu, SHAPES, tvm.tirx.Var("n1", "int32")),
         text(PRODUCT, cpu, SHAPES, tvm.tirx.Var("n0", "int32") * 2),
     ]
-    assert None not in found
-    assert len(set(found)) == len(found)
+    assert None not in texts
+    assert len(set(texts)) == len(texts)
 
 
 def test_lambdas_and_unknown_objects_have_no_identity():
@@ -210,16 +212,16 @@ def test_a_kernel_of_unknown_sources_is_generated(monkeypatch, runs, tmp_path):
 
     @kernel_for("relax.matmul")
     def kernel(site):
-        found = theirs(site)
-        generator = found.generator
+        call = theirs(site)
+        generator = call.generator
         generator = partial(own_matmul, *generator.args, generator.keywords["shapes"])
-        return type(found)(generator, found.arguments)
+        return type(call)(generator, call.arguments)
 
     with relax_grad.cache(tmp_path):
         run(module())
         run(module())
     assert len(made) == 2
-    assert [each.identities for each in runs] == [[], []]
+    assert [process.identities for process in runs] == [[], []]
 
 
 def test_nothing_is_made_when_the_directory_has_it(tmp_path, runs):
@@ -247,16 +249,16 @@ def test_the_digest_of_sources(tmp_path):
     assert digest(package, later) is None
     (package / "__init__.py").write_text("")
     (package / "kernel/sum.py").write_text("a = 1\n")
-    found = [digest(package, later)]
-    assert found == [digest(package, later)]
+    digests = [digest(package, later)]
+    assert digests == [digest(package, later)]
     (package / "kernel/sum.py").write_text("a = 2\n")
-    found.append(digest(package, later))
+    digests.append(digest(package, later))
     (package / "kernel/sum.py").rename(package / "kernel/add.py")
-    found.append(digest(package, later))
+    digests.append(digest(package, later))
     (package / "kernel/more.py").write_text("")
-    found.append(digest(package, later))
-    assert None not in found
-    assert len(set(found)) == 4
+    digests.append(digest(package, later))
+    assert None not in digests
+    assert len(set(digests)) == 4
 
 
 def test_sources_that_were_written_after_the_import(tmp_path):
@@ -296,9 +298,9 @@ def test_declarations_do_not_stay(way, monkeypatch, tmp_path):
         options["instruments"] = [tvm.instrument.PassTimingInstrument()]
     wanted = in_pipeline(mod)
     with tvm.transform.PassContext(**options), relax_grad.cache(tmp_path):
-        found = in_pipeline(mod, compile_functions=True)
-    tvm.ir.assert_structural_equal(found, wanted)
-    assert UNDEFINED not in found.script()
+        passed = in_pipeline(mod, compile_functions=True)
+    tvm.ir.assert_structural_equal(passed, wanted)
+    assert UNDEFINED not in passed.script()
 
 
 def test_instruments_see_no_declarations():
@@ -334,12 +336,14 @@ def test_kernels_of_constants_are_folded():
         row = bb.emit(op.add(relax.const(ARRAYS[0]), relax.const(np.float32(1))))
         return op.add(bb.emit(op.matmul(x, w)), bb.emit(op.matmul(row, weight)))
 
-    params = [tensor(name, each.shape, "float32") for name, each in zip("xw", ARRAYS, strict=True)]
+    params = [
+        tensor(name, array.shape, "float32") for name, array in zip("xw", ARRAYS, strict=True)
+    ]
     mod = build(params, body)
     wanted = in_pipeline(mod)
     with tvm.transform.PassContext(disabled_pass=["relax_grad.CompileFunctions"]):
-        found = in_pipeline(mod, compile_functions=True)
-    tvm.ir.assert_structural_equal(found, wanted)
+        passed = in_pipeline(mod, compile_functions=True)
+    tvm.ir.assert_structural_equal(passed, wanted)
     product = ARRAYS[0] @ ARRAYS[1]
     np.testing.assert_allclose(run(mod), 2 * product + ARRAYS[1].sum(0), rtol=1e-4, atol=1e-4)
 

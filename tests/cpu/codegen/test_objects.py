@@ -44,8 +44,8 @@ def test_only_the_startup_of_system_libraries_is_left_out():
 
 
 def test_sections_and_relocations(data):
-    found = embedded(data, {"__tvm_ffi_f": "entry", "__tvm_ffi_double": "other"})
-    lines = found.assembly.split("\n")
+    image = embedded(data, {"__tvm_ffi_f": "entry", "__tvm_ffi_double": "other"})
+    lines = image.assembly.split("\n")
     assert lines.count("entry:") == lines.count("other:") == 1
     assert '.section .text,"ax",@progbits' in lines
     assert any(line.startswith(".reloc .Lentry_") for line in lines)

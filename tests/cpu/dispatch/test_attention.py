@@ -64,10 +64,10 @@ def gradient(shapes, wrt=(0, 1, 2), **attrs):
 
 def numbers_of_arguments(module):
     """Return the number of arguments of each kernel that replaces a call of an operator."""
-    found = DispatchKernels(HOST)(module)
+    dispatched = DispatchKernels(HOST)(module)
     return [
         len(binding.value.args[1].fields)
-        for block in found["main_vjp"].body.blocks
+        for block in dispatched["main_vjp"].body.blocks
         for binding in block.bindings
         if isinstance(binding.value, relax.Call) and len(binding.value.args) > 1
     ]
@@ -85,16 +85,16 @@ def test_the_gradient_takes_the_sums_of_the_forward_kernel(symbolic):
 
 def test_the_gradient_of_a_bias_is_a_composition_beside_the_kernel():
     shapes = [*SHAPES, (1, 4, 9, 21)]
-    found = kernels_in(gradient(shapes, (0, 1, 2, 3)))
-    assert found[:2] == ["nn_attention_bias_kernel", "grad_attention_backward_kernel"]
-    assert kernels_in(gradient(shapes)) == found[:2]
+    kernels = kernels_in(gradient(shapes, (0, 1, 2, 3)))
+    assert kernels[:2] == ["nn_attention_bias_kernel", "grad_attention_backward_kernel"]
+    assert kernels_in(gradient(shapes)) == kernels[:2]
 
 
 def test_a_gradient_without_a_kernel_consists_of_products():
     module = gradient([(2, 9, 4, 6), (2, 21, 2, 6), (2, 21, 4, 5)])
-    found = kernels_in(module)
-    assert found
-    assert all("matmul" in name for name in found)
+    kernels = kernels_in(module)
+    assert kernels
+    assert all("matmul" in name for name in kernels)
 
 
 @pytest.mark.parametrize(

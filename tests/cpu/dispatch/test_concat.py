@@ -77,8 +77,8 @@ def test_overwritten_zeros_are_not_concatenated_as_zeros():
             result = bb.emit_output(relax.Tuple([op.concat([zeros, *params], 0), written]))
         bb.emit_func_output(result)
     values = [some((4, 4)) for _ in params]
-    found = run(bb.get(), "main", *values, target=HOST, pipeline="relax_grad")
-    np.testing.assert_array_equal(found[0], np.concatenate([values[0], *values]))
+    results = run(bb.get(), "main", *values, target=HOST, pipeline="relax_grad")
+    np.testing.assert_array_equal(results[0], np.concatenate([values[0], *values]))
 
 
 def test_few_tensors_tuple_parameters_and_bfloat16_have_no_kernel():

@@ -117,11 +117,11 @@ def of_squares(tile):
 def test_winograd_tiles_have_kernels_of_their_own():
     """Each tile size has kernels of its own, None equals 0, and the error stays within the bound of
     the size."""
-    found = {}
+    kernels = {}
     for tile in (0, 2, 4, None):
-        module, found[tile] = of_squares(tile)
-    assert not any(structural_equal(found[a], found[b]) for a, b in [(0, 2), (2, 4), (0, 4)])
-    assert structural_equal(found[0], found[None])
+        module, kernels[tile] = of_squares(tile)
+    assert not any(structural_equal(kernels[a], kernels[b]) for a, b in [(0, 2), (2, 4), (0, 4)])
+    assert structural_equal(kernels[0], kernels[None])
     inputs = [tvm.runtime.tensor(array) for array in values((2, 32, 7, 6), (32, 32, 3, 3))]
     results = {}
     for tile in (0, 2, 4):

@@ -39,7 +39,7 @@ def loss(conv, data, weight, **attrs):
 def test_gradients(name, data, weight, attrs, batch):
     module = loss(getattr(op.nn, name), (batch, *data), weight, **attrs)
     values = [RNG.normal(size=shape).astype("float32") for shape in ((2, *data), weight)]
-    gradients = [f"grad_{name}_backward_{each}_kernel" for each in ("data", "weight")]
+    gradients = [f"grad_{name}_backward_{argument}_kernel" for argument in ("data", "weight")]
     check_dispatch(module, "main_adjoint", values, [f"nn_{name}_kernel", *gradients])
 
 

@@ -100,8 +100,8 @@ def module_of(body, written):
 
 
 def names(module):
-    found = (name.rstrip("0123456789") for name in kernels_in(module))
-    return sorted(name for name in found if name not in ("clear", "sum_kernel"))
+    kernels = (name.rstrip("0123456789") for name in kernels_in(module))
+    return sorted(name for name in kernels if name not in ("clear", "sum_kernel"))
 
 
 #: The kernels of each function, with a write and without.
@@ -128,10 +128,10 @@ def test_an_operand_overwritten_before_a_kernel_would_read_it(case):
     assert [names(module) for module in modules] == [with_write, without]
     x, y = (RNG.normal(size=(8, 8)).astype("float32") for _ in range(2))
     at = RNG.integers(1, 8, size=8)
-    found, wanted = (
+    results, wanted = (
         run(module, "main", x, y, at, target=HOST, pipeline="relax_grad") for module in modules
     )
-    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(results[0], wanted[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -146,5 +146,5 @@ def test_residuals_of_overwritten_tensors_are_not_saved(body, with_write, withou
     for written, wanted in ((True, with_write), (False, without)):
         module = relax_grad.transform.DispatchKernels(HOST)(module_of(body, written))
         text = module["main"].script()
-        for each in {*with_write, *without}:
-            assert (each in text) == (each in wanted), text
+        for name in {*with_write, *without}:
+            assert (name in text) == (name in wanted), text

@@ -75,37 +75,37 @@ def test_gathering():
     dy, shape = tensor("dy", (N, 3, 40), "float32"), (N, 3, 7)
     values = [RNG.normal(size=(2, 3, 40)).astype("float32"), RNG.integers(-9, 9, (2, 3, 40))]
     params = [dy, tensor("indices", (N, 3, 40), "int64")]
-    found = build(params, lambda dy, i: gather_elements_backward_data(dy, shape, i, -1))
-    check_dispatch(found, "main", values, ["grad_gather_elements_backward_data_kernel"])
+    program = build(params, lambda dy, i: gather_elements_backward_data(dy, shape, i, -1))
+    check_dispatch(program, "main", values, ["grad_gather_elements_backward_data_kernel"])
 
     values = [RNG.normal(size=(40, 5)).astype("float32"), RNG.integers(-9, 9, (40, 2))]
     params = [tensor("dy", (N, 5), "float32"), tensor("indices", (N, 2), "int64")]
-    found = build(params, lambda dy, i: gather_nd_backward_data(dy, (3, 8, 5), i))
-    check_dispatch(found, "main", values, ["grad_gather_nd_backward_data_kernel"])
+    program = build(params, lambda dy, i: gather_nd_backward_data(dy, (3, 8, 5), i))
+    check_dispatch(program, "main", values, ["grad_gather_nd_backward_data_kernel"])
 
     values = [values[0], *(values[1].astype("int32")[:, i].copy() for i in range(2))]
     params = [params[0], *(tensor(name, (N,), "int32") for name in ("first", "second"))]
-    found = build(params, lambda dy, *i: index_tensor_backward_data(dy, (3, 8, 5), list(i)))
-    check_dispatch(found, "main", values, ["grad_index_tensor_backward_data_kernel"])
+    program = build(params, lambda dy, *i: index_tensor_backward_data(dy, (3, 8, 5), list(i)))
+    check_dispatch(program, "main", values, ["grad_index_tensor_backward_data_kernel"])
 
 
 def test_unsupported_index_operators_have_no_kernel():
     assert kernels_in(module((4, 24), (5,), 0, "uint8")) == []
     params = [tensor("dy", (4, 3, 6), "float32"), tensor("indices", (4, 3, 6), "int64")]
-    found = build(params, lambda dy, i: gather_elements_backward_data(dy, (4, 9, 6), i, 1))
-    assert kernels_in(found) == []
-    found = build(params, lambda dy, i: gather_elements_backward_data(dy, (5, 3, 9), i, 2))
-    assert kernels_in(found) == []
+    program = build(params, lambda dy, i: gather_elements_backward_data(dy, (4, 9, 6), i, 1))
+    assert kernels_in(program) == []
+    program = build(params, lambda dy, i: gather_elements_backward_data(dy, (5, 3, 9), i, 2))
+    assert kernels_in(program) == []
     params = [tensor("dy", (4, 3), "float32"), tensor("indices", (4, 3, 1), "int64")]
-    found = build(params, lambda dy, i: gather_nd_backward_data(dy, (4, 9), i, 1))
-    assert kernels_in(found) == []
+    program = build(params, lambda dy, i: gather_nd_backward_data(dy, (4, 9), i, 1))
+    assert kernels_in(program) == []
     params = [
         tensor("dy", (4, 3), "float32"),
         tensor("first", (4, 1), "int64"),
         tensor("second", (3,), "int64"),
     ]
-    found = build(params, lambda dy, *i: index_tensor_backward_data(dy, (5, 9), list(i)))
-    assert kernels_in(found) == []
+    program = build(params, lambda dy, *i: index_tensor_backward_data(dy, (5, 9), list(i)))
+    assert kernels_in(program) == []
 
 
 def test_calls_built_before_the_import_are_checked():
@@ -117,11 +117,11 @@ def test_calls_built_before_the_import_are_checked():
     ]
     relax_grad.uninstall()
     try:
-        found = build(params, lambda *arguments: take_backward(*arguments, axis=0))
+        program = build(params, lambda *arguments: take_backward(*arguments, axis=0))
     finally:
         relax_grad.install()
     message = r"take_backward: output_grad must have the shape \(5, 4\)"
     with pytest.raises(ValueError, match=message):
-        kernels_in(found)
+        kernels_in(program)
     with pytest.raises(ValueError, match=message):
-        relax.transform.LegalizeOps()(found)
+        relax.transform.LegalizeOps()(program)

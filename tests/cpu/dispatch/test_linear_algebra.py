@@ -78,8 +78,8 @@ def test_a_gradient_step():
     module = relax_grad.value_and_grad(build(params, body))
     del module["main"]
     check_dispatch(module, "main_adjoint", [normal(5, 20), normal(7, 20)], [KERNEL] * 3)
-    found = relax_grad.transform.DispatchKernels(relax_grad.target.host())(module)
-    assert "permute_dims" not in found["main_adjoint"].script()
+    dispatched = relax_grad.transform.DispatchKernels(relax_grad.target.host())(module)
+    assert "permute_dims" not in dispatched["main_adjoint"].script()
 
 
 def test_equal_calls_share_a_kernel():

@@ -179,8 +179,8 @@ def test_gradient_of_gamma_without_elements(backward, data, parameters):
     """The gradient is an empty sum, that is 0, although the statistics of no elements are NaN."""
     sizes = [0 if extent is N else extent for extent in data]
     values = [np.zeros(sizes, "float32")] * 2 + [np.full(parameters, np.nan, "float32")] * 2
-    found = module(backward, data, data, parameters, parameters)
-    (kernel,) = kernels_in(found)
+    mod = module(backward, data, data, parameters, parameters)
+    (kernel,) = kernels_in(mod)
     assert "backward_gamma_kernel" in kernel
-    for result in run_both(found, "main", values):
+    for result in run_both(mod, "main", values):
         np.testing.assert_array_equal(result, np.zeros(parameters))

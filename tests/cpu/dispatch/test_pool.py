@@ -28,7 +28,7 @@ def test_kernels(case, batch):
     attrs, size, out_size = CASES[case]
     x = tensor("x", (batch, 3, *size), "float32")
     dy = tensor("dy", (batch, 3, *out_size), "float32")
-    values = [RNG.normal(size=(2, 3, *each)).astype("float32") for each in (out_size, size)]
+    values = [RNG.normal(size=(2, 3, *extents)).astype("float32") for extents in (out_size, size)]
     module = build([x], lambda x: relax.op.nn.max_pool2d(x, **attrs))
     check_dispatch(module, "main", values[1:], ["nn_max_pool2d_kernel"])
     for kind, more in (

@@ -36,8 +36,8 @@ def test_symbolic_rows_of_stacks_and_zero_points():
     for bits, zeros in ((4, "uint8"), (8, "float32")):
         operands, _ = random_weight(rng, 5, 40, 16, bits, zeros)
         dtype = str(operands[0].dtype)
-        found = module((N, 3, 40), 16, weight=dtype, zeros=zeros)
-        check_dispatch(found, "main", [data, *operands], [FORWARD])
+        mod = module((N, 3, 40), 16, weight=dtype, zeros=zeros)
+        check_dispatch(mod, "main", [data, *operands], [FORWARD])
 
 
 def test_gradient_of_symbolic_rows():
@@ -45,13 +45,13 @@ def test_gradient_of_symbolic_rows():
     operands, _ = random_weight(rng, 5, 40, 32, 4)
     grad = tensor("g", (N, 5), "float32")
     params = [grad, tensor("q", (5, 2, 16), "uint8"), tensor("s", (5, 2), "float32")]
-    found = build(params, lambda g, q, s: backward.quantized_matmul_backward_data(g, (N, 40), q, s))
+    mod = build(params, lambda g, q, s: backward.quantized_matmul_backward_data(g, (N, 40), q, s))
     values = rng.normal(size=(3, 5)).astype("float32")
-    check_dispatch(found, "main", [values, *operands], [BACKWARD])
+    check_dispatch(mod, "main", [values, *operands], [BACKWARD])
 
 
 @pytest.mark.parametrize(
-    "found",
+    "program",
     [
         module((3, 40), 32, "bfloat16"),
         module((3, 40), 32, "float16", scale="float16"),
@@ -59,15 +59,15 @@ def test_gradient_of_symbolic_rows():
         module((3, 40), 16, scale="bfloat16", zeros="bfloat16"),
     ],
 )
-def test_other_floating_point_numbers_take_the_kernel_of_float32(found):
-    assert kernels_in(found) == [FORWARD]
+def test_other_floating_point_numbers_take_the_kernel_of_float32(program):
+    assert kernels_in(program) == [FORWARD]
 
 
 @pytest.mark.parametrize(
-    "found",
+    "program",
     [module((3, 40), 32, "float64"), module((3, 40), 24), module((0, 40), 32)],
     ids=["float64", "groups of no whole vectors", "no rows"],
 )
-def test_calls_without_a_kernel(found):
+def test_calls_without_a_kernel(program):
     target = {"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 2}
-    assert FORWARD not in kernels_in(found, tvm.target.Target(target))
+    assert FORWARD not in kernels_in(program, tvm.target.Target(target))

@@ -39,7 +39,7 @@ def test_symbolic_extents():
     assert n is again
     assert len({n.name, m.name, both.name}) == 3
     assert all(
-        isinstance(each, tirx.Var) and str(each.ty.dtype) == "int32" for each in (n, m, both)
+        isinstance(extent, tirx.Var) and str(extent.ty.dtype) == "int32" for extent in (n, m, both)
     )
     assert at.shape(tensor("y", (M, 2, N * M), "float32")) == [m, 2, both]
     assert site().shape(tensor("x", (N,), "float32")) != [n]

@@ -65,10 +65,10 @@ def test_norms_of_groups(batch, groups):
     module, values = derivative(normalize, (batch, 6, 5, 4), (6,), (6,))
     forward = "nn_instance_norm" if groups is None else "nn_group_norm"
     backward = ["grad_instance_norm_backward_gamma", "grad_instance_norm_backward_data"]
-    found = [name for name in kernels_in(module) if "norm" in name]
-    assert found == [f"{name}_kernel" for name in (forward, *backward)]
+    names = [name for name in kernels_in(module) if "norm" in name]
+    assert names == [f"{name}_kernel" for name in (forward, *backward)]
     for ours, stock in zip(
-        *(each for _, each in run_both(module, "main_vjp", values)), strict=True
+        *(outputs for _, outputs in run_both(module, "main_vjp", values)), strict=True
     ):
         np.testing.assert_allclose(ours, stock, 1e-3, 1e-4)
 
@@ -81,7 +81,7 @@ def test_batch_norm_in_inference_leaves_the_statistics_to_training():
             bb.emit(op.nn.batch_norm(x, *parameters, axis=1, training=training))
             for training in (False, True)
         ]
-        results = [bb.emit(relax.TupleGetItem(each, 0)) for each in both]
+        results = [bb.emit(relax.TupleGetItem(norm, 0)) for norm in both]
         statistics = bb.emit(grad.batch_norm_statistics(x, axis=1))
         return bb.emit(relax.Tuple([*results, bb.emit(relax.TupleGetItem(statistics, 1))]))
 
@@ -150,10 +150,10 @@ def test_statistics_with_other_operands_are_computed():
 
 
 def _types_saved(module):
-    found = relax_grad.transform.DispatchKernels(relax_grad.target.host())(module)
+    dispatched = relax_grad.transform.DispatchKernels(relax_grad.target.host())(module)
     return [
         str(field.dtype)
-        for _, function in found.functions_items()
+        for _, function in dispatched.functions_items()
         if isinstance(function, relax.Function)
         for block in function.body.blocks
         for binding in block.bindings
@@ -176,13 +176,15 @@ def test_the_gradient_of_beta_is_found_on_either_side_of_that_of_gamma(place):
         gamma = bb.emit(grad.layer_norm_backward_gamma(dy, x, mean, rstd, axes=[1]))
         beta = summed() if beta is None else beta
         results = [gamma, beta] if used is None else [op.add(gamma, used), beta]
-        return bb.emit(relax.Tuple([bb.emit(each) for each in results]))
+        return bb.emit(relax.Tuple([bb.emit(value) for value in results]))
 
     shapes = {"dy": (6, 16), "x": (6, 16), "mean": (6, 1), "rstd": (6, 1)}
     module = build([tensor(name, shape, "float32") for name, shape in shapes.items()], body)
-    found = [name.rstrip("0123456789") for name in kernels_in(module)]
-    assert ("sum_kernel" in found) == ("use" in place)
-    assert "grad_layer_norm_backward_gamma_kernel" in found
+    names = [name.rstrip("0123456789") for name in kernels_in(module)]
+    assert ("sum_kernel" in names) == ("use" in place)
+    assert "grad_layer_norm_backward_gamma_kernel" in names
     values = [RNG.normal(size=shape).astype("float32") for shape in shapes.values()]
-    for ours, stock in zip(*(each for _, each in run_both(module, "main", values)), strict=True):
+    for ours, stock in zip(
+        *(outputs for _, outputs in run_both(module, "main", values)), strict=True
+    ):
         np.testing.assert_allclose(ours, stock, 1e-4, 1e-4)

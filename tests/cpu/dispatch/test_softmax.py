@@ -66,7 +66,7 @@ def test_cross_entropy(shape, reduction):
         y = relax.BlockBuilder.current().emit(relax.op.nn.log_softmax(x, 1 if batch else 0))
         return relax.op.nn.nll_loss(y, targets, *weights, reduction=reduction, ignore_index=-2)
 
-    sizes = [tuple(4 if extent is N else extent for extent in each) for each in (batch, inner)]
+    sizes = [tuple(4 if extent is N else extent for extent in dims) for dims in (batch, inner)]
     targets = RNG.integers(0, classes, (*sizes[0], *sizes[1])).astype("int32")
     if batch:
         targets[1] = -2
@@ -75,11 +75,11 @@ def test_cross_entropy(shape, reduction):
     x = RNG.normal(size=tuple(4 if extent is N else extent for extent in shape)).astype("float32")
     weights = RNG.uniform(1, 2, classes).astype("float32")
     kernels = ["nn_log_softmax_kernel", "grad_cross_entropy_backward_kernel"]
-    for given in (params, params[:2]):
-        module = gradient(given, loss, ["x"])
+    for inputs in (params, params[:2]):
+        module = gradient(inputs, loss, ["x"])
         extents = module["main_vjp"].params[-1].ty.shape.values
         dy = RNG.normal(size=targets.shape if len(extents) else ()).astype("float32")
-        values = [x, targets, weights][: len(given)]
+        values = [x, targets, weights][: len(inputs)]
         check_dispatch(module, "main_vjp", [*values, dy], kernels)
 
 

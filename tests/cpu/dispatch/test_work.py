@@ -125,9 +125,9 @@ def test_the_work_is_linear(model):
     """The number of function calls grows linearly with the layers, and the number of generated
     kernels stays."""
     works = [work(model(n)) for n in (6, 12, 18)]
-    generated = [each.pop("prim_func") for each in works]
+    generated = [counts.pop("prim_func") for counts in works]
     assert generated[0] == generated[1] == generated[2]
-    few, some, many = (sum(each.values()) for each in works)
+    few, some, many = (sum(counts.values()) for counts in works)
     assert some - few > 0
     assert many - some <= 1.02 * (some - few)
 
@@ -136,8 +136,8 @@ def test_the_work_is_linear(model):
 def test_equal_calls_share_a_kernel_that_is_generated_once(rows):
     """The site names the symbolic extents, so that equal calls use the same variables."""
     model = chain(layer_norm, True)
-    one, some = (work(model(n, rows))["prim_func"] for n in (2, 8))
-    assert one == some == len(set(kernels_in(model(2, rows))))
+    single, some = (work(model(n, rows))["prim_func"] for n in (2, 8))
+    assert single == some == len(set(kernels_in(model(2, rows))))
 
 
 def test_other_attributes_make_other_kernels():
@@ -151,8 +151,8 @@ def test_other_attributes_make_other_kernels():
         transposed = bb.emit(op.permute_dims(w))
         return relax.Tuple(
             [
-                bb.emit(each)
-                for each in (
+                bb.emit(value)
+                for value in (
                     op.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5),
                     op.nn.rms_norm(x, g, axes=[-1], epsilon=1e-3),
                     op.nn.rms_norm(w, g, axes=[-1], epsilon=1e-3),
@@ -168,7 +168,7 @@ def test_other_attributes_make_other_kernels():
             ]
         )
 
-    found = kernels_in(build([x, y, w, g, i, j], body))
+    kernels = kernels_in(build([x, y, w, g, i, j], body))
     # matmul(y, w) shares the kernel of matmul(x, w): both have a symbolic number of rows.
-    assert len(found) == 11
-    assert len(set(found)) == 10
+    assert len(kernels) == 11
+    assert len(set(kernels)) == 10

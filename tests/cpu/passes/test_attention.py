@@ -299,9 +299,9 @@ def differentiated():
     """The programs before and after the pass, with their gradients, compiled as one module."""
     programs, names = [], []
     for case, ((module, _), *_) in FUSED.items():
-        for when, each in (("before", module), ("after", FuseAttention()(module))):
-            wrt = [p.name for p in each["main"].params if str(p.ty.dtype) == "float32"]
-            program = relax_grad.value_and_grad(each, "main", wrt)
+        for when, mod in (("before", module), ("after", FuseAttention()(module))):
+            wrt = [p.name for p in mod["main"].params if str(p.ty.dtype) == "float32"]
+            program = relax_grad.value_and_grad(mod, "main", wrt)
             del program["main"]
             programs.append(program)
             names.append((when, case))
@@ -323,11 +323,11 @@ def test_fused_attention(case, differentiated):
     before, after = (to_numpy(differentiated[when, case](*values)) for when in ("before", "after"))
     assert np.isnan(before[0]) == ("infinite" in case)
     np.testing.assert_allclose(after[0], before[0], rtol=1e-4)
-    for found, wanted in zip(after[1], before[1], strict=True):
+    for result, wanted in zip(after[1], before[1], strict=True):
         # Where the loss is NaN, the gradient of keys is NaN too; a selection passes zeros to them.
-        assert not np.any(np.isnan(wanted) & ~np.isnan(found))
+        assert not np.any(np.isnan(wanted) & ~np.isnan(result))
         if not np.isnan(before[0]):
-            np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(result, wanted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", LEFT)

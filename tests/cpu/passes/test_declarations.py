@@ -22,14 +22,14 @@ def test_extents_as_numbers_beside_other_extents(count):
     bb = relax.BlockBuilder()
     with bb.function("main", [x, y]):
         with bb.dataflow():
-            found = bb.emit(relax.op.arange(*bounds, "int64"))
+            numbers = bb.emit(relax.op.arange(*bounds, "int64"))
             for _ in range(count):
                 size = bb.emit(relax.op.shape_to_tensor(relax.ShapeExpr([rows])))
                 size = bb.emit(relax.op.reshape(size, ()))
-                found = bb.emit(relax.op.multiply(found, size))
-            result = bb.emit_output(relax.op.cumsum(found, 0))
+                numbers = bb.emit(relax.op.multiply(numbers, size))
+            result = bb.emit_output(relax.op.cumsum(numbers, 0))
         bb.emit_func_output(result)
     built = tvm.compile(bb.get(), relax_grad.target.host(), relax_pipeline="relax_grad")
     data = (tvm.runtime.tensor(np.zeros(extent, "float32")) for extent in (3, 5))
-    found = relax.VirtualMachine(built, tvm.cpu())["main"](*data)
-    np.testing.assert_array_equal(found.numpy(), (np.arange(5) * 3**count).cumsum())
+    numbers = relax.VirtualMachine(built, tvm.cpu())["main"](*data)
+    np.testing.assert_array_equal(numbers.numpy(), (np.arange(5) * 3**count).cumsum())

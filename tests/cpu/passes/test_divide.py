@@ -22,14 +22,16 @@ RNG = np.random.default_rng(0)
 
 def names_in(function) -> list[str]:
     values = [binding.value for binding in bindings_of(function.body)]
-    return [each.op.name.removeprefix("relax.") for each in values if isinstance(each, relax.Call)]
+    return [
+        value.op.name.removeprefix("relax.") for value in values if isinstance(value, relax.Call)
+    ]
 
 
 def divided(module, name="main"):
     """Return a function after the pass."""
-    found = DivideSlices()(module)
-    is_sound(found)
-    return found[name]
+    result = DivideSlices()(module)
+    is_sound(result)
+    return result[name]
 
 
 def is_left(module) -> None:
@@ -102,9 +104,9 @@ def random_module(rng):
 
     for start, stop in parts:
         indices.append(rng.random() < 0.5)
-        found = x[(slice(None),) * axis + (slice(start, stop),)]
+        part = x[(slice(None),) * axis + (slice(start, stop),)]
         is_row = indices[-1] and stop - start == 1
-        wanted.append(found.squeeze(axis) if is_row else found)
+        wanted.append(part.squeeze(axis) if is_row else part)
     return build([tensor("x", x.shape, x.dtype.name)], body), x, wanted
 
 
@@ -117,8 +119,8 @@ def test_random_slices():
         functions[tvm.ir.GlobalVar(f"case{i}")] = function.with_attr("global_symbol", f"case{i}")
     machine = relax.VirtualMachine(tvm.compile(tvm.IRModule(functions), TARGET), tvm.cpu())
     for i, (_, x, wanted) in enumerate(cases):
-        found = to_numpy(machine[f"case{i}"](tvm.runtime.tensor(x)))
-        for a, b in zip(found, wanted, strict=True):
+        results = to_numpy(machine[f"case{i}"](tvm.runtime.tensor(x)))
+        for a, b in zip(results, wanted, strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_array_equal(a, b)
 
@@ -149,7 +151,7 @@ def test_an_overwritten_source_is_not_divided(write_to):
             else:
                 written = bb.emit(op.call_tir_inplace(callee, relax.Tuple([written, y]), [0], kind))
             parts += [bb.emit(op.take(square, relax.const(i), 0)) for i in range(8, 16)]
-            rest = [each for i, each in enumerate(parts) if write_to != "slice" or i != 1]
+            rest = [part for i, part in enumerate(parts) if write_to != "slice" or i != 1]
             result = bb.emit_output(relax.Tuple([written, *rest]))
         bb.emit_func_output(result)
     module = bb.get()
@@ -157,11 +159,11 @@ def test_an_overwritten_source_is_not_divided(write_to):
     if write_to == "source":
         return
     values = [RNG.normal(size=(4, 4)).astype("float32") for _ in "xy"]
-    found = run(module, "main", *values, target=HOST, pipeline="relax_grad")
+    results = run(module, "main", *values, target=HOST, pipeline="relax_grad")
     start = values[0] if write_to == "slice" else -values[0]
-    np.testing.assert_allclose(found[0], start + values[1], rtol=1e-6)
-    for each in found[1:]:
-        np.testing.assert_array_equal(each, values[0])
+    np.testing.assert_allclose(results[0], start + values[1], rtol=1e-6)
+    for part in results[1:]:
+        np.testing.assert_array_equal(part, values[0])
 
 
 def _filling():
@@ -184,6 +186,6 @@ def test_second_slices_of_a_step_are_parts_too():
     module = build([tensor("x", (16, 17), "float32")], body)
     assert sorted(names_in(divided(module))) == ["split", "split", *["squeeze"] * 17]
     x = RNG.normal(size=(16, 17)).astype("float32")
-    found = run(module, "main", x, target=HOST, pipeline="relax_grad")
-    for part, wanted in zip(found, [*np.split(x, 16), *x.T], strict=True):
+    result = run(module, "main", x, target=HOST, pipeline="relax_grad")
+    for part, wanted in zip(result, [*np.split(x, 16), *x.T], strict=True):
         np.testing.assert_array_equal(part, wanted)

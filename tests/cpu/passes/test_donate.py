@@ -122,7 +122,7 @@ def compiled(body, donated=((1, 1),)):
     x = relax.Var("x", kind)
     both = relax.Var("both", relax.TupleType([kind, kind]))
     bb = relax.BlockBuilder()
-    with bb.function("step", [x, both], {DONATED: [list(each) for each in donated]}):
+    with bb.function("step", [x, both], {DONATED: [list(pair) for pair in donated]}):
         with bb.dataflow():
             fields = [bb.emit(relax.TupleGetItem(both, i)) for i in range(2)]
             result = bb.emit_output(body(bb, x, *fields))
@@ -134,7 +134,7 @@ def compiled(body, donated=((1, 1),)):
 def tensors(count):
     rng = np.random.default_rng(1)
     values = [rng.normal(size=SHAPE).astype("float32") for _ in range(count)]
-    return values, [tvm.runtime.tensor(each) for each in values]
+    return values, [tvm.runtime.tensor(value) for value in values]
 
 
 def memory(tensor):
@@ -147,10 +147,10 @@ def test_new_values_take_the_memory_of_the_old_ones():
         return relax.Tuple([x, relax.Tuple([bb.emit(op.subtract(a, new)), new])])
 
     step = compiled(body)
-    (x, a, b), given = tensors(3)
-    places = list(map(memory, given))
-    _, found = step(given[0], given[1:])
-    _, again = step(given[0], found)
+    (x, a, b), inputs = tensors(3)
+    places = list(map(memory, inputs))
+    _, results = step(inputs[0], inputs[1:])
+    _, again = step(inputs[0], results)
     assert list(map(memory, again)) == places[1:]
     new = b / 2 + x
     newer = new / 2 + x
@@ -167,8 +167,8 @@ def test_an_argument_that_is_read_later_is_kept():
             [bb.emit(op.matmul(a, b)), relax.Tuple([new, bb.emit(op.matmul(new, a))])]
         )
 
-    (x, a, b), given = tensors(3)
-    first, (new, product) = compiled(body)(given[0], given[1:])
+    (x, a, b), inputs = tensors(3)
+    first, (new, product) = compiled(body)(inputs[0], inputs[1:])
     np.testing.assert_allclose(first.numpy(), a @ b, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(new.numpy(), a + x, rtol=1e-5)
     np.testing.assert_allclose(product.numpy(), (a + x) @ a, rtol=1e-4, atol=1e-5)
@@ -191,14 +191,14 @@ def test_an_argument_that_is_read_later_is_kept():
 def test_results_share_no_memory(body):
     """Constants, other arguments and tensors that are returned twice are copied."""
     step = compiled(body)
-    (x, a, b), given = tensors(3)
+    (x, a, b), inputs = tensors(3)
     plain = compiled(body, donated=())
-    values = [tvm.runtime.tensor(each) for each in (x, a, b)]
-    state, wanted = given[1:], values[1:]
+    values = [tvm.runtime.tensor(value) for value in (x, a, b)]
+    state, wanted = inputs[1:], values[1:]
     for _ in range(3):
-        one, state = step(given[0], state)
-        two, wanted = plain(values[0], [tvm.runtime.tensor(each.numpy()) for each in wanted])
-        for found, value in zip([one, *state], [two, *wanted], strict=True):
-            np.testing.assert_array_equal(found.numpy(), value.numpy())
-        assert len({memory(given[0]), *map(memory, state)}) == 3
-        assert memory(one) not in map(memory, state)
+        result, state = step(inputs[0], state)
+        two, wanted = plain(values[0], [tvm.runtime.tensor(tensor.numpy()) for tensor in wanted])
+        for own, value in zip([result, *state], [two, *wanted], strict=True):
+            np.testing.assert_array_equal(own.numpy(), value.numpy())
+        assert len({memory(inputs[0]), *map(memory, state)}) == 3
+        assert memory(result) not in map(memory, state)

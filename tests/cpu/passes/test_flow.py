@@ -31,12 +31,12 @@ def test_random_networks():
         network = Network(NODES)
         for edge in edges:
             network.connect(*edge)
-        found = network.sink_side(0, 1)
-        least = min(capacity(edges, each) for each in cuts())
-        fewest = min(sum(each) for each in cuts() if capacity(edges, each) == least)
-        assert not found[0]
-        assert found[1]
-        assert (capacity(edges, found), sum(found)) == (least, fewest)
+        side = network.sink_side(0, 1)
+        least = min(capacity(edges, cut) for cut in cuts())
+        fewest = min(sum(cut) for cut in cuts() if capacity(edges, cut) == least)
+        assert not side[0]
+        assert side[1]
+        assert (capacity(edges, side), sum(side)) == (least, fewest)
 
 
 def test_a_long_chain_with_unbounded_edges():
@@ -46,7 +46,7 @@ def test_a_long_chain_with_unbounded_edges():
         network.connect(i, i + 1, UNBOUNDED if i % 3 else 7 + (i != 9999))
     network.connect(0, 2, UNBOUNDED)
     network.connect(count - 1, 1, UNBOUNDED)
-    found = network.sink_side(0, 1)
-    assert not found[9999]
-    assert found[10_000]
-    assert sum(found) == count - 9999 + 0
+    side = network.sink_side(0, 1)
+    assert not side[9999]
+    assert side[10_000]
+    assert sum(side) == count - 9999 + 0

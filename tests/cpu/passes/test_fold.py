@@ -41,8 +41,8 @@ def check(body, left: int, shape=(4, 3)):
     theirs = relax.transform.FoldConstant()(legal)
     tvm.ir.assert_structural_equal(result["main"], theirs["main"])
     values = [np.random.default_rng(0).normal(size=(4, 3)).astype("float32")]
-    for found, wanted in zip(*run_both(module, "main", values), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    for own, wanted in zip(*run_both(module, "main", values), strict=True):
+        np.testing.assert_allclose(own, wanted, rtol=1e-6)
 
 
 def test_chains():

@@ -19,10 +19,10 @@ def before_fusion():
     """Return a training step in its state right before FuseOps."""
     module = convolutional()[0]
     with HOST:
-        for each in stages.passes(HOST, DispatchKernels(HOST)):
-            if each.info.name == return_operands.info.name:
+        for transform in stages.passes(HOST, DispatchKernels(HOST)):
+            if transform.info.name == return_operands.info.name:
                 return module
-            module = each(module)
+            module = transform(module)
     raise AssertionError("the pipeline has no such pass")
 
 
@@ -81,7 +81,7 @@ def sum_of_tuples(counts):
 @pytest.mark.parametrize(
     "counts",
     [[2] * 40, [1] * 20, [3] * 20, [1, 2, 3] * 10, [3]],
-    ids=lambda each: f"{len(each)}-{each[-1]}",
+    ids=lambda counts: f"{len(counts)}-{counts[-1]}",
 )
 def test_a_function_of_many_tuples(counts):
     module = sum_of_tuples(counts)
@@ -90,13 +90,13 @@ def test_a_function_of_many_tuples(counts):
     assert len(functions) == 2  # all sums are one function
     assert not any(map(relax.analysis.free_vars, functions))
     x = np.random.default_rng(0).normal(size=(4, 5)).astype("float32")
-    found, wanted = (
-        relax.VirtualMachine(tvm.compile(each, HOST, **options), tvm.cpu())["main"](
+    result, wanted = (
+        relax.VirtualMachine(tvm.compile(mod, HOST, **options), tvm.cpu())["main"](
             tvm.runtime.tensor(x)
         ).numpy()
-        for each, options in (
+        for mod, options in (
             (module, {"relax_pipeline": "relax_grad"}),
             (run(module, relax.transform.ToNonDataflow()), {}),
         )
     )
-    np.testing.assert_allclose(found, wanted, 1e-5, 1e-5)
+    np.testing.assert_allclose(result, wanted, 1e-5, 1e-5)

@@ -83,8 +83,8 @@ def test_a_gradient_that_needs_no_overwritten_tensor(dataflow):
     (loss, total), gradients = run(module, "main_adjoint", x, y, target=HOST, pipeline="relax_grad")
     np.testing.assert_allclose(loss, (np.sin(x) * y).sum(), rtol=1e-4)
     np.testing.assert_allclose(total, x + 2 * y, rtol=1e-5)
-    for found, wanted in zip(gradients, (np.cos(x) * y, np.sin(x)), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    for grad, wanted in zip(gradients, (np.cos(x) * y, np.sin(x)), strict=True):
+        np.testing.assert_allclose(grad, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_an_adjoint_keeps_copies_of_overwritten_tensors():
@@ -120,8 +120,8 @@ def test_a_constant_is_not_overwritten(through_helper):
     machine = relax.VirtualMachine(executable, tvm.cpu())
     x, y = values()
     for _ in range(2):
-        found = to_numpy(machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(y)))
-        np.testing.assert_allclose(found, 2 + x, rtol=1e-5)
+        result = to_numpy(machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(y)))
+        np.testing.assert_allclose(result, 2 + x, rtol=1e-5)
 
 
 @pytest.mark.parametrize("through_helper", [False, True])
@@ -150,9 +150,9 @@ def test_a_reshaped_copy_stays_a_copy():
         return relax.Tuple([bb.emit(op.reshape(b, (SIZE, SIZE))), c, e])
 
     x, y = values()
-    found = run(module_of(body), "main", x, y, target=HOST, pipeline="relax_grad")
-    for each, wanted in zip(found, (x + y, x + 2 * y, x + 3 * y), strict=True):
-        np.testing.assert_allclose(each, wanted, rtol=1e-5, atol=1e-6)
+    results = run(module_of(body), "main", x, y, target=HOST, pipeline="relax_grad")
+    for result, wanted in zip(results, (x + y, x + 2 * y, x + 3 * y), strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_other_reshapes_become_views():
@@ -161,16 +161,16 @@ def test_other_reshapes_become_views():
     def body(bb, write, x, y):
         a, b = bb.emit(op.exp(x)), bb.emit(op.exp(y))
         rows = [
-            bb.emit(op.reshape(each, (SIZE * SIZE,)), f"row_{i}") for i, each in enumerate((a, b))
+            bb.emit(op.reshape(row, (SIZE * SIZE,)), f"row_{i}") for i, row in enumerate((a, b))
         ]
         c = write(a, y)
-        return relax.Tuple([bb.emit(op.sin(each)) for each in (*rows, c)])
+        return relax.Tuple([bb.emit(op.sin(row)) for row in (*rows, c)])
 
     module = stages._view_reshapes(relax.transform.LegalizeOps()(module_of(body)))
-    found = {
+    operators = {
         b.var.name: b.value.op.name for b in bindings_of(module["main"].body) if "row" in b.var.name
     }
-    assert found == {"row_0": "relax.call_tir", "row_1": "relax.reshape"}
+    assert operators == {"row_0": "relax.call_tir", "row_1": "relax.reshape"}
 
 
 def test_results_of_a_function_are_not_views_where_callers_write():

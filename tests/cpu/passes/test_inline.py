@@ -23,14 +23,14 @@ PIPELINES = ("default", "relax_grad")
 
 def calls(function: relax.Function) -> list[relax.Call]:
     """Return the calls of module functions in a function, including those in branches."""
-    found = []
+    calls_found = []
 
     def visit(expr):
         if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.GlobalVar):
-            found.append(expr)
+            calls_found.append(expr)
 
     relax.analysis.post_order_visit(function.body, visit)
-    return found
+    return calls_found
 
 
 def check(module: tvm.IRModule, values, wanted, tensor_functions: int = 0) -> relax.Function:
@@ -173,8 +173,8 @@ def test_branches():
         assert not calls(inlined["step"])
         wanted = X.reshape(12) * taken
         for pipeline in PIPELINES:
-            found = run(inlined, "step", X, np.array(taken), pipeline=pipeline)
-            np.testing.assert_array_equal(found, wanted)
+            result = run(inlined, "step", X, np.array(taken), pipeline=pipeline)
+            np.testing.assert_array_equal(result, wanted)
 
 
 def test_local_functions():
@@ -389,13 +389,13 @@ def test_recursive_functions_are_those_that_tvm_finds(seed):
         ]
         body = relax.SeqExpr([relax.BindingBlock(bindings)], x)
         functions[name] = relax.Function([x], body, kind)
-    found = relax.analysis.detect_recursion(tvm.IRModule(functions))
-    assert _recursive(functions) == {name for group in found for name in group}
+    groups = relax.analysis.detect_recursion(tvm.IRModule(functions))
+    assert _recursive(functions) == {name for group in groups for name in group}
 
 
 def variables(function: relax.Function) -> list[relax.Var]:
     """Return the parameters and the bound variables of a function."""
-    bound = [each.var for block in function.body.blocks for each in block.bindings]
+    bound = [binding.var for block in function.body.blocks for binding in block.bindings]
     return [*function.params, *bound]
 
 
@@ -428,7 +428,7 @@ def test_no_variable_belongs_to_two_functions(is_private):
     functions = [f for f in inlined.functions.values() if isinstance(f, relax.Function)]
     assert len(functions) == (1 if is_private else 2)
     assert not any(calls(function) for function in functions)
-    found = [variable for function in functions for variable in variables(function)]
-    assert len(found) == len(set(found))
+    all_variables = [variable for function in functions for variable in variables(function)]
+    assert len(all_variables) == len(set(all_variables))
     for pipeline in PIPELINES:
         np.testing.assert_array_equal(run(inlined, "step", X, pipeline=pipeline), 4 * X * X - X)

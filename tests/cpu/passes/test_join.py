@@ -23,9 +23,9 @@ RNG = np.random.default_rng(0)
 
 def joined(module, name="main"):
     """Return a function after the pass."""
-    found = JoinSlices()(module)
-    is_sound(found)
-    return found[name]
+    result = JoinSlices()(module)
+    is_sound(result)
+    return result[name]
 
 
 def is_left(module) -> None:
@@ -57,8 +57,8 @@ def rows(count, extent=None, take=False):
 
 def test_rows():
     assert names_in(joined(rows(5))) == ["concat"]
-    found = names_in(joined(rows(5, take=True)))
-    assert sorted(found) == ["concat", *["expand_dims"] * 5]
+    names = names_in(joined(rows(5, take=True)))
+    assert sorted(names) == ["concat", *["expand_dims"] * 5]
     assert sorted(names_in(joined(rows(5, 8)))) == ["concat", "zeros"]
 
 
@@ -75,7 +75,7 @@ class Random:
         self.rng = np.random.default_rng(seed)
         rank = int(self.rng.integers(1, 4))
         self.dtype = str(self.rng.choice(["float32", "float64", "int32", "int8"]))
-        self.shape = tuple(int(each) for each in self.rng.integers(1, 5, rank))
+        self.shape = tuple(int(size) for size in self.rng.integers(1, 5, rank))
         self.axis = int(self.rng.integers(rank))
         extent = int(self.rng.integers(4, 12))
         self.shape = (*self.shape[: self.axis], extent, *self.shape[self.axis + 1 :])
@@ -120,7 +120,9 @@ class Random:
         """Add a transpose of the gradient of a slice."""
         axes = self.rng.permutation(len(self.shape)).tolist()
         inverse = np.argsort(axes).tolist()
-        shape, part = ([each[i] for i in inverse] for each in (self.shape, self.part(start, stop)))
+        shape, part = (
+            [extents[i] for i in inverse] for extents in (self.shape, self.part(start, stop))
+        )
         param, value = self.parameter(part)
         self.place(start, stop, value.transpose(axes))
 
@@ -180,9 +182,9 @@ def test_random_sums():
     executable = tvm.compile(tvm.IRModule(functions), TARGET)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     for name, case in wanted.items():
-        found = to_numpy(machine[name](*map(tvm.runtime.tensor, case.values)))
-        assert found.dtype == case.dtype
-        np.testing.assert_array_equal(found, case.total(), err_msg=name)
+        result = to_numpy(machine[name](*map(tvm.runtime.tensor, case.values)))
+        assert result.dtype == case.dtype
+        np.testing.assert_array_equal(result, case.total(), err_msg=name)
 
 
 def sliced(change):
@@ -283,9 +285,9 @@ def test_partial_sums_that_are_used_elsewhere_are_kept():
         module = body(is_output)
         values = [RNG.normal(size=(1, 3)).astype("float32") for _ in params]
         function = joined(module)
-        found = run(tvm.IRModule({"main": function}), "main", *values)
+        results = run(tvm.IRModule({"main": function}), "main", *values)
         wanted = run(module, "main", *values)
-        for a, b in zip(found, wanted, strict=True):
+        for a, b in zip(results, wanted, strict=True):
             np.testing.assert_array_equal(a, b)
         # The first 6 or 7 slices cover at least half of the rows. The other 6 do too, but 5 do not.
         assert names_in(function).count("concat") == (1 if is_output else 2)
@@ -298,8 +300,8 @@ def test_a_slice_that_is_used_twice_is_a_term():
         return relax.Tuple([total, bb.emit(op.exp(terms[2]))])
 
     module = build([tensor(f"x{i}", (1, 3), "float32") for i in range(6)], body)
-    found = names_in(joined(module))
-    assert sorted(found) == ["add", "concat", "exp", "grad.strided_slice_backward_data", "zeros"]
+    names = names_in(joined(module))
+    assert sorted(names) == ["add", "concat", "exp", "grad.strided_slice_backward_data", "zeros"]
     values = [RNG.normal(size=(1, 3)).astype("float32") for _ in range(6)]
     for a, b in zip(*run_both(module, "main", values), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
@@ -331,9 +333,9 @@ def test_a_cotangent_is_added_before_it_is_overwritten(write_to):
             result = bb.emit_output(relax.Tuple([total, written]))
         bb.emit_func_output(result)
     module = bb.get()
-    found = names_in(JoinSlices()(module)["main"])
-    slices = found.count("grad.strided_slice_backward_data")
-    assert (found.count("concat"), slices) == (1, 1 if write_to == "source" else 0)
+    names = names_in(JoinSlices()(module)["main"])
+    slices = names.count("grad.strided_slice_backward_data")
+    assert (names.count("concat"), slices) == (1, 1 if write_to == "source" else 0)
     values = [RNG.normal(size=(4, 4)).astype("float32") for _ in range(6)]
     wanted = np.concatenate([-values[0], *values[1:]])
     np.testing.assert_array_equal(
@@ -411,12 +413,12 @@ def test_imported(how):
     )
     module, _ = relax.frontend.detach_params(module)
     module = relax_grad.value_and_grad(module, "main", wrt=0)
-    found = names_in(joined(module, "main_adjoint"))
-    assert "concat" in found
+    names = names_in(joined(module, "main_adjoint"))
+    assert "concat" in names
     assert not any(
-        name in ("grad.take_backward", "grad.strided_slice_backward_data") for name in found
+        name in ("grad.take_backward", "grad.strided_slice_backward_data") for name in names
     )
-    values = [x.numpy(), *(each.detach().numpy() for each in network.parameters())]
+    values = [x.numpy(), *(param.detach().numpy() for param in network.parameters())]
     loss, (gradient,) = run(module, "main_adjoint", *values, target=HOST, pipeline="relax_grad")
     x.requires_grad_()
     wanted = network(x)

@@ -19,7 +19,7 @@ N = tirx.Var("n", "int64")
 def mixed(bb, x, y, row, half, symbolic):
     """Return calls with equal types, other shapes and dtypes, scalars, and one operand twice."""
     two, three = (relax.const(np.float32(value)) for value in (2, 3))
-    found = [
+    results = [
         op.add(x, y),
         op.add(y, x),
         op.add(x, x),
@@ -39,7 +39,7 @@ def mixed(bb, x, y, row, half, symbolic):
         op.divide(symbolic, two),
         op.maximum(x, y),
     ]
-    return relax.Tuple([bb.emit(each) for each in found])
+    return relax.Tuple([bb.emit(result) for result in results])
 
 
 def module():
@@ -56,25 +56,25 @@ def module():
 @pytest.fixture
 def asked(monkeypatch):
     """The operators of the calls that TVM legalizes after this point."""
-    found = []
+    names = []
 
     def counted(legalize):
         def run(bb, call):
-            found.append(call.op.name)
+            names.append(call.op.name)
             return legalize(bb, call)
 
         return run
 
     made = legalize._Shared
     monkeypatch.setattr(legalize, "_Shared", lambda known: made(counted(known)))
-    return found
+    return names
 
 
 def test_the_module_is_that_of_tvm(asked):
     mod = module()
-    found, wanted = legalize_ops(mod), relax.transform.LegalizeOps()(mod)
-    tvm.ir.assert_structural_equal(found, wanted)
-    assert found.script() == wanted.script()
+    legal, wanted = legalize_ops(mod), relax.transform.LegalizeOps()(mod)
+    tvm.ir.assert_structural_equal(legal, wanted)
+    assert legal.script() == wanted.script()
     assert asked.count("relax.add") == 6  # of 8: x + y, y + x and x + x share one
     assert asked.count("relax.multiply") == 5  # of 6: the two by 2 on the right share one
 

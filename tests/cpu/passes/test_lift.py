@@ -70,8 +70,8 @@ def test_each_branch():
     machine = compiled(Conditionals)
     for (c, d), rows in itertools.product(itertools.product((True, False), repeat=2), (5, 1, 40)):
         x = np.resize(X, (rows, 4)) * np.float32(0.5)
-        found = machine["main"](*map(tvm.runtime.tensor, (x, np.array(c), np.array(d))))
-        np.testing.assert_allclose(to_numpy(found), wanted(x, c, d), rtol=1e-4, atol=1e-5)
+        result = machine["main"](*map(tvm.runtime.tensor, (x, np.array(c), np.array(d))))
+        np.testing.assert_allclose(to_numpy(result), wanted(x, c, d), rtol=1e-4, atol=1e-5)
 
 
 def test_branches_only_call():

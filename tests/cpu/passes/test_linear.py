@@ -76,8 +76,8 @@ def lines_of_passes(network: str, layers: int) -> Counter:
         module = run(module)
 
     with host():
-        for label, each in benchmark.passes(network, layers):
-            run = each
+        for label, transform in benchmark.passes(network, layers):
+            run = transform
             counts[label] += lines_of(apply)
     return counts
 
@@ -105,7 +105,7 @@ def test_passes_are_linear(network):
     }
     assert {f"relax_grad.{name}" for name in ("DispatchKernels", "ShareStorage")} <= set(growth)
     assert "Gradient" in growth
-    assert {label: each for label, each in growth.items() if each > MOST} == {}
+    assert {label: ratio for label, ratio in growth.items() if ratio > MOST} == {}
 
 
 @pytest.mark.parametrize("by", ["name", "variable"])
@@ -128,12 +128,12 @@ def test_nothing_is_left_for_fuse_tir_to_remove(network):
     function."""
     module = None
     with host():
-        for label, each in benchmark.passes(network, 3):
+        for label, transform in benchmark.passes(network, 3):
             if label == "FuseTIR":
                 break
-            module = each(module)
+            module = transform(module)
         cleaned = relax.transform.ExpandTupleArguments()(module)
-    before, after = (len(list(bindings_of(each["step"].body))) for each in (module, cleaned))
+    before, after = (len(list(bindings_of(mod["step"].body))) for mod in (module, cleaned))
     assert before == after
 
 
@@ -147,8 +147,8 @@ def test_slices_are_joined_and_divided_in_linear_time(make):
 
         def body(bb, whole, *tensors):
             slices = [
-                bb.emit(strided_slice_backward_data(each, shape, [0], [i], [i + 1], [1]))
-                for i, each in enumerate(tensors)
+                bb.emit(strided_slice_backward_data(grad, shape, [0], [i], [i + 1], [1]))
+                for i, grad in enumerate(tensors)
             ]
             rows = [bb.emit(op.strided_slice(whole, [0], [i], [i + 1])) for i in range(count)]
             return relax.Tuple([_sum_of(bb, slices), *rows])
@@ -180,8 +180,8 @@ def test_products_are_joined_in_linear_time():
 
 def _sum_of(bb, tensors):
     total = tensors[0]
-    for each in tensors[1:]:
-        total = bb.emit(op.add(total, each))
+    for term in tensors[1:]:
+        total = bb.emit(op.add(total, term))
     return total
 
 

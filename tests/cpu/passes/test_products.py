@@ -21,9 +21,9 @@ RNG = np.random.default_rng(0)
 
 def joined(module, name="main"):
     """Return a function after the pass."""
-    found = JoinProducts()(module)
-    is_sound(found)
-    return found[name]
+    result = JoinProducts()(module)
+    is_sound(result)
+    return result[name]
 
 
 def is_left(module) -> None:
@@ -36,7 +36,7 @@ class Random:
     def __init__(self, seed: int):
         self.rng = np.random.default_rng(seed)
         self.dtype = str(self.rng.choice(["float32", "float64"]))
-        self.rows, self.columns = (int(each) for each in self.rng.integers(2, 8, 2))
+        self.rows, self.columns = (int(extent) for extent in self.rng.integers(2, 8, 2))
         self.params, self.values, self.makers, self.terms = [], [], [], []
         for form in ("NN", "NT", "TN", "TT"):
             for _ in range(int(self.rng.integers(0, 7))):
@@ -89,9 +89,9 @@ def test_random_sums():
     executable = tvm.compile(tvm.IRModule(functions), TARGET)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     for name, case in cases.items():
-        found = to_numpy(machine[name](*map(tvm.runtime.tensor, case.values)))
-        assert found.dtype == case.dtype
-        np.testing.assert_array_equal(found, sum(case.terms), err_msg=name)
+        result = to_numpy(machine[name](*map(tvm.runtime.tensor, case.values)))
+        assert result.dtype == case.dtype
+        np.testing.assert_array_equal(result, sum(case.terms), err_msg=name)
 
 
 def products(count=6, rows=8, columns=8, depth=2, dtype="float32", **attrs):
@@ -141,8 +141,8 @@ def test_a_product_and_a_transposition_with_other_uses_are_kept():
         return relax.Tuple([total_of(bb, terms), bb.emit(op.exp(turned[0])), terms[1]])
 
     module = build(params, body)
-    found = names_in(joined(module))
-    assert found.count("matmul") == 3  # four products are joined; the first two stand alone
+    names = names_in(joined(module))
+    assert names.count("matmul") == 3  # four products are joined; the first two stand alone
     values = [RNG.normal(size=(2, 8)).astype("float32") for _ in params]
     for a, b in zip(*run_both(module, "main", values), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -171,12 +171,12 @@ def test_a_factor_is_multiplied_before_it_is_overwritten(write_to):
             result = bb.emit_output(relax.Tuple([total, written]))
         bb.emit_func_output(result)
     module = bb.get()
-    found = names_in(JoinProducts()(module)["main"])
-    assert found.count("matmul") == (2 if write_to == "factor" else 1)
+    names = names_in(JoinProducts()(module)["main"])
+    assert names.count("matmul") == (2 if write_to == "factor" else 1)
     values = [RNG.normal(size=(4, 4)).astype("float32") for _ in range(6)]
     wanted = -values[0] @ values[3] + sum(v[:, :1] @ v[:1] for v in values)
-    found = run(module, "main", *values, target=HOST, pipeline="relax_grad")[0]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    output = run(module, "main", *values, target=HOST, pipeline="relax_grad")[0]
+    np.testing.assert_allclose(output, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_recurrent_network():

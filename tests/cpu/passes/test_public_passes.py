@@ -101,15 +101,15 @@ def model() -> tvm.IRModule:
 
 
 def arguments() -> dict[str, list[np.ndarray]]:
-    found = {
+    arrays = {
         name: [
             RNG.normal(size=[3 if extent is N else extent for extent in shape]).astype("float32")
             for shape in shapes
         ]
         for name, (_, shapes) in FUNCTIONS.items()
     }
-    found["branches"] = [RNG.normal(size=(4, 4)).astype("float32") * 0.1, np.array(True)]
-    return found | {f"{name}_adjoint": values for name, values in found.items()}
+    arrays["branches"] = [RNG.normal(size=(4, 4)).astype("float32") * 0.1, np.array(True)]
+    return arrays | {f"{name}_adjoint": values for name, values in arrays.items()}
 
 
 ARGUMENTS = arguments()
@@ -128,11 +128,11 @@ OF_LOOPS = {"FoldConstants", "FuseSiblings", "ScheduleLoops", "ShareStorage"}
 
 def marks(name: str, is_legalized: bool, pipeline: str) -> list[pytest.MarkDecorator]:
     """Return the marks of a case: slow cases, and cases that the oldest TVM does not compile."""
-    found = [] if (name, is_legalized, pipeline) in OFTEN else [pytest.mark.slow]
+    applied = [] if (name, is_legalized, pipeline) in OFTEN else [pytest.mark.slow]
     # TVM does not fuse scheduled functions.
     if pipeline == "relax_grad" and name != "ScheduleLoops":
-        found.append(SYMBOLIC_FUSION)
-    return found
+        applied.append(SYMBOLIC_FUSION)
+    return applied
 
 
 #: Each pass with each pipeline after it, on a fresh and on a legalized module; every run has some
@@ -174,10 +174,10 @@ def passed(name: str, is_legalized: bool) -> tuple[tvm.IRModule, tvm.IRModule]:
 @pytest.mark.parametrize(("name", "is_legalized", "pipeline"), CASES)
 def test_alone(name, is_legalized, pipeline, reference):
     _, changed = passed(name, is_legalized)
-    found = results(changed, pipeline)
+    outputs = results(changed, pipeline)
     for function, wanted in reference.items():
-        for each, other in zip(found[function], wanted, strict=True):
-            np.testing.assert_allclose(each, other, rtol=1e-3, atol=1e-4, err_msg=function)
+        for output, other in zip(outputs[function], wanted, strict=True):
+            np.testing.assert_allclose(output, other, rtol=1e-3, atol=1e-4, err_msg=function)
 
 
 @pytest.mark.parametrize("name", sorted(OF_LOOPS))

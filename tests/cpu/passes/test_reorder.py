@@ -35,10 +35,10 @@ def flat(value):
 
 
 def assert_same(module, other, name, arrays):
-    for found, wanted in zip(
+    for result, wanted in zip(
         results(other, name, arrays), results(module, name, arrays), strict=True
     ):
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(result, wanted)
 
 
 def peak(module, name):

@@ -49,11 +49,11 @@ def is_parallel(function: tirx.PrimFunc) -> bool:
 def test_a_tensor_that_is_two_parameters_is_written_in_order():
     compiled = tvm.compile(InPlace, host(), relax_pipeline="relax_grad")
     x = np.arange(20000, dtype="float32")
-    found = relax.VirtualMachine(compiled, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+    result = relax.VirtualMachine(compiled, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
     expected = 2 * x
     for i in range(len(x)):
         expected[i] = expected[len(x) - 1 - i] + 1
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(result, expected)
 
 
 def marks(module) -> set[bool]:
@@ -97,5 +97,5 @@ def test_a_function_that_the_scheduler_fails_on_runs_as_written(monkeypatch):
     with pytest.warns(
         ScheduleWarning, match="function turn, which runs without a schedule.*no such"
     ):
-        found = ScheduleLoops(host())(module)
-    assert not is_parallel(found["turn"])
+        scheduled = ScheduleLoops(host())(module)
+    assert not is_parallel(scheduled["turn"])

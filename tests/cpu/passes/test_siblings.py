@@ -35,10 +35,10 @@ def calls(module):
 
 
 def optimizer(kind, shapes):
-    found = getattr(relax.training.optimizer, kind[0])(0.1, **kind[1])
-    found.init([tensor(f"p{i}", shape, "float32") for i, shape in enumerate(shapes)])
-    function = found.get_function().with_attr("global_symbol", "main")
-    return tvm.IRModule({"main": function}), found.state
+    instance = getattr(relax.training.optimizer, kind[0])(0.1, **kind[1])
+    instance.init([tensor(f"p{i}", shape, "float32") for i, shape in enumerate(shapes)])
+    function = instance.get_function().with_attr("global_symbol", "main")
+    return tvm.IRModule({"main": function}), instance.state
 
 
 @pytest.mark.parametrize(
@@ -53,20 +53,20 @@ def optimizer(kind, shapes):
 def test_an_update_is_one_loop_for_each_parameter(kind, results):
     shapes = [(60, 70), (33,)]
     module, state = optimizer(kind, shapes)
-    found = calls(module)
-    assert [n for n in found if n > 1] == [results] * (2 * (results > 1))
-    assert len(found) <= 2 + 3  # a few common counters and products
+    counts = calls(module)
+    assert [n for n in counts if n > 1] == [results] * (2 * (results > 1))
+    assert len(counts) <= 2 + 3  # a few common counters and products
     params, gradients = (
         [RNG.normal(size=shape).astype("float32") for shape in shapes] for _ in range(2)
     )
-    arrays = [[tvm.runtime.tensor(each) for each in group] for group in (params, gradients)]
+    arrays = [[tvm.runtime.tensor(array) for array in group] for group in (params, gradients)]
     numbers = []
     for pipeline in ("relax_grad", "default"):
         machine = relax.VirtualMachine(
             tvm.compile(module, HOST, relax_pipeline=pipeline), tvm.cpu()
         )
         result = machine["main"](*map(tvm.runtime.convert, (*arrays, list(state))))
-        numbers.append([each.numpy() for group in result for each in group])
+        numbers.append([array.numpy() for group in result for array in group])
     for ours, stock in zip(*numbers, strict=True):
         np.testing.assert_allclose(ours, stock, rtol=1e-5, atol=1e-7)
 
@@ -100,8 +100,8 @@ def test_functions_with_shared_operands_are_fused(body, results, rows):
         params[1] = tensor("y", (rows, 32), "float32")
     with bb.function("main", params):
         with bb.dataflow():
-            found = bb.emit_output(relax.Tuple(body(bb, *params)))
-        bb.emit_func_output(found)
+            outputs = bb.emit_output(relax.Tuple(body(bb, *params)))
+        bb.emit_func_output(outputs)
     module = bb.get()
     assert max(calls(module)) == results
     values = [RNG.normal(size=(32, 32)).astype("float32") for _ in params]

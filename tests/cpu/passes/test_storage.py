@@ -75,7 +75,7 @@ def assert_sound(function):
                     tensors[binding.var] = used[0] if used else None
     result = [tensors.get(v) for v in relax.analysis.all_vars(function.body.body)]
     returned = [
-        each for one in result for each in (one if isinstance(one, list) else [one]) if each
+        names for item in result for names in (item if isinstance(item, list) else [item]) if names
     ]
     for storage, _ in returned:
         assert tenants[storage] == 1
@@ -138,7 +138,7 @@ def test_returned_tensors_have_storages_of_their_own():
 def test_symbolic_tensors_are_left_to_tvm():
     function = lowered(late(tirx.Var("n", "int64")), ShareStorage())["main"]
     returned = function.ret_ty.fields  # their sizes are known
-    assert storage_in(function) == sum(4 * int(each.shape.values[0]) for each in returned) > 0
+    assert storage_in(function) == sum(4 * int(value.shape.values[0]) for value in returned) > 0
     assert_sound(function)
     for _, call in calls_of(function, "relax.builtin.alloc_tensor"):
         assert any(isinstance(extent, tirx.Var) for extent in call.args[0].values)
@@ -151,6 +151,6 @@ def test_values_of_views():
     view = np.exp(x).reshape(-1)
     z = np.tanh(np.sin(view))
     last = ((z + np.cos(z)) * view).reshape(8, 4)
-    for found in map(flat, run_both(module, "main", [x])):
-        np.testing.assert_allclose(found[0], np.exp(last).sum(0), rtol=1e-5)
-        np.testing.assert_allclose(found[1], last, rtol=1e-5)
+    for results in map(flat, run_both(module, "main", [x])):
+        np.testing.assert_allclose(results[0], np.exp(last).sum(0), rtol=1e-5)
+        np.testing.assert_allclose(results[1], last, rtol=1e-5)

@@ -42,9 +42,9 @@ def test_elements_are_used_directly():
 
     resolved = resolve_tuples(Module)
     is_sound(resolved)
-    found = values(resolved)
-    assert sum(isinstance(value, relax.TupleGetItem) for value in found) == 1  # of split
-    assert not any(isinstance(value, relax.Tuple) for value in found)
+    resolved_values = values(resolved)
+    assert sum(isinstance(value, relax.TupleGetItem) for value in resolved_values) == 1  # of split
+    assert not any(isinstance(value, relax.Tuple) for value in resolved_values)
     for pipeline in ("default", "relax_grad"):
         np.testing.assert_array_equal(run(resolved, "main", X, pipeline=pipeline), 2 * X * X)
 

@@ -321,7 +321,7 @@ def test_results_are_those_of_the_loops_as_written(target):
     )
     rng = np.random.default_rng(0)
     for function in FUNCTIONS:
-        shapes = [[int(extent) for extent in each.shape] for each in function.params]
+        shapes = [[int(extent) for extent in param.shape] for param in function.params]
         # Sums of small integers are exact in any order.
         taken = rng.integers(-9, 10, shapes[0]).astype("float32")
         results = []
@@ -333,9 +333,9 @@ def test_results_are_those_of_the_loops_as_written(target):
 
 
 def kinds(function):
-    found = []
-    tvm_ffi.structural_walk(function.body, (tirx.For, lambda loop: found.append(loop.kind)))
-    return [tirx.ForKind(kind).name for kind in found]
+    loops = []
+    tvm_ffi.structural_walk(function.body, (tirx.For, lambda loop: loops.append(loop.kind)))
+    return [tirx.ForKind(kind).name for kind in loops]
 
 
 @pytest.mark.parametrize("function", [padded, concatenated, partly_covered])

@@ -86,11 +86,11 @@ def test_results_have_one_rounding(dtype):
     tensors = [tvm.runtime.empty(x.shape, x.dtype.name).copyfrom(x) for x in values]
     results = relax.VirtualMachine(program, tvm.cpu())["main"](*tensors)
     epsilon = 2.0**-8 if dtype == "bfloat16" else 2.0**-11
-    for (name, (_, reference)), found in zip(CASES.items(), results, strict=True):
+    for (name, (_, reference)), result in zip(CASES.items(), results, strict=True):
         wanted = reference(*(x.astype("float64") for x in values), dtype)
         # Half an epsilon of one rounding, and the error of float32's sums.
         allowed = 1.01 * epsilon * np.abs(wanted) + 2e-5
-        error = np.abs(found.numpy().astype("float64") - wanted)
+        error = np.abs(result.numpy().astype("float64") - wanted)
         assert (error <= allowed).all(), f"{name}: {(error - allowed).max()}"
 
 
@@ -104,9 +104,11 @@ def test_rounding_to_bfloat16():
         lambda bb, x: op.astype(bb.emit(op.add(x, x)), "bfloat16"),
     )
     program = tvm.compile(module, relax_grad.target.host(), relax_pipeline="relax_grad")
-    found = relax.VirtualMachine(program, tvm.cpu())["main"](tvm.runtime.tensor(values)).numpy()
+    result = relax.VirtualMachine(program, tvm.cpu())["main"](tvm.runtime.tensor(values)).numpy()
     with np.errstate(all="ignore"):
         wanted = (values + values).astype(ml_dtypes.bfloat16)
     is_number = ~np.isnan(values)
-    assert np.isnan(found[~is_number].astype("float32")).all()
-    np.testing.assert_array_equal(found[is_number].view("uint16"), wanted[is_number].view("uint16"))
+    assert np.isnan(result[~is_number].astype("float32")).all()
+    np.testing.assert_array_equal(
+        result[is_number].view("uint16"), wanted[is_number].view("uint16")
+    )

@@ -101,7 +101,7 @@ def test_a_derivative_of_another_scale_is_not_recognised():
 
 def compiled(function, *arrays):
     cpu = CPU.of(host())
-    taken = [te.placeholder(each.shape, "float32", f"x{i}") for i, each in enumerate(arrays)]
+    taken = [te.placeholder(array.shape, "float32", f"x{i}") for i, array in enumerate(arrays)]
     scheduled = schedule(te.create_prim_func([*taken, function(*taken)]), cpu)
     ((result,),) = run_kernels([Run(scheduled, arrays, [arrays[0].shape])], host())
     return result

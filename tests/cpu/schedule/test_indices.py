@@ -50,10 +50,10 @@ def test_the_values_are_the_same(number, size):
     for division in (tirx.floordiv(expr, size), tirx.floormod(expr, size)):
         stored = tirx.decl_buffer((1,), "int64")
         function = tirx.PrimFunc([], tirx.BufferStore(stored, division, [0]))
-        found = as_analyzable(function).body.value
+        simple = as_analyzable(function).body.value
         for v in range(-3, 30, 4):
             for w in (0, 1, 7):
-                assert at(found, v, w) == at(division, v, w)
+                assert at(simple, v, w) == at(division, v, w)
 
 
 def run(function, *inputs, shape, dtype="float32"):
@@ -69,8 +69,8 @@ def test_a_reversed_reshape(shape):
     x = np.random.default_rng(0).normal(size=shape).astype("float32")
     data = te.placeholder([number(n) for n in shape], "float32")
     function = te.create_prim_func([data, topi.flip(topi.reshape(data, [number(x.size)]), 0)])
-    found = run(schedule(function, CPU(4, 16, 2)), x, shape=(x.size,))
-    np.testing.assert_array_equal(found, x.reshape(-1)[::-1])
+    result = run(schedule(function, CPU(4, 16, 2)), x, shape=(x.size,))
+    np.testing.assert_array_equal(result, x.reshape(-1)[::-1])
 
 
 def test_a_remainder_that_descends():
@@ -89,15 +89,15 @@ def test_a_condition_of_an_unsigned_number(compare, dtype):
     for it."""
     x = np.array([1, 3, 2, 9], dtype)
     data = te.placeholder([4], dtype)
-    limit, one, seven = (tirx.const(value, dtype) for value in (3, 1, 7))
+    limit, other_value, seven = (tirx.const(value, dtype) for value in (3, 1, 7))
 
     def chosen(i):
-        other = tirx.if_then_else(compare(data[i], limit), one, data[i])
+        other = tirx.if_then_else(compare(data[i], limit), other_value, data[i])
         return tirx.Select(i == 0, seven, other)
 
     choice = te.compute([4], chosen)
     result = te.compute([12], lambda i: choice[tirx.min(i, 1)])
     function = schedule(te.create_prim_func([data, result]), CPU(4, 16, 2))
     assert "alloc_buffer" not in function.script()
-    found = run(function, x, shape=(12,), dtype=dtype)
-    np.testing.assert_array_equal(found, [7, *[1 if compare(3, 3) else 3] * 11])
+    output = run(function, x, shape=(12,), dtype=dtype)
+    np.testing.assert_array_equal(output, [7, *[1 if compare(3, 3) else 3] * 11])

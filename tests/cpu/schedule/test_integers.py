@@ -42,8 +42,8 @@ def functions():
 
     def function(source, dtype):
         x = te.placeholder((8,), source, "x")
-        found = te.create_prim_func([x, te.compute((8,), lambda i: tirx.Cast(dtype, x[i]))])
-        return found.with_body(with_folding_integers(found.body))
+        prim = te.create_prim_func([x, te.compute((8,), lambda i: tirx.Cast(dtype, x[i]))])
+        return prim.with_body(with_folding_integers(prim.body))
 
     return {f"{source}_to_{dtype}": function(source, dtype) for source, dtype in CASTS}
 
@@ -128,9 +128,9 @@ def test_operations_on_unsigned_constants(number, dtype):
     assert "alloc_buffer" not in function.script()
     with without_assertions():
         compiled = tvm.compile(function.with_attr("global_symbol", "main"), TARGET)
-    found = [tvm.runtime.tensor(np.full(4, 99, dtype)) for _ in results]
-    compiled["main"](tvm.runtime.tensor(taken), *found)
-    for i, (result, expected) in enumerate(zip(found, wanted, strict=True)):
+    outputs = [tvm.runtime.tensor(np.full(4, 99, dtype)) for _ in results]
+    compiled["main"](tvm.runtime.tensor(taken), *outputs)
+    for i, (result, expected) in enumerate(zip(outputs, wanted, strict=True)):
         np.testing.assert_array_equal(result.numpy(), expected, str(i))
 
 

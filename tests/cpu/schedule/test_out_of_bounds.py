@@ -44,11 +44,11 @@ def has_integers(sample: Sample) -> bool:
 
 def with_integers() -> dict[str, list[int]]:
     """Return, for each operator that has any, the numbers of its samples with integers."""
-    found = {
+    numbers_of = {
         op: [number for number, sample in enumerate(samples(op)) if has_integers(sample)]
         for op in sampled_operators()
     }
-    return {op: numbers for op, numbers in found.items() if numbers}
+    return {op: numbers for op, numbers in numbers_of.items() if numbers}
 
 
 def forward(op: str, *inputs, **attrs) -> Case:

@@ -42,7 +42,7 @@ def programs(dtype, keep=lambda op, i: True, *, symbolic=False, ops=OPERATORS):
             arguments = _program.make_arguments(cast(sample.inputs, dtype), None, axes)
             rng = np.random.default_rng(0)
             program = _program.first_order(function, arguments, sample.attrs, rng)
-            floats = [each.name for each in program.arguments if each.is_float]
+            floats = [argument.name for argument in program.arguments if argument.is_float]
             module = _program.differentiate(program, floats) if floats else program.module
             yield f"{op}-{i}", module, program.values(), bool(floats)
 
@@ -62,9 +62,9 @@ def flat(value):
     return [leaf for item in value for leaf in flat(item)]
 
 
-def check(found, dtype, target=TARGET):
+def check(cases, dtype, target=TARGET):
     """Compare the results of relax_grad's pipeline with those of TVM's."""
-    names, modules, *values = zip(*found, strict=True)
+    names, modules, *values = zip(*cases, strict=True)
     values = list(zip(*values, strict=True))
     results = (run(modules, *how, values) for how in (("relax_grad", target), ("default", TARGET)))
     for name, ours, stock in zip(names, *results, strict=True):
@@ -75,9 +75,9 @@ def check(found, dtype, target=TARGET):
             )
 
 
-def in_batches(found):
-    found = list(found)
-    return [found[i : i + BATCH] for i in range(0, len(found), BATCH)]
+def in_batches(cases):
+    cases = list(cases)
+    return [cases[i : i + BATCH] for i in range(0, len(cases), BATCH)]
 
 
 @pytest.mark.slow

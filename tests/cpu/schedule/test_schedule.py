@@ -259,10 +259,10 @@ def check(cases, target, cpu=None, *sizes):
     for i, (inputs, output) in enumerate(cases):
         for n in sizes or (0,):
             shapes = [
-                [int(e) if isinstance(e, tirx.IntImm) else n for e in each.shape]
-                for each in (*inputs, output)
+                [int(e) if isinstance(e, tirx.IntImm) else n for e in buffer.shape]
+                for buffer in (*inputs, output)
             ]
-            dtypes = [str(each.dtype) for each in (*inputs, output)]
+            dtypes = [str(buffer.dtype) for buffer in (*inputs, output)]
             arrays = [random(rng, s, d) for s, d in zip(shapes[:-1], dtypes[:-1], strict=True)]
             arrays = list(map(tvm.runtime.tensor, arrays))
             plain, scheduled = (
@@ -299,25 +299,27 @@ def test_symbolic_extents(target):
 def test_sums_do_not_depend_on_the_number_of_cores():
     x = tensor(50, 1300)
     function = te.create_prim_func([x, topi.sum(x)])
-    found = []
+    results = []
     value = tvm.runtime.tensor(random(np.random.default_rng(0), (50, 1300), "float32"))
     for cores in (1, 2, 7):
         compiled = tvm.compile(schedule(function, CPU(4, 16, cores)), "llvm")
         result = tvm.runtime.tensor(np.zeros((), "float32"))
         compiled["main"](value, result)
-        found.append(result.numpy().tobytes())
-    assert len(set(found)) == 1
+        results.append(result.numpy().tobytes())
+    assert len(set(results)) == 1
 
 
 def loops(function):
     """Return the kinds and extents of the loops of a function, from the outside in."""
-    found = []
+    all_loops = []
     tvm_ffi.structural_walk(
-        function.body, (tirx.For, lambda loop: found.append((loop.kind, loop.extent))), order="pre"
+        function.body,
+        (tirx.For, lambda loop: all_loops.append((loop.kind, loop.extent))),
+        order="pre",
     )
     return [
         (tirx.ForKind(kind).name, int(n) if isinstance(n, tirx.IntImm) else None)
-        for kind, n in found
+        for kind, n in all_loops
     ]
 
 
@@ -332,22 +334,22 @@ def test_axes_that_lie_in_a_row_are_one():
 def test_a_chain_is_one_loop():
     x, y = tensor(64, 100, 7, 7), tensor(1, 100, 1, 1)
     chain = topi.nn.relu(topi.multiply(topi.add(x, y), y))
-    found = loops(schedule(te.create_prim_func([x, y, chain]), CPU(16, 32, 2)))
-    assert found == [("PARALLEL", 64), ("SERIAL", 100), ("SERIAL", 49)]
+    nest = loops(schedule(te.create_prim_func([x, y, chain]), CPU(16, 32, 2)))
+    assert nest == [("PARALLEL", 64), ("SERIAL", 100), ("SERIAL", 49)]
 
 
 def test_little_work_is_serial():
     x = tensor(10, 20)
     for output in (topi.exp(x), topi.sum(x, 1), topi.sum(x), topi.transpose(x)):
-        found = loops(schedule(te.create_prim_func([x, output]), CPU(16, 32, 2)))
-        assert "PARALLEL" not in [kind for kind, _ in found]
+        nest = loops(schedule(te.create_prim_func([x, output]), CPU(16, 32, 2)))
+        assert "PARALLEL" not in [kind for kind, _ in nest]
 
 
 @pytest.mark.parametrize("axes", [None, 0, (0, 2)])
 def test_a_sum_of_much_is_parallel(axes):
     x = tensor(64, 100, 49)
-    found = loops(schedule(te.create_prim_func([x, topi.sum(x, axes)]), CPU(16, 32, 2)))
-    kinds = [kind for kind, _ in found]
+    nest = loops(schedule(te.create_prim_func([x, topi.sum(x, axes)]), CPU(16, 32, 2)))
+    kinds = [kind for kind, _ in nest]
     assert "PARALLEL" in kinds
     assert "VECTORIZED" in kinds
 
@@ -382,9 +384,9 @@ def test_a_concatenation_has_one_loop_for_each_operand():
     extents = (128, 64, 128, 64, 128, 32, 5)
     operands = [tensor(64, extent) for extent in extents]
     function = te.create_prim_func([*operands, topi.concatenate(operands, 1)])
-    rows, *found = loops(schedule(function, CPU(16, 32, 2)))
+    rows, *nests = loops(schedule(function, CPU(16, 32, 2)))
     assert rows == ("PARALLEL", 64)
-    assert found == [("SERIAL", extent) for extent in extents]
+    assert nests == [("SERIAL", extent) for extent in extents]
 
 
 def test_an_enlarged_image_is_stored_in_vectors():
@@ -429,7 +431,7 @@ def test_no_loop_divides_its_innermost_index(columns):
         tvm_ffi.structural_walk(
             loop.body, ((tirx.FloorDiv, tirx.FloorMod), divisions.append), order="pre"
         )
-        divided.extend(each for each in divisions if loop.loop_var in variables(each))
+        divided.extend(division for division in divisions if loop.loop_var in variables(division))
 
     tvm_ffi.structural_walk(function.body, (tirx.For, visit), order="pre")
     assert not divided
@@ -466,11 +468,11 @@ def test_a_scan_is_parallel_and_carries_its_value():
     g, x = (rng.normal(size=(300, 200)).astype("float32") for _ in range(2))
     expected = x.copy()
     expected[:, 1:] += np.cumsum(g[:, ::-1], 1)[:, ::-1][:, 1:]
-    found = [tvm.runtime.tensor(each) for each in (g, x)]
-    tvm.compile(function, "llvm")["function"](*found)
-    np.testing.assert_allclose(found[1].numpy(), expected, 1e-4, 1e-4)
-    np.testing.assert_allclose(found[0].numpy()[:, 1:], 0)
-    np.testing.assert_allclose(found[0].numpy()[:, 0], g.sum(1), 1e-4, 1e-4)
+    tensors = [tvm.runtime.tensor(array) for array in (g, x)]
+    tvm.compile(function, "llvm")["function"](*tensors)
+    np.testing.assert_allclose(tensors[1].numpy(), expected, 1e-4, 1e-4)
+    np.testing.assert_allclose(tensors[0].numpy()[:, 1:], 0)
+    np.testing.assert_allclose(tensors[0].numpy()[:, 0], g.sum(1), 1e-4, 1e-4)
 
 
 @pytest.mark.parametrize("factor", [-3, -1, 1, 2])

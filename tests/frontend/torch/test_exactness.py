@@ -117,9 +117,9 @@ def test_symbolic_extents_are_numbers():
         data = torch.randn(*extents, 4)
         wanted = module(data)
         (gradient,) = torch.autograd.grad(wanted, [module.weight])
-        (loss, _, _), found = run("loss_adjoint", torch.tensor(0), data, module.weight)
+        (loss, _, _), grad = run("loss_adjoint", torch.tensor(0), data, module.weight)
         close("loss", [loss], [wanted])
-        close("gradient", found, [gradient])
+        close("gradient", grad, [gradient])
 
 
 def _resized(data, sizes, factor):
@@ -143,7 +143,7 @@ class _Resized(nn.Module):
 
     def forward(self, data, sizes):
         parts = _resized(data * self.factor, sizes, self.factor)
-        return sum(each.pow(2).cumsum(-1).sum() for each in parts)
+        return sum(part.pow(2).cumsum(-1).sum() for part in parts)
 
 
 def test_images_of_symbolic_size():
@@ -161,6 +161,6 @@ def test_images_of_symbolic_size():
         data = operands(*extents)
         wanted = module(*data)
         gradient = torch.autograd.grad(wanted, [module.factor])
-        (loss, _, _), found = run("loss_adjoint", torch.tensor(0), *data, module.factor)
+        (loss, _, _), grads = run("loss_adjoint", torch.tensor(0), *data, module.factor)
         close("loss", [loss], [wanted])
-        close("gradient", found, gradient)
+        close("gradient", grads, gradient)

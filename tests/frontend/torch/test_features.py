@@ -41,14 +41,14 @@ def codebook():
     def loss(self, x):
         data = self.encoder(x)
         places = torch.cdist(data, self.codes).argmin(1)
-        found = self.codes[places]
+        code = self.codes[places]
         with torch.no_grad():
             hits = F.one_hot(places, 5).to(data)
             self.counts.mul_(0.9).add_(hits.sum(0), alpha=0.1)
             self.sums.mul_(0.9).add_(hits.t() @ data, alpha=0.1)
             self.codes.copy_(self.sums / (self.counts + 1e-5)[:, None])
-        commitment = F.mse_loss(data, found.detach())
-        return commitment + F.mse_loss(self.decoder(data + (found - data).detach()), x)
+        commitment = F.mse_loss(data, code.detach())
+        return commitment + F.mse_loss(self.decoder(data + (code - data).detach()), x)
 
     tensors = {"codes": normal(5, 3), "counts": torch.ones(5), "sums": normal(5, 3)}
     module = Lossy(loss, encoder=nn.Linear(4, 3), decoder=nn.Linear(3, 4), **tensors)
@@ -75,8 +75,8 @@ def normalisations():
     """Statistics that are averaged, that stay, and those of instance normalisation."""
 
     def loss(self, x):
-        found = self.averaged(x).sin() + self.fixed(x).cos() + self.instances(x)
-        return (found + self.frozen(x).tanh()).pow(2).sum()
+        hidden = self.averaged(x).sin() + self.fixed(x).cos() + self.instances(x)
+        return (hidden + self.frozen(x).tanh()).pow(2).sum()
 
     module = Lossy(
         loss,
@@ -113,7 +113,7 @@ def recurrent():
         b, g = self.gru(x)
         r, k = self.rnn(x[:, 0], self.state)
         parts = (a.pow(2), b.sin(), r, h, c.pow(2), g, k.pow(2))
-        return sum(each.sum() for each in parts)
+        return sum(part.sum() for part in parts)
 
     options = {"num_layers": 2, "bidirectional": True}
     module = Lossy(
@@ -131,7 +131,7 @@ def attentions():
 
     def loss(self, query, key, value):
         query = query * self.factor
-        keys, values = (each.repeat_interleave(2, 1) for each in (key, value))
+        keys, values = (tensor.repeat_interleave(2, 1) for tensor in (key, value))
         parts = (
             attention(query, key, value, enable_gqa=True),
             attention(query, keys, values, is_causal=True),
@@ -140,7 +140,7 @@ def attentions():
             attention(query, keys, values, attn_mask=self.mask[:, :1]),
             attention(keys[0], query[0], query[0], is_causal=True),
         )
-        return sum(each.sin().sum() for each in parts)
+        return sum(part.sin().sum() for part in parts)
 
     module = Lossy(
         loss,
@@ -156,9 +156,9 @@ def heads():
 
     def loss(self, x):
         masks = {"key_padding_mask": self.padding, "attn_mask": self.future}
-        found, weights = self.layer(x, x, x, **masks)
+        output, weights = self.layer(x, x, x, **masks)
         other, _ = self.layer(x, x, x, key_padding_mask=self.padding, need_weights=False)
-        return found.pow(2).sum() + weights.sin().sum() + other.sum()
+        return output.pow(2).sum() + weights.sin().sum() + other.sum()
 
     module = Lossy(
         loss,
@@ -175,17 +175,17 @@ def checked():
     def loss(self, x, labels):
         mean, scale = self.first(x).chunk(2, -1)
         scale = F.softplus(scale)
-        one = distributions.Normal(mean, scale, validate_args=True)
+        normal_of = distributions.Normal(mean, scale, validate_args=True)
         other = distributions.Independent(self.prior, 1)
-        prior = distributions.kl_divergence(distributions.Independent(one, 1), other)
-        found = F.gaussian_nll_loss(mean, x[:, :3], scale, full=True, reduction="none")
+        prior = distributions.kl_divergence(distributions.Independent(normal_of, 1), other)
+        losses = F.gaussian_nll_loss(mean, x[:, :3], scale, full=True, reduction="none")
         second = distributions.MultivariateNormal(mean, torch.diag_embed(scale))
         kinds = distributions.Categorical(logits=mean)
-        likelihood = second.log_prob(x[:, :3]) + one.log_prob(x[:, 1:]).sum(-1)
+        likelihood = second.log_prob(x[:, :3]) + normal_of.log_prob(x[:, 1:]).sum(-1)
         picked = kinds.log_prob(labels % 3) + kinds.entropy()
         clusters, single = self.clusters(mean, labels), self.clusters(mean[0], labels[0])
         total = clusters.output @ x[:, 0] + clusters.loss + single.loss + single.output
-        return (prior - likelihood - picked).sum() + found.sum() + total
+        return (prior - likelihood - picked).sum() + losses.sum() + total
 
     module = Lossy(
         loss,
@@ -240,13 +240,13 @@ def test_statistics_of_a_checkpointed_section_are_updated_once():
     ).double()
     x = normal(4, 3)
     imported = from_module(module, (x,))
-    values = [tensor_of(each) for each in imported.values]
+    values = [tensor_of(value) for value in imported.values]
     (_, _, states), _ = compiled(imported, forward=False)(
         "loss_adjoint", torch.tensor(0), x, *values
     )
     norm(x * module.scale)  # once
-    for found, wanted in zip(states, norm.buffers(), strict=True):
-        torch.testing.assert_close(found, wanted)
+    for state, wanted in zip(states, norm.buffers(), strict=True):
+        torch.testing.assert_close(state, wanted)
 
 
 class Labels(nn.Module):

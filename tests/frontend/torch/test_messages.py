@@ -177,12 +177,12 @@ def test_inference_mode(capfd):
     with torch.inference_mode():
         example = torch.randn(2, 4)
         wrapped = wrap(model, (example,))
-        found = wrapped(example)
+        result = wrapped(example)
         assert torch.is_inference_mode_enabled()
     assert model[1].num_batches_tracked == 1
     data = torch.randn(2, 4)
     wrapped(data).square().sum().backward()
     assert model[0].weight.grad.abs().sum() > 0
-    torch.testing.assert_close(found, model(example.clone()))
+    torch.testing.assert_close(result, model(example.clone()))
     output = capfd.readouterr()
     assert output.out + output.err == ""

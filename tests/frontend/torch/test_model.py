@@ -32,14 +32,14 @@ def loss_of(function, x=None, **options):
 
 def markers(imported, name="loss"):
     """Return the names of the operators of a function."""
-    found = []
+    names = []
 
     def visit(expr):
         if isinstance(expr, relax.Call) and hasattr(expr.op, "name"):
-            found.append(expr.op.name)
+            names.append(expr.op.name)
 
     relax.analysis.post_order_visit(imported.module[name], visit)
-    return found
+    return names
 
 
 # Networks
@@ -59,8 +59,8 @@ def test_a_perceptron_with_cross_entropy():
     assert list(imported.targets) == ["target"]
     assert list(imported.outputs) == ["output"]
     loss, forward = imported.module["loss"], imported.module["forward"]
-    assert [each.name for each in loss.params] == ["seed", "input", "target", *imported.params]
-    assert [each.name for each in forward.params] == ["input", *imported.params]
+    assert [param.name for param in loss.params] == ["seed", "input", "target", *imported.params]
+    assert [param.name for param in forward.params] == ["input", *imported.params]
     assert int(loss.attrs["num_input"]) == 3
     assert int(forward.attrs["num_input"]) == 1
 
@@ -142,7 +142,7 @@ def test_frozen_batch_norm():
     wanted = check(model, (data,), loss=lambda y: y.square().mean())
     model.train()
     imported = from_module(model, (data,), loss=lambda y: y.square().mean(), batch_norm="frozen")
-    assert all(each.training for each in model.modules())
+    assert all(part.training for part in model.modules())
     assert not imported.states
     assert "1.running_mean" in imported.frozen
     assert markers(imported) == markers(wanted)
@@ -206,14 +206,14 @@ def test_one_tensor_in_two_places_is_two_inputs():
             super().__init__()
             self.weight = nn.Parameter(torch.ones(3))
 
-        def forward(self, one, other):
-            return self.weight * one - other
+        def forward(self, factor, other):
+            return self.weight * factor - other
 
     module, data = Scaled(), torch.ones(3)
     for data in (torch.ones(3), module.weight):
         imported = from_module(module, (data, data), loss=F.mse_loss, targets=(data,))
         function = imported.module["loss"]
-        read = {each.name for each in relax.analysis.free_vars(function.body)}
+        read = {var.name for var in relax.analysis.free_vars(function.body)}
         assert {"one", "other", "target", "weight"} <= read
 
 
@@ -262,8 +262,8 @@ def test_a_loss_with_parameters():
             super().__init__()
             self.log_variance = nn.Parameter(torch.zeros(2))
 
-        def forward(self, y, one, other):
-            losses = torch.stack([(y - one).square().mean(), (y - other).abs().mean()])
+        def forward(self, y, first, other):
+            losses = torch.stack([(y - first).square().mean(), (y - other).abs().mean()])
             return (losses * torch.exp(-self.log_variance) + self.log_variance).sum()
 
     targets = torch.randn(2, 3), torch.randn(2, 3)
@@ -301,7 +301,7 @@ def test_a_module_without_a_loss():
     imported = from_module(
         Nested(), *(nested_arguments()[0],), {**nested_arguments()[1], "options": 1}
     )
-    names = {each.name_hint for each in imported.module.get_global_vars()}
+    names = {variable.name_hint for variable in imported.module.get_global_vars()}
     assert names == {"training", "forward"}
 
 
@@ -309,7 +309,7 @@ def test_flags_of_submodules_are_kept():
     model = perceptron(3, 2, 2).eval()
     model[1].train()
     from_module(model, (torch.randn(2, 3),), loss=torch.sum)
-    assert [each.training for each in model.modules()] == [False, False, True, False]
+    assert [part.training for part in model.modules()] == [False, False, True, False]
 
 
 # Control flow and recomputation
@@ -323,9 +323,9 @@ def test_checkpointed_sections_are_recomputed(reentrant):
         return (z * m.scale).sum()
 
     imported = loss_of(function, forward=False)
-    found = markers(imported)
-    assert found.count("relax.grad.start_checkpoint") == 2
-    assert found.count("relax.grad.end_checkpoint") == 1
+    names = markers(imported)
+    assert names.count("relax.grad.start_checkpoint") == 2
+    assert names.count("relax.grad.end_checkpoint") == 1
 
 
 def check_branches(function, *values):
@@ -333,16 +333,16 @@ def check_branches(function, *values):
     import."""
     model = Of(function)
     imported = from_module(model, values[:1])
-    run, constants = compiled(imported), [tensor_of(each) for each in imported.values]
+    run, constants = compiled(imported), [tensor_of(value) for value in imported.values]
     params = dict(model.named_parameters())
     params = [params[name] for name in imported.params]
     for x in values:
-        (loss, _, _), found = run("loss_adjoint", torch.tensor(0), x, *constants)
+        (loss, _, _), grads = run("loss_adjoint", torch.tensor(0), x, *constants)
         wanted = model(x)
         close("loss", [loss, *run("forward", x, *constants)], [wanted, wanted])
         slopes = torch.autograd.grad(wanted, params, allow_unused=True)
         pairs = zip(params, slopes, strict=True)
-        close("gradient", found, [torch.zeros_like(p) if g is None else g for p, g in pairs])
+        close("gradient", grads, [torch.zeros_like(p) if g is None else g for p, g in pairs])
 
 
 def test_a_branch():
@@ -389,21 +389,21 @@ def test_an_exported_program():
 def test_values_move_to_modules_and_files(tmp_path):
     pytest.importorskip("safetensors", reason="the package safetensors is not installed")
     x = torch.randn(2, 4)
-    one, other = (Of(lambda m, x: (m.dense(x) * m.buffer).sum()) for _ in range(2))
-    imported = from_module(one, (x,))
+    source, other = (Of(lambda m, x: (m.dense(x) * m.buffer).sum()) for _ in range(2))
+    imported = from_module(source, (x,))
     imported.copy_to(other)
-    for key, each in one.state_dict().items():
+    for key, tensor in source.state_dict().items():
         if key != "scale":
-            assert torch.equal(each, other.state_dict()[key])
+            assert torch.equal(tensor, other.state_dict()[key])
     trained = {"dense.bias": torch.full((4,), 7.0)}
     imported.copy_to(other, trained)
     assert torch.equal(other.dense.bias, trained["dense.bias"])
     imported.save(tmp_path / "values.safetensors", trained)
     loaded = imported.load(tmp_path / "values.safetensors")
-    for found in (loaded, imported.copy_from(other)):
-        assert (found.params["dense.bias"].numpy() == 7).all()
+    for copy in (loaded, imported.copy_from(other)):
+        assert (copy.params["dense.bias"].numpy() == 7).all()
         assert (
-            found.params["dense.weight"].numpy() == imported.params["dense.weight"].numpy()
+            copy.params["dense.weight"].numpy() == imported.params["dense.weight"].numpy()
         ).all()
     with pytest.raises(ValueError, match="has no parameter or buffer 'scale'"):
         imported.copy_to(nn.Linear(4, 4))

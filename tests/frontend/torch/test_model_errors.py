@@ -33,12 +33,14 @@ def hooked(m, x):
 
 def hooked_node(m, x):
     y = m.dense(x)
-    y.grad_fn.register_prehook(lambda gradients: tuple(2 * each for each in gradients))
+    y.grad_fn.register_prehook(lambda gradients: tuple(2 * grad for grad in gradients))
     return y.sum()
 
 
 def packed(m, x):
-    with torch.autograd.graph.saved_tensors_hooks(lambda each: each.half(), lambda each: each):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: tensor.half(), lambda tensor: tensor
+    ):
         return m.dense(x).exp().sum()
 
 
@@ -109,7 +111,7 @@ def data_dependent(m, x):
         (data_dependent, "torch.export cannot trace the module"),
         (lambda m, x: torch.linalg.eigvalsh(m.dense(x)[:, :3]).sum(), "eigh.*has no converter"),
     ],
-    ids=lambda each: getattr(each, "__name__", ""),
+    ids=lambda case: getattr(case, "__name__", ""),
 )
 def test_operations_that_cannot_be_exact_are_errors_with_their_line(function, message):
     with pytest.raises(UnsupportedOperatorError, match=message) as caught:

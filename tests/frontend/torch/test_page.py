@@ -186,8 +186,8 @@ REFUSED = [
 def rows() -> dict[str, str]:
     """Return the second cells of the table by the first ones."""
     text = PAGE.read_text(encoding="utf-8").partition("## Exact and refused features")[2]
-    lines = [each for each in text.splitlines() if each.startswith("| ")][1:]
-    return dict(each.strip("| ").split(" | ", 1) for each in lines)
+    lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    return dict(line.strip("| ").split(" | ", 1) for line in lines)
 
 
 def test_every_row_has_tests():
@@ -195,9 +195,9 @@ def test_every_row_has_tests():
     assert len(table) == len(ROWS)
     tested = {begin for begin, *_ in REFUSED}
     for cell, said in table.items():
-        begins = [each for each in ROWS if cell.startswith(each)]
+        begins = [begin for begin in ROWS if cell.startswith(begin)]
         assert len(begins) == 1, f"a test for the row: {cell}"
-        is_tested = any(cell.startswith(each) for each in tested)
+        is_tested = any(cell.startswith(begin) for begin in tested)
         assert ROWS[begins[0]] or is_tested, f"a test for the row: {cell}"
         if said.startswith("refused"):
             names = " ".join(ROWS[begins[0]])
@@ -210,7 +210,7 @@ def test_every_row_has_tests():
 
 
 @pytest.mark.parametrize(
-    ("function", "message"), [each[1:] for each in REFUSED], ids=[each[2] for each in REFUSED]
+    ("function", "message"), [case[1:] for case in REFUSED], ids=[case[2] for case in REFUSED]
 )
 def test_refused_features(function, message):
     with pytest.raises(UnsupportedOperatorError, match=message) as caught:
@@ -230,10 +230,10 @@ def test_the_loss_is_that_of_training_mode():
     module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4)).eval()
     data = torch.ones(3, 4)
     imported = from_module(module, (data,), loss=F.mse_loss, targets=(data,))
-    assert "seed" in {each.name for each in relax.analysis.free_vars(imported.module["loss"].body)}
+    assert "seed" in {var.name for var in relax.analysis.free_vars(imported.module["loss"].body)}
     assert len(imported.states) == 3
     assert imported.module["forward"].params[0].name == "input"
-    assert not any(each.training for each in module.modules())
+    assert not any(part.training for part in module.modules())
 
 
 def test_a_sparse_embedding_is_imported():
@@ -312,6 +312,6 @@ def test_an_attention_that_is_written_out(masks):
         data, hidden = x[:batch, :length], padding[:batch, :length]
         wanted = module(data, hidden)
         gradients = torch.autograd.grad(wanted, list(module.parameters()))
-        (loss, *_), found = run("loss_adjoint", torch.tensor(0), data, hidden, *values)
+        (loss, *_), grads = run("loss_adjoint", torch.tensor(0), data, hidden, *values)
         close("loss", [loss], [wanted])
-        close("gradients", found, gradients)
+        close("gradients", grads, gradients)

@@ -47,12 +47,12 @@ def stepper(imported, *inputs):
     """Return a function of the seed that returns the loss, the outputs by name, and the gradients
     by name."""
     run = compiled(imported, forward=False)
-    values = [tensor_of(each) for each in imported.params.values()]
+    values = [tensor_of(param) for param in imported.params.values()]
 
     def step(seed):
         (loss, outputs, _), gradients = run("loss_adjoint", torch.tensor(seed), *inputs, *values)
-        found = dict(zip(imported.outputs, outputs, strict=True))
-        return loss, found, dict(zip(imported.params, gradients, strict=True))
+        results = dict(zip(imported.outputs, outputs, strict=True))
+        return loss, results, dict(zip(imported.params, gradients, strict=True))
 
     return step
 
@@ -95,19 +95,21 @@ def test_operators_have_the_moments_of_pytorch():
 
     x = torch.full((N,), 0.75)
     wanted = function(x)
-    (found,) = drawn(function, x)
-    assert list(found) == list(wanted)
-    for name, one in found.items():
+    (draws,) = drawn(function, x)
+    assert list(draws) == list(wanted)
+    for name, draw in draws.items():
         other = wanted[name]
-        assert (one.dtype, one.shape) == (other.dtype, other.shape), name
-        one, other = one.double(), other.double()
+        assert (draw.dtype, draw.shape) == (other.dtype, other.shape), name
+        draw, other = draw.double(), other.double()
         error = 5 * max(float(other.std()), 1e-9) * math.sqrt(2 / N)
-        assert abs(one.mean() - other.mean()) < error, name
+        assert abs(draw.mean() - other.mean()) < error, name
         spread = ((other - other.mean()) ** 2).std()
-        assert abs(one.var() - other.var()) < 6 * float(spread) * math.sqrt(2 / N) + 1e-9, name
+        assert abs(draw.var() - other.var()) < 6 * float(spread) * math.sqrt(2 / N) + 1e-9, name
         if other.unique().numel() < 20:
-            assert torch.equal(one.unique(), other.unique()), name
-    numbers = torch.stack([each.double() for each in found.values() if each.double().std() > 0])
+            assert torch.equal(draw.unique(), other.unique()), name
+    numbers = torch.stack(
+        [number.double() for number in draws.values() if number.double().std() > 0]
+    )
     correlation = np.corrcoef(numbers.numpy()) - np.eye(len(numbers))
     assert abs(correlation).max() < 5 / math.sqrt(N)
 
@@ -157,15 +159,15 @@ class Dropouts(nn.Module):
         return (40, 50, *[4] * rank) if rank else (40, 50)
 
     def forward(self, x):
-        found = {name: layer(self.weight[name] * x) for name, layer in self.layers.items()}
-        return {"loss": sum(each.sum() for each in found.values()), **found}
+        results = {name: layer(self.weight[name] * x) for name, layer in self.layers.items()}
+        return {"loss": sum(result.sum() for result in results.values()), **results}
 
 
 def test_dropout_of_all_kinds():
     """The gradient of the sum with respect to a weight is the factor of this element."""
     module = Dropouts()
-    one = torch.tensor(1.0).double()
-    step = stepper(from_module(module, (one,)), one)
+    unit = torch.tensor(1.0).double()
+    step = stepper(from_module(module, (unit,)), unit)
     factors = {}
     for seed in (5, 5, 6):
         _, outputs, gradients = step(seed)
@@ -174,21 +176,21 @@ def test_dropout_of_all_kinds():
             factors.setdefault(name, []).append(factor)
             if "alpha" not in name:
                 torch.testing.assert_close(outputs[name], weight.detach() * factor)
-    for name, (one, again, other) in factors.items():
-        assert torch.equal(one, again)
+    for name, (unit, again, other) in factors.items():
+        assert torch.equal(unit, again)
         if name in FIXED:
-            assert (one == (name == "nothing")).all()
+            assert (unit == (name == "nothing")).all()
             continue
-        assert not torch.equal(one, other)
-        kept = one != 0
+        assert not torch.equal(unit, other)
+        kept = unit != 0
         units = kept.flatten(2)[..., 0] if kept.ndim > 2 else kept
         if kept.ndim > 2:
             assert (kept.flatten(2) == units[..., None]).all()
         assert abs(units.double().mean() - 0.75) < 5 * math.sqrt(0.1875 / units.numel())
         if "alpha" not in name:
-            torch.testing.assert_close(one, kept.double() / 0.75)
+            torch.testing.assert_close(unit, kept.double() / 0.75)
     masks = [factors[name][0] != 0 for name in KINDS if name not in FIXED]
-    masks = np.stack([each.reshape(40 * 50, -1)[:, 0] for each in masks])
+    masks = np.stack([values.reshape(40 * 50, -1)[:, 0] for values in masks])
     assert abs(np.corrcoef(masks) - np.eye(len(masks))).max() < 5 / math.sqrt(masks.shape[1])
     for name in ("alpha", "feature_alpha"):
         kept = (factors[name][2] != 0).double()
@@ -210,8 +212,8 @@ class Stacked(nn.Module):
         )
         with torch.no_grad():
             for layer in self.layers:
-                for each in layer.parameters():
-                    each.zero_()
+                for mask in layer.parameters():
+                    mask.zero_()
                 layer.bias_ih_l0.fill_(1.0)
             self.layers[1].bias_ih_l0_reverse.fill_(1.0)
             for name in ("weight_ih_l1", "weight_ih_l2"):
@@ -224,7 +226,7 @@ class Stacked(nn.Module):
         packed = nn.utils.rnn.pack_padded_sequence(x, [2] * x.shape[0], batch_first=True)
         packed = self.layers[0](packed)[0]
         results.append(nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)[0])
-        return {"loss": sum(each.sum() for each in results), "all": torch.stack(results)}
+        return {"loss": sum(param.sum() for param in results), "all": torch.stack(results)}
 
 
 def test_dropout_between_the_layers_of_recurrent_networks():
@@ -234,16 +236,16 @@ def test_dropout_between_the_layers_of_recurrent_networks():
     results = []
     for seed in (1, 1, 2):
         _, outputs, gradients = step(seed)
-        found = outputs["all"]
-        kept = found != 0
-        torch.testing.assert_close(found, kept / 0.75**2)
+        result = outputs["all"]
+        kept = result != 0
+        torch.testing.assert_close(result, kept / 0.75**2)
         assert abs(kept.float().mean() - 0.75**2) < 0.02
         # The sum's gradient has the same masks.
-        forwards, directions = found[0] + found[2], found[1]
+        forwards, directions = result[0] + result[2], result[1]
         bias = gradients["layers.0.bias_ih_l0"], gradients["layers.1.bias_ih_l0"]
         torch.testing.assert_close(bias[0], forwards.sum((0, 1)))
         torch.testing.assert_close(bias[1], directions[..., :32].sum((0, 1)))
-        results.append(found)
+        results.append(result)
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
     pairs = (results[0][0] != 0), (results[0][2] != 0)
@@ -258,8 +260,8 @@ class Heads(nn.Module):
         self.layer = nn.MultiheadAttention(16, 1, dropout=0.25, batch_first=True)
 
     def forward(self, x):
-        found, weights = self.layer(x, x, x)
-        return {"loss": found.square().sum(), "weights": weights}
+        output, weights = self.layer(x, x, x)
+        return {"loss": output.square().sum(), "weights": weights}
 
 
 def test_attention_with_the_drawn_mask(monkeypatch):
@@ -271,10 +273,10 @@ def test_attention_with_the_drawn_mask(monkeypatch):
     wanted = module(x)
     torch.testing.assert_close(outputs["weights"], wanted["weights"])
     torch.testing.assert_close(loss, wanted["loss"].detach())
-    for found, other in zip(
+    for result, other in zip(
         gradients.values(), torch.autograd.grad(wanted["loss"], module.parameters()), strict=True
     ):
-        torch.testing.assert_close(found, other, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(result, other, rtol=1e-3, atol=1e-4)
 
 
 class Samples(nn.Module):
@@ -343,8 +345,8 @@ def test_undecomposed_dropout_is_converted_too():
                 if node.op == "placeholder":
                     importer.env[node] = x
                 elif node.op == "call_function" and node.target.__name__ in CONVERTERS:
-                    found = CONVERTERS[node.target.__name__](importer, node)
-                    importer.env[node] = bb.normalize(found)
+                    gradient = CONVERTERS[node.target.__name__](importer, node)
+                    importer.env[node] = bb.normalize(gradient)
                 elif node.op == "call_function":
                     importer.env[node] = bb.emit(relax.op.negative(x))
             results = bb.emit_output(relax.Tuple(list(importer._retrieve_args(node.args[0]))))
@@ -352,15 +354,15 @@ def test_undecomposed_dropout_is_converted_too():
     names = [node.target.__name__ for node in exported.graph.nodes if node.op == "call_function"]
     assert "feature_dropout.default" in names
     machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
-    found = machine["main"](*map(tvm.runtime.tensor, (np.array(1), data.numpy())))
+    gradient = machine["main"](*map(tvm.runtime.tensor, (np.array(1), data.numpy())))
     plain, feature, alpha, feature_alpha, lost, off, rrelu = (
-        torch.from_numpy(each.numpy()) for each in found
+        torch.from_numpy(converted.numpy()) for converted in gradient
     )
     dropped = plain == 0
     torch.testing.assert_close(plain, torch.where(dropped, 0, data * 2))
     assert abs(dropped.float().mean() - 0.5) < 0.05
-    for each in (feature, feature_alpha):
-        same = (each == each.flatten()[each.flatten().argmin()]).flatten(2)
+    for result in (feature, feature_alpha):
+        same = (result == result.flatten()[result.flatten().argmin()]).flatten(2)
         assert (same == same[..., :1]).all()
         assert 0.4 < same.float().mean() < 0.6
     assert abs((alpha == alpha.min()).float().mean() - 0.5) < 0.05
@@ -445,10 +447,10 @@ def test_gradients_given_the_drawn_numbers(kind):
         noise = outputs["noise"]
         wanted = module(x, noise.detach())["loss"]
         torch.testing.assert_close(loss, wanted.detach(), rtol=1e-5, atol=1e-5)
-        for found, other in zip(
+        for mask, other in zip(
             gradients.values(), torch.autograd.grad(wanted, module.parameters()), strict=True
         ):
-            torch.testing.assert_close(found, other, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(mask, other, rtol=1e-4, atol=1e-4)
         noises.append(noise)
     assert not torch.equal(*noises)
 
@@ -463,8 +465,8 @@ def test_a_symbolic_batch_draws_a_number_for_each_element():
     )
     run = compiled(imported, forward=False, name="training")
     small, large = (run("training", torch.tensor(0), torch.ones(rows, 33))[0] for rows in (3, 500))
-    for one, other in zip(small, large, strict=True):
-        assert torch.equal(one, other[:3])
+    for gradient, other in zip(small, large, strict=True):
+        assert torch.equal(gradient, other[:3])
     assert abs(large[0].mean() - 1) < 0.04
     assert abs(large[1].std() - 1) < 0.03
 

@@ -38,14 +38,14 @@ def test_evaluation_that_draws_takes_a_seed():
     module, x = Encoder(), torch.randn(5, 3)
     imported = from_module(module, (x,))
     function = imported.module["forward"]
-    assert [each.name for each in function.params][:2] == ["seed", "x"]
+    assert [param.name for param in function.params][:2] == ["seed", "x"]
     assert int(function.attrs["num_input"]) == 2
     machine = relax.VirtualMachine(tvm.compile(imported.module, TARGET), tvm.cpu())
 
     def run(seed):
         arguments = [tvm.runtime.tensor(np.array(seed, "int64")), tvm.runtime.from_dlpack(x)]
-        found = machine["forward"](*arguments, *imported.values)
-        return [torch.from_dlpack(each).clone() for each in found]
+        outputs = machine["forward"](*arguments, *imported.values)
+        return [torch.from_dlpack(output).clone() for output in outputs]
 
     result, noise = run(3)
     mean, deviation = module.dense(x).chunk(2, 1)

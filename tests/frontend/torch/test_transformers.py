@@ -81,7 +81,7 @@ def test_attention_drops_weights(dtype):
     script = imported.module.script()
     assert ("R.grad.attention_dropout(" in script) == (dtype == torch.float32)
     run = compiled(imported)
-    values = [torch.from_dlpack(each) for each in imported.params.values()]
+    values = [torch.from_dlpack(param) for param in imported.params.values()]
     query = torch.randn(2, 4, 64, 64, dtype=dtype)
     rtol, atol = (1e-12, 1e-15) if dtype == torch.float64 else (1e-5, 1e-7)
     masks = []
@@ -100,7 +100,7 @@ def test_attention_drops_weights(dtype):
     both = (masks[0] & masks[1]).double().mean()
     assert abs(float(both) - (1 - rate) ** 2) < 0.01
     # Heads and rows differ.
-    assert len({tuple(each.flatten().tolist()) for each in masks[0].flatten(0, 1)}) == 8
+    assert len({tuple(mask.flatten().tolist()) for mask in masks[0].flatten(0, 1)}) == 8
     torch.testing.assert_close(run("forward", query, *values)[-1], torch.full_like(query, 1 / 64))
 
 
@@ -115,19 +115,19 @@ def test_dropout_of_a_layer_averages_to_its_absence():
             self.layer = layer
 
         def forward(self, data):
-            found = self.layer(data, data, data, need_weights=False)[0]
-            return found.mean(), found
+            attended = self.layer(data, data, data, need_weights=False)[0]
+            return attended.mean(), attended
 
     data = sequence()
     imported = from_module(Mean(), (data,))
     run = compiled(imported)
-    values = [torch.from_dlpack(each) for each in imported.params.values()]
-    found = torch.stack(
+    values = [torch.from_dlpack(param) for param in imported.params.values()]
+    results = torch.stack(
         [run("loss_adjoint", torch.tensor(seed), data, *values)[0][1][-1] for seed in range(400)]
     )
     layer.eval()
     with torch.no_grad():
         wanted = layer(data, data, data, need_weights=False)[0]
-    deviation = found.std(0) / 400**0.5
+    deviation = results.std(0) / 400**0.5
     assert bool((deviation > 0).all())
-    assert float(((found.mean(0) - wanted) / deviation).abs().max()) < 5
+    assert float(((results.mean(0) - wanted) / deviation).abs().max()) < 5

@@ -115,8 +115,8 @@ def test_same_double_backward_as_torch(torch):
     module = relax.transform.Gradient("main", [params[0]])(bb.get())
     machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     arrays = [np.asarray(2.0), x, targets, weights, direction]
-    found = machine["main_adjoint"](*(tvm.runtime.tensor(a) for a in arrays))[1][0].numpy()
-    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-12)
+    slope = machine["main_adjoint"](*(tvm.runtime.tensor(a) for a in arrays))[1][0].numpy()
+    np.testing.assert_allclose(slope, wanted.numpy(), rtol=1e-12)
 
 
 def test_cross_entropy_with_a_symbolic_batch_at_third_order():

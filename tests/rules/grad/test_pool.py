@@ -67,8 +67,10 @@ def test_max_pool_jvp_is_the_derivative(rank):
     ends = [
         apply(lambda _, x: pool(x, **attrs), data, data + sign * step * tangent) for sign in (1, -1)
     ]
-    found = apply(getattr(backward, f"max_pool{rank}d_jvp"), tangent, data, **attrs)
-    np.testing.assert_allclose(found, (ends[0] - ends[1]) / (2 * step), rtol=1e-7, atol=1e-9)
+    tangent_of_result = apply(getattr(backward, f"max_pool{rank}d_jvp"), tangent, data, **attrs)
+    np.testing.assert_allclose(
+        tangent_of_result, (ends[0] - ends[1]) / (2 * step), rtol=1e-7, atol=1e-9
+    )
 
 
 each_pooling = pytest.mark.parametrize(

@@ -35,9 +35,9 @@ def relu_gradient(x):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_relu_at_its_special_points(dtype):
     x = np.array([-1, -0.0, 0.0, 1, -np.inf, np.inf, np.nan], dtype)
-    found = relu_gradient(x)
-    assert found.dtype == dtype
-    assert found.tolist() == [0, 0, 0, 1, 0, 1, 1]
+    grad = relu_gradient(x)
+    assert grad.dtype == dtype
+    assert grad.tolist() == [0, 0, 0, 1, 0, 1, 1]
 
 
 def test_relu_of_nan_is_that_of_torch(torch):
@@ -92,18 +92,18 @@ def test_accuracy_and_range(torch, name, dtype, tolerance):
     x = torch.tensor(x).bfloat16().double().numpy()
     leaf = torch.tensor(x, requires_grad=True)
     forward(torch.nn.functional, leaf).sum().backward()
-    (found,) = gradients(op, [x], dtype, **attrs)
-    np.testing.assert_allclose(found, leaf.grad.numpy(), rtol=tolerance, atol=tolerance)
+    (grad,) = gradients(op, [x], dtype, **attrs)
+    np.testing.assert_allclose(grad, leaf.grad.numpy(), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", SMOOTH)
 def test_the_largest_numbers_of_float32(name):
     op, attrs, _ = SMOOTH[name]
     x = np.array([-3e38, -1e25, -1e20, 1e20, 1e25, 3e38])
-    (found,) = gradients(op, [x], "float32", **attrs)
-    assert np.abs(found[:3]).tolist() == [0, 0, 0]
+    (grad,) = gradients(op, [x], "float32", **attrs)
+    assert np.abs(grad[:3]).tolist() == [0, 0, 0]
     slope = 1.0507009873554805 if name == "selu" else 1.0
-    np.testing.assert_allclose(found[3:], [slope] * 3, rtol=1e-6)
+    np.testing.assert_allclose(grad[3:], [slope] * 3, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", SMOOTH)
@@ -112,8 +112,8 @@ def test_nan_and_infinity_as_in_torch(torch, name):
     x = np.array([np.nan, np.inf, -np.inf])
     leaf = torch.tensor(x, requires_grad=True)
     forward(torch.nn.functional, leaf).sum().backward()
-    (found,) = gradients(op, [x], "float32", **attrs)
-    np.testing.assert_allclose(found, leaf.grad.numpy(), rtol=1e-6)
+    (grad,) = gradients(op, [x], "float32", **attrs)
+    np.testing.assert_allclose(grad, leaf.grad.numpy(), rtol=1e-6)
 
 
 def test_second_order_of_selu_where_its_exponential_overflows():
@@ -194,9 +194,9 @@ def test_long_axis_in_half_precision():
             product = relax.op.multiply(getattr(relax.op.nn, name)(x), c)
             return relax.op.sum(relax.op.astype(product, "float32"))
 
-        _, (found,) = value_and_gradients(inner_product, [x, cotangent], [0])
-        assert found.dtype == np.float16
-        np.testing.assert_allclose(found, wanted, atol=1e-3 * np.abs(wanted).max())
+        _, (grad,) = value_and_gradients(inner_product, [x, cotangent], [0])
+        assert grad.dtype == np.float16
+        np.testing.assert_allclose(grad, wanted, atol=1e-3 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("name", ["log_softmax", "softmax"])

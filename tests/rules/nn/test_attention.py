@@ -120,12 +120,12 @@ def test_sequences_are_as_if_they_were_alone(causal_mask):
     def attention(q, k, v):
         return nn.attention(q, k, v, causal_mask=causal_mask)
 
-    found = gradients(var_len, [*inputs, *starts, limit], grad)
+    grads = gradients(var_len, [*inputs, *starts, limit], grad)
     for i in range(len(lengths)):
         rows, columns = (slice(start[i], start[i + 1]) for start in starts)
         q, k, v = inputs[0][:, rows], inputs[1][:, columns], inputs[2][:, columns]
         alone = gradients(attention, [q, k, v], grad[:, rows])
-        for got, wanted, at in zip(found, alone, (rows, columns, columns), strict=True):
+        for got, wanted, at in zip(grads, alone, (rows, columns, columns), strict=True):
             np.testing.assert_allclose(got[:, at], wanted, 1e-10, 1e-12)
 
 
@@ -136,12 +136,12 @@ def test_half_precision_computes_in_float32(torch, causal_mask):
     shapes = [(1, 2, 1, 4), (1, 3000, 1, 4), (1, 3000, 1, 3)]
     inputs = [rng.normal(0, 0.1, shape).astype("float16") for shape in shapes]
     grad = rng.normal(0, 2000, (1, 2, 1, 3)).astype("float16")
-    found = gradients(lambda *qkv: nn.attention(*qkv, causal_mask=causal_mask), inputs, grad)
+    grads = gradients(lambda *qkv: nn.attention(*qkv, causal_mask=causal_mask), inputs, grad)
     leaves = [torch.tensor(value.astype("float64"), requires_grad=True) for value in inputs]
     torch_attention(torch, *leaves, causal_mask=causal_mask).backward(
         torch.tensor(grad.astype("float64"))
     )
-    for got, leaf in zip(found, leaves, strict=True):
+    for got, leaf in zip(grads, leaves, strict=True):
         wanted = leaf.grad.numpy()
         np.testing.assert_allclose(got, wanted, 2e-3, 2e-3 * np.abs(wanted).max())
 

@@ -108,7 +108,7 @@ def torch_case(geometry, layouts=None, transposed=False):
     arrays = normal(data_shape, weight_shape)
     if layouts is None:
         return TorchCase(operator, arrays, forward, attrs)
-    stored = [transpose(*each) for each in zip(arrays, plain[:2], layouts[:2], strict=True)]
+    stored = [transpose(*array) for array in zip(arrays, plain[:2], layouts[:2], strict=True)]
 
     def between(torch, *tensors):
         data, weight = (
@@ -154,7 +154,7 @@ def convolutions():
 
 def check_convolutions(torch, batch):
     cases = [(torch_case(*case), argument) for case, argument in batch]
-    cases = [each if of is None else backward_case(torch, each, of) for each, of in cases]
+    cases = [case if of is None else backward_case(torch, case, of) for case, of in cases]
     check_many_against_torch(cases, target=TARGET)
 
 

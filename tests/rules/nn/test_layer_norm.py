@@ -116,7 +116,7 @@ def rule_and_reference(run_rule, torch, name, dtype, mean):
     inputs = [value.astype(dtype) for value in inputs[: 2 if name == "rms_norm" else 3]]
     # In float32, a cotangent with a mean would expose the rounding of the mean of the data.
     cotangent = rng.normal(1.0 if dtype == "float16" else 0.0, 1.0, shape).astype(dtype)
-    found = run_rule(operator, inputs, [cotangent], **attrs)
+    grads = run_rule(operator, inputs, [cotangent], **attrs)
     leaves = [torch.tensor(value.astype("float64"), requires_grad=True) for value in inputs]
     grouped = "norm" in name and len(shape) == 3
     y = torch_normalize(
@@ -130,7 +130,7 @@ def rule_and_reference(run_rule, torch, name, dtype, mean):
         {"epsilon": 1e-5, **({} if name == "rms_norm" else {"center": True})},
     )
     y.backward(torch.tensor(cotangent.astype("float64")))
-    return found, [leaf.grad.numpy() for leaf in leaves]
+    return grads, [leaf.grad.numpy() for leaf in leaves]
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def rule_and_reference(run_rule, torch, name, dtype, mean):
 @pytest.mark.parametrize("name", OPERATORS)
 def test_many_elements_with_a_large_mean(run_rule, torch, name, dtype, mean, tolerance):
     """Sums in half precision would stop growing, and a mean of squares would cancel."""
-    found, expected = rule_and_reference(run_rule, torch, name, dtype, mean)
-    for got, wanted in zip(found, expected, strict=True):
+    grads, expected = rule_and_reference(run_rule, torch, name, dtype, mean)
+    for got, wanted in zip(grads, expected, strict=True):
         np.testing.assert_allclose(got, wanted, tolerance, tolerance * np.abs(wanted).max())
 
 
@@ -213,8 +213,8 @@ def test_groups_of_data_without_elements(run_rule, shape, axes):
     channels = shape[1]
     inputs = [np.ones(shape), np.ones(channels), np.ones(channels)]
     attrs = {"num_groups": 2, "channel_axis": 1, "axes": axes}
-    found = run_rule(nn.group_norm, inputs, [np.ones(shape)], **attrs)
-    for got, taken in zip(found, inputs, strict=True):
+    grads = run_rule(nn.group_norm, inputs, [np.ones(shape)], **attrs)
+    for got, taken in zip(grads, inputs, strict=True):
         np.testing.assert_array_equal(got, np.zeros(taken.shape))
 
 
@@ -246,8 +246,8 @@ def test_large_symbolic_count():
         bb.emit_func_output(bb.emit(share))
     machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
     count = 2**24 + 2**10
-    found = machine["main"](tvm.runtime.tensor(np.zeros((count, 1), "int8"))).numpy()
-    assert found == np.float32(1) / np.float32(count)
+    mean = machine["main"](tvm.runtime.tensor(np.zeros((count, 1), "int8"))).numpy()
+    assert mean == np.float32(1) / np.float32(count)
 
 
 def test_empty_symbolic_batch():

@@ -172,8 +172,8 @@ def test_large_batch_of_cross_entropy_in_half_precision():
         bb.emit_func_output(bb.emit(rule(dz, call, dz, bb)[0]))
     machine = relax.VirtualMachine(tvm.compile(bb.get(), target=TARGET), tvm.cpu())
     ones = np.ones((n, 1), "float16")
-    found = machine["main"](*map(tvm.runtime.tensor, (np.float16(100), ones, ones))).numpy()
-    np.testing.assert_allclose(found, -100 / n, rtol=1e-3)
+    result = machine["main"](*map(tvm.runtime.tensor, (np.float16(100), ones, ones))).numpy()
+    np.testing.assert_allclose(result, -100 / n, rtol=1e-3)
 
 
 def test_the_stock_form_is_kept_where_it_is_right():

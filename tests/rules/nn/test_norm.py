@@ -77,8 +77,8 @@ def reference(inputs, grads, axis, training, center=True, scale=True, epsilon=1e
     ]
 
 
-def assert_close(found, expected, tolerance):
-    for got, wanted in zip(found, expected, strict=True):
+def assert_close(actual, expected, tolerance):
+    for got, wanted in zip(actual, expected, strict=True):
         scale = max(1.0, np.abs(wanted).max(initial=0.0))
         np.testing.assert_allclose(got.astype("float64"), wanted, tolerance, tolerance * scale)
 
@@ -142,12 +142,12 @@ def test_forward_is_as_the_rule_says():
 def test_every_result_contributes(run_rule, training, center, scale):
     attrs = {"center": center, "scale": scale, "epsilon": 0.01, "momentum": 0.3}
     inputs, grads = make_inputs((3, 4, 2), 1), cotangents((3, 4, 2), 1)
-    found = run_rule(batch_norm, inputs, grads, axis=1, training=training, **attrs)
-    assert_close(found, reference(inputs, grads, 1, training, **attrs), 1e-12)
+    results = run_rule(batch_norm, inputs, grads, axis=1, training=training, **attrs)
+    assert_close(results, reference(inputs, grads, 1, training, **attrs), 1e-12)
     if not center:
-        assert not found[2].any()
+        assert not results[2].any()
     if not scale:
-        assert not found[1].any()
+        assert not results[1].any()
 
 
 @st.composite
@@ -257,12 +257,12 @@ def test_symbolic_batch_at_several_extents():
     machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     for batch in (1, 2, 5):
         inputs = make_inputs((batch, 3, 2), 1, "float32")
-        found = machine["main_adjoint"](*map(tvm.runtime.tensor, inputs))[1]
+        results = machine["main_adjoint"](*map(tvm.runtime.tensor, inputs))[1]
         if batch == 5:
             expected = run(relax.transform.Gradient("main")(static), "main_adjoint", inputs)[1]
-            for got, wanted in zip(found, expected, strict=True):
+            for got, wanted in zip(results, expected, strict=True):
                 np.testing.assert_allclose(got.numpy(), wanted.numpy(), 1e-5, 1e-5)
-        assert all(np.isfinite(got.numpy()).all() for got in found)
+        assert all(np.isfinite(got.numpy()).all() for got in results)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -274,32 +274,32 @@ def test_half_precision_computes_in_float32(run_rule, dtype, training):
         dtype = pytest.importorskip("ml_dtypes").bfloat16
     shape = (4096, 2)
     inputs, grads = make_inputs(shape, 1, dtype, mean=8.0), cotangents(shape, 1, dtype)
-    found = run_rule(batch_norm, inputs, grads, axis=1, training=training)
+    results = run_rule(batch_norm, inputs, grads, axis=1, training=training)
     tolerance = 2e-3 if dtype == "float16" else 1e-2
-    assert_close(found, reference(inputs, grads, 1, training), tolerance)
+    assert_close(results, reference(inputs, grads, 1, training), tolerance)
 
 
 def test_large_mean_in_float32(run_rule):
     """A variance computed from the mean of the squares would suffer from cancellation here."""
     inputs = make_inputs((64, 2), 1, "float32", mean=1e4)
     grads = cotangents((64, 2), 1, "float32")
-    found = run_rule(batch_norm, inputs, grads, axis=1, training=True)
-    assert_close(found, reference(inputs, grads, 1, True), 5e-3)
+    results = run_rule(batch_norm, inputs, grads, axis=1, training=True)
+    assert_close(results, reference(inputs, grads, 1, True), 5e-3)
 
 
 def test_constant_channel(run_rule):
     """Variance 0: epsilon alone keeps the slope finite."""
     inputs, grads = make_inputs((6, 2), 1), cotangents((6, 2), 1)
     inputs[0][:, 0] = 3.0
-    found = run_rule(batch_norm, inputs, grads, axis=1, training=True, epsilon=1e-3)
-    assert all(np.isfinite(value).all() for value in found)
-    assert_close(found, reference(inputs, grads, 1, True, epsilon=1e-3), 1e-9)
+    results = run_rule(batch_norm, inputs, grads, axis=1, training=True, epsilon=1e-3)
+    assert all(np.isfinite(value).all() for value in results)
+    assert_close(results, reference(inputs, grads, 1, True, epsilon=1e-3), 1e-9)
 
 
 def test_empty_batch_with_running_statistics(run_rule):
     inputs, grads = make_inputs((0, 3), 1), cotangents((0, 3), 1)
-    found = run_rule(batch_norm, inputs, grads, axis=1, training=False)
-    assert_close(found, reference(inputs, grads, 1, False), 1e-12)
+    results = run_rule(batch_norm, inputs, grads, axis=1, training=False)
+    assert_close(results, reference(inputs, grads, 1, False), 1e-12)
 
 
 def test_running_statistics_are_constants_of_the_data(run_rule):
@@ -348,8 +348,8 @@ def test_decomposed_first_gives_the_same():
     decomposed = relax.transform.DecomposeOpsForTraining()(module)
     assert "batch_norm" not in decomposed.script()
     inputs = make_inputs((4, 3, 2, 2), 1, "float32")
-    found = run(relax.transform.Gradient("main")(module), "main_adjoint", inputs)
+    results = run(relax.transform.Gradient("main")(module), "main_adjoint", inputs)
     expected = run(relax.transform.Gradient("main")(decomposed), "main_adjoint", inputs)
-    np.testing.assert_allclose(found[0].numpy(), expected[0].numpy(), 1e-5)
-    for got, wanted in zip(found[1], expected[1], strict=True):
+    np.testing.assert_allclose(results[0].numpy(), expected[0].numpy(), 1e-5)
+    for got, wanted in zip(results[1], expected[1], strict=True):
         np.testing.assert_allclose(got.numpy(), wanted.numpy(), 1e-4, 1e-4)

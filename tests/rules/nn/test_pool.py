@@ -306,8 +306,8 @@ def test_max_pool_of_special_values(torch, run_rule, rank, special, share):
     result = getattr(torch.nn.functional, f"max_pool{rank}d")(tensor, 3, 2, 1)
     grad = rng.normal(size=tuple(result.shape))
     (expected,) = torch.autograd.grad(result, tensor, torch.from_numpy(grad))
-    (found,) = run_rule(getattr(relax.op.nn, f"max_pool{rank}d"), [data], [grad], **attrs)
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-12)
+    (slope,) = run_rule(getattr(relax.op.nn, f"max_pool{rank}d"), [data], [grad], **attrs)
+    np.testing.assert_allclose(slope, expected.numpy(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -322,9 +322,9 @@ def test_out_layout(kind, rank, run_rule):
     attrs["layout"] = f"N{SPATIAL[rank]}C"
     last = np.ascontiguousarray(np.moveaxis(grad, 1, -1))
     (expected,) = run_rule(builder, [data], [last], **attrs)
-    (found,) = run_rule(builder, [data], [grad], out_layout=f"NC{SPATIAL[rank]}", **attrs)
-    np.testing.assert_array_equal(found, expected)
-    assert np.any(found)
+    (slope,) = run_rule(builder, [data], [grad], out_layout=f"NC{SPATIAL[rank]}", **attrs)
+    np.testing.assert_array_equal(slope, expected)
+    assert np.any(slope)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

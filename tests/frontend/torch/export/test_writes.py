@@ -27,32 +27,34 @@ F = torch.nn.functional
 
 def _writing() -> dict[str, list]:
     """Return the schemas of all operators of aten that write to tensors by their names."""
-    found: dict[str, list] = {}
+    schemas: dict[str, list] = {}
     for schema in torch._C._jit_get_all_schemas():
         written = [
-            each for each in schema.arguments if each.alias_info and each.alias_info.is_write
+            argument
+            for argument in schema.arguments
+            if argument.alias_info and argument.alias_info.is_write
         ]
-        kinds = {str(each.type) for each in written}
+        kinds = {str(argument.type) for argument in written}
         if schema.name.startswith("aten::") and any(
-            "Tensor" in each and "Dict" not in each for each in kinds
+            "Tensor" in kind and "Dict" not in kind for kind in kinds
         ):
-            found.setdefault(schema.name.removeprefix("aten::"), []).append(schema)
-    return found
+            schemas.setdefault(schema.name.removeprefix("aten::"), []).append(schema)
+    return schemas
 
 
 def test_every_operator_that_writes_is_in_one_table():
-    found = _writing()
-    assert len(found) > 250
+    writing = _writing()
+    assert len(writing) > 250
     groups = (tables.VALUES, tables.LISTS, tables.VIEWS, tables.FLAGS, tables.STATISTICS)
     listed = Counter(name for group in (*groups, tables.REFUSED) for name in group)
     assert max(listed.values()) == 1
     plain = {
         name
-        for name, schemas in found.items()
-        if not all(any(each.is_out for each in schema.arguments) for schema in schemas)
+        for name, schemas in writing.items()
+        if not all(any(argument.is_out for argument in schema.arguments) for schema in schemas)
     }
     assert plain - set(listed) == set(), "add these to relax_grad/frontend/torch/export/writes.py"
-    assert set(listed) - set(found) == set(), "PyTorch has no such operators"
+    assert set(listed) - set(writing) == set(), "PyTorch has no such operators"
 
 
 def test_an_operator_that_is_in_no_table_is_refused():
@@ -84,11 +86,11 @@ def test_random_programs_are_equal_or_refused(first):
         source, names = torch_writes.program(seed), {"torch": torch}
         exec(compile(source, "program.py", "exec"), names)
         outcomes[source] = torch_writes.outcome(names["f"])
-    kinds = Counter(each.split()[0] for each in outcomes.values())
+    kinds = Counter(outcome.split()[0] for outcome in outcomes.values())
     wrong = [
-        f"{each}\n{source}"
-        for source, each in outcomes.items()
-        if each.split()[0] not in ("equal", "refused", "invalid")
+        f"{outcome}\n{source}"
+        for source, outcome in outcomes.items()
+        if outcome.split()[0] not in ("equal", "refused", "invalid")
     ]
     assert not wrong, "\n".join(wrong)
     assert kinds["equal"] > count / 2
@@ -281,13 +283,15 @@ def _after_writes(names):
 def test_graphs_of_operators_that_write():
     assert len(WRITES) > 75
     if torch_writes.outcome(_after_writes(WRITES)) != "equal":
-        found = {name: torch_writes.outcome(_after_writes([name])) for name in WRITES}
-        raise AssertionError({name: each for name, each in found.items() if each != "equal"})
+        outcomes = {name: torch_writes.outcome(_after_writes([name])) for name in WRITES}
+        raise AssertionError(
+            {name: outcome for name, outcome in outcomes.items() if outcome != "equal"}
+        )
 
 
 def _some_writes(data):
-    one, two, three = data * 1, data * 2, data.flatten() * 3
-    F.elu_(one[1:])
+    first, two, three = data * 1, data * 2, data.flatten() * 3
+    F.elu_(first[1:])
     two[0] += two[1]
     two.t()[0].neg_().abs_()
     two.masked_fill_(two > 2, 0.5).clamp_(0.2, 3)
@@ -295,7 +299,7 @@ def _some_writes(data):
     three.index_put_((torch.tensor([1, 1, 2]),), three[:3] * 2, accumulate=True)
     four = data.sin()
     four.detach_()
-    return one, two, three, four * data
+    return first, two, three, four * data
 
 
 def _repeated(data, values):
@@ -314,13 +318,15 @@ def test_values_of_writes_at_places_that_repeat():
     data, values = torch.arange(4.0), torch.tensor([0.5, -1.0, 2.0, 3.0])
     assert check_all([Case("values", _repeated, (data, values), False)]) == {}
     index = torch.tensor([2, 0, 2, 2])
-    found, name = imported(Case("replaced", lambda x: (data * 1).index_put((index,), x), (values,)))
-    module = relax_grad.value_and_grad(found.module, name, wrt=[1])
+    program, name = imported(
+        Case("replaced", lambda x: (data * 1).index_put((index,), x), (values,))
+    )
+    module = relax_grad.value_and_grad(program.module, name, wrt=[1])
     run = machine(
         tvm.IRModule({"main": module[f"{name}_adjoint"].with_attr("global_symbol", "main")})
     )
-    seed, given = map(tvm_value, (torch.tensor(0), values))
-    _, (gradient,) = torch_values(run["main"](seed, given))
+    seed, operand = map(tvm_value, (torch.tensor(0), values))
+    _, (gradient,) = torch_values(run["main"](seed, operand))
     weights = torch.remainder(torch.arange(4) * 0.37, 1.0) + 0.5  # those of the case
     own = torch.stack([torch.tensor(0.0), weights[0], torch.tensor(0.0), weights[2]])
     torch.testing.assert_close(gradient, own)

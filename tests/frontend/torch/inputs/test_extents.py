@@ -31,8 +31,8 @@ def test_symbolic_extents():
         wanted.backward()
         torch.testing.assert_close(loss, wanted.detach(), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(states[1], copy[1].running_var)
-        for one, other in zip(gradients, copy.parameters(), strict=True):
-            torch.testing.assert_close(one, other.grad, rtol=1e-4, atol=1e-5)
+        for grad, other in zip(gradients, copy.parameters(), strict=True):
+            torch.testing.assert_close(grad, other.grad, rtol=1e-4, atol=1e-5)
         assert output.shape == (count, 3)
 
 
@@ -56,7 +56,7 @@ class Attention(nn.Module):
 
     def forward(self, x):
         parts = self.joined(x).unflatten(-1, (3, 2, 4)).unbind(2)
-        q, k, v = (each.transpose(1, 2) for each in parts)
+        q, k, v = (part.transpose(1, 2) for part in parts)
         length = x.shape[1]
         mask = None if self.is_causal else torch.ones(length, length, dtype=torch.bool).tril()
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.is_causal)
@@ -95,13 +95,13 @@ def test_batch_and_sequence_in_one_step(body):
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     for batch, length in ((4, 6), (1, 9), (7, 3), (2, 17)):
         tokens, labels = torch.randint(0, 20, (batch, length)), torch.randint(0, 5, (batch,))
-        found = trainer.step(tokens, labels)
+        result = trainer.step(tokens, labels)
         optimizer.zero_grad()
         wanted = F.cross_entropy(module(tokens), labels)
         wanted.backward()
         optimizer.step()
-        assert found.loss == pytest.approx(wanted.item(), rel=1e-5)
-    for name, each in module.named_parameters():
+        assert result.loss == pytest.approx(wanted.item(), rel=1e-5)
+    for name, param in module.named_parameters():
         torch.testing.assert_close(
-            torch.from_dlpack(trainer.params[name]), each.detach(), rtol=1e-4, atol=1e-5
+            torch.from_dlpack(trainer.params[name]), param.detach(), rtol=1e-4, atol=1e-5
         )

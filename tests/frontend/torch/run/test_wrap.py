@@ -41,9 +41,9 @@ def pair(dense):
     return model, copy.deepcopy(model._original)
 
 
-def agree(one, other, tolerance=1e-5):
+def agree(ours, other, tolerance=1e-5):
     """Assert that two modules have the same values."""
-    for (key, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+    for (key, a), b in zip(ours.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(
             a, b, rtol=tolerance, atol=tolerance, msg=lambda m, k=key: f"{k}: {m}"
         )
@@ -67,10 +67,10 @@ def train(model, optimizer, x=X, y=Y, steps=5, accumulate=1, clip=None, schedule
 
 
 def test_sgd_with_momentum(pair):
-    found, wanted = (
-        train(each, torch.optim.SGD(each.parameters(), 0.1, momentum=0.9)) for each in pair
+    losses, wanted = (
+        train(module, torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)) for module in pair
     )
-    assert found == pytest.approx(wanted, rel=1e-5)
+    assert losses == pytest.approx(wanted, rel=1e-5)
     agree(*pair)
 
 
@@ -80,8 +80,8 @@ def test_adamw_with_a_schedule_clipping_and_accumulation(pair):
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
         return train(model, optimizer, accumulate=2, clip=0.5, scheduler=scheduler)
 
-    found, wanted = map(run, pair)
-    assert found == pytest.approx(wanted, rel=1e-5)
+    losses, wanted = map(run, pair)
+    assert losses == pytest.approx(wanted, rel=1e-5)
     agree(*pair, tolerance=1e-4)
 
 
@@ -108,7 +108,7 @@ def test_the_module_keeps_its_tensors_and_keys(dense):
     original = model._original
     assert list(model.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert all(a is b for a, b in zip(model.parameters(), original.parameters(), strict=True))
-    state = {key: torch.zeros_like(each) for key, each in model.state_dict().items()}
+    state = {key: torch.zeros_like(tensor) for key, tensor in model.state_dict().items()}
     model.load_state_dict(state)
     assert not model(X).any()
     file = io.BytesIO()
@@ -122,17 +122,17 @@ def test_the_module_keeps_its_tensors_and_keys(dense):
 def test_a_copy_trains_alone(dense):
     model = copy.deepcopy(dense)
     train(model, torch.optim.SGD(model.parameters(), 1.0), steps=1)
-    weights = (each.get_parameter("0.weight") for each in (model, dense))
+    weights = (module.get_parameter("0.weight") for module in (model, dense))
     assert not torch.equal(*weights)
     assert model._parameters is model._original._parameters
 
 
 def test_gradients_only_where_they_are_wanted(pair):
-    for each in pair:
-        each.get_parameter("0.weight").requires_grad_(False)
+    for module in pair:
+        module.get_parameter("0.weight").requires_grad_(False)
     inputs = [X.clone().requires_grad_() for _ in pair]
-    for each, x in zip(pair, inputs, strict=True):
-        F.cross_entropy(each(x), Y).backward()
+    for module, x in zip(pair, inputs, strict=True):
+        F.cross_entropy(module(x), Y).backward()
     assert pair[0].get_parameter("0.weight").grad is None
     torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
     for (key, a), b in zip(pair[0].named_parameters(), pair[1].parameters(), strict=True):
@@ -144,17 +144,17 @@ def test_without_gradients(pair):
     model, reference = pair
     for context in (torch.no_grad, torch.inference_mode):
         with context():
-            found = model(X)
-        assert not found.requires_grad
-        torch.testing.assert_close(found, reference(X).detach())
+            output = model(X)
+        assert not output.requires_grad
+        torch.testing.assert_close(output, reference(X).detach())
 
 
 def test_strided_inputs_and_gradients(pair):
     x = torch.randn(6, 8).T
-    found, wanted = (each(x) for each in pair)
-    torch.testing.assert_close(found, wanted)
-    for each in (found, wanted):
-        each.sum().backward()  # its cotangent has strides of 0
+    output, wanted = (module(x) for module in pair)
+    torch.testing.assert_close(output, wanted)
+    for result in (output, wanted):
+        result.sum().backward()  # its cotangent has strides of 0
     torch.testing.assert_close(
         pair[0].get_parameter("0.weight").grad, pair[1].get_parameter("0.weight").grad
     )
@@ -257,10 +257,10 @@ def test_states_modes_dropout_and_structures():
     model.drop.eval()  # each submodule has a mode
     reference.drop.eval()
     batch = torch.randn(7, 1, 6, 6)
-    found, wanted = model(batch, scale=2.0), reference(batch, scale=2.0)
-    torch.testing.assert_close(found["scores"], wanted["scores"])
-    for each in (found, wanted):
-        (each["scores"].square().sum() + each["parts"][0].sum()).backward()
+    output, wanted = model(batch, scale=2.0), reference(batch, scale=2.0)
+    torch.testing.assert_close(output["scores"], wanted["scores"])
+    for result in (output, wanted):
+        (result["scores"].square().sum() + result["parts"][0].sum()).backward()
     for a, b in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
 
@@ -310,9 +310,9 @@ def backward(*pairs):
     for module, loss in pairs:
         module.zero_grad()
         loss(module).backward()
-        grads.append([each.grad for each in module.parameters()])
-    for found, wanted in zip(*grads, strict=True):
-        torch.testing.assert_close(found, wanted)
+        grads.append([param.grad for param in module.parameters()])
+    for grad, wanted in zip(*grads, strict=True):
+        torch.testing.assert_close(grad, wanted)
 
 
 def loss_of(module):
@@ -321,27 +321,27 @@ def loss_of(module):
 
 def replaced_by_assignment(module):
     torch.manual_seed(1)
-    state = {key: torch.randn(each.shape) for key, each in module.state_dict().items()}
+    state = {key: torch.randn(tensor.shape) for key, tensor in module.state_dict().items()}
     module.load_state_dict(state, assign=True)
 
 
 def replaced_data(module):
     torch.manual_seed(1)
-    for each in module.parameters():
-        each.data = torch.randn(each.shape)
+    for param in module.parameters():
+        param.data = torch.randn(param.shape)
 
 
 def strided_data(module):
     """The address stays, and the order of the elements changes."""
     torch.manual_seed(1)
-    square = next(each for each in module.parameters() if each.ndim == 2)
+    square = next(param for param in module.parameters() if param.ndim == 2)
     square.data = torch.randn(square.shape[::-1]).T
 
 
 def written_in_place(module):
     with torch.no_grad():
-        for each in module.parameters():
-            each.mul_(2)
+        for param in module.parameters():
+            param.mul_(2)
 
 
 def moved_and_back(module):
@@ -366,11 +366,11 @@ def new_parameter(module):
 )
 def test_changed_parameters_are_read_at_each_call(pair, change):
     for _ in range(2):
-        backward(*((each, loss_of) for each in pair))
-    for each in pair:
-        change(each)
+        backward(*((module, loss_of) for module in pair))
+    for module in pair:
+        change(module)
     for _ in range(2):
-        backward(*((each, loss_of) for each in pair))
+        backward(*((module, loss_of) for module in pair))
 
 
 def test_two_forward_passes_before_a_backward_pass(pair):
@@ -382,22 +382,22 @@ def test_two_forward_passes_before_a_backward_pass(pair):
             module(other)
         return first.square().sum() + second.sum()
 
-    backward(*((each, both) for each in pair))
+    backward(*((module, both) for module in pair))
 
 
 def test_gradients_are_neither_copied_nor_shared(pair):
     model = pair[0]
     graph = loss_of(model)
     graph.backward(retain_graph=True)
-    first = [each.grad for each in model.parameters()]
-    kept = [each.clone() for each in first]
-    for each in model.parameters():
-        each.grad = None
+    first = [param.grad for param in model.parameters()]
+    kept = [grad.clone() for grad in first]
+    for param in model.parameters():
+        param.grad = None
     graph.backward()
-    for each, old, value in zip(model.parameters(), first, kept, strict=True):
-        assert each.grad.data_ptr() != old.data_ptr()
+    for param, old, value in zip(model.parameters(), first, kept, strict=True):
+        assert param.grad.data_ptr() != old.data_ptr()
         torch.testing.assert_close(old, value)
-        torch.testing.assert_close(each.grad, value)
+        torch.testing.assert_close(param.grad, value)
 
 
 def test_residuals_live_as_long_as_the_graph_needs_them(pair):
@@ -421,7 +421,7 @@ def test_contexts_that_replace_saved_tensors(pair):
 
     def packed(module):
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda each: each.numpy().copy(), torch.from_numpy
+            lambda tensor: tensor.numpy().copy(), torch.from_numpy
         ):
             loss = module(X).square().sum()
         return loss
@@ -434,25 +434,25 @@ def test_contexts_that_replace_saved_tensors(pair):
             checkpoint(module, X.clone().requires_grad_(), use_reentrant=True), Y
         )
 
-    backward(*((each, on_cpu) for each in pair))
+    backward(*((module, on_cpu) for module in pair))
     backward((pair[0], packed), (pair[1], lambda module: module(X).square().sum()))
-    backward(*((each, computed_again) for each in pair))
-    backward(*((each, in_another_graph) for each in pair))
+    backward(*((module, computed_again) for module in pair))
+    backward(*((module, in_another_graph) for module in pair))
 
 
 def test_gradients_of_gradients_are_an_error(pair):
     loss = loss_of(pair[0])
-    found = torch.autograd.grad(loss, list(pair[0].parameters()), create_graph=True)
+    grads = torch.autograd.grad(loss, list(pair[0].parameters()), create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
-        found[0].sum().backward()
+        grads[0].sum().backward()
 
 
 def test_a_changed_module_is_traced_again(pair):
     model, reference = pair
     model(X)
-    for each in (model, reference):
+    for module in (model, reference):
         torch.manual_seed(1)
-        each.set_submodule("1", nn.Tanh())
+        module.set_submodule("1", nn.Tanh())
     torch.testing.assert_close(model(X), reference(X))
 
 

@@ -188,8 +188,8 @@ def several(m, x):
     first, second, number, inside = Two.apply(y, m.scale.expand_as(y))
     z = Round.apply(3 * first) * inside + second * number
     z = Clamp.apply(z, -1.0, 1.0) * Product.apply(z, (x > 0).double(), m.scale, torch.arange(4))
-    one, number = Sparse.apply(z)
-    return (one * number * Recomputing.apply(z, m.dense.weight)).sum()
+    half, number = Sparse.apply(z)
+    return (half * number * Recomputing.apply(z, m.dense.weight)).sum()
 
 
 FUNCTIONS = {
@@ -251,9 +251,9 @@ def test_a_symbolic_batch():
         wanted = module(x)
         gradients = torch.autograd.grad(wanted, list(module.parameters()))
         values = list(map(tensor_of, imported.values))
-        (loss, _, _), found = run("loss_adjoint", torch.tensor(0), x, *values)
+        (loss, _, _), grads = run("loss_adjoint", torch.tensor(0), x, *values)
         close("loss", [loss], [wanted])
-        close("gradient", found, gradients)
+        close("gradient", grads, gradients)
 
 
 def test_a_checkpointed_function():
@@ -297,11 +297,11 @@ def test_mixed_precision_of_a_function():
 def test_a_wrapped_module():
     x, original = torch.randn(5, 4), Block()
     module = wrap(original, (x,))
-    wanted, found = (
-        torch.autograd.grad(each(x).square().sum(), list(original.parameters()))
-        for each in (original, module)
+    wanted, results = (
+        torch.autograd.grad(network(x).square().sum(), list(original.parameters()))
+        for network in (original, module)
     )
-    close("gradient", found, wanted)
+    close("gradient", results, wanted)
 
 
 def gradient_of_gradient(function, x):
@@ -312,7 +312,7 @@ def gradient_of_gradient(function, x):
     first = relax_grad.value_and_grad(imported.module, "loss", wrt=["x"])
     bb = relax.BlockBuilder(first)
     name = first.get_global_var("loss_adjoint")
-    params = [relax.Var(each.name, each.ty) for each in first["loss_adjoint"].params]
+    params = [relax.Var(param.name, param.ty) for param in first["loss_adjoint"].params]
     with bb.function("penalty", params):
         (gradient,) = (bb.emit(bb.emit(relax.Call(name, params))[1])[0],)
         bb.emit_func_output(bb.emit(relax.op.sum(relax.op.square(gradient))))
@@ -320,10 +320,10 @@ def gradient_of_gradient(function, x):
     built = tvm.compile(second, relax_grad.target.host(), relax_pipeline="relax_grad")
     machine = relax.VirtualMachine(built, tvm.cpu())
     arguments = [torch.tensor(0), x, *map(tensor_of, imported.values)]
-    _, found = machine["penalty_adjoint"](*map(tvm.runtime.from_dlpack, arguments))
+    _, seconds = machine["penalty_adjoint"](*map(tvm.runtime.from_dlpack, arguments))
     x.requires_grad_(True)
     (gradient,) = torch.autograd.grad(module(x), [x], create_graph=True)
-    return tensor_of(found[0]), torch.autograd.grad(gradient.square().sum(), [x])[0]
+    return tensor_of(seconds[0]), torch.autograd.grad(gradient.square().sum(), [x])[0]
 
 
 class Cube(Function):
@@ -346,8 +346,8 @@ def test_second_derivatives_are_those_of_the_backward_function():
         y = Swish.apply(m.dense(x)) * Cube.apply(x + 3)
         return (Round.apply(y) * y * m.scale).sum()
 
-    found, wanted = gradient_of_gradient(function, data())
-    close("second derivative", [found], [wanted])
+    second, wanted = gradient_of_gradient(function, data())
+    close("second derivative", [second], [wanted])
 
 
 @pytest.mark.parametrize(
@@ -368,10 +368,10 @@ def test_gradients_of_inputs_that_need_none_in_pytorch():
     module = relax_grad.value_and_grad(imported.module, "loss", wrt=["x"])
     built = tvm.compile(module, relax_grad.target.host(), relax_pipeline="relax_grad")
     arguments = [torch.tensor(0), data(), *map(tensor_of, imported.values)]
-    _, (found,) = relax.VirtualMachine(built, tvm.cpu())["loss_adjoint"](
+    _, (grad,) = relax.VirtualMachine(built, tvm.cpu())["loss_adjoint"](
         *map(tvm.runtime.from_dlpack, arguments)
     )
-    close("gradient", [tensor_of(found)], [tensor_of(imported.params["scale"]).expand(3, 4)])
+    close("gradient", [tensor_of(grad)], [tensor_of(imported.params["scale"]).expand(3, 4)])
 
 
 def backward_of(function):

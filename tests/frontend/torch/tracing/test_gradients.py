@@ -56,7 +56,7 @@ def without_graph(m, x):
 def inner_step(m, x):
     params, y = list(m.dense.parameters()), m.energy(x)
     gradients = grad(y, params, torch.full_like(y, 2.0), create_graph=True)
-    faster = [each - 0.1 * one for each, one in zip(params, gradients, strict=True)]
+    faster = [param - 0.1 * gradient for param, gradient in zip(params, gradients, strict=True)]
     return F.linear(x, *faster).square().sum()
 
 
@@ -142,7 +142,7 @@ def of_a_function(m, x):
         *(penalty, without_graph, inner_step, second_derivative, without_gradients, of_a_view),
         *(functional, within_a_function, of_a_function),
     ],
-    ids=lambda each: each.__name__,
+    ids=lambda function: function.__name__,
 )
 def test_gradients_within_the_model(function):
     run(function)

@@ -50,7 +50,7 @@ def test_hooks_that_change_tensors_are_parts_of_the_graph():
         net.zero_grad()
         loss = model(data)
         loss.backward()
-        gradients.append([loss.detach(), *(each.grad.clone() for each in net.parameters())])
+        gradients.append([loss.detach(), *(param.grad.clone() for param in net.parameters())])
     assert len(gradients[0]) == 6
     torch.testing.assert_close(*gradients)
 

@@ -31,14 +31,14 @@ class Packed(nn.Module):
         self.layers.append(nn.RNN(6, 2, **options))
 
     def forward(self, x, lengths=None):
-        given = self.lengths if lengths is None else lengths
-        data = rnn.pack_padded_sequence(x, given, self.batch_first, enforce_sorted=False)
+        numbers = self.lengths if lengths is None else lengths
+        data = rnn.pack_padded_sequence(x, numbers, self.batch_first, enforce_sorted=False)
         states = []
         for layer in self.layers:
             data, state = layer(data)
             states += state if isinstance(state, tuple) else [state]
         out, lengths = rnn.pad_packed_sequence(data, self.batch_first, -2.0, total_length=6)
-        return out.square().sum() + sum(each.sum() for each in states), out, lengths
+        return out.square().sum() + sum(final.sum() for final in states), out, lengths
 
 
 @pytest.mark.parametrize("batch_first", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -84,16 +84,16 @@ def test_lengths_that_are_no_example():
     module = Bidirectional()
     batch, steps = torch.export.Dim("batch"), torch.export.Dim("steps")
     shapes = {"x": {0: batch, 1: steps}, "lengths": {0: batch}}
-    given = torch.randn(3, 6, 3), torch.tensor([4, 6, 2])
-    imported = from_module(module, given, dynamic_shapes=shapes)
+    inputs = torch.randn(3, 6, 3), torch.tensor([4, 6, 2])
+    imported = from_module(module, inputs, dynamic_shapes=shapes)
     executable = tvm.compile(imported.module, TARGET, relax_pipeline="relax_grad")
     run = tvm.relax.VirtualMachine(executable, tvm.cpu())["forward"]
-    params = [tvm.runtime.from_dlpack(each.detach()) for each in module.parameters()]
+    params = [tvm.runtime.from_dlpack(param.detach()) for param in module.parameters()]
     for extents, lengths in (((4, 9, 3), [9, 2, 7, 1]), ((2, 5, 3), [3, 4])):
         x, lengths = torch.randn(extents), torch.tensor(lengths)
-        found = run(*map(tvm.runtime.from_dlpack, (x, lengths)), *params)
-        for one, other in zip(found, module(x, lengths), strict=True):
-            torch.testing.assert_close(torch.from_dlpack(one), other.detach())
+        results = run(*map(tvm.runtime.from_dlpack, (x, lengths)), *params)
+        for result, other in zip(results, module(x, lengths), strict=True):
+            torch.testing.assert_close(torch.from_dlpack(result), other.detach())
 
 
 class Short(nn.Module):

@@ -28,11 +28,11 @@ class Networks(nn.Module):
     def forward(self, data, initial):
         total = 0.0
         for net in (self.lstm, self.gru, self.biased, self.tanh, self.relu):
-            given = () if net is not self.biased else (initial,)
-            out, last = net(data, *given)
+            states = () if net is not self.biased else (initial,)
+            out, last = net(data, *states)
             total = total + (out**2).mean()
-            for each in last if isinstance(last, tuple) else (last,):
-                total = total + (each**3).mean()
+            for state in last if isinstance(last, tuple) else (last,):
+                total = total + (state**3).mean()
         return total
 
 
@@ -63,9 +63,9 @@ def test_symbolic_steps_and_batch():
     for steps, batch in ((4, 3), (1, 1), (9, 2)):
         data, initial = torch.randn(steps, batch, 3), torch.randn(2, batch, 2)
         wanted = module(data, initial)
-        (loss, *_), found = run("loss_adjoint", torch.tensor(0), data, initial, *values)
+        (loss, *_), grads = run("loss_adjoint", torch.tensor(0), data, initial, *values)
         close("loss", [loss], [wanted])
-        close("gradients", found, torch.autograd.grad(wanted, values))
+        close("gradients", grads, torch.autograd.grad(wanted, values))
 
 
 def test_projections_of_symbolic_steps_and_batch():
@@ -86,14 +86,14 @@ def test_projections_of_symbolic_steps_and_batch():
 
     module = Projected()
     axes = {"data": {0: "steps", 1: "batch"}, "first": {1: "batch"}, "cell": {1: "batch"}}
-    given = torch.randn(4, 3, 3), torch.randn(4, 3, 2), torch.randn(4, 3, 4)
-    imported = from_module(module, given, dynamic_shapes=axes)
+    inputs = torch.randn(4, 3, 3), torch.randn(4, 3, 2), torch.randn(4, 3, 4)
+    imported = from_module(module, inputs, dynamic_shapes=axes)
     assert "relax.grad.lstm" in operators(imported)
     assert "relax.tanh" not in operators(imported)
     run, values = compiled(imported, forward=False), list(module.parameters())
     for steps, batch in ((4, 3), (1, 1), (6, 2)):
-        given = (torch.randn(steps, batch, 3), *(torch.randn(4, batch, n) for n in (2, 4)))
-        wanted = module(*given)
-        (loss, *_), found = run("loss_adjoint", torch.tensor(0), *given, *values)
+        inputs = (torch.randn(steps, batch, 3), *(torch.randn(4, batch, n) for n in (2, 4)))
+        wanted = module(*inputs)
+        (loss, *_), grads = run("loss_adjoint", torch.tensor(0), *inputs, *values)
         close("loss", [loss], [wanted])
-        close("gradients", found, torch.autograd.grad(wanted, values))
+        close("gradients", grads, torch.autograd.grad(wanted, values))
