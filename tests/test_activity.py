@@ -55,9 +55,9 @@ def test_variables_that_depend_on_the_sources():
 
 
 def test_variables_that_the_target_depends_on():
-    found = useful(BINDINGS, BODY.body)
-    assert {X, Y} <= found
-    assert names(found) == {"x", "y", "both", "whole", "chosen", "loss"}
+    variables = useful(BINDINGS, BODY.body)
+    assert {X, Y} <= variables
+    assert names(variables) == {"x", "y", "both", "whole", "chosen", "loss"}
     assert names(useful(BINDINGS, BODY.body, {"relax.sum"})) == {"loss"}
 
 

@@ -480,10 +480,10 @@ def public_callables() -> set[str]:
     for module, members in re.findall(r"automodule:: (\S+)\n(?:   :members: (.*))?", text):
         public = members.split(", ") if members else importlib.import_module(module).__all__
         names |= {f"{module}.{name}" for name in public}
-    return {name for name in names if callable(found(name))}
+    return {name for name in names if callable(resolve(name))}
 
 
-def found(name: str):
+def resolve(name: str):
     module, _, attribute = name.rpartition(".")
     return getattr(importlib.import_module(module), attribute)
 

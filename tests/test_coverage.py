@@ -78,9 +78,9 @@ def test_only_differentiable_operators_have_samples():
 
 def test_a_reason_is_given_exactly_where_there_is_no_gradient():
     for item in coverage():
-        found = item.classification
-        assert (found.reason is None) == (found.kind == "differentiable"), found
-        assert not (item.arguments and found.reason)
+        entry = item.classification
+        assert (entry.reason is None) == (entry.kind == "differentiable"), entry
+        assert not (item.arguments and entry.reason)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_a_reason_is_given_exactly_where_there_is_no_gradient():
     ],
 )
 def test_classify(op_name, kind, rule, refused):
-    found = registry.classify(op_name)
-    assert (found.kind, found.rule, found.refused) == (kind, rule, refused)
+    entry = registry.classify(op_name)
+    assert (entry.kind, entry.rule, entry.refused) == (kind, rule, refused)
 
 
 def test_classify_refuses_unknown_operators():
@@ -109,8 +109,8 @@ def test_a_users_own_rule_is_seen():
     before = op.get_attr("FPrimalGradient")
     relax.op.register_gradient("relax.unique", lambda *args: [], level=10)
     try:
-        found = registry.classify("relax.unique")
-        assert (found.kind, found.rule) == ("differentiable", "user")
+        entry = registry.classify("relax.unique")
+        assert (entry.kind, entry.rule) == ("differentiable", "user")
         x = tensor("x", 4)
         mod = module([x], lambda bb, x: relax.op.sum(bb.emit(relax.op.unique(x))))
         assert missing(mod, "main") == []
@@ -128,10 +128,10 @@ def test_without_the_rules_of_relax_grad():
     """TVM's own rules fail at some samples, and many operators have no rule."""
     relax_grad.uninstall()
     try:
-        found = {item.classification.op_name: item for item in coverage()}
-        assert found["relax.nn.conv2d"].classification.rule == "TVM"
-        assert found["relax.nn.conv2d"].arguments == ("data", "weight")
-        assert found["relax.tile"].arguments == differentiable_arguments("relax.tile") == ()
+        by_name = {item.classification.op_name: item for item in coverage()}
+        assert by_name["relax.nn.conv2d"].classification.rule == "TVM"
+        assert by_name["relax.nn.conv2d"].arguments == ("data", "weight")
+        assert by_name["relax.tile"].arguments == differentiable_arguments("relax.tile") == ()
     finally:
         relax_grad.install()
     assert differentiable_arguments("relax.tile") == ("data",)

@@ -150,9 +150,9 @@ def test_titles_of_guides_begin_with_a_verb():
         "Offload",
     }
     verbs |= {"Train", "Write"}
-    found = sections()
-    guides = [*found["First steps"], *found["Training"], *found["Compilation and gradients"]]
-    guides += [each for each in found["Contributors"] if each not in ("architecture", "upstream")]
+    pages = sections()
+    guides = [*pages["First steps"], *pages["Training"], *pages["Compilation and gradients"]]
+    guides += [page for page in pages["Contributors"] if page not in ("architecture", "upstream")]
     assert len(guides) > 15
     titles = {name: (ROOT / f"docs/{name}.md").read_text().partition("\n")[0] for name in guides}
     assert {name for name, title in titles.items() if title.split()[1] not in verbs} == set()
@@ -175,9 +175,9 @@ def forks():
     if not can_fork():
         pytest.skip("this system does not fork processes")
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    found = Forks({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
-    yield found
-    found.close()
+    processes = Forks({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
+    yield processes
+    processes.close()
 
 
 def with_transformers(program: str) -> str:
@@ -294,9 +294,9 @@ def test_the_search_finds_the_guides(html, word, guides):
     text = (html / "searchindex.js").read_text()
     index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
     stem = SearchEnglish({}).stem(word.lower())
-    found = set()
+    names = set()
     for kind in ("terms", "titleterms"):
         numbers = index[kind].get(stem, [])
         numbers = numbers if isinstance(numbers, list) else [numbers]
-        found |= {index["docnames"][i] for i in numbers}
-    assert found >= guides
+        names |= {index["docnames"][i] for i in numbers}
+    assert names >= guides

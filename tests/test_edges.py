@@ -20,12 +20,12 @@ ROWS = {row["call"]: row for row in MEASURED["edges"]}
 EDGES = edges.edges()
 
 
-def wrong(found: dict, library: str) -> dict:
+def wrong(values: dict, library: str) -> dict:
     """Return the differences from the page, by call."""
     return {
-        call: (given, ROWS[call][library])
-        for call, given in found.items()
-        if given != ROWS[call][library]
+        call: (value, ROWS[call][library])
+        for call, value in values.items()
+        if value != ROWS[call][library]
     }
 
 
@@ -41,8 +41,8 @@ def test_relax_grad_agrees_with_the_page():
     measured = MEASURED["about"]["tvm"]
     if tvm.__version__.split(".")[:2] != measured.split(".")[:2]:
         pytest.skip(f"forward operators are TVM's; the page was measured with TVM {measured}")
-    found = dict(zip(ROWS, measure_edges.of_relax_grad(EDGES), strict=True))
-    assert wrong(found, "relax_grad") == {}
+    values = dict(zip(ROWS, measure_edges.of_relax_grad(EDGES), strict=True))
+    assert wrong(values, "relax_grad") == {}
 
 
 def test_pytorch_agrees_with_the_page(torch):

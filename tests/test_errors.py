@@ -15,9 +15,9 @@ from relax_grad import errors
 
 ROOT = Path(__file__).parents[1]
 CLASSES = {
-    name: found
-    for name, found in vars(errors).items()
-    if isinstance(found, type) and issubclass(found, Exception) and hasattr(found, "page")
+    name: member
+    for name, member in vars(errors).items()
+    if isinstance(member, type) and issubclass(member, Exception) and hasattr(member, "page")
 }
 del CLASSES["_Explained"]
 BASES = {
@@ -42,13 +42,13 @@ def module_of(value: relax.Expr) -> tvm.IRModule:
 
 @pytest.mark.parametrize("name", BASES)
 def test_classes_have_a_section(name):
-    found = CLASSES[name]
-    assert issubclass(found, BASES[name])
-    file, _, anchor = found.page.partition("#")
+    error = CLASSES[name]
+    assert issubclass(error, BASES[name])
+    file, _, anchor = error.page.partition("#")
     sections = re.findall(r"^## (.+)$", (ROOT / file).read_text(), re.MULTILINE)
     assert anchor in [section.lower() for section in sections]
-    assert found("a reason").args == ("a reason",)
-    assert str(found("a reason")) == "a reason"
+    assert error("a reason").args == ("a reason",)
+    assert str(error("a reason")) == "a reason"
 
 
 def test_all_classes_are_examined():

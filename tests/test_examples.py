@@ -77,17 +77,17 @@ NEEDED = {
 
 def public_names() -> list[str]:
     """Return the names on the pages on the API, except the members of classes."""
-    found, module = [], ""
+    names, module = [], ""
     pages = sorted((ROOT / "docs/api").glob("*.md"))
     for line in "\n".join(page.read_text() for page in pages).splitlines():
         if directive := re.match(r"\.\. auto(\w+):: (\S+)", line):
             kind, name = directive.groups()
             module = name if kind == "module" else ""
             if kind != "module":
-                found.append(name)
+                names.append(name)
         elif module and (members := re.match(r"\s+:members: (.+)", line)):
-            found += [f"{module}.{name}" for name in members[1].split(", ")]
-    return found
+            names += [f"{module}.{name}" for name in members[1].split(", ")]
+    return names
 
 
 def docstrings(path: Path) -> Iterator[str]:
@@ -147,10 +147,14 @@ def test_every_public_name_is_on_a_page():
         module = importlib.import_module(name)
         public = set(getattr(module, "__all__", ())) - {"__version__"} - INTERNAL.get(name, set())
         # Modules have pages of their own.
-        public = {each for each in public if not isinstance(getattr(module, each), ModuleType)}
+        public = {
+            member for member in public if not isinstance(getattr(module, member), ModuleType)
+        }
         # The page of the package has the names that it exports itself.
-        missing = {each for each in public if not re.search(rf"\b{each}\b", page)}
-        missing -= {each for each in missing if f"relax_grad.{each}\n" in titles["relax_grad"]}
+        missing = {member for member in public if not re.search(rf"\b{member}\b", page)}
+        missing -= {
+            member for member in missing if f"relax_grad.{member}\n" in titles["relax_grad"]
+        }
         assert missing == set(), name
 
 
@@ -166,9 +170,9 @@ def forks():
     if not can_fork():
         pytest.skip("this system does not fork processes")
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    found = Forks({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
-    yield found
-    found.close()
+    processes = Forks({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
+    yield processes
+    processes.close()
 
 
 def program_of(texts: list[str], module: str) -> str:

@@ -40,9 +40,9 @@ def torch_network(torch):
     return function
 
 
-def close(found, wanted):
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one, other.detach().numpy(), rtol=1e-10, atol=1e-12)
+def close(actual, wanted):
+    for result, other in zip(actual, wanted, strict=True):
+        np.testing.assert_allclose(result, other.detach().numpy(), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("rows", [3, n], ids=["static", "symbolic"])
@@ -50,10 +50,10 @@ def test_vjp(torch, rows):
     module = relax_grad.vjp(network(rows))
     is_sound(module)
     cotangents = np.array(0.5), RNG.normal(size=(3, 2))
-    result, found = run(module, "main_vjp", X, W, *cotangents)
+    result, products = run(module, "main_vjp", X, W, *cotangents)
     value, pull = torch.func.vjp(torch_network(torch), *map(torch.from_numpy, (X, W)))
     close(result, value)
-    close(found, pull(tuple(map(torch.from_numpy, cotangents))))
+    close(products, pull(tuple(map(torch.from_numpy, cotangents))))
 
 
 @pytest.mark.parametrize("rows", [3, n], ids=["static", "symbolic"])
@@ -61,31 +61,31 @@ def test_jvp(torch, rows):
     module = relax_grad.jvp(network(rows))
     is_sound(module)
     assert [p.name for p in module["main_jvp"].params] == ["x", "w", "x_tangent", "w_tangent"]
-    result, found = run(module, "main_jvp", X, W, DX, DW)
+    result, products = run(module, "main_jvp", X, W, DX, DW)
     primals, tangents = (tuple(map(torch.from_numpy, pair)) for pair in ((X, W), (DX, DW)))
     close(result, (torch_result := torch.func.jvp(torch_network(torch), primals, tangents))[0])
-    close(found, torch_result[1])
+    close(products, torch_result[1])
 
 
 def test_jvp_with_respect_to_some():
     module = relax_grad.jvp(network(), wrt="w")
-    _, found = run(module, "main_jvp", X, W, DW)
+    _, tangents = run(module, "main_jvp", X, W, DW)
     _, both = run(relax_grad.jvp(network()), "main_jvp", X, W, np.zeros_like(X), DW)
-    for one, other in zip(found, both, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12)
+    for tangent, other in zip(tangents, both, strict=True):
+        np.testing.assert_allclose(tangent, other, rtol=1e-12)
 
 
 def test_jvp_of_an_independent_result_is_zero():
     module = build([tensor("x", (3,)), tensor("y", (3,))], lambda bb, x, y: op.exp(y))
-    _, (found,) = run(relax_grad.jvp(module, wrt="x"), "main_jvp", DX[:, 0], DX[:, 1], DX[:, 2])
-    np.testing.assert_array_equal(found, np.zeros(3))
+    _, (tangent,) = run(relax_grad.jvp(module, wrt="x"), "main_jvp", DX[:, 0], DX[:, 1], DX[:, 2])
+    np.testing.assert_array_equal(tangent, np.zeros(3))
 
 
 @pytest.mark.parametrize("rows", [3, n], ids=["static", "symbolic"])
 def test_hvp(torch, rows):
     module = relax_grad.hvp(network(rows))
     is_sound(module)
-    (_, gradients), found = run(module, "main_hvp", X, W, DX, DW)
+    (_, gradients), products = run(module, "main_hvp", X, W, DX, DW)
 
     def loss(x, w):
         return torch_network(torch)(x, w)[0]
@@ -93,7 +93,7 @@ def test_hvp(torch, rows):
     gradient = torch.func.grad(loss, (0, 1))
     first, pull = torch.func.vjp(gradient, *map(torch.from_numpy, (X, W)))
     close(gradients, first)
-    close(found, pull(tuple(map(torch.from_numpy, (DX, DW)))))
+    close(products, pull(tuple(map(torch.from_numpy, (DX, DW)))))
 
 
 def test_third_order():
@@ -101,8 +101,8 @@ def test_third_order():
     module = build([tensor("x", ())], lambda bb, x: op.power(x, relax.const(5.0, "float64")))
     first = relax_grad.value_and_grad(module)
     second = relax_grad.vjp(first, "main_adjoint")
-    _, (found,) = run(second, "main_adjoint_vjp", *map(np.array, (2.0, 0.0, 1.0)))
-    np.testing.assert_allclose(found, 20 * 2.0**3)
+    _, (slope,) = run(second, "main_adjoint_vjp", *map(np.array, (2.0, 0.0, 1.0)))
+    np.testing.assert_allclose(slope, 20 * 2.0**3)
     third = relax_grad.jvp(second, "main_adjoint_vjp", wrt=0)
     _, tangents = run(third, "main_adjoint_vjp_jvp", *map(np.array, (2.0, 0.0, 1.0, 1.0)))
     np.testing.assert_allclose(tangents[-1], 60 * 2.0**2)
@@ -120,11 +120,11 @@ def test_orders_up_to_four(torch):
         "w_vector3",
     ]
     vectors = [RNG.normal(size=W.shape) for _ in range(3)]
-    result, *found = run(module, "main_order4", X, W, *vectors)
+    result, *slopes = run(module, "main_order4", X, W, *vectors)
     w = torch.from_numpy(W).requires_grad_()
     value = torch_network(torch)(torch.from_numpy(X), w)[0]
     np.testing.assert_allclose(result[0], value.detach())
-    for order, vector in zip(found, [*vectors, np.zeros_like(W)], strict=True):
+    for order, vector in zip(slopes, [*vectors, np.zeros_like(W)], strict=True):
         (wanted,) = torch.autograd.grad(value, [w], create_graph=True)
         close(order, [wanted])
         value = (wanted * torch.from_numpy(vector)).sum()
@@ -150,8 +150,8 @@ def test_orders_of_tuples_and_integers():
 def test_order_one_is_value_and_grad():
     module = relax_grad.derivatives(network(), order=1)
     wanted = relax_grad.value_and_grad(network())["main_adjoint"]
-    found = module["main_order1"].with_attr("global_symbol", "main_adjoint")
-    tvm.ir.assert_structural_equal(found, wanted)
+    function = module["main_order1"].with_attr("global_symbol", "main_adjoint")
+    tvm.ir.assert_structural_equal(function, wanted)
     assert {v.name_hint for v in module.get_global_vars()} == {"main", "main_order1"}
 
 
@@ -172,9 +172,9 @@ def test_wrt(wrt):
 def test_wrt_all_parameters_in_the_list_of_the_function(name):
     """``wrt`` accepts TVM's own list type, as ``require_grads`` of the pass does."""
     module = network()
-    found = getattr(relax_grad, name)(module, wrt=module["main"].params)
+    derived = getattr(relax_grad, name)(module, wrt=module["main"].params)
     expected = getattr(relax_grad, name)(module, wrt=["x", "w"])
-    tvm.ir.assert_structural_equal(found, expected)
+    tvm.ir.assert_structural_equal(derived, expected)
 
 
 @pytest.mark.parametrize("wrt", ["v", 2, -1, [tensor("x", (3, 4))], 1.0, True])
@@ -238,10 +238,10 @@ def test_new_parameters_have_names_of_their_own(name):
     taken = {"vjp": "cotangent0", "jvp": "x_tangent"}.get(name, "x_vector")
     for third, new in zip(("z", taken), NEW_NAMES[name], strict=True):
         names = ["x", "y", third]
-        params = [relax.Var(each, relax.TensorType((), "float32")) for each in names]
+        params = [relax.Var(param_name, relax.TensorType((), "float32")) for param_name in names]
         module = build(params, lambda bb, x, y, z: op.exp(op.multiply(op.multiply(x, y), z)))
         module = transformation(module, wrt=["x", "y"])
-        (function,) = (each for v, each in module.functions_items() if v.name_hint != "main")
+        (function,) = (prim for v, prim in module.functions_items() if v.name_hint != "main")
         assert [param.name for param in function.params] == [*names, *new]
 
 

@@ -37,10 +37,10 @@ def test_is_quick():
     """Measure the fastest of several runs: other processes only add time. The first run writes the
     bytecode."""
     run_python(MEASURE, ENVIRONMENT, torch=True)
-    found = []
-    while len(found) < RUNS and min(found, default=LIMIT) >= LIMIT:
-        found.append(float(run_python(MEASURE, ENVIRONMENT, torch=True)))
-    assert min(found) < LIMIT, found
+    times = []
+    while len(times) < RUNS and min(times, default=LIMIT) >= LIMIT:
+        times.append(float(run_python(MEASURE, ENVIRONMENT, torch=True)))
+    assert min(times) < LIMIT, times
 
 
 def test_loads_nothing_else():

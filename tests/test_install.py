@@ -107,7 +107,7 @@ print(relax_grad.registry.classify({op!r}).rule)
 def test_imports_and_installs_from_threads():
     code = """
 import threading
-def each(function):
+def run_in_threads(function):
     errors = []
     def guarded():
         try:
@@ -121,14 +121,14 @@ def each(function):
 def load():
     import relax_grad
     relax_grad.registry.classify("relax.tile")
-each(load)
+run_in_threads(load)
 import relax_grad
 before = snapshot()
 def flip():
     for _ in range(3):
         relax_grad.uninstall()
         relax_grad.install()
-each(flip)
+run_in_threads(flip)
 relax_grad.install()
 print(differing(before, snapshot()))
 """

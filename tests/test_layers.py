@@ -9,7 +9,7 @@ import pytest
 from mirror import layers
 
 IMPORTS = list(layers.imports())
-BETWEEN = [each for each in IMPORTS if each.parts[0] != each.parts[1]]
+BETWEEN = [edge for edge in IMPORTS if edge.parts[0] != edge.parts[1]]
 
 
 def names(node: ast.AST) -> list[str]:
@@ -56,10 +56,10 @@ def test_every_module_belongs_to_a_part():
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_has_only_allowed_imports(part):
-    for each in BETWEEN:
-        user, used = each.parts
+    for edge in BETWEEN:
+        user, used = edge.parts
         if user == part:
-            reason = f"{each.module or 'relax_grad'} imports {each.imported or 'relax_grad'}"
+            reason = f"{edge.module or 'relax_grad'} imports {edge.imported or 'relax_grad'}"
             assert used in layers.allowed(part), (
                 f"{reason}; docs/_ext/layers.py lists the parts that {part or 'relax_grad'} may "
                 "import"
@@ -70,26 +70,26 @@ def test_no_file_imports_itself_through_others():
     """The test counts imports inside functions too: a cycle of files has no bottom from which to
     read it."""
     graph: dict[str, set[str]] = {}
-    for each in IMPORTS:
-        graph.setdefault(each.module, set()).add(each.imported)
+    for edge in IMPORTS:
+        graph.setdefault(edge.module, set()).add(edge.imported)
     graph["cli"].discard("")  # the commands import the public names, as users do
     graph.setdefault("cli", set())
     TopologicalSorter(graph).prepare()
 
 
 def test_no_part_imports_private_modules_of_another():
-    for each in BETWEEN:
-        room = each.imported.removeprefix(each.parts[1]).lstrip(".")
+    for edge in BETWEEN:
+        room = edge.imported.removeprefix(edge.parts[1]).lstrip(".")
         private = [name for name in room.split(".") if name.startswith("_")]
-        assert not private, f"{each.module} imports {each.imported}: give the module a public name"
+        assert not private, f"{edge.module} imports {edge.imported}: give the module a public name"
 
 
 def test_wings_share_only_operators_and_definitions():
     """One wing uses only the named operators and the definitions in topi of the other wing."""
     between = {
-        each.parts
-        for each in BETWEEN
-        if (user := layers.wing_of(each.parts[0])) and (used := layers.wing_of(each.parts[1]))
+        edge.parts
+        for edge in BETWEEN
+        if (user := layers.wing_of(edge.parts[0])) and (used := layers.wing_of(edge.parts[1]))
         if user is not used
     }
     assert {used for _, used in between} == {"op", "topi"}
@@ -97,15 +97,15 @@ def test_wings_share_only_operators_and_definitions():
 
 
 def test_imports_go_down_in_the_figure():
-    for each in BETWEEN:
-        user, used = (layers.PARTS.get(part) for part in each.parts)
-        if user and used and "" not in each.parts:
-            assert used.place[0] > user.place[0], each
+    for edge in BETWEEN:
+        user, used = (layers.PARTS.get(part) for part in edge.parts)
+        if user and used and "" not in edge.parts:
+            assert used.place[0] > user.place[0], edge
 
 
 def test_allowed_imports_are_used():
     """Every import that the lists allow is in use. Unused entries must be removed."""
-    used = {each.parts for each in BETWEEN}
+    used = {edge.parts for edge in BETWEEN}
     assert {(name, to) for name, part in layers.PARTS.items() for to in part.imports} <= used
 
 
@@ -115,20 +115,22 @@ ROOMS = ("run", "model", "_build", "_importer", "export", "tracing", "inputs")
 
 def test_the_rooms_of_the_import_of_pytorch_are_passed_once():
     start = "frontend.torch."
-    for each in IMPORTS:
-        names = [each.module, each.imported]
+    for edge in IMPORTS:
+        names = [edge.module, edge.imported]
         if all(name.startswith(start) for name in names):
             user, used = (name.removeprefix(start).partition(".")[0] for name in names)
             if user != used and {user, used} <= {*ROOMS}:
-                assert ROOMS.index(user) < ROOMS.index(used), each
+                assert ROOMS.index(user) < ROOMS.index(used), edge
 
 
 @pytest.mark.parametrize("part", ["topi", "cpu.kernel"])
 def test_relax_stays_out_of(part):
     for module, path in layers.modules().items():
         if layers.part_of(module) == part:
-            found = {name for node in ast.walk(ast.parse(path.read_text())) for name in names(node)}
-            assert not {name for name in found if name.startswith("tvm.relax")}, module
+            names_of = {
+                name for node in ast.walk(ast.parse(path.read_text())) for name in names(node)
+            }
+            assert not {name for name in names_of if name.startswith("tvm.relax")}, module
 
 
 def test_the_figure_shows_every_part():
@@ -138,5 +140,5 @@ def test_the_figure_shows_every_part():
         assert any(
             f"{before}{short}{after}" in drawn for before in (">", "   ") for after in ("<", "   ")
         )
-    arrows = {each.parts for each in BETWEEN if set(each.parts) <= set(layers.PARTS)}
+    arrows = {edge.parts for edge in BETWEEN if set(edge.parts) <= set(layers.PARTS)}
     assert drawn.count("marker-end") == sum("" not in arrow for arrow in arrows)

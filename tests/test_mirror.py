@@ -88,12 +88,12 @@ def test_the_file_of_a_name_comes_before_the_table(tmp_path):
     (tmp_path / "tests/shop").mkdir(parents=True)
     (tmp_path / "tests/shop/test_till.py").touch()
     table = {"shop.till": ("test_a.py",), "shop._coins": ("test_b.py",), "shop.*": ("test_c.py",)}
-    found = {
+    tests_of = {
         name: [path.relative_to(tmp_path / "tests").as_posix() for path in files]
         for name in ("shop.till", "shop._till", "shop._coins", "shop.door", "street")
         for files in [mirror.files_of(name, tmp_path, table)]
     }
-    assert found == {
+    assert tests_of == {
         "shop.till": ["shop/test_till.py"],
         "shop._till": ["shop/test_till.py"],
         "shop._coins": ["test_b.py"],

@@ -74,7 +74,7 @@ def test_skeleton_of_a_backward_operator(tmp_path, capsys):
         for part in ("op", "topi", "legalize", "rules/grad", "testing/samples")
     ]
     assert "let the rule of relax.nn.softplus emit it" in printed
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         cwd=root,
         capture_output=True,
@@ -82,17 +82,17 @@ def test_skeleton_of_a_backward_operator(tmp_path, capsys):
         check=False,
         env={**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"},
     )
-    assert found.returncode == 0, found.stdout + found.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     if shutil.which("ruff"):
         command = ["ruff", "check", "--config", ROOT / "pyproject.toml", "--ignore", "I"]
-        subprocess.run([*command, *(root / each for each in written)], check=True)
+        subprocess.run([*command, *(root / file for file in written)], check=True)
     # A second run changes no file.
-    before = [(root / each).read_bytes() for each in written]
+    before = [(root / file).read_bytes() for file in written]
     assert new_operator.main(arguments) == 1
     assert (
         "op/activation.py has a function softplus_backward_data already" in capsys.readouterr().err
     )
-    assert [(root / each).read_bytes() for each in written] == before
+    assert [(root / file).read_bytes() for file in written] == before
 
 
 def test_skeleton_of_a_rule():

@@ -32,13 +32,13 @@ def distribution():
 @pytest.fixture(scope="module")
 def requirements(distribution):
     """Return the requirements by extra ("" for none) and by distribution."""
-    found = {}
+    by_extra = {}
     for text in distribution.requires:
         requirement, _, marker = text.partition(";")
         name = re.match(r"[\w-]+", requirement).group()
         extra = re.search(r"extra == [\"'](\w+)[\"']", marker)
-        found.setdefault(extra[1] if extra else "", {})[name] = requirement[len(name) :].strip()
-    return found
+        by_extra.setdefault(extra[1] if extra else "", {})[name] = requirement[len(name) :].strip()
+    return by_extra
 
 
 def test_name_and_version(distribution):
@@ -146,10 +146,10 @@ def built(tmp_path_factory):
         "from setuptools import build_meta as build\n"
         f"build.build_wheel({str(folder)!r}); build.build_sdist({str(folder)!r})"
     )
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], cwd=source, capture_output=True, text=True, check=False
     )
-    assert found.returncode == 0, found.stderr
+    assert process.returncode == 0, process.stderr
     return folder
 
 
@@ -184,13 +184,13 @@ def test_contents_of_the_source_distribution(built):
 
 def test_the_distributions_pass_the_check_of_twine(built):
     pytest.importorskip("twine", reason="twine is not installed: extra release")
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "twine", "check", "--strict", *map(str, built.iterdir())],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert found.returncode == 0, found.stdout + found.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_the_version_is_written_once():

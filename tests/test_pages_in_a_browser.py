@@ -110,15 +110,15 @@ def chromium(profile: Path, *arguments: str) -> str:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    found = subprocess.run(
+    process = subprocess.run(
         [CHROMIUM, *flags, "--hide-scrollbars", f"--user-data-dir={profile}", *arguments],
         capture_output=True,
         text=True,
         timeout=900,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
-    return found.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def legible_width(name: str) -> float:
@@ -204,9 +204,9 @@ class _Links(html.parser.HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.ids.add(found.get("id"))
-        target = found.get("href") if tag in ("a", "link") else found.get("src")
+        attributes = dict(attrs)
+        self.ids.add(attributes.get("id"))
+        target = attributes.get("href") if tag in ("a", "link") else attributes.get("src")
         if target:
             self.targets.append(target)
 

@@ -40,7 +40,7 @@ def test_each_long_test_is_in_one_part():
     assert [sum(of_item) for of_item in zip(*chosen, strict=True)] == [1] * 20
     # The tests of each file are taken in turn.
     for file in range(3):
-        numbers = [sum(each[file::3]) for each in chosen]
+        numbers = [sum(part[file::3]) for part in chosen]
         assert max(numbers) - min(numbers) <= 1
 
 

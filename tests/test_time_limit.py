@@ -39,7 +39,7 @@ def test_tests_after_the_limit_are_left_out(workers, tmp_path):
     for file in files:
         file.write_text(TESTS)
     command = ["-p", "time_limit", "-n", str(workers), "--dist", "loadfile", "-rs", "-q"]
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", *command, "--rootdir", tmp_path, *files],
         env={
             **os.environ,
@@ -52,13 +52,13 @@ def test_tests_after_the_limit_are_left_out(workers, tmp_path):
         text=True,
         check=False,
     )
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert f"{len(files)} passed, {2 * len(files)} skipped" in found.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert f"{len(files)} passed, {2 * len(files)} skipped" in process.stdout
     reason = "not run: the TIME_LIMIT of 900 s is over"
-    assert f"= {reason} =" in found.stdout
-    assert sum(reason in line for line in found.stdout.splitlines() if "SKIPPED" in line) == 1
+    assert f"= {reason} =" in process.stdout
+    assert sum(reason in line for line in process.stdout.splitlines() if "SKIPPED" in line) == 1
     for file in files:
-        assert f"2 of {file.name}" in found.stdout
+        assert f"2 of {file.name}" in process.stdout
     # Every worker counts from the start of the run.
     assert len({file.with_suffix(".start").read_text() for file in files}) == 1
 

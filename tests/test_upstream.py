@@ -87,7 +87,7 @@ def test_the_faults_are_seen():
     scripts = [
         script for script in share(SCRIPTS) if "import torch" not in script.read_text() or _torch()
     ]
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _RUN, *map(str, scripts)],
         capture_output=True,
         text=True,
@@ -95,7 +95,7 @@ def test_the_faults_are_seen():
         env={**os.environ, "TVM_NUM_THREADS": "1"},
         check=True,
     )
-    outcomes = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("[")]
+    outcomes = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("[")]
     mended = []
     for script, (code, output) in zip(scripts, outcomes, strict=True):
         _, sign = described(script)

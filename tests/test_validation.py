@@ -18,9 +18,9 @@ from relax_grad._validation import (
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
 def test_integers_become_integers_of_python(value):
     assert is_integer(value)
-    found = check_integer("n", value, 3, 3)
-    assert found == 3
-    assert type(found) is int
+    number = check_integer("n", value, 3, 3)
+    assert number == 3
+    assert type(number) is int
 
 
 @pytest.mark.parametrize("value", [True, np.bool_(True), 3.0, np.float32(3), "3", None, [3]])

@@ -67,11 +67,11 @@ def scalar(value, dtype="int64"):
     return np.array(value, dtype)
 
 
-def one(*shape, low=0.2, high=0.8, **attributes) -> Case:
+def unary(*shape, low=0.2, high=0.8, **attributes) -> Case:
     return Case((floats(*(shape or (2, 3)), low=low, high=high),), attributes)
 
 
-def two(**attributes) -> Case:
+def binary(**attributes) -> Case:
     return Case((floats(2, 3), floats(3)), attributes)
 
 
@@ -175,25 +175,25 @@ SEQUENCES = {
 }  # fmt: skip
 
 TRAINS: dict[str, Case] = {
-    **{kind: one(low=-1, high=1) for kind in ("Abs", "Atan", "Celu", "Cos", "Cosh", "Elu", "Erf",
+    **{kind: unary(low=-1, high=1) for kind in ("Abs", "Atan", "Celu", "Cos", "Cosh", "Elu", "Erf",
     "Exp", "Gelu", "HardSigmoid")},
-    **{kind: one(low=-1, high=1) for kind in ("HardSwish", "Identity", "LeakyRelu", "LogSoftmax",
+    **{kind: unary(low=-1, high=1) for kind in ("HardSwish", "Identity", "LeakyRelu", "LogSoftmax",
     "LpNormalization", "Mish", "Neg")},
-    **{kind: one(low=-1, high=1) for kind in ("Relu", "Selu", "Shrink", "Sigmoid", "Sin", "Sinh",
+    **{kind: unary(low=-1, high=1) for kind in ("Relu", "Selu", "Shrink", "Sigmoid", "Sin", "Sinh",
     "Softmax", "Softplus", "Softsign")},
-    **{kind: one(low=-1, high=1) for kind in ("Tanh", "Tan", "Asinh", "Flatten")},
-    **{kind: one() for kind in ("Acos", "Asin", "Atanh", "Log", "Reciprocal", "Sqrt", "Transpose")},
-    **{kind: two() for kind in ("Add", "Div", "Max", "Mean", "Min", "Mul", "PRelu", "Pow", "Sub",
+    **{kind: unary(low=-1, high=1) for kind in ("Tanh", "Tan", "Asinh", "Flatten")},
+    **{kind: unary() for kind in ("Acos", "Asin", "Atanh", "Log", "Reciprocal", "Sqrt", "Transpose")},
+    **{kind: binary() for kind in ("Add", "Div", "Max", "Mean", "Min", "Mul", "PRelu", "Pow", "Sub",
     "Sum")},
     **{f"Reduce{kind}": reduced() for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean",
     "Min", "Prod", "Sum", "SumSquare")},
-    "Acosh": one(low=1.2, high=2),
+    "Acosh": unary(low=1.2, high=2),
     "AffineGrid": Case((floats(2, 2, 3), integers(2, 1, 3, 4)), {}),
     "Attention": Case((symmetric(2, 2, 3, 4), symmetric(2, 2, 5, 4), symmetric(2, 2, 5, 3))),
     "AveragePool": picture(kernel_shape=[2, 3], strides=[2, 1]),
     "BatchNormalization": picture(floats(2), floats(2), floats(2),
     floats(2))._replace(fixed=(3, 4)),
-    "Cast": one(to=TensorProto.DOUBLE),
+    "Cast": unary(to=TensorProto.DOUBLE),
     "CastLike": Case((floats(2, 3), scalar(0.0, "float64")), fixed=(1,)),
     "CenterCropPad": Case((floats(3, 4), integers(5, 2))),
     "Clip": Case((floats(2, 3), scalar(0.3, "float64"), scalar(0.6, "float64")), fixed=(1, 2)),
@@ -205,9 +205,9 @@ TRAINS: dict[str, Case] = {
     "CumSum": Case((floats(2, 3), scalar(1))),
     "DFT": Case((symmetric(2, 4, 1), None, scalar(1))),
     "DeformConv": picture(symmetric(3, 2, 2, 2), symmetric(1, 8, 3, 4), symmetric(3)),
-    "Det": one(2, 3, 3, low=-1, high=1),
-    "DepthToSpace": one(1, 8, 2, 3, blocksize=2),
-    "Dropout": one(),
+    "Det": unary(2, 3, 3, low=-1, high=1),
+    "DepthToSpace": unary(1, 8, 2, 3, blocksize=2),
+    "Dropout": unary(),
     "Einsum": Case((floats(2, 3), floats(3, 4)), {"equation": "ij,jk->ki"}),
     "Expand": Case((floats(2, 1), integers(2, 3))),
     "GRU": recurrent(3),
@@ -225,7 +225,7 @@ TRAINS: dict[str, Case] = {
             3), nodes=[node("If", ["0"], then_branch=branch("Sin"), else_branch=branch("Cos"))]
     ),
     "InstanceNormalization": picture(floats(2), floats(2)),
-    "LRN": one(4, 4, 2, 1, low=-1, high=1, size=3, alpha=0.5),
+    "LRN": unary(4, 4, 2, 1, low=-1, high=1, size=3, alpha=0.5),
     "LSTM": recurrent(4),
     "LayerNormalization": Case((floats(2, 4), floats(4), floats(4))),
     "LpPool": picture(kernel_shape=[2, 2]),
@@ -261,14 +261,14 @@ TRAINS: dict[str, Case] = {
     nodes=[node("Scan", ["0", "1"], ["s", "y0"], body=scan_body(), num_scan_inputs=1)]),
     "Slice": Case((floats(4, 3), integers(1), integers(4), integers(0), integers(2))),
     "SoftmaxCrossEntropyLoss": Case((symmetric(3, 4), integers(1, 0, 3))),
-    "SpaceToDepth": one(1, 2, 4, 6, blocksize=2),
+    "SpaceToDepth": unary(1, 2, 4, 6, blocksize=2),
     "SplitToSequence": SEQUENCES["ConcatFromSequence"],
     "Split": Case((floats(4, 3), integers(1, 3)), {}, 2, (0, 1)),
     "Squeeze": Case((floats(2, 1, 3), integers(1))),
-    "ThresholdedRelu": one(low=-1, high=1, alpha=0.1),
+    "ThresholdedRelu": unary(low=-1, high=1, alpha=0.1),
     "Tile": Case((floats(2, 3), integers(2, 1))),
     "TopK": Case((floats(2, 5), integers(2)), {}, 2),
-    "Trilu": one(3, 4),
+    "Trilu": unary(3, 4),
     "Unsqueeze": Case((floats(2, 3), integers(1))),
     "Where": Case((np.array([True, False, True]), floats(2, 3), floats(2, 3))),
 }  # fmt: skip
@@ -287,7 +287,7 @@ FORWARD: dict[str, Case] = {
     **{kind: Case((np.array(8),)) for kind in ("BlackmanWindow", "HammingWindow", "HannWindow")},
     **{kind: Case((), {"shape": [2, 3]}) for kind in ("RandomNormal", "RandomUniform")},
     **{kind: Case((SIGNED,)) for kind in ("RandomNormalLike", "RandomUniformLike")},
-    "Bernoulli": one(),
+    "Bernoulli": unary(),
     "BitShift": Case((NUMBERS.astype("uint32"), np.array([1, 2, 1], "uint32")),
     {"direction": "LEFT"}),
     "BitwiseNot": Case((NUMBERS,)),

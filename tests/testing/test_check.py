@@ -56,8 +56,8 @@ def test_a_wrong_element_is_named_with_both_numbers():
     assert "relax.exp, order 1: the gradient of x0 is wrong" in message
     assert "[1, 2]" in message
     numbers = re.findall(r"gradient is ([-\d.]+), but central differences give ([-\d.]+)", message)
-    found, expected = map(float, numbers[0])
-    assert found / expected == pytest.approx(1.001, rel=1e-6)
+    computed, expected = map(float, numbers[0])
+    assert computed / expected == pytest.approx(1.001, rel=1e-6)
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, 1.01, float("nan"), float("inf")])

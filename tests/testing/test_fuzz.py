@@ -65,7 +65,7 @@ def form_or_reason(sample):
 
 @pytest.mark.slow  # parses the samples of all operators
 def test_which_operators_are_drawn():
-    drawn, found = set(), {}
+    drawn, absent = set(), {}
     for name in sampled_operators():
         reasons = []
         for form in map(form_or_reason, samples(name)):
@@ -74,18 +74,18 @@ def test_which_operators_are_drawn():
                 break
             reasons.append(form)
         else:
-            found[name] = reasons[0]
+            absent[name] = reasons[0]
     for name in registry.operators():
         if registry.classify(name).kind == "differentiable" and name not in drawn | FEATURES:
-            found.setdefault(name, "it has no samples")
-    assert found == NOT_DRAWN
+            absent.setdefault(name, "it has no samples")
+    assert absent == NOT_DRAWN
 
 
 def test_a_program_of_a_seed_is_always_the_same():
-    one, other = (draw(3, 5).source("main") for _ in range(2))
-    assert one == other
-    assert one != draw(3, 6).source("main")
-    assert one != draw(4, 5).source("main")
+    source, other = (draw(3, 5).source("main") for _ in range(2))
+    assert source == other
+    assert source != draw(3, 6).source("main")
+    assert source != draw(4, 5).source("main")
 
 
 def test_a_statement_of_a_sample():
@@ -152,12 +152,12 @@ def test_a_program_becomes_smaller():
 def test_an_address_in_a_message_does_not_matter():
     """Otherwise each run would seem to fail for a new reason, and the program would not become
     smaller."""
-    one, other = (
+    first, other = (
         outcomes.failure("pipeline", ValueError(f"{name} at 0x{address} is bound twice"))
         for name, address in (("t1", "55ac60"), ("t12", "7f001ab"))
     )
-    assert one.kind == other.kind
-    assert one.message != other.message
+    assert first.kind == other.kind
+    assert first.message != other.message
 
 
 def test_a_finding_of_the_pipeline_is_a_script_of_it(tmp_path):

@@ -149,12 +149,12 @@ def test_a_program_of_a_seed_is_always_the_same():
 
 
 def test_every_kind_is_drawn():
-    found = set()
+    kinds = set()
     for number in range(200):
-        found |= draw(7, number).kinds
-        if found >= KINDS:
+        kinds |= draw(7, number).kinds
+        if kinds >= KINDS:
             break
-    assert found == KINDS
+    assert kinds == KINDS
 
 
 def test_kinds_match_the_script_of_programs():
@@ -176,8 +176,8 @@ def test_kinds_match_the_script_of_programs():
     for number in range(30):
         program = draw(7, number)
         text = build(program).script()
-        found = {kind for kind, sign in signs.items() if re.search(sign, text)}
-        assert program.kinds & set(signs) <= found, text
+        signed = {kind for kind, sign in signs.items() if re.search(sign, text)}
+        assert program.kinds & set(signs) <= signed, text
 
 
 def test_the_reference_agrees_with_the_pipeline_of_tvm():
@@ -208,9 +208,9 @@ def copying(shape, dtype="float32", **loop):
 def test_elements_that_nothing_writes_are_not_compared():
     program = copying((4,), extent=language.Const(3, language.INDEX))
     inputs = inputs_of(program)
-    found = interpret(program, language.BATCH, inputs)["t0"]
-    np.testing.assert_array_equal(found.written, [True, True, True, False])
-    np.testing.assert_array_equal(found.values[:3], inputs[0][:3])
+    result = interpret(program, language.BATCH, inputs)["t0"]
+    np.testing.assert_array_equal(result.written, [True, True, True, False])
+    np.testing.assert_array_equal(result.values[:3], inputs[0][:3])
 
 
 @needs_fork
@@ -240,8 +240,8 @@ def test_guarded_tensors(at_end, dtype):
     end = tensor.data_ptr() + (value.nbytes if at_end else 0)
     assert end % mmap.PAGESIZE == 0
     beyond = end if at_end else end - 1
-    found = session._in_a_process(lambda: ctypes.string_at(beyond, 1), 60)
-    assert found.kind in CRASHES
+    outcome = session._in_a_process(lambda: ctypes.string_at(beyond, 1), 60)
+    assert outcome.kind in CRASHES
     assert guarded(np.zeros((0, 3), "float32"), at_end).shape == (0, 3)
 
 

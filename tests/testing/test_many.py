@@ -30,12 +30,12 @@ def test_reports_and_one_compilation(monkeypatch):
     monkeypatch.setattr(_program, "compile_module", count)
     narrow = GradientCase("relax.exp", [X], dtypes="bfloat16", through="relax_grad")
     symbolic = GradientCase("relax.tanh", [X.astype("float32")], symbolic={0: {0: "n"}}, order=2)
-    found = check_many_gradients([SINE, SUM, narrow, symbolic], through="tvm")
-    assert [report.operator for report in found] == [
+    reports = check_many_gradients([SINE, SUM, narrow, symbolic], through="tvm")
+    assert [report.operator for report in reports] == [
         *("relax.sin", "relax.sum", "relax.exp", "relax.tanh")
     ]
-    assert [report.order for report in found] == [2, 1, 1, 2]
-    assert all(report.comparisons for report in found)
+    assert [report.order for report in reports] == [2, 1, 1, 2]
+    assert all(report.comparisons for report in reports)
     assert len(compiled) == 1
     assert check_many_gradients([]) == []
 

@@ -54,8 +54,8 @@ def test_output_that_does_not_depend_on_an_input():
                 vi = T.axis.spatial(3, i)
                 Y[vi] = A[vi]
 
-    found = run(first, np.ones(3), np.ones(3))
-    np.testing.assert_array_equal(found, [[1, 1, 1], [0, 0, 0]])
+    grads = run(first, np.ones(3), np.ones(3))
+    np.testing.assert_array_equal(grads, [[1, 1, 1], [0, 0, 0]])
 
 
 @pytest.mark.parametrize("n", [0, 1, 5])
@@ -80,11 +80,11 @@ def test_symbolic_extents(n):
 
 def _blocks(function, **more):
     """Return the types of the axes of each block of the adjoint, for example ``"SSR"``."""
-    found = []
+    blocks = []
 
     def visit(node):
         if node.name_hint != "root":
-            found.append(
+            blocks.append(
                 "".join(
                     "R" if axis.iter_type == tirx.IterVar.CommReduce else "S"
                     for axis in node.iter_vars
@@ -92,7 +92,7 @@ def _blocks(function, **more):
             )
 
     tvm_ffi.structural_walk(adjoint(function, **more).function.body, (SBlock, visit))
-    return found
+    return blocks
 
 
 STRUCTURE = {
@@ -122,10 +122,10 @@ def test_structure_of_a_convolution():
     function = expression(
         lambda x, w: topi.nn.conv2d_nchw(x, w, 1, 1, 1), (1, 2, 5, 6), (3, 2, 3, 3)
     )
-    found = _blocks(function)
-    reductions = [each for each in found if "R" in each]
+    blocks = _blocks(function)
+    reductions = [block for block in blocks if "R" in block]
     assert len(reductions) == 2
-    assert all(each.startswith("SSSS") for each in reductions)
+    assert all(block.startswith("SSSS") for block in reductions)
 
 
 def test_numbers_as_parameters():
@@ -150,7 +150,7 @@ def test_numbers_as_parameters():
     }
     gradient = tvm.runtime.tensor(np.zeros(5))
     module = tvm.IRModule({"g": made.function.with_attr("global_symbol", "g")})
-    tvm.compile(module, TARGET)["g"](*(table[each] for each in made.takes), gradient)
+    tvm.compile(module, TARGET)["g"](*(table[key] for key in made.takes), gradient)
     np.testing.assert_array_equal(gradient.numpy(), [0, 0, 4, 6, 8])
 
 

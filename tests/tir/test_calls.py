@@ -149,7 +149,7 @@ def _square():
 
 def _run(module, name, *arrays):
     machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
-    return machine[name](*(tvm.runtime.tensor(np.asarray(each)) for each in arrays))
+    return machine[name](*(tvm.runtime.tensor(np.asarray(array)) for array in arrays))
 
 
 @pytest.mark.parametrize("is_dataflow", [True, False])
@@ -198,8 +198,8 @@ def test_within_a_recomputed_branch():
     module = relax_grad.vjp(bb.get())
     value = np.linspace(0.5, 1.5, 12).reshape(4, 3)
     for taken, wanted in ((True, 4 * value**3), (False, 2 * value)):
-        _, (found,) = _run(module, "main_vjp", value, np.array(taken), np.ones((4, 3)))
-        np.testing.assert_allclose(found.numpy(), wanted)
+        _, (grad,) = _run(module, "main_vjp", value, np.array(taken), np.ones((4, 3)))
+        np.testing.assert_allclose(grad.numpy(), wanted)
 
 
 def _loss():
@@ -318,9 +318,9 @@ def test_results_without_cotangents(used):
 
     x = np.linspace(0.3, 3.1, 12).reshape(4, 3)
     module = relax_grad.value_and_grad(module_of(three_results, emit, tensor(4, 3)))
-    _, (found,) = _run(module, "main_adjoint", x)
+    _, (grad,) = _run(module, "main_adjoint", x)
     wanted = 3 + (2 * x if 0 in used else 0) + (2 * x * np.trunc(x) if 2 in used else 0)
-    np.testing.assert_allclose(found.numpy(), np.broadcast_to(wanted, (4, 3)))
+    np.testing.assert_allclose(grad.numpy(), np.broadcast_to(wanted, (4, 3)))
 
 
 def test_numbers_of_a_call():
@@ -345,5 +345,5 @@ def test_numbers_of_a_call():
         result = bb.emit(relax.op.call_tir(callee, [x, n * 2], out))
         bb.emit_func_output(result)
     value = np.arange(5.0)
-    _, (found,) = _run(relax_grad.vjp(bb.get()), "main_vjp", value, np.ones(5))
-    np.testing.assert_array_equal(found.numpy(), 2 * value * 15)
+    _, (grad,) = _run(relax_grad.vjp(bb.get()), "main_vjp", value, np.ones(5))
+    np.testing.assert_array_equal(grad.numpy(), 2 * value * 15)

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.core
 def test_ties():
     a, b = np.array([1.0, 2.0]), np.array([1.0, 1.0])
     for function in (topi.maximum, topi.minimum):
-        found = run(expression(function, (2,), (2,)), a, b)
-        np.testing.assert_array_equal(found[0] + found[1], [1, 1])
-        assert found[0][0] == found[1][0] == 0.5
+        grads = run(expression(function, (2,), (2,)), a, b)
+        np.testing.assert_array_equal(grads[0] + grads[1], [1, 1])
+        assert grads[0][0] == grads[1][0] == 0.5
     (shares,) = run(expression(lambda x: topi.max(x, 0), (4,)), np.array([3.0, 1, 3, 3]))
     np.testing.assert_allclose(shares, [1 / 3, 0, 1 / 3, 1 / 3])
     (clipped,) = run(expression(lambda x: topi.clip(x, -1, 1), (4,)), np.array([-1.0, 1, 2, 0]))
@@ -40,8 +40,8 @@ def test_infinite_derivatives_of_branches_that_are_not_taken(choice):
         zero = tirx.const(0.0, "float64")
         return te.compute((3,), lambda i: choice(x[i] > zero, tirx.sqrt(x[i]), x[i] * zero))
 
-    (found,) = run(expression(compute, (3,)), np.array([0.0, 4.0, -1.0]))
-    np.testing.assert_allclose(found, [0, 0.25, 0])
+    (grad,) = run(expression(compute, (3,)), np.array([0.0, 4.0, -1.0]))
+    np.testing.assert_allclose(grad, [0, 0.25, 0])
 
 
 def test_products_with_zeros():
@@ -54,8 +54,8 @@ def test_products_with_zeros():
                     Y[vi] = 1.0
                 Y[vi] = Y[vi] * A[vi, vk]
 
-    (found,) = run(product, np.array([[2.0, 0, 3], [0, 0, 4]]))
-    np.testing.assert_array_equal(found, [[0, 6, 0], [0, 0, 0]])
+    (grad,) = run(product, np.array([[2.0, 0, 3], [0, 0, 4]]))
+    np.testing.assert_array_equal(grad, [[0, 6, 0], [0, 0, 0]])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -63,9 +63,9 @@ def test_half_precision_is_accumulated_in_float32(dtype):
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without it")
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     function = expression(lambda x: topi.broadcast_to(x, (4096,)), (1,), dtype=dtype)
-    found = adjoint(function)
+    derivative = adjoint(function)
     gradient = tvm.runtime.tensor(np.zeros(1, kind))
-    module = tvm.IRModule({"g": found.function.with_attr("global_symbol", "g")})
+    module = tvm.IRModule({"g": derivative.function.with_attr("global_symbol", "g")})
     tvm.compile(module, TARGET)["g"](tvm.runtime.tensor(np.ones(4096, kind)), gradient)
     assert float(gradient.numpy()[0]) == 4096
 
@@ -80,8 +80,8 @@ def test_nan_in_extrema():
     spreads in a reduction."""
     value = np.array([NAN, 1.0, 2.0])
     for function in (topi.maximum, topi.minimum):
-        found = run(expression(function, (3,), (3,)), value, np.array([0.0, NAN, 2.0]))
-        np.testing.assert_array_equal(found, [[1, 1, 0.5], [1, 1, 0.5]])
+        grads = run(expression(function, (3,), (3,)), value, np.array([0.0, NAN, 2.0]))
+        np.testing.assert_array_equal(grads, [[1, 1, 0.5], [1, 1, 0.5]])
     (clipped,) = run(expression(lambda x: topi.clip(x, -1, 1), (3,)), value)
     np.testing.assert_array_equal(clipped, [0, 1, 0])
     (relu,) = run(expression(topi.nn.relu, (3,)), value)
@@ -100,9 +100,9 @@ def test_nan_takes_the_same_branch_backward(choice, comparison):
         zero, two, three = (tirx.const(number, "float64") for number in (0.0, 2.0, 3.0))
         return te.compute((3,), lambda i: choice(comparison(x[i], zero), x[i] * two, x[i] * three))
 
-    (found,) = run(expression(compute, (3,)), np.array([NAN, -1.0, 1.0]))
+    (grad,) = run(expression(compute, (3,)), np.array([NAN, -1.0, 1.0]))
     wanted = [3, 2, 3] if comparison is tirx.LT else [3, 3, 2]
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(grad, wanted)
 
 
 @pytest.mark.parametrize("choice", [tirx.Select, tirx.if_then_else])
@@ -111,12 +111,12 @@ def test_invalid_values_of_branches_that_are_not_taken(choice, value):
     def compute(x, y):
         return te.compute((2,), lambda i: choice(x[i] > 0.0, x[i] * x[i], tirx.exp(y[i]) / y[i]))
 
-    found = run(
+    grads = run(
         expression(compute, (2,), (2,), dtype="float32"),
         np.array([3, 2], "float32"),
         np.array([value, 0], "float32"),
     )
-    np.testing.assert_array_equal(found, [[6, 4], [0, 0]])
+    np.testing.assert_array_equal(grads, [[6, 4], [0, 0]])
 
 
 #: Edge cases of operators for which a tensor function has another convention, with the reason.
@@ -168,29 +168,29 @@ def test_edges_agree_with_the_operators():
         shape = [int(extent) for extent in module["main_vjp"].params[-1].ty.shape]
         arguments = [*edge.inputs, np.ones(shape)]
         value, gradients = machine["main_vjp"](*map(tvm.runtime.tensor, arguments))
-        found = measure_edges.show(value.numpy(), [each.numpy() for each in gradients])
-        assert found == wanted, edge.call
+        shown = measure_edges.show(value.numpy(), [grad.numpy() for grad in gradients])
+        assert shown == wanted, edge.call
 
 
 def test_atan2_at_the_origin():
-    found = run(expression(topi.atan2, (2,), (2,)), np.array([0.0, 1.0]), np.array([0.0, 0.0]))
-    np.testing.assert_allclose(found, [[0, 0], [0, -1]], atol=1e-15)
+    grads = run(expression(topi.atan2, (2,), (2,)), np.array([0.0, 1.0]), np.array([0.0, 0.0]))
+    np.testing.assert_allclose(grads, [[0, 0], [0, -1]], atol=1e-15)
 
 
 def test_log_add_exp_of_equal_arguments():
     equal = np.array([0.0, 1000.0, -3.0])
-    found = run(expression(lambda a, b: log_add_exp(a, b, (3,)), (3,), (3,)), equal, equal)
-    np.testing.assert_array_equal(found, np.full((2, 3), 0.5))
+    grads = run(expression(lambda a, b: log_add_exp(a, b, (3,)), (3,), (3,)), equal, equal)
+    np.testing.assert_array_equal(grads, np.full((2, 3), 0.5))
 
 
 def test_roots_and_powers_at_zero():
     (root,) = run(expression(topi.sqrt, (2,)), np.array([0.0, 4.0]))
     np.testing.assert_array_equal(root, [np.inf, 0.25])
     base, exponent = np.array([0.0, 0.0, 0.0]), np.array([0.0, 1.0, 2.0])
-    found = run(expression(topi.power, (3,), (3,)), base, exponent)
-    np.testing.assert_array_equal(found, [[0, 1, 0], [0, 0, 0]])
-    found = run(expression(topi.divide, (2,), (2,)), np.array([0.0, 1.0]), np.zeros(2))
-    np.testing.assert_array_equal(found, [[np.inf, np.inf], [NAN, -np.inf]])
+    grads = run(expression(topi.power, (3,), (3,)), base, exponent)
+    np.testing.assert_array_equal(grads, [[0, 1, 0], [0, 0, 0]])
+    grads = run(expression(topi.divide, (2,), (2,)), np.array([0.0, 1.0]), np.zeros(2))
+    np.testing.assert_array_equal(grads, [[np.inf, np.inf], [NAN, -np.inf]])
 
 
 # Half precision
@@ -211,11 +211,11 @@ def test_half_precision_against_float64(dtype, epsilon, kind):
         "scatter": (lambda x: te.compute((512,), lambda i: x[i % 3] * x[i % 3]), [(3,)]),
         "scan": (lambda x: topi.cumsum(x, 0, dtype), [(256,)]),
     }[kind]
-    values = [np.abs(each).astype(narrow) for each in numbers(*shapes)]
-    found = run(expression(compute, *shapes, dtype=dtype), *values)
+    values = [np.abs(array).astype(narrow) for array in numbers(*shapes)]
+    grads = run(expression(compute, *shapes, dtype=dtype), *values)
     if kind == "scan":
         compute = lambda x: topi.cumsum(x, 0)  # noqa: E731
-    exact = run(expression(compute, *shapes), *(each.astype("float64") for each in values))
-    for own, wanted in zip(found, exact, strict=True):
+    exact = run(expression(compute, *shapes), *(array.astype("float64") for array in values))
+    for own, wanted in zip(grads, exact, strict=True):
         assert own.dtype == narrow
         np.testing.assert_allclose(own.astype("float64"), wanted, rtol=4 * epsilon)

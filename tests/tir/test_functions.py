@@ -465,6 +465,6 @@ def test_third_order(name):
 
 
 def test_cotangent_of_one_output():
-    found = adjoint(several_stores, num_outputs=2, cotangents=[1])
-    assert ("cotangent", 0) not in found.takes
-    assert ("cotangent", 1) in found.takes
+    derivative = adjoint(several_stores, num_outputs=2, cotangents=[1])
+    assert ("cotangent", 0) not in derivative.takes
+    assert ("cotangent", 1) in derivative.takes

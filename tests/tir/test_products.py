@@ -20,13 +20,13 @@ pytestmark = pytest.mark.core
 def other_factors(x, axes):
     """Return the product of the other factors of each factor, in float64, without division."""
     x = np.asarray(x, "float64")
-    found = np.empty_like(x)
+    products = np.empty_like(x)
     for place in np.ndindex(x.shape):
         rest = x.copy()
         rest[place] = 1
         own = tuple(slice(None) if i in axes else k for i, k in enumerate(place))
-        found[place] = rest[own].prod()
-    return found
+        products[place] = rest[own].prod()
+    return products
 
 
 #: Fewer factors than lanes, whole chunks of lanes, and a rest; several axes, and products side by
@@ -55,9 +55,9 @@ def test_values_with_zeros(shape, axes):
 def test_compiled_by_the_pipeline(build):
     x = np.random.default_rng(0).uniform(0.8, 1.25, (6, 70)).astype("float32")
     x[0, 3] = x[1, 3] = x[1, 60] = 0
-    found = adjoint(expression(lambda x: topi.prod(x, 1), (6, 70), dtype="float32"))
+    derivative = adjoint(expression(lambda x: topi.prod(x, 1), (6, 70), dtype="float32"))
     module = module_of(
-        found.function,
+        derivative.function,
         lambda bb, f, *args: bb.emit(relax.op.call_tir(f, args, tensor(6, 70, dtype="float32"))),
         *(tensor(*shape, dtype="float32") for shape in ((6, 70), (6,))),
     )
@@ -85,12 +85,12 @@ def test_windows_with_a_predicate():
     def compute(x):
         k = te.reduce_axis((0, 3), "k")
         product = te.comm_reducer(lambda a, b: a * b, lambda t: tirx.const(1, t))
-        one = tirx.const(1.0, "float64")
+        unit = tirx.const(1.0, "float64")
 
         def value(i):
             place = i + k - 1
             inside = tirx.all(place >= 0, place < 6)
-            return product(tirx.if_then_else(inside, x[place], one), axis=k)
+            return product(tirx.if_then_else(inside, x[place], unit), axis=k)
 
         return te.compute((6,), value)
 
@@ -110,8 +110,8 @@ def test_an_initial_value():
 def test_half_precision_multiplies_in_float32(dtype):
     """Products of half the factors overflow float16, and the gradients do not."""
     x = np.array([[512.0] * 3 + [2.0**-9] * 3, [0.5, 0, 3, 1, 2, 4]]).astype(dtype)
-    (found,) = run(expression(lambda x: topi.prod(x, 1), (2, 6), dtype=dtype), x)
-    np.testing.assert_array_equal(found.astype("float64"), other_factors(x, (1,)))
+    (grad,) = run(expression(lambda x: topi.prod(x, 1), (2, 6), dtype=dtype), x)
+    np.testing.assert_array_equal(grad.astype("float64"), other_factors(x, (1,)))
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -132,6 +132,6 @@ def test_symbolic_extents(axis):
     machine = relax.VirtualMachine(built, tvm.cpu())
     for shape in ((3, 70), (40, 5), (1, 1), (0, 4), (4, 0), (33, 32)):
         value = np.random.default_rng(1).uniform(0.9, 1.1, shape).astype("float32")
-        one = np.ones(shape[1 - axis], "float32")
-        found = machine["main"](*map(tvm.runtime.tensor, (value, one))).numpy()
-        np.testing.assert_allclose(found, other_factors(value, (axis,)), 1e-5)
+        ones = np.ones(shape[1 - axis], "float32")
+        grad = machine["main"](*map(tvm.runtime.tensor, (value, ones))).numpy()
+        np.testing.assert_allclose(grad, other_factors(value, (axis,)), 1e-5)

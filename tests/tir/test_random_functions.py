@@ -14,18 +14,18 @@ from relax_grad.testing.fuzz.tir.programs import draw
 
 def _check(seed: int, numbers) -> list[Result]:
     results = check([in_float64(draw(seed, number)) for number in numbers], "default")
-    for number, each in zip(numbers, results, strict=True):
+    for number, result in zip(numbers, results, strict=True):
         # A refusal names the binding, and the block or the tensor.
-        is_named = "binding '" in each.refusal or "overwrites in place" in each.refusal
-        assert not each.refusal or is_named, (number, each.refusal)
+        is_named = "binding '" in result.refusal or "overwrites in place" in result.refusal
+        assert not result.refusal or is_named, (number, result.refusal)
     return results
 
 
 def _summary(results: list[Result]) -> tuple[int, int, int]:
     return (
-        sum(each.compared for each in results),
-        sum(each.skipped for each in results),
-        sum(each.miscompiled for each in results),
+        sum(result.compared for result in results),
+        sum(result.skipped for result in results),
+        sum(result.miscompiled for result in results),
     )
 
 

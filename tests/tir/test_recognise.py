@@ -21,7 +21,7 @@ N = tirx.Var("n", "int64")
 
 def module_of(compute, *shapes, dtype="float32"):
     """Return a module whose function calls a tensor function."""
-    params = [relax.Var(f"x{i}", relax.TensorType(each, dtype)) for i, each in enumerate(shapes)]
+    params = [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)]
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         with bb.dataflow():
@@ -32,9 +32,9 @@ def module_of(compute, *shapes, dtype="float32"):
 
 def operators(function):
     """Return the names of the operators of a function, without the prefix."""
-    values = [each.value for block in function.body.blocks for each in block.bindings]
-    found = [each.op for each in values if isinstance(each, relax.Call)]
-    return [each.name.removeprefix("relax.") for each in found if isinstance(each, Op)]
+    values = [binding.value for block in function.body.blocks for binding in block.bindings]
+    value = [call.op for call in values if isinstance(call, relax.Call)]
+    return [op.name.removeprefix("relax.") for op in value if isinstance(op, Op)]
 
 
 def _pool(kind, **more):
@@ -123,11 +123,11 @@ KNOWN = {
 def test_known_functions(name):
     compute, shapes, wanted = KNOWN[name]
     module = module_of(compute, *shapes)
-    found = with_operators(module)
-    assert operators(found["main"]) == wanted
+    recognised = with_operators(module)
+    assert operators(recognised["main"]) == wanted
     assert operators(module["main"]) == ["call_tir"]
-    assert relax.analysis.well_formed(found) is not False  # raises, or says so in 0.26
-    result = found["main"].body.blocks[0].bindings[-1].var
+    assert relax.analysis.well_formed(recognised) is not False  # raises, or says so in 0.26
+    result = recognised["main"].body.blocks[0].bindings[-1].var
     assert result.same_as(module["main"].body.blocks[0].bindings[-1].var)
 
 
@@ -223,8 +223,8 @@ def test_a_contraction_that_starts_at_one_is_none():
 
 def _gradients(module, arrays):
     machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
-    value, found = machine["main_vjp"](*map(tvm.runtime.tensor, arrays))
-    return [value.numpy(), *(each.numpy() for each in found)]
+    value, grads = machine["main_vjp"](*map(tvm.runtime.tensor, arrays))
+    return [value.numpy(), *(grad.numpy() for grad in grads)]
 
 
 @pytest.mark.parametrize("name", ["two axes", "vector", "grouped", "channels last", "avg_pool"])
@@ -238,9 +238,9 @@ def test_gradients_agree_with_those_of_the_function(name, monkeypatch):
     other = relax_grad.vjp(module)
     assert "call_tir" in operators(other["main_vjp"])
     result = [int(extent) for extent in module["main"].ret_ty.shape]
-    arrays = [each.astype("float32") for each in numbers(*shapes, result)]
-    for found, expected in zip(_gradients(own, arrays), _gradients(other, arrays), strict=True):
-        np.testing.assert_allclose(found, expected, 1e-5, 1e-5)
+    arrays = [array.astype("float32") for array in numbers(*shapes, result)]
+    for grad, expected in zip(_gradients(own, arrays), _gradients(other, arrays), strict=True):
+        np.testing.assert_allclose(grad, expected, 1e-5, 1e-5)
 
 
 def test_branches_and_callees():
@@ -255,17 +255,17 @@ def test_branches_and_callees():
         called = bb.emit(relax.Call(bb.get().get_global_var("callee"), [x]))
         bb.emit_func_output(bb.emit(relax.op.sum(called)))
     module = bb.get()
-    found = relax_grad.vjp(module, wrt="x")
-    assert operators(found["callee"]) == ["call_tir"]
-    assert "nn.softmax" in operators(found["main_vjp"])
-    assert "call_tir" not in operators(found["main_vjp"])
+    adjoint = relax_grad.vjp(module, wrt="x")
+    assert operators(adjoint["callee"]) == ["call_tir"]
+    assert "nn.softmax" in operators(adjoint["main_vjp"])
+    assert "call_tir" not in operators(adjoint["main_vjp"])
 
 
 def test_a_registered_gradient_wins():
     """``call_tir_with_grad`` is no call that is replaced."""
     module = module_of(topi.nn.softmax, MATRIX)
     (x,) = module["main"].params
-    callee = next(each for each in module.get_global_vars() if each.name_hint != "main")
+    callee = next(variable for variable in module.get_global_vars() if variable.name_hint != "main")
     bb = relax.BlockBuilder(module)
     with bb.function("other", [x]):
         with bb.dataflow():

@@ -54,7 +54,7 @@ class Case:
         floats = [
             rng.uniform(self.low, self.high, shape).astype(self.dtype) for shape in self.shapes
         ]
-        return [*floats, *(np.asarray(each) for each in self.integers)]
+        return [*floats, *(np.asarray(value) for value in self.integers)]
 
     def emit(self, *args):
         return relax.BlockBuilder.current().emit_te(self.build, *args, **self.more)
@@ -86,8 +86,8 @@ def _welford(x):
 
 
 def _one_hot(x, index):
-    one, zero = (tirx.const(number, x.dtype) for number in (1.0, 0.0))
-    return topi.multiply(topi.one_hot(index, one, zero, 4, -1, x.dtype), x)
+    unit, zero = (tirx.const(number, x.dtype) for number in (1.0, 0.0))
+    return topi.multiply(topi.one_hot(index, unit, zero, 4, -1, x.dtype), x)
 
 
 POSITIVE = {"low": 0.2, "high": 2.0}

@@ -45,9 +45,9 @@ def test_masks(causal_mask, shape, window_size):
         seen = np.tril(seen, abs(shape[0] - shape[1]) if causal_mask == "BottomRight" else 0)
     if window_size:
         seen = np.triu(seen, 1 - window_size)
-    found = run(scores, causal_mask=causal_mask, window_size=window_size)
-    np.testing.assert_allclose(found, reference(scores, seen), 1e-5, 1e-6)
-    assert not found[:, :, ~seen].any()
+    result = run(scores, causal_mask=causal_mask, window_size=window_size)
+    np.testing.assert_allclose(result, reference(scores, seen), 1e-5, 1e-6)
+    assert not result[:, :, ~seen].any()
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
@@ -65,8 +65,8 @@ def test_sequence_starts_that_are_garbage(dtype):
     ):
         for causal_mask in (None, "BottomRight"):
             starts = [np.array(values, dtype) for values in (starts_q, starts_k)]
-            found = run(scores, *starts, causal_mask=causal_mask)
-            totals = found.sum(-1)
+            result = run(scores, *starts, causal_mask=causal_mask)
+            totals = result.sum(-1)
             assert np.all(np.isclose(totals, 1) | (totals == 0))
             outside = [i for i in range(6) if i < min(starts_q) or i >= max(starts_q)]
             assert not totals[:, :, outside].any()
@@ -75,14 +75,14 @@ def test_sequence_starts_that_are_garbage(dtype):
 def test_extremes():
     """Scores that overflow, a query with only minus infinity, and a query with NaN."""
     scores = np.float32([[1e38, 1e38], [-np.inf, -np.inf], [-np.inf, -1e38], [np.nan, 0]])
-    found = run(scores[None, None])[0, 0]
-    np.testing.assert_array_equal(found[:3], [[0.5, 0.5], [0, 0], [0, 1]])
-    assert np.isnan(found[3]).all()
+    result = run(scores[None, None])[0, 0]
+    np.testing.assert_array_equal(result[:3], [[0.5, 0.5], [0, 0], [0, 1]])
+    assert np.isnan(result[3]).all()
 
 
 def test_half_precision_sums_in_float32():
-    found = run(np.zeros((1, 1, 1, 4096), "float16"))
-    np.testing.assert_array_equal(found, np.full_like(found, 1 / 4096))
+    result = run(np.zeros((1, 1, 1, 4096), "float16"))
+    np.testing.assert_array_equal(result, np.full_like(result, 1 / 4096))
 
 
 def test_no_keys():

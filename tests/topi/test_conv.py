@@ -161,8 +161,8 @@ def check(conv: Conv, dtype="float64", rtol=1e-12):
     grad, data, weight = (
         rng.normal(size=shape).astype(dtype) for shape in (conv.output, conv.data, conv.weight)
     )
-    found = gradients(conv, grad, data, weight, dtype)
-    for got, expected in zip(found, conv.backward(grad, data, weight), strict=True):
+    grads = gradients(conv, grad, data, weight, dtype)
+    for got, expected in zip(grads, conv.backward(grad, data, weight), strict=True):
         np.testing.assert_allclose(got, expected, rtol, rtol)
 
 
@@ -172,12 +172,12 @@ def convs(draw, rank=None):
     spatial = SPATIAL[rank]
     small = 3 if rank == 3 else 5
 
-    def each(low, high):
+    def per_axis(low, high):
         return tuple(draw(st.integers(low, high)) for _ in range(rank))
 
     groups = draw(st.integers(1, 3))
     in_group, out_group = draw(st.integers(1, 2)), draw(st.integers(1, 2))
-    kernel, dilation, padding = each(1, 3), each(1, 3), each(0, 3) + each(0, 3)
+    kernel, dilation, padding = per_axis(1, 3), per_axis(1, 3), per_axis(0, 3) + per_axis(0, 3)
     # The data may be smaller than the kernel if the padding makes up for it.
     extents = tuple(
         draw(st.integers(max(1, (k - 1) * d + 1 - before - after), small + (k - 1) * d))
@@ -192,7 +192,7 @@ def convs(draw, rank=None):
     return Conv(
         (draw(st.integers(1, 2)), groups * in_group, *extents),
         (groups * out_group, in_group, *kernel),
-        each(1, 4),
+        per_axis(1, 4),
         padding,
         dilation,
         groups,

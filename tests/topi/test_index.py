@@ -150,18 +150,20 @@ def test_scalar_index(mode):
     for index in (-5, -1, 0, 3, 4):
         where = element_of(index, 4, mode)
         scalar = tirx.IntImm("int64", index)
-        found = run(lambda a, s=scalar: topi_index.take(a, s, 1, mode, "nan"), [x], (3,), "float64")
-        np.testing.assert_array_equal(found, np.full(3, np.nan) if where is None else x[:, where])
+        result = run(
+            lambda a, s=scalar: topi_index.take(a, s, 1, mode, "nan"), [x], (3,), "float64"
+        )
+        np.testing.assert_array_equal(result, np.full(3, np.nan) if where is None else x[:, where])
         expected = np.zeros((3, 4))
         if where is not None:
             expected[:, where] = grad
-        found = run(
+        result = run(
             lambda dy, s=scalar: topi_index.take_backward(dy, s, (3, 4), 1, mode),
             [grad],
             (3, 4),
             "float64",
         )
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
@@ -182,8 +184,8 @@ def test_half_precision_accumulates_in_float32():
         lambda dy, i: topi_index.take_backward(dy, i, (2,), 0, "fast"),
         lambda dy, i: topi_index.gather_elements_backward_data(dy, i, (2,), 0),
     ):
-        found = run(expression, [grad, indices], (2,), "float16")
-        np.testing.assert_array_equal(found, [4096, 0])
+        result = run(expression, [grad, indices], (2,), "float16")
+        np.testing.assert_array_equal(result, [4096, 0])
 
 
 def test_unknown_mode():

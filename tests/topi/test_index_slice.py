@@ -151,8 +151,8 @@ def test_assume_inbound_takes_begin_as_it_is_where_something_is_symbolic():
         )
 
     np.testing.assert_array_equal(run(backward, [grad, x], (4,), "float64"), [0, 0, 1, 2])
-    found = run(backward, [grad, x], (4,), "float64", symbolic=True)
-    np.testing.assert_array_equal(found, [0, 0, 0, 0])
+    result = run(backward, [grad, x], (4,), "float64", symbolic=True)
+    np.testing.assert_array_equal(result, [0, 0, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -170,16 +170,16 @@ def test_assume_inbound_takes_begin_as_it_is_where_something_is_symbolic():
 def test_adversarial_bounds(begin, stride, expected):
     """Of an output gradient longer than the slice, only the elements that belong to the slice are
     read."""
-    found = run(
+    result = run(
         lambda dy, b, s: topi_slice.dynamic_strided_slice_backward_data(dy, (4,), b, s),
         [np.ones(9), np.array([begin]), np.array([stride])],
         (4,),
         "float64",
     )
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_stride_of_zero_takes_nothing():
     inputs = [np.zeros((4, 3)), *(np.array(v) for v in ([0, 0], [4, 3], [0, 1]))]
-    found = run(topi_slice.dynamic_strided_slice_shape, inputs, (2,), "int64")
-    np.testing.assert_array_equal(found, [0, 3])
+    result = run(topi_slice.dynamic_strided_slice_shape, inputs, (2,), "int64")
+    np.testing.assert_array_equal(result, [0, 3])

@@ -258,29 +258,29 @@ def test_slice_scatter(start, step, count, symbolic):
         if 0 <= start + k * step < 5:
             expected[:, start + k * step] = src[:, k]
             gradient[:, k] = data[:, start + k * step]
-    found = run(
+    result = run(
         lambda d, s: index_write.slice_scatter(d, s, start, step, -1),
         [data, src],
         data.shape,
         "float64",
         symbolic,
     )
-    np.testing.assert_array_equal(found, expected)
-    found = run(
+    np.testing.assert_array_equal(result, expected)
+    result = run(
         lambda dy, s: index_write.slice_scatter_backward_src(dy, s.shape, start, step, -1),
         [data, src],
         src.shape,
         "float64",
         symbolic,
     )
-    np.testing.assert_array_equal(found, gradient)
+    np.testing.assert_array_equal(result, gradient)
 
 
 def test_half_precision_accumulates_in_float32():
     """In float16, a sum of ones would stop at 2048."""
     ones, indices = np.ones(4096, "float16"), np.zeros(4096, "int32")
     data = np.zeros(2, "float16")
-    for found in (
+    for result in (
         run(
             lambda d, i, u: index_write.scatter_elements(d, i, u, 0, "add"),
             [data, indices, ones],
@@ -300,16 +300,16 @@ def test_half_precision_accumulates_in_float32():
             "float16",
         ),
     ):
-        np.testing.assert_array_equal(found, [4096, 0])
+        np.testing.assert_array_equal(result, [4096, 0])
     # In float16 the first two factors would underflow to 0; in float32 the product is 1.
     factors = np.array([2.0**-14, 2.0**-14, 2.0**14, 2.0**14], "float16")
-    found = run(
+    result = run(
         lambda d, i, u: index_write.scatter_elements(d, i, u, 0, "mul"),
         [np.ones(1, "float16"), np.zeros(4, "int64"), factors],
         (1,),
         "float16",
     )
-    np.testing.assert_array_equal(found, [1])
+    np.testing.assert_array_equal(result, [1])
 
 
 def test_broadcast_shape():

@@ -171,25 +171,25 @@ def test_a_class_that_occurs_often_is_summed_in_float32():
     targets, weights = np.zeros(count, "int64"), np.ones(2, "float16")
     attrs = {"reduction": "sum", "ignore_index": -100}
     dy = np.ones((), "float16")
-    found = run(topi_loss.nll_loss_backward_weights, dy, predictions, targets, weights, **attrs)
-    np.testing.assert_array_equal(found, np.array([-2500, 0], "float16"))
-    found = run(topi_loss.nll_loss, predictions, targets, weights, **attrs)
-    np.testing.assert_array_equal(found, np.float16(-2500))
+    result = run(topi_loss.nll_loss_backward_weights, dy, predictions, targets, weights, **attrs)
+    np.testing.assert_array_equal(result, np.array([-2500, 0], "float16"))
+    result = run(topi_loss.nll_loss, predictions, targets, weights, **attrs)
+    np.testing.assert_array_equal(result, np.float16(-2500))
     attrs["reduction"] = "mean"
     for w in (weights, None):
-        found = run(topi_loss.nll_loss_backward, dy, predictions, targets, w, **attrs)
-        np.testing.assert_array_equal(found[:, 0], np.full(count, -1 / count, "float16"))
+        result = run(topi_loss.nll_loss_backward, dy, predictions, targets, w, **attrs)
+        np.testing.assert_array_equal(result[:, 0], np.full(count, -1 / count, "float16"))
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 4)])
 def test_cross_entropy_with_logits_backward(shape):
     factor = np.random.default_rng(0).normal(size=shape)
     batch = shape[0] if len(shape) > 1 else None
-    found = run(
+    result = run(
         lambda dz, y: topi_loss.cross_entropy_with_logits_backward(
             dz, y, None if batch is None else y.shape[0]
         ),
         np.asarray(3.0),
         factor,
     )
-    np.testing.assert_allclose(found, -3.0 * factor / (batch or 1), rtol=1e-14)
+    np.testing.assert_allclose(result, -3.0 * factor / (batch or 1), rtol=1e-14)

@@ -39,23 +39,23 @@ def run(build, *values, out_shape):
 )
 def test_collapse_sum(shape, target):
     data = np.random.default_rng(0).normal(size=shape).astype("float32")
-    found = run(lambda x: manipulate.collapse_sum(x, target), data, out_shape=target)
+    result = run(lambda x: manipulate.collapse_sum(x, target), data, out_shape=target)
     added = len(shape) - len(target)
     axes = tuple(i + added for i, n in enumerate(target) if n != shape[i + added])
     expected = data.sum(axis=axes, keepdims=True).sum(axis=tuple(range(added)))
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 def test_sums_in_half_precision_are_accumulated_in_float32():
     ones = np.ones((4096, 2), "float16")
-    found = run(lambda x: manipulate.collapse_sum(x, (2,)), ones, out_shape=(2,))
-    assert found.tolist() == [4096, 4096]
-    found = run(lambda x: manipulate.tile_backward_data(x, (2,), [4096, 1]), ones, out_shape=(2,))
-    assert found.tolist() == [4096, 4096]
-    found = run(
+    result = run(lambda x: manipulate.collapse_sum(x, (2,)), ones, out_shape=(2,))
+    assert result.tolist() == [4096, 4096]
+    result = run(lambda x: manipulate.tile_backward_data(x, (2,), [4096, 1]), ones, out_shape=(2,))
+    assert result.tolist() == [4096, 4096]
+    result = run(
         lambda x: manipulate.repeat_backward_data(x, (1, 2), 4096, 0), ones, out_shape=(1, 2)
     )
-    assert found.tolist() == [[4096, 4096]]
+    assert result.tolist() == [[4096, 4096]]
 
 
 @pytest.mark.parametrize("extent", [0, 3])
@@ -81,9 +81,9 @@ def test_collapse_sum_refuses_shapes_that_do_not_broadcast():
 def test_repeat(repeats, axis):
     data = np.arange(6, dtype="float32").reshape(2, 3)
     expected = np.repeat(data, repeats, axis)
-    found = run(
+    result = run(
         lambda x: manipulate.repeat(x, expected.shape, repeats, axis),
         data,
         out_shape=expected.shape,
     )
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(result, expected)

@@ -85,11 +85,16 @@ class Case:
 def cases(draw, rank=None):
     rank = rank or draw(st.integers(1, 3))
 
-    def each(low, high):
+    def per_axis(low, high):
         return tuple(draw(st.integers(low, high)) for _ in range(rank))
 
-    extents, pool_size, strides, dilation = each(1, 7 - rank), each(1, 3), each(1, 4), each(1, 3)
-    before, after = each(0, 4), each(0, 4)
+    extents, pool_size, strides, dilation = (
+        per_axis(1, 7 - rank),
+        per_axis(1, 3),
+        per_axis(1, 4),
+        per_axis(1, 3),
+    )
+    before, after = per_axis(0, 4), per_axis(0, 4)
     ceil_mode = draw(st.booleans())
     outputs = []
     for extent, k, s, d, b, a in zip(
@@ -163,27 +168,27 @@ def check_max_pool(case, data, rng, dtype, change=None):
             derivative[window] = tangent[winner]
     stored = case.in_layout(data, case.layout)
 
-    found = run(
+    result = run(
         lambda g, x: pool.max_pool_backward(g, x, **case.windows()),
         case.in_layout(grad, case.out_layout),
         stored,
         change=change,
     )
-    assert found.dtype == dtype
+    assert result.dtype == dtype
     tolerance = TOLERANCES[dtype]
     expected = case.in_layout(data_grad, case.layout)
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance)
 
     expected = case.in_layout(derivative, case.out_layout)
     out_shape = [tirx.IntImm("int64", extent) for extent in expected.shape]
-    found = run(
+    result = run(
         lambda v, x: pool.max_pool_jvp(v, x, out_shape, **case.windows()),
         case.in_layout(tangent, case.layout),
         stored,
         change=change,
     )
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found, expected)
+    assert result.dtype == dtype
+    np.testing.assert_array_equal(result, expected)
 
 
 def check_avg_pool(case, rng, dtype, count_include_pad):
@@ -209,15 +214,15 @@ def check_avg_pool(case, rng, dtype, count_include_pad):
             data_grad[element] += grad[window] / len(counted)
     expected = case.in_layout(data_grad, case.layout)
     shape = [tirx.IntImm("int64", extent) for extent in expected.shape]
-    found = run(
+    result = run(
         lambda g: pool.avg_pool_backward(
             g, shape, count_include_pad=count_include_pad, out_dtype=dtype, **case.windows()
         ),
         case.in_layout(grad, case.out_layout),
     )
-    assert found.dtype == dtype
+    assert result.dtype == dtype
     tolerance = TOLERANCES[dtype]
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance)
 
 
 def sweep_max_pool(case, dtype, special, seed):
@@ -318,9 +323,9 @@ def test_half_precision_is_accumulated_in_single():
     data = np.zeros(case.data_shape, "float16")
     data[0, 0, 30, 30] = 1
     grad = np.full(case.out_shape, 1.001, "float16")
-    found = run(lambda g, x: pool.max_pool_backward(g, x, **case.windows()), grad, data)
-    assert found[0, 0, 30, 30] == np.float16(grad.astype("float64").sum())
-    found = run(
+    result = run(lambda g, x: pool.max_pool_backward(g, x, **case.windows()), grad, data)
+    assert result[0, 0, 30, 30] == np.float16(grad.astype("float64").sum())
+    result = run(
         lambda g: pool.avg_pool_backward(
             g,
             case.data_shape,
@@ -331,7 +336,7 @@ def test_half_precision_is_accumulated_in_single():
         grad,
     )
     expected = grad.astype("float64").sum() / 961
-    np.testing.assert_allclose(found[0, 0, 30, 30], expected, rtol=6e-4)
+    np.testing.assert_allclose(result[0, 0, 30, 30], expected, rtol=6e-4)
 
 
 def adaptive_windows(extent, output):
@@ -365,12 +370,12 @@ def sweep_adaptive_avg_pool(case, dtype, seed):
         data_grad[at] += share.reshape(*batch, *(1 for _ in extents))
     expected = in_layout(data_grad, plain, layout)
     shape = [tirx.IntImm("int64", size) for size in expected.shape]
-    found = run(
+    result = run(
         lambda g: pool.adaptive_avg_pool_backward(g, shape, layout, out_layout, dtype),
         in_layout(grad, plain, out_layout),
     )
-    assert found.dtype == dtype
-    np.testing.assert_allclose(found, expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    assert result.dtype == dtype
+    np.testing.assert_allclose(result, expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
 
 
 ADAPTIVE = given(adaptive_cases(), st.sampled_from(sorted(TOLERANCES)), st.integers(0, 99))
@@ -388,13 +393,13 @@ def test_adaptive_avg_pool_of_half_precision_is_accumulated_in_single():
     """4096 windows contain the same element."""
     grad = np.full((1, 1, 4096), 1, "float16")
     shape = [tirx.IntImm("int64", 1)] * 3
-    found = run(lambda g: pool.adaptive_avg_pool_backward(g, shape, "NCW", "NCW", "float16"), grad)
-    assert found.item() == 4096
+    result = run(lambda g: pool.adaptive_avg_pool_backward(g, shape, "NCW", "NCW", "float16"), grad)
+    assert result.item() == 4096
 
 
 @pytest.mark.parametrize(("shape", "output"), [((0, 2, 3), 2), ((1, 2, 0), 2), ((1, 2, 3), 0)])
 def test_adaptive_avg_pool_of_nothing(shape, output):
     grad = np.zeros((*shape[:2], output))
     shape = [tirx.IntImm("int64", size) for size in shape]
-    found = run(lambda g: pool.adaptive_avg_pool_backward(g, shape, "NCW", "NCW", "float64"), grad)
-    assert not found.any()
+    result = run(lambda g: pool.adaptive_avg_pool_backward(g, shape, "NCW", "NCW", "float64"), grad)
+    assert not result.any()

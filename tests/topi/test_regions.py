@@ -136,8 +136,8 @@ def check(op, mode, pooled, scale, seed, layout="NCHW", **others):
     for (name, function), result in zip(functions.items(), wanted, strict=True):
         result = laid_out(result)
         inputs = [*first[name], laid_out(data), rois]
-        found = run(function, inputs, result.shape, **attrs)
-        np.testing.assert_allclose(found, result, rtol=1e-9, atol=1e-9, err_msg=op + name)
+        output = run(function, inputs, result.shape, **attrs)
+        np.testing.assert_allclose(output, result, rtol=1e-9, atol=1e-9, err_msg=op + name)
 
 
 ALIGN = {
@@ -186,8 +186,8 @@ def test_half_precision_is_accumulated_in_float32():
     rois = np.zeros((4100, 5), "float16")
     inputs = [np.ones((4100, 1, 1, 1), "float16"), np.ones((1, 1, 1, 1), "float16"), rois]
     attrs = {"pooled_size": [1, 1], "spatial_scale": 1.0, "layout": "NCHW"}
-    found = run(topi_roi_pool.roi_pool_backward_data, inputs, (1, 1, 1, 1), **attrs)
-    assert found.item() == 4100
+    output = run(topi_roi_pool.roi_pool_backward_data, inputs, (1, 1, 1, 1), **attrs)
+    assert output.item() == 4100
     attrs.update(sample_ratio=1, aligned=False, mode="avg")
-    found = run(topi_roi_align.roi_align_backward_data, inputs, (1, 1, 1, 1), **attrs)
-    assert found.item() == 4100
+    output = run(topi_roi_align.roi_align_backward_data, inputs, (1, 1, 1, 1), **attrs)
+    assert output.item() == 4100

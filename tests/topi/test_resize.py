@@ -195,10 +195,10 @@ def test_half_precision_is_accumulated_in_float32():
     settings = attrs("half_pixel", "nearest_neighbor", "round")
     grad = te.placeholder((1, 1, 64, 65), "float16", "grad")
     backward = topi_resize.resize_backward_data(grad, (1, 1, 1, 1), "NCHW", "float16", **settings)
-    found = call(
+    result = call(
         compiled(grad, backward), (1, 1, 1, 1), np.ones((1, 1, 64, 65), "float16"), dtype="float16"
     )
-    assert found.item() == 4160
+    assert result.item() == 4160
 
 
 def test_nan_reaches_only_the_taps_of_its_position():
@@ -208,10 +208,10 @@ def test_nan_reaches_only_the_taps_of_its_position():
     value = np.zeros((1, 1, 1, 12), "float32")
     value[..., 0] = np.nan
     value[..., 11] = np.inf
-    found = call(compiled(grad, backward), (1, 1, 1, 6), value).ravel()
-    assert np.isnan(found[0])
-    assert np.isinf(found[5])
-    np.testing.assert_array_equal(found[1:5], 0)
+    result = call(compiled(grad, backward), (1, 1, 1, 6), value).ravel()
+    assert np.isnan(result[0])
+    assert np.isinf(result[5])
+    np.testing.assert_array_equal(result[1:5], 0)
 
 
 @pytest.mark.parametrize(

@@ -48,18 +48,18 @@ def test_linear_scan(shape, symbolic):
     a, b = rng.uniform(-1, 1, shape), rng.normal(size=shape)
     for axis in range(len(shape)):
         for reverse in (False, True):
-            found = run(
+            result = run(
                 lambda a, b, axis=axis, reverse=reverse: topi_scan.linear_scan(a, b, axis, reverse),
                 [a, b],
                 symbolic,
             )
-            np.testing.assert_allclose(found, by_elements(a, b, axis, reverse), atol=1e-12)
-        found = run(
+            np.testing.assert_allclose(result, by_elements(a, b, axis, reverse), atol=1e-12)
+        result = run(
             lambda a, axis=axis: topi_scan.linear_scan(a, None, axis - len(shape), True),
             [a],
             symbolic,
         )
-        np.testing.assert_allclose(found, by_elements(a, None, axis, True), atol=1e-12)
+        np.testing.assert_allclose(result, by_elements(a, None, axis, True), atol=1e-12)
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
@@ -67,16 +67,16 @@ def test_linear_scan(shape, symbolic):
 def test_cumsum_backward_data(shape, exclusive):
     x = np.random.default_rng(0).normal(size=shape)
     for axis in range(len(shape)):
-        found = run(
+        result = run(
             lambda x, axis=axis: topi_scan.cumsum_backward_data(x, x.shape, axis, exclusive),
             [x],
             symbolic=True,
         )
         expected = np.flip(np.cumsum(np.flip(x, axis), axis), axis) - (x if exclusive else 0)
-        np.testing.assert_allclose(found, expected, atol=1e-12)
+        np.testing.assert_allclose(result, expected, atol=1e-12)
 
 
 def test_half_precision_is_accumulated_in_float32():
     multiplier, increment = np.ones((2, 4097), "float16")
-    found = run(lambda a, b: topi_scan.linear_scan(a, b, 0, False), [multiplier, increment], False)
-    np.testing.assert_array_equal(found, np.arange(4097).astype("float16"))
+    result = run(lambda a, b: topi_scan.linear_scan(a, b, 0, False), [multiplier, increment], False)
+    np.testing.assert_array_equal(result, np.arange(4097).astype("float16"))

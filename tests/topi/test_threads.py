@@ -148,8 +148,8 @@ def test_threads_agree_with_a_cpu(name, symbolic, monkeypatch):
     for backwards, enough in ((True, 4**8), (False, 64))[: 1 if symbolic else 2]:
         monkeypatch.setattr(_loops, "_ENOUGH", enough)
         with in_threads(backwards):
-            found = run(expression, inputs, inputs[0].shape, inputs[0].dtype.name, symbolic)
-        np.testing.assert_array_equal(found, expected)
+            result = run(expression, inputs, inputs[0].shape, inputs[0].dtype.name, symbolic)
+        np.testing.assert_array_equal(result, expected)
 
 
 @pytest.fixture
@@ -281,12 +281,12 @@ def test_default_schedule_leaves_nothing_to_the_host(op):
     module = _program.differentiate(program, select_wrt(program.arguments, sample.wrt))
     with tvm.target.Target(GPU):
         module = relax.transform.LegalizeOps()(module)
-        found = {
+        functions = {
             name: function
             for name, function in module.functions_items()
             if isinstance(function, tirx.PrimFunc) and threads_of(function)
         }
-        module = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(tvm.IRModule(found))
-    assert found
-    for name in found:
+        module = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(tvm.IRModule(functions))
+    assert functions
+    for name in functions:
         assert not stores_outside_threads(module[name]), name

@@ -185,12 +185,12 @@ def test_symbolic_extents(dtype):
     ours = compiled(made).get_function("function")
     theirs = tvm.compile(made, HOST)["function"]
 
-    def given(*shapes):
+    def empty(*shapes):
         kinds = ("float32", "int8", "float32", "float32")
         return [tvm.runtime.empty(*form) for form in zip(shapes, kinds, strict=True)]
 
     for good in [((4, 3), (5,), *2 * [(2, 5, 4)]), ((1, 3), (7,), *2 * [(2, 7, 1)])]:
-        arguments = given(*good)
+        arguments = empty(*good)
         assert outcome(ours, arguments) is outcome(theirs, arguments) is None
         np.testing.assert_array_equal(arguments[-1].numpy(), 1)
     for bad in [
@@ -199,10 +199,10 @@ def test_symbolic_extents(dtype):
         ((4, 2), (5,), (2, 5, 4), (2, 5, 4)),
         ((4, 3), (5,), (5, 4), (2, 5, 4)),
     ]:
-        arguments = given(*bad)
+        arguments = empty(*bad)
         assert outcome(ours, arguments) is outcome(theirs, arguments) is ValueError
     with pytest.raises(ValueError, match=r"(?s)a2.shape on .*`function\(a0: Tensor\(\[n, 3\]"):
-        ours(*given((4, 3), (5,), (2, 4, 5), (2, 5, 4)))
+        ours(*empty((4, 3), (5,), (2, 4, 5), (2, 5, 4)))
 
 
 def test_extents_that_their_type_does_not_hold(torch):

@@ -37,7 +37,7 @@ def density(x):
     return tirx.exp(c(-0.5) * x * x) * c(1 / math.sqrt(2 * math.pi))
 
 
-def found(expr) -> list[str]:
+def names_in(expr) -> list[str]:
     """Return the names of the functions that the pass finds in an expression."""
     names = []
     result = identities.with_functions(expr, lambda _: True)
@@ -86,17 +86,17 @@ OTHER = {
 @pytest.mark.parametrize("name", SAME)
 def test_identities_are_recognised(name):
     expr, wanted = SAME[name]
-    assert found(expr) == wanted
+    assert names_in(expr) == wanted
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_other_expressions_are_not_identities(name):
-    assert not {"gelu", "gelu_tanh", "silu_slope", "softplus", "expm1"} & set(found(OTHER[name]))
+    assert not {"gelu", "gelu_tanh", "silu_slope", "softplus", "expm1"} & set(names_in(OTHER[name]))
 
 
 def test_a_derivative_of_another_scale_is_not_recognised():
     expr = c(0.5) + c(0.5) * erf(X) + X * density(X) * c(2)
-    assert found(expr) == ["normal_cdf"]
+    assert names_in(expr) == ["normal_cdf"]
 
 
 def compiled(function, *arrays):

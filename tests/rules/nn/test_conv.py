@@ -56,14 +56,14 @@ def geometries(draw, transposed=False, ranks=(1, 2, 3)):
     """Draw the shapes of data and weight in the plain layouts, and the attributes."""
     rank = draw(st.sampled_from(ranks))
 
-    def each(low, high):
+    def per_axis(low, high):
         return tuple(draw(st.integers(low, high)) for _ in range(rank))
 
     groups, batch = draw(st.integers(1, 3)), draw(st.integers(1, 2))
     in_group, out_group = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     most = 3 if rank == 3 else 4
-    kernel, strides, dilation = each(1, most), each(1, most), each(1, 3)
-    padding = (*each(0, most - 1), *each(0, most - 1))
+    kernel, strides, dilation = per_axis(1, most), per_axis(1, most), per_axis(1, 3)
+    padding = (*per_axis(0, most - 1), *per_axis(0, most - 1))
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     attrs = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
     if transposed:

@@ -90,18 +90,18 @@ def poolings(draw, kinds=("max", "avg", "adaptive_avg")):
     plain = f"NC{SPATIAL[rank]}"
     most = 2 if rank == 3 else 4
 
-    def each(low, high):
+    def per_axis(low, high):
         return tuple(draw(st.integers(low, high)) for _ in range(rank))
 
     layout = draw(layouts(plain))
     attrs = {"layout": layout, "out_layout": draw(st.none() | layouts(plain))}
     if kind == "adaptive_avg":
-        attrs["output_size"] = draw(st.none() | st.just(each(1, 6)))
-        extents = each(1, 6)
+        attrs["output_size"] = draw(st.none() | st.just(per_axis(1, 6)))
+        extents = per_axis(1, 6)
     else:
-        attrs["pool_size"], attrs["strides"] = each(1, most), each(1, most)
-        attrs["padding"] = (*each(0, 3), *each(0, 3))
-        attrs["dilation"] = each(1, 3)
+        attrs["pool_size"], attrs["strides"] = per_axis(1, most), per_axis(1, most)
+        attrs["padding"] = (*per_axis(0, 3), *per_axis(0, 3))
+        attrs["dilation"] = per_axis(1, 3)
         attrs["ceil_mode"] = draw(st.booleans())
         attrs["count_include_pad"] = draw(st.booleans())
         extents = []
