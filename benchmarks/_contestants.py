@@ -59,18 +59,18 @@ def contestants(
     """
     target = target or relax_grad.target.host()
     if isinstance(entry, Step):
-        return _each(columns, lambda column: _of_step(entry, column, target))
+        return _of_columns(columns, lambda column: _of_step(entry, column, target))
     arrays = entry.arrays()
     columns = [column for column in columns if column != "jax" or entry.jax is not None]
-    found = _each(columns, lambda column: _of_row(entry, arrays, column, target))
+    by_column = _of_columns(columns, lambda column: _of_row(entry, arrays, column, target))
     if entry.symbolic:
-        found["static"] = _of_row(replace(entry, symbolic=()), arrays, "relax_grad", target)
-    return found
+        by_column["static"] = _of_row(replace(entry, symbolic=()), arrays, "relax_grad", target)
+    return by_column
 
 
-def _each(columns: Sequence[str], make: Callable[[str], Contestant]) -> dict[str, Contestant]:
+def _of_columns(columns: Sequence[str], make: Callable[[str], Contestant]) -> dict[str, Contestant]:
     made = {column: _attempt(make, column) for column in columns}
-    return {column: each for column, each in made.items() if each is not None}
+    return {column: contestant for column, contestant in made.items() if contestant is not None}
 
 
 def _attempt(make: Callable[[str], Contestant], column: str) -> Contestant | None:
@@ -83,10 +83,10 @@ def _attempt(make: Callable[[str], Contestant], column: str) -> Contestant | Non
         return None
 
 
-def difference(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+def difference(results: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
     """Return the largest difference of results, relative to the largest element of each."""
     worst = 0.0
-    for ours, theirs in zip(found, wanted, strict=True):
+    for ours, theirs in zip(results, wanted, strict=True):
         if ours.shape != theirs.shape:
             return float("inf")
         scale = max(np.abs(theirs).max(initial=0.0), 1e-3)
@@ -124,14 +124,14 @@ def _of_step(step: Step, column: str, target: tvm.target.Target) -> Contestant:
     before = _steps.parameters(network)
     if column in ("relax_grad", "TVM"):
         module, arrays = _steps.in_relax(network, inputs)
-        found = _by_tvm(module, "step", arrays, target if column == "relax_grad" else None)
-        found.arrays = arrays
+        contestant = _by_tvm(module, "step", arrays, target if column == "relax_grad" else None)
+        contestant.arrays = arrays
     elif column == "jax":
-        found = _by_first_call(_steps.in_jax(network, inputs))
+        contestant = _by_first_call(_steps.in_jax(network, inputs))
     else:
-        found = _by_first_call(_steps.in_torch(network, inputs, column == "torch.compile"))
-    found.results = _steps.compared(found.results, before)
-    return found
+        contestant = _by_first_call(_steps.in_torch(network, inputs, column == "torch.compile"))
+    contestant.results = _steps.compared(contestant.results, before)
+    return contestant
 
 
 def _by_first_call(run: Callable) -> Contestant:

@@ -31,12 +31,14 @@ def in_jax(exported: torch.export.ExportedProgram) -> Callable:
     learned = [
         node for node, kind in zip(places, kinds, strict=True) if kind == InputKind.PARAMETER
     ]
-    given = [node for node, kind in zip(places, kinds, strict=True) if kind == InputKind.USER_INPUT]
+    user_inputs = [
+        node for node, kind in zip(places, kinds, strict=True) if kind == InputKind.USER_INPUT
+    ]
 
     def run(parameters, inputs):
         values = dict(buffers)
         values.update(zip(learned, parameters, strict=True))
-        values.update(zip(given, inputs, strict=True))
+        values.update(zip(user_inputs, inputs, strict=True))
         for node in exported.graph.nodes:
             if node.op == "call_function":
                 args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)

@@ -17,12 +17,12 @@ _MARKERS = ("o", "s", "^")
 def points(results: dict) -> dict[str, list[tuple[float, float, str]]]:
     """Return memory and time relative to PyTorch's, and the setting, by the step; the most memory
     comes first."""
-    found: dict[str, list] = {}
+    by_step: dict[str, list] = {}
     for row in results["rows"]:
         if row["remat"] != "PyTorch":
             point = (row["memory"], row["time"], _short(row["remat"]))
-            found.setdefault(row["step"], []).append(point)
-    return {step: sorted(each, reverse=True) for step, each in found.items()}
+            by_step.setdefault(row["step"], []).append(point)
+    return {step: sorted(of_step, reverse=True) for step, of_step in by_step.items()}
 
 
 def table(results: dict) -> list[str]:
@@ -49,10 +49,10 @@ def _short(remat: str) -> str:
     return f"{share} %" if share else "policy" if remat.startswith("dots") else remat
 
 
-def _labels(found: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+def _labels(of_step: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
     """Return one label for settings with almost the same memory: its place, and their names."""
     groups: list[list] = []
-    for point in found:
+    for point in of_step:
         if groups and groups[-1][0][0] - point[0] < 0.04:
             groups[-1].append(point)
         else:
@@ -79,10 +79,10 @@ def draw(results: dict, folder: Path = FOLDER) -> None:
     for page, (colours, ink, faint) in _COLOURS.items():
         figure, axes = pyplot.subplots(figsize=(8, 4.2))
         steps = zip(points(results).items(), colours, _MARKERS, strict=False)
-        for (step, found), colour, marker in steps:
-            memory, time, _ = zip(*found, strict=True)
+        for (step, of_step), colour, marker in steps:
+            memory, time, _ = zip(*of_step, strict=True)
             axes.plot(memory, time, color=colour, marker=marker, ms=5, lw=1, label=step)
-            for x, y, names in _labels(found):
+            for x, y, names in _labels(of_step):
                 axes.annotate(
                     names,
                     (x, y),

@@ -137,12 +137,12 @@ class Report:
     rows: Sequence[Sequence[str]]
 
     def to_rich(self) -> Table:
-        found = Table(title=self.title)
+        table = Table(title=self.title)
         for i, head in enumerate(self.heads):
-            found.add_column(head, justify="right" if i else "left", no_wrap=not i)
+            table.add_column(head, justify="right" if i else "left", no_wrap=not i)
         for row in self.rows:
-            found.add_row(*row)
-        return found
+            table.add_row(*row)
+        return table
 
     def to_markdown(self) -> str:
         lines = [self.heads, ["---", *["---:"] * (len(self.heads) - 1)], *self.rows]
@@ -152,14 +152,14 @@ class Report:
 
 def reports(results: Sequence[Result], others: Sequence[str]) -> list[Report]:
     """Return the tables: one of the means, one for each group, one of memory."""
-    found = [_means(results, others)]
+    tables = [_means(results, others)]
     for group in GROUPS:
         members = [result for result in results if result.group == group]
         if members:
-            found.append(_times(group, members, others))
+            tables.append(_times(group, members, others))
     if any(result.memory for result in results):
-        found.append(_memory(results))
-    return found
+        tables.append(_memory(results))
+    return tables
 
 
 def _means(results: Sequence[Result], others: Sequence[str]) -> Report:

@@ -40,12 +40,12 @@ def time_allreduce(worker: Worker, elements: int, repeats: int) -> float:
     """Return the median seconds of an allreduce of float32."""
     send = tvm.runtime.tensor(np.ones(elements, "float32"))
     recv = tvm.runtime.empty((elements,), "float32")
-    found = []
+    times = []
     for _ in range(repeats):
         start = time.perf_counter()
         worker.communicator.call("allreduce", (send, 0, False, recv))
-        found.append(time.perf_counter() - start)
-    return float(np.median(found))
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
 
 
 @task
@@ -84,17 +84,17 @@ class _Recorder:
 
     def _start_allreduce(self, sends, kind, *more):
         used, begin, before = self._communicator, time.perf_counter(), self._communicator.sent
-        found = type(used).start_allreduce(used, sends, kind, *more)
+        request = type(used).start_allreduce(used, sends, kind, *more)
         self._note("start", used.sent - before, begin, time.perf_counter() - begin)
-        return found
+        return request
 
     def _wait(self, recvs):
         used, begin = self._communicator, time.perf_counter()
         started = used._started.get(_key(recvs))
-        found = type(used).wait(used, recvs)
+        result = type(used).wait(used, recvs)
         ended = begin if started is None else max(started.reduction.ended or begin, started.least)
         self._note("wait", 0, begin, time.perf_counter() - max(begin, ended))
-        return found
+        return result
 
     def _note(self, kind, size, begin, own):
         self._events.append([kind, size, begin, time.perf_counter(), own])

@@ -43,14 +43,14 @@ WIDTHS: dict[str, tuple[str | None, list[str], dict[str, str]]] = {
 
 def parser(description: str, folder: str, repeats: int) -> argparse.ArgumentParser:
     """Return the parser of the options that these scripts share."""
-    found = argparse.ArgumentParser(description=description.partition("\n")[0])
-    found.add_argument("--vectors", nargs="+", choices=WIDTHS, default=list(WIDTHS))
-    found.add_argument(
+    arguments = argparse.ArgumentParser(description=description.partition("\n")[0])
+    arguments.add_argument("--vectors", nargs="+", choices=WIDTHS, default=list(WIDTHS))
+    arguments.add_argument(
         "--repeats", type=int, default=repeats, help=f"samples of each (default: {repeats})"
     )
-    found.add_argument("--out", type=Path, default=HERE.parent / "docs/_measured" / folder)
-    found.add_argument("--part", choices=WIDTHS, help=argparse.SUPPRESS)
-    return found
+    arguments.add_argument("--out", type=Path, default=HERE.parent / "docs/_measured" / folder)
+    arguments.add_argument("--part", choices=WIDTHS, help=argparse.SUPPRESS)
+    return arguments
 
 
 def write(

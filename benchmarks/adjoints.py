@@ -95,8 +95,8 @@ def _compiled(function: tirx.PrimFunc, num_results: int) -> Callable[[], object]
     bb = relax.BlockBuilder()
     callee = bb.add_func(function.without_attr("global_symbol"), "function")
     types = [
-        relax.TensorType([int(extent) for extent in each.shape], str(each.dtype))
-        for each in function.params
+        relax.TensorType([int(extent) for extent in param.shape], str(param.dtype))
+        for param in function.params
     ]
     params = [relax.Var(f"p{i}", kind) for i, kind in enumerate(types[:-num_results])]
     results = types[-num_results:]
@@ -128,16 +128,16 @@ def main() -> None:
     for name in arguments.cases or CASES:
         build, shapes, limit = CASES[name]
         function = function_of(build, shapes)
-        found = adjoint(function)
+        derivative = adjoint(function)
         calls = {
             "forward": _compiled(function, 1),
-            "adjoint": _compiled(found.function, len(found.wrt)),
+            "adjoint": _compiled(derivative.function, len(derivative.wrt)),
         }
         samples = measure(calls, arguments.repeats, 20.0)
         pairs = zip(samples["adjoint"], samples["forward"], strict=True)
         ratio = statistics.median(a / b for a, b in pairs)
         least = min(samples["adjoint"]) / min(samples["forward"])
-        micro = [statistics.median(samples[each]) * 1e6 for each in ("forward", "adjoint")]
+        micro = [statistics.median(samples[way]) * 1e6 for way in ("forward", "adjoint")]
         mark = " !" if ratio > limit else ""
         print(
             f"{name:<16}{micro[0]:>9.0f}{micro[1]:>12.0f}{ratio:>8.2f}{least:>8.2f}{limit:>7.0f}{mark}"

@@ -113,8 +113,8 @@ def _row(sizes: tuple, is_causal: bool, key_heads: int | None, target, repeats: 
 
         contestants[name] = lambda f=function, x=ours: f(*x)
         contestants[f"torch {name}"] = by_torch
-        found, wanted = (flat(each()) for each in (contestants[name], by_torch))
-        error = difference(found, wanted)
+        results, wanted = (flat(call()) for call in (contestants[name], by_torch))
+        error = difference(results, wanted)
         if not error < 1e-4:
             raise SystemExit(
                 f"{row.name}: the results differ by {error:.1e} of the largest element"
@@ -146,13 +146,15 @@ def _step(name: str, width: str, target, repeats: int, clock) -> dict:
     from _models import STEPS as KNOWN
     from _timing import measure
 
-    (step,) = (each for each in KNOWN if each.name == name)
+    (step,) = (candidate for candidate in KNOWN if candidate.name == name)
     columns = ["relax_grad", "torch", *(["torch.compile"] if width == "host" else [])]
-    found = contestants(step, columns, target)
-    error = difference(found["relax_grad"].results, found["torch"].results)
+    by_column = contestants(step, columns, target)
+    error = difference(by_column["relax_grad"].results, by_column["torch"].results)
     if not error < 1e-3:
         raise SystemExit(f"{name}: the results differ by {error:.1e} of the largest element")
-    times = measure({column: each.run for column, each in found.items()}, repeats, 60, clock)
+    times = measure(
+        {column: contestant.run for column, contestant in by_column.items()}, repeats, 60, clock
+    )
     result = {
         "name": name,
         "ms": round(min(times["relax_grad"]) * 1e3, 1),
@@ -161,7 +163,7 @@ def _step(name: str, width: str, target, repeats: int, clock) -> dict:
     if "torch.compile" in times:
         result["torch.compile"] = _median_ratio(times["relax_grad"], times["torch.compile"])
     memory = [
-        _memory.peak(name, column, found[column].executable, found[column].arrays)
+        _memory.peak(name, column, by_column[column].executable, by_column[column].arrays)
         for column in ("relax_grad", "torch")
     ]
     if None not in memory:
@@ -188,11 +190,11 @@ def _summary(width: str, part: dict) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    found = parser(__doc__, "attention", 7)
-    found.add_argument(
+    arguments = parser(__doc__, "attention", 7)
+    arguments.add_argument(
         "--processor-time", action="store_true", help="measure one thread by its processor time"
     )
-    return found
+    return arguments
 
 
 if __name__ == "__main__":

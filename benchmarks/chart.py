@@ -159,7 +159,7 @@ def table(measured: dict) -> list[str]:
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     for name, row, torch in steps(measured):
         cells = [name, f"{torch['ms']:.0f} ms", f"{row['ms']:.0f} ms"]
-        cells += [f"{each['measured'] / 1e6:.0f} MB" for each in (torch, row)]
+        cells += [f"{entry['measured'] / 1e6:.0f} MB" for entry in (torch, row)]
         lines.append("| " + " | ".join([*cells, f"{row['compiling_s']:.0f} s"]) + " |")
     return lines
 

@@ -121,10 +121,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             for way in arguments.ways:
                 options = ["--phases"] if arguments.phases else []
-                found = _in_process(name, way, directory, *options)
-                times = [found[each] for each in ("compile", "load", "processors")]
+                measured = _in_process(name, way, directory, *options)
+                times = [measured[key] for key in ("compile", "load", "processors")]
                 print(f"{name:<14}{way:<12}{times[0]:>10.2f}{times[1]:>8.2f}{times[2]:>12.2f}")
-                for phase, seconds in found["phases"]:
+                for phase, seconds in measured["phases"]:
                     print(f"{seconds:>36.2f}  {phase}")
 
 

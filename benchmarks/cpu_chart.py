@@ -47,8 +47,8 @@ _LARGEST = 1.6
 
 def machines() -> list[dict]:
     """Return the measurements of all machines, the newest first."""
-    found = [json.loads(path.read_text("utf-8")) for path in sorted(MACHINES.glob("*.json"))]
-    return sorted(found, key=lambda measured: measured["date"], reverse=True)
+    results = [json.loads(path.read_text("utf-8")) for path in sorted(MACHINES.glob("*.json"))]
+    return sorted(results, key=lambda measured: measured["date"], reverse=True)
 
 
 def families(measured: dict) -> dict[str, list[dict]]:
@@ -66,26 +66,26 @@ def families(measured: dict) -> dict[str, list[dict]]:
 def kernels(measured: dict) -> list[tuple[str, float, str, tuple[float, float]]]:
     """Return a bar for each family: its title, the geometric mean, a remark, and the least and
     largest ratio."""
-    found = []
+    bars = []
     for title, rows in families(measured).items():
         ratios = [row["ratios"]["torch"] for row in rows]
         if ratios:
             remark = f"{len(rows)} rows, {min(ratios):.2f} to {max(ratios):.2f}"
-            found.append((title, geometric_mean(ratios), remark, (min(ratios), max(ratios))))
-    return found
+            bars.append((title, geometric_mean(ratios), remark, (min(ratios), max(ratios))))
+    return bars
 
 
 def steps(measured: dict) -> list[tuple[str, float, str, tuple[float, float]]]:
     """Return a bar for each step: its name, the ratio, and PyTorch's time; the range is the
     ratio."""
-    found = []
+    bars = []
     for row in measured["rows"]:
         if row["group"] == "step":
             ratio = row["ratios"]["torch"]
-            found.append(
+            bars.append(
                 (row["name"].partition(",")[0], ratio, f"{row['ms']:.0f} ms", (ratio, ratio))
             )
-    return found
+    return bars
 
 
 #: The charts: the name of the file, the title, and the bars.

@@ -75,8 +75,8 @@ def main() -> None:
     print(f"{'function':<10}{'n':>8}{columns}")
     for make, counts in ((chain, (100, 1000, 10000)), (parts, (8, 32, 128))):
         for count in counts:
-            found = measure(make(count), arguments.repeats)
-            columns = "".join(f"{seconds:>16.3f}{size:>12}" for seconds, size in found.values())
+            measured = measure(make(count), arguments.repeats)
+            columns = "".join(f"{seconds:>16.3f}{size:>12}" for seconds, size in measured.values())
             print(f"{make.__name__:<10}{count:>8}{columns}")
 
 

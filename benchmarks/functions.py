@@ -209,7 +209,7 @@ class Found:
     accepted: np.ndarray
 
 
-def ulps(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
+def ulps(values: np.ndarray, exact: np.ndarray) -> np.ndarray:
     """Return the distances of float32 numbers from float64 ones, in units in the last place of the
     exact ones.
 
@@ -222,12 +222,12 @@ def ulps(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
         rounded = exact.astype("float32")
         largest = np.finfo("float32").max
         unit = np.spacing(np.minimum(np.abs(rounded), largest)).astype("float64")
-        finite = np.where(np.isinf(found), np.copysign(2.0**128, found), found.astype("float64"))
+        finite = np.where(np.isinf(values), np.copysign(2.0**128, values), values.astype("float64"))
         distance = np.abs(finite - exact) / np.where(np.isnan(unit), 1, unit)
-    distance[np.isinf(exact) & (found != exact)] = np.inf
-    distance[(found == rounded) & np.isinf(rounded)] = 0
-    distance[np.isnan(found) != np.isnan(exact)] = np.inf
-    distance[np.isnan(found) & np.isnan(exact)] = 0
+    distance[np.isinf(exact) & (values != exact)] = np.inf
+    distance[(values == rounded) & np.isinf(rounded)] = 0
+    distance[np.isnan(values) != np.isnan(exact)] = np.inf
+    distance[np.isnan(values) & np.isnan(exact)] = 0
     return distance
 
 
@@ -283,10 +283,10 @@ def measure(name: str, count: int, length: int | None = None) -> Iterator[tuple[
     """
     function = FUNCTIONS[name]
     inputs = pairs(count) if function.arguments == 2 else (points(count),)
-    inputs = [each[-length:] if length else each for each in inputs]
-    found = _results(function, inputs)
+    inputs = [array[-length:] if length else array for array in inputs]
+    results = _results(function, inputs)
     with np.errstate(all="ignore"):
-        wide = [each.astype("float64") for each in inputs]
+        wide = [array.astype("float64") for array in inputs]
         exact = _of_torch(function, wide) if function.exact is None else function.exact(*wide)
         slack = (0.0, *(function.slack(*wide) if function.slack else [0.0] * len(inputs)))
         theirs = _of_torch(function, inputs)
@@ -295,7 +295,7 @@ def measure(name: str, count: int, length: int | None = None) -> Iterator[tuple[
             *(f"gradient {i}" if len(inputs) > 1 else "gradient" for i in range(len(inputs))),
         )
         for kind, ours, wanted, torchs, extra in zip(
-            names, found, exact, theirs, slack, strict=True
+            names, results, exact, theirs, slack, strict=True
         ):
             unit = np.spacing(np.abs(wanted.astype("float32"))).astype("float64")
             accepted = np.broadcast_to(
@@ -314,8 +314,8 @@ def _results(function: Function, inputs: list[np.ndarray]) -> list[np.ndarray]:
 
     def module(body: Callable) -> tvm.IRModule:
         params = [
-            relax.Var(f"x{i}", relax.TensorType(each.shape, "float32"))
-            for i, each in enumerate(inputs)
+            relax.Var(f"x{i}", relax.TensorType(array.shape, "float32"))
+            for i, array in enumerate(inputs)
         ]
         builder = relax.BlockBuilder()
         with builder.function("main", params):
@@ -326,21 +326,21 @@ def _results(function: Function, inputs: list[np.ndarray]) -> list[np.ndarray]:
 
     adjoint = Gradient("main")(module(lambda *args: op.sum(function.op(*args))))
     functions = {"value": module(function.op)["main"], "gradients": adjoint["main_adjoint"]}
-    functions = {name: each.with_attr("global_symbol", name) for name, each in functions.items()}
+    functions = {name: prim.with_attr("global_symbol", name) for name, prim in functions.items()}
     executable = tvm.compile(
         tvm.IRModule(functions), relax_grad.target.host(), relax_pipeline="relax_grad"
     )
     machine = relax.VirtualMachine(executable, tvm.cpu())
-    tensors = [tvm.runtime.tensor(each) for each in inputs]
+    tensors = [tvm.runtime.tensor(array) for array in inputs]
     gradients = machine["gradients"](*tensors)[1]
-    return [each.numpy() for each in (machine["value"](*tensors), *gradients)]
+    return [tensor.numpy() for tensor in (machine["value"](*tensors), *gradients)]
 
 
 def _of_torch(function: Function, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    tensors = [torch.tensor(each, requires_grad=True) for each in inputs]
+    tensors = [torch.tensor(array, requires_grad=True) for array in inputs]
     value = function.torch(*tensors)
     gradients = torch.autograd.grad(value.sum(), tensors)
-    return [each.detach().numpy() for each in (value, *gradients)]
+    return [tensor.detach().numpy() for tensor in (value, *gradients)]
 
 
 def main() -> int:
@@ -354,10 +354,10 @@ def main() -> int:
     for name in args.functions or FUNCTIONS:
         results[name] = {
             kind: {
-                "relax_grad": _largest(found.errors, found),
-                "torch": _largest(found.of_torch, found),
+                "relax_grad": _largest(measured.errors, measured),
+                "torch": _largest(measured.of_torch, measured),
             }
-            for kind, found in measure(name, args.count)
+            for kind, measured in measure(name, args.count)
         }
         print(name, results[name], flush=True)
     if not args.functions:
@@ -372,9 +372,9 @@ def main() -> int:
     return 0
 
 
-def _largest(errors: np.ndarray, found: Found) -> float | None:
+def _largest(errors: np.ndarray, measured: Found) -> float | None:
     """Return the largest error with three digits, or None, which JSON supports, for infinity."""
-    largest = float(f"{errors[~np.isnan(found.exact)].max():.3g}")
+    largest = float(f"{errors[~np.isnan(measured.exact)].max():.3g}")
     return largest if math.isfinite(largest) else None
 
 

@@ -97,25 +97,31 @@ def _measured(entry, columns: list[str], args: argparse.Namespace):
     from _report import Result
     from _timing import measure
 
-    found = contestants(entry, columns)
+    by_column = contestants(entry, columns)
     # For a contestant above the time limit of a row, the first call is accurate enough.
-    slow = {name: each for name, each in found.items() if each.first > args.seconds}
-    quick = {name: each.run for name, each in found.items() if name not in slow}
+    slow = {
+        name: contestant
+        for name, contestant in by_column.items()
+        if contestant.first > args.seconds
+    }
+    quick = {name: contestant.run for name, contestant in by_column.items() if name not in slow}
     samples = measure(quick, args.repeats, args.seconds)
-    samples.update({name: [each.first] for name, each in slow.items()})
+    samples.update({name: [contestant.first] for name, contestant in slow.items()})
     memory = {}
     if isinstance(entry, Step):
-        for name, each in found.items():
+        for name, contestant in by_column.items():
             if name not in slow:
-                memory[name] = _memory.peak(entry.name, name, each.executable, each.arrays)
-    reference = found["torch"].results
+                memory[name] = _memory.peak(
+                    entry.name, name, contestant.executable, contestant.arrays
+                )
+    reference = by_column["torch"].results
     return Result(
         entry.group,
         entry.name,
         samples,
-        {name: each.compiling for name, each in found.items()},
-        {name: difference(each.results, reference) for name, each in found.items()},
-        found["relax_grad"].kernels,
+        {name: contestant.compiling for name, contestant in by_column.items()},
+        {name: difference(contestant.results, reference) for name, contestant in by_column.items()},
+        by_column["relax_grad"].kernels,
         {name: value for name, value in memory.items() if value is not None},
         getattr(entry, "flops", 0),
     )

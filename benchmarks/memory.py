@@ -84,14 +84,14 @@ def _measured(step, args: argparse.Namespace) -> list[dict]:
     runs, rows = {"PyTorch": _steps.in_torch(network, inputs, False)}, {}
     for name, remat in settings.items():
         try:
-            one = made(remat)
-            planned = memory_of(one).peak
+            built = made(remat)
+            planned = memory_of(built).peak
         except ValueError as error:
             print(f"{step.name}, {name}: {error}".splitlines()[-1])
             continue
         with tempfile.TemporaryDirectory() as folder:
             start = time.perf_counter()
-            runs[name] = _compiled(one, inputs, Path(folder))
+            runs[name] = _compiled(built, inputs, Path(folder))
             spent = time.perf_counter() - start
             command = [sys.executable, __file__, "--child", folder]
             done = subprocess.run(command, capture_output=True, text=True)
@@ -106,10 +106,10 @@ def _measured(step, args: argparse.Namespace) -> list[dict]:
     for row in rows.values():
         row["memory"] = round(row["measured"] / rows["PyTorch"]["measured"], 3)
         row["time"] = round(row["ms"] / rows["PyTorch"]["ms"], 3)
-    found = [{"step": step.name, "remat": name, **row} for name, row in rows.items()]
-    for row in found:
+    rows_measured = [{"step": step.name, "remat": name, **row} for name, row in rows.items()]
+    for row in rows_measured:
         print(json.dumps(row), flush=True)
-    return found
+    return rows_measured
 
 
 def _compiled(step, inputs, folder: Path):
@@ -127,15 +127,15 @@ def _compiled(step, inputs, folder: Path):
     executable = tvm.compile(module, relax_grad.target.host(), relax_pipeline="relax_grad")
     executable.export_library(str(folder / "step.so"))
     scalars = [np.array(value, "float64") for value in step.hyperparameters.values()]
-    single = [*(each.numpy() for each in inputs), *scalars, np.array(0, "int64")]
-    groups = [[each.numpy() for each in group.values()] for group in step.initial()]
-    arrays = {f"single/{i}": each for i, each in enumerate(single)}
+    single = [*(tensor.numpy() for tensor in inputs), *scalars, np.array(0, "int64")]
+    groups = [[tensor.numpy() for tensor in group.values()] for group in step.initial()]
+    arrays = {f"single/{i}": array for i, array in enumerate(single)}
     for name, group in zip(_GROUPS, groups, strict=True):
-        arrays.update({f"{name}/{i}": each for i, each in enumerate(group)})
+        arrays.update({f"{name}/{i}": array for i, array in enumerate(group)})
     np.savez(folder / "arrays.npz", **arrays)
     function = relax.VirtualMachine(executable, tvm.cpu())["step"]
-    arguments = [tvm.runtime.tensor(each) for each in single]
-    arguments += [[tvm.runtime.tensor(each) for each in group] for group in groups]
+    arguments = [tvm.runtime.tensor(array) for array in single]
+    arguments += [[tvm.runtime.tensor(array) for array in group] for group in groups]
     return lambda: function(*arguments)  # the step writes to its arguments
 
 
@@ -152,7 +152,7 @@ def _growth(folder: Path) -> int:
         tensors = {name: tvm.runtime.tensor(arrays[name]) for name in arrays.files}
 
     def group(name):
-        return [each for key, each in tensors.items() if key.startswith(f"{name}/")]
+        return [array for key, array in tensors.items() if key.startswith(f"{name}/")]
 
     single, groups = group("single"), [group(name) for name in _GROUPS]
     tensors.clear()

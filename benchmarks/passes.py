@@ -142,8 +142,8 @@ def passes(name: str, layers: int) -> Iterator[tuple[str, Callable[[IRModule], I
     yield "Gradient", lambda mod: relax_grad.value_and_grad(mod, wrt=weights)
     yield "(step)", train_step
     target = relax_grad.target.host()
-    for each in stages.passes(target, DispatchKernels(target)):
-        yield each.info.name, each
+    for transform in stages.passes(target, DispatchKernels(target)):
+        yield transform.info.name, transform
 
 
 def measure(name: str, layers: int) -> dict[str, float]:
@@ -152,7 +152,7 @@ def measure(name: str, layers: int) -> dict[str, float]:
     Python's garbage collector is off within a pass: a full collection takes time in proportion to
     all objects, and would count for the pass in which it happens to run.
     """
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     module = None
     with relax_grad.target.host():
         for label, run in passes(name, layers):
@@ -161,10 +161,10 @@ def measure(name: str, layers: int) -> dict[str, float]:
             try:
                 start = time.process_time()
                 module = run(module)
-                found[label] = found.get(label, 0.0) + time.process_time() - start
+                seconds[label] = seconds.get(label, 0.0) + time.process_time() - start
             finally:
                 gc.enable()
-    return found
+    return seconds
 
 
 def report(name: str, layers: Sequence[int], repeats: int) -> None:
@@ -178,7 +178,9 @@ def report(name: str, layers: Sequence[int], repeats: int) -> None:
     rows["all"] = [sum(column.values()) for column in columns]
     for label, seconds in rows.items():
         print(
-            f"{label:<36}" + "".join(f"{each:>9.3f}" for each in seconds) + _growth(seconds, layers)
+            f"{label:<36}"
+            + "".join(f"{second:>9.3f}" for second in seconds)
+            + _growth(seconds, layers)
         )
 
 

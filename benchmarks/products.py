@@ -186,11 +186,11 @@ def _summary(width: str, part: dict) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    found = parser(__doc__, "products", 7)
-    found.add_argument(
+    arguments = parser(__doc__, "products", 7)
+    arguments.add_argument(
         "--candidates", action="store_true", help="compare the ways to compute small products"
     )
-    return found
+    return arguments
 
 
 if __name__ == "__main__":

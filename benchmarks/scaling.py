@@ -47,14 +47,14 @@ def main() -> int:
 
     from relax_grad.distributed import session
 
-    found = {
+    measured = {
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "tvm": tvm.__version__,
         "torch": torch.__version__,
         "date": datetime.date.today().isoformat(),
         "busy": _busy(),
-        "networks": {name: list(each) for name, each in NETWORKS.items()},
+        "networks": {name: list(network) for name, network in NETWORKS.items()},
         "steps": [],
         "throttled": [],
     }
@@ -64,17 +64,17 @@ def main() -> int:
             workers.import_python_module("_slow_network")
             host = _host(workers, args)
             if count == 2:
-                found["host"], found["overhead"] = list(host), _overhead(workers, args)
-                steps = [each for each in STEPS if each.name.startswith(NAMES)]
+                measured["host"], measured["overhead"] = list(host), _overhead(workers, args)
+                steps = [step for step in STEPS if step.name.startswith(NAMES)]
                 for step in steps:
                     if (args.only or "") in step.name:
-                        found["steps"].append(_step(step, workers, args))
-                        _predict(found["steps"][-1], found)
-            found["throttled"] += _throttled(workers, host, executables, args)
-    errors = [each["predicted_ms"] / each["ms"] - 1 for each in found["throttled"]]
+                        measured["steps"].append(_step(step, workers, args))
+                        _predict(measured["steps"][-1], measured)
+            measured["throttled"] += _throttled(workers, host, executables, args)
+    errors = [row["predicted_ms"] / row["ms"] - 1 for row in measured["throttled"]]
     print(f"the largest error of the model is {max(map(abs, errors)):.1%}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(_text(found))
+    args.out.write_text(_text(measured))
     print(f"written to {args.out}")
     return 0
 
@@ -87,7 +87,7 @@ def _busy(seconds: float = 3.0) -> float:
         return 0.0
 
     def ticks() -> tuple[int, int]:
-        own = [int(each) for each in stat.read_text().splitlines()[0].split()[1:]]
+        own = [int(count) for count in stat.read_text().splitlines()[0].split()[1:]]
         return sum(own), own[3] + own[4]  # idle, and idle in wait for disks
 
     before = ticks()
@@ -106,28 +106,28 @@ def _step(step, workers, args) -> dict:
     from relax_grad.training import SGD, Trainer, train_step
 
     network, inputs = _steps.initial(step)
-    share = tuple(each[: len(inputs[0]) // 2] for each in inputs)
+    share = tuple(array[: len(inputs[0]) // 2] for array in inputs)
     optimizer = SGD(lr=_steps.RATE)
-    one = Trainer(train_step(from_module(network, inputs), optimizer))
+    single = Trainer(train_step(from_module(network, inputs), optimizer))
     made = train_step(from_module(network, share), optimizer)
-    two = data_parallel(made, workers, check_every=0, batch_norm="local")
-    batch = [each.numpy() for each in inputs]
+    parallel = data_parallel(made, workers, check_every=0, batch_norm="local")
+    batch = [array.numpy() for array in inputs]
     times: list[list[float]] = [[], []]
-    for trainer in (one, two):
+    for trainer in (single, parallel):
         trainer.step(*batch)
     workers.run("record")
     spans, communication = [], []
     for _ in range(args.repeats):
-        for trainer, own in zip((one, two), times, strict=True):
+        for trainer, own in zip((single, parallel), times, strict=True):
             begin = time.perf_counter()
             trainer.step(*batch)
             own.append(time.perf_counter() - begin)
-            if trainer is two:
+            if trainer is parallel:
                 spans.append((begin, begin + own[-1]))
-                communication.append(two.communication)
+                communication.append(parallel.communication)
     events = _timeline(workers.run("recorded")[0], spans)
-    seconds = statistics.median(e.seconds for each in communication for e in each)
-    waited = statistics.median(e.waited for each in communication for e in each)
+    seconds = statistics.median(e.seconds for traffic in communication for e in traffic)
+    waited = statistics.median(e.waited for traffic in communication for e in traffic)
     whole, both = map(statistics.median, times)
     row = {
         "name": step.name,
@@ -144,12 +144,12 @@ def _step(step, workers, args) -> dict:
     return row
 
 
-def _predict(row: dict, found: dict) -> None:
+def _predict(row: dict, measured: dict) -> None:
     """Add the efficiencies of many workers to a row."""
     row["efficiency"] = {
         name: {
-            str(each): efficiency(row["events"], 2, each, network, found["overhead"])
-            for each in PREDICTED
+            str(workers): efficiency(row["events"], 2, workers, network, measured["overhead"])
+            for workers in PREDICTED
         }
         for name, network in NETWORKS.items()
     }
@@ -233,13 +233,13 @@ def _timeline(events: list, spans: list[tuple[float, float]]) -> list[list]:
     """Return the events of a step with the median times of all recorded steps."""
     steps = []
     for begin, end in spans:
-        own = [each for each in events if begin <= each[2] <= end]
+        own = [event for event in events if begin <= event[2] <= end]
         last, rows = begin, []
         for kind, size, first, after, seconds in own:
             rows.append([kind, size, first - last, seconds])
             last = after
         steps.append([*rows, ["end", 0, end - last, 0.0]])
-    assert len({len(each) for each in steps}) == 1, "the steps have different collectives"
+    assert len({len(of_step) for of_step in steps}) == 1, "the steps have different collectives"
     return [
         [same[0][0], same[0][1], *(round(statistics.median(e[i] for e in same), 7) for i in (2, 3))]
         for same in zip(*steps, strict=True)
@@ -259,9 +259,9 @@ def _overhead(workers, args) -> float:
     return min(workers.run("time_allreduce", elements=1, repeats=10 * args.repeats))
 
 
-def _text(found: dict) -> str:
+def _text(measured: dict) -> str:
     """Return the file: a line for each event and each row."""
-    text = json.dumps(found, indent=1)
+    text = json.dumps(measured, indent=1)
     lines, depth = [], 0
     for line in text.splitlines():
         stripped = line.strip()
@@ -272,7 +272,7 @@ def _text(found: dict) -> str:
         lines.append(line)
         if line.startswith("    [") and line.endswith("["):
             depth = 1
-    return "\n".join(each.replace(" ],", "],").rstrip() for each in lines) + "\n"
+    return "\n".join(line.replace(" ],", "],").rstrip() for line in lines) + "\n"
 
 
 def _parser() -> argparse.ArgumentParser:

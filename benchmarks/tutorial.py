@@ -35,14 +35,14 @@ def run() -> dict:
     from measure import processor
 
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
-    found: dict = {}
+    namespace: dict = {}
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile("\n".join(blocks), str(PAGE), "exec"), found)
-    images = tvm.runtime.tensor(found["test_images"])
-    values = found["trainer"].params.values()
-    answers = found["machine"]["predict"](images, *values).numpy().argmax(1)
-    labels = found["test_labels"]
+        exec(compile("\n".join(blocks), str(PAGE), "exec"), namespace)
+    images = tvm.runtime.tensor(namespace["test_images"])
+    values = namespace["trainer"].params.values()
+    answers = namespace["machine"]["predict"](images, *values).numpy().argmax(1)
+    labels = namespace["test_labels"]
     wrong = np.flatnonzero(answers != labels)
     shown = {"first": range(COUNT), "misread": wrong[:COUNT]}
     return {
@@ -51,12 +51,12 @@ def run() -> dict:
         "tvm": tvm.__version__,
         "numpy": np.__version__,
         "printed": printed.getvalue().splitlines(),
-        "losses": [[round(loss, 4) for loss in losses] for losses in found["history"]],
+        "losses": [[round(loss, 4) for loss in losses] for losses in namespace["history"]],
         "misread": len(wrong),
         "images": {
             kind: [
                 {
-                    "pixels": [int(each) for each in found["test_images"][i].ravel() * 16],
+                    "pixels": [int(pixel) for pixel in namespace["test_images"][i].ravel() * 16],
                     "answer": int(answers[i]),
                     "digit": int(labels[i]),
                 }
@@ -160,7 +160,7 @@ PICTURES = {"loss": draw_loss, "digits": draw_digits}
 def written(measured: dict) -> str:
     """Return the text of the file: a line for each epoch and each image."""
     text = json.dumps(measured, indent=1)
-    return re.sub(r"\[[\d.,\s-]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
+    return re.sub(r"\[[\d.,\s-]*\]", lambda match: re.sub(r"\s+", " ", match[0]), text) + "\n"
 
 
 def main() -> None:

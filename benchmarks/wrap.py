@@ -104,22 +104,22 @@ def contestants(
     module = relax_grad.value_and_grad(imported.module, "loss", wrt=list(imported.params))
     built = tvm.compile(module, relax_grad.target.host(), relax_pipeline="relax_grad")
     step = relax.VirtualMachine(built, tvm.cpu())["loss_adjoint"]
-    given = [tvm.runtime.from_dlpack(each) for each in (torch.tensor(0), x, labels)]
-    given += imported.values
+    arguments = [tvm.runtime.from_dlpack(tensor) for tensor in (torch.tensor(0), x, labels)]
+    arguments += imported.values
 
     def own():
-        (loss, _, _), gradients = step(*given)
+        (loss, _, _), gradients = step(*arguments)
         return loss, list(gradients)
 
     def of(module, call):
         params = list(module.parameters())
 
         def run():
-            for each in params:
-                each.grad = None
+            for param in params:
+                param.grad = None
             loss = call()
             loss.backward()
-            return loss, [each.grad for each in params]
+            return loss, [param.grad for param in params]
 
         return run
 
@@ -127,13 +127,13 @@ def contestants(
 
     whole = wrap(Loss(copy.deepcopy(plain)), (x, labels))
     body = wrap(copy.deepcopy(plain), (x,))
-    found = {
+    ways = {
         "own": own,
         "torch": of(plain, lambda: loss_of(plain(x), labels)),
         "within": of(whole, lambda: whole(x, labels)),
         "outside": of(body, lambda: loss_of(body(x), labels)),
     }
-    return {"own": own, **{name: found[name] for name in names}}
+    return {"own": own, **{name: ways[name] for name in names}}
 
 
 def compare(functions: dict[str, Callable]) -> None:
@@ -145,11 +145,11 @@ def compare(functions: dict[str, Callable]) -> None:
         loss, gradients = function()
         loss = loss if isinstance(loss, tvm.runtime.Tensor) else loss.detach()
         results[name] = np.concatenate(
-            [np.from_dlpack(each).ravel() for each in (loss, *gradients)]
+            [np.from_dlpack(tensor).ravel() for tensor in (loss, *gradients)]
         )
     reference = list(results)[-1]
-    for name, found in results.items():
-        error = np.abs(found - results[reference]).max() / np.abs(results[reference]).max()
+    for name, values in results.items():
+        error = np.abs(values - results[reference]).max() / np.abs(results[reference]).max()
         if error > TOLERANCE:
             raise ValueError(f"{name} differs from {reference} by {error}")
 
@@ -180,10 +180,10 @@ def main() -> None:
     for name in chosen:
         samples = measured(name, ["within", "outside"])
         line = f"{name:<34}{statistics.median(samples['own']) * 1e6:>9.0f}"
-        for found, column in ((samples, "within"), (samples, "outside"), (plain[name], "torch")):
-            pairs = zip(found[column], found["own"], strict=True)
+        for times, column in ((samples, "within"), (samples, "outside"), (plain[name], "torch")):
+            pairs = zip(times[column], times["own"], strict=True)
             ratio = statistics.median(a / b for a, b in pairs)
-            least = min(found[column]) / min(found["own"])
+            least = min(times[column]) / min(times["own"])
             line += f"{ratio:>8.2f} ({least:.2f})"
         print(line, flush=True)
 

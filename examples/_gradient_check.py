@@ -56,19 +56,19 @@ def check_gradient(
     largest = 0.0
     for _ in range(directions):
         signs = [rng.choice([-1.0, 1.0], value.shape) for value in parameters]
-        found = sum(float(np.sum(g * s)) for g, s in zip(gradients, signs, strict=True))
+        slope = sum(float(np.sum(g * s)) for g, s in zip(gradients, signs, strict=True))
         for step in _STEPS:
             above, below = (
                 run("loss", [p + h * s for p, s in zip(parameters, signs, strict=True)])[0].numpy()
                 for h in (step, -step)
             )
             expected = float(above - below) / (2 * step)
-            error = abs(found - expected) / length
+            error = abs(slope - expected) / length
             if error <= _TOLERANCE:
                 break
         else:
             raise GradientCheckError(
-                f"the gradient gives a slope of {found:.9g}, but finite differences of the loss "
+                f"the gradient gives a slope of {slope:.9g}, but finite differences of the loss "
                 f"give {expected:.9g}"
             )
         largest = max(largest, error)

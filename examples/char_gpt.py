@@ -55,7 +55,9 @@ class Text:
 
     def __init__(self, text: str, alphabet: str):
         places = {character: i for i, character in enumerate(alphabet)}
-        self.data = np.array([places[each] for each in text if each in places], "int64")
+        self.data = np.array(
+            [places[character] for character in text if character in places], "int64"
+        )
         self.split = len(self.data) * 9 // 10
 
     def batch(self, rng, size: int, context: int, train: bool = True):
@@ -82,8 +84,8 @@ class Block(nn.Module):
         batch, length, width = x.shape
         parts = self.qkv(self.norms[0](x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
-        found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(found.transpose(1, 2).reshape(batch, length, width))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
         return x + self.mlp(self.norms[1](x))
 
 
@@ -95,9 +97,9 @@ class GPT(nn.Module):
         self.tokens, self.places = nn.Embedding(characters, width), nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, characters, bias=False)
-        for each in self.parameters():
-            if each.ndim == 2:
-                nn.init.normal_(each, std=0.05)
+        for parameter in self.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.05)
 
     def forward(self, tokens):
         x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
@@ -133,18 +135,21 @@ def train(trainer: Trainer, text: Text, options, steps: int) -> None:
 
 def sample(trainer: Trainer, alphabet: str, prompt: str, options) -> str:
     """Return a text that the network writes behind a prompt."""
-    rng, tokens = np.random.default_rng(options.seed), [alphabet.index(each) for each in prompt]
+    rng, tokens = (
+        np.random.default_rng(options.seed),
+        [alphabet.index(character) for character in prompt],
+    )
     for _ in range(options.sample):
         window = tokens[-options.context :]
-        given = np.zeros((options.batch, options.context), "int64")
-        given[0, : len(window)] = (
+        context = np.zeros((options.batch, options.context), "int64")
+        context[0, : len(window)] = (
             window  # later characters do not change the outputs at earlier ones
         )
-        logits = trainer.predict(given).numpy()[0, len(window) - 1].astype("float64") / 0.8
+        logits = trainer.predict(context).numpy()[0, len(window) - 1].astype("float64") / 0.8
         logits = logits[: len(alphabet)]
         chances = np.exp(logits - logits.max())
         tokens.append(int(rng.choice(len(alphabet), p=chances / chances.sum())))
-    return "".join(alphabet[each] for each in tokens)
+    return "".join(alphabet[token] for token in tokens)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
@@ -222,7 +227,7 @@ def _run(options, workers) -> dict[str, float]:
 
     text = manual()
     alphabet = "".join(sorted(set(text + sources())))
-    alphabet = "".join(each for each in alphabet if each.isascii())
+    alphabet = "".join(character for character in alphabet if character.isascii())
     text = Text(text, alphabet)
     torch.manual_seed(options.seed)
     characters = -(-len(alphabet) // options.parts) * options.parts  # some may occur in no text
@@ -238,16 +243,16 @@ def _run(options, workers) -> dict[str, float]:
     )
     step = train_step(imported, AdamW(weight_decay=0.01), clip_norm=1.0)
     trainer = parallel_trainer(step, workers, options.parts) if workers else Trainer(step)
-    count = sum(each.numel() for each in network.parameters())
+    count = sum(parameter.numel() for parameter in network.parameters())
     print(f"{count:,} parameters, {len(text.data):,} characters, {len(alphabet)} different ones")
     train(trainer, text, options, options.steps)
-    found = {"manual": perplexity(trainer, text, options)}
-    print(f"perplexity of unseen text: {found['manual']:.2f}\n")
+    results = {"manual": perplexity(trainer, text, options)}
+    print(f"perplexity of unseen text: {results['manual']:.2f}\n")
     print(sample(trainer, alphabet, "The ", options))
     if not options.lora:
         if options.save:
             imported.save(options.save, trainer.params)
-        return found
+        return results
 
     imported.copy_to(network, trainer.params)
     imported = imported.copy_from(network)
@@ -256,15 +261,15 @@ def _run(options, workers) -> dict[str, float]:
     step = train_step(adapted, AdamW(weight_decay=0.0), clip_norm=1.0)
     trainer = Trainer(step)
     code = Text(sources(), alphabet)
-    found["code before"] = perplexity(trainer, code, options)
-    size = sum(math.prod(each.shape) for each in adapted.params.values())
+    results["code before"] = perplexity(trainer, code, options)
+    size = sum(math.prod(parameter.shape) for parameter in adapted.params.values())
     print(f"\nadapters of rank {options.lora}: {size:,} parameters")
     print(f"frozen weights: {memory_of(step).frozen:,} bytes")
     train(trainer, code, options, options.lora_steps)
-    found["code"] = perplexity(trainer, code, options)
+    results["code"] = perplexity(trainer, code, options)
     print(
-        f"perplexity of Python's sources: {found['code before']:.2f} before, {found['code']:.2f} "
-        "with adapters\n"
+        f"perplexity of Python's sources: {results['code before']:.2f} before, "
+        f"{results['code']:.2f} with adapters\n"
     )
     print(sample(trainer, alphabet, "def ", options))
     with tempfile.TemporaryDirectory() as folder:
@@ -276,9 +281,9 @@ def _run(options, workers) -> dict[str, float]:
     tokens, _ = code.batch(np.random.default_rng(1), options.batch, options.context)
     with torch.no_grad():
         wanted = network.eval()(torch.from_numpy(tokens)).numpy()
-    found["difference"] = float(np.abs(trainer.predict(tokens).numpy() - wanted).max())
-    print(f"largest difference of merged weights from adapters: {found['difference']:.1e}")
-    return found
+    results["difference"] = float(np.abs(trainer.predict(tokens).numpy() - wanted).max())
+    print(f"largest difference of merged weights from adapters: {results['difference']:.1e}")
+    return results
 
 
 if __name__ == "__main__":

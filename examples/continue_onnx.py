@@ -33,8 +33,8 @@ def new_model(width: int, seed: int) -> onnx.ModelProto:
     for i, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
         is_last = i == len(sizes) - 2
         weight = rng.uniform(-1, 1, (outputs, inputs)) / np.sqrt(inputs)
-        for each, value in ((f"fc{i}.weight", weight), (f"fc{i}.bias", np.zeros(outputs))):
-            initializers.append(onnx.numpy_helper.from_array(value.astype("float32"), each))
+        for key, value in ((f"fc{i}.weight", weight), (f"fc{i}.bias", np.zeros(outputs))):
+            initializers.append(onnx.numpy_helper.from_array(value.astype("float32"), key))
         result = "logits" if is_last else f"sum{i}"
         nodes.append(
             helper.make_node("Gemm", [name, f"fc{i}.weight", f"fc{i}.bias"], [result], transB=1)
@@ -75,7 +75,7 @@ def train_further(source: Path, target: Path, images, labels, options, trainable
                 yield images[rows], labels[rows]
 
     history = trainer.fit(Loader(), options.epochs, progress=False)
-    losses = [each["mean_loss"] for each in history.evaluations]
+    losses = [evaluation["mean_loss"] for evaluation in history.evaluations]
     print(f"  loss {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
     imported.write_to(target, trainer, inference=True)
 
@@ -115,19 +115,19 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
             onnx.save(new_model(options.width, options.seed), path)
             train_further(path, path, images[train], labels[train], options)
         last = list(from_model(path).params)[-2:] if options.last else None
-        found = {
+        shares = {
             "upright": accuracy(path, images[test], labels[test]),
             "turned before": accuracy(path, turned[test], labels[test]),
         }
         print("the file, trained further with digits upside down:")
         target = options.out or Path(folder, "further.onnx")
         train_further(path, target, turned[train], labels[train], options, trainable=last)
-        found["turned"] = accuracy(target, turned[test], labels[test])
-    for name, share in found.items():
+        shares["turned"] = accuracy(target, turned[test], labels[test])
+    for name, share in shares.items():
         print(f"{name}: {100 * share:.1f} % of unseen digits are right")
     if options.out:
         print(f"{options.out} has the new weights")
-    return found
+    return shares
 
 
 if __name__ == "__main__":

@@ -98,14 +98,14 @@ def main(arguments: list[str] | None = None) -> float:
         return options.lr * (0.5 + 0.5 * math.cos(math.pi * min(1.0, update / updates)))
 
     def evaluate(trainer: Trainer) -> dict[str, float]:
-        found = trainer.predict(images[test], ema=True).numpy().argmax(1)
-        return {"accuracy": float(np.mean(found == labels[test]))}
+        predicted = trainer.predict(images[test], ema=True).numpy().argmax(1)
+        return {"accuracy": float(np.mean(predicted == labels[test]))}
 
     history = trainer.fit(loader, options.epochs, schedule=schedule, evaluate=evaluate)
-    for each in history.evaluations:
+    for evaluation in history.evaluations:
         print(
-            f"epoch {each['epoch'] + 1}: loss {each['mean_loss']:.4f}, "
-            f"{100 * each['accuracy']:.2f} % held out"
+            f"epoch {evaluation['epoch'] + 1}: loss {evaluation['mean_loss']:.4f}, "
+            f"{100 * evaluation['accuracy']:.2f} % held out"
         )
     if options.save:
         trainer.save(options.save)

@@ -58,8 +58,8 @@ def main(arguments: list[str] | None = None) -> float:
     step = train_step(imported, AdamW(options.lr, weight_decay=0.01), ema=0.98)
 
     def evaluate(trainer) -> dict[str, float]:
-        found = trainer.predict(images[test], ema=True).numpy().argmax(1)
-        return {"accuracy": float(np.mean(found == labels[test]))}
+        predicted = trainer.predict(images[test], ema=True).numpy().argmax(1)
+        return {"accuracy": float(np.mean(predicted == labels[test]))}
 
     with session(options.workers, nodes=options.nodes, listen=options.listen) as workers:
         trainer = data_parallel(step, workers)
@@ -67,11 +67,11 @@ def main(arguments: list[str] | None = None) -> float:
             trainer.load(options.resume)
             print(f"training goes on after {trainer.steps} steps")
         history = trainer.fit(loader, options.epochs, evaluate=evaluate)
-        for each in history.evaluations:
-            accuracy = 100 * each["accuracy"]
+        for evaluation in history.evaluations:
+            accuracy = 100 * evaluation["accuracy"]
             print(
-                f"epoch {each['epoch'] + 1}: loss {each['mean_loss']:.4f}, {accuracy:.2f} % held "
-                "out"
+                f"epoch {evaluation['epoch'] + 1}: loss {evaluation['mean_loss']:.4f}, "
+                f"{accuracy:.2f} % held out"
             )
         if options.save:
             trainer.save(options.save)

@@ -62,10 +62,10 @@ class Row:
     def arrays(self) -> list[np.ndarray]:
         """Return the inputs, with the same values in every call."""
         rng = np.random.default_rng(0)
-        found: list[np.ndarray] = []
+        values: list[np.ndarray] = []
         for entry in self.inputs:
-            found.append(normal(rng, entry) if isinstance(entry, tuple) else entry(rng, found))
-        return found
+            values.append(normal(rng, entry) if isinstance(entry, tuple) else entry(rng, values))
+        return values
 
     def module(self, arrays: Sequence[np.ndarray]) -> tvm.IRModule:
         """Return a module whose function ``main`` computes the row for arrays of the given
@@ -101,14 +101,14 @@ class Row:
             *known, output_grad = arrays
 
             def forward(*chosen):
-                given = list(known)
+                operands = list(known)
                 for i, value in zip(self.wrt, chosen, strict=True):
-                    given[i] = value
-                return self.jax(jax, *given)
+                    operands[i] = value
+                return self.jax(jax, *operands)
 
             result, transposed = jax.vjp(forward, *(known[i] for i in self.wrt))
-            found = transposed(output_grad)
-            return (result, found) if self.keeps_result else found
+            grads = transposed(output_grad)
+            return (result, grads) if self.keeps_result else grads
 
         return gradients
 
@@ -118,7 +118,9 @@ _BATCH = tvm.tirx.Var("batch", "int64")
 
 def _inlined(module: tvm.IRModule) -> tvm.IRModule:
     """Return a module with only ``main``, in which its callees are inlined."""
-    others = {name: each for name, each in module.functions_items() if name.name_hint != "main"}
+    others = {
+        name: function for name, function in module.functions_items() if name.name_hint != "main"
+    }
     if not others:
         return module
     main = module["main"].inline_functions(others)

@@ -38,10 +38,10 @@ def rows(
 
     def in_torch(*tensors):
         q, k, v = (tensor.transpose(1, 2) for tensor in tensors)
-        found = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             q, k, v, is_causal=is_causal, enable_gqa=key_heads is not None
         )
-        return found.transpose(1, 2)
+        return attended.transpose(1, 2)
 
     def in_jax(jax, q, k, v):
         return jax.nn.dot_product_attention(q, k, v, is_causal=is_causal)

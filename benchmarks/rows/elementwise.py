@@ -27,8 +27,8 @@ def _update(bb, optimizer: Optimizer, p, g, state):
 
 
 def _adam(bb, p, g, first, second):
-    one = relax.const(1.0)
-    state = [relax.const(0, "int64"), one, one, first, second]
+    unit = relax.const(1.0)
+    state = [relax.const(0, "int64"), unit, unit, first, second]
     return _update(bb, Adam(_RATE, _BETAS, _EPSILON), p, g, state)
 
 

@@ -15,8 +15,8 @@ _SIZES = [(32, 32, 128, 256), (128, 16, 64, 128)]
 def _rows(steps: int, batch: int, inputs: int, size: int) -> list[Row]:
     def in_relax(bb, data, own, weight, hidden, cell):
         turned = relax.op.permute_dims(own, [1, 0])
-        found = bb.emit(backward.lstm(relax.op.matmul(data, turned), hidden, cell, weight))
-        return relax.TupleGetItem(found, 0)
+        states = bb.emit(backward.lstm(relax.op.matmul(data, turned), hidden, cell, weight))
+        return relax.TupleGetItem(states, 0)
 
     def in_torch(data, own, weight, hidden, cell):
         state = hidden.unsqueeze(0), cell.unsqueeze(0)

@@ -485,7 +485,7 @@ def _attention():
 
 def edges() -> list[Edge]:
     """Return all edges in the order of the page."""
-    found = [
+    all_edges = [
         *_elementwise(),
         *_arithmetic(),
         *_reductions(),
@@ -494,5 +494,5 @@ def edges() -> list[Edge]:
         *_indices(),
         *_casts(),
     ]
-    sections = list(dict.fromkeys(edge.section for edge in found))
-    return sorted(found, key=lambda edge: sections.index(edge.section))
+    sections = list(dict.fromkeys(edge.section for edge in all_edges))
+    return sorted(all_edges, key=lambda edge: sections.index(edge.section))

@@ -218,11 +218,11 @@ def part_of(module: str) -> str:
 
 def modules(package: Path = PACKAGE) -> dict[str, Path]:
     """Return the file of each module, by the name of the module relative to the package."""
-    found = {}
+    paths = {}
     for path in sorted(package.rglob("*.py")):
         *folders, name = path.relative_to(package).with_suffix("").parts
-        found[".".join(folders if name == "__init__" else [*folders, name])] = path
-    return found
+        paths[".".join(folders if name == "__init__" else [*folders, name])] = path
+    return paths
 
 
 def imports(package: Path = PACKAGE) -> Iterator[Import]:
@@ -268,7 +268,7 @@ _FIRST = min(part.place[0] for wing in WINGS for part in wing.parts.values())
 def figure() -> str:
     """Return the figure of the parts and their imports as SVG, in the colour of the surrounding
     text."""
-    edges = sorted({each.parts for each in imports() if set(each.parts) <= set(PARTS)})
+    edges = sorted({edge.parts for edge in imports() if set(edge.parts) <= set(PARTS)})
     edges = [(user, used) for user, used in edges if user != used and user != "" != used]
     bottom = _TOP + _ROWS * _PITCH
     drawn = [_wing(wing, _TOP + _FIRST * _PITCH - 34, bottom + 22) for wing in WINGS]

@@ -25,10 +25,10 @@ RESULTS = Path(__file__).parents[1] / "_measured" / "edges.json"
 
 def show(value: np.ndarray, gradients: Sequence[np.ndarray]) -> dict[str, str]:
     """Return the value and the gradients in the format of the page."""
-    found = {"value": written(np.asarray(value))}
+    shown = {"value": written(np.asarray(value))}
     for number, gradient in enumerate(gradients):
-        found[f"gradient {number}"] = written(np.asarray(gradient))
-    return found
+        shown[f"gradient {number}"] = written(np.asarray(gradient))
+    return shown
 
 
 def _is_float(array: np.ndarray) -> bool:
@@ -46,11 +46,11 @@ def of_relax_grad(asked: Sequence[Edge]) -> list[dict[str, str]]:
         for number, edge in enumerate(asked)
     }
     machine = relax.VirtualMachine(tvm.compile(tvm.IRModule(functions), "llvm"), tvm.cpu())
-    found = []
+    rows = []
     for name, edge in zip(functions, asked, strict=True):
         (_, value), gradients = machine[name](*map(tvm.runtime.tensor, edge.inputs))
-        found.append(show(value.numpy(), [gradient.numpy() for gradient in gradients]))
-    return found
+        rows.append(show(value.numpy(), [gradient.numpy() for gradient in gradients]))
+    return rows
 
 
 def _adjoint(edge: Edge) -> relax.Function:

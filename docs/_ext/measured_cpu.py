@@ -31,7 +31,7 @@ def others() -> dict:
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], columns: str) -> Iterator[str]:
     """Yield the lines of a table. ``columns`` has ``l`` or ``r`` for the alignment of each."""
     yield f"| {' | '.join(heads)} |"
-    yield f"|{'|'.join('---:' if each == 'r' else '---' for each in columns)}|"
+    yield f"|{'|'.join('---:' if column == 'r' else '---' for column in columns)}|"
     yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -57,8 +57,8 @@ class _OfKernels(Measured):
     @staticmethod
     def read(path):
         """Return the measurements of all machines, the newest first."""
-        found = [json.loads(file.read_text("utf-8")) for file in sorted(path.glob("*.json"))]
-        return sorted(found, key=lambda measured: measured["date"], reverse=True)
+        machines = [json.loads(file.read_text("utf-8")) for file in sorted(path.glob("*.json"))]
+        return sorted(machines, key=lambda measured: measured["date"], reverse=True)
 
 
 class Steps(_OfKernels):
@@ -120,15 +120,15 @@ class Slower(_OfKernels):
 
     def lines(self, measured):
         machine = measured[0]
-        found = slower(machine)
+        behind = slower(machine)
         yield (
-            f"On the {_named(machine)}, {len(found)} of the {len(kernels(machine))} rows of "
+            f"On the {_named(machine)}, {len(behind)} of the {len(kernels(machine))} rows of "
             "kernels are slower than PyTorch's by the median of their samples:"
         )
         yield ""
         rows = [
             [row["name"] + (", symbolic batch" if row["group"] == "symbolic" else ""), pair(row)]
-            for row in found
+            for row in behind
         ]
         yield from table(("row", "time / PyTorch (of the least times)"), rows, "lr")
 
@@ -160,11 +160,12 @@ class CompileTimes(Measured):
     file = "cpu_others.json"
 
     def lines(self, measured):
-        found = measured["compile_time"]
+        compiling = measured["compile_time"]
         rows = [
-            [name, *(f"{each:.1f}" for each in times)] for name, times in found["steps"].items()
+            [name, *(f"{second:.1f}" for second in times)]
+            for name, times in compiling["steps"].items()
         ]
-        yield from table(("step", *found["columns"]), rows, "lrrr")
+        yield from table(("step", *compiling["columns"]), rows, "lrrr")
 
 
 class Winograd(Measured):
@@ -173,13 +174,13 @@ class Winograd(Measured):
     file = "cpu_others.json"
 
     def lines(self, measured):
-        found = measured["winograd"]
+        winograd = measured["winograd"]
         rows = []
-        for name, kinds in found["convolutions"].items():
-            for i, (kind, each) in enumerate(kinds.items()):
-                tiles = (f"{_error(error)}, {time:.2f}" for error, time in each["tiles"])
-                rows.append(["" if i else name, kind, *tiles, _error(each["onednn"])])
-        yield from table(("convolution", "", *found["columns"], "oneDNN"), rows, "llllll")
+        for name, kinds in winograd["convolutions"].items():
+            for i, (kind, row) in enumerate(kinds.items()):
+                tiles = (f"{_error(error)}, {time:.2f}" for error, time in row["tiles"])
+                rows.append(["" if i else name, kind, *tiles, _error(row["onednn"])])
+        yield from table(("convolution", "", *winograd["columns"], "oneDNN"), rows, "llllll")
 
 
 class _OfMachines(Measured):

@@ -24,14 +24,14 @@ class Steps(Measured):
         )
         rows = [
             [
-                each["name"],
-                f"{each['one_worker_ms']:.0f}",
-                f"{each['two_workers_ms']:.0f}",
-                f"{each['ratio']:.2f}",
-                f"{each['megabytes']:.0f}",
-                f"{each['communication_ms']:.0f}",
+                step["name"],
+                f"{step['one_worker_ms']:.0f}",
+                f"{step['two_workers_ms']:.0f}",
+                f"{step['ratio']:.2f}",
+                f"{step['megabytes']:.0f}",
+                f"{step['communication_ms']:.0f}",
             ]
-            for each in measured["steps"]
+            for step in measured["steps"]
         ]
         yield from table(heads, rows, "lrrrrr")
 
@@ -43,7 +43,7 @@ class Networks(Measured):
 
     def lines(self, measured):
         rows, names = [], list(measured["networks"])
-        counts = sorted({each["workers"] for each in measured["throttled"]})
+        counts = sorted({row["workers"] for row in measured["throttled"]})
         for count in counts:
             own = {e["network"]: e for e in measured["throttled"] if e["workers"] == count}
             rows.append(
@@ -66,9 +66,9 @@ class Efficiencies(Measured):
     def lines(self, measured):
         counts = list(next(iter(measured["steps"][0]["efficiency"].values())))
         rows = [
-            [each["name"], name, *(f"{100 * shares[count]:.0f} %" for count in counts)]
-            for each in measured["steps"]
-            for name, shares in each["efficiency"].items()
+            [step["name"], name, *(f"{100 * shares[count]:.0f} %" for count in counts)]
+            for step in measured["steps"]
+            for name, shares in step["efficiency"].items()
         ]
         yield from table(("step", "network", *counts), rows, "ll" + "r" * len(counts))
 
@@ -98,9 +98,9 @@ def is_quiet(measured: dict) -> bool:
 def largest_error(measured: dict) -> float:
     """Return the largest relative error of the predicted steps on slower networks."""
     return max(
-        abs(each["predicted_ms"] / each["ms"] - 1)
-        for each in measured["throttled"]
-        if each["network"] in measured["networks"]
+        abs(row["predicted_ms"] / row["ms"] - 1)
+        for row in measured["throttled"]
+        if row["network"] in measured["networks"]
     )
 
 

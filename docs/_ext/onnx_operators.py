@@ -22,9 +22,9 @@ class OnnxOperators(Generated):
         yield from ["   * - state", "     - operators", "     - note"]
         for kind, title in titles.items():
             notes: dict[str, list[str]] = {}
-            for name, each in table.items():
-                if each.kind == kind:
-                    notes.setdefault(each.note, []).append(name)
+            for name, entry in table.items():
+                if entry.kind == kind:
+                    notes.setdefault(entry.note, []).append(name)
             for note, names in sorted(notes.items()):
                 yield f"   * - {title}"
                 yield "     - " + ", ".join(f"``{name}``" for name in names)

@@ -52,10 +52,10 @@ class OperatorCoverage(Generated):
     """
 
     def lines(self):
-        found = coverage()
-        yield from [f"{summary(found)}.", ""]
+        entries = coverage()
+        yield from [f"{summary(entries)}.", ""]
         groups = {title: [] for title, _ in _GROUPS}
-        for item in found:
+        for item in entries:
             groups[_group(item.classification.op_name)].append(item)
         for title, items in groups.items():
             if items:
@@ -63,12 +63,13 @@ class OperatorCoverage(Generated):
                 yield from (f"   {line}" for line in self._table(items))
 
     def run(self):
-        found = super().run()
-        for table in (each for node in found for each in node.findall(nodes.table)):
+        output = super().run()
+        tables = (table for node in output for table in node.findall(nodes.table))
+        for table in tables:
             for line in table.findall(nodes.row):
                 for name in list(line.findall(nodes.literal))[:1]:
                     name["ids"].append(name.astext())
-        return found
+        return output
 
     def _table(self, items):
         yield from [".. list-table::", "   :header-rows: 1", "   :widths: 30 10 12 48"]
@@ -99,10 +100,11 @@ class RegisteredOperators(Generated):
         for declaration in declarations():
             if declaration.corrects or declaration.attr == "FLegalize":
                 by_operator.setdefault(declaration.op_name, []).append(declaration)
-        for op_name, found in by_operator.items():
+        for op_name, declared in by_operator.items():
             yield f"   * - ``{op_name}``"
-            yield f"     - {', '.join(_WHAT[d.attr] for d in found)}"
-            yield f"     - {'; '.join(_correction(d, len(found) > 1) for d in found if d.corrects)}"
+            yield f"     - {', '.join(_WHAT[d.attr] for d in declared)}"
+            corrections = (_correction(d, len(declared) > 1) for d in declared if d.corrects)
+            yield f"     - {'; '.join(corrections)}"
 
 
 class BackwardBuilders(Generated):

@@ -22,13 +22,13 @@ def gradients(function, *arrays):
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main")(bb.get())
     machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
-    _, found = machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))
-    return [gradient.numpy() for gradient in found]
+    _, grads = machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))
+    return [gradient.numpy() for gradient in grads]
 
 
 def function(x):
     return relax.op.astype(relax.op.astype(x, "int32"), "float32")
 
 
-(found,) = gradients(function, np.array([1.5], "float32"))
-np.testing.assert_allclose(found, [0])
+(grad,) = gradients(function, np.array([1.5], "float32"))
+np.testing.assert_allclose(grad, [0])

@@ -23,6 +23,6 @@ with bb.function("main", params):
         output = bb.emit_output(result[0])
     bb.emit_func_output(output)
 machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
-found = machine["main"](*map(tvm.runtime.tensor, (x, *statistics))).numpy()
+normalized = machine["main"](*map(tvm.runtime.tensor, (x, *statistics))).numpy()
 expected = (x - x.mean((0, 1))) / np.sqrt(x.var((0, 1)) + 1e-5)
-np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+np.testing.assert_allclose(normalized, expected, rtol=1e-3, atol=1e-3)

@@ -22,11 +22,11 @@ def gradients(function, *arrays):
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main")(bb.get())
     machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
-    _, found = machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))
-    return [gradient.numpy() for gradient in found]
+    _, grads = machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))
+    return [gradient.numpy() for gradient in grads]
 
 
-(found,) = gradients(
+(grad,) = gradients(
     lambda x: relax.op.cumsum(x, 0, exclusive=True), np.ones(4, "float32")
 )
-np.testing.assert_allclose(found, [3, 2, 1, 0])
+np.testing.assert_allclose(grad, [3, 2, 1, 0])

@@ -27,7 +27,7 @@ def run(function, *arrays):
 
 data = np.array([0.75, 1.5], ml_dtypes.float8_e4m3fn)
 scale, zero = np.ones(1, "float32"), np.zeros(1, "float16")
-found = run(
+output = run(
     lambda x, s, z: relax.op.dequantize(x, s, z, axis=0), data, scale, zero
 ).numpy()
-np.testing.assert_allclose(found, [0.75, 1.5])
+np.testing.assert_allclose(output, [0.75, 1.5])

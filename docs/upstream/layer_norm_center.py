@@ -26,10 +26,10 @@ def run(function, *arrays):
 
 x = np.array([[1, 2, 3, 4]], "float32")
 gamma, beta = np.full(4, 3, "float32"), np.full(4, 10, "float32")
-found = run(
+output = run(
     lambda x, g, b: relax.op.nn.layer_norm(x, g, b, [-1], center=False, scale=False),
     x,
     gamma,
     beta,
 ).numpy()
-np.testing.assert_allclose(found, (x - x.mean()) / x.std(), rtol=1e-3)
+np.testing.assert_allclose(output, (x - x.mean()) / x.std(), rtol=1e-3)

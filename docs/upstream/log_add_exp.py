@@ -25,5 +25,5 @@ def run(function, *arrays):
 
 
 x = np.array([1000], "float32")
-found = run(lambda x, y: relax.op.log_add_exp(x, y), x, x).numpy()
-np.testing.assert_allclose(found, np.logaddexp(x, x), rtol=1e-6)
+output = run(lambda x, y: relax.op.log_add_exp(x, y), x, x).numpy()
+np.testing.assert_allclose(output, np.logaddexp(x, x), rtol=1e-6)

@@ -25,5 +25,5 @@ def run(function, *arrays):
 
 
 x = np.ones((1, 4096), "float16")
-found = run(lambda x, y: relax.op.matmul(x, y), x, x.reshape(4096, 1)).numpy()
-np.testing.assert_allclose(found, [[4096]])
+output = run(lambda x, y: relax.op.matmul(x, y), x, x.reshape(4096, 1)).numpy()
+np.testing.assert_allclose(output, [[4096]])

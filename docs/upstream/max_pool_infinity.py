@@ -25,5 +25,5 @@ def run(function, *arrays):
 
 
 x = np.full((1, 1, 2, 2), -np.inf, "float32")
-found = run(lambda x: relax.op.nn.max_pool2d(x, (2, 2)), x).numpy()
-np.testing.assert_array_equal(found, [[[[-np.inf]]]])
+output = run(lambda x: relax.op.nn.max_pool2d(x, (2, 2)), x).numpy()
+np.testing.assert_array_equal(output, [[[[-np.inf]]]])

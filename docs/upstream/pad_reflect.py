@@ -25,5 +25,5 @@ def run(function, *arrays):
 
 
 x = np.arange(3, dtype="float32")
-found = run(lambda x: relax.op.nn.pad(x, [0, 8], "reflect"), x).numpy()
-np.testing.assert_array_equal(found, np.pad(x, (0, 8), "reflect"))
+output = run(lambda x: relax.op.nn.pad(x, [0, 8], "reflect"), x).numpy()
+np.testing.assert_array_equal(output, np.pad(x, (0, 8), "reflect"))

@@ -22,10 +22,10 @@ def gradients(function, *arrays):
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main")(bb.get())
     machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
-    _, found = machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))
-    return [gradient.numpy() for gradient in found]
+    _, grads = machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))
+    return [gradient.numpy() for gradient in grads]
 
 
 x, y = np.zeros(1, "float32"), np.full(1, 2, "float32")
-found = gradients(lambda x, y: relax.op.power(x, y), x, y)
-np.testing.assert_allclose(found, [[0], [0]])
+slopes = gradients(lambda x, y: relax.op.power(x, y), x, y)
+np.testing.assert_allclose(slopes, [[0], [0]])

@@ -24,5 +24,5 @@ def run(function, *arrays):
     return machine["main"](*map(tvm.runtime.tensor, arrays))
 
 
-found = run(lambda x: relax.op.nn.softplus(x), np.array([12], "float16")).numpy()
-np.testing.assert_allclose(found, [12], rtol=1e-2)
+output = run(lambda x: relax.op.nn.softplus(x), np.array([12], "float16")).numpy()
+np.testing.assert_allclose(output, [12], rtol=1e-2)

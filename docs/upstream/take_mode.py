@@ -23,12 +23,12 @@ def gradients(function, *arrays):
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main")(bb.get())
     machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
-    _, found = machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))
-    return [gradient.numpy() for gradient in found]
+    _, grads = machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))
+    return [gradient.numpy() for gradient in grads]
 
 
 index = relax.const(np.array([5], "int64"))
-(found,) = gradients(
+(grad,) = gradients(
     lambda x: relax.op.take(x, index, 0, mode="wrap"), np.ones(4, "float32")
 )
-np.testing.assert_allclose(found, [0, 1, 0, 0])
+np.testing.assert_allclose(grad, [0, 1, 0, 0])

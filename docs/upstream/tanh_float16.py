@@ -25,5 +25,5 @@ def run(function, *arrays):
 
 
 x = np.array([1e-4], "float16")
-found = run(lambda x: relax.op.tanh(x), x).numpy()
-np.testing.assert_allclose(found, np.tanh(x.astype("float32")), rtol=1e-2)
+output = run(lambda x: relax.op.tanh(x), x).numpy()
+np.testing.assert_allclose(output, np.tanh(x.astype("float32")), rtol=1e-2)

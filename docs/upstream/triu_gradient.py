@@ -22,8 +22,8 @@ def gradients(function, *arrays):
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main")(bb.get())
     machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
-    _, found = machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))
-    return [gradient.numpy() for gradient in found]
+    _, grads = machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))
+    return [gradient.numpy() for gradient in grads]
 
 
 gradients(lambda x: relax.op.triu(x, 1), np.ones((3, 3), "float32"))

@@ -22,11 +22,11 @@ def gradients(function, *arrays):
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main")(bb.get())
     machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
-    _, found = machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))
-    return [gradient.numpy() for gradient in found]
+    _, grads = machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))
+    return [gradient.numpy() for gradient in grads]
 
 
 condition = relax.const(np.array([[True, False, True]]))
 x, y = np.ones((2, 3), "float32"), np.ones(3, "float32")
-found = gradients(lambda x, y: relax.op.where(condition, x, y), x, y)
-np.testing.assert_allclose(found[1], [0, 2, 0])
+slopes = gradients(lambda x, y: relax.op.where(condition, x, y), x, y)
+np.testing.assert_allclose(slopes[1], [0, 2, 0])
