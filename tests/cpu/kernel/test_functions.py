@@ -73,7 +73,7 @@ def applied(name, x, lanes):
             lambda i, _: vectors.store(result, i, function(b.bind(vectors.load(taken, i)))),
         )
 
-    return b.prim_func(name, [(each, [x.size], "float32") for each in ("x", "y")], body)
+    return b.prim_func(name, [(param, [x.size], "float32") for param in ("x", "y")], body)
 
 
 @each_target
@@ -81,17 +81,17 @@ def applied(name, x, lanes):
 def test_accuracy(target, name):
     x = everywhere()
     run = Run(applied(name, x, CPU.of(target).lanes), [x], [x.shape])
-    ((found,),) = run_kernels([run], target)
+    ((result,),) = run_kernels([run], target)
     exact = FUNCTIONS[name](torch.from_numpy(x).double()).numpy()
     with np.errstate(over="ignore"):
         rounded = exact.astype("float32")
-    assert np.array_equal(np.isnan(found), np.isnan(exact))
-    assert np.array_equal(np.isinf(found), np.isinf(rounded))
+    assert np.array_equal(np.isnan(result), np.isnan(exact))
+    assert np.array_equal(np.isinf(result), np.isinf(rounded))
     finite = np.isfinite(rounded)
     is_far = np.abs(x[finite]) > 2  # from a root
     size = np.where(is_far, 0, LEAST.get(name, 0)).astype("float32")
     unit = np.spacing(np.maximum(np.abs(rounded[finite]), size)).astype("float64")
-    error = np.abs(found[finite] - exact[finite]) / unit
+    error = np.abs(result[finite] - exact[finite]) / unit
     is_sse = CPU.of(target).lanes == 4
     assert error.max() <= (LIMIT_OF_SSE if is_sse else LIMIT)
 
@@ -101,8 +101,8 @@ def test_erf_is_1_beyond_saturation(target):
     sizes = np.array([3.93, 4.0, 5.0, 1e2, 1e10, 3e38, np.inf, np.nan], "float32")
     x = np.concatenate([sizes, -sizes])
     run = Run(applied("erf", x, CPU.of(target).lanes), [x], [x.shape])
-    ((found,),) = run_kernels([run], target)
-    np.testing.assert_array_equal(found, [*[1] * 7, np.nan, *[-1] * 7, np.nan])
+    ((result,),) = run_kernels([run], target)
+    np.testing.assert_array_equal(result, [*[1] * 7, np.nan, *[-1] * 7, np.nan])
 
 
 @each_target
@@ -111,13 +111,13 @@ def test_exp_or_0(target):
     x = np.concatenate([np.linspace(-105, 88, 100003), [-1e30, -np.inf, np.nan, 0.0, -3.4e38]])
     x = np.resize(x, -(-x.size // 16) * 16).astype("float32")
     run = Run(applied("exp_or_0", x, CPU.of(target).lanes), [x], [x.shape])
-    ((found,),) = run_kernels([run], target)
+    ((result,),) = run_kernels([run], target)
     exact = np.exp(x.astype("float64"))
-    assert np.array_equal(np.isnan(found), np.isnan(exact))
+    assert np.array_equal(np.isnan(result), np.isnan(exact))
     unit = np.spacing(exact.astype("float32")).astype("float64")
-    is_right = np.abs(found - exact) / unit <= LIMIT
+    is_right = np.abs(result - exact) / unit <= LIMIT
     assert is_right[exact >= LEAST_NORMAL].all()
-    assert (is_right | (found == 0))[exact < LEAST_NORMAL].all()
+    assert (is_right | (result == 0))[exact < LEAST_NORMAL].all()
 
 
 @each_target
@@ -125,26 +125,26 @@ def test_log1p(target):
     x = np.concatenate([np.linspace(0, 1, 100003), 10.0 ** np.linspace(-44, 37, 20000), [np.nan]])
     x = np.resize(x, -(-x.size // 16) * 16).astype("float32")
     run = Run(applied("log1p", x, CPU.of(target).lanes), [x], [x.shape])
-    ((found,),) = run_kernels([run], target)
+    ((result,),) = run_kernels([run], target)
     exact = np.log1p(x.astype("float64"))
     unit = np.spacing(exact.astype("float32")).astype("float64")
-    assert np.array_equal(np.isnan(found), np.isnan(exact))
-    assert np.nanmax(np.abs(found - exact) / unit) <= LIMIT
+    assert np.array_equal(np.isnan(result), np.isnan(exact))
+    assert np.nanmax(np.abs(result - exact) / unit) <= LIMIT
 
 
 def powers() -> tuple[np.ndarray, np.ndarray]:
     """Return all pairs of special values, and many other pairs."""
     rng = np.random.default_rng(0)
     special = [0.0, 1.0, np.inf, 0.5, 2.0, 3.0, 1.5, 1e-40, 1e-45, 1e30, 16777217.0, 1 - 2**-24]
-    special = np.array([np.nan, *special, *(-each for each in special)], "float32")
-    pairs = [each.ravel() for each in np.meshgrid(special, special)]
+    special = np.array([np.nan, *special, *(-value for value in special)], "float32")
+    pairs = [axis.ravel() for axis in np.meshgrid(special, special)]
     sizes = 10.0 ** rng.uniform(-44, 38.5, 20000)
     x = np.concatenate([sizes, rng.uniform(0.5, 2, 20000), -rng.uniform(0, 9, 5000)])
     y = np.concatenate(
         [rng.normal(size=20000), rng.normal(0, 60, 20000), rng.integers(-40, 40, 5000)]
     )
-    both = [np.concatenate(each).astype("float32") for each in zip(pairs, (x, y), strict=True)]
-    return tuple(np.resize(each, -(-each.size // 16) * 16) for each in both)
+    both = [np.concatenate(parts).astype("float32") for parts in zip(pairs, (x, y), strict=True)]
+    return tuple(np.resize(values, -(-values.size // 16) * 16) for values in both)
 
 
 @each_target
@@ -152,13 +152,13 @@ def test_powers(target):
     x, y = powers()
     taken = [te.placeholder(x.shape, "float32", name) for name in "xy"]
     function = schedule(te.create_prim_func([*taken, topi.power(*taken)]), CPU.of(target))
-    ((found,),) = run_kernels([Run(function, [x, y], [x.shape])], target)
-    exact = torch.pow(*(torch.from_numpy(each).double() for each in (x, y))).numpy()
+    ((result,),) = run_kernels([Run(function, [x, y], [x.shape])], target)
+    exact = torch.pow(*(torch.from_numpy(array).double() for array in (x, y))).numpy()
     with np.errstate(over="ignore"):
         rounded = exact.astype("float32")
-    assert np.array_equal(np.isnan(found), np.isnan(exact))
-    assert np.array_equal(np.signbit(found), np.signbit(rounded) & ~np.isnan(exact))
-    assert np.array_equal(np.isinf(found), np.isinf(rounded))
+    assert np.array_equal(np.isnan(result), np.isnan(exact))
+    assert np.array_equal(np.signbit(result), np.signbit(rounded) & ~np.isnan(exact))
+    assert np.array_equal(np.isinf(result), np.isinf(rounded))
     finite = np.isfinite(rounded)
     size = np.maximum(np.abs(exact[finite]), LEAST_NORMAL)
-    assert (np.abs(found[finite] - exact[finite]) / size).max() < 2.4e-7
+    assert (np.abs(result[finite] - exact[finite]) / size).max() < 2.4e-7
