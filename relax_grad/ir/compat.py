@@ -159,7 +159,7 @@ def map_constants(expr: tvm.relax.Expr, function: Callable) -> tvm.relax.Expr:
     return mutator(type("_Constants", (PyExprMutator,), {name: visit}))().visit_expr(expr)
 
 
-def loaded_buffer(load: object) -> object:
+def loaded_buffer(load: object) -> tvm.tirx.Buffer:
     """Return the buffer that a load reads."""
     return getattr(load, _LOADED)
 

@@ -57,11 +57,10 @@ def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
         The target CPU.
     """
     parts = sections_of(function)
-    if parts is not None:
-        parts = widened_sections(parts[0], function.params, parts[1])
-    if parts is None:
+    wide = None if parts is None else widened_sections(parts[0], function.params, parts[1])
+    if wide is None:
         return as_analyzable(schedule_blocks(function, cpu))
-    sections, params, allocated = parts
+    sections, params, allocated = wide
     body = _emitted(params, _grouped(sections, allocated), allocated, cpu, "scheduled")
     body = with_params(body, params, function.params)
     return as_analyzable(

@@ -175,7 +175,7 @@ class Accesses:
 
 def _tested(expr) -> set[tirx.Var]:
     """Return the variables that occur in an expression outside of the indices of loads."""
-    tested = set()
+    tested: set[tirx.Var] = set()
 
     def enter(_load):
         return tvm_ffi.WalkResult.SKIP

@@ -143,7 +143,7 @@ def _is_independent(block: tirx.Stmt, axes: Sequence[Axis]) -> bool:
     writes."""
     if block.match_buffers or not is_pure(block):
         return False
-    stores = []
+    stores: list[tirx.BufferStore] = []
     tvm_ffi.structural_walk(block, (tirx.BufferStore, stores.append))
     written = {store.buffer for store in stores} - set(block.alloc_buffers)
     inner = [Axis(loop.loop_var, loop.extent) for loop in _loops(block) if is_zero(loop.min)]

@@ -27,8 +27,11 @@ _ADDRESS_OF = ("tirx.address_of", "tirx.tvm_access_ptr")
 class Axis(Protocol):
     """A variable that runs from 0 to an extent."""
 
-    var: tirx.Var
-    extent: tirx.PrimExpr
+    @property
+    def var(self) -> tirx.Var: ...
+
+    @property
+    def extent(self) -> tirx.PrimExpr: ...
 
     @property
     def size(self) -> int | None:
@@ -80,7 +83,7 @@ def are_disjoint(
         if all(tvm_ffi.structural_equal(indices[0], other) for other in indices[1:])
     ]
     unknown = {axis.var: axis for axis in axes if axis.size != 1}
-    determined = True
+    determined = set(unknown)
     while unknown and determined:
         determined = {var for index in shared for var in _determined(index, unknown, axes, inner)}
         for var in determined:
@@ -118,7 +121,7 @@ def _determined(
 def touched(code, buffer: tirx.Buffer) -> list[Sequence[tirx.PrimExpr]]:
     """Return the indices of all reads and writes of a tensor in a statement."""
     accesses = [load.indices for load in loads(code) if loaded_buffer(load).same_as(buffer)]
-    stores = []
+    stores: list[tirx.BufferStore] = []
     tvm_ffi.structural_walk(code, (tirx.BufferStore, stores.append))
     return accesses + [store.indices for store in stores if store.buffer.same_as(buffer)]
 

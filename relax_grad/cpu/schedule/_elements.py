@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import gcd, lcm, prod
+from math import gcd, lcm
 
 import tvm.tirx.script.builder as T
 import tvm_ffi
@@ -17,7 +17,7 @@ from ...ir.expressions import substitute, variables
 from ..kernel.builder import Vectors, either
 from ._emitter import Emitter
 from ._functions import calls_in
-from ._nest import Axis, analyzer, simplify
+from ._nest import Axis, analyzer, simplify, size_of
 
 #: Operations that one thread performs in the time that a second thread takes to wake up.
 SMALL = 8192
@@ -45,8 +45,8 @@ class Elements(Emitter):
     """A generator of loops over independent elements."""
 
     def emit(self) -> None:
-        sizes = [axis.size for axis in self.axes]
-        work = None if None in sizes else prod(sizes) * self._cost()
+        elements = size_of(self.axes)
+        work = None if elements is None else elements * self._cost()
         is_large = work is None or work >= SMALL
         if not self.axes:
             self.element({})
@@ -60,7 +60,7 @@ class Elements(Emitter):
         if period is not None:
             self._periodic(outer, inner, period, is_large)
             return
-        rows = 1 if not outer else None if None in sizes[:-1] else prod(sizes[:-1])
+        rows = size_of(outer)
         is_even = (
             rows is None or rows >= 8 * self.cpu.cores or (rows > 1 and rows % self.cpu.cores == 0)
         )
@@ -110,8 +110,8 @@ class Elements(Emitter):
             place = start * period + k
             self.element({**at, inner.var: place}, known=analyzer(self.axes[:-1]))
 
-        sizes = [axis.size for axis in outer]
-        is_few = is_large and None not in sizes and prod(sizes) < self.cpu.cores
+        rows = size_of(outer)
+        is_few = is_large and rows is not None and rows < self.cpu.cores
         pieces = self.cpu.cores if is_few else 1
         piece = (periods + (pieces - 1)) // pieces
         part = Axis(tirx.Var("part", "int64"), tirx.IntImm("int64", pieces))
@@ -149,7 +149,8 @@ class Elements(Emitter):
         A vector for each place within a group is computed, and the vectors are interleaved. LLVM
         does so for long loops only: it unrolls short ones, and then gathers along the next loop.
         """
-        lanes, size = self.cpu.lanes, inner.size // factor
+        lanes, elements = self.cpu.lanes, int(inner.extent)
+        size = elements // factor
 
         zero, one = (tirx.IntImm("int64", value) for value in (0, 1))
         aligned = [
@@ -199,7 +200,7 @@ class Elements(Emitter):
             groups(tirx.IntImm("int64", size - rest), rest)
         elif rest:
             size -= 1  # TVM has no vectors of one element
-        for k in range(size * factor, inner.size):
+        for k in range(size * factor, elements):
             self.element({**at, inner.var: tirx.IntImm("int64", k)})
 
     def _row(self, inner: Axis, at: dict) -> None:

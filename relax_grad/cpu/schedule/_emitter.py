@@ -88,7 +88,7 @@ class Emitter:
         stored : dict, optional
             For some buffers, another buffer and the index there to store to.
         """
-        values = dict(loaded or {})
+        values, elsewhere = dict(loaded or {}), stored or {}
         for i, nest in enumerate(self.group.nests):
             is_sum = result is not None and i == 0
             for load in () if is_sum else self.selected[i]:
@@ -102,8 +102,8 @@ class Emitter:
             value = value if is_sum else rounded(as_arithmetic(value), _keep)
             if any(nest.buffer in later for later in self.read[i + 1 :]):
                 values[nest.buffer] = value = _keep(value)
-            if nest.buffer in (stored or {}):
-                buffer, index = stored[nest.buffer]
+            if nest.buffer in elsewhere:
+                buffer, index = elsewhere[nest.buffer]
                 T.buffer_store(buffer, value, [index])
             elif nest.buffer in self.group.stored:
                 T.buffer_store(nest.buffer, value, [substitute(i, at) for i in nest.indices])
@@ -136,7 +136,8 @@ class Emitter:
         At most the first one is symbolic: the indices are quotients by the extents of the others,
         and a symbolic extent may be 0.
         """
-        count, outer = 1, []
+        count = 1
+        outer: list[Axis] = []
         for axis in axes:
             if outer and (axis.size is None or count >= 8 * self.cpu.cores):
                 break

@@ -3,6 +3,8 @@ scalars."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tvm.tirx.script.builder as T
 import tvm_ffi
 from tvm import tirx
@@ -15,7 +17,7 @@ from ..kernel import functions
 from ._fuse import weigh
 from ._identities import FUNCTIONS, arguments_of, name_of, with_functions
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable] = {
     **FUNCTIONS,
     "tirx.atanh": functions.atanh,
     "tirx.exp": functions.exp,
@@ -25,10 +27,10 @@ _FUNCTIONS = {
 }
 
 #: Functions with so many steps that TVM would take very long to compile them as one expression.
-_LONG = {"tirx.log": functions.log, "tirx.pow": functions.power}
+_LONG: dict[str, Callable] = {"tirx.log": functions.log, "tirx.pow": functions.power}
 
 #: Powers that are products.
-_PRODUCTS = {2.0: lambda x, _: x * x, 3.0: lambda x, _: x * x * x}
+_PRODUCTS: dict[float, Callable] = {2.0: lambda x, _: x * x, 3.0: lambda x, _: x * x * x}
 
 
 def as_arithmetic(expr):
@@ -117,7 +119,7 @@ def _unguarded(expr) -> list:
 
 def calls_in(expr) -> list[Call]:
     """Return the calls in an expression."""
-    calls = []
+    calls: list[Call] = []
     tvm_ffi.structural_walk(expr, (Call, calls.append))
     return calls
 
@@ -128,7 +130,7 @@ def has_functions(value) -> bool:
 
 
 def _names_in(expr) -> list[tirx.Let]:
-    names = []
+    names: list[tirx.Let] = []
     tvm_ffi.structural_walk(expr, (tirx.Let, names.append))
     return names
 

@@ -191,7 +191,7 @@ def weigh(expr) -> tuple[int, int, int]:
             counts[2] += 1
 
     tvm_ffi.structural_walk(expr, (tuple(_OPERATIONS), visit))
-    return tuple(counts)
+    return counts[0], counts[1], counts[2]
 
 
 _OPERATIONS = (
@@ -250,10 +250,10 @@ def _goes_along(nest: Nest, group: list[Nest]) -> bool:
     made = {member.buffer: member.indices for member in group}
     is_user = False
     for load in nest.loads:
-        indices = made.get(loaded_buffer(load))
-        if indices is not None:
+        written = made.get(loaded_buffer(load))
+        if written is not None:
             is_user = True
-            if not tvm_ffi.structural_equal(list(load.indices), list(indices)):
+            if not tvm_ffi.structural_equal(list(load.indices), list(written)):
                 return False
     if is_user or group[0].combine:
         return is_user

@@ -138,8 +138,8 @@ def _wide(nest: Nest, reader: _Reader, made: list[tirx.Buffer]) -> list[Nest]:
     value, init = reader.read(nest.value), reader.init(nest)
     wide = replace(nest, buffer=sums, value=value, init=init)
     last = _stored_as(sums[tuple(nest.indices)], dtype)
-    none = {"reduced": (), "combine": None, "init": None}
-    return [wide, replace(nest, buffer=target, value=last, **none)]
+    rounding = replace(nest, buffer=target, value=last, reduced=(), combine=None, init=None)
+    return [wide, rounding]
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ def _is_slope_of_tanh(expr, scale: float, x) -> bool:
             and _without(rest, [*slope, *wanted, *wanted]) == []
         ):
             ends = _without(slope, wanted)
-            return ends is not None and len(ends) == 2 and _is_one_minus_square(*ends, x)
+            return ends is not None and len(ends) == 2 and _is_one_minus_square(ends[0], ends[1], x)
     return False
 
 

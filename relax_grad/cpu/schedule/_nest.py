@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
@@ -38,6 +38,16 @@ class Axis:
     def size(self) -> int | None:
         """The extent, or None if it is symbolic."""
         return int(self.extent) if isinstance(self.extent, tirx.IntImm) else None
+
+
+def size_of(axes: Iterable[Axis]) -> int | None:
+    """Return the number of iterations of axes, or None if an extent is symbolic."""
+    size = 1
+    for axis in axes:
+        if axis.size is None:
+            return None
+        size *= axis.size
+    return size
 
 
 @dataclass(frozen=True)
@@ -123,7 +133,8 @@ def sections_of(
     sections = [_wide(_nest(part)) or _without_names(part) for part in parts_of(root.body)]
     if None in sections:
         return None
-    written, read = set(), set()
+    written: set[tirx.Buffer] = set()
+    read: set[tirx.Buffer] = set()
     for section in sections:
         if isinstance(section, Nest):
             written.add(section.buffer)
@@ -225,7 +236,8 @@ def loops_of(statement: tirx.Stmt) -> tuple[list[Axis], list[Axis], tirx.Stmt] |
     if len(at) != len(loops):
         return None
     extents = {at[var]: substitute(extent, at) for var, extent in loops.items()}
-    axes, reduced = [], []
+    axes: list[Axis] = []
+    reduced: list[Axis] = []
     for iteration in block.iter_vars:
         extent = extents.get(iteration.var, iteration.dom.extent)
         if str(extent.ty.dtype) != str(iteration.var.ty.dtype):
@@ -273,7 +285,9 @@ def _nest(statement: tirx.Stmt) -> Nest | None:
 def _wide(nest: Nest | None) -> Nest | None:
     """Return a nest with axes of int64 in the place of int32, the dtype of indices of flat
     buffers."""
-    axes = [] if nest is None else [*nest.axes, *nest.reduced]
+    if nest is None:
+        return None
+    axes = [*nest.axes, *nest.reduced]
     if all(str(axis.var.ty.dtype) == "int64" for axis in axes):
         return nest
     names = {axis.var: tirx.Var(axis.var.name, "int64") for axis in axes}
@@ -335,7 +349,7 @@ def _without_names(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
 
 def _size(expr: tirx.PrimExpr) -> int:
     """Return the number of loads and variables in an expression."""
-    nodes = []
+    nodes: list[tirx.PrimExpr] = []
     tvm_ffi.structural_walk(expr, ((BufferLoad, tirx.Var), nodes.append))
     return len(nodes)
 

@@ -18,7 +18,7 @@ from ._elements import Elements
 from ._emitter import Emitter, at_place, is_vectorisable
 from ._functions import as_arithmetic, calls_in, is_arithmetic
 from ._fuse import Group, weigh
-from ._nest import Axis, analyzer, simplify
+from ._nest import Axis, analyzer, simplify, size_of
 
 #: The number of results that are enough tasks for the cores. With fewer results, reductions are
 #: split into pieces.
@@ -58,8 +58,7 @@ class Reduction(Emitter):
     def emit(self) -> None:
         if any(axis.size == 0 for axis in self.axes):
             return
-        sizes = [axis.size for axis in (*self.axes, *self.reduced)]
-        work = None if None in sizes else prod(sizes)
+        work = size_of((*self.axes, *self.reduced))
         if work is not None and work < 64:
             self._serial(False)
             return
@@ -89,14 +88,15 @@ class Reduction(Emitter):
         return as_arithmetic(at_place(self.first.value, at, {}))
 
     def _is_short(self) -> bool:
-        sizes = [axis.size for axis in self.reduced]
-        terms = 0 if None in sizes or not self.axes else prod(sizes)
+        terms = size_of(self.reduced)
+        if terms is None or not self.axes:
+            return False
         return 0 < terms <= _WRITTEN_OUT and terms * weigh(self.first.value)[0] <= _NODES
 
     def _written_out(self) -> Group:
         """Return the group with the reduction unrolled into one expression."""
         total = self.first.init
-        for values in combinations(*(range(axis.size) for axis in self.reduced)):
+        for values in combinations(*(range(int(axis.extent)) for axis in self.reduced)):
             at = {
                 axis.var: tirx.IntImm(str(axis.var.ty.dtype), value)
                 for axis, value in zip(self.reduced, values, strict=True)
@@ -175,7 +175,8 @@ class Reduction(Emitter):
             pieces = _PIECES
             piece = (axis.extent + (pieces * line - 1)) // (pieces * line) * line
         else:
-            pieces = min(_PIECES, max(2, work // _PIECE), axis.size)
+            most = _PIECES if work is None else max(2, work // _PIECE)
+            pieces = min(_PIECES, most, axis.size)
             pieces = 1 << (pieces.bit_length() - 1)  # a power of 2, which most core counts divide
             piece = tirx.IntImm("int64", -(-axis.size // (pieces * line)) * line)
             pieces = -(-axis.size // int(piece))
@@ -190,7 +191,7 @@ class Reduction(Emitter):
         start = part.var * piece
         left = tirx.max(tirx.IntImm("int64", 0), axis.extent - start)
         inner = Axis(tirx.Var("within", "int64"), piece if is_exact else tirx.min(piece, left))
-        size = prod(a.size for a in self.axes)
+        size = prod(int(a.extent) for a in self.axes)
         partial = T.alloc_buffer([pieces * size], self.dtype, layout=None)
         place = tirx.IntImm("int64", 0)
         for result_axis in self.axes:

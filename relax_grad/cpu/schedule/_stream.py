@@ -49,9 +49,11 @@ class Stream(Emitter):
     def is_worth_it(self) -> bool:
         """Tell whether the elements are many, of float32, contiguous, and need only vectorisable
         arithmetic."""
-        if len(self.axes) != 1 or self.axes[0].size is None or self.accesses.tested:
+        if len(self.axes) != 1 or self.accesses.tested:
             return False
         (axis,) = self.axes
+        if axis.size is None:
+            return False
         stored = [a for a in self.accesses.stores if a.buffer in self.group.stored]
         whole = {a.buffer for a in self.accesses.loads.values() if a.stride(axis) == 1}
         if 4 * axis.size * (len(whole) + len(stored)) < LARGE:
@@ -66,17 +68,18 @@ class Stream(Emitter):
 
     def emit(self) -> None:
         (axis,), lanes = self.axes, self.cpu.lanes
+        elements = int(axis.extent)  # symbolic extents are not worth it
         pieces = 8 * self.cpu.cores
         line = max(_elements.LINE, lanes)  # the stores need whole vectors
-        piece = -(-axis.size // (pieces * line)) * line
-        pieces = -(-axis.size // piece)
+        piece = -(-elements // (pieces * line)) * line
+        pieces = -(-elements // piece)
         code = _LLVM.format(lanes=lanes, size=4 * lanes)
         with T.attr(0, "pragma_import_llvm", code), T.parallel(0, pieces) as part:
             start = T.Bind(part * piece)
-            size = T.Bind(tirx.min(piece, axis.size - start)) if axis.size % piece else piece
+            size = T.Bind(tirx.min(piece, elements - start)) if elements % piece else piece
             with T.serial(0, size // lanes) as i:
                 self._vector(T.Bind(start + i * lanes))
-            if axis.size % lanes:
+            if elements % lanes:
                 done = T.Bind(size // lanes * lanes)
                 with T.serial(0, size - done) as i:
                     self.element({axis.var: start + done + i})

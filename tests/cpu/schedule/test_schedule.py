@@ -232,6 +232,8 @@ def symbolic():
     along = te.reduce_axis((0, N))
     chosen = x[along, tirx.floormod(places[along], 8)]
     yield [x, places], te.compute((), lambda: te.sum(chosen, along))
+    x, across = tensor(N, 40), te.reduce_axis((0, 40))
+    yield [x], te.compute((), lambda: te.sum(x[along, across], [across, along]))
 
 
 def random(rng, shape, dtype):
