@@ -99,7 +99,7 @@ class Emitter:
             value = result if is_sum else at_place(nest.value, at, values)
             simple = None if known is None else simplify(value, known)
             value = value if simple is None else simple
-            value = value if is_sum else rounded(as_arithmetic(value), _keep)
+            value = value if is_sum else self.arithmetic(value)
             if any(nest.buffer in later for later in self.read[i + 1 :]):
                 values[nest.buffer] = value = _keep(value)
             if nest.buffer in elsewhere:
@@ -107,6 +107,11 @@ class Emitter:
                 T.buffer_store(buffer, value, [index])
             elif nest.buffer in self.group.stored:
                 T.buffer_store(nest.buffer, value, [substitute(i, at) for i in nest.indices])
+
+    def arithmetic(self, value):
+        """Return a value with functions and roundings as arithmetic; statements before it compute
+        some."""
+        return rounded(as_arithmetic(value), _keep)
 
     @contextlib.contextmanager
     def loops(

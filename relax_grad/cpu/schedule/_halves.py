@@ -231,7 +231,7 @@ def _stored_as(value, dtype: str):
 def rounded(value, keep: Callable):
     """Return a value with the arithmetic of rounding to bfloat16; ``keep`` emits the statement that
     computes a value."""
-    if _rounds(value):
+    if rounds(value):
         return narrowed(keep(_with_names(value.args[1])), "bfloat16", 1)
     return _with_names(value)
 
@@ -240,7 +240,7 @@ def _with_names(value):
     """Return a value with roundings as expressions."""
 
     def call(node):
-        return functions.expression(_narrowed, node.args[1]) if _rounds(node) else node
+        return functions.expression(_narrowed, node.args[1]) if rounds(node) else node
 
     return tvm_ffi.structural_map(value, (Call, call))
 
@@ -249,7 +249,8 @@ def _narrowed(value, bind: Callable):
     return narrowed(value, "bfloat16", 1, bind)
 
 
-def _rounds(value) -> bool:
+def rounds(value) -> bool:
+    """Tell whether a value is a rounding to bfloat16."""
     return (
         isinstance(value, Call)
         and len(value.args) == 2

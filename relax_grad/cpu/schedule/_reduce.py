@@ -16,8 +16,9 @@ from . import _elements
 from ._dependence import divides
 from ._elements import Elements
 from ._emitter import Emitter, at_place, is_vectorisable
-from ._functions import as_arithmetic, calls_in, is_arithmetic
+from ._functions import calls_in, is_arithmetic
 from ._fuse import Group, weigh
+from ._halves import rounds
 from ._nest import Axis, analyzer, simplify, size_of
 
 #: The number of results that are enough tasks for the cores. With fewer results, reductions are
@@ -51,9 +52,8 @@ class Reduction(Emitter):
         self.width = self.lanes(self.dtype)
         self.is_plain = is_vectorisable(self.first.value) and self.dtype != "bool"
         # TVM vectorises plain arithmetic; LLVM vectorises the arithmetic of functions.
-        self.vectorized = (
-            T.serial if any(map(is_arithmetic, calls_in(self.first.value))) else T.vectorized
-        )
+        is_computed = any(is_arithmetic(c) or rounds(c) for c in calls_in(self.first.value))
+        self.vectorized = T.serial if is_computed else T.vectorized
 
     def emit(self) -> None:
         if any(axis.size == 0 for axis in self.axes):
@@ -85,7 +85,10 @@ class Reduction(Emitter):
         return self.first.combine(a, b)
 
     def term(self, at: dict):
-        return as_arithmetic(at_place(self.first.value, at, {}))
+        return self.arithmetic(at_place(self.first.value, at, {}))
+
+    def start(self):
+        return self.arithmetic(self.first.init)
 
     def _is_short(self) -> bool:
         terms = size_of(self.reduced)
@@ -214,7 +217,7 @@ class Reduction(Emitter):
         """Emit one result after the other, in the order of the loops."""
         with self.loops(self.axes, is_large and bool(self.axes)) as at:
             total = self._scratch(1)
-            T.buffer_store(total, self.first.init, [0])
+            T.buffer_store(total, self.start(), [0])
             with self.loops(self.reduced, at=at) as place:
                 term = self.term(place)
                 T.buffer_store(total, self.combine(total[0], term), [0])
@@ -246,7 +249,7 @@ class Reduction(Emitter):
         loop = self.vectorized if is_vector else T.serial
         number = tirx.IntImm("int64", number) if isinstance(number, int) else number
         with T.serial(0, number) as i:
-            T.buffer_store(total, self.first.init, [i])
+            T.buffer_store(total, self.start(), [i])
         with self.loops(self.reduced, at=at) as place, loop(0, number) as i:
             term = self.term({**place, along.var: start + i})
             T.buffer_store(total, self.combine(total[i], term), [i])
@@ -263,8 +266,8 @@ class Reduction(Emitter):
         with self.loops(self.axes, is_large and bool(self.axes)) as at:
             total, rest = self._scratch(width), self._scratch(1)
             with T.vectorized(0, width) as i:
-                T.buffer_store(total, self.first.init, [i])
-            T.buffer_store(rest, self.first.init, [0])
+                T.buffer_store(total, self.start(), [i])
+            T.buffer_store(rest, self.start(), [0])
 
             def add(to, i, at) -> None:
                 T.buffer_store(to, self.combine(to[i], self.term(at)), [i])

@@ -12,8 +12,11 @@ import tvm
 from programs import build, tensor
 from tvm import relax
 from tvm.relax import op
+from tvm.script import tirx as T
 
 import relax_grad
+from relax_grad.cpu.schedule import schedule
+from relax_grad.cpu.target import CPU, host
 from relax_grad.errors import ScheduleWarning
 from relax_grad.ir.dtypes import HALVES
 
@@ -65,6 +68,18 @@ CASES = {
         lambda bb, x, y, dtype: through_half(bb, x, dtype),
         lambda x, y, dtype: rounded(x * x, dtype),
     ),
+    "sum of rows of rounded numbers": (
+        lambda bb, x, y, dtype: op.sum(bb.emit(through_half(bb, x, dtype)), -1),
+        lambda x, y, dtype: rounded(x * x, dtype).sum(-1),
+    ),
+    "sum of columns of rounded numbers": (
+        lambda bb, x, y, dtype: op.sum(bb.emit(through_half(bb, x, dtype)), 0),
+        lambda x, y, dtype: rounded(x * x, dtype).sum(0),
+    ),
+    "largest of rounded numbers": (
+        lambda bb, x, y, dtype: op.max(bb.emit(through_half(bb, x, dtype))),
+        lambda x, y, dtype: rounded(x * x, dtype).max(),
+    ),
 }
 
 
@@ -112,3 +127,25 @@ def test_rounding_to_bfloat16():
     np.testing.assert_array_equal(
         result[is_number].view("uint16"), wanted[is_number].view("uint16")
     )
+
+
+def test_a_product_from_a_rounded_start():
+    """Also the start and the terms of a reduction over tensors in half precision are rounded."""
+
+    @T.prim_func(s_tir=True)
+    def products(x: T.Buffer((6, 40), "bfloat16"), y: T.Buffer((6,), "bfloat16")):
+        for i, k in T.grid(6, 40):
+            with T.sblock("products"):
+                vi, vk = T.axis.remap("SR", [i, k])
+                with T.init():
+                    y[vi] = T.Cast("bfloat16", T.float32(1.003))
+                y[vi] = y[vi] * T.Cast("bfloat16", T.Cast("float32", x[vi, vk]) + T.float32(1.003))
+
+    x = (np.random.default_rng(0).normal(size=(6, 40)) / 100).astype(ml_dtypes.bfloat16)
+    given = tvm.runtime.empty(x.shape, "bfloat16").copyfrom(x)
+    result = tvm.runtime.empty((6,), "bfloat16")
+    scheduled = schedule(products.with_attr("global_symbol", "products"), CPU.of(host()))
+    tvm.compile(scheduled, host())(given, result)
+    terms = (x.astype("float32") + np.float32(1.003)).astype(ml_dtypes.bfloat16).astype("float64")
+    wanted = terms.prod(1) * float(ml_dtypes.bfloat16(1.003))
+    np.testing.assert_allclose(result.numpy().astype("float64"), wanted, rtol=2.0**-8)
