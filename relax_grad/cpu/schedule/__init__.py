@@ -24,8 +24,10 @@ from ..kernel.builder import block, scopes
 from ..target import CPU
 from ._blocks import over_flat_buffers, schedule_blocks
 from ._elements import Elements
+from ._functions import calls_in
 from ._fuse import Group, flat, fuse
 from ._halves import widened_sections, with_params
+from ._identities import name_of
 from ._in_place import IN_PLACE, in_place, in_place_pairs
 from ._indices import as_analyzable
 from ._merge import Merged, Part, Pointwise, merge, pointwise
@@ -163,7 +165,12 @@ def _emitted(
                     _emit_group(flat(group, rows), cpu)
                 else:
                     T.add_to_parent(over_flat_buffers(group, rows))
-    return builder.get().body
+    body = builder.get().body
+    names = {name_of(call) for call in calls_in(body)}
+    unknown = sorted(name for name in names if name.startswith("relax_grad."))
+    if unknown:  # The linker would not find them, and the first call would end the process.
+        raise NotImplementedError(f"no arithmetic was emitted for {', '.join(unknown)}")
+    return body
 
 
 def _emit_group(group: Group, cpu: CPU) -> None:

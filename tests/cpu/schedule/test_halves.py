@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import tvm
 from programs import build, tensor
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 from tvm.script import tirx as T
 
 import relax_grad
 from relax_grad.cpu.schedule import schedule
+from relax_grad.cpu.schedule._reduce import Reduction
 from relax_grad.cpu.target import CPU, host
 from relax_grad.errors import ScheduleWarning
 from relax_grad.ir.dtypes import HALVES
@@ -131,6 +132,24 @@ def test_rounding_to_bfloat16():
 
 def test_a_product_from_a_rounded_start():
     """Also the start and the terms of a reduction over tensors in half precision are rounded."""
+    x = (np.random.default_rng(0).normal(size=(6, 40)) / 100).astype(ml_dtypes.bfloat16)
+    given = tvm.runtime.empty(x.shape, "bfloat16").copyfrom(x)
+    result = tvm.runtime.empty((6,), "bfloat16")
+    tvm.compile(schedule(products_of_rounded(), CPU.of(host())), host())(given, result)
+    terms = (x.astype("float32") + np.float32(1.003)).astype(ml_dtypes.bfloat16).astype("float64")
+    wanted = terms.prod(1) * float(ml_dtypes.bfloat16(1.003))
+    np.testing.assert_allclose(result.numpy().astype("float64"), wanted, rtol=2.0**-8)
+
+
+def test_names_without_arithmetic_are_errors(monkeypatch):
+    """A compiled function never calls a name that exists in the scheduler only."""
+    monkeypatch.setattr(Reduction, "arithmetic", lambda self, value: value)
+    with pytest.raises(NotImplementedError, match=r"emitted for relax_grad\.bfloat16_bits"):
+        schedule(products_of_rounded(), CPU.of(host()))
+
+
+def products_of_rounded() -> tirx.PrimFunc:
+    """Return a function of tensor expressions that rounds in a reduction."""
 
     @T.prim_func(s_tir=True)
     def products(x: T.Buffer((6, 40), "bfloat16"), y: T.Buffer((6,), "bfloat16")):
@@ -141,11 +160,4 @@ def test_a_product_from_a_rounded_start():
                     y[vi] = T.Cast("bfloat16", T.float32(1.003))
                 y[vi] = y[vi] * T.Cast("bfloat16", T.Cast("float32", x[vi, vk]) + T.float32(1.003))
 
-    x = (np.random.default_rng(0).normal(size=(6, 40)) / 100).astype(ml_dtypes.bfloat16)
-    given = tvm.runtime.empty(x.shape, "bfloat16").copyfrom(x)
-    result = tvm.runtime.empty((6,), "bfloat16")
-    scheduled = schedule(products.with_attr("global_symbol", "products"), CPU.of(host()))
-    tvm.compile(scheduled, host())(given, result)
-    terms = (x.astype("float32") + np.float32(1.003)).astype(ml_dtypes.bfloat16).astype("float64")
-    wanted = terms.prod(1) * float(ml_dtypes.bfloat16(1.003))
-    np.testing.assert_allclose(result.numpy().astype("float64"), wanted, rtol=2.0**-8)
+    return products.with_attr("global_symbol", "products")
