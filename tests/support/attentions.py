@@ -45,6 +45,23 @@ DROPPED = [
 ]
 
 
+#: Cases with tensors that have the heads before the positions: also the numbers of these tensors,
+#: among queries, keys, values, the result, its gradient, and the gradients of the first three.
+HEADS_FIRST = [
+    ((2, 9, 21, 4, 2, 16, 16), (), None, {}, range(8)),
+    ((2, 70, 133, 4, 2, 5, 7), ("batch", "keys"), (1, 3), MASKS[1], (0, 3, 5, 7)),
+    ((3, 131, 270, 4, 1, 8, 16), ("queries",), None, {"rate": 0.3}, (1, 2, 4, 6)),
+]
+
+
+def heads_first(arrays, exchanged):
+    """Return arrays, of which those with these numbers get the heads before the positions."""
+    return [
+        np.ascontiguousarray(array.swapaxes(1, 2)) if i in exchanged else array
+        for i, array in enumerate(arrays)
+    ]
+
+
 def scores_of(of, query, key, bias):
     """Return the masked scores, ``(batch, heads, queries, keys)``."""
     key = key.repeat_interleave(of.heads // of.key_heads, 2)
@@ -135,4 +152,5 @@ def drawn(draw):
     symbolic = draw(st.sampled_from([(), ("batch",), ("queries", "keys"), ("keys",)]))
     bias = draw(st.sampled_from([None, None, (0, 1, 2, 3), (2, 3), (1, 3)]))
     rate = draw(st.sampled_from([{}, {}, {"rate": 0.2}]))
-    return sizes, symbolic, bias, {**draw(st.sampled_from(MASKS)), **rate}
+    exchanged = draw(st.sampled_from([(), range(8), (0, 3, 5), (1, 2, 4, 6, 7)]))
+    return sizes, symbolic, bias, {**draw(st.sampled_from(MASKS)), **rate}, exchanged

@@ -237,6 +237,25 @@ def _attentions() -> Iterator[KernelCase]:
             {5: "int64", 6: "int64"},
             detail=f"{len(bias)} biases",
         )
+    # Tensors with the heads before the positions.
+    heads_first = [(N, 4, 9, 19), (N, 2, 37, 19), (N, 2, 37, 5)]
+    yield KernelCase(
+        "relax.nn.attention",
+        heads_first,
+        lambda _, *tensors: _exchanged(nn.attention(*map(_exchanged, tensors))),
+        detail="heads first",
+    )
+    for index, mask in enumerate((None, "TopLeft", None)):
+        yield KernelCase(
+            "relax.grad.attention_backward",
+            [(N, 4, 9, 5), (N, 4, 9, 5), *heads_first],
+            lambda _, *tensors, mask=mask, index=index: _exchanged(
+                relax.TupleGetItem(
+                    attention_backward(*map(_exchanged, tensors), causal_mask=mask), index
+                )
+            ),
+            detail=f"heads first, gradient {index}",
+        )
     # A block of 60 queries from 120 on (of AVX2 and SSE) ends before the block of keys from 128 on.
     result, key = (N, 125, 1, 3), (N, 140, 1, 3)
     yield KernelCase(
@@ -251,6 +270,10 @@ def _attentions() -> Iterator[KernelCase]:
         lambda _, *tensors: attention_backward(*tensors, causal_mask="BottomRight", window_size=4),
         detail="a window",
     )
+
+
+def _exchanged(tensor: relax.Expr) -> relax.Call:
+    return relax.op.permute_dims(tensor, [0, 2, 1, 3])
 
 
 def _recurrences() -> Iterator[KernelCase]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from tvm import relax, tirx
@@ -41,7 +42,8 @@ def attention(site: CallSite) -> Kernel | None:
     if shapes is None or (of := _attention(site, shapes[:-1])) is None:
         return None
     arguments = [*operands[:3], *generator, *operands[3:]]
-    return Kernel(partial(kernels.attention, of, shapes, site.cpu), arguments)
+    make = partial(kernels.attention, of, shapes, site.cpu)
+    return Kernel(make, arguments, exchangeable=_exchangeable(3, arguments, 1))
 
 
 @residuals_for(*_FORWARD)
@@ -59,7 +61,8 @@ def attention_with_sums(site: CallSite, var: relax.Var, calls: BlockCalls) -> Re
         taken = [shapes[-1], shapes[-1], *shapes[:-1]]
         generator = partial(attention_backward, of, taken, site.cpu, takes_sums=True)
         operands = [operand for operand in call.args if isinstance(operand.ty, relax.TensorType)]
-        return Kernel(generator, [*operands, *saved])
+        arguments = [*operands, *saved]
+        return Kernel(generator, arguments, exchangeable=_exchangeable(5, arguments, 3))
 
     uses: dict[relax.Var, Replacement] = {}
     while (
@@ -74,7 +77,7 @@ def attention_with_sums(site: CallSite, var: relax.Var, calls: BlockCalls) -> Re
     if all(isinstance(n, tirx.IntImm) for n in extents[:3]) and math.prod(extents) > _MOST_SAVED:
         return None
     kind = relax.TensorType(extents, "float32")
-    return ResidualKernel(Kernel(generator, kernel.arguments), [kind], uses)
+    return ResidualKernel(replace(kernel, generator=generator), [kind], uses)
 
 
 def _of_same_operands(_calls: BlockCalls, var: relax.Var, call: relax.Call) -> Found:
@@ -102,7 +105,13 @@ def backward(site: CallSite) -> Kernel | None:
     if shapes is None or (of := _attention(site, shapes[2:])) is None:
         return None
     arguments = [*operands[:5], *generator, *operands[5:]]
-    return Kernel(partial(attention_backward, of, shapes, site.cpu), arguments)
+    make = partial(attention_backward, of, shapes, site.cpu)
+    return Kernel(make, arguments, exchangeable=_exchangeable(5, arguments, 3))
+
+
+def _exchangeable(operands: int, arguments: Sequence[relax.Expr], results: int) -> tuple[int, ...]:
+    """Return the indices of the first arguments, and of the first results."""
+    return *range(operands), *range(len(arguments), len(arguments) + results)
 
 
 decompose(_BACKWARD, ATTENTION_DROPOUT, ATTENTION_DROPOUT_BACKWARD)

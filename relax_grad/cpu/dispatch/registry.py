@@ -41,12 +41,31 @@ class Kernel:
     shapes : Sequence, optional
         The shapes that the function declares for its arguments and results, in this order; by
         default those of the call. They are given where calls of other shapes share the function.
+    exchangeable : Sequence[int]
+        The indices, among the arguments and then the results, of the tensors that may have their
+        second and third axes exchanged in memory.
     """
 
     generator: partial[tirx.PrimFunc]
     arguments: Sequence[relax.Expr]
     name: str | None = None
     shapes: Sequence[Sequence[int | tirx.PrimExpr]] | None = None
+    exchangeable: Sequence[int] = ()
+
+    def with_exchanged(self, indices: Sequence[int], arguments: Sequence[relax.Expr]) -> Kernel:
+        """Return the kernel for arguments, of which some have their second and third axes
+        exchanged.
+
+        Parameters
+        ----------
+        indices : Sequence[int]
+            The indices of the tensors with exchanged axes, among the arguments and then the
+            results.
+        arguments : Sequence[relax.Expr]
+            The arguments.
+        """
+        generator = partial(self.generator, exchanged=tuple(indices)) if indices else self.generator
+        return replace(self, generator=generator, arguments=arguments)
 
     def stored_as(self, types: Sequence[relax.Type], results: int) -> Kernel:
         """Return the kernel for arguments and results of these types, which may be in half

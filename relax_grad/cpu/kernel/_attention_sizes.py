@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 
@@ -36,6 +36,8 @@ class Attention:
         The shape of the bias: of each of batch, heads, queries and keys, all or 1.
     rate : float, optional
         The probability that a weight is dropped.
+    heads_first : Sequence[str]
+        The parameters of the kernel, by name, that have the heads before the positions.
     """
 
     batch: Extent
@@ -50,6 +52,7 @@ class Attention:
     window_size: int | None = None
     bias: Sequence[Extent] | None = None
     rate: float | None = None
+    heads_first: Sequence[str] = ()
 
     @property
     def has_few_keys(self) -> bool:
@@ -113,34 +116,53 @@ class Head:
     key_head: tirx.PrimExpr
     number: tirx.PrimExpr | None = None
 
-    def query_step(self) -> int:
-        return self.of.heads * self.of.features
+    def start(self, name: str, position=0):
+        """Return the offset of a position in a tensor, by the name of the parameter."""
+        positions, heads, features = self._sizes(name)
+        head = self.key_head if _is_of_keys(name) else self.number
+        if name in self.of.heads_first:
+            return ((self.batch * heads + head) * positions + position) * features
+        return ((self.batch * positions + position) * heads + head) * features
 
-    def result_step(self) -> int:
-        return self.of.heads * self.of.value_features
+    def step(self, name: str) -> int:
+        """Return the distance of the positions in a tensor."""
+        _, heads, features = self._sizes(name)
+        return features if name in self.of.heads_first else heads * features
 
-    def key_step(self) -> int:
-        return self.of.key_heads * self.of.features
-
-    def value_step(self) -> int:
-        return self.of.key_heads * self.of.value_features
-
-    def key_start(self, key=0):
+    def _sizes(self, name: str) -> tuple[Extent, int, int]:
+        """Return the extents of a tensor: its positions, heads and features."""
         of = self.of
-        return ((self.batch * of.keys + key) * of.key_heads + self.key_head) * of.features
-
-    def value_start(self, key=0):
-        of = self.of
-        return ((self.batch * of.keys + key) * of.key_heads + self.key_head) * of.value_features
-
-    def query_start(self, query):
-        of = self.of
-        return ((self.batch * of.queries + query) * of.heads + self.number) * of.features
-
-    def result_start(self, query):
-        of = self.of
-        return ((self.batch * of.queries + query) * of.heads + self.number) * of.value_features
+        features = of.features if name.startswith(("query", "key")) else of.value_features
+        if _is_of_keys(name):
+            return of.keys, of.key_heads, features
+        return of.queries, of.heads, features
 
     def row_start(self, query):
         """Return the offset of a query in a tensor ``(batch, heads, queries)``."""
         return (self.batch * self.of.heads + self.number) * self.of.queries + query
+
+
+def _is_of_keys(name: str) -> bool:
+    return name.startswith(("key", "value"))
+
+
+def with_heads_first(
+    of: Attention, params: Sequence[tuple], indices: Sequence[int]
+) -> tuple[Attention, list[tuple]]:
+    """Return the sizes, and the parameters of a kernel, for tensors with the heads before the
+    positions.
+
+    Parameters
+    ----------
+    of : Attention
+        The sizes.
+    params : Sequence
+        The names, shapes and dtypes of tensors with the positions before the heads.
+    indices : Sequence[int]
+        The indices of the tensors that have the heads first.
+    """
+    params = list(params)
+    for index in indices:
+        name, (batch, positions, heads, features), dtype = params[index]
+        params[index] = name, [batch, heads, positions, features], dtype
+    return replace(of, heads_first=tuple(params[index][0] for index in indices)), params

@@ -17,12 +17,17 @@ from . import builder as b
 from . import functions as math
 from ._attention_blocks import LOWEST, Blocks, Heads
 from ._attention_dropout import Dropout, with_generator
-from ._attention_sizes import Attention, Head
+from ._attention_sizes import Attention, Head, with_heads_first
 from .builder import Accumulators, Extent, bind, const
 
 
 def attention(
-    of: Attention, shapes: Sequence[Sequence[Extent]], cpu: CPU, *, saves_sums: bool = False
+    of: Attention,
+    shapes: Sequence[Sequence[Extent]],
+    cpu: CPU,
+    *,
+    saves_sums: bool = False,
+    exchanged: Sequence[int] = (),
 ) -> tirx.PrimFunc:
     """Return the kernel of attention.
 
@@ -41,6 +46,9 @@ def attention(
         of a query whose keys are all masked by a finite number. They are 0 and infinity for a query
         without keys, so that all weights computed from them are 0. Weights are saved as far as a
         causal mask admits them, in whole panels.
+    exchanged : Sequence[int]
+        The indices of the parameters that have the heads before the positions: ``(batch, heads,
+        positions, features)``. The shapes are given with the positions before the heads.
 
     Returns
     -------
@@ -54,6 +62,7 @@ def attention(
         names.append("sums")
         shapes.append(of.saved)
     params = with_generator(of, b.floats(names, shapes), 3)
+    of, params = with_heads_first(of, params, exchanged)
 
     def body(query, key, value, *others) -> None:
         others = [*others]
@@ -105,8 +114,8 @@ class Forward:
         """Emit copies of the keys and values of a head: the keys in panels, the values in padded
         rows."""
         of, blocks = self.of, self.blocks
-        keys = key, head.key_start(), head.key_step()
-        values = value, head.value_start(), head.value_step()
+        keys = key, head.start("key"), head.step("key")
+        values = value, head.start("value"), head.step("value")
         return (
             blocks.pack_panels(keys, of.keys, of.features, loop),
             blocks.pack_rows(values, of.keys, of.value_features, loop),
@@ -117,7 +126,7 @@ class Forward:
         of, blocks, vectors = self.of, self.blocks, self.vectors
         keys, values = packed
         rows = bind(tirx.min(const(blocks.rows), of.queries - first))
-        source = self.query, head.query_start(first), head.query_step()
+        source = self.query, head.start("query", first), head.step("query")
         query = b.scratch(blocks.rows * blocks.padded(of.features))
         blocks.copy_rows(source, query, rows, of.features, scale=of.scale)
         total = None
@@ -241,7 +250,7 @@ class Forward:
         if total is not None:
             splat = bind(vectors.splat(factor))
             source = bind(row * self.blocks.padded(of.value_features))
-            target = bind(head.result_start(first + row))
+            target = bind(head.start("result", first + row))
 
             def part(offset, number) -> None:
                 value = vectors.load(total, source + offset) * splat

@@ -17,14 +17,19 @@ from . import builder as b
 from . import functions as math
 from ._attention_blocks import Blocks, Heads, Span
 from ._attention_dropout import Dropout, with_generator
-from ._attention_sizes import Attention, Head
+from ._attention_sizes import Attention, Head, with_heads_first
 from ._sums import Sums
 from .attention import Forward
 from .builder import Extent, bind, ceil_div, const
 
 
 def attention_backward(
-    of: Attention, shapes: Sequence[Sequence[Extent]], cpu: CPU, *, takes_sums: bool = False
+    of: Attention,
+    shapes: Sequence[Sequence[Extent]],
+    cpu: CPU,
+    *,
+    takes_sums: bool = False,
+    exchanged: Sequence[int] = (),
 ) -> tirx.PrimFunc:
     """Return the kernel of the gradient of attention.
 
@@ -40,6 +45,9 @@ def attention_backward(
     takes_sums : bool
         Whether the kernel takes the numbers that the kernel of attention saves,
         :attr:`Attention.saved`. Otherwise it computes the largest scores and logarithms.
+    exchanged : Sequence[int]
+        The indices of the parameters that have the heads before the positions: ``(batch, heads,
+        positions, features)``. The shapes are given with the positions before the heads.
 
     Returns
     -------
@@ -57,6 +65,7 @@ def attention_backward(
     names += ["query_grad", "key_grad", "value_grad"]
     shapes += shapes[2:5]
     params = with_generator(of, b.floats(names, shapes), 5)
+    of, params = with_heads_first(of, params, exchanged)
 
     def body(*tensors) -> None:
         inputs, results = list(tensors[:-3]), tensors[-3:]
@@ -91,8 +100,8 @@ class _Backward:
         """Emit the gradients of a head of keys, and of the queries of all heads that share it."""
         of, blocks = self.of, self.blocks
         head = Head(of, batch, key_head)
-        keys = self.key, bind(head.key_start()), head.key_step()
-        values = self.value, bind(head.value_start()), head.value_step()
+        keys = self.key, bind(head.start("key")), head.step("key")
+        values = self.value, bind(head.start("value")), head.step("value")
         packed = (
             None if self.has_weights else blocks.pack_panels(keys, of.keys, of.features, loop),
             blocks.pack_panels(values, of.keys, of.value_features, loop),
@@ -103,19 +112,19 @@ class _Backward:
             own = Head(of, batch, key_head, bind(key_head * of.group + i))
             self._queries(own, packed, totals, loop, is_divided)
         _, key_grad, value_grad = self.results
-        start, step = keys[1:]
-        blocks.unpack_rows(totals[0], (key_grad, start, step), of.keys, of.features, loop)
-        start, step = values[1:]
-        blocks.unpack_rows(totals[1], (value_grad, start, step), of.keys, of.value_features, loop)
+        target = key_grad, bind(head.start("key_grad")), head.step("key_grad")
+        blocks.unpack_rows(totals[0], target, of.keys, of.features, loop)
+        target = value_grad, bind(head.start("value_grad")), head.step("value_grad")
+        blocks.unpack_rows(totals[1], target, of.keys, of.value_features, loop)
 
     def _queries(self, head: Head, packed, totals, loop: Callable, is_divided: bool) -> None:
         """Emit the gradient of a head of queries, and its addition to those of the keys and
         values."""
         of, blocks = self.of, self.blocks
-        start, step = bind(head.query_start(0)), head.query_step()
-        query = blocks.pack_rows((self.query, start, step), of.queries, of.features, loop, of.scale)
+        source = self.query, bind(head.start("query")), head.step("query")
+        query = blocks.pack_rows(source, of.queries, of.features, loop, of.scale)
         grad = blocks.pack_rows(
-            (self.output_grad, bind(head.result_start(0)), head.result_step()),
+            (self.output_grad, bind(head.start("output_grad")), head.step("output_grad")),
             of.queries,
             of.value_features,
             loop,
@@ -149,7 +158,7 @@ class _Backward:
             of_queries()
         else:
             of_keys(True, b.serial)
-        target = self.results[0], start, step
+        target = self.results[0], bind(head.start("query_grad")), head.step("query_grad")
         blocks.unpack_rows(query_grad, target, of.queries, of.features, loop, of.scale)
 
     def _inner_products(self, head: Head, loop: Callable) -> tirx.Buffer:
@@ -157,12 +166,13 @@ class _Backward:
         of, vectors = self.of, self.vectors
         inner = b.scratch(of.queries)
         with loop(0, of.queries) as row:
-            base = bind(head.result_start(row))
+            grad = bind(head.start("output_grad", row))
+            output = bind(head.start("output", row))
 
-            def term(offset, number, base=base) -> list:
+            def term(offset, number, grad=grad, output=output) -> list:
                 return [
-                    vectors.load(self.output_grad, base + offset, number)
-                    * vectors.load(self.output, base + offset, number)
+                    vectors.load(self.output_grad, grad + offset, number)
+                    * vectors.load(self.output, output + offset, number)
                 ]
 
             sums = Sums(vectors)

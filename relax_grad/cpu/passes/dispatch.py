@@ -14,6 +14,14 @@ from ...ir.bindings import bindings_of, without_unused
 from ...ir.compat import remap_variable
 from ..dispatch import CallSite, Kernel
 from ..dispatch.declare import declaration
+from ..dispatch.exchanges import (
+    ExchangedResults,
+    before_exchange,
+    exchanged,
+    is_exchange,
+    type_of_exchanged,
+    with_exchanges,
+)
 from ..dispatch.registry import find_kernel, is_decomposed
 from ..dispatch.residuals import BlockCalls, Replacement, ResidualKernel, find_residuals
 from ..kernel.winograd import TRANSFORMS
@@ -171,6 +179,7 @@ class _Dispatch(relax.PyExprMutator):
         super().__init__(mod)
         self._cpu, self._winograd_tile, self._define = cpu, winograd_tile, define
         self._calls: BlockCalls | None = None
+        self._exchanged: ExchangedResults | None = None
         self._memory: Memory  # that of the function that is visited
         self._var: relax.Var | None = None
         self._uses: dict[relax.Var, tuple[Replacement, Sequence[relax.Var]]] = {}
@@ -188,8 +197,10 @@ class _Dispatch(relax.PyExprMutator):
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
         self._calls = BlockCalls(block, self._memory)
+        # Where a call may write to its arguments, a tensor before a permutation may have changed.
+        self._exchanged = None if self._memory.is_written else ExchangedResults(block)
         block = super().visit_dataflow_block_(block)
-        self._calls = None
+        self._calls = self._exchanged = None
         return block
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
@@ -207,14 +218,17 @@ class _Dispatch(relax.PyExprMutator):
         if self._calls is not None and var in self._uses:
             use, saved = self._uses[var]
             value = use(call, saved)
-            return self._called(value, call, [])[0] if isinstance(value, Kernel) else value
-        site = CallSite(call, self._cpu, partial(self._lookup, var), self._winograd_tile)
+            return self._result(value, call, var) if isinstance(value, Kernel) else value
+        lookup = partial(self._lookup, var)
+        if is_exchange(call) and (source := before_exchange(call.args[0], lookup)) is not None:
+            return source
+        site = CallSite(call, self._cpu, lookup, self._winograd_tile)
         if self._calls is not None:
             residuals = find_residuals(call.op.name, site, var, self._calls)
             if residuals is not None:
                 return self._with_residuals(residuals, call, var, self._calls)
         kernel = find_kernel(call.op.name, site)
-        return call if kernel is None else self._called(kernel, call, [])[0]
+        return call if kernel is None else self._result(kernel, call, var)
 
     def _lookup(self, at: relax.Var, variable: relax.Var) -> relax.Expr | None:
         """Return the value of a variable if it and its operands are unchanged at a later binding,
@@ -234,15 +248,56 @@ class _Dispatch(relax.PyExprMutator):
             self._functions[key] = self.builder_.add_func(function, f"{name}_kernel")
         return self._functions[key]
 
-    def _called(self, kernel: Kernel, call: relax.Call, more: Sequence[relax.TensorType]) -> tuple:
-        """Return the call of a kernel that replaces a call, and the number of results of the
-        replaced call."""
+    def _called(
+        self,
+        kernel: Kernel,
+        call: relax.Call,
+        var: relax.Var | None,
+        more: Sequence[relax.TensorType],
+    ) -> tuple[relax.Call, set[int]]:
+        """Return the call of a kernel that replaces a call, and the indices of the results whose
+        axes it exchanges.
+
+        ``var`` is the variable that the replaced call is bound to, and ``more`` are the types of
+        further results.
+        """
         is_tuple = isinstance(call.ty, relax.TupleType)
-        results = [*(call.ty.fields if is_tuple else [call.ty]), *more]
+        results = list(call.ty.fields) if is_tuple else [call.ty]
+        exchanges: set[int] = set()
+        if self._exchanged is not None:
+            lookup = partial(self._lookup, var)
+            kernel, exchanges = with_exchanges(kernel, var, self._exchanged, lookup)
+        for i in exchanges:
+            results[i] = type_of_exchanged(results[i])
+        results.extend(more)
         function = self._function(kernel, call.op.name, results)
-        types = results if is_tuple or more else call.ty
+        types = results if is_tuple or more else results[0]
         arguments = relax.Tuple(list(kernel.arguments))
-        return relax.call_tir(function, arguments, types), len(results) - len(more)
+        return relax.call_tir(function, arguments, types), exchanges
+
+    def _result(self, kernel: Kernel, call: relax.Call, var: relax.Var | None) -> relax.Expr:
+        """Return the result of a kernel that replaces a call."""
+        called, exchanges = self._called(kernel, call, var, [])
+        if not exchanges:
+            return called
+        result = self.builder_.emit(called)
+        if not isinstance(call.ty, relax.TupleType):
+            return exchanged(result)
+        return self._results(result, call, exchanges)
+
+    def _results(self, result: relax.Var, call: relax.Call, exchanges: set[int]) -> relax.Expr:
+        """Return the results of a call, which are the first elements of a tuple, in the order of
+        its axes."""
+        is_tuple = isinstance(call.ty, relax.TupleType)
+        elements: list[relax.Expr] = []
+        for i in range(len(call.ty.fields) if is_tuple else 1):
+            element: relax.Expr = relax.TupleGetItem(result, i)
+            if i in exchanges:
+                element = exchanged(self.builder_.emit(element))
+            elements.append(element)
+        if not is_tuple:
+            return elements[0]
+        return relax.Tuple([self.builder_.emit(element) for element in elements])
 
     def _with_residuals(
         self,
@@ -257,19 +312,19 @@ class _Dispatch(relax.PyExprMutator):
         ``replaced`` is the variable that the call is bound to, and ``calls`` are those of the
         block.
         """
-        called, number = self._called(residuals.kernel, call, residuals.types)
         if not residuals.types:
-            return called
+            return self._result(residuals.kernel, call, replaced)
+        called, exchanges = self._called(residuals.kernel, call, replaced, residuals.types)
         both = self.builder_.emit(called)
-        end = number + len(residuals.types)
-        saved = [self.builder_.emit(relax.TupleGetItem(both, i)) for i in range(number, end)]
+        end = len(both.ty.fields)
+        saved = [
+            self.builder_.emit(relax.TupleGetItem(both, i))
+            for i in range(end - len(residuals.types), end)
+        ]
         for var, use in residuals.uses.items():
             if calls.precedes(var, replaced):
                 # The binding before is left without a use, and is removed with the unused ones.
                 remap_variable(self, var, use(calls.original(var), saved))
             else:
                 self._uses[var] = use, saved
-        results = [relax.TupleGetItem(both, i) for i in range(number)]
-        if isinstance(call.ty, relax.TupleType):
-            return relax.Tuple([self.builder_.emit(result) for result in results])
-        return results[0]
+        return self._results(both, call, exchanges)

@@ -5,7 +5,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from attentions import DROPPED, MASKS, SIZE_PARAMS, drawn, reference, sized, with_generator
+from attentions import (
+    DROPPED,
+    HEADS_FIRST,
+    MASKS,
+    SIZE_PARAMS,
+    drawn,
+    heads_first,
+    reference,
+    sized,
+    with_generator,
+)
 from hypothesis import given
 from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
@@ -19,21 +29,27 @@ RNG = np.random.default_rng(0)
 
 
 def check(cases, target):
-    """Compare kernels of ``(sizes, symbolic, bias, attrs)``, compiled together, with PyTorch."""
-    runs, wanted = [], []
-    for sizes, symbolic, bias, attrs in cases:
+    """Compare kernels of ``(sizes, symbolic, bias, attrs)``, compiled together, with PyTorch; a
+    case may also have the numbers of tensors with the heads before the positions."""
+    runs, wanted, turned = [], [], []
+    for sizes, symbolic, bias, attrs, *numbers in cases:
+        numbers = set(*numbers)
         of, shapes, names = sized(sizes, symbolic, bias, **attrs)
-        function = attention(of, shapes[:-1], CPU.of(target), saves_sums=True)
         arrays = [RNG.normal(size=at(shape, names)).astype("float32") for shape in shapes]
-        taken = with_generator(of, arrays[:-2])
-        runs.append(Run(function, taken, [array.shape for array in arrays[-2:]]))
+        taken = with_generator(of, heads_first(arrays[:-2], numbers & {0, 1, 2}))
+        turned.append(3 in numbers)
+        exchanged = sorted(numbers & {0, 1, 2}) + [len(taken)] * turned[-1]
+        function = attention(of, shapes[:-1], CPU.of(target), saves_sums=True, exchanged=exchanged)
+        outputs = heads_first(arrays[-2:], {0} if turned[-1] else ())
+        runs.append(Run(function, taken, [array.shape for array in outputs]))
         inputs = [torch.from_numpy(array).double() for array in arrays[:-2]]
         wanted.append(reference(of, *inputs))
-    for case, results, expected in zip(cases, run_kernels(runs, target), wanted, strict=True):
+    runs = zip(cases, run_kernels(runs, target), wanted, turned, strict=True)
+    for case, results, expected, is_turned in runs:
+        results = heads_first(results, {0} if is_turned else ())
         for got, value in zip(results, expected, strict=True):
-            if (
-                got is results[-1] and case[0][2] <= 256
-            ):  # weights, of masked keys perhaps unwritten
+            if got is results[-1] and case[0][2] <= 256:
+                # Weights of masked keys may be unwritten.
                 got = np.where(np.isnan(got) & (value.numpy() == 0), np.float32(0), got)
             is_finite = np.isfinite(value.numpy())
             assert np.array_equal(np.isfinite(got), is_finite), case
@@ -64,6 +80,11 @@ def test_a_bias_is_broadcast(target, bias):
 @each_target
 def test_dropped_weights(target):
     check(DROPPED, target)
+
+
+@each_target
+def test_heads_before_positions(target):
+    check(HEADS_FIRST, target)
 
 
 def run_with(target, bias, scale=1.0, queries=3, keys=5):

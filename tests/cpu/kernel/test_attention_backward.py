@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from attentions import DROPPED, MASKS, SIZE_PARAMS, drawn, reference, sized, with_generator
+from attentions import (
+    DROPPED,
+    HEADS_FIRST,
+    MASKS,
+    SIZE_PARAMS,
+    drawn,
+    heads_first,
+    reference,
+    sized,
+    with_generator,
+)
 from hypothesis import given
 from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
@@ -26,28 +36,37 @@ def gradients(of, inputs, output_grad):
     return result.detach(), sums.detach(), [grad.numpy() for grad in grads]
 
 
-def run_of(of, shapes, names, cpu, takes_sums):
-    """Return the run of the kernel for random tensors, and the wanted gradients."""
+def run_of(of, shapes, names, cpu, takes_sums, numbers=()):
+    """Return the run of the kernel for random tensors, and the wanted gradients; tensors with these
+    numbers have the heads before the positions."""
     arrays = [RNG.normal(size=at(shape, names)).astype("float32") for shape in shapes[:-1]]
     *inputs, output_grad = arrays
     result, sums, wanted = gradients(of, inputs, output_grad)
     result, sums = (tensor.numpy().astype("float32") for tensor in (result, sums))
-    function = attention_backward(
-        of, [shapes[-2], shapes[-2], *shapes[:-2]], cpu, takes_sums=takes_sums
-    )
-    taken = with_generator(of, [output_grad, result, *inputs], 5)
+    places = [2, 3, 4, 1, 0]  # of queries, keys, values, the result and its gradient
+    operands = {places[i] for i in numbers if i < 5}
+    grads = {i - 5 for i in numbers if i >= 5}
+    taken = with_generator(of, heads_first([output_grad, result, *inputs], operands), 5)
     taken += [sums] if takes_sums else []
-    return Run(function, taken, [array.shape for array in inputs[:3]]), wanted
+    function = attention_backward(
+        of,
+        [shapes[-2], shapes[-2], *shapes[:-2]],
+        cpu,
+        takes_sums=takes_sums,
+        exchanged=[*sorted(operands), *(len(taken) + i for i in sorted(grads))],
+    )
+    outputs = heads_first(inputs[:3], grads)
+    return Run(function, taken, [array.shape for array in outputs]), heads_first(wanted, grads)
 
 
 def check(cases, target, cores=2):
     """Compare kernels of ``(sizes, symbolic, bias, attrs, takes_sums)``, compiled together, with
-    PyTorch."""
+    PyTorch; a case may also have the numbers of tensors with the heads before the positions."""
     cpu = CPU.of(target)
     cpu = CPU(cpu.lanes, cpu.registers, cores)
     made = [
-        run_of(*sized(sizes, symbolic, bias, **attrs), cpu, takes_sums)
-        for sizes, symbolic, bias, attrs, takes_sums in cases
+        run_of(*sized(sizes, symbolic, bias, **attrs), cpu, takes_sums, *numbers)
+        for sizes, symbolic, bias, attrs, takes_sums, *numbers in cases
     ]
     results = run_kernels([run for run, _ in made], target)
     for case, got, (_, wanted) in zip(cases, results, made, strict=True):
@@ -79,6 +98,12 @@ def test_a_bias_is_broadcast(target, bias):
 @each_target
 def test_dropped_weights(target):
     check([(*case, i % 2 == 0) for i, case in enumerate(DROPPED)], target)
+
+
+@each_target
+@pytest.mark.parametrize("takes_sums", [False, True])
+def test_heads_before_positions(target, takes_sums):
+    check([(*case, takes_sums, numbers) for *case, numbers in HEADS_FIRST], target)
 
 
 @each_target
@@ -151,4 +176,4 @@ def test_all_keys_of_a_query_may_be_masked_by_a_finite_number(target, mask):
 @at_length(50)
 @given(cases=batches(drawn()))
 def test_any_size(target, cases):
-    check([(*case, i % 2 == 0) for i, case in enumerate(cases)], target)
+    check([(*case, i % 2 == 0, numbers) for i, (*case, numbers) in enumerate(cases)], target)

@@ -1,0 +1,122 @@
+"""Exchanges of the second and third axes of tensors, which kernels read and write in either order.
+
+A permutation between ``(batch, positions, heads, features)`` and ``(batch, heads, positions,
+features)`` before a kernel is left out if the kernel takes the tensor before it. A kernel returns
+the tensor after such a permutation; where the tensor before is used, the permutation follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import relax
+from tvm.ir import Op
+
+from ...ir.bindings import used
+from ...ir.compat import dtype_of
+from .registry import Kernel
+
+_PERMUTE = Op.get("relax.permute_dims")
+_AXES = [0, 2, 1, 3]
+
+#: Returns the value of a variable, if the variable and the operands of the value are unchanged.
+Lookup = Callable[[relax.Var], "relax.Expr | None"]
+
+
+def is_exchange(value: relax.Expr | None) -> bool:
+    """Tell whether a value is the exchange of the second and third of four axes."""
+    if not isinstance(value, relax.Call) or value.op != _PERMUTE:
+        return False
+    axes = value.attrs.axes
+    return axes is not None and [int(axis) % 4 for axis in axes] == _AXES
+
+
+def exchanged(expr: relax.Expr) -> relax.Call:
+    """Return the exchange of the second and third axes of a tensor."""
+    return relax.op.permute_dims(expr, _AXES)
+
+
+def type_of_exchanged(kind: relax.TensorType) -> relax.TensorType:
+    """Return the type of a tensor after the exchange of its axes."""
+    batch, first, second, last = kind.shape.values
+    return relax.TensorType([batch, second, first, last], dtype_of(kind), kind.vdevice)
+
+
+def before_exchange(expr: relax.Expr, lookup: Lookup) -> relax.Expr | None:
+    """Return the tensor whose axes are exchanged for a tensor, or None if there is none."""
+    value = lookup(expr) if isinstance(expr, relax.Var) else None
+    while isinstance(value, (relax.Var, relax.TupleGetItem)):
+        if isinstance(value, relax.Var):
+            value = lookup(value)
+            continue
+        whole = value.tuple_value
+        whole = lookup(whole) if isinstance(whole, relax.Var) else whole
+        value = whole.fields[value.index] if isinstance(whole, relax.Tuple) else None
+    return value.args[0] if isinstance(value, relax.Call) and is_exchange(value) else None
+
+
+class ExchangedResults:
+    """The results in a dataflow block whose axes are exchanged later in the block.
+
+    Parameters
+    ----------
+    block : relax.DataflowBlock
+        The block.
+    """
+
+    def __init__(self, block: relax.DataflowBlock):
+        sources = set()
+        for binding in block.bindings[:]:
+            if is_exchange(binding.value):
+                sources.update(used(binding.value))
+        self._variables = sources
+        self._elements = {
+            (binding.value.tuple_value, binding.value.index)
+            for binding in block.bindings[:]
+            if isinstance(binding.value, relax.TupleGetItem) and binding.var in sources
+        }
+
+    def has(self, var: relax.Var, index: int) -> bool:
+        """Tell whether the axes of a result of the call that a variable is bound to are exchanged
+        later."""
+        if isinstance(var.ty, relax.TupleType):
+            return (var, index) in self._elements
+        return index == 0 and var in self._variables
+
+
+def with_exchanges(
+    kernel: Kernel, var: relax.Var, results: ExchangedResults, lookup: Lookup
+) -> tuple[Kernel, set[int]]:
+    """Return a kernel that takes the tensors before exchanges of axes, and returns those after
+    them.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        The kernel.
+    var : relax.Var
+        The variable that the call is bound to.
+    results : ExchangedResults
+        The results whose axes are exchanged later.
+    lookup : Callable
+        Returns the value of a variable, if the variable and the operands of the value are
+        unchanged.
+
+    Returns
+    -------
+    kernel, exchanged : tuple[Kernel, set[int]]
+        The kernel, and the indices of the results that it returns with exchanged axes.
+    """
+    arguments = list(kernel.arguments)
+    indices, returned = [], set()
+    for index in kernel.exchangeable:
+        if index >= len(arguments):
+            if results.has(var, index - len(arguments)):
+                returned.add(index - len(arguments))
+                indices.append(index)
+            continue
+        source = before_exchange(arguments[index], lookup)
+        if source is not None:
+            arguments[index] = source
+            indices.append(index)
+    return kernel.with_exchanged(indices, arguments), returned
