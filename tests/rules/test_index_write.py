@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import tvm
+from calls import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from indices import (
@@ -39,21 +40,12 @@ ND_REDUCTIONS = [reduction for reduction in REDUCTIONS if reduction != "mean"]
 OUTSIDE = [5, -6, np.iinfo("int64").min, np.iinfo("int64").max]
 
 
-def build(function, params):
-    bb = relax.BlockBuilder()
-    with bb.function("main", params):
-        with bb.dataflow():
-            result = bb.emit_output(bb.emit(function(*params)))
-        bb.emit_func_output(result)
-    return bb.get()
-
-
 def value_of(function, *inputs):
     params = [
         relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
         for i, value in enumerate(inputs)
     ]
-    return _program.compile_module(build(function, params), TARGET)("main", inputs)
+    return _program.compile_module(build(params, function), TARGET)("main", inputs)
 
 
 def gradients(function, *inputs, weights=None):
@@ -489,6 +481,6 @@ def test_indices_that_cannot_be_matched():
     x = relax.Var("x", relax.TensorType((3, 3), "float32"))
     i, j = (relax.Var(k, relax.TensorType((v,), "int64")) for k, v in (("i", n), ("j", m)))
     v = relax.Var("v", relax.TensorType((n,), "float32"))
-    module = build(lambda x, i, j, v: relax.op.sum(relax.op.index_put(x, (i, j), v)), [x, i, j, v])
+    module = build([x, i, j, v], lambda x, i, j, v: relax.op.sum(relax.op.index_put(x, (i, j), v)))
     with pytest.raises(GradientError, match=r"relax.index_put.*must be known.*match_cast"):
         relax.transform.Gradient("main", [module["main"].params[0]])(module)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from processes import run_guard
 
 from relax_grad.testing.samples import samples
@@ -49,6 +50,11 @@ ENDLESS = {
         "with sample_ratio=-1, a region of size 3e9 has as many samples"
     ),
 }
+
+
+def random(*shape: int) -> np.ndarray:
+    """Return normal numbers, the same ones in each call."""
+    return np.random.default_rng(0).normal(size=shape)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "cli._text": ("cli/test_check.py", "cli/test_start.py"),
     # Differentiation.
     "autodiff._adjoint": ("autodiff/test_gradient.py", "autodiff/test_complexity.py"),
-    "autodiff._checks": ("autodiff/test_gradient.py",),
+    "autodiff._checks": ("autodiff/test_user_rules.py", "autodiff/test_gradient.py"),
     "autodiff._cotangents": ("autodiff/test_targets.py",),
     "autodiff._reverse": ("autodiff/test_gradient.py", "autodiff/test_branches.py"),
     "autodiff.local": ("frontend/torch/tracing/test_gradients.py",),
@@ -56,7 +56,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "ir.expressions": ("cpu/schedule/test_schedule.py", "cpu/schedule/test_dependence.py"),
     "ir.inlining": ("cpu/passes/test_inline.py", "training/test_setup_trainer.py"),
     "ir.module": ("autodiff/test_gradient.py", "autodiff/test_gradient_pass.py"),
-    "ir.partials": ("test_registry.py", "autodiff/test_gradient.py"),
+    "ir.partials": ("test_registry.py", "autodiff/test_user_rules.py"),
     "ir.remat": ("training/test_remat.py",),
     "ir.int64": ("cpu/schedule/test_schedule.py", "tir/test_functions.py"),
     # Operators: rules, declarations, legalizations and tensor expressions.
