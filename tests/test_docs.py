@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import Forks
+from processes import forks_of_source
 
 from relax_grad.registry import operators
-from relax_grad.testing.fuzz.session import can_fork
 
 try:
     import fcntl
@@ -172,12 +171,8 @@ def test_links_to_pages_name_their_titles():
 def forks():
     """Yield separate processes, since a page may make registrations that other tests must not
     see."""
-    if not can_fork():
-        pytest.skip("this system does not fork processes")
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    processes = Forks({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
-    yield processes
-    processes.close()
+    with forks_of_source() as processes:
+        yield processes
 
 
 def with_transformers(program: str) -> str:

@@ -6,16 +6,13 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from processes import Forks
-
-from relax_grad.testing.fuzz.session import can_fork
+from processes import forks_of_source
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -167,12 +164,8 @@ def test_an_import_is_no_example():
 def forks():
     """Yield separate processes, because examples make registrations and set the number of
     threads."""
-    if not can_fork():
-        pytest.skip("this system does not fork processes")
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    processes = Forks({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
-    yield processes
-    processes.close()
+    with forks_of_source() as processes:
+        yield processes
 
 
 def program_of(texts: list[str], module: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from calls import build, tensor
+from calls import build, tensor, value_of
 from sweep import TARGET
 from tvm import relax, tirx
 
@@ -21,15 +21,7 @@ def reference(q, k, v, bias=0.0, seen=True, scale=None):
 
 
 def compute(*values, function=relax.op.nn.attention, **attrs):
-    params = [
-        relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
-        for i, value in enumerate(values)
-    ]
-    bb = relax.BlockBuilder()
-    with bb.function("main", params):
-        bb.emit_func_output(bb.emit(function(*params, **attrs)))
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
-    return machine["main"](*map(tvm.runtime.tensor, values)).numpy()
+    return value_of(function, *values, **attrs)
 
 
 def values_of(dtype, queries=3, keys=5, heads=4, shared_heads=4):

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tvm
-from sweep import TARGET
+from calls import value_of
 from tvm import relax
 
 from relax_grad.testing._program import numpy_dtype
 
 
 def run(function, *values):
-    params = [
-        relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
-        for i, value in enumerate(values)
-    ]
-    bb = relax.BlockBuilder()
-    with bb.function("main", params):
-        with bb.dataflow():
-            out = bb.emit_output(function(*params))
-        bb.emit_func_output(out)
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), target=TARGET), tvm.cpu())
-    result = machine["main"](*map(tvm.runtime.tensor, values)).numpy()
+    result = value_of(function, *values)
     assert result.dtype == values[0].dtype
     return result.astype("float64")
 

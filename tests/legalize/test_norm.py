@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from calls import value_of
 from sweep import TARGET
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
@@ -64,18 +65,6 @@ def normalized(x, axes, center=True):
     return x / np.sqrt((x * x).mean(axes, keepdims=True) + 1e-5)
 
 
-def compute(operator, *values, **attrs):
-    params = [
-        relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
-        for i, value in enumerate(values)
-    ]
-    bb = relax.BlockBuilder()
-    with bb.function("main", params):
-        bb.emit_func_output(bb.emit(operator(*params, **attrs)))
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
-    return machine["main"](*map(tvm.runtime.tensor, values)).numpy()
-
-
 def check(actual, expected, dtype):
     tolerance = {"float16": 5e-3, "float32": 2e-5, "float64": 1e-12, "bfloat16": 5e-2}[dtype]
     assert actual.dtype.name == dtype
@@ -93,9 +82,9 @@ def test_axes_that_are_not_ascending(dtype):
     """gamma and beta have their axes in the order of the attribute."""
     x, gamma, beta = values_of(dtype, SHAPE, (3, 5), (3, 5))
     wide_gamma, wide_beta = (p.astype("float64").T[:, None] for p in (gamma, beta))
-    result = compute(relax.op.nn.layer_norm, x, gamma, beta, axes=[2, 0])
+    result = value_of(relax.op.nn.layer_norm, x, gamma, beta, axes=[2, 0])
     check(result, normalized(x, (0, 2)) * wide_gamma + wide_beta, dtype)
-    result = compute(relax.op.nn.rms_norm, x, gamma, axes=[-1, 0])
+    result = value_of(relax.op.nn.rms_norm, x, gamma, axes=[-1, 0])
     check(result, normalized(x, (0, 2), center=False) * wide_gamma, dtype)
 
 
@@ -104,7 +93,7 @@ def test_rms_norm_over_any_axes(axes):
     x, weight = values_of("float32", SHAPE, [SHAPE[axis] for axis in axes])
     shape = [extent if axis in axes else 1 for axis, extent in enumerate(SHAPE)]
     expected = normalized(x, tuple(axes), center=False) * weight.reshape(shape)
-    check(compute(relax.op.nn.rms_norm, x, weight, axes=axes), expected, "float32")
+    check(value_of(relax.op.nn.rms_norm, x, weight, axes=axes), expected, "float32")
 
 
 @pytest.mark.parametrize(("center", "scale"), [(True, False), (False, True), (False, False)])
@@ -113,12 +102,12 @@ def test_gamma_and_beta_that_are_left_out(dtype, center, scale):
     x, gamma, beta = values_of(dtype, SHAPE, (4,), (4,))
     attrs = {"center": center, "scale": scale}
     factor, offset = gamma[:, None] if scale else 1, beta[:, None] if center else 0
-    result = compute(relax.op.nn.layer_norm, x, gamma, beta, axes=[1], **attrs)
+    result = value_of(relax.op.nn.layer_norm, x, gamma, beta, axes=[1], **attrs)
     check(result, normalized(x, (1,)) * factor + offset, dtype)
     channel = {"channel_axis": 1, "axes": [2], **attrs}
-    result = compute(relax.op.nn.instance_norm, x, gamma, beta, **channel)
+    result = value_of(relax.op.nn.instance_norm, x, gamma, beta, **channel)
     check(result, normalized(x, (2,)) * factor + offset, dtype)
-    result = compute(relax.op.nn.group_norm, x, gamma, beta, num_groups=2, **channel)
+    result = value_of(relax.op.nn.group_norm, x, gamma, beta, num_groups=2, **channel)
     grouped = normalized(x.reshape(5, 2, 2, 3), (2, 3)).reshape(SHAPE)
     check(result, grouped * factor + offset, dtype)
 
@@ -127,14 +116,14 @@ def test_gamma_and_beta_that_are_left_out(dtype, center, scale):
 def test_groups_of_data_without_elements(shape):
     x, gamma = (np.ones(extents, "float32") for extents in (shape, shape[1:2]))
     attrs = {"num_groups": 2, "channel_axis": 1, "axes": [2], "center": False}
-    assert compute(relax.op.nn.group_norm, x, gamma, gamma, **attrs).shape == shape
+    assert value_of(relax.op.nn.group_norm, x, gamma, gamma, **attrs).shape == shape
 
 
 @pytest.mark.parametrize("channel_axis", [0, -2])
 def test_instance_norm_in_half_precision_counts_to_more_than_it_holds(channel_axis):
     """The count of 65536 elements is infinite in float16."""
     x, gamma, beta = values_of("float16", (2, 2, 65536), (2,), (2,))
-    result = compute(
+    result = value_of(
         relax.op.nn.instance_norm, x, gamma, beta, channel_axis=channel_axis, axes=[-1]
     )
     shape = (2, 1, 1) if channel_axis == 0 else (2, 1)

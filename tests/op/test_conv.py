@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import pytest
 import tvm
+from calls import same, type_of, var
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 from tvm.script import ir as I  # noqa: F401  (scripts name it)
-from tvm_ffi import structural_equal
 
 from relax_grad.op import conv as op_conv
 
 ATTRS = {"strides": (2, 1), "padding": (1, 0, 1, 0), "dilation": (1, 2), "groups": 2}
 # The output shape of conv2d for these data, weight and attributes.
 DATA, WEIGHT, OUTPUT = (2, 4, 7, 8), (6, 2, 3, 2), (2, 6, 4, 6)
-
-
-def var(name, shape=None, dtype="float32", ndim=-1):
-    return relax.Var(name, relax.TensorType(shape, dtype, ndim=ndim))
-
-
-def type_of(call):
-    return relax.BlockBuilder().normalize(call).ty
-
-
-def same(a, b):
-    return structural_equal(a, b, map_free_vars=True)
 
 
 def backward_data(grad=None, shape=DATA, weight=None, **attrs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tvm
+from calls import type_of
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 from tvm.script import from_source
@@ -16,10 +17,6 @@ def tensor(*shape, dtype="float32"):
 
 def var(name, *shape, dtype="float32"):
     return relax.Var(name, tensor(*shape, dtype=dtype))
-
-
-def type_of(call):
-    return relax.BlockBuilder().normalize(call).ty
 
 
 GRID = {"method": "bicubic", "padding_mode": "border", "align_corners": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tvm
+from calls import type_of
 from tvm import relax, tirx
 from tvm.ir import assert_structural_equal
 from tvm.relax.op import grad
@@ -21,10 +22,6 @@ X, T, W = var("x", (4, 3, 5)), var("t", (4, 5), "int64"), var("w", (3,))
 SCALAR = var("dy", ())
 
 
-def infer(call):
-    return relax.BlockBuilder().normalize(call).ty
-
-
 def module(params, call):
     bb = relax.BlockBuilder()
     with bb.function("main", params):
@@ -39,24 +36,24 @@ def test_weights_gradient_has_the_type_of_the_weights(dtype):
     x, w, dy = var("x", (4, 3), dtype), var("w", (3,), dtype), var("dy", (), dtype)
     for targets in ("int32", "int64"):
         call = grad.nll_loss_backward_weights(dy, x, var("t", (4,), targets), w)
-        assert_structural_equal(infer(call), w.ty)
+        assert_structural_equal(type_of(call), w.ty)
     assert call.attrs.reduction == "mean"
     assert call.attrs.ignore_index == -100
 
 
 def test_weights_gradient_without_a_batch():
     call = grad.nll_loss_backward_weights(SCALAR, var("x", (3,)), var("t", (), "int64"), W, "none")
-    assert_structural_equal(infer(call), W.ty)
+    assert_structural_equal(type_of(call), W.ty)
 
 
 def test_weights_gradient_of_symbolic_and_unknown_shapes():
     n, c = tirx.Var("n", "int64"), tirx.Var("c", "int64")
     x, t, w, dy = var("x", (n, c)), var("t", (n,), "int64"), var("w", (c,)), var("dy", (n,))
-    assert_structural_equal(infer(grad.nll_loss_backward_weights(dy, x, t, w, "none")), w.ty)
+    assert_structural_equal(type_of(grad.nll_loss_backward_weights(dy, x, t, w, "none")), w.ty)
     unknown = var("w", ndim=1)
-    result_type = infer(grad.nll_loss_backward_weights(dy, x, t, unknown, "none"))
+    result_type = type_of(grad.nll_loss_backward_weights(dy, x, t, unknown, "none"))
     assert_structural_equal(result_type, relax.TensorType(dtype="float32", ndim=1))
-    result_type = infer(grad.nll_loss_backward_weights(dy, x, t, var("w"), "none"))
+    result_type = type_of(grad.nll_loss_backward_weights(dy, x, t, var("w"), "none"))
     assert_structural_equal(result_type, relax.TensorType(dtype="float32", ndim=1))
 
 
@@ -79,7 +76,7 @@ def test_weights_gradient_of_symbolic_and_unknown_shapes():
 )
 def test_weights_gradient_refuses(arguments, reduction, message):
     with pytest.raises((TypeError, ValueError), match=f"(?s)nll_loss_backward_weights.*{message}"):
-        infer(grad.nll_loss_backward_weights(*arguments, reduction))
+        type_of(grad.nll_loss_backward_weights(*arguments, reduction))
 
 
 M, N = (tirx.Var(name, "int64") for name in "mn")
@@ -126,7 +123,7 @@ def test_a_reduction_that_does_not_exist_is_refused():
 def test_cross_entropy_gradient_has_the_type_of_the_factor():
     n = tirx.Var("n", "int64")
     for factor in (var("y", (3,)), var("y", (4, 3)), var("y", (n, 3)), var("y", ndim=2)):
-        result_type = infer(grad.cross_entropy_with_logits_backward(SCALAR, factor))
+        result_type = type_of(grad.cross_entropy_with_logits_backward(SCALAR, factor))
         assert_structural_equal(result_type, factor.ty)
 
 
@@ -140,7 +137,7 @@ def test_cross_entropy_gradient_has_the_type_of_the_factor():
 )
 def test_cross_entropy_gradient_refuses(arguments, message):
     with pytest.raises((TypeError, ValueError), match=f"cross_entropy_with_logits.*{message}"):
-        infer(grad.cross_entropy_with_logits_backward(*arguments))
+        type_of(grad.cross_entropy_with_logits_backward(*arguments))
 
 
 MODULES = {

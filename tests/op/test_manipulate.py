@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tvm
+from calls import type_of
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 from tvm.script import from_source
@@ -12,10 +13,6 @@ from tvm_ffi import structural_equal
 
 def tensor(*shape, dtype="float32"):
     return relax.Var("x", relax.TensorType(list(shape), dtype))
-
-
-def infer(call):
-    return relax.BlockBuilder().normalize(call).ty
 
 
 CALLS = [
@@ -72,10 +69,10 @@ def test_type_of_the_result():
     n = tirx.Var("n", "int64")
     expected = relax.TensorType([n, 3], "float16")
     grad = tensor(n * 2, 3, dtype="float16")
-    assert structural_equal(infer(backward.tile_backward_data(grad, (n, 3), [2, 1])), expected)
-    assert structural_equal(infer(backward.repeat_backward_data(grad, (n, 3), 2, 0)), expected)
+    assert structural_equal(type_of(backward.tile_backward_data(grad, (n, 3), [2, 1])), expected)
+    assert structural_equal(type_of(backward.repeat_backward_data(grad, (n, 3), 2, 0)), expected)
     shapes = [(n, 3), (n, 3)]
-    result = infer(backward.concat_backward_tensors(grad, shapes))
+    result = type_of(backward.concat_backward_tensors(grad, shapes))
     assert structural_equal(result, relax.TupleType([expected, expected]))
 
 
@@ -119,7 +116,7 @@ def test_type_of_the_result():
 )
 def test_mismatched_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
-        infer(make())
+        type_of(make())
 
 
 @pytest.mark.parametrize(
@@ -139,21 +136,23 @@ def test_mismatched_arguments_are_refused(make, message):
 )
 def test_refuses_arguments_of_another_kind(call):
     with pytest.raises(TypeError, match=r"relax\.grad\.\w+: \w+ must be a"):
-        infer(call())
+        type_of(call())
 
 
 def test_type_inference_that_is_corrected():
     """meshgrid "xy" swaps axes, and the type of a split does not depend on the scope of its
     inference."""
     n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
-    grids = infer(relax.op.meshgrid([tensor(n), tensor(m), tensor(4)], "xy"))
+    grids = type_of(relax.op.meshgrid([tensor(n), tensor(m), tensor(4)], "xy"))
     expected = relax.TensorType([m, n, 4], "float32")
     assert structural_equal(grids, relax.TupleType([expected] * 3))
     vector = relax.TensorType([n], "float32")
-    assert structural_equal(infer(relax.op.meshgrid([tensor(n)], "xy")), relax.TupleType([vector]))
+    assert structural_equal(
+        type_of(relax.op.meshgrid([tensor(n)], "xy")), relax.TupleType([vector])
+    )
 
     x = tensor(n, 2)
-    outside = infer(relax.op.split(x, [1, 3]))
+    outside = type_of(relax.op.split(x, [1, 3]))
     bb = relax.BlockBuilder()
     with bb.function("main", [x]):
         inside = bb.emit(relax.op.split(x, [1, 3])).ty

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tvm
+from calls import type_of
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 from tvm.relax.op.grad import max_pool2d_jvp
@@ -25,10 +26,6 @@ def tensor(*shape, dtype="float32", name="x"):
     return relax.Var(name, relax.TensorType(list(shape), dtype))
 
 
-def infer(call):
-    return relax.BlockBuilder().normalize(call).ty
-
-
 def test_round_trip():
     tangent, data = tensor(2, 7, 6, 3, name="v"), tensor(2, 7, 6, 3)
     bb = relax.BlockBuilder()
@@ -45,17 +42,17 @@ def test_type_is_that_of_max_pool2d():
     n, h = tirx.Var("n", "int64"), tirx.Var("h", "int64")
     for shape in ((2, 7, 6, 3), (n, h, 6, 3)):
         data = tensor(*shape)
-        forward = infer(relax.op.nn.max_pool2d(data, **ATTRS))
-        assert structural_equal(infer(max_pool2d_jvp(data, data, **ATTRS)), forward)
+        forward = type_of(relax.op.nn.max_pool2d(data, **ATTRS))
+        assert structural_equal(type_of(max_pool2d_jvp(data, data, **ATTRS)), forward)
     half = tensor(2, 7, 6, 3, dtype="float16")
     static = tensor(2, 7, 6, 3)
-    expected = relax.TensorType(infer(relax.op.nn.max_pool2d(static, **ATTRS)).shape, "float16")
-    assert structural_equal(infer(max_pool2d_jvp(half, static, **ATTRS)), expected)
+    expected = relax.TensorType(type_of(relax.op.nn.max_pool2d(static, **ATTRS)).shape, "float16")
+    assert structural_equal(type_of(max_pool2d_jvp(half, static, **ATTRS)), expected)
 
 
 def test_type_of_an_unknown_shape():
     unknown = relax.Var("x", relax.TensorType(dtype="float32", ndim=4))
-    result = infer(max_pool2d_jvp(unknown, unknown, 2))
+    result = type_of(max_pool2d_jvp(unknown, unknown, 2))
     assert (result.ndim, result.shape) == (4, None)
 
 
@@ -95,7 +92,7 @@ X = tensor(1, 2, 6, 6)
 )
 def test_refuses(make, error, message):
     with pytest.raises(error, match=message) as caught:
-        infer(make())
+        type_of(make())
     assert "relax.grad.max_pool2d_jvp" in str(caught.value)
 
 
@@ -143,7 +140,7 @@ def test_round_trips(name, rank, attrs, batch):
 @pytest.mark.parametrize(("name", "rank", "attrs"), OPERATORS)
 def test_types(name, rank, attrs):
     first, data = arguments(name, rank)
-    result = infer(getattr(backward, name)(first, data, **attrs, **layouts(rank)))
+    result = type_of(getattr(backward, name)(first, data, **attrs, **layouts(rank)))
     windows = tensor(2, 3, *WINDOWS[rank])
     assert structural_equal(result, data.ty if name.endswith("backward") else windows.ty)
 
@@ -156,7 +153,7 @@ def test_types_of_split_channels(name, rank, attrs):
     data, grad = tensor(2, *SPATIAL[rank], 3, 2), tensor(2, 2, *windows, 4, name="g")
     named = {"layout": f"N{spatial}C2c", "out_layout": f"NC{spatial}4c"}
     backward_of = name.endswith("backward")
-    result = infer(getattr(backward, name)(grad if backward_of else data, data, **attrs, **named))
+    result = type_of(getattr(backward, name)(grad if backward_of else data, data, **attrs, **named))
     assert structural_equal(result, data.ty if backward_of else grad.ty)
 
 
@@ -167,14 +164,14 @@ def test_errors(name, rank, attrs):
     wrong = tensor(*(int(extent) for extent in first.ty.shape.values[:-1]), 9)
     argument = "output_grad" if name.endswith("backward") else "data_tangent"
     with pytest.raises(ValueError, match=f"relax.grad.{name}: {argument} must have the shape"):
-        infer(builder(wrong, data, **attrs, **layouts(rank)))
+        type_of(builder(wrong, data, **attrs, **layouts(rank)))
     with pytest.raises(TypeError, match=f"relax.grad.{name}: data must be a tensor"):
-        infer(builder(first, relax.ShapeExpr([2]), **attrs, **layouts(rank)))
+        type_of(builder(first, relax.ShapeExpr([2]), **attrs, **layouts(rank)))
     split = {"layout": f"NC{'DHW'[-rank:]}4w", "out_layout": layouts(rank)["out_layout"]}
     with pytest.raises(ValueError, match=f"relax.grad.{name}: layout must have the axes"):
-        infer(builder(first, data, **attrs, **split))
+        type_of(builder(first, data, **attrs, **split))
     with pytest.raises(ValueError, match=f"relax.grad.{name}: .* requires the input to be"):
-        infer(builder(first, data, **attrs, layout=f"NC{'DHW'[-rank:]}4c"))
+        type_of(builder(first, data, **attrs, layout=f"NC{'DHW'[-rank:]}4c"))
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

@@ -4,6 +4,7 @@ refuse."""
 from __future__ import annotations
 
 import pytest
+from calls import type_of
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 from tvm_ffi import structural_equal
@@ -15,21 +16,17 @@ def var(shape, dtype="float32"):
     return relax.Var("x", relax.TensorType(shape, dtype))
 
 
-def infer(call):
-    return relax.BlockBuilder().normalize(call).ty
-
-
 def test_types_of_symbolic_rows_and_outputs():
     weight, scale = var([M, 3, 8], "uint8"), var([M, 3], "float32")
     for inputs in (33, 48):
-        result_type = infer(
+        result_type = type_of(
             backward.quantized_matmul(var([N, 2, inputs], "float16"), weight, scale)
         )
         assert structural_equal(result_type, relax.TensorType([N, 2, M], "float16"))
         call = backward.quantized_matmul_backward_data(
             var([N, M], "float16"), [N, inputs], weight, scale, var([M, 3], "uint8")
         )
-        assert structural_equal(infer(call), relax.TensorType([N, inputs], "float16"))
+        assert structural_equal(type_of(call), relax.TensorType([N, inputs], "float16"))
 
 
 def product(data, weight=((4, 2, 8), "int8"), scale=((4, 2), "float32"), *zero_point):
@@ -92,4 +89,4 @@ def product(data, weight=((4, 2, 8), "int8"), scale=((4, 2), "float32"), *zero_p
 )
 def test_refused_calls(call, message):
     with pytest.raises(ValueError, match=f"relax.grad.quantized_matmul.*: .*{message}"):
-        infer(call())
+        type_of(call())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from calls import type_of
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 from tvm_ffi import structural_equal
@@ -14,10 +15,6 @@ def var(shape, dtype="float32"):
     return relax.Var("x", relax.TensorType(shape, dtype))
 
 
-def infer(call):
-    return relax.BlockBuilder().normalize(call).ty
-
-
 def of(*shapes):
     return relax.TupleType([relax.TensorType(shape, "float32") for shape in shapes])
 
@@ -25,17 +22,17 @@ def of(*shapes):
 def test_types_of_symbolic_steps_and_batch():
     states = [T, B, 3]
     lstm = backward.lstm(var([T, B, 12]), var([B, 3]), var([B, 3]), var([12, 3]))
-    assert structural_equal(infer(lstm), of(states, states, [T, B, 18]))
+    assert structural_equal(type_of(lstm), of(states, states, [T, B, 18]))
     gru = backward.gru(var([T, B, 9]), var([B, 3]), var([9, 3]), var([3]))
-    assert structural_equal(infer(gru), of(states, [T, B, 12], states))
+    assert structural_equal(type_of(gru), of(states, [T, B, 12], states))
     gru = backward.gru(var([T, B, 9]), var([B, 3]), var([9, 3]))
-    assert structural_equal(infer(gru), of(states, [T, B, 15]))
+    assert structural_equal(type_of(gru), of(states, [T, B, 15]))
     call = backward.recurrent_backward(var(states), var([T, B, 15]), var([9, 3]))
-    assert structural_equal(infer(call), of([T, B, 9], states, [B, 3]))
+    assert structural_equal(type_of(call), of([T, B, 9], states, [B, 3]))
     call = backward.recurrent_backward(var(states), var([T, B, 18]), var([12, 3]))
-    assert structural_equal(infer(call), of([T, B, 12], states, [B, 3], [B, 3]))
+    assert structural_equal(type_of(call), of([T, B, 12], states, [B, 3], [B, 3]))
     call = backward.recurrent_backward(var(states), var(states), var([3, 3]))
-    assert structural_equal(infer(call), of(states, states, [B, 3]))
+    assert structural_equal(type_of(call), of(states, states, [B, 3]))
 
 
 @pytest.mark.parametrize(
@@ -92,4 +89,4 @@ def test_types_of_symbolic_steps_and_batch():
 )
 def test_refused_calls(call, message):
     with pytest.raises(ValueError, match=message):
-        infer(call())
+        type_of(call())

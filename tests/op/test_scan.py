@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 import tvm
+from calls import var
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 from tvm.script import from_source
 from tvm_ffi import structural_equal
 
 N = tirx.Var("n", "int64")
-
-
-def var(name, shape=None, dtype="float32", ndim=-1):
-    return relax.Var(name, relax.TensorType(shape, dtype, ndim=ndim))
 
 
 X, FLAT = var("x", (N, 3)), var("f", (6,), "float16")

@@ -8,6 +8,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import value_and_gradients
 from sweep import TARGET, at_length, batches
 from tvm import relax
 from tvm.relax.op import _op_gradient as stock
@@ -65,19 +66,8 @@ def test_broadcasts_at_length(torch, batch):
 
 def gradients(function, *values):
     """Run the gradient of the sum of a function of tensors."""
-    params = [
-        relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
-        for i, value in enumerate(values)
-    ]
-    bb = relax.BlockBuilder()
-    with bb.function("main", params):
-        with bb.dataflow():
-            out = bb.emit_output(relax.op.sum(bb.emit(function(*params))))
-        bb.emit_func_output(out)
-    module = relax.transform.Gradient("main", params)(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
-    results = machine["main_adjoint"](*map(tvm.runtime.tensor, values))
-    return [grad.numpy() for grad in results[1]]
+    inputs = range(len(values))
+    return value_and_gradients(lambda *x: relax.op.sum(function(*x)), values, inputs)[1]
 
 
 def test_divide_in_half_precision_does_not_overflow():

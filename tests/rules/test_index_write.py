@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import tvm
-from calls import build
+from calls import build, params_of, value_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from indices import (
@@ -40,21 +40,10 @@ ND_REDUCTIONS = [reduction for reduction in REDUCTIONS if reduction != "mean"]
 OUTSIDE = [5, -6, np.iinfo("int64").min, np.iinfo("int64").max]
 
 
-def value_of(function, *inputs):
-    params = [
-        relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
-        for i, value in enumerate(inputs)
-    ]
-    return _program.compile_module(build(params, function), TARGET)("main", inputs)
-
-
 def gradients(function, *inputs, weights=None):
     """Return the gradients of ``sum(weights * function(inputs))`` for every floating-point
     input."""
-    params = [
-        relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
-        for i, value in enumerate(inputs)
-    ]
+    params = params_of(inputs)
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         with bb.dataflow():

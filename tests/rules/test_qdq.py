@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from calls import params_of
 from sweep import TARGET
 from tvm import relax
 
@@ -14,10 +15,7 @@ from relax_grad.testing import check_gradients
 
 def differentiate(build, values, wrt):
     """Differentiate ``sum(build(bb, *params))``, and return the module and its parameters."""
-    params = [
-        relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
-        for i, value in enumerate(values)
-    ]
+    params = params_of(values)
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         with bb.dataflow():

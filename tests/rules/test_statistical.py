@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from calls import params_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweep import TARGET, at_length, batches
@@ -68,10 +69,7 @@ def test_reduction_at_length(torch, batch):
 def program(build, *values):
     """Return a module whose ``main`` returns ``build(bb, *params)``, its parameters and their
     values."""
-    params = [
-        relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
-        for i, value in enumerate(values)
-    ]
+    params = params_of(values)
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         with bb.dataflow():

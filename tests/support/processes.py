@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import pytest
 
 #: The environment variable with the directory of compiled functions of a test run.
 OBJECTS = "RELAX_GRAD_TEST_OBJECTS"
@@ -175,3 +178,19 @@ class Forks:
     def close(self) -> None:
         """End the parent of the forked processes."""
         self._parent.communicate(timeout=60)
+
+
+@contextlib.contextmanager
+def forks_of_source() -> Iterator[Forks]:
+    """Yield forked processes that import this checkout, or skip the test where the system does not
+    fork."""
+    from relax_grad.testing.fuzz.session import can_fork
+
+    if not can_fork():
+        pytest.skip("this system does not fork processes")
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    forks = Forks({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
+    try:
+        yield forks
+    finally:
+        forks.close()

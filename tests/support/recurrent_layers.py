@@ -3,7 +3,11 @@ operators."""
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
+
+from relax_grad.testing.samples.recurrent import backward_loop
 
 
 def sigmoid(x):
@@ -60,32 +64,8 @@ def rnn(activation):
     return forward
 
 
-def backward(grad, slopes, weight, cells=None):
-    size = grad.shape[2]
-    hidden = cell = np.zeros_like(grad[0])
-    gates, states = [], []
-    for t in reversed(range(len(grad))):
-        own = np.split(slopes[t], slopes.shape[2] // size, -1)
-        through = state = grad[t] + hidden
-        if len(own) == 6:
-            state = own[5] * through + cell + (0 if cells is None else cells[t])
-            products = [own[0] * state, own[1] * state, own[2] * state, own[3] * through]
-            cell = own[4] * state
-        elif len(own) == 5:
-            last = own[2] * state
-            reset = last @ weight[2 * size :]
-            products = [own[0] * reset, own[1] * state, last]
-        else:
-            products = [slope * state for slope in own[:3]]
-        gates.insert(0, np.concatenate(products, -1))
-        states.insert(0, state)
-        if len(own) == 5:
-            both = gates[0][:, : 2 * size] @ weight[: 2 * size]
-            hidden = both + own[3] * state + own[4] * reset
-        else:
-            hidden = gates[0] @ weight + (own[3] * state if len(own) == 4 else 0)
-    return [np.stack(gates), np.stack(states), hidden, *([cell] if len(own) == 6 else [])]
-
+#: The gradient of a layer, by its slopes and weight.
+backward = functools.partial(backward_loop, np)
 
 LAYERS = {
     "lstm": lstm,

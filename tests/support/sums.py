@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import tvm
+from programs import to_numpy
+from sweep import TARGET
 from tvm import relax
 from tvm.relax import op
 
@@ -37,3 +40,24 @@ def in_any_order(
         b = terms.pop(int(rng.integers(len(terms))))
         terms.append(bb.emit(op.add(a, b)))
     return terms[0]
+
+
+def check_random(cases: Sequence, transform: Callable, least: int) -> None:
+    """Compare random sums behind a pass with their exact values, and assert that more than
+    ``least`` of them have a concatenation there.
+
+    A case has the members ``module()``, ``values`` and ``total()``.
+    """
+    functions, count = {}, 0
+    for number, case in enumerate(cases):
+        function = transform(case.module())
+        count += "concat" in names_in(function)
+        name = f"case{number}"
+        functions[tvm.ir.GlobalVar(name)] = function.with_attr("global_symbol", name)
+    assert count > least
+    machine = relax.VirtualMachine(tvm.compile(tvm.IRModule(functions), TARGET), tvm.cpu())
+    for number, case in enumerate(cases):
+        name = f"case{number}"
+        result = to_numpy(machine[name](*map(tvm.runtime.tensor, case.values)))
+        assert result.dtype == case.dtype
+        np.testing.assert_array_equal(result, case.total(), err_msg=name)

@@ -10,6 +10,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernels import Fenced
 from sweep import TARGET, one_by_one
 from tvm import te, tirx
 
@@ -85,28 +86,6 @@ class Conv:
 
 def transpose(array, plain: str, layout: str):
     return np.ascontiguousarray(array.transpose([plain.index(name) for name in layout]))
-
-
-class Fenced:
-    """An array with NaN before and after it in the same allocation."""
-
-    FENCE = 4096
-
-    def __init__(self, array):
-        line = 64 // array.itemsize  # TVM requires 64-byte alignment
-        memory = np.full(2 * self.FENCE + array.size + line, np.nan, array.dtype)
-        skip = -memory.ctypes.data % 64 // array.itemsize + self.FENCE
-        self.array = memory[skip : skip + array.size].reshape(array.shape)
-        self.array[...] = array
-        self._outside = memory[:skip], memory[skip + array.size :]
-
-    def tensor(self):
-        if not self.array.size:  # NumPy gives an empty view any address, TVM requires alignment
-            return tvm.runtime.tensor(self.array)
-        return tvm.runtime.from_dlpack(self.array)
-
-    def intact(self) -> bool:
-        return all(np.isnan(part).all() for part in self._outside)
 
 
 def relax_shape(shape):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +79,7 @@ def recurrent_backward(rng: np.random.Generator) -> Iterator[Sample]:
                 _normal(rng, *shapes, *([states] if with_cells else [])),
                 tvm_order=1,
                 symbolic={i: {0: "t", 1: "b"} for i in (0, 1, *([3] if with_cells else []))},
-                torch=_torch_backward,
+                torch=backward_loop,
                 dtypes=Sample.dtypes if with_cells else (),
                 note=note + " with cells" * with_cells,
             )
@@ -180,12 +182,16 @@ def _torch_rnn(activation: str):
     return forward
 
 
-def _torch_backward(torch, grad, slopes, weight, cells_grad=None):
+def backward_loop(
+    library: ModuleType, grad: Any, slopes: Any, weight: Any, cells_grad: Any = None
+) -> tuple:
+    """Return the gradient of a recurrent layer by a loop over time in a library of arrays: PyTorch
+    or NumPy."""
     size = grad.shape[2]
-    hidden = cell = torch.zeros_like(grad[0])
+    hidden = cell = library.zeros_like(grad[0])
     gates, states = [], []
     for t in reversed(range(len(grad))):
-        own = slopes[t].split(size, -1)
+        own = [slopes[t][:, i : i + size] for i in range(0, slopes.shape[2], size)]
         through = state = grad[t] + hidden
         if len(own) == 6:
             state = own[5] * through + cell
@@ -198,14 +204,14 @@ def _torch_backward(torch, grad, slopes, weight, cells_grad=None):
             products = [own[0] * reset, own[1] * state, last]
         else:
             products = [slope * state for slope in own[:3]]
-        gates.insert(0, torch.cat(products, -1))
+        gates.insert(0, library.concatenate(products, -1))
         states.insert(0, state)
         if len(own) == 5:
             both = gates[0][:, : 2 * size] @ weight[: 2 * size]
             hidden = both + own[3] * state + own[4] * reset
         else:
             hidden = gates[0] @ weight + (own[3] * state if len(own) == 4 else 0)
-    results = torch.stack(gates), torch.stack(states), hidden
+    results = library.stack(gates), library.stack(states), hidden
     return (*results, cell) if len(own) == 6 else results
 
 
