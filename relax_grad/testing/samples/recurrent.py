@@ -189,7 +189,8 @@ def backward_loop(
     or NumPy."""
     size = grad.shape[2]
     hidden = cell = library.zeros_like(grad[0])
-    gates, states = [], []
+    gates: list[Any] = []
+    states: list[Any] = []
     for t in reversed(range(len(grad))):
         own = [slopes[t][:, i : i + size] for i in range(0, slopes.shape[2], size)]
         through = state = grad[t] + hidden
