@@ -139,6 +139,10 @@ TABLE: dict[str, tuple[str, ...]] = {
         [f"cpu.kernel._attention_{part}" for part in ("blocks", "dropout", "sizes")],
         ("cpu/kernel/test_attention.py", "cpu/kernel/test_attention_backward.py"),
     ),
+    **dict.fromkeys(
+        [f"cpu.kernel._{part}" for part in ("extents", "statements", "vectors")],
+        ("cpu/kernel/test_builder.py",),
+    ),
     "cpu.kernel._chunks": ("cpu/kernel/test_conv_weight.py", "cpu/kernel/test_depthwise_weight.py"),
     "cpu.kernel._conv_*": ("cpu/kernel/test_conv.py", "cpu/kernel/test_conv3d.py"),
     "cpu.kernel._factor": ("cpu/kernel/test_matmul.py",),

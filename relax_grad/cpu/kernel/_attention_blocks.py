@@ -306,13 +306,12 @@ class Blocks:
     def add_bias(self, bias, head: Head, scores, rows, span: Span) -> None:
         """Emit the addition of the bias to the scores of a block."""
         vectors, of = self.vectors, self.of
-        is_one = isinstance(of.bias[3], int) and of.bias[3] == 1
         with b.serial(0, rows) as row:
             start = bind(of.bias_start(head.batch, head.number, span.query(row)))
             to = bind(row * self.pitch)
 
             def part(k, number, start=start, to=to) -> None:
-                if is_one:
+                if of.shares_bias:
                     value = vectors.splat(bias[start])
                 else:
                     value = vectors.load(bias, start + span.start + k, number)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm import tirx
 from tvm.tirx import Broadcast, Ramp
 
@@ -20,7 +22,7 @@ def with_generator(of: Attention, params: list[tuple], place: int) -> list[tuple
     """Return parameters with those of the generator at a place, if weights are dropped."""
     if of.rate is None:
         return params
-    scalars = [(name, [], "int64") for name in ("seed", "stream")]
+    scalars: list[tuple] = [(name, [], "int64") for name in ("seed", "stream")]
     return [*params[:place], *scalars, *params[place:]]
 
 
@@ -33,16 +35,29 @@ class Dropout:
     Parameters
     ----------
     of : Attention
-        The sizes, and the rate.
+        The sizes.
     blocks : Blocks
         The blocks.
+    rate : float
+        The probability that a weight is dropped.
     seed, stream : tirx.Buffer
         The key and the stream of the generator, each of one int64.
     """
 
-    def __init__(self, of: Attention, blocks: Blocks, seed: tirx.Buffer, stream: tirx.Buffer):
+    def __init__(
+        self, of: Attention, blocks: Blocks, rate: float, seed: tirx.Buffer, stream: tirx.Buffer
+    ):
         self.of, self.blocks, self.seed, self.stream = of, blocks, seed, stream
-        self.form = Form.kept(of.rate)
+        self.form = Form.kept(rate)
+
+    @staticmethod
+    def of_generator(
+        of: Attention, blocks: Blocks, generator: Sequence[tirx.Buffer]
+    ) -> Dropout | None:
+        """Return the dropout by a generator, given its seed and stream; None without them."""
+        return (
+            Dropout(of, blocks, of.rate, *generator) if generator and of.rate is not None else None
+        )
 
     def scratch(self) -> tirx.Buffer:
         """Return a buffer for the factors of a row of a block."""

@@ -97,6 +97,11 @@ class Attention:
             return const(0)
         return tirx.max(const(0), query - (self.window_size - 1))
 
+    @property
+    def shares_bias(self) -> bool:
+        """Whether the bias of a query is one number for all keys."""
+        return self.bias is not None and isinstance(self.bias[3], int) and self.bias[3] == 1
+
     def bias_start(self, batch, head, query):
         """Return the offset of the bias of a query."""
         n, heads, queries, keys = self.bias

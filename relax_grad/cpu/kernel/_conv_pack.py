@@ -123,10 +123,10 @@ class Packer:
                     at = bind(base + (channel * g.sources + first) * taps)
                     step = g.sources * taps
 
-                    def place(i, out=out):
+                    def place_of_pair(i, out=out):
                         return out + place_of(i % taps, i // taps)
 
-                    self._transposed(weight, at, step, left, depth * taps, panels, place)
+                    self._transposed(weight, at, step, left, depth * taps, panels, place_of_pair)
 
     def _transposed(self, source, start, step, left, extent, target, place: Callable) -> None:
         """Copy ``lanes`` rows to columns; only the first ``left`` rows exist."""
@@ -177,14 +177,13 @@ class Packer:
                 with b.serial(0, self.g.sources) as r:
                     self._pack_line(source, start + r * channel, copy, bind(out + r * self.s.pitch))
 
-            b.either(
-                tirx.all(at >= 0, at < self.rows.source),
-                inside,
-                lambda out=out: self.vectors.each(
-                    line,
-                    lambda i, left: self.vectors.store(copy, out + i, self.vectors.splat(0), left),
-                ),
-            )
+            def outside(out=out) -> None:
+                zero = self.vectors.splat
+                self.vectors.each(
+                    line, lambda i, left: self.vectors.store(copy, out + i, zero(0), left)
+                )
+
+            b.either(tirx.all(at >= 0, at < self.rows.source), inside, outside)
 
     def _pack_line(self, source, start, copy, out) -> None:
         """Copy a line of the source, with the zeros of its padding on both sides."""

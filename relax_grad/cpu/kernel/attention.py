@@ -65,10 +65,10 @@ def attention(
     of, params = with_heads_first(of, params, exchanged)
 
     def body(query, key, value, *others) -> None:
-        others = [*others]
-        generator = [others.pop(0), others.pop(0)] if of.rate is not None else ()
-        bias = others.pop(0) if of.bias else None
-        result, *sums = others
+        rest = [*others]
+        generator = [rest.pop(0), rest.pop(0)] if of.rate is not None else []
+        bias = rest.pop(0) if of.bias else None
+        result, *sums = rest
         forward = Forward(of, cpu, query, bias, result, sums[0] if sums else None, generator)
         forward.blocks.refuse_large()
         Heads(of, cpu).each(
@@ -106,7 +106,7 @@ class Forward:
         generator: Sequence[tirx.Buffer] = (),
     ):
         self.of, self.blocks = of, Blocks(of, cpu)
-        self.dropout = Dropout(of, self.blocks, *generator) if generator else None
+        self.dropout = Dropout.of_generator(of, self.blocks, generator)
         self.vectors = self.blocks.vectors
         self.query, self.bias, self.result, self.sums = query, bias, result, sums
 
@@ -151,8 +151,8 @@ class Forward:
                     self._row(row, scores, total, largest, sums, span, is_masked)
                     if self.sums is not None and self.of.has_few_keys and total is not None:
                         self._save(head, row, scores, sums, span, is_masked)
-                    if factors is not None:
-                        self._drop(head, row, scores, factors, span, is_masked)
+                    if self.dropout is not None:
+                        self._drop(self.dropout, head, row, scores, factors, span, is_masked)
 
             b.either(span.is_whole(rows), lambda: weights(False), lambda: weights(True))
             if total is not None:
@@ -232,11 +232,11 @@ class Forward:
         total = bind(self.vectors.sum(bind(self.vectors.load(sums, row * self.vectors.lanes))))
         return total, bind(tirx.Select(tirx.EQ(total, zero), zero, one / total))
 
-    def _drop(self, head, row, scores, factors, span, is_masked: bool) -> None:
+    def _drop(self, dropout: Dropout, head, row, scores, factors, span, is_masked: bool) -> None:
         """Emit the dropout of a row of weights, after their sum is known."""
         vectors, blocks = self.vectors, self.blocks
         panels = span.panels_of(row) if is_masked else const(blocks.panels)
-        start = self.dropout.fill(factors, head, span.query(row), span, panels)
+        start = dropout.fill(factors, head, span.query(row), span, panels)
         base = bind(row * blocks.pitch)
         with b.serial(0, panels * blocks.tile_vectors) as j:
             at = bind(j * vectors.lanes)

@@ -79,7 +79,7 @@ def attention_backward(
 class _Backward:
     def __init__(self, of: Attention, cpu: CPU, inputs: list, generator: list, bias, sums, results):
         self.of, self.cpu, self.blocks = of, cpu, Blocks(of, cpu)
-        self.dropout = Dropout(of, self.blocks, *generator) if generator else None
+        self.dropout = Dropout.of_generator(of, self.blocks, generator)
         self.vectors = self.blocks.vectors
         self.output_grad, self.output, self.query, self.key, self.value = inputs
         self.bias, self.sums, self.results = bias, sums, results
@@ -233,7 +233,7 @@ class _Pair:
         base, place = bind(row * blocks.pitch), bind(self._head.row_start(first + row))
         inner = bind(vectors.splat(self._inner[first + row]))
         panels = span.panels_of(row) if is_masked else const(blocks.panels)
-        if factors is not None:
+        if self._dropout is not None:
             query = bind(first + row)
             start = self._dropout.fill(factors, self._head, query, span, panels)
 

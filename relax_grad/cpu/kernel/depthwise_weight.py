@@ -108,12 +108,11 @@ class _Generator:
     def _pack(self, chunk: Chunk, dy, x, buffers, plane, channels: int) -> None:
         """Copy some rows of dY, and the rows of X that they are multiplied by."""
         grad, data = buffers
-        block = const(0), channels
-        plain = (Windows(size, 1, 1, 0, 0, 1) for size in (self.width, self.height))
         pack_channels(
             self.vectors,
-            *plain,
-            Block(dy, plane, *block),
+            Windows(self.width, 1, 1, 0, 0, 1),
+            Windows(self.height, 1, 1, 0, 0, 1),
+            Block(dy, plane, const(0), channels),
             (chunk.row, chunk.rows),
             (grad, const(0), self.lanes),
         )
@@ -121,7 +120,7 @@ class _Generator:
             self.vectors,
             self.columns.window,
             self.rows.window,
-            Block(x, plane, *block),
+            Block(x, plane, const(0), channels),
             (bind(chunk.row * self.rows.advance), bind(self.rows.span(chunk.rows))),
             (data, const(0), self.lanes),
         )

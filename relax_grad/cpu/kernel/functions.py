@@ -46,7 +46,7 @@ def expression(function: Callable, *arguments: tirx.PrimExpr) -> tirx.PrimExpr:
     arguments : tirx.PrimExpr
         Its arguments.
     """
-    names = []
+    names: list[tuple[tirx.Var, tirx.PrimExpr]] = []
 
     def bind(value):
         names.append((tirx.Var(f"t{len(names)}", value.ty.dtype), value))
@@ -66,7 +66,8 @@ def exp(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """
     # With the operands in this order, a NaN propagates.
     x = bind(tirx.Min(like(x, 89.0), tirx.Max(like(x, -104.0), x)))
-    return scaled(*split_exp(x, bind), bind)
+    p, n = split_exp(x, bind)
+    return scaled(p, n, bind)
 
 
 def exp_or_0(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
@@ -88,7 +89,7 @@ def _normal_exp(x, bind: Callable):
     return bind(p * power_of_2(n))
 
 
-def split_exp(x: tirx.PrimExpr, bind: Callable) -> tuple:
+def split_exp(x: tirx.PrimExpr, bind: Callable) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
     """Return p and an int32 n such that e to the power of x is ``p * 2**n``."""
     n, r = reduced(x, bind)
     return small_exp(r, bind), n

@@ -3,7 +3,6 @@ element reads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
@@ -195,7 +194,7 @@ class Gathering:
         return Gathering(conv.batch, conv.groups, sources, targets, slices, axes, kernel, True)
 
 
-def _table(values: Sequence[int], index):
+def _table(values: list[int], index):
     """Return ``values[index]`` for a run-time index, as a chain of selections."""
     result = const(values[-1])
     for i in reversed(range(len(values) - 1)):

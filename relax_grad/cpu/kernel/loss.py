@@ -82,7 +82,14 @@ def cross_entropy_backward(
         elif loss.reduction == "sum":
             scale = bind(dy[0])
         generator = _Generator(cpu, of_targets, dy, scale, y, dx)
-        lines.each(generator.vectors, generator.row if lines.are_rows else generator.columns)
+
+        def emit(part: Row | Columns) -> None:
+            if isinstance(part, Row):
+                generator.row(part)
+            else:
+                generator.columns(part)
+
+        lines.each(generator.vectors, emit)
 
     params = [
         ("dy", shapes[0], "float32"),

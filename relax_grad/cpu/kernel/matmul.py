@@ -94,7 +94,8 @@ def _emit(p: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
 
     def few() -> None:
         rows = FewRows(p.rows, p.columns, p.depth, p.transpose_a, p.transpose_b, cpu)
-        rows.emit(*tensors, p.batch, p.starts)
+        a, bb, c = tensors
+        rows.emit(a, bb, c, p.batch, p.starts)
 
     def many() -> None:
         if takes_pairs(cpu, *tensors[:2]):
@@ -180,7 +181,7 @@ class Generator:
     # Multiplying
 
     #: Adds a product of vectors to a sum.
-    multiply = staticmethod(lambda total, a, b: total + a * b)
+    multiply: Callable = staticmethod(lambda total, a, b: total + a * b)
 
     def _multiply(self, a, a0, panels, c, c0, loop) -> None:
         strips_each, panels_each = self.blocks()
@@ -316,7 +317,8 @@ class _OfPairs(Generator):
 
     def __init__(self, product: Pairs, cpu: CPU):
         super().__init__(product, cpu)
+        self.pairs = product
         self.packing = PairPacking(product, self.vectors, self.tile_vectors)
 
     def factor(self, a: tirx.Buffer | Half, size: tuple[int, int]) -> Factor:
-        return self.p.factor(self.vectors, size)
+        return self.pairs.factor(self.vectors, size)

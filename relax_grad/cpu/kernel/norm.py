@@ -235,7 +235,7 @@ def statistics(
         with b.parallel(0, of.channels) as c:
             if center:
                 mean, variance = of.moments(vectors, x, c)
-                values = mean, _reciprocal_deviation(variance, epsilon)
+                values: tuple[tirx.PrimExpr, ...] = mean, _reciprocal_deviation(variance, epsilon)
             else:
                 variance = _mean_square(vectors, x, bind(c * of.inner), of.inner)
                 values = (_reciprocal_deviation(variance, epsilon),)

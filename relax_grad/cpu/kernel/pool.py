@@ -113,7 +113,7 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
                     base = pool.windows(plane, at)
 
                     def some(j, number) -> None:
-                        if winners:
+                        if source is None:
                             winner = bytes_.load(x, base + j, number)
                             winner = tirx.Cast(f"int32x{vectors.lanes}", winner)
                         else:
@@ -126,7 +126,7 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
                     vectors.each(pool.columns.number, some)
 
             with planes() as plane:
-                if winners:
+                if source is None:
                     windows(plane, True)
                 else:
                     source.fill(x, plane)

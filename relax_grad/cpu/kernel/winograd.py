@@ -136,12 +136,13 @@ def winograd_backward_data(
     """
     shapes = shapes or (conv.out_shape, conv.weight_shape, conv.data_shape)
     params = b.floats(("output_grad", "weight", "data_grad"), shapes)
+    top, left, bottom, right = (2 - before for before in conv.padding)
     turned = replace(
         conv,
         in_channels=conv.out_channels,
         out_channels=conv.in_channels,
         size=conv.out_size,
-        padding=tuple(2 - before for before in conv.padding),
+        padding=(top, left, bottom, right),
     )
     name = "winograd_backward_data"
     return b.prim_func(name, params, _Generator(turned, cpu, square, backward=True).emit)
