@@ -36,6 +36,10 @@ class KernelCase:
         A function of the batch and the parameters that returns the call.
     integers : str or Mapping[int, str]
         The dtype of the last parameter, or of parameters by their places, if it is not float32.
+    detail : str
+        A part of the name.
+    kernels : tuple[int, int]
+        The number of calls of kernels in the module, and the place of the one to run.
     """
 
     op: str
@@ -43,6 +47,7 @@ class KernelCase:
     body: Callable
     integers: str | Mapping[int, str] = ""
     detail: str = ""
+    kernels: tuple[int, int] = (1, 0)
 
     @property
     def name(self) -> str:
@@ -58,7 +63,8 @@ class KernelCase:
     def takes(self, dtype: str) -> bool:
         """Tell whether the kernels of the operator take floats of a dtype in half precision."""
         refused = dtype == "bfloat16" and self.op == "relax.nn.group_norm"  # by TVM
-        return self.op in operators_in_halves() and not refused
+        is_alone = self.kernels == (1, 0)  # products share panels in float32 only
+        return self.op in operators_in_halves() and is_alone and not refused
 
     def module(self, batch: int | None, dtype: str = "float32") -> tvm.IRModule:
         """Return the module of the call with floats of a dtype; if ``batch`` is None, the batch is
@@ -104,8 +110,9 @@ def kernel_of(case: KernelCase, target, batch: int | None, dtype: str = "float32
         for binding in block.bindings
         if isinstance(binding.value, relax.Call) and binding.value.op == _CALL_TIR
     ]
-    assert len(calls) == 1, f"{case.name} has no kernel"
-    (call,) = calls
+    number, place = case.kernels
+    assert len(calls) == number, f"{case.name} has {len(calls)} kernels"
+    call = calls[place]
     kinds = call.ty.fields if isinstance(call.ty, relax.TupleType) else [call.ty]
     inputs, outputs = (
         [(list(kind.shape.values), str(kind.dtype.dtype)) for kind in types]

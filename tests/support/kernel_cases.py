@@ -60,6 +60,18 @@ def _products() -> Iterator[KernelCase]:
     yield KernelCase(
         "relax.matmul", [(21, 33), (N, 21)], lambda _, a, b: matmul(turn(a), turn(b)), detail="TT"
     )
+    # With static shapes, the first of several products of one factor packs it for the others.
+    for place, role in enumerate(("packs a shared factor", "reads packed panels")):
+        for form, shape in (("NN", (70, 45)), ("NT", (45, 70))):
+            yield KernelCase(
+                "relax.matmul",
+                [*[(N, 13, 70)] * 4, shape],
+                lambda _, *a, form=form: relax.Tuple(
+                    [matmul(x, turn(a[-1]) if form == "NT" else a[-1]) for x in a[:-1]]
+                ),
+                detail=f"{form} {role}",
+                kernels=(4, place),
+            )
     # Rows at multiples of 2 KB are copied before the multiplication.
     yield KernelCase(
         "relax.matmul", [(N, 512), (512, 70)], lambda _, a, b: matmul(a, b), detail="a is copied"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import Op
 
+from ...ir.compat import dtype_of
+from ..kernel import shared_panels as panels
 from ..kernel.matmul import Matmul, matmul
+from ..target import CPU
 from .registry import CallSite, Kernel, kernel_for
+from .residuals import BlockCalls, Describe, Found, ResidualKernel, residuals_for
 
 _PERMUTE = Op.get("relax.permute_dims")
 
@@ -55,9 +59,83 @@ def _untransposed(site: CallSite, factor: relax.Expr) -> tuple[relax.Expr, bool]
     value = site.lookup(factor) if isinstance(factor, relax.Var) else None
     if not (isinstance(value, relax.Call) and value.op == _PERMUTE):
         return factor, False
-    ndim = value.args[0].ty.ndim
-    axes = value.attrs.axes
+    return (value.args[0], True) if _is_exchange(value) else (factor, False)
+
+
+def _is_exchange(call: relax.Call) -> bool:
+    """Tell whether a permute_dims exchanges the last two axes."""
+    ndim, axes = call.args[0].ty.ndim, call.attrs.axes
     axes = range(ndim)[::-1] if axes is None else [int(axis) % ndim for axis in axes]
-    exchanged = [*range(ndim - 2), ndim - 1, ndim - 2]
-    is_exchange = ndim >= 2 and list(axes) == exchanged
-    return (value.args[0], True) if is_exchange else (factor, False)
+    return ndim >= 2 and list(axes) == [*range(ndim - 2), ndim - 1, ndim - 2]
+
+
+@residuals_for("relax.matmul")
+def with_panels(site: CallSite, var: relax.Var, calls: BlockCalls) -> ResidualKernel | None:
+    """Return a product that also returns the panels of its second factor, for later products."""
+    describe, call = _sharing(site.cpu), calls.original(var)
+    described = None if call is None else describe(calls, var, call)
+    if described is None:
+        return None
+    key, later = described[0], []
+    while (replaced := calls.take(var, "relax.matmul", describe, key)) is not None:
+        later.extend(replaced)
+    _, transpose_b, fewest = key
+    factor, is_transposed = _untransposed(site, site.call.args[1])
+    if 1 + len(later) < fewest or is_transposed != transpose_b:
+        return None
+
+    def generator(make, call: relax.Call, *tensors: relax.Expr) -> partial:
+        shapes = [_static_shape(tensor.ty) for tensor in (*tensors, call)]
+        return partial(make, _rows_by_matrix(call, transpose_b), site.cpu, shapes)
+
+    def use(call: relax.Call, saved) -> Kernel:
+        data = call.args[0]
+        return Kernel(generator(panels.matmul_of_panels, call, data), [data, *saved])
+
+    operands = [site.call.args[0], factor]
+    kernel = Kernel(generator(panels.matmul_with_panels, site.call, *operands), operands)
+    shape = panels.panels_shape(_rows_by_matrix(site.call, transpose_b), site.cpu)
+    return ResidualKernel(kernel, [relax.TensorType(shape, "float32")], dict.fromkeys(later, use))
+
+
+@lru_cache
+def _sharing(cpu: CPU) -> Describe:
+    """Return the description of products by their second factor and the number that shares its
+    panels."""
+
+    def describe(calls: BlockCalls, var: relax.Var, call: relax.Call) -> Found | None:
+        a, factor = call.args
+        permuted = calls.of(factor, "relax.permute_dims")
+        transpose_b = permuted is not None and _is_exchange(permuted)
+        product = _rows_by_matrix(call, transpose_b)
+        # The rows of a transposed A are copied; few products of one factor have such rows.
+        if product is None or calls.of(a, "relax.permute_dims") is not None:
+            return None
+        matrix, fewest = permuted.args[0] if transpose_b else factor, None
+        if isinstance(matrix, relax.Var):
+            fewest = panels.fewest_sharing(product, cpu)
+        return None if fewest is None else ((matrix, transpose_b, fewest), (var,))
+
+    return describe
+
+
+def _rows_by_matrix(call: relax.Call, transpose_b: bool) -> Matmul | None:
+    """Return the product of the rows of a tensor and a matrix, of float32 and static shapes; None
+    for others."""
+    kinds = [*(argument.ty for argument in call.args), call.ty]
+    shapes = [_static_shape(kind) for kind in kinds]
+    if None in shapes or any(dtype_of(kind) != "float32" for kind in kinds):
+        return None
+    rows, matrix, _ = shapes
+    if len(rows) < 2 or len(matrix) != 2:
+        return None
+    return Matmul(prod(rows[:-1]), matrix[1], matrix[0], transpose_b=transpose_b)
+
+
+def _static_shape(kind: relax.Type) -> list[int] | None:
+    """Return the extents of tensors of a type, if all of them are known."""
+    if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
+        return None
+    extents = kind.shape.values
+    is_static = all(isinstance(extent, tirx.IntImm) for extent in extents)
+    return [int(extent) for extent in extents] if is_static else None

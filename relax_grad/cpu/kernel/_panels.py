@@ -56,6 +56,11 @@ class Packing:
         """The number of panels."""
         return ceil_div(self.p.columns, self.width)
 
+    @property
+    def shape(self) -> list[Extent]:
+        """The shape of all panels."""
+        return [self.panels, self.p.depth, self.width]
+
     def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:
         """Copy a stretch of k of consecutive panels of B, ``[panel][k][width]``, padded with zeros.
 
@@ -128,15 +133,11 @@ class Packing:
         return bind(tirx.max(const(0), tirx.min(const(lanes), columns - column)))
 
 
-class Early:
-    """All panels of B, ``[panel][k][width]``, packed before the products."""
+class Packed:
+    """All panels of B, ``[panel][k][width]``, in a buffer."""
 
-    def __init__(self, packing: Packing, bb, b0, loop: Callable):
-        self.depth, self.width = packing.p.depth, packing.width
-        size = self.depth * self.width
-        self.panels = b.scratch(packing.panels * size)
-        with loop(0, packing.panels) as j:
-            packing.pack((bb, b0, j), (self.panels, bind(j * size), 0), (const(0), self.depth))
+    def __init__(self, packing: Packing, panels: tirx.Buffer):
+        self.depth, self.width, self.panels = packing.p.depth, packing.width, panels
 
     def place(self) -> None:
         """Allocate nothing."""
@@ -147,6 +148,16 @@ class Early:
         stretch, and None."""
         with b.serial(*columns) as j:
             yield j, (self.panels, bind((j * self.depth + depth[0]) * self.width)), None
+
+
+class Early(Packed):
+    """All panels of B, packed before the products, to a buffer of the function or a given one."""
+
+    def __init__(self, packing: Packing, bb, b0, loop: Callable, panels: tirx.Buffer | None = None):
+        size = packing.p.depth * packing.width
+        super().__init__(packing, b.scratch(packing.panels * size) if panels is None else panels)
+        with loop(0, packing.panels) as j:
+            packing.pack((bb, b0, j), (self.panels, bind(j * size), 0), (const(0), self.depth))
 
 
 class Late:

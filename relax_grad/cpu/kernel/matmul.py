@@ -19,7 +19,7 @@ from . import builder as b
 from ._factor import Factor
 from ._few_rows import FewRows
 from ._pairs import PairPacking, Pairs, add_products, imported, takes_pairs
-from ._panels import Early, Late, Packing
+from ._panels import Early, Late, Packed, Packing
 from ._product import DEPTH, WAYS, Matmul, is_one
 from ._tasks import divide, largest_task
 from ._tile import equal_height, multiply_add, rows_up_to, tile_size
@@ -172,6 +172,10 @@ class Generator:
             packed = Early(self.packing, bb, b0, inner) if panels is None else panels
             self._multiply(a, a0, packed, c, c0, inner)
 
+    def emit_shared(self, a: tirx.Buffer, panels: Packed, c: tirx.Buffer) -> None:
+        """Emit a single product, whose panels other products read too."""
+        self._multiply(a, const(0), panels, c, const(0), b.parallel)
+
     def factor(self, a: tirx.Buffer | Half, size: tuple[int, int]) -> Factor:
         """Return the reader of A for the rows of a strip and the strips of a task."""
         # A single float16 takes long to widen; a copy of a task is widened in vectors.
@@ -319,6 +323,10 @@ class _OfPairs(Generator):
         super().__init__(product, cpu)
         self.pairs = product
         self.packing = PairPacking(product, self.vectors, self.tile_vectors)
+
+    def emit_shared(self, a: tirx.Buffer, panels: Packed, c: tirx.Buffer) -> None:
+        """Emit a single product, whose panels other products read too."""
+        self._multiply(a, const(0), panels, c, const(0), b.parallel)
 
     def factor(self, a: tirx.Buffer | Half, size: tuple[int, int]) -> Factor:
         return self.pairs.factor(self.vectors, size)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from dispatched import check_dispatch, kernels_in
-from programs import build, tensor
+from dispatched import HOST, check_dispatch, kernels_in, run_both
+from programs import build, run, tensor
 from tvm import relax, tirx
 from tvm.relax import op
+from tvm.script import tirx as T
 
 import relax_grad
+from relax_grad.ir.bindings import bindings_of
 
 RNG = np.random.default_rng(0)
 N = tirx.Var("n", "int64")
@@ -96,3 +98,100 @@ def test_a_target_that_llvm_does_not_compile_for():
     module = product((4, 4), (4, 4))
     assert kernels_in(module, "c") == []
     assert isinstance(module["main"], relax.Function)
+
+
+@T.prim_func(private=True, s_tir=True)
+def clear(A: T.Buffer((40, 40), "float32")):
+    for i, j in T.grid(40, 40):
+        with T.sblock("clear"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            A[vi, vj] = T.float32(0)
+
+
+def with_one_factor(rows, transpose=False, written=None, dtype="float32"):
+    """Return the module of products of tensors with these rows and one factor, which is overwritten
+    before the product of number ``written``."""
+    shapes = [(*(extent if isinstance(extent, tuple) else (extent,)), 40) for extent in rows]
+    params = [tensor(f"x{i}", shape, dtype) for i, shape in enumerate([*shapes, (40, 40)])]
+
+    def body(bb, *tensors):
+        *data, factor = tensors
+        factor = bb.emit(op.add(factor, relax.const(1, dtype)))
+        results = []
+        for i, x in enumerate(data):
+            if i == written:
+                cleared = op.call_tir_inplace(
+                    bb.add_func(clear, "clear"), relax.Tuple([factor]), [0], factor.ty
+                )
+                results.append(bb.emit(cleared))
+            turned = bb.emit(op.permute_dims(factor)) if transpose else factor
+            results.append(bb.emit(op.matmul(x, turned)))
+        return bb.emit(relax.Tuple(results))
+
+    return build(params, body)
+
+
+def panels_of(module, name="main"):
+    """Return the calls of kernels that also return panels."""
+    found = relax_grad.transform.DispatchKernels(HOST)(module)
+    values = [binding.value for binding in bindings_of(found[name].body)]
+    calls = [value for value in values if isinstance(value, relax.Call)]
+    return [call for call in calls if isinstance(call.ty, relax.TupleType)]
+
+
+SHARING = {
+    "equal rows": [64] * 4,
+    "other rows": [64, (3, 21), 40, 128, (5, 2, 11)],
+    "few rows between": [64, 3, 64, 64, 200, 64],
+}
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("rows", SHARING.values(), ids=SHARING)
+def test_products_of_one_factor_pack_it_once(rows, transpose):
+    module = with_one_factor(rows, transpose)
+    assert len(panels_of(module)) == 1
+    values = [normal(*map(int, param.ty.shape.values)) for param in module["main"].params]
+    check_dispatch(module, "main", values, [KERNEL] * len(rows))
+    assert "permute_dims" not in relax_grad.transform.DispatchKernels(HOST)(module).script()
+
+
+def test_products_that_pack_their_own_factor():
+    """Too few products, symbolic rows, half precision."""
+    for module in (
+        with_one_factor([64] * 3),
+        with_one_factor([N] * 4),
+        with_one_factor([64] * 4, dtype="float16"),
+    ):
+        assert panels_of(module) == []
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_an_overwritten_factor_is_packed_again(transpose):
+    module = with_one_factor([64] * 6, transpose, written=4)
+    assert panels_of(module) == []
+    values = [normal(64, 40) for _ in range(6)] + [normal(40, 40)]
+    results = run(module, "main", *values, target=HOST, pipeline="relax_grad")
+    factor = values[-1] + 1
+    for found, x in zip(results[:4], values, strict=False):
+        np.testing.assert_allclose(found, x @ (factor.T if transpose else factor), 1e-4, 1e-4)
+    assert not any(result.any() for result in results[4:])
+
+
+def test_steps_of_a_cell_share_panels_forward_and_backward():
+    """Forward and data gradient need panels of their own: of columns, and of rows of the weight."""
+
+    def body(bb, x, weight):
+        for _ in range(6):
+            x = bb.emit(op.tanh(bb.emit(op.linear(x, weight))))
+        return op.sum(x)
+
+    params = [tensor("x", (64, 40), "float32"), tensor("weight", (40, 40), "float32")]
+    module = relax_grad.value_and_grad(build(params, body))
+    del module["main"]
+    assert len(panels_of(module, "main_adjoint")) == 2
+    values = [normal(64, 40), 0.1 * normal(40, 40)]
+    (loss, ours), (wanted, stock) = run_both(module, "main_adjoint", values)
+    np.testing.assert_allclose(loss, wanted, 1e-4)
+    for gradient, other in zip(ours, stock, strict=True):
+        np.testing.assert_allclose(gradient, other, 1e-4, 1e-5)

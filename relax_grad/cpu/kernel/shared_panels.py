@@ -1,0 +1,114 @@
+"""Matrix products that share the panels of their second factor.
+
+Products of few rows take a large part of their time to pack it. If several of them have the same
+second factor, as the steps of a recurrent cell, the first one also returns the panels, and the
+others read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tvm import tirx
+
+from ..target import CPU
+from . import builder as b
+from ._panels import Early, Packed, Packing
+from ._product import Matmul
+from ._tile import tile_size
+from .builder import Extent, Vectors, const
+from .matmul import ONE_THREAD_NS, Generator
+
+#: The rows up to which packing takes a part of a product's time that is worth sharing.
+_MOST_ROWS = 128
+
+#: The rows from which a tile of panels is faster than sums over the lanes of vectors along k.
+_FEWEST_ROWS = 10
+
+#: The least columns, those of a panel.
+_FEWEST_COLUMNS = 32
+
+#: The fewest products that share panels: if they would pack it themselves, and if they would read
+#: the factor in place. The first one waits until all panels are packed.
+_FEWEST, _FEWEST_IN_PLACE = 4, 8
+
+
+def fewest_sharing(product: Matmul, cpu: CPU) -> int | None:
+    """Return the number of products from which sharing their panels takes less time; None if it
+    never does.
+
+    The products have the second factor in common, and the same number of rows.
+    """
+    extents = (product.rows, product.columns, product.depth)
+    if product.batch != 1 or product.transpose_a or not all(isinstance(e, int) for e in extents):
+        return None
+    if product.rows > _MOST_ROWS or product.columns < _FEWEST_COLUMNS:
+        return None
+    if product.rows > product.most_few_rows(cpu):
+        return _FEWEST
+    # Fewer registers keep vectors along k as busy as tiles.
+    is_slow = product.transpose_b and cpu.registers >= 32
+    return _FEWEST_IN_PLACE if is_slow and product.rows >= _FEWEST_ROWS else None
+
+
+def panels_shape(product: Matmul, cpu: CPU) -> list[Extent]:
+    """Return the shape of the panels of a product's second factor."""
+    return Packing(product, Vectors(cpu.lanes), tile_size(cpu)[1]).shape
+
+
+def matmul_with_panels(
+    product: Matmul, cpu: CPU, shapes: Sequence[Sequence[Extent]]
+) -> tirx.PrimFunc:
+    """Return the kernel of the first product: a function of A, B, C and panels (float32) that sets
+    C to the product of A and B, and panels to those of B.
+
+    Parameters
+    ----------
+    product : Matmul
+        The product.
+    cpu : CPU
+        The target CPU.
+    shapes : Sequence
+        The shapes of A, B and C, which may have more axes than those of the product.
+    """
+    params = b.floats("ABCP", [*shapes, panels_shape(product, cpu)])
+
+    def emit(a, bb, c, panels) -> None:
+        generator = _generator(product, cpu)
+        with b.one_thread(generator.cpu.cores == 1):
+            early = Early(generator.packing, bb, const(0), b.parallel, panels)
+            generator.emit_shared(a, early, c)
+
+    return b.prim_func("matmul_with_panels", params, emit)
+
+
+def matmul_of_panels(
+    product: Matmul, cpu: CPU, shapes: Sequence[Sequence[Extent]]
+) -> tirx.PrimFunc:
+    """Return the kernel of a later product: a function of A, the panels of B, and C (float32) that
+    sets C to the product of A and B.
+
+    Parameters
+    ----------
+    product : Matmul
+        The product.
+    cpu : CPU
+        The target CPU.
+    shapes : Sequence
+        The shapes of A and C, which may have more axes than those of the product.
+    """
+    shape_a, shape_c = shapes
+    params = b.floats("APC", [shape_a, panels_shape(product, cpu), shape_c])
+
+    def emit(a, panels, c) -> None:
+        generator = _generator(product, cpu)
+        with b.one_thread(generator.cpu.cores == 1):
+            generator.emit_shared(a, Packed(generator.packing, panels), c)
+
+    return b.prim_func("matmul_of_panels", params, emit)
+
+
+def _generator(product: Matmul, cpu: CPU) -> Generator:
+    is_small = product.nanoseconds(cpu) <= ONE_THREAD_NS
+    return Generator(product, replace(cpu, cores=1) if is_small else cpu)
