@@ -214,7 +214,7 @@ def test_one_tensor_in_two_places_is_two_inputs():
         imported = from_module(module, (data, data), loss=F.mse_loss, targets=(data,))
         function = imported.module["loss"]
         read = {var.name for var in relax.analysis.free_vars(function.body)}
-        assert {"one", "other", "target", "weight"} <= read
+        assert {"factor", "other", "target", "weight"} <= read
 
 
 def test_parameters_in_the_same_memory_are_refused():
