@@ -66,7 +66,7 @@ def value_and_grad(
     ['x']
     """
     variables = _variables(mod, func_name, wrt)
-    return Gradient(func_name, variables, target_index, allow_zero=allow_zero)(mod)  # type: ignore[operator]
+    return Gradient(func_name, variables, target_index, allow_zero=allow_zero)(mod)
 
 
 def vjp(

@@ -17,7 +17,7 @@ from ..ir.bindings import bindings_of, element, expanded, used, with_value, with
 from ..ir.branches import lift_branches
 from ..ir.compat import dtype_of
 from ..ir.dataflow import in_dataflow, without_cast
-from ..ir.module import check_defined, copy_with_new_vars, relax_function
+from ..ir.module import ModulePass, check_defined, copy_with_new_vars, relax_function
 from ..registry import is_operator
 from ..tir.call import TensorFunctions
 from ..tir.recognise import with_operators
@@ -31,7 +31,7 @@ from .obstacles import MissingGradient, obstacles
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.Gradient")
-class Gradient:
+class Gradient(ModulePass):
     """A pass that adds the adjoint of a function, which returns its result and gradients.
 
     The arguments and the result are those of ``relax.transform.Gradient``: the new function is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import tvm
 import tvm_ffi
@@ -37,6 +38,16 @@ FIRST_ELEMENTS = "relax_grad.first_elements"
 
 #: The attributes of a scheduled tensor function. They also keep TVM's passes from changing it.
 SCHEDULED_ATTRS = {IS_SCHEDULED: True, "op_pattern": OPAQUE}
+
+
+class ModulePass:
+    """The base of a class that ``tvm.transform.module_pass`` decorates, which makes a pass of it
+    that takes and returns a module. A type checker does not see that."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, mod: tvm.IRModule) -> tvm.IRModule: ...
+
 
 #: The attribute of a function whose caller gives up arguments: pairs of the position of a parameter
 #: and of a field of the result, and perhaps places in them. Each tensor of the field may take the

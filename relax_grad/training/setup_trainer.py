@@ -17,6 +17,7 @@ from ..ir.compat import types_differ
 from ..ir.dataflow import in_dataflow
 from ..ir.inlining import write_out_calls
 from ..ir.module import (
+    ModulePass,
     copy_with_new_vars,
     diagnosis,
     normalized,
@@ -33,7 +34,7 @@ _INTEGERS = (int, tvm.tirx.IntImm)
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.SetupTrainer")
-class SetupTrainer:
+class SetupTrainer(ModulePass):
     """Transform a backbone module to a complete trainer module, as ``relax.training.SetupTrainer``
     does.
 

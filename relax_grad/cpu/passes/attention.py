@@ -18,6 +18,7 @@ from ...ir.aliases import may_write, writing_functions
 from ...ir.bindings import bindings_of, used
 from ...ir.dataflow import with_changed_blocks
 from ...ir.expressions import are_equal
+from ...ir.module import ModulePass
 from ...op.attention_dropout import attention_dropout
 from ._dropouts import dropout_of
 from ._masks import value_of
@@ -50,7 +51,7 @@ _LOWEST = -1e30
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.FuseAttention")
-class FuseAttention:
+class FuseAttention(ModulePass):
     """Replace attentions that are written out by ``relax.nn.attention`` or ``attention_bias``.
 
     An attention is ``matmul(softmax(scores, -1), values)``. Its scores are

@@ -9,10 +9,11 @@ from tvm.ir import GlobalVar
 from ...ir.bindings import bindings_of
 from ...ir.branches import lift_branches, only_calls
 from ...ir.dataflow import in_dataflow
+from ...ir.module import ModulePass
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.LiftBranches")
-class LiftBranches:
+class LiftBranches(ModulePass):
     """Move the branches of conditionals into private functions.
 
     TVM plans the memory of a function as if each branch were taken. The process crashes if storage

@@ -15,7 +15,7 @@ from ...autodiff.gradient import Gradient, add_adjoint
 from ...errors import GradientError
 from ...ir.compat import dtype_of
 from ...ir.inlining import write_out_calls
-from ...ir.module import copy_with_new_vars, relax_function, unused, with_functions
+from ...ir.module import ModulePass, copy_with_new_vars, relax_function, unused, with_functions
 from ._batch_norm import synchronized, training_norms
 from .buckets import BUCKET_BYTES, reduce_gradients, reduce_together, reduction_of
 
@@ -25,7 +25,7 @@ _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.distributed.DataParallel")
-class DataParallel:
+class DataParallel(ModulePass):
     """A pass that adds the adjoint of a loss for workers that have the same parameters and
     different examples.
 

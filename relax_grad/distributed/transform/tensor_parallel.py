@@ -11,7 +11,7 @@ from tvm import relax
 from ..._validation import check_integer, matching
 from ...ir.bindings import bindings_of
 from ...ir.dataflow import in_dataflow
-from ...ir.module import copy_with_new_vars, normalized, relax_function, with_functions
+from ...ir.module import ModulePass, copy_with_new_vars, normalized, relax_function, with_functions
 from ..shards import Shard, axis_of
 from . import _shapes, _vocabulary  # noqa: F401  (register their rules)
 from ._layouts import local_type
@@ -22,7 +22,7 @@ _KEEPS_AXES = ("relax.astype", "relax.grad.start_checkpoint", "relax.nn.dropout"
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.distributed.TensorParallel")
-class TensorParallel:
+class TensorParallel(ModulePass):
     """A pass that rewrites a function of whole tensors into that of one worker, which has a part of
     some parameters.
 

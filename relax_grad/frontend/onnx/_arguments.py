@@ -52,8 +52,7 @@ class Explanation(dict[str, Role]):
 
 def check_shapes(shapes: object) -> None:
     """Raise TypeError if a value is neither extents by the names of inputs nor None."""
-    _check_mapping("shapes", shapes, '{"x": (1, 3, "height", "width")}')
-    for name, extents in (shapes or {}).items():
+    for name, extents in _mapping("shapes", shapes, '{"x": (1, 3, "height", "width")}').items():
         if isinstance(extents, (str, bytes)) or not isinstance(extents, Sequence):
             raise TypeError(
                 f"shapes: {name} must have a sequence of extents, such as (1, 3, 64, 64), but it "
@@ -64,8 +63,7 @@ def check_shapes(shapes: object) -> None:
 def check_dynamic_shapes(dynamic_shapes: object) -> None:
     """Raise TypeError if a value is neither symbols by the names of inputs and their axes nor
     None."""
-    _check_mapping("dynamic_shapes", dynamic_shapes, '{"x": {0: "batch"}}')
-    for name, symbols in (dynamic_shapes or {}).items():
+    for name, symbols in _mapping("dynamic_shapes", dynamic_shapes, '{"x": {0: "batch"}}').items():
         is_fitting = isinstance(symbols, Mapping) and all(
             isinstance(axis, int) and not isinstance(axis, bool) and isinstance(symbol, str)
             for axis, symbol in symbols.items()
@@ -79,7 +77,7 @@ def check_dynamic_shapes(dynamic_shapes: object) -> None:
 
 def check_constants(constants: object) -> None:
     """Raise TypeError if a value is neither values by the names of inputs nor None."""
-    _check_mapping("constants", constants, '{"sr": 16000}')
+    _mapping("constants", constants, '{"sr": 16000}')
 
 
 def check_tied(tied: object) -> None:
@@ -96,11 +94,14 @@ def check_tied(tied: object) -> None:
         )
 
 
-def _check_mapping(argument: str, value: object, example: str) -> None:
+def _mapping(argument: str, value: object, example: str) -> Mapping[str, object]:
+    """Return a mapping from the names of inputs, an empty one for None; raise TypeError for other
+    values."""
     if value is None:
-        return
+        return {}
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise TypeError(
             f"{argument} must be a mapping from the names of inputs, such as {example}, but it "
             f"is {value!r}"
         )
+    return value

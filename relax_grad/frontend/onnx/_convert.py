@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -194,7 +194,7 @@ def _mark_training(model: onnx.ModelProto) -> None:
             node.attribute.append(onnx.helper.make_attribute("training_mode", 1))
 
 
-def _trim_results(model: onnx.ModelProto, kept: Sequence[str] = ()) -> None:
+def _trim_results(model: onnx.ModelProto, kept: Iterable[str] = ()) -> None:
     """Remove the unused last results of nodes."""
     uses = Counter(kept)
     for graph in every_graph(model.graph):

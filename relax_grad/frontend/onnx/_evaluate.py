@@ -57,24 +57,25 @@ def evaluated(
         node = onnx.helper.make_node(kind, node.input[:1], node.output, to=to)
     function = _FUNCTIONS.get(kind)
     inputs = [operand for name, operand in zip(node.input, operands, strict=True) if name]
+    known = [operand for operand in inputs if operand is not None]
     if kind in _DECIDED_BY:
         decided = _decided(_DECIDED_BY[kind], operands, shapes)
         if decided is not None:
             return [decided]
-    if function is None or any(operand is None for operand in inputs):
+    if function is None or len(known) < len(inputs):
         return None
-    if not any(operand.is_symbolic or operand.dtype == "bool" for operand in inputs):
+    if not any(operand.is_symbolic or operand.dtype == "bool" for operand in known):
         return None
     try:
         arrays = [None if operand is None else operand.elements for operand in operands]
-        dtype = next(operand.dtype for operand in inputs)
+        dtype = known[0].dtype
         result = function(extents, node, *arrays)
     except (Unknown, IndexError, TypeError, ValueError):  # the converter names an invalid node
         return None
     if kind in _RELATIONS or kind in _LOGIC:
         dtype = "bool"
     elif kind == "Where":
-        dtype = operands[1].dtype
+        dtype = known[1].dtype
     elif kind == "Cast":
         dtype = str(onnx.helper.tensor_dtype_to_np_dtype(attribute(node, "to")))
     results = result if isinstance(result, list) else [result]
@@ -87,7 +88,7 @@ def _decided(value: bool, operands: list[Known | None], shapes: list) -> Known |
     """Return the result of ``And`` or ``Or`` if an operand decides it, whatever the other one
     is."""
     if not any(
-        operand is not None and all(x is value for x in operand.elements.flat)
+        operand is not None and all(x is value for x in operand.elements.ravel().tolist())
         for operand in operands
     ):
         return None
@@ -104,14 +105,12 @@ def known_constant(value: np.ndarray) -> Known | None:
     if value.size > MOST_ELEMENTS or value.dtype.kind not in "iubf":
         return None
     if value.dtype.kind != "f":
-        return Known(
-            objects((number.item() for number in value.flat), value.shape), str(value.dtype)
-        )
+        return Known(objects(value.ravel().tolist(), value.shape), str(value.dtype))
     ratios = []
-    for number in value.flat:
+    for number in value.ravel().tolist():
         if not math.isfinite(number):
             return None
-        fraction = Fraction(float(number))
+        fraction = Fraction(number)
         if fraction.denominator > LARGEST_DENOMINATOR:
             return None
         ratios.append(Ratio(fraction.numerator, fraction.denominator))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from typing import TypeGuard
 
 import numpy as np
 import onnx
@@ -144,7 +145,7 @@ class _Folding:
         if values is not None:
             self.changed = True
             for name, value in zip(node.output, values, strict=False):
-                if name:
+                if value is not None:
                     self.known[name] = self.new[name] = value
             return []
         partly = _partly(node, self)
@@ -162,7 +163,7 @@ class _Folding:
             return self._with_shape(node, _TAKES_SHAPE[node.op_type])
         return [node]
 
-    def _values(self, node: onnx.NodeProto) -> list[np.ndarray] | None:
+    def _values(self, node: onnx.NodeProto) -> list[np.ndarray | None] | None:
         """Return the results of a node on constants, or None."""
         if (
             not node.input
@@ -218,10 +219,10 @@ class _Folding:
         The node is returned as it is if an extent is unknown.
         """
         name = node.input[position]
-        shape = None if name in self.known else self.partly.get(name)
-        if shape is None or shape.ndim != 1:
+        elements = None if name in self.known else self.partly.get(name)
+        if elements is None or elements.ndim != 1:
             return [node]
-        shape = list(shape)
+        shape = elements.tolist()
         if node.op_type == "Reshape" and not attribute(node, "allowzero", 0):
             data = extents(self.types.get(node.input[0])) or []
             constant = [
@@ -305,7 +306,7 @@ class _Folding:
         return nodes
 
 
-def _is_known(shape: list[int | str | None]) -> bool:
+def _is_known(shape: list[int | str | None]) -> TypeGuard[list[int]]:
     return all(isinstance(extent, int) for extent in shape)
 
 
@@ -332,7 +333,7 @@ def _partly(node: onnx.NodeProto, folding: _Folding) -> np.ndarray | None:
 
 
 def _objects(values) -> np.ndarray:
-    array = np.empty(len(values), object)
+    array: np.ndarray = np.empty(len(values), object)
     array[:] = values
     return array
 
@@ -362,7 +363,7 @@ def _gather(node, data, indices):
 
 
 def _scalar(value) -> np.ndarray:
-    array = np.empty((), object)
+    array: np.ndarray = np.empty((), object)
     array[()] = value
     return array
 

@@ -247,8 +247,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
 
     def _multiplied(self, operands: list) -> list:
         """Return the operands of a matrix product, whose common extents are known to be equal."""
-        shapes = [_shape_of(operand) for operand in operands[:2]]
-        if any(shape is None or len(shape) < 2 for shape in shapes):
+        shapes = _shapes_of(operands[:2])
+        if shapes is None or min(map(len, shapes)) < 2:
             return operands
         if not any(map(is_symbolic, [*shapes[0], *shapes[1]])):
             return operands
@@ -262,8 +262,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
     def _broadcast(self, operands: list, first: int = 1) -> list:
         """Return operands that are broadcast to each other with extents that are known to be equal,
         from an axis that is counted from the last."""
-        shapes = [_shape_of(operand) for operand in operands]
-        if any(shape is None for shape in shapes):
+        shapes = _shapes_of(operands)
+        if shapes is None:
             return operands  # an operand's own extents are unknown
         rank, result = max(map(len, shapes), default=0), list(operands)
         for place in range(first, rank + 1):
@@ -276,8 +276,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
 
     def _joined(self, operands: list, axis: int) -> list:
         """Return the operands of a concatenation, whose other extents are known to be equal."""
-        shapes, result = [_shape_of(operand) for operand in operands], list(operands)
-        if any(shape is None for shape in shapes) or len(set(map(len, shapes))) > 1:
+        shapes, result = _shapes_of(operands), list(operands)
+        if shapes is None or len(set(map(len, shapes))) > 1:
             return operands
         for i in range(len(shapes[0])):
             if i != axis % len(shapes[0]):
@@ -411,6 +411,13 @@ def _shape_of(value: relax.Expr | None) -> list | None:
     if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
         return None
     return list(map(plain, kind.shape.values))
+
+
+def _shapes_of(values: Iterable[relax.Expr | None]) -> list[list] | None:
+    """Return the extents of tensors, or None if those of one are unknown."""
+    shapes = [_shape_of(value) for value in values]
+    known = [shape for shape in shapes if shape is not None]
+    return known if len(known) == len(shapes) else None
 
 
 def _has_constant_shape(value: relax.Expr) -> bool:

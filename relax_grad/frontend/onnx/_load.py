@@ -185,22 +185,22 @@ def _take_out(graph: onnx.GraphProto, folder: Path | None, arrays: dict[str, np.
         tensor.name = name
         is_plain = tensor.data_type in _PLAIN
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type) if is_plain else None
-        is_large = is_plain and math.prod(tensor.dims) * dtype.itemsize > _LARGE
+        size = 0 if dtype is None else math.prod(tensor.dims) * dtype.itemsize
         if is_external(tensor):
             path, offset, length = location_of(tensor, folder)
-            if not is_large:
+            if dtype is None or size <= _LARGE:
                 onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
                 tensor.data_location = _PROTO.DEFAULT
                 del tensor.external_data[:]
                 continue
             shape = tuple(tensor.dims)
-            if length != math.prod(shape) * dtype.itemsize:
+            if length != size:
                 raise ValueError(
                     f"the tensor {name} has the shape {shape} of {dtype}, but {length} bytes of "
                     "external data"
                 )
-            value = np.memmap(path, dtype, "r", offset, shape)
-        elif is_large:
+            value: np.ndarray = np.memmap(path, dtype, "r", offset, shape)
+        elif size > _LARGE:
             value = numpy_helper.to_array(tensor)
         else:
             continue

@@ -65,7 +65,7 @@ def _floats(bb, zeros: relax.Expr, shape, offset: int, dtype: str) -> relax.Expr
 
 def _unpacked(values: np.ndarray, bits: int) -> np.ndarray:
     """Return the numbers of a few bits in bytes, the lowest bits first, along the last axis."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    shifts: np.ndarray = np.arange(0, 8, bits, dtype=np.uint8)
     parts = (values[..., None] >> shifts) & np.uint8((1 << bits) - 1)
     return parts.reshape(*values.shape[:-1], -1)
 

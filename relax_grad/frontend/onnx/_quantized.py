@@ -41,7 +41,7 @@ def join_quantization(model: onnx.ModelProto, arrays: Arrays) -> None:
         for node in graph.node:
             first = made.get(node.input[0]) if _is(node, "DequantizeLinear") else None
             bounds = None if first is None else _range(first, tensors)
-            if bounds is None or not _fits(first, node, tensors, arrays):
+            if first is None or bounds is None or not _fits(first, node, tensors, arrays):
                 continue
             joined = onnx.helper.make_node(
                 "FakeQuantize",
@@ -128,8 +128,10 @@ def _dynamic_product(node: onnx.NodeProto, makers, users):
     ):
         return None
     cast = _only(users[node.output[0]], "Cast")
-    last = None if cast is None else _only(users[cast.output[0]], "Mul")
-    if last is None or attribute(cast, "to") != _PROTO.FLOAT:
+    if cast is None or attribute(cast, "to") != _PROTO.FLOAT:
+        return None
+    last = _only(users[cast.output[0]], "Mul")
+    if last is None:
         return None
     factor = next((name for name in last.input if name != cast.output[0]), "")
     scales = makers.get(factor)
@@ -183,7 +185,7 @@ def _fits(first: onnx.NodeProto, second: onnx.NodeProto, tensors, arrays: Arrays
             continue
         if first_name not in tensors or second_name not in tensors:
             return False
-        values = [value_of(tensors[name], arrays) for name in (first_name, second_name)]
-        if values[0].dtype != values[1].dtype or not np.array_equal(*values):
+        value, other = (value_of(tensors[name], arrays) for name in (first_name, second_name))
+        if value.dtype != other.dtype or not np.array_equal(value, other):
             return False
     return True

@@ -93,7 +93,10 @@ def _settings(inputs, attrs: dict, opset: int, shape: list):
     axes = [axis % rank for axis in attrs.get("axes", range(rank))]
     regions = {}
     if settings.coordinates == "tf_crop_and_resize":
-        roi = _constant(inputs[1], "roi").tolist()
+        region = _constant(inputs[1], "roi")
+        if region is None:
+            raise Refused("it crops to the region roi, which it lacks")
+        roi = region.tolist()
         regions = {
             axis: Region(roi[i], roi[i + len(axes)])
             for i, axis in enumerate(axes)

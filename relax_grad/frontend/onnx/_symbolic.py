@@ -66,12 +66,13 @@ def tensor_of(bb, known: Known) -> relax.Expr:
     if not known.is_symbolic:
         numbers = [
             element.numerator / element.denominator if isinstance(element, Ratio) else element
-            for element in known.elements.flat
+            for element in known.elements.ravel().tolist()
         ]
         return relax.const(
             np.array(numbers, known.dtype).reshape(known.elements.shape), known.dtype
         )
-    parts = [_scalar(bb, element, known.dtype) for element in known.elements.flat]
+    elements = known.elements.ravel().tolist()
+    parts = [_scalar(bb, element, known.dtype) for element in elements]
     whole = parts[0] if len(parts) == 1 else bb.emit(op.concat(parts, 0))
     if known.elements.shape == (len(parts),):
         return whole

@@ -53,7 +53,7 @@ class Known(NamedTuple):
     @property
     def is_symbolic(self) -> bool:
         """Whether an element depends on a symbolic extent."""
-        return any(is_symbolic(element) for element in self.elements.flat)
+        return any(map(is_symbolic, self.elements.flat))
 
 
 class Unknown(Exception):
@@ -75,7 +75,7 @@ def plain(extent) -> tirx.Expr | int:
 def objects(values: Iterable, shape=None) -> np.ndarray:
     """Return an array of objects."""
     values = list(values)
-    array = np.empty(len(values), object)
+    array: np.ndarray = np.empty(len(values), object)
     for i, value in enumerate(values):
         array[i] = value
     return array if shape is None else array.reshape(shape)
@@ -332,7 +332,7 @@ class Extents:
 
 def _has_bounds(value) -> bool:
     """Tell whether an expression has a minimum or a maximum."""
-    bounds = []
+    bounds: list[tirx.Expr] = []
     tvm_ffi.structural_walk(value, ((tirx.Min, tirx.Max), bounds.append))
     return bool(bounds)
 

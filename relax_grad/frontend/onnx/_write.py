@@ -89,23 +89,28 @@ def write(
 def given_values(values: object, ema: object) -> dict[str, object]:
     """Return the values to write by their names; the arguments are those of
     :meth:`Imported.write_to`."""
-    is_trainer = isinstance(values, Trainer)
-    if not is_trainer and not isinstance(values, Mapping):
+    if not isinstance(values, (Trainer, Mapping)):
         raise TypeError(
             "values must be a Trainer or a mapping from names to values, such as "
             f"trainer.values, but it is {type(values).__name__}"
         )
     if not isinstance(ema, (bool, Mapping)):
         raise TypeError(f"ema must be True, False or a mapping from names to values, not {ema!r}")
-    if ema is True and not is_trainer:
+    written: dict[str, object] = (
+        {**values.params, **values.states} if isinstance(values, Trainer) else dict(values)
+    )
+    if ema is False:
+        return written
+    slots: Mapping[str, object]
+    if isinstance(ema, Mapping):
+        slots = ema
+    elif isinstance(values, Trainer):
+        slots = values.optimizer_state
+    else:
         raise ValueError(
             "ema=True needs a Trainer as values; give the averages of other values as a "
             "mapping: ema={...}"
         )
-    written = {**values.params, **values.states} if is_trainer else dict(values)
-    if ema is False:
-        return written
-    slots = values.optimizer_state if ema is True else ema
     start = "ema/"
     averages = {
         name.removeprefix(start): average

@@ -367,11 +367,14 @@ def from_model(
         inference.lift(names, {}, kinds)
         other, _ = inference.imported(simplify, has_onnxsim)
         module = _with_inference(module, other, len(values))
+    trained, untrained, states = ({name: values[name] for name in group} for group in groups)
     return Imported(
         FuseAttention()(module),
         {param.name: param.ty for param in main.params[draws:count]},
         {name: result.ty for name, result in zip(prepared.outputs, results_of(main), strict=False)},
-        *({name: values[name] for name in group} for group in groups),
+        trained,
+        untrained,
+        states,
         draws,
         explained(roles, params, trainable),
         Origin(model, {name: places[name] for name in names}, prepared.copies),
