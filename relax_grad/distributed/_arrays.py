@@ -19,7 +19,7 @@ _BLOCK = 2**15
 
 def viewed(tensor: tvm.runtime.Tensor) -> np.ndarray:
     """Return the elements of a tensor as an array with the same memory."""
-    dtype = np.dtype(str(tensor.dtype))
+    dtype: np.dtype = np.dtype(str(tensor.dtype))
     return at_address(tensor.data_ptr(), math.prod(map(int, tensor.shape)), dtype)
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import tvm
 
 from ._reduction import Reduction
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroupGloo
 
 #: The dtypes that gloo cannot reduce, or not exactly enough, with those that are reduced instead.
 _REDUCED_IN = {"float16": "float32", "bfloat16": "float32", "int16": "int32", "bool": "uint8"}
@@ -139,13 +143,19 @@ class Gloo:
         options.rootRank = 0
         self._group.gather([parts] if parts else [], [flat], options).wait()
 
+    def _others(self) -> ProcessGroupGloo:
+        """Return the connections to other workers; raise RuntimeError if there is none."""
+        if self._group is None:
+            raise RuntimeError("there is no other worker")
+        return self._group
+
     def send(self, buffer, receiver: int) -> None:
         """Send a tensor to another worker."""
-        self._group.send([_shared(buffer).reshape(-1)], receiver, 0).wait()
+        self._others().send([_shared(buffer).reshape(-1)], receiver, 0).wait()
 
     def recv(self, buffer, sender: int) -> None:
         """Receive a tensor of another worker."""
-        self._group.recv([_shared(buffer).reshape(-1)], sender, 0).wait()
+        self._others().recv([_shared(buffer).reshape(-1)], sender, 0).wait()
 
 
 def _shared(tensor: tvm.runtime.Tensor):

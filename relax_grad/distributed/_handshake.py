@@ -90,6 +90,8 @@ def welcome(connection: socket.socket, secret: str) -> dict:
     if not hmac.compare_digest(wanted, proof):
         send(connection, {"error": "the secret is wrong"})
         raise Refused("its secret is wrong")
+    if not isinstance(introduction, dict):
+        raise Refused("its introduction is no object")
     there, here = introduction["versions"], versions()
     if there != here:
         text = _difference(there, here)

@@ -237,8 +237,9 @@ class _Mapped:
 
     def __init__(self, handle: int, start: int, length: int):
         self.memory = mmap.mmap(handle, length, offset=start)
-        self._anchor = ctypes.c_char.from_buffer(self.memory)
-        self.address = ctypes.addressof(self._anchor)
+        anchor = ctypes.c_char.from_buffer(self.memory)
+        self.address = ctypes.addressof(anchor)
+        self._anchor: ctypes.c_char | None = anchor
 
     def close(self) -> None:
         """Give the address space back."""

@@ -119,7 +119,7 @@ def dismiss() -> None:
 def _tell(message: dict | None) -> None:
     from mpi4py import MPI
 
-    data = np.frombuffer(json.dumps(message).encode(), np.uint8).copy()
+    data: np.ndarray = np.frombuffer(json.dumps(message).encode(), np.uint8).copy()
     MPI.COMM_WORLD.Bcast(np.array([data.size], "int64"), 0)
     MPI.COMM_WORLD.Bcast(data, 0)
 
@@ -127,9 +127,9 @@ def _tell(message: dict | None) -> None:
 def _told() -> dict | None:
     from mpi4py import MPI
 
-    size = np.zeros(1, "int64")
+    size: np.ndarray = np.zeros(1, "int64")
     MPI.COMM_WORLD.Bcast(size, 0)
-    data = np.zeros(int(size[0]), np.uint8)
+    data: np.ndarray = np.zeros(int(size[0]), np.uint8)
     MPI.COMM_WORLD.Bcast(data, 0)
     return json.loads(data.tobytes())
 

@@ -251,7 +251,8 @@ def accept_nodes(
     WorkerError
         If too few machines have connected within the timeout, or if the versions of one differ.
     """
-    end, refused = time.monotonic() + timeout, []
+    end = time.monotonic() + timeout
+    refused: list[str] = []
     nodes: list[RemoteNode] = []
     token = secrets.token_hex(16)
     wanted: dict[int, RemoteNode] = {}
@@ -284,7 +285,7 @@ def accept_nodes(
         for node in nodes:
             node.kill()
         raise
-    return sorted(nodes, key=places.get)
+    return sorted(nodes, key=places.__getitem__)
 
 
 def _accept(listening: socket.socket, secret: str, end: float, refused: list[str]):

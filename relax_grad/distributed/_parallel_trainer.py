@@ -12,7 +12,7 @@ import tvm
 
 from .._validation import check_integer
 from ..ir.compat import dtype_of
-from ..training import Trainer, TrainStep, train_step
+from ..training import Optimizer, Trainer, TrainStep, train_step
 from ..training.step import shape_of
 from ._replica import GROUPS, Layout
 from .errors import WorkerError
@@ -203,7 +203,12 @@ def check_interval(check_every: object) -> int:
     return check_integer("check_every", check_every, 0, of="steps")
 
 
-def as_step(model: object, optimizer: object, options: Mapping, kind: str) -> TrainStep:
+def as_step(
+    model: object,
+    optimizer: Optimizer | Mapping[str, Optimizer] | None,
+    options: Mapping,
+    kind: str,
+) -> TrainStep:
     """Return a step, or make it of a model."""
     if isinstance(model, TrainStep):
         if optimizer is not None or options:
@@ -211,7 +216,8 @@ def as_step(model: object, optimizer: object, options: Mapping, kind: str) -> Tr
             raise ValueError(f"{argument} is for models; a step has all of them already")
         step = model
     else:
-        step = train_step(model, optimizer, **options)
+        # Of None, train_step says what it must be.
+        step = train_step(model, optimizer, **options)  # type: ignore[arg-type]
     if step.outputs:
         raise ValueError(f"outputs: a {kind} step returns no outputs; make it without them")
     return step

@@ -38,7 +38,15 @@ class Replica:
 @task
 def replica(worker: Worker, name: str, library: str) -> None:
     """Load the library of a step, which ``share_file`` has kept."""
-    worker.kept[name] = Replica(worker.kept[library])
+    worker.kept[name] = Replica(str(worker.kept[library]))
+
+
+def _replica_of(worker: Worker, name: str) -> Replica:
+    """Return the replica that :func:`replica` has kept."""
+    kept = worker.kept[name]
+    if not isinstance(kept, Replica):
+        raise TypeError(f"{name} must be the name of a replica, but it is that of {kept!r}")
+    return kept
 
 
 @task
@@ -54,13 +62,11 @@ def share_tensors(
     layouts : dict[str, list[Layout]]
         How the workers keep them.
     """
-    own_replica, groups = worker.kept[name], worker.inbox.get("groups")
+    own_replica, groups = _replica_of(worker, name), worker.inbox.get("groups")
     for group, kinds in types.items():
         own_replica.groups[group] = [
-            _received(
-                worker, None if groups is None else groups[group][i], *kind, layouts[group][i]
-            )
-            for i, kind in enumerate(kinds)
+            _received(worker, None if groups is None else groups[group][i], shape, dtype, layout)
+            for i, ((shape, dtype), layout) in enumerate(zip(kinds, layouts[group], strict=True))
         ]
     if groups is not None:
         worker.inbox["groups"], own_replica.groups = own_replica.groups, {}
@@ -117,7 +123,7 @@ def gather_tensors(
 ) -> None:
     """Give a group of all workers to the controller, with whole tensors in the place of parts."""
     is_first = worker.rank == 0
-    own = worker.inbox.pop("parts") if is_first else worker.kept[name].groups[group]
+    own = worker.inbox.pop("parts") if is_first else _replica_of(worker, name).groups[group]
     wholes = []
     for tensor, (shape, dtype), layout in zip(own, types, layouts, strict=True):
         if layout is None:
@@ -127,7 +133,7 @@ def gather_tensors(
         if is_first:
             gathered = tvm.runtime.empty([worker.num_workers, *map(int, tensor.shape)], dtype)
         worker.communicator.call("gather_to_worker0", (tensor, False, gathered))
-        if is_first:
+        if gathered is not None:
             wholes.append(tvm.runtime.tensor(_joined(gathered.numpy(), shape, layout, worker)))
     if is_first:
         worker.inbox["wholes"] = wholes
@@ -178,11 +184,11 @@ def step(
 
     Returns
     -------
-    found : dict
+    report : dict
         The worker's own loss, the digests, and the bytes, the time and the wait of the collectives
         within the step.
     """
-    own_replica: Replica = worker.kept[name]
+    own_replica = _replica_of(worker, name)
     arrays = worker.inbox.pop("batch", None)
     tensors = [
         _share(worker, None if arrays is None else arrays[i], *kind) for i, kind in enumerate(batch)

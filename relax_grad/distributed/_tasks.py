@@ -54,9 +54,19 @@ class Worker:
 
     def __init__(self, rank: int, num_workers: int, report: Callable[[dict], None], inbox: dict):
         self.rank, self.num_workers, self.inbox = rank, num_workers, inbox
-        self.communicator: Communicator | None = None
+        self._communicator: Communicator | None = None
         self.kept: dict[str, object] = {}
         self._report = report
+
+    @property
+    def communicator(self) -> Communicator:
+        if self._communicator is None:
+            raise RuntimeError("the worker has not started")
+        return self._communicator
+
+    @communicator.setter
+    def communicator(self, communicator: Communicator) -> None:
+        self._communicator = communicator
 
     @property
     def group_size(self) -> int:
@@ -65,7 +75,7 @@ class Worker:
     def run(self, call: int, name: str, arguments: str) -> None:
         """Run a task, and report its result or its error."""
         event: dict = {"call": call, "rank": self.rank}
-        communicator = self.communicator
+        communicator = self._communicator
         if communicator is None:
             self._report({**event, "error": "the worker has not started", "collective": False})
             return
@@ -140,8 +150,11 @@ def _register(make: Callable) -> None:
         _WORKERS[threading.get_ident()] = worker
         try:
             _set_threads(settings["threads"], settings["processors"].get(str(worker.rank)))
+            world, group, peers = _connect(settings, worker.rank, machine)
             worker.communicator = Communicator(
-                *_connect(settings, worker.rank, machine),
+                world,
+                group,
+                peers,
                 worker.rank,
                 worker.num_workers,
                 settings["num_groups"],
@@ -198,8 +211,7 @@ def wait(worker: Worker) -> None:
 @task
 def leave(worker: Worker) -> None:
     """End the connections to other workers, and forget everything."""
-    if worker.communicator is not None:
-        worker.communicator.close()
+    worker.communicator.close()
     worker.kept.clear()
 
 

@@ -13,7 +13,7 @@ import secrets
 import socket
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import tvm_ffi
 
@@ -26,6 +26,7 @@ from .errors import WorkerError
 
 if TYPE_CHECKING:
     from tvm.runtime.disco import DRef
+    from tvm.runtime.disco import Session as DiscoSession
 
 #: The seconds in which processes end by themselves, in which worker 0 forgets its tensors, and in
 #: which other workers may tell more about a failure.
@@ -187,13 +188,14 @@ class Session:
     def __init__(self, num_workers: int, num_groups: int, backend: str, timeout: float):
         self.num_workers, self.num_groups, self.backend = num_workers, num_groups, backend
         self.timeout = timeout
-        self.disco = None
+        self.disco: DiscoSession | None = None
         self.inbox: dict = {}
         self._events: queue.Queue = queue.Queue()
-        self._calls, self._ended, self._failure = 0, False, None
+        self._calls, self._ended = 0, False
+        self._failure: WorkerError | None = None
         self._token = secrets.token_hex(16)
         self._nodes: list[_nodes.Node] = []
-        self._store = None
+        self._store: object = None
 
     def _start(
         self,
@@ -219,6 +221,8 @@ class Session:
             with _nodes.listening_socket(*address) as listening:
                 if is_mpi:
                     secret = _mpi_job.call_others(listening.getsockname()[:2])
+                elif secret is None:
+                    raise ValueError("other machines need a secret, but it is None")
                 else:
                     self._announce(listening)
                 assignment = {
@@ -227,7 +231,7 @@ class Session:
                     "threads": threads,
                     "shares_memory": shares_memory,
                 }
-                self._nodes += _nodes.accept_nodes(
+                others = _nodes.accept_nodes(
                     listening,
                     secret,
                     ranks[1:],
@@ -235,8 +239,9 @@ class Session:
                     start_timeout,
                     _mpi_job.MpiNode if is_mpi else _nodes.RemoteNode,
                 )
+                self._nodes += others
             if host in ("0.0.0.0", "::"):
-                host = self._nodes[0].own_address
+                host = others[0].own_address
         machine = _processes.Machine.of(ranks[0], shares_memory)
         self._nodes.insert(
             0, _nodes.LocalNode(machine, self.num_workers, self.num_groups, threads, host)
@@ -266,15 +271,16 @@ class Session:
             "threads": threads,
             "processors": {str(rank): processors for rank in ranks[0]},
         }
-        start = self.disco.get_global_func("relax_grad.distributed.start")
-        self._run = self.disco.get_global_func("relax_grad.distributed.run")
+        connected = self._connected()
+        start = connected.get_global_func("relax_grad.distributed.start")
+        self._run = connected.get_global_func("relax_grad.distributed.run")
         self._calls += 1
-        result = self.disco.call_packed(start, self._calls, json.dumps(settings))
+        result = connected.call_packed(start, self._calls, json.dumps(settings))
         pids = self._answers(self._calls, "the start", start_timeout)
         del result  # as in run
         self.pids = dict(enumerate(pids))
         if self.backend == "nccl":
-            self.disco.init_ccl("nccl", *range(self.num_workers))
+            connected.init_ccl("nccl", *range(self.num_workers))
         _OPEN.add(self)
 
     def _announce(self, listening: socket.socket) -> None:
@@ -304,6 +310,12 @@ class Session:
         finally:
             tvm_ffi.registry.remove_global_func(name)
 
+    def _connected(self) -> DiscoSession:
+        """Return Disco's session; raise RuntimeError before the start and after the end."""
+        if self.disco is None:
+            raise RuntimeError("the session is not connected to its workers")
+        return self.disco
+
     def __getattr__(self, name: str) -> object:
         if name.startswith("_") or self.__dict__.get("disco") is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -329,12 +341,13 @@ class Session:
             ended.
         """
         self._check_open()
+        connected = self._connected()
         self._calls += 1
         try:
             # The destructor of the result writes to the workers too, and an error there would end
             # this process. While the answers are awaited, the channel of a worker that has ended is
             # silenced.
-            result = self.disco.call_packed(self._run, self._calls, task, json.dumps(arguments))
+            result = connected.call_packed(self._run, self._calls, task, json.dumps(arguments))
         except Exception as error:  # a pipe of a worker that has ended
             self._fail({}, self._wait_for_end(), f"commands cannot be sent: {error}")
         answers = self._answers(self._calls, task, timeout or self.timeout)
@@ -399,7 +412,7 @@ class Session:
                 ends[event["rank"]] = event["end"]
         return ends
 
-    def _fail(self, answers: dict, ends: dict[int, str], silent: str) -> list:
+    def _fail(self, answers: dict, ends: dict[int, str], silent: str) -> NoReturn:
         """End the session with the error that is the likely cause."""
         own = [
             r for r, answer in answers.items() if "error" in answer and not answer.get("collective")
@@ -468,7 +481,8 @@ class Session:
         Its session is never freed: the destructor would wait for the thread of worker 0, and that
         for the threads of TVM, which spin for minutes where other programs take the processors.
         """
-        session, self.disco, self._run = self.disco, None, None
+        session = self._connected()
+        self.disco = self._run = None
         self._calls += 1
         run = session.get_global_func("relax_grad.distributed.run")
         session.call_packed(run, self._calls, "leave", "{}")

@@ -133,7 +133,7 @@ class _Factors:
     def note(self, binding: relax.Binding) -> None:
         self._values[binding.var] = binding.value
 
-    def of_variance(self, value: relax.Expr, variances) -> tuple | None:
+    def of_variance(self, value: relax.Expr, variances) -> tuple[relax.Expr, relax.Expr] | None:
         """Return the variance and the number of elements, if the value is the unbiased variance of
         a normalisation."""
         if not isinstance(value, relax.Call) or value.op != tvm.ir.Op.get("relax.multiply"):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tvm import relax
 
-Labels = list[Hashable]
+Labels = Sequence[Hashable]
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Axes:
 
     Attributes
     ----------
-    operands, results : list[Labels]
+    operands, results : Sequence[Labels]
         The label of each axis of each tensor among the arguments, and among the results.
     whole : set
         The labels of axes that the operator needs whole.
@@ -31,8 +31,8 @@ class Axes:
         operands, or a mean.
     """
 
-    operands: list[Labels]
-    results: list[Labels]
+    operands: Sequence[Labels]
+    results: Sequence[Labels]
     whole: set = field(default_factory=set)
     sums: set = field(default_factory=set)
     means: set = field(default_factory=set)

@@ -27,8 +27,8 @@ class Divided:
     """
 
     axis: int
-    parts: object
-    size: object
+    parts: tirx.PrimExpr | int
+    size: tirx.PrimExpr | int
 
     @property
     def local(self):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import tvm
 from tvm import relax
@@ -103,16 +104,16 @@ class Propagation:
         elif isinstance(value, relax.Tuple):
             self._bind_tuple(binding.var, value)
         elif isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Var):
-            layout = self._layouts[value.tuple_value][value.index]
+            layouts = _of_tuple(self._layouts[value.tuple_value])
             field = relax.TupleGetItem(self._new[value.tuple_value], value.index)
-            self.finish(binding.var, field, layout)
+            self.finish(binding.var, field, layouts[value.index] if layouts else None)
         elif isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op):
             self._bind_call(binding.var, value, divided[0])
         else:
             what = "a conditional" if isinstance(value, relax.If) else "a call of a function"
             self.refuse(what, f"cannot take {self.described(divided[0])}")
 
-    def refuse(self, what: str, reason: str) -> None:
+    def refuse(self, what: str, reason: str) -> NoReturn:
         """Raise the error of a binding that cannot be propagated.
 
         Raises
@@ -120,13 +121,14 @@ class Propagation:
         ValueError
             Always.
         """
-        raise ValueError(f"TensorParallel: {what} ({self._binding.var.name}): {reason}")
+        place = "" if self._binding is None else f" ({self._binding.var.name})"
+        raise ValueError(f"TensorParallel: {what}{place}: {reason}")
 
     def described(self, variable: relax.Var) -> str:
         layout = self._layouts[variable]
-        if isinstance(layout, list):
-            return f"{variable.name}, of which fields are divided among the workers"
-        return f"{variable.name}, whose axis {layout.axis} is divided among the workers"
+        if isinstance(layout, Divided):
+            return f"{variable.name}, whose axis {layout.axis} is divided among the workers"
+        return f"{variable.name}, of which fields are divided among the workers"
 
     # Values
 
@@ -192,7 +194,7 @@ class Propagation:
             return
         if not isinstance(whole, relax.TensorType):
             return
-        wanted = local_type(whole, layout)
+        wanted = local_type(whole, _of_tensor(layout))
         if not shapes_agree(actual, wanted) or dtype_of(actual) != dtype_of(wanted):
             self.refuse(
                 "the result", f"its type on a worker should be {wanted}, but it is {actual}"
@@ -221,11 +223,11 @@ class Propagation:
         axes = RULES[name](call, kinds, variable.ty)
         label, layout = self._divided_label(name, axes, operands)
         if label in axes.whole:
-            at = next(i for i, operand in enumerate(operands) if operand.layout is not None)
+            first = next(operand for operand in operands if operand.layout is not None)
             self.refuse(
                 name,
-                f"the operator needs axis {operands[at].layout.axis} of {operands[at].name} "
-                "whole, but it is divided among the workers",
+                f"the operator needs axis {layout.axis} of {first.name} whole, but it is divided "
+                "among the workers",
             )
         for operand, labels in zip(operands, axes.operands, strict=True):
             operand.value = self.local(
@@ -257,13 +259,13 @@ class Propagation:
         operands: list[Operand] = []
 
         def add(value) -> Operand:
-            layout = self.layout(value)
+            layout = _of_tensor(self.layout(value))
             name = value.name if isinstance(value, relax.Var) else "a constant"
             own = self._new.get(value, value) if isinstance(value, relax.Var) else value
             operands.append(Operand(own, value.ty, layout, name))
             return operands[-1]
 
-        plan = []
+        plan: list[Operand | list[Operand] | relax.Expr] = []
         for argument in call.args[:]:
             if isinstance(argument.ty, relax.TensorType):
                 plan.append(add(argument))
@@ -290,7 +292,7 @@ class Propagation:
         """Return the fields of a tuple as variables with layouts."""
         if isinstance(value, relax.Tuple):
             return value.fields[:]
-        layouts = self.layout(value)
+        layouts = _of_tuple(self.layout(value))
         if layouts is None:
             return [self.emit(field) for field in tuple_fields(value)]
         fields = []
@@ -300,29 +302,35 @@ class Propagation:
             fields.append(whole)
         return fields
 
-    def _divided_label(self, name: str, axes: Axes, operands: list[Operand]):
+    def _divided_label(
+        self, name: str, axes: Axes, operands: list[Operand]
+    ) -> tuple[Hashable, Divided]:
         """Return the label of the divided axis, and its layout."""
-        label = layout = first = None
+        label: Hashable = None
+        layout: Divided | None = None
+        first: Operand | None = None
         for operand, labels in zip(operands, axes.operands, strict=True):
             if operand.layout is None:
                 continue
             own = labels[operand.layout.axis]
-            if first is None:
+            if first is None or layout is None:
                 label, layout, first = own, operand.layout, operand
             elif own != label:
                 self.refuse(
                     name,
-                    f"axis {first.layout.axis} of {first.name} and axis {operand.layout.axis} of "
+                    f"axis {layout.axis} of {first.name} and axis {operand.layout.axis} of "
                     f"{operand.name} are divided, which are different axes of the operator; a "
                     "worker would have a part of each only",
                 )
             elif not operand.layout.is_like(layout):
                 self.refuse(
                     name,
-                    f"axis {first.layout.axis} of {first.name} is divided within "
-                    f"{first.layout.parts} parts, but axis {operand.layout.axis} of {operand.name} "
+                    f"axis {layout.axis} of {first.name} is divided within "
+                    f"{layout.parts} parts, but axis {operand.layout.axis} of {operand.name} "
                     f"within {operand.layout.parts}; annotate both with the same parts",
                 )
+        if layout is None:
+            self.refuse(name, "no tensor among its operands is divided")
         return label, layout
 
     def _axis_in(self, operand: Operand, labels, label, layout: Divided) -> int | None:
@@ -356,17 +364,18 @@ class Propagation:
 
     def _slice(self, operand: Operand, axis: int, layout: Divided) -> relax.Var:
         """Return a worker's part of a tensor that all workers have."""
+        name = "an operand" if self._binding is None else self._binding.value.op.name
         parts, size = as_int(layout.parts), as_int(layout.size)
         extents = list(operand.kind.shape.values)
         if not is_equal(extents[axis], layout.parts * self.num_workers * layout.size):
             self.refuse(
-                self._binding.value.op.name,
+                name,
                 f"axis {axis} of {operand.name} has the extent {extents[axis]}, but the divided "
                 f"axis of the other operand has {layout.parts * self.num_workers * layout.size}",
             )
         if parts is None or size is None:
             self.refuse(
-                self._binding.value.op.name,
+                name,
                 f"axis {axis} of {operand.name} would be divided into {layout.parts} parts, but "
                 "a tensor that all workers have can be divided only into a constant number of "
                 "parts",
@@ -385,6 +394,20 @@ class Propagation:
         if isinstance(operand.value, relax.Var):
             self._slices[key] = part
         return part
+
+
+def _of_tensor(layout: Layout) -> Divided | None:
+    """Return the layout of a tensor, which is not that of a tuple."""
+    if isinstance(layout, list):
+        raise TypeError(f"a tensor has the layouts of the fields of a tuple: {layout}")
+    return layout
+
+
+def _of_tuple(layout: Layout) -> list[Layout] | None:
+    """Return the layouts of the fields of a tuple, or None if all are whole."""
+    if isinstance(layout, Divided):
+        raise TypeError(f"a tuple has the layout of a tensor: {layout}")
+    return layout
 
 
 def divided_at(

@@ -81,12 +81,14 @@ def _split(propagation, variable, call, operands) -> bool:
         propagation.finish(variable, value, [layout] * count)
         return True
     sizes = [as_int(field.shape.values[axis]) for field in variable.ty.fields[:]]
-    layouts = [_of_parts(propagation, call, data, size) for size in sizes]
-    if as_int(sections) is not None:
-        wanted = as_int(sections)
+    layouts = [_of_parts(propagation, call, data.name, layout, size) for size in sizes]
+    number = as_int(sections)
+    if number is None:
+        places = [int(index) // propagation.num_workers for index in sections]
+        value = op.split(data.value, places, axis)
     else:
-        wanted = [int(index) // propagation.num_workers for index in sections]
-    propagation.finish(variable, op.split(data.value, wanted, axis), layouts)
+        value = op.split(data.value, number, axis)
+    propagation.finish(variable, value, layouts)
     return True
 
 
@@ -107,7 +109,7 @@ def _strided_slice(propagation, variable, call, operands) -> bool:
         return True
     at, extent = axes.index(layout.axis), as_int(data.kind.shape.values[layout.axis])
     steps = strides[0] if strides else [1] * len(axes)
-    if None in (begin, end, steps, extent) or steps[at] != 1:
+    if begin is None or end is None or steps is None or extent is None or steps[at] != 1:
         return propagation.refuse(
             call.op.name,
             f"a slice of the divided axis {layout.axis} of {data.name} must be constant, with "
@@ -116,23 +118,24 @@ def _strided_slice(propagation, variable, call, operands) -> bool:
     first, last = (
         min(max(bound[at] + (extent if bound[at] < 0 else 0), 0), extent) for bound in (begin, end)
     )
-    _of_parts(propagation, call, data, first)
-    new_layout = _of_parts(propagation, call, data, last - first)
+    _of_parts(propagation, call, data.name, layout, first)
+    new_layout = _of_parts(propagation, call, data.name, layout, last - first)
     begin[at], end[at] = first // propagation.num_workers, last // propagation.num_workers
     value = op.strided_slice(data.value, axes, begin, end, steps, bool(call.attrs.assume_inbound))
     propagation.finish(variable, value, new_layout)
     return True
 
 
-def _of_parts(propagation, call, data: Operand, extent: int | None) -> Divided:
+def _of_parts(
+    propagation: Propagation, call: relax.Call, name: str, layout: Divided, extent: int | None
+) -> Divided:
     """Return the layout of some parts of a divided axis."""
-    layout = data.layout
     parts, size = as_int(layout.parts), as_int(layout.size)
     whole = None if size is None else size * propagation.num_workers
     if parts is None or extent is None or whole is None or extent % whole:
         propagation.refuse(
             call.op.name,
-            f"axis {layout.axis} of {data.name} is divided within {layout.parts} parts of "
+            f"axis {layout.axis} of {name} is divided within {layout.parts} parts of "
             f"{whole} elements, but a section has or begins at {extent}; annotate the weight "
             "with parts= for the sections that it joins",
         )
@@ -143,8 +146,10 @@ def _constants(value: relax.Expr) -> list[int] | None:
     """Return a tuple of constant numbers as a list, or None."""
     if not isinstance(value, relax.Tuple):
         return None
-    numbers = [as_int(getattr(field, "value", field)) for field in value.fields[:]]
-    return None if None in numbers else numbers
+    fields = value.fields[:]
+    numbers = [as_int(getattr(field, "value", field)) for field in fields]
+    known = [number for number in numbers if number is not None]
+    return known if len(known) == len(fields) else None
 
 
 def _text(extents) -> str:

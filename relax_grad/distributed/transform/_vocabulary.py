@@ -15,7 +15,7 @@ from tvm.relax.op import grad as own_op
 from ...activity import holds_floats
 from ...ir.compat import dtype_of
 from ._labels import Axes, rule
-from ._layouts import Divided, as_int
+from ._layouts import as_int
 from ._propagation import Operand, Propagation
 from ._shapes import shape_rule
 
@@ -185,24 +185,32 @@ def _nll_loss_axes(call, operands, result) -> Axes:
 
 
 def _extent(propagation: Propagation, call: relax.Call, operand: Operand) -> int:
-    """Return the extent of a divided axis, all of which workers have in the order of their
-    places."""
-    layout: Divided = operand.layout
-    if as_int(layout.parts) != 1 or as_int(layout.size) is None:
+    """Return the extent of a divided axis."""
+    return _size(propagation, call, operand) * propagation.num_workers
+
+
+def _size(propagation: Propagation, call: relax.Call, operand: Operand) -> int:
+    """Return the extent of a worker's part of a divided axis, all of which the workers have in the
+    order of their places."""
+    layout = operand.layout
+    if layout is None:
+        propagation.refuse(call.op.name, f"{operand.name} must be divided among the workers")
+    size = as_int(layout.size)
+    if as_int(layout.parts) != 1 or size is None:
         propagation.refuse(
             call.op.name,
             f"axis {layout.axis} of {operand.name} must have a constant extent and be divided "
             f"within one part, but it is divided within {layout.parts} parts; annotate the "
             "parameter with parts=1",
         )
-    return as_int(layout.size) * propagation.num_workers
+    return size
 
 
 def _own_places(propagation: Propagation, call: relax.Call, operand: Operand, index):
     """Return indices along the divided axis as those of the worker's part, 0 for others, and
     whether the worker has them."""
-    _extent(propagation, call, operand)
-    size, emit, kind = as_int(operand.layout.size), propagation.emit, dtype_of(index.ty)
+    size, emit = _size(propagation, call, operand), propagation.emit
+    kind = dtype_of(index.ty)
     firsts = relax.const(np.arange(propagation.num_workers) * size, kind)
     first = emit(op.distributed.redistribute_replica_to_shard(firsts, propagation.num_workers, 0))
     if index.ty.ndim == 0:

@@ -74,7 +74,8 @@ def reduce_gradients(
         ready = [gradient for gradient in gradients if isinstance(gradient, relax.Var)]
         bindings = in_order_of_readiness(bindings, ready, relax.analysis.free_vars(result))
     defined = {binding.var: i for i, binding in enumerate(bindings)}
-    emit, reduced = Emitter(), {}
+    emit = Emitter()
+    reduced: dict[relax.Var, relax.Expr] = {}
     gradients = [
         gradient if isinstance(gradient, relax.Var) else emit(gradient, "gradient")
         for gradient in gradients
@@ -82,7 +83,7 @@ def reduce_gradients(
     # The gradient of several parameters counts once.
     places = {gradient: defined.get(gradient, -1) for gradient in gradients}
     pending: dict[int, list[list[relax.Var]]] = {}
-    for bucket in _buckets(sorted(places, key=places.get), bucket_bytes, overlap):
+    for bucket in _buckets(sorted(places, key=places.__getitem__), bucket_bytes, overlap):
         pending.setdefault(max(places[variable] for variable in bucket), []).append(bucket)
     started = []
     for i in range(-1, len(bindings)):

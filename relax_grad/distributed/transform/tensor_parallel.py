@@ -142,7 +142,8 @@ class TensorParallel(ModulePass):
         for param in plain.params:
             shard = shards.get(param.name)
             if shard is not None:
-                layout = divided_at(param.name, param.ty, shard.axis, shard.parts, self.num_workers)
+                axis = axis_of(param.name, shard, param.ty.ndim)
+                layout = divided_at(param.name, param.ty, axis, shard.parts, self.num_workers)
                 part = relax.Var(param.name, local_type(param.ty, layout))
                 propagation.divide(param, part, layout)
                 param = part
