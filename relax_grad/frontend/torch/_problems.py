@@ -102,7 +102,7 @@ def raise_problems(problems: Iterable[Problem]) -> None:
 
 def text_of(problems: Iterable[Problem]) -> str:
     """Return a list of problems as text."""
-    unique = {}
+    unique: dict[tuple[str, str], Problem] = {}
     for entry in problems:
         unique.setdefault((entry.operator, entry.line), entry)
     return "\n".join(

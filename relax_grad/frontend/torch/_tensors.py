@@ -95,7 +95,7 @@ def chosen(trainable, values: Mapping[str, torch.Tensor], aliases: Mapping[str, 
     if callable(trainable):
         return [key for key in floats if trainable(key)]
     every = [*floats, *(key for key, first in aliases.items() if first in floats)]
-    chosen_keys = set()
+    chosen_keys: set[str] = set()
     for pattern in [trainable] if isinstance(trainable, str) else trainable:
         keys = matching("trainable", pattern, every, "parameter")
         chosen_keys.update(aliases.get(key, key) for key in keys)

@@ -175,7 +175,7 @@ def import_for_wrap(
     inputs: Inputs,
     dynamic_shapes: Mapping | Sequence | None,
     custom_convert_map: Mapping[str, Callable] | None,
-) -> tuple[Imported, tuple[pytree.TreeSpec, list] | None]:
+) -> tuple[Imported, tuple[pytree.TreeSpec, list]]:
     """Import a module in the modes that its submodules have, and return the form of its result too.
 
     The import has one function, ``training``. All floating-point parameters are in ``params``.
@@ -194,4 +194,6 @@ def import_for_wrap(
         for param in frozen:
             param.requires_grad_(False)
     program.loss = None  # it is among the outputs
+    if program.form is None:
+        raise RuntimeError("the export of a module must have the form of its result")
     return imported_from(program, None, values, options, len(program.inputs)), program.form

@@ -123,29 +123,30 @@ def _operator(
     call, operands: tuple, mask, is_causal: bool, scale: float, rate: float
 ) -> relax.Expr:
     """Return an attention as an operator, whose operands have the positions before the heads."""
-    operands = [call.emit(_op.permute_dims(operand, [0, 2, 1, 3])) for operand in operands]
+    permuted = [call.emit(_op.permute_dims(operand, [0, 2, 1, 3])) for operand in operands]
     attrs = {"scale": scale, "causal_mask": "TopLeft" if is_causal else None}
     bias = None
     if mask is not None:
         if dtype(mask) == "bool":
-            kind = dtype(operands[0])
+            kind = dtype(permuted[0])
             zero, infinite = (scalar(value, kind) for value in (0, -math.inf))
             mask = call.emit(_op.where(mask, zero, infinite))
         missing = 4 - mask.ty.ndim
         bias = call.emit(_op.expand_dims(mask, list(range(missing)))) if missing else mask
     if rate:
-        result = drawn(call.importer, _dropping, operands, rate, bias, attrs)
+        result = drawn(call.importer, _dropping, permuted, rate, bias, attrs)
     elif bias is None:
-        result = _op.nn.attention(*operands, **attrs)
+        result = _op.nn.attention(*permuted, **attrs)
     else:
-        result = _op.nn.attention_bias(*operands, bias, **attrs)
+        result = _op.nn.attention_bias(*permuted, bias, **attrs)
     return _op.permute_dims(call.emit(result), [0, 2, 1, 3])
 
 
 def _dropping(bb, seed, stream, operands, rate: float, bias, attrs: dict) -> relax.Expr:
     """Return an attention with dropout of its weights."""
     stream = relax.const(stream, "int64")
-    return attention_dropout(*operands, seed, stream, rate, bias, **attrs)
+    query, key, value = operands
+    return attention_dropout(query, key, value, seed, stream, rate, bias, **attrs)
 
 
 def dropped(call, data, share: float) -> relax.Expr:

@@ -42,8 +42,10 @@ def _with_backward(importer, node) -> relax.Expr:
     inside = [inner for inner in node.graph.nodes if importer.levels[inner][: len(level)] == level]
     residuals, function = _backward(importer, node, inside, level)
     function = importer.block_builder.add_func(function, f"backward{number}")
-    fields = ([importer.env[inner] for inner in group] for group in (outputs, inputs))
-    return importer.emit(with_backward(*map(relax.Tuple, fields), relax.Tuple(residuals), function))
+    results, sources = (
+        relax.Tuple([importer.env[inner] for inner in group]) for group in (outputs, inputs)
+    )
+    return importer.emit(with_backward(results, sources, relax.Tuple(residuals), function))
 
 
 def _backward(importer, node, inside, level) -> tuple[list[relax.Expr], relax.Function]:
@@ -98,14 +100,14 @@ def _backward(importer, node, inside, level) -> tuple[list[relax.Expr], relax.Fu
     finally:
         block = bb._end_block()
         importer.env, importer.level, importer.leaves = outer
-    params = list(params.values())
+    variables = list(params.values())
     body = relax.SeqExpr([block], result)
-    function = relax.Function(params, body, result.ty)
+    function = relax.Function(variables, body, result.ty)
     extents = list(relax.analysis.free_symbolic_vars(function))
     if extents:
         residuals.append(relax.ShapeExpr(extents))
-        params.insert(len(outputs) + len(kept), relax.Var("extents", relax.ShapeType(extents)))
-        function = relax.Function(params, body, result.ty)
+        variables.insert(len(outputs) + len(kept), relax.Var("extents", relax.ShapeType(extents)))
+        function = relax.Function(variables, body, result.ty)
     return residuals, copy_with_new_vars(function)
 
 

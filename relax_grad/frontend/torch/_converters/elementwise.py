@@ -248,11 +248,11 @@ def _extreme_number(call, data, other):
     return _op.where(first, data, other)
 
 
-for _name, _function, _logical in (
+for _name, _function, _on_bools in (
     ("maximum", _op.maximum, _op.logical_or),
     ("minimum", _op.minimum, _op.logical_and),
 ):
-    converts(ELEMENTWISE, f"{_name}.default", f"{_name[:3]}.other")(_extreme(_function, _logical))
+    converts(ELEMENTWISE, f"{_name}.default", f"{_name[:3]}.other")(_extreme(_function, _on_bools))
 _product_of = _binary(_op.multiply, logical=_op.logical_and)
 
 

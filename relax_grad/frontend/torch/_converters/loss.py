@@ -17,7 +17,7 @@ _op = relax.op
 def _reduced(call: Call, value, reduction: int) -> relax.Expr:
     """Return elements, their mean or their sum, in the dtype of the result."""
     if reduction:
-        value = call.emit((None, _op.mean, _op.sum)[reduction](value))
+        value = call.emit((_op.mean, _op.sum)[reduction - 1](value))
     return call.cast(value, call.dtype)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import traceback as annotations
+from torch.fx import traceback as fx_traceback
 
 from .._converters import CONVERTERS
 from .._problems import Problem, line_of
@@ -84,7 +84,7 @@ def _with_core_operators(
     for operator in list(table):
         if operator.namespace == "aten" and operator.__name__ in {*CONVERTERS, *kept}:
             table.pop(operator)
-    with quiet(), annotations.preserve_node_meta(), layers_as_operators():
+    with quiet(), fx_traceback.preserve_node_meta(), layers_as_operators():
         try:
             return exported.run_decompositions(table)
         except Exception as error:  # torch.export raises every kind

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 import torch
 from torch import nn
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
-from torch.fx import traceback as annotations
+from torch.fx import traceback as fx_traceback
 from torch.utils import _pytree as pytree
 
 from .._problems import raise_problems
@@ -63,7 +63,7 @@ def export(
         quiet(),
         torch.inference_mode(False),
         torch.enable_grad(),
-        annotations.preserve_node_meta(),
+        fx_traceback.preserve_node_meta(),
         averaging_statistics(module),
         layers_as_operators(),
     ):

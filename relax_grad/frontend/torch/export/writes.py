@@ -113,7 +113,7 @@ REFUSED = {
 }
 
 
-def name_of(target: object) -> str:
+def name_of(target: fx.node.Target) -> str:
     """Return the name of an operator without the overload."""
     return target._schema.name.partition("::")[2]
 
@@ -124,7 +124,7 @@ def is_known(name: str, has_out: bool) -> bool:
     return has_out or name in VALUES | LISTS | VIEWS | FLAGS | STATISTICS or name in REFUSED
 
 
-def refusal(target: object) -> str | None:
+def refusal(target: fx.node.Target) -> str | None:
     """Return the reason for which an operator that writes cannot be imported, or None."""
     schema = getattr(target, "_schema", None)
     if schema is None or not schema.is_mutable:

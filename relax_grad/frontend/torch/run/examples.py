@@ -109,7 +109,7 @@ class Examples:
                 f"the arguments are {', '.join(arguments)}, but those that were given to wrap are "
                 f"{', '.join(names)}; wrap the module again with such arguments"
             )
-        positional = []
+        positional: list[object] = []
         for name in self._positional:
             is_rest = self._signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
             positional += arguments[name] if is_rest else [arguments[name]]

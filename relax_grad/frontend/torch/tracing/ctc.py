@@ -73,12 +73,9 @@ def _losses(log_probs, targets, sizes, counts, blank: int) -> torch.Tensor:
         1,
     )
     known = log_probs.clamp(min=low)
-    chance = None
-    for time in range(log_probs.shape[0]):
+    chance = torch.where(torch.arange(states.shape[1]) < 2, known[0].gather(1, states), low)
+    for time in range(1, log_probs.shape[0]):
         own = known[time].gather(1, states)
-        if chance is None:
-            chance = torch.where(torch.arange(states.shape[1]) < 2, own, low)
-            continue
         terms = [
             chance,
             _shifted(chance, 1, low),

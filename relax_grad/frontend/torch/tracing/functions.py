@@ -12,11 +12,12 @@ import contextlib
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import fx
 from torch.autograd.function import FunctionCtx, _SingleLevelFunction, once_differentiable
-from torch.fx import traceback as annotations
+from torch.fx import traceback as fx_traceback
 from torch.utils import _pytree as pytree
 
 from .._operators import COTANGENT, JOIN
@@ -115,11 +116,11 @@ class FunctionCalls:
             _backward(cls).__code__ is _ONCE,
         )
         rest = iter(joined)
-        outputs = [
+        new = [
             next(rest) if has else output.detach() if isinstance(output, torch.Tensor) else output
             for output, has in zip(outputs, differentiable, strict=True)
         ]
-        return tuple(outputs) if isinstance(result, tuple) else outputs[0]
+        return tuple(new) if isinstance(result, tuple) else new[0]
 
     def _gradients(self, cls, ctx: _Context, cotangents: list, args: tuple) -> list:
         """Return the gradient of each argument, in its shape and dtype, or None."""
@@ -149,7 +150,7 @@ class FunctionCalls:
         before = self._path
         self._path = (*before, number)
         try:
-            with annotations.annotate({SECTION: self._path}):
+            with fx_traceback.annotate({SECTION: self._path}):
                 yield
         finally:
             self._path = before
@@ -164,7 +165,8 @@ def _without_autocast() -> Iterator[None]:
         yield
 
 
-def _backward(cls) -> Callable:
+def _backward(cls) -> Any:
+    """Return the backward function that a user has written, maybe below ``once_differentiable``."""
     has_vjp = cls.vjp is not torch.autograd.Function.vjp
     return cls.vjp if has_vjp else cls.backward
 

@@ -60,11 +60,13 @@ def grad_and_value(
     """Trace ``torch.func.grad_and_value(function, argnums, has_aux)(*args, **kwargs)``."""
     places = [argnums] if isinstance(argnums, int) else argnums
     places = [place % len(args) for place in places]
-    args = [_fresh(arg) if i in places else arg for i, arg in enumerate(args)]
+    operands = [_fresh(arg) if i in places else arg for i, arg in enumerate(args)]
     with torch.enable_grad():
-        result = function(*args, **kwargs)
+        result = function(*operands, **kwargs)
         output = result[0] if has_aux else result
-        chosen = args[argnums] if isinstance(argnums, int) else tuple(args[i] for i in places)
+        chosen = (
+            operands[argnums] if isinstance(argnums, int) else tuple(operands[i] for i in places)
+        )
         leaves, spec = pytree.tree_flatten(chosen)
         gradients = grad(output, leaves, create_graph=True, materialize_grads=True)
     return pytree.tree_unflatten(gradients, spec), result

@@ -34,8 +34,9 @@ class PackedSequences:
         name = getattr(function, "__name__", "")
         if name in ("tensor", "as_tensor") and _are_numbers(args[0]):
             return lambda data, **options: self._noted(function(data, **options), list(data))
-        if name in ("to", "cpu", "long", "sort", "__getitem__") and self._numbers(args[0]):
-            numbers = self._numbers(args[0])
+        keeps_numbers = name in ("to", "cpu", "long", "sort", "__getitem__")
+        numbers = self._numbers(args[0]) if keeps_numbers else None
+        if numbers:
             if name == "__getitem__":
                 return (lambda _, place: numbers[place]) if type(args[1]) is int else function
             if name == "sort":

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from typing import cast
 from unittest import mock
 
 import numpy as np
@@ -76,8 +77,9 @@ def watching_state(module: nn.Module, note: Callable[[str, str, str], None]) -> 
     ):
         yield
     names = ("the module random", "numpy.random")
-    for name, old, new in zip(names, generators, (random.getstate(), _numpy_state()), strict=True):
-        if old != new:
+    later = random.getstate(), _numpy_state()
+    for name, state, later_state in zip(names, generators, later, strict=True):
+        if state != later_state:
             note(
                 f"a random number of {name}",
                 "the graph has the number of the first call; draw it by torch.rand",
@@ -133,7 +135,8 @@ def _unwatched(compile_: Callable) -> Callable:
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
-    known = _OWN | _written_by_torch(type(module))
+    # A class is hashable, which mypy does not see through the cache.
+    known = _OWN | _written_by_torch(type(module))  # type: ignore[arg-type]
     for name, value in list(vars(module).items()):
         if name not in known:
             yield name, _frozen(value, _DEPTH)
@@ -189,5 +192,6 @@ def _is_cache(value) -> bool:
 
 
 def _numpy_state() -> tuple:
-    _, keys, *rest = np.random.get_state()  # noqa: NPY002  (the generator of the user's code)
+    # The generator of the user's code, whose state is a tuple by default.
+    _, keys, *rest = cast(tuple, np.random.get_state())  # noqa: NPY002
     return keys.tobytes(), *rest

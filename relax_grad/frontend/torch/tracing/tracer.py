@@ -13,7 +13,7 @@ import torch
 import torch.utils.checkpoint
 from torch._functorch import eager_transforms
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import traceback as annotations
+from torch.fx import traceback as fx_traceback
 from torch.fx.proxy import TracerBase
 from torch.overrides import TorchFunctionMode
 
@@ -209,7 +209,7 @@ class Tracer(TorchFunctionMode):
     @contextlib.contextmanager
     def _section(self) -> Iterator[None]:
         self._sections += 1
-        with annotations.annotate({CHECKPOINT: self._sections}):
+        with fx_traceback.annotate({CHECKPOINT: self._sections}):
             yield
 
 
