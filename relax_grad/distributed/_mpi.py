@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tvm
 
 from ._arrays import REDUCED_IN, divide, viewed
 from ._reduction import Reduction
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 class _Work:
@@ -34,7 +38,7 @@ class Mpi:
         The communicator, which nothing else uses.
     """
 
-    def __init__(self, communicator):
+    def __init__(self, communicator: MPI.Comm):
         self._communicator = communicator
         self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
         # MPI moves the bytes of an operation only within calls: those of reductions that have

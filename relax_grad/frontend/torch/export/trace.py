@@ -82,7 +82,7 @@ def export(
     return program
 
 
-def _distinct(examples, *owners):
+def _distinct(examples: tuple, *owners: object) -> tuple:
     """Return example arguments as tensors of their own, outside of the inference mode.
 
     torch.export takes one tensor in two places for one input.
