@@ -13,10 +13,11 @@ from typing import TypeAlias, cast
 import tvm
 from tvm import relax
 
-from ._validation import check_integer, is_integer
+from ._validation import check_integer
 from .activity import has_gradient
 from .autodiff.gradient import Gradient, add_adjoint
 from .ir.bindings import without_unused
+from .ir.choices import Choices
 from .ir.compat import dtype_of
 from .ir.module import normalized, relax_function, unused, with_functions
 
@@ -336,43 +337,13 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
     params = list(relax_function(mod, func_name).params)
     if wrt is None:
         return None
-    names = [param.name for param in params]
-    named: dict[str, list[relax.Var]] = {}
-    for param in params:
-        named.setdefault(param.name, []).append(param)
-    chosen: dict[relax.Var, None] = {}  # in order
+    candidates = [(param.name, param) for param in params]
     # TVM's own lists, such as the parameters of a function, are sequences too. A string is also a
     # sequence.
     several = isinstance(wrt, Sequence) and not isinstance(wrt, str)
-    items = cast(Sequence, wrt if several else [wrt])
-    for item in items:
-        namesakes = named.get(item if isinstance(item, str) else getattr(item, "name", ""), [])
-        if isinstance(item, str) and len(namesakes) == 1:
-            (param,) = namesakes
-        elif is_integer(item) and 0 <= item < len(params):
-            param = params[item]
-        elif isinstance(item, relax.Var) and any(namesake.same_as(item) for namesake in namesakes):
-            param = item
-        elif isinstance(item, str) and namesakes:
-            raise ValueError(
-                f"wrt: {item!r} is ambiguous, as {len(namesakes)} parameters of {func_name} have "
-                "this name; give a position"
-            )
-        else:
-            message = (
-                f"wrt: {item!r} is not a parameter of {func_name}, whose parameters are "
-                f"{', '.join(names)}"
-            )
-            if isinstance(item, relax.Var) and namesakes:
-                message += (
-                    f"; it is a different variable with the name {item.name}, so give the name or "
-                    "a position"
-                )
-            raise ValueError(message)
-        if param in chosen:
-            raise ValueError(f"wrt: {param.name} appears more than once")
-        chosen[param] = None
-    return list(chosen)
+    return Choices(func_name, "parameter", candidates, by_position=True).select(
+        "wrt", cast(Sequence, wrt if several else [wrt])
+    )
 
 
 def _names(mod: tvm.IRModule) -> set[str]:

@@ -126,7 +126,7 @@ def test_a_function_that_is_not_well_formed(name):
 @pytest.mark.parametrize("name", ["value_and_grad", "vjp", "jvp", "hvp", "derivatives"])
 @pytest.mark.parametrize("wrt", NO_PARAMETERS, ids=repr)
 def test_unknown_parameters_are_refused(name, wrt):
-    message = "is not a parameter of main, whose parameters are x"
+    message = "wrt: main has no parameter (.*; there are x|x; it is a different variable)"
     check(ValueError, message, lambda: TRANSFORMATIONS[name](SCALAR, "main", wrt))
 
 

@@ -179,7 +179,10 @@ def test_wrt_all_parameters_in_the_list_of_the_function(name):
 
 @pytest.mark.parametrize("wrt", ["v", 2, -1, [tensor("x", (3, 4))], 1.0, True])
 def test_wrt_that_is_not_a_parameter_is_refused(wrt):
-    with pytest.raises(ValueError, match="is not a parameter of main, whose parameters are x, w"):
+    with pytest.raises(
+        ValueError,
+        match=r"wrt: main has no parameter .*; (there are x, w|it is a different variable)",
+    ):
         relax_grad.value_and_grad(network(), wrt=wrt)
 
 

@@ -15,6 +15,7 @@ from ..errors import GradientError
 from ..ir.aliases import may_write, writing_functions
 from ..ir.bindings import bindings_of, element, expanded, used, with_value, without_unused
 from ..ir.branches import lift_branches
+from ..ir.choices import Choices
 from ..ir.compat import dtype_of
 from ..ir.dataflow import in_dataflow, without_cast
 from ..ir.module import ModulePass, check_defined, copy_with_new_vars, relax_function
@@ -195,9 +196,9 @@ class _Differentiation:
             self._function = function
         else:
             self._function, self._renamed = _without_dataflow(mod, settings.func_name)
-        self._named: dict[str, list[relax.Var]] = {}
-        for variable in [*function.params, *(binding.var for binding in _own_bindings(function))]:
-            self._named.setdefault(variable.name, []).append(variable)
+        variables = [*function.params, *(binding.var for binding in _own_bindings(function))]
+        candidates = [(variable.name, variable) for variable in variables]
+        self._choices = Choices(settings.func_name, "variable", candidates)
         self._wrt = self._check_require_grads()
         self._bindings = [without_cast(binding) for binding in self._forward_bindings()]
         self._checkpoints = None
@@ -269,40 +270,20 @@ class _Differentiation:
         wanted = self._settings.require_grads
         if wanted is None:
             return [param for param in self._function.params if has_gradient(param.ty)]
-        chosen: dict[relax.Var, None] = {}  # in order
-        for item in wanted:
-            variable = self._own(item, self._argument)
-            if variable in chosen:
-                raise ValueError(f"{self._argument}: {variable.name} appears more than once")
+        selected = self._choices.select(self._argument, wanted)
+        for variable in selected:
             if not has_gradient(variable.ty):
                 raise ValueError(
                     f"{self._argument}: only tensors of floating-point numbers and tuples of "
                     f"them have gradients, but the type of {variable.name} is {variable.ty}"
                 )
-            chosen[variable] = None
-        return list(chosen)
+        return [self._renamed.get(variable, variable) for variable in selected]
 
     def _own(self, item: relax.Var | str, argument: str) -> relax.Var:
         """Return the variable of the flattened function for a variable, or its name, of the
         original."""
-        is_name = isinstance(item, str)
-        namesakes = self._named.get(item if is_name else getattr(item, "name", ""), [])
-        named = (
-            namesakes if is_name else [namesake for namesake in namesakes if namesake.same_as(item)]
-        )
-        if not named:
-            message = f"{argument}: {item} is not a variable of {self._settings.func_name}"
-            if isinstance(item, relax.Var) and namesakes:
-                message += (
-                    f"; it is a different variable with the name {item.name}, so pass the name"
-                )
-            raise ValueError(message)
-        if len(named) > 1:
-            raise ValueError(
-                f"{argument}: {self._settings.func_name} has {len(named)} variables named "
-                f"{item!r}; pass the variable itself"
-            )
-        return self._renamed.get(named[0], named[0])
+        variable = self._choices.find(argument, item)
+        return self._renamed.get(variable, variable)
 
     def _seeds(self) -> tuple[list, list[relax.Var]]:
         """Return the initial adjoints of the target, and the parameters added for cotangents."""

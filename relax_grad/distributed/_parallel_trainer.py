@@ -12,9 +12,10 @@ import tvm
 
 from .._validation import check_integer
 from ..ir.compat import dtype_of
+from ..ir.signature import GROUPS
 from ..training import Optimizer, Trainer, TrainStep, train_step
 from ..training.step import shape_of
-from ._replica import GROUPS, Layout
+from ._replica import Layout
 from .errors import WorkerError
 from .session import Session
 

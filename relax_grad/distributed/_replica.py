@@ -10,6 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ..ir.signature import GROUPS
 from ._tasks import Worker, task
 from .shards import along, join, split
 
@@ -18,9 +19,6 @@ from .shards import along, join, split
 #: If ``sharing`` is more than 1, so many workers of the same place have equal shares of its
 #: elements, with zeros behind the last ones.
 Layout = None | list
-
-#: The groups of tensors that a step takes after the batch, the hyperparameters and the seed.
-GROUPS = ("params", "frozen", "states", "optimizer_state")
 
 #: The fields of a step's result that take the place of groups.
 _NEW = {"params": 3, "states": 4, "optimizer_state": 5}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any, SupportsInt
 
 from tvm import relax
 
@@ -26,7 +27,8 @@ POLICIES = (
 
 
 #: The callables by the names that stand for them in attributes, which cannot hold functions of
-#: Python.
+#: Python: TVM hashes and compares attributes. They stay for the life of the process, as a module
+#: may outlive its step; each has one name.
 _CALLABLES: dict[str, Callable[[relax.Call], bool]] = {}
 
 _numbers = itertools.count()
@@ -37,12 +39,15 @@ def as_attribute(remat: str | int | Callable) -> str | int:
     process."""
     if not callable(remat):
         return remat
+    for name, known in list(_CALLABLES.items()):  # another thread may add one
+        if known is remat:
+            return name
     name = f"{getattr(remat, '__name__', 'callable')}:{next(_numbers)}"
     _CALLABLES[name] = remat
     return name
 
 
-def from_attribute(value: object) -> str | int | Callable:
+def from_attribute(value: str | SupportsInt) -> str | int | Callable:
     """Return the setting of an attribute, or raise ValueError if it is a callable of another
     process."""
     if not isinstance(value, str):
@@ -56,7 +61,7 @@ def from_attribute(value: object) -> str | int | Callable:
     return _CALLABLES[value]
 
 
-def checked(remat: object) -> str | int | Callable | None:
+def checked(remat: Any) -> str | int | Callable | None:
     """Return a setting, or raise for any other value."""
     if remat is None or callable(remat) or remat == AUTO or remat in POLICIES:
         return remat

@@ -20,7 +20,7 @@ from pathlib import Path
 try:
     import fcntl
 except ImportError:  # only POSIX has it
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]  # a module's name cannot be declared optional
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 

@@ -15,10 +15,10 @@ from ..ir.compat import dtype_of
 from ..ir.inlining import write_out_calls
 from ..ir.module import copy_with_new_vars, referred_to, unused, with_functions
 from ..ir.remat import REMAT, as_attribute
-from ._optimizer import Optimizer, Update
+from ..ir.signature import MODEL_GROUPS
+from ._optimizer import Optimizer, Update, rates_of
 from ._scaling import FIRST_SCALE, cotangent, next_scale, unscaled
 from ._shards import Shards
-from ._signature import MODEL_GROUPS
 from ._slots import EMA, GOOD_STEPS, GRADIENT, LOSS_SCALE, MASTER, STEP, Slot
 from ._source import Source
 from ._tensors import Emit, computed_in, shape_of
@@ -61,11 +61,8 @@ class Group:
 
     @property
     def hyperparameters(self) -> dict[str, float]:
-        decay = self.optimizer.weight_decay
-        return {
-            self.lr: float(self.optimizer.lr),
-            **({self.weight_decay: float(decay)} if decay else {}),
-        }
+        lr, decay = rates_of(self.optimizer)
+        return {self.lr: lr, **({self.weight_decay: decay} if decay else {})}
 
 
 #: Adds the adjoint of a source's function: ``(source, variables, name, cotangent) -> module``. It
@@ -221,14 +218,15 @@ class Build:
         function = source.function
         variables = [function.params[at] for at in source.signature.params.values()]
         taken = {param.name for param in function.params}
-        scaled = unused("loss_scale", taken) if self.settings.loss_scale is not None else False
+        is_scaled = self.settings.loss_scale is not None
+        scaled = unused("loss_scale", taken) if is_scaled else None
         names = {variable.name_hint for variable in source.module.get_global_vars()}
         name = unused(f"{source.name}_adjoint", names)
         if self._differentiate is not None:
-            module = self._differentiate(source, variables, name, scaled or None)
+            module = self._differentiate(source, variables, name, scaled)
             return module, module.get_global_var(name)
         gradient = Gradient(
-            source.name, variables, source.loss if source.loss else 0, cotangents=scaled
+            source.name, variables, source.loss if source.loss else 0, cotangents=scaled or False
         )
         module = add_adjoint(source.module, gradient, name)
         return module, module.get_global_var(name)
@@ -292,7 +290,7 @@ class Build:
         loss = _field(emit, result, source.loss)
         outputs = [_field(emit, result, source.outputs[name]) for name in self.outputs]
         new_states = {name: _field(emit, result, path) for name, path in source.new_states.items()}
-        gradients = {
+        gradients: Mapping[str, relax.Expr] = {
             name: emit(
                 op.astype(emit(relax.TupleGetItem(partials, i)), computed_in(self.types[name]))
             )
@@ -366,7 +364,7 @@ class Build:
                 name: emit(op.clip(gradient, -bound, bound)) for name, gradient in gradients.items()
             }
         if settings.clip_norm is not None:
-            gradients, metrics["grad_norm"] = self._clipped(emit, gradients)
+            gradients, metrics["grad_norm"] = self._clipped(emit, gradients, settings.clip_norm)
         new_slots = dict(slots)
         new_slots[STEP] = emit(op.add(slots[STEP], relax.const(1, "int64")))
         step = emit(op.astype(new_slots[STEP], "float64"))
@@ -427,12 +425,12 @@ class Build:
         return new if shards.count == 1 else shards.whole(emit, new, ty), changed
 
     def _clipped(
-        self, emit: Emit, gradients: Mapping[str, relax.Expr]
+        self, emit: Emit, gradients: Mapping[str, relax.Expr], clip_norm: float
     ) -> tuple[dict[str, relax.Expr], relax.Expr]:
         """Return gradients whose norm is at most ``clip_norm``, and their norm before."""
         norm = emit(op.sqrt(total_over_workers(emit, gradients, self._divided, sum_of_squares)))
         dtype = dtype_of(norm.ty)
-        bound = relax.const(float(self.settings.clip_norm), dtype)
+        bound = relax.const(float(clip_norm), dtype)
         ratio = op.divide(bound, op.add(norm, relax.const(_NORM_EPS, dtype)))
         factor = emit(op.minimum(ratio, relax.const(1.0, dtype)))
         clipped = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tvm
 from tvm import relax
@@ -44,7 +44,7 @@ class Evaluation:
             values = () if named else batch if isinstance(batch, list | tuple) else (batch,)
             tensors = trainer._batch(values, batch if named else {})
             tensors = dict(zip(self._step.batch, tensors, strict=True))
-            shape = next(iter(tensors.values())).shape if tensors else ()
+            shape: Sequence[int] = next(iter(tensors.values())).shape if tensors else ()
             weight = int(shape[0]) if len(shape) else 1
             results = {"loss": self._loss_of(trainer, tensors, ema)} if has_loss else {}
             if metrics:

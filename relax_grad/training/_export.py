@@ -21,10 +21,10 @@ from tvm.support import cc
 from ..cpu.target import CPU, X86_64_LEVELS, architecture, host, level_of
 from ..ir.compat import dtype_of
 from ..ir.index_ranges import IndexRange
+from ..ir.signature import GROUPS
 from . import _atomic, _files
 from ._donation import donating
 from ._inputs import forward_ranges_of, input_types, ranges_of
-from ._signature import GROUPS
 
 LIBRARY, STATE, MANIFEST = "step.so", "state.safetensors", "manifest.json"
 
@@ -46,17 +46,18 @@ def targets_of(
     targets = [target_of(level) for level in target]
     if len(targets) == 1:
         return targets
-    levels = list(map(level_of, targets))
-    wrong = [target for target, level in zip(targets, levels, strict=True) if level is None]
+    known = [(level, target) for target in targets if (level := level_of(target)) is not None]
+    wrong = [target for target in targets if level_of(target) is None]
     if wrong or not targets:
         fault = f"one is {wrong[0]}" if wrong else "there is none"
         raise ValueError(
             "several targets must be levels of x86-64, as relax_grad.target.x86_64 returns them, "
             f"but {fault}"
         )
+    levels = [level for level, _ in known]
     if len(set(levels)) < len(levels):
         raise ValueError(f"the levels of targets must differ, but they are {', '.join(levels)}")
-    return sorted(targets, key=lambda target: X86_64_LEVELS.index(level_of(target)))
+    return [target for _, target in sorted(known, key=lambda pair: X86_64_LEVELS.index(pair[0]))]
 
 
 def check_runs_here(target: tvm.target.Target) -> None:

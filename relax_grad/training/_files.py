@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tvm
@@ -60,7 +61,9 @@ def checksum_of(data: bytes) -> str:
 def with_checksum(data: bytes, end: int) -> list[memoryview | bytes]:
     """Return the parts of a file with its checksum, in whose JSON, before ``end``, are zeros in the
     place of it."""
-    begin, end = _PLACE.search(data, 0, end).span(1)
+    place = _PLACE.search(data, 0, end)
+    assert place is not None, "the JSON has no place for the checksum"
+    begin, end = place.span(1)
     view = memoryview(data)
     return [view[:begin], checksum_of(data).encode(), view[end:]]
 
@@ -134,7 +137,7 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
     return tensors, more
 
 
-def _object(text: str | bytes) -> object:
+def _object(text: str | bytes) -> Any:
     """Return the value of a text of JSON; raise ValueError if a key stands twice."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict:

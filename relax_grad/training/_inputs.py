@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any, SupportsFloat, cast
 
 import numpy as np
 import tvm
@@ -32,7 +33,7 @@ def result_of(start: str, value: object) -> float:
     """Return the number that a caller's function returned, also as an array or a tensor of one
     element."""
     try:
-        return float(value)
+        return float(cast(SupportsFloat, value))
     except (TypeError, ValueError) as error:
         raise TypeError(f"{start} {value!r}") from error
 
@@ -91,7 +92,7 @@ def named_values(
 
 
 def as_input(
-    name: str, value: object, ty: relax.TensorType, symbols: dict[str, int]
+    name: str, value: Any, ty: relax.TensorType, symbols: dict[str, int]
 ) -> tvm.runtime.Tensor:
     """Return an input as a tensor of TVM; a copy only of memory that TVM cannot read."""
     if isinstance(value, tvm.runtime.Tensor):

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,6 +17,15 @@ from ._slots import LR, Hyperparameter
 from .step import StepResult
 
 
+@runtime_checkable
+class Scheduler(Protocol):
+    """A scheduler of ``torch.optim.lr_scheduler``."""
+
+    def step(self, metrics: Any = ...) -> None: ...
+
+    def get_last_lr(self) -> Sequence[float]: ...
+
+
 class Loop:
     """The loop of :meth:`Trainer.fit`, whose arguments it takes."""
 
@@ -23,19 +33,20 @@ class Loop:
         self,
         trainer,
         loader: Iterable,
-        schedule: Callable[[int], float] | object | None,
+        schedule: Callable[[int], float] | Scheduler | None,
         callbacks: Sequence[Callable],
         evaluate: Callable | None,
         patience: int | None,
         monitor: str,
     ):
-        self._trainer, self._loader, self._schedule = trainer, loader, schedule
+        self._trainer, self._loader = trainer, loader
+        self._scheduler = schedule if isinstance(schedule, Scheduler) else None
+        self._schedule = None if isinstance(schedule, Scheduler) else schedule
         self._callbacks, self._evaluate = callbacks, evaluate
         self._patience, self._monitor = patience, monitor
-        self._is_scheduler = hasattr(schedule, "get_last_lr")
         kinds = [kind.__name__ for kind in type(schedule).__mro__]
-        #: Whether the scheduler takes the monitored value after each epoch.
-        self._is_plateau = "ReduceLROnPlateau" in kinds
+        #: The scheduler that takes the monitored value after each epoch, if it is one.
+        self._plateau = self._scheduler if "ReduceLROnPlateau" in kinds else None
         self._check()
 
     def _check(self) -> None:
@@ -44,7 +55,7 @@ class Loop:
             check_integer("patience", patience, 1, of="epochs", also="None")
         if self._monitor != "loss" and self._evaluate is None:
             raise ValueError(f"monitor: {self._monitor!r} needs evaluate, which returns it")
-        if schedule is not None and not self._is_scheduler and not callable(schedule):
+        if schedule is not None and not callable(schedule):
             raise TypeError(
                 "schedule must be a function of the number of the update, or a scheduler of "
                 f"torch.optim.lr_scheduler, but it is {schedule!r}"
@@ -96,17 +107,17 @@ class Loop:
                 trainer.history.evaluations.append(evaluation)
                 trainer.epoch += 1
                 trainer.batch = 0
-                if self._is_plateau:
-                    self._schedule.step(value)
+                if self._plateau is not None:
+                    self._plateau.step(value)
                 if patience.note(value):
                     break
 
     def _catch_up(self) -> None:
         """Give a new scheduler of plateaus the values of the epochs before the file was saved."""
-        if self._is_plateau and not getattr(self._schedule, "last_epoch", 1):
+        if self._plateau is not None and not getattr(self._plateau, "last_epoch", 1):
             for earlier in self._trainer.history.evaluations:
                 if self._monitored in earlier:
-                    self._schedule.step(earlier[self._monitored])
+                    self._plateau.step(earlier[self._monitored])
 
     @property
     def _monitored(self) -> str:
@@ -130,7 +141,7 @@ class Loop:
         return evaluation
 
     def _value(self, evaluation: Mapping[str, float]) -> float | None:
-        if self._patience is None and not self._is_plateau:
+        if self._patience is None and self._plateau is None:
             return None
         if self._monitored not in evaluation:
             names = [name for name in evaluation if name not in ("epoch", "mean_loss")]
@@ -153,10 +164,12 @@ class Loop:
 
     def _epoch(self, title: str, bar: Bar) -> bool:
         """Run the rest of an epoch; return whether to go on."""
-        trainer, loader, schedule = self._trainer, self._loader, self._schedule
+        trainer, loader = self._trainer, self._loader
+        #: The scheduler that steps after each update, if there is one.
+        scheduler = self._scheduler if self._plateau is None else None
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(trainer.epoch)
-        count = len(loader) if hasattr(loader, "__len__") else None
+        count = len(loader) if isinstance(loader, Sized) else None
         bar.begin(title, count, trainer.batch)
         seen = 0
         for batch in loader:
@@ -167,11 +180,11 @@ class Loop:
             result = self._step(batch)
             trainer.batch += 1
             bar.advance(result.loss)
-            if self._is_scheduler and not self._is_plateau and trainer.updates > before:
+            if scheduler is not None and trainer.updates > before:
                 with warnings.catch_warnings():
                     # Its optimizer takes no step: the compiled function does.
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-                    schedule.step()
+                    scheduler.step()
             if any([callback(trainer) is True for callback in self._callbacks]):  # noqa: C419 (each is called)
                 return False
         if not seen:
@@ -184,19 +197,19 @@ class Loop:
         return True
 
     def _step(self, batch: object) -> StepResult:
-        trainer, schedule, settings = self._trainer, self._schedule, {}
-        if self._is_scheduler:
+        trainer, settings = self._trainer, {}
+        if self._scheduler is not None:
             hyperparameters = trainer.train_step.hyperparameters
             names = [name for name in hyperparameters if Hyperparameter.parse(name).kind == LR]
-            rates = schedule.get_last_lr()
+            rates = self._scheduler.get_last_lr()
             if len(rates) != len(names):
                 raise ValueError(
                     f"the scheduler has {len(rates)} groups of parameters, but the step has "
                     f"{len(names)}: {', '.join(names)}"
                 )
             settings = dict(zip(names, map(float, rates), strict=True))
-        elif schedule is not None:
-            settings = {"lr": schedule(trainer.updates)}
+        elif self._schedule is not None:
+            settings = {"lr": self._schedule(trainer.updates)}
         if isinstance(batch, Mapping):
             return trainer.step(**{**batch, **settings})
         return trainer.step(*(batch if isinstance(batch, list | tuple) else (batch,)), **settings)

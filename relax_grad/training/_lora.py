@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import tvm
@@ -20,10 +21,13 @@ from tvm import relax
 
 from .._validation import check_integer, matching
 from ..ir.arrays import as_array, is_tensor
-from ..ir.module import relax_function
+from ..ir.module import relax_function, with_functions
+from ..ir.signature import Signature
 from . import _files
-from ._adapters import Adapter, adapted, kinds_of
+from ._adapters import Adapter, adapted
+from ._models import Import, OnnxImport, TorchImport
 from ._quantized import FORMS, QuantizedWeight, choice, tensors_of
+from ._readers import Reader, kinds_of
 
 #: The metadata of a file of adapters.
 _METADATA = "relax_grad.lora"
@@ -54,7 +58,7 @@ class Lora:
         If weights are to be stored so: the names of the others, and the reasons.
     """
 
-    model: object
+    model: tvm.IRModule | Import
     adapters: tuple[Adapter, ...]
     params: dict[str, tvm.runtime.Tensor]
     base: dict[str, tvm.runtime.Tensor]
@@ -87,7 +91,8 @@ class Lora:
                 merged[name] = value
         for adapter in self.adapters:
             old = merged[adapter.weight].numpy()
-            a, b = (trained[name].astype("float64") for name in (adapter.a, adapter.b))
+            a: np.ndarray = trained[adapter.a].astype("float64")
+            b: np.ndarray = trained[adapter.b].astype("float64")
             change = (b.reshape(len(b), -1) @ a.reshape(len(a), -1)) * self.scale
             change = change if adapter.kind in ("linear", "conv") else change.T
             new = old.astype("float64") + change.reshape(old.shape)
@@ -128,7 +133,9 @@ class Lora:
             )
         trained = self._checked(tensors, f"{path}: ")
         params = {name: tvm.runtime.tensor(array) for name, array in trained.items()}
-        return dataclasses.replace(self, model=_with_params(self.model, params), params=params)
+        is_module = isinstance(self.model, tvm.IRModule)
+        model = self.model if is_module else _replaced(self.model, params=params)
+        return dataclasses.replace(self, model=model, params=params)
 
     def _checked(
         self, values: Mapping[str, object], where: str = "values: "
@@ -228,73 +235,85 @@ def lora(
     60.0
     """
     rank = check_integer("rank", rank, 1)
-    if alpha is not None and (
-        isinstance(alpha, bool)
-        or not isinstance(alpha, int | float)
-        or not math.isfinite(alpha)
-        or alpha == 0
-    ):
-        raise ValueError(f"alpha must be a finite number other than 0, but it is {alpha!r}")
+    scale = 1.0 if alpha is None else _checked_alpha(alpha) / rank
     seed = check_integer("seed", seed, 0)
     group_size = _check_frozen(frozen, group_size)
-    scale = 1.0 if alpha is None else alpha / rank
     if isinstance(model, tvm.IRModule):
-        if values is None:
-            raise ValueError(
-                "values must have the weights of a module by the names of its parameters"
-            )
-        base = {name: _tensor(name, value) for name, value in values.items()}
-        function = relax_function(model, func_name)
-        known = {param.name: param for param in function.params}
-        for name in base:
-            if name not in known:
-                raise ValueError(
-                    f"values: {func_name} has no parameter {name!r}; it has {', '.join(known)}"
-                )
-        functions = {func_name: {name: known[name] for name in base}}
-        module = model
-    elif hasattr(model, "module") and hasattr(model, "frozen"):
+        readers, base = _readers_of_module(model, func_name, values)
+        module, taken = model, {*base}
+    elif isinstance(model, TorchImport | OnnxImport):
         if values is not None:
             raise ValueError("values are for modules; an import has its own")
-        base = {**model.params, **model.frozen}
-        names = [*base, *model.states]
-        module = model.module
-        functions = {
-            variable.name_hint: dict(zip(names, list(function.params)[-len(names) :], strict=True))
-            for variable, function in module.functions_items()
-            if isinstance(function, relax.Function)
-            and function.attrs
-            and "num_input" in function.attrs
-        }
+        readers, base = _readers_of_import(model), {**model.params, **model.frozen}
+        module, taken = model.module, {*base, *model.states}
     else:
         raise TypeError(
             "model must be a tvm.IRModule or a result of relax_grad.frontend.torch.from_module or "
             f"relax_grad.frontend.onnx.from_model, but it is {model!r}"
         )
     chosen = _chosen(targets, base)
-    kinds = kinds_of(module, functions, chosen)
-    taken = {*base, *(getattr(model, "states", {}))}
+    kinds = kinds_of(readers, chosen)
     adapters = tuple(Adapter(name, kinds[name], *_names(name, taken)) for name in chosen)
     params = _initial(adapters, base, rank, seed)
-    quantized, kept = (), {}
+    quantized: tuple[QuantizedWeight, ...] = ()
+    kept: dict[str, str] = {}
     if frozen is not None:
-        quantized, kept = choice(module, functions, base, frozen, group_size, taken)
+        quantized, kept = choice(readers, base, frozen, group_size, taken)
         base = tensors_of(base, quantized, group_size)
     changed = {
-        name: adapted(module[name], weights, adapters, params, scale, model, base, quantized)
-        for name, weights in functions.items()
+        reader.name: adapted(reader, adapters, params, scale, base, quantized) for reader in readers
     }
-    new = tvm.IRModule(
-        {
-            variable: changed.get(variable.name_hint, function)
-            for variable, function in module.functions_items()
-        },
-        attrs=module.attrs,
-        global_infos=module.global_infos,
-    )
+    new: tvm.IRModule | Import = with_functions(module, changed)
     if not isinstance(model, tvm.IRModule):
-        new = dataclasses.replace(model, module=new, params=params, frozen=base)
+        new = _replaced(model, module=new, params=params, frozen=base)
     return Lora(new, adapters, params, base, rank, scale, quantized, kept)
+
+
+def _readers_of_module(
+    model: tvm.IRModule, func_name: str, values: Mapping[str, object] | None
+) -> tuple[list[Reader], dict[str, tvm.runtime.Tensor]]:
+    """Return the function of a module that reads weights, and the weights."""
+    if values is None:
+        raise ValueError("values must have the weights of a module by the names of its parameters")
+    base = {name: _tensor(name, value) for name, value in values.items()}
+    function = relax_function(model, func_name)
+    known = {param.name: param for param in function.params}
+    for name in base:
+        if name not in known:
+            raise ValueError(
+                f"values: {func_name} has no parameter {name!r}; it has {', '.join(known)}"
+            )
+    weights = {name: known[name] for name in base}
+    return [Reader(func_name, function, weights, len(function.params))], base
+
+
+def _readers_of_import(model: Import) -> list[Reader]:
+    """Return the functions of an import that read its weights."""
+    readers = []
+    for variable, function in model.module.functions_items():
+        attrs = function.attrs if isinstance(function, relax.Function) else None
+        if attrs and "num_input" in attrs:
+            # Weights have the same places whether the first input is a seed or not.
+            signature = Signature.of_import(
+                function, model.params, model.frozen, model.states, has_seed=False
+            )
+            weights = {
+                name: function.params[at]
+                for name, at in (signature.params | signature.frozen).items()
+            }
+            readers.append(Reader(variable.name_hint, function, weights, signature.num_inputs))
+    return readers
+
+
+def _checked_alpha(alpha: object) -> float:
+    if (
+        isinstance(alpha, bool)
+        or not isinstance(alpha, int | float)
+        or not math.isfinite(alpha)
+        or alpha == 0
+    ):
+        raise ValueError(f"alpha must be a finite number other than 0, but it is {alpha!r}")
+    return alpha
 
 
 def _check_frozen(frozen: object, group_size: object) -> int:
@@ -307,8 +326,10 @@ def _check_frozen(frozen: object, group_size: object) -> int:
     return size
 
 
-def _with_params(model, params):
-    return model if isinstance(model, tvm.IRModule) else dataclasses.replace(model, params=params)
+def _replaced(model: Import, **fields: object) -> Import:
+    """Return an import with other values of some fields. The imports of both front ends are
+    dataclasses, which a protocol cannot say."""
+    return dataclasses.replace(cast(Any, model), **fields)
 
 
 def _tensor(name: str, value: object) -> tvm.runtime.Tensor:

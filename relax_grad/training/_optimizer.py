@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from numbers import Real
+from typing import Protocol, cast
 
 import numpy as np
 from tvm import relax
@@ -148,6 +149,17 @@ class Optimizer:
     def update(self, operands: Update) -> Results:
         """Return the new parameter and the new slots."""
         raise NotImplementedError
+
+
+class _Rates(Protocol):
+    lr: float
+    weight_decay: float
+
+
+def rates_of(optimizer: Optimizer) -> tuple[float, float]:
+    """Return the learning rate and the weight decay."""
+    rates = cast(_Rates, optimizer)  # fields of each optimizer, but not of their base
+    return float(rates.lr), float(rates.weight_decay)
 
 
 def constant(value: float) -> relax.Expr:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import tvm
 from tvm import relax, tirx
 
 from ..ir.compat import dtype_of
-from ._adapters import uses_of
+from ._readers import Reader, Use, uses_of
 
 #: The bits of each form of frozen weights.
 FORMS = {"int8": 8, "int4": 4}
@@ -31,7 +31,7 @@ class QuantizedWeight:
         8 or 4.
     transposed : bool
         Whether the shape of the weight is (inputs, outputs).
-    shape : tuple[int, int]
+    shape : tuple[int, ...]
         The shape of the weight.
     dtype : str
         The dtype of the weight.
@@ -42,7 +42,7 @@ class QuantizedWeight:
     scale: str
     bits: int
     transposed: bool
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dtype: str
 
     def restored(self, tensors: Mapping[str, tvm.runtime.Tensor]) -> tvm.runtime.Tensor:
@@ -77,7 +77,7 @@ def quantized(matrix: np.ndarray, bits: int, size: int) -> tuple[np.ndarray, np.
         takes them. Scales are of float64 for a matrix of float64, and of float32 else.
     """
     outputs, inputs = matrix.shape
-    dtype = np.dtype("float64" if matrix.dtype == np.float64 else "float32")
+    dtype: np.dtype = np.dtype("float64" if matrix.dtype == np.float64 else "float32")
     groups = -(-inputs // size)
     padded = np.zeros((outputs, groups * size), dtype)
     padded[:, :inputs] = matrix
@@ -102,8 +102,7 @@ def dequantized(numbers: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def choice(
-    module: tvm.IRModule,
-    functions: Mapping[str, Mapping[str, relax.Var]],
+    readers: Sequence[Reader],
     base: Mapping[str, tvm.runtime.Tensor],
     form: str,
     size: int,
@@ -113,10 +112,8 @@ def choice(
 
     Parameters
     ----------
-    module : tvm.IRModule
-        The module.
-    functions : Mapping
-        The parameters of the weights by their names, for each function.
+    readers : Sequence[Reader]
+        The functions that read the weights.
     base : Mapping[str, tvm.runtime.Tensor]
         The weights.
     form : str
@@ -126,11 +123,11 @@ def choice(
     taken : Iterable[str]
         Names that exist.
     """
-    uses: dict[str, list[tuple]] = {name: [] for name in base}
-    for function_name, weights in functions.items():
-        wanted = {variable: name for name, variable in weights.items() if name in base}
-        for binding, name, kind in uses_of(module[function_name], wanted):
-            uses[name].append((binding, kind))
+    uses: dict[str, list[Use]] = {name: [] for name in base}
+    for reader in readers:
+        wanted = {variable: name for name, variable in reader.weights.items() if name in base}
+        for use in uses_of(reader.function, wanted):
+            uses[use.weight].append(use)
     names, bits = set(taken), FORMS[form]
     stored, kept = [], {}
     for name, tensor in base.items():
@@ -144,7 +141,7 @@ def choice(
             if added in names:
                 raise ValueError(f"frozen: the model has a tensor {added!r} already")
         names.update(own)
-        transposed = uses[name][0][1] == "transposed"
+        transposed = uses[name][0].kind == "transposed"
         stored.append(QuantizedWeight(name, *own, bits, transposed, shape, dtype))
     if not stored:
         shown = "; ".join(f"{name}: {reason}" for name, reason in list(kept.items())[:8])
@@ -152,21 +149,18 @@ def choice(
     return tuple(stored), kept
 
 
-def _reason(shape: tuple, dtype: str, uses: list[tuple], bits: int, size: int) -> str:
+def _reason(shape: tuple, dtype: str, uses: Sequence[Use], bits: int, size: int) -> str:
     """Return why a weight stays as it is, or an empty text."""
     if not dtype.startswith(("float", "bfloat")):
         return f"it is of {dtype}"
     if not uses:
         return "no function reads it"
-    kinds = {kind for _, kind in uses}
-    for binding, kind in uses:
-        if kind not in ("linear", "transposed"):
-            called = binding is not None and isinstance(
-                getattr(binding.value, "op", None), tvm.ir.Op
-            )
-            name = binding.value.op.name.removeprefix("relax.") if called else "the result"
-            return f"{name} reads it; only weights of matrix products are stored in few bits"
-        data = binding.value.args[0].ty
+    kinds = {use.kind for use in uses}
+    for use in uses:
+        if use.kind not in ("linear", "transposed"):
+            return f"{use.user} reads it; only weights of matrix products are stored in few bits"
+        assert use.binding is not None, "only a binding has a kind"
+        data = use.binding.value.args[0].ty
         if not isinstance(data.shape, relax.ShapeExpr) or data.dtype is None:
             return "the shape of the other factor is unknown"
         if not isinstance(data.shape.values[-1], tirx.IntImm):

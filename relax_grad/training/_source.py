@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
 from tvm import relax
 
-from .._validation import alternatives
 from ..activity import holds_floats
+from ..ir.choices import Choices
 from ..ir.compat import dtype_of
 from ..ir.module import relax_function
+from ..ir.signature import Signature
 from ..transform import FuseAttention
 from ._lora import Lora
 from ._models import Import, OnnxImport, TorchImport
-from ._signature import Signature
 
 
 @dataclass(frozen=True)
@@ -129,21 +129,22 @@ def _of_module(
     adapted: Lora | None = None,
 ) -> Source:
     relax_function(model, name)  # refuses a name without a function
-    model = FuseAttention()(model)
+    # TVM's decorator makes a pass of the class.
+    model = FuseAttention()(model)  # type: ignore[operator]
     function = relax_function(model, name)
     places = {param.name: i for i, param in enumerate(function.params)}
     if len(places) < len(function.params):
         raise ValueError(
             f"{name} has several parameters of the same name; a step needs different ones"
         )
-    states = _names("states", states)
-    _check_known("states", states, places, name)
+    choices = Choices(name, "parameter", [(param, param) for param in places])
+    states = choices.select("states", _names("states", states))
     if wrt is None:
         raise ValueError(
             f"wrt must name the parameters of {name} to train; it has {', '.join(places)}"
         )
-    trained = _names("wrt", wrt)
-    _check_known("wrt", trained, places, name)
+    trained = choices.select("wrt", _names("wrt", wrt))
+    _check_not_empty(trained)
     for param in trained:
         if param in states:
             raise ValueError(f"{param} is in wrt and in states")
@@ -218,11 +219,8 @@ def _of_onnx(
         )
     module = model._with_losses(loss, targets)
     function = module["loss"]
-    batch = [param.name for param in function.params[: int(function.attrs["num_input"])]]
-    signature = Signature.in_order(
-        batch[1:] if model.draws else batch,
-        *(model.params, model.frozen, model.states),
-        has_seed=model.draws,
+    signature = Signature.of_import(
+        function, model.params, model.frozen, model.states, has_seed=model.draws
     )
     first_state = 1 + len(model.outputs)
     return Source(
@@ -253,8 +251,10 @@ def _trained(signature: Signature, wrt: Sequence[str] | str | None) -> Signature
                 "tensors with the reasons"
             )
         return signature
-    trained = _names("wrt", wrt)
-    _check_known("wrt", trained, signature.params, "the import", "trainable parameter")
+    candidates = [(param, param) for param in signature.params]
+    choices = Choices("the import", "trainable parameter", candidates)
+    trained = choices.select("wrt", _names("wrt", wrt))
+    _check_not_empty(trained)
     return signature.training(trained)
 
 
@@ -264,24 +264,11 @@ def _names(argument: str, value: Sequence[str] | str) -> list[str]:
         isinstance(name, str) for name in names
     ):
         raise TypeError(f"{argument} must be names of parameters, but it is {value!r}")
-    if len(set(names)) < len(names):
-        raise ValueError(f"{argument} names a parameter twice: {', '.join(names)}")
     return list(names)
 
 
-def _check_known(
-    argument: str,
-    names: Sequence[str],
-    known: Collection[str],
-    owner: str,
-    kind: str = "parameter",
-) -> None:
-    for name in names:
-        if name not in known:
-            raise ValueError(
-                f"{argument}: {owner} has no {kind} {name!r}; {alternatives(name, known)}"
-            )
-    if argument == "wrt" and not names:
+def _check_not_empty(wrt: Sequence[str]) -> None:
+    if not wrt:
         raise ValueError("wrt must name at least one parameter")
 
 

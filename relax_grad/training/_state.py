@@ -10,9 +10,9 @@ from tvm import relax
 
 from .._validation import check_integer
 from ..ir.compat import dtype_of
+from ..ir.signature import GROUPS
 from . import _files
 from ._packing import unpacked
-from ._signature import GROUPS
 from ._tensors import shape_of
 from .history import COUNTERS, History
 
@@ -66,10 +66,9 @@ def read_state(path, step) -> tuple[dict[str, list], dict[str, int], History, di
 
 def _described(path, described: dict) -> tuple[dict[str, int], History, dict]:
     """Return the counters, the history and further values of a file."""
-    parts = [described.get(name) for name in ("counters", "history", "more")]
-    if not all(isinstance(part, dict) for part in parts):
+    counters, columns, more = (described.get(name) for name in ("counters", "history", "more"))
+    if not (isinstance(counters, dict) and isinstance(columns, dict) and isinstance(more, dict)):
         raise ValueError(f"{path} has no state of training; Trainer.save writes such files")
-    counters, history, more = parts
     for name in COUNTERS:
         value = counters.get(name)
         most = MOST_SEED if name == "seed" else _MOST_COUNT
@@ -82,8 +81,9 @@ def _described(path, described: dict) -> tuple[dict[str, int], History, dict]:
         raise ValueError(
             f"{path} is damaged: {counters['skipped']} of {counters['steps']} steps were skipped"
         )
+    fault: str | ValueError | None
     try:
-        history = unpacked(history)
+        history = unpacked(columns)
         fault = _fault_of(history)
     except ValueError as error:
         fault = error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import tvm
@@ -50,7 +50,7 @@ def copies_of(tensors: Tensors) -> Tensors:
     return {name: tvm.runtime.tensor(tensor.numpy()) for name, tensor in tensors.items()}
 
 
-def leaves_of(result: object) -> list[tvm.runtime.Tensor]:
+def leaves_of(result: tvm.runtime.Tensor | Iterable) -> list[tvm.runtime.Tensor]:
     """Return the tensors of nested tuples."""
     if isinstance(result, tvm.runtime.Tensor):
         return [result]

@@ -93,8 +93,10 @@ def thin(history: History) -> None:
     """Leave out every second record of the older three quarters until there are at most
     :data:`MOST_STEPS`."""
     recent = MOST_STEPS // 4
-    columns = [history.step, history.epoch, history.loss, history.lr, history.seconds]
-    columns += history.metrics.values()
+    columns: list[list] = [
+        *(history.step, history.epoch, history.loss, history.lr, history.seconds),
+        *history.metrics.values(),
+    ]
     while len(history.step) > MOST_STEPS:
         for column in columns:
             column[:-recent] = column[:-recent:2]

@@ -110,10 +110,20 @@ def memory_of(
     extents = dict(extents or {})
     for name, value in extents.items():
         extents[name] = check_integer(f"extents: the bound of {name}", value, 0, of="elements")
-    groups = [step.params, step.frozen, step.states, step.optimizer_state, step.batch]
-    arguments = [sum(_bytes(ty, extents) for ty in group.values()) for group in groups]
+
+    def total(types: Mapping[str, relax.TensorType]) -> int:
+        return sum(_bytes(ty, extents) for ty in types.values())
+
     allocated = planned(donating(step), "step", _export.target_of(target), extents)
-    return Memory(*arguments, *allocated)
+    return Memory(
+        params=total(step.params),
+        frozen=total(step.frozen),
+        states=total(step.states),
+        optimizer_state=total(step.optimizer_state),
+        batch=total(step.batch),
+        results=allocated.results,
+        intermediate=allocated.intermediate,
+    )
 
 
 def _bytes(ty: relax.TensorType, extents: Mapping[str, int]) -> int:

@@ -116,7 +116,8 @@ class SetupTrainer(ModulePass):
         _check_loss(backbone_loss, state_num)
         input_num = len(backbone.params) - param_num - state_num
         params = list(backbone_loss.params)[input_num : input_num + param_num]
-        trained = Gradient(_NAMES.BACKBONE_LOSS_FUNC, params, target_index=0)(
+        gradient = Gradient(_NAMES.BACKBONE_LOSS_FUNC, params, target_index=0)
+        trained = gradient(  # type: ignore[operator]  # TVM's decorator makes a pass of the class
             with_functions(mod, {_NAMES.BACKBONE_LOSS_FUNC: backbone_loss})
         )
         self._optimizer.init(params)

@@ -14,10 +14,10 @@ from tvm import relax
 from .._validation import check_integer, matching
 from ..ir.compat import dtype_of
 from ..ir.remat import checked
+from ..ir.signature import GROUPS
 from . import _export
 from ._build import Build, Differentiate, Group, Settings
 from ._packing import packed
-from ._signature import GROUPS
 from ._slots import EMA, LR, MASTER, WEIGHT_DECAY, Hyperparameter, Slot
 from ._source import Forward, Source, source_of
 from ._state import check_seed
@@ -157,27 +157,28 @@ class TrainStep:
             If a value is missing, has an unknown name, or has another shape or dtype.
         """
         left = dict(values or {})
-        groups = []
-        for types in (self.params, self.frozen, self.states):
+
+        def taken(types: Mapping[str, relax.TensorType]) -> Tensors:
             group = {}
             for name, ty in types.items():
                 value = left.pop(name, self._source.values.get(name))
                 if value is None:
                     raise ValueError(f"values: {name} is missing; its type is {ty}")
                 group[name] = as_tensor(name, value, ty)
-            groups.append(group)
+            return group
+
+        params, frozen, states = map(taken, (self.params, self.frozen, self.states))
         if left:
             raise ValueError(f"values: the step has no tensor {next(iter(left))!r}")
-        params = groups[0]
         slots = {}
         for name, ty in self.optimizer_state.items():
             slot, dtype = Slot.parse(name), dtype_of(ty)
-            if slot.kind in (MASTER, EMA):
+            if slot.param is not None and slot.kind in (MASTER, EMA):
                 value = params[slot.param].numpy().astype(dtype)
             else:
                 value = np.full(shape_of(ty), self._fills[name], dtype)
             slots[name] = tvm.runtime.tensor(value)
-        return (*groups, slots)
+        return params, frozen, states, slots
 
     def export(
         self,

@@ -13,14 +13,14 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from ..ir.signature import GROUPS, MODEL_GROUPS
 from . import _export
 from ._evaluation import Evaluation
 from ._inputs import as_input, check_ranges, named_values, ranges_of, scalars_of
-from ._loop import Loop
+from ._loop import Loop, Scheduler
 from ._outcome import OUTCOMES, is_update
 from ._packing import packed
 from ._prediction import Prediction, averages_of
-from ._signature import GROUPS, MODEL_GROUPS
 from ._state import check_seed, read_state
 from ._tensors import copies_of
 from .history import COUNTERS, History, record
@@ -51,7 +51,7 @@ class _TrainerType(type):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        whole = inspect.signature(cls.__init__)
+        whole = inspect.signature(cls.__init__)  # type: ignore[misc]  # cls is a class itself
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
@@ -283,7 +283,7 @@ class Trainer(metaclass=_TrainerType):
         loader: Iterable,
         epochs: int | None = None,
         *,
-        schedule: Callable[[int], float] | object | None = None,
+        schedule: Callable[[int], float] | Scheduler | None = None,
         callbacks: Sequence[Callable[[Trainer], object]] = (),
         evaluate: Callable[[Trainer], Mapping[str, float]] | None = None,
         patience: int | None = None,

@@ -102,7 +102,7 @@ def _of_differentiation() -> Iterator[BadCall]:
         "another variable of the same name",
         lambda: passes.Gradient("main", require_grads=X)(MODULE),
         ValueError,
-        "x is not a variable of main; it is a different variable with the name x",
+        "main has no variable x; it is a different variable with the name x",
     )
     yield _bad(
         "transform.Gradient",

@@ -11,7 +11,7 @@ from tvm.relax import op
 
 from relax_grad.cpu.memory import planned
 from relax_grad.cpu.target import host
-from relax_grad.ir.remat import REMAT
+from relax_grad.ir.remat import REMAT, as_attribute, from_attribute
 from relax_grad.op import checkpoint
 from relax_grad.training import SGD, AdamW, Trainer, memory_of, train_step
 
@@ -215,6 +215,15 @@ def with_symbolic_batch():
         return op.mean(bb.emit(op.multiply(y, y)))
 
     return build([x, w], loss), ["w"]
+
+
+def test_a_function_has_one_name_in_attributes():
+    def keeps_all(call):
+        return True
+
+    first, second = as_attribute(keeps_all), as_attribute(lambda call: True)
+    assert first == as_attribute(keeps_all) != second
+    assert from_attribute(first) is keeps_all
 
 
 def test_symbolic_extents_have_bounds():

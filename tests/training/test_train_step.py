@@ -162,7 +162,7 @@ def test_groups():
         ({"wrt": "z"}, ValueError, "wrt: loss has no parameter 'z'; there are x, y, w, b"),
         ({"wrt": []}, ValueError, "wrt must name at least one"),
         ({"wrt": 3}, TypeError, "wrt must be names of parameters, but it is 3"),
-        ({"wrt": ["w", "w"]}, ValueError, "wrt names a parameter twice"),
+        ({"wrt": ["w", "w"]}, ValueError, "wrt: w appears more than once"),
         ({"states": ["w"]}, ValueError, "w is in wrt and in states"),
         ({"states": ["b"]}, ValueError, "must return the loss and 1 new states, but it returns 1"),
         ({"func_name": "f"}, ValueError, "f"),

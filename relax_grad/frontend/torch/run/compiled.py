@@ -17,6 +17,7 @@ from ....autodiff.gradient import Gradient, add_adjoint
 from ....autodiff.split import is_checkpointed, split
 from ....cpu.threads import let_torch_threads_sleep
 from ....ir.module import with_functions
+from ....ir.signature import Signature
 from .._imported import Imported
 
 _PIPELINE = "relax_grad"
@@ -46,10 +47,8 @@ class Compiled:
         The functions of the virtual machine; ``backward`` is None without gradients.
     is_float : list[bool]
         Whether each output has a cotangent.
-    states : int
-        The position of the first state among the arguments.
-    count : int
-        The number of states.
+    states : frozenset[int]
+        The positions of the states among the arguments.
     has_gradient : list[bool]
         Whether each output depends on a differentiated argument.
     arguments, results : list[int]
@@ -64,8 +63,7 @@ class Compiled:
     forward: Callable
     backward: Callable | None
     is_float: list[bool]
-    states: int
-    count: int
+    states: frozenset[int]
     has_gradient: list[bool] = field(default_factory=list)
     arguments: list[int] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
@@ -81,7 +79,7 @@ class Compiled:
         if self.backward is not None:
             result, residuals = _item(result, 0), _item(result, 1)
         outputs = _items(_item(result, 0), len(self.is_float))
-        states = _items(_item(result, 1), self.count) if self.count else []
+        states = _items(_item(result, 1), len(self.states)) if self.states else []
         if self.copied is None:  # a property of the compiled function
             kept = _items(residuals, self.residuals) if self.residuals else []
             taken = {_memory(tensor) for tensor in [*arguments, *states, *kept]}
@@ -105,6 +103,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def compiled(
     imported: Imported,
+    signature: Signature,
     wrt: Sequence[int],
     target: tvm.target.Target,
     options: Mapping[str, object],
@@ -115,6 +114,8 @@ def compiled(
     ----------
     imported : Imported
         The import.
+    signature : Signature
+        The roles of the parameters of the function.
     wrt : Sequence[int]
         The positions of the differentiated parameters of the function.
     target : tvm.target.Target
@@ -126,11 +127,11 @@ def compiled(
     module = imported.module
     function = module["training"]
     is_float = ["float" in str(kind.dtype) for kind in imported.outputs.values()]
-    states = len(function.params) - len(imported.states), len(imported.states)
+    states = frozenset(signature.states.values())
     settings = {"relax_pipeline": _PIPELINE, **options}
     if not wrt or not any(is_float):
         machine = relax.VirtualMachine(tvm.compile(module, target, **settings), tvm.cpu())
-        return Compiled(machine["training"], None, is_float, *states)
+        return Compiled(machine["training"], None, is_float, states)
     variables = [function.params[i] for i in wrt]
     gradient = Gradient("training", variables, target_index=0, cotangents=True)
     count = sum(is_float)
@@ -147,7 +148,7 @@ def compiled(
         machine["forward"],
         machine["backward"],
         is_float,
-        *states,
+        states,
         [has_cotangent and next(used) for has_cotangent in is_float],
         parts.arguments,
         parts.results,
@@ -190,7 +191,7 @@ class Run(torch.autograd.Function):
             states += new
             # The caller writes the new states to these buffers.
             for n, i in enumerate(functions.arguments):
-                if i >= functions.states:
+                if i in functions.states:
                     saved[n] = saved[n].clone()
         if functions.results:
             results = [*outputs, *new]

@@ -13,6 +13,7 @@ from tvm import relax, tirx
 
 from ....ir.compat import dtype_of
 from ....ir.index_ranges import index_ranges
+from ....ir.signature import Signature
 from .._imported import Imported
 from ..model import import_for_wrap
 from ..tracing.wrapper import TENSOR
@@ -38,8 +39,10 @@ class Options:
         self.dynamic_shapes = dynamic_shapes
         self.custom_convert_map = custom_convert_map
 
-    def compiled(self, imported: Imported, wrt: Sequence[int]) -> Compiled:
-        return compiled(imported, wrt, tvm.target.Target(self.target), self.compile_options)
+    def compiled(self, imported: Imported, signature: Signature, wrt: Sequence[int]) -> Compiled:
+        return compiled(
+            imported, signature, wrt, tvm.target.Target(self.target), self.compile_options
+        )
 
 
 class Program:
@@ -61,11 +64,18 @@ class Program:
         self._options = options
         imported = self._imported
         groups = imported.params, imported.frozen, imported.states
-        self.keys = [key for group in groups for key in group]
-        self._num_params, self._num_states = len(imported.params), len(imported.states)
         function = imported.module["training"]
-        self._types = [param.ty for param in function.params[1:]]
-        self._names = [*imported.inputs, *self.keys]
+        self._signature = Signature.of_import(function, *groups, has_seed=True)
+        self._names = self._signature.names
+        self.keys = self._names[self._signature.num_inputs :]
+        self._types = [param.ty for param in function.params]
+        self._input_types = [self._types[at] for at in self._signature.batch.values()]
+        # The positions of the arguments that may need a gradient, and of the states.
+        self._differentiable = [
+            *self._signature.batch.values(),
+            *self._signature.params.values(),
+        ]
+        self._states = [*self._signature.states.values()]
         self._is_random = function.params[0] in relax.analysis.free_vars(function.body)
         self._seed = torch.zeros((), dtype=torch.int64)
         self._expected = [
@@ -100,12 +110,12 @@ class Program:
                     or any(e is not None and n != e for n, e in zip(shape, extents, strict=True))
                 )
             ):
-                kind = self._types[self._names.index(name)]
+                kind = self._types[self._signature.batch[name]]
                 raise ValueError(_misfit(name, tensor, dtype, kind))
         if self._ranges:
             symbols = {
                 extent.name: n
-                for tensor, kind in zip(inputs, self._types, strict=False)
+                for tensor, kind in zip(inputs, self._input_types, strict=True)
                 for n, extent in zip(tensor.shape, kind.shape.values, strict=True)
                 if isinstance(extent, tirx.Var)
             }
@@ -116,8 +126,8 @@ class Program:
     def run(self, inputs: list[torch.Tensor], tensors: list[torch.Tensor]) -> object:
         """Run the function, and return its outputs in their structure."""
         seed = torch.randint(2**63 - 1, ()) if self._is_random else self._seed
-        operands = [*inputs, *tensors]
-        candidates = operands[: len(inputs) + self._num_params]
+        operands = [seed, *inputs, *tensors]  # in the order of the signature
+        candidates = [operands[at] for at in self._differentiable]
         needs = (
             tuple([tensor.requires_grad for tensor in candidates])
             if torch.is_grad_enabled()
@@ -128,8 +138,9 @@ class Program:
             needs = ()
         functions = self._compiled.get(needs)
         if functions is None:
-            wrt = [i for i, need in enumerate(needs, 1) if need]
-            functions = self._compiled[needs] = self._options.compiled(self._imported, wrt)
+            wrt = list(itertools.compress(self._differentiable, needs))
+            functions = self._options.compiled(self._imported, self._signature, wrt)
+            self._compiled[needs] = functions
         # Most tensors are as they must be, and a function call for each would take longer than the
         # test.
         arguments = [
@@ -138,7 +149,6 @@ class Program:
             else plain(tensor)
             for tensor in operands
         ]
-        arguments.insert(0, seed)
         states: list[torch.Tensor] = []
         try:
             if functions.backward is None:
@@ -149,7 +159,7 @@ class Program:
             self._explain(operands, error)
             raise
         if states:
-            torch._foreach_copy_(tensors[-self._num_states :], states)
+            torch._foreach_copy_([operands[at] for at in self._states], states)
         if self._is_tensor:
             return outputs[0]
         rest = iter(outputs)

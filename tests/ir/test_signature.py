@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from relax_grad.ir.signature import Signature
 from relax_grad.training import SGD, Trainer, train_step
-from relax_grad.training._signature import Signature
 
 
 def test_an_import_has_the_order_seed_batch_params_frozen_states():
@@ -25,6 +25,42 @@ def test_an_import_has_the_order_seed_batch_params_frozen_states():
 def test_without_a_seed_the_batch_is_first():
     signature = Signature.in_order(["x"], ["w"], [], [], has_seed=False)
     assert (signature.seed, signature.batch, signature.num_params) == (None, {"x": 0}, 2)
+
+
+def importable(names, num_inputs):
+    """Return a function that has the attribute of imports and adds its parameters."""
+    params = [relax.Var(name, relax.TensorType((2,), "float32")) for name in names]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params, attrs={"num_input": num_inputs}):
+        total = params[0]
+        for param in params[1:]:
+            total = bb.emit(relax.op.add(total, param))
+        bb.emit_func_output(total)
+    return bb.get()["main"]
+
+
+def test_the_signature_of_an_imports_function():
+    function = importable(["seed", "x", "y", "w", "c", "mean"], 3)
+    signature = Signature.of_import(function, ["w"], ["c"], ["mean"], has_seed=True)
+    assert (signature.seed, signature.batch) == (0, {"x": 1, "y": 2})
+    assert signature.groups == {"params": {"w": 3}, "frozen": {"c": 4}, "states": {"mean": 5}}
+    assert signature.num_inputs == 3
+    assert signature.names == ["seed", "x", "y", "w", "c", "mean"]
+    assert signature.arguments({"x": 1, "y": 2}, {"w": 3, "c": 4, "mean": 5}, 9) == [
+        *(9, 1, 2, 3, 4, 5)
+    ]
+
+
+def test_the_names_of_an_import_must_be_those_of_its_function():
+    function = importable(["x", "w", "c"], 1)
+    with pytest.raises(ValueError, match="has 3 parameters, but the import names 2"):
+        Signature.of_import(function, ["w"], [], [], has_seed=False)
+
+
+def test_a_seed_must_be_given_if_the_function_takes_one():
+    signature = Signature.in_order(["x"], ["w"], [], [], has_seed=True)
+    with pytest.raises(ValueError, match="takes a seed"):
+        signature.arguments({"x": 1}, {"w": 2})
 
 
 def test_parameters_that_are_not_trained_are_frozen_in_their_places():

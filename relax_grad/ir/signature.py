@@ -56,15 +56,50 @@ class Signature:
             start += len(groups[-1])
         return cls(0 if has_seed else None, *groups)
 
+    @classmethod
+    def of_import(
+        cls,
+        function: relax.Function,
+        params: Iterable[str],
+        frozen: Iterable[str],
+        states: Iterable[str],
+        *,
+        has_seed: bool,
+    ) -> Signature:
+        """Return the signature of an import's function whose attribute ``num_input`` is the number
+        of parameters before ``params``."""
+        count = int(function.attrs["num_input"])
+        batch = [param.name for param in function.params[int(has_seed) : count]]
+        signature = cls.in_order(batch, params, frozen, states, has_seed=has_seed)
+        if signature.num_params != len(function.params):
+            raise ValueError(
+                f"the function has {len(function.params)} parameters, but the import names "
+                f"{signature.num_params}"
+            )
+        return signature
+
     @property
     def groups(self) -> dict[str, dict[str, int]]:
         """The positions of the model's tensors: ``params``, ``frozen`` and ``states``."""
         return {group: getattr(self, group) for group in MODEL_GROUPS}
 
     @property
+    def num_inputs(self) -> int:
+        """The number of the parameters that are no tensors of the model: the batch and the seed."""
+        return len(self.batch) + (self.seed is not None)
+
+    @property
     def num_params(self) -> int:
         """The number of all parameters."""
-        return len(self.batch) + sum(map(len, self.groups.values())) + (self.seed is not None)
+        return self.num_inputs + sum(map(len, self.groups.values()))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the parameters in their order. That of the seed is ``seed``."""
+        named = {
+            at: name for group in (self.batch, *self.groups.values()) for name, at in group.items()
+        }
+        return [named.get(at, "seed") for at in range(self.num_params)]
 
     def training(self, names: Collection[str]) -> Signature:
         """Return the signature in which only the parameters of these names are trained; the others
@@ -92,6 +127,8 @@ class Signature:
         for places in self.groups.values():
             values.update({at: model[name] for name, at in places.items()})
         if self.seed is not None:
+            if seed is None:
+                raise ValueError("the function takes a seed, but there is none")
             values[self.seed] = seed
         return [values[at] for at in range(self.num_params)]
 
