@@ -209,8 +209,8 @@ class Reverse:
         ]
         if not inputs:
             return
-        branches = [self._branch(branch, inputs, parts) for branch in branches]
-        gradients = self._bb.emit(relax.If(value.cond, *branches))
+        adjoints = [self._branch(branch, inputs, parts) for branch in branches]
+        gradients = self._bb.emit(relax.If(value.cond, *adjoints))
         for i, variable in enumerate(inputs):
             gradient, wanted = element(gradients, i), adjoint_type(variable.ty)
             # The type of a conditional may lack extents.

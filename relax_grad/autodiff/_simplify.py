@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import TypeGuard
 
 from tvm import relax, tirx
 from tvm.ir import Op
@@ -246,7 +248,7 @@ def _broadcast_matrices(value: relax.Expr | None, operand: relax.Expr) -> relax.
     return source if structural_equal(*sizes) else None
 
 
-def _is_call(value: relax.Expr | None, operators: list[Op]) -> bool:
+def _is_call(value: relax.Expr | None, operators: Sequence[Op]) -> TypeGuard[relax.Call]:
     return isinstance(value, relax.Call) and value.op in operators
 
 

@@ -3,99 +3,22 @@ them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
-from tvm.tirx import IntImm
 from tvm_ffi import structural_hash
 
 from ..errors import GradientError
 from ..ir.aliases import may_write, writing_functions
 from ..ir.bindings import bindings_of, used
-from ..ir.compat import constant_tensor, dtype_of
+from ..ir.compat import constant_tensor
 from ..ir.dataflow import in_dataflow
 from ..ir.module import copy_with_new_vars, normalized, unused, with_functions
 from ._checkpoint import has_markers
-
-#: Operators that return their operand in another shape, which takes no time.
-_VIEWS = {f"relax.{name}" for name in ("expand_dims", "flatten", "reshape", "squeeze")}
-
-#: Element-wise operators. If only the backward pass needs the results, it fuses them with their
-#: consumers.
-_ELEMENTWISE = {
-    f"relax.{name}"
-    for name in [
-        "abs",
-        "acos",
-        "acosh",
-        "add",
-        "asin",
-        "asinh",
-        "astype",
-        "atan",
-        "atanh",
-        "bitwise_and",
-        "bitwise_not",
-        "bitwise_or",
-        "bitwise_xor",
-        "ceil",
-        "clip",
-        "cos",
-        "cosh",
-        "divide",
-        "equal",
-        "erf",
-        "exp",
-        "floor",
-        "floor_divide",
-        "full_like",
-        "greater",
-        "greater_equal",
-        "isfinite",
-        "isinf",
-        "isnan",
-        "less",
-        "less_equal",
-        "log",
-        "logical_and",
-        "logical_not",
-        "logical_or",
-        "logical_xor",
-        "maximum",
-        "minimum",
-        "mod",
-        "multiply",
-        "negative",
-        "not_equal",
-        "ones_like",
-        "power",
-        "round",
-        "rsqrt",
-        "sigmoid",
-        "sign",
-        "sin",
-        "sinh",
-        "sqrt",
-        "square",
-        "subtract",
-        "tan",
-        "tanh",
-        "trunc",
-        "where",
-        "zeros_like",
-        "nn.gelu",
-        "nn.leakyrelu",
-        "nn.relu",
-        "nn.silu",
-    ]
-}
-
-#: The extent that stands for a symbolic one in comparisons of sizes.
-_TYPICAL_EXTENT = 64
+from ._recomputation import ELEMENTWISE, FILLED, VIEWS, size_of
 
 
 class Split(NamedTuple):
@@ -278,7 +201,7 @@ class _Division:
             for i, leaf in reversed([*enumerate(self._leaves)])
             if leaf in self._returned & self._saved_arguments - self._param_set
         }
-        in_order = sorted(results, key=results.get)
+        in_order = sorted(results, key=lambda leaf: results[leaf])
         saved = [
             (residual, leaf) for residual in self._residuals for leaf in self._tensors(residual)
         ]
@@ -310,7 +233,7 @@ class _Division:
                 self._residuals[variable] = None
         for variable in (binding.var for binding in self._bindings if binding.var in candidates):
             inner, outer = self._cone(variable)
-            if sum(map(_size, outer)) <= _size(variable):
+            if sum(map(size_of, outer)) <= size_of(variable):
                 self._recomputed |= inner
                 self._residuals.update(dict.fromkeys(outer))
             else:
@@ -318,7 +241,9 @@ class _Division:
 
     def _cone(self, variable: relax.Var) -> tuple[set[relax.Var], list[relax.Var]]:
         """Return the variables to compute for a variable, and those to save first."""
-        inner, outer, pending = set(), {}, [variable]
+        inner: set[relax.Var] = set()
+        outer: dict[relax.Var, None] = {}  # in order
+        pending = [variable]
         while pending:
             current = pending.pop()
             if current in self._residuals or current in inner or current in outer:
@@ -343,14 +268,14 @@ class _Division:
             return not isinstance(variable.ty, (relax.TensorType, relax.TupleType))
         if not isinstance(value.op, Op) or isinstance(binding, relax.MatchCast):
             return False
-        if value.op.name in _VIEWS or not isinstance(
+        if value.op.name in VIEWS or not isinstance(
             variable.ty, (relax.TensorType, relax.TupleType)
         ):
             return True
         if value.op.name == "relax.permute_dims":
             return value.args[0] in self._param_set
         is_pure = not relax.analysis.contains_impure_call(value)
-        return is_pure and value.op.name in _FILLED and not _operands(value)
+        return is_pure and value.op.name in FILLED and not _operands(value)
 
     def _is_elementwise(self, variable: relax.Var) -> bool:
         binding = self._bound[variable]
@@ -360,7 +285,7 @@ class _Division:
         return (
             isinstance(value, relax.Call)
             and isinstance(value.op, Op)
-            and value.op.name in _ELEMENTWISE
+            and value.op.name in ELEMENTWISE
         )
 
     def _define_extents(self, computed: list[relax.Binding]) -> None:
@@ -469,10 +394,6 @@ class _Division:
         return copy_with_new_vars(in_dataflow(function))
 
 
-#: Operators without tensor operands, which fill a tensor.
-_FILLED = {f"relax.{name}" for name in ("arange", "full", "ones", "zeros")}
-
-
 def _operands(value: relax.Expr) -> list[relax.Var]:
     """Return the variables that a value reads, also in branches."""
     if isinstance(value, (relax.If, relax.SeqExpr, relax.Function)):
@@ -488,16 +409,6 @@ def _extents(binding: relax.Binding) -> list[tirx.Var]:
             if isinstance(argument, relax.ShapeExpr):
                 extents += relax.analysis.tir_vars_in_type(argument.ty)
     return extents
-
-
-def _size(variable: relax.Var) -> float:
-    """Return the number of bytes of a tensor, with a typical number for symbolic extents."""
-    shape = variable.ty.shape if isinstance(variable.ty, relax.TensorType) else None
-    if not isinstance(shape, relax.ShapeExpr):
-        return math.inf
-    extents = [int(n) if isinstance(n, IntImm) else _TYPICAL_EXTENT for n in shape.values]
-    width = tvm.DataType(dtype_of(variable.ty)).bits
-    return math.prod(extents) * max(width, 8) / 8
 
 
 def _rebuilt(kind: relax.TupleType, parts: list[relax.Var]) -> relax.Tuple:

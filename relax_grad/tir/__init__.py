@@ -8,8 +8,9 @@ from tvm import tirx
 
 from .._validation import check_integer, is_integer
 from ..ir.module import is_buffer
-from .program import has_gradient, parse
+from .program import parse
 from .reverse import Adjoint, adjoint
+from .statements import has_gradient
 
 __all__ = ["vjp"]
 

@@ -7,7 +7,7 @@ exact.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -251,15 +251,16 @@ def _window(
     inner = [axis.var for axis in axes]
     strides = [_coefficient(read.indices[dim], var) for dim, var in zip(dims, moving, strict=True)]
     dilation = [_coefficient(read.indices[dim], var) for dim, var in zip(dims, inner, strict=True)]
-    before, after = [0] * len(dims), [0] * len(dims)
+    before: list[int] = [0] * len(dims)
+    after: list[int | None] = [0] * len(dims)
     buffer = loaded_buffer(read)
     if not buffer.same_as(image):
         padding = copies[buffer]
         sources = [load for load in padding.reads if loaded_buffer(load).same_as(image)]
         if not sources:
             return None
-        offsets = [_offset(sources[0].indices[dim]) for dim in dims]
-        if None in offsets:
+        offsets = _all_known(_offset(sources[0].indices[dim]) for dim in dims)
+        if offsets is None:
             return None
         before = [-offset for offset in offsets]
         analyzer = Analyzer()
@@ -267,10 +268,21 @@ def _window(
             _integer(analyzer.simplify(buffer.shape[dim] - image.shape[dim] - start))
             for dim, start in zip(dims, before, strict=True)
         ]
-    numbers = [*size, *strides, *dilation, *before, *after]
-    if any(number is None or number < 0 for number in numbers) or 0 in (*strides, *dilation):
+    numbers = _all_known([*size, *strides, *dilation, *before, *after])
+    if numbers is None or min(numbers, default=0) < 0 or 0 in (*strides, *dilation):
         return None
-    return _Window(size, strides, dilation, before, after)
+    count = len(dims)
+    return _Window(*(numbers[i * count : (i + 1) * count] for i in range(5)))
+
+
+def _all_known(numbers: Iterable[int | None]) -> list[int] | None:
+    """Return numbers as a list, or None if one is unknown."""
+    known = []
+    for number in numbers:
+        if number is None:
+            return None
+        known.append(number)
+    return known
 
 
 def _coefficient(index: tirx.PrimExpr, var: tirx.PrimExpr) -> int | None:

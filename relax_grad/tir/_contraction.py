@@ -12,7 +12,8 @@ from tvm import relax, tirx
 from ..errors import GradientError
 from ..ir.compat import BufferLoad, loaded_buffer
 from .flat import ADD, ASSIGN, Item, Nest, nests
-from .program import is_float, parse
+from .program import parse
+from .statements import is_float
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,13 @@ def contraction(function: tirx.PrimFunc) -> Callable | None:
         return None
     if program.allocated or not all(is_float(str(tensor.dtype)) for tensor in program.inputs):
         return None
-    loop_nests = [nest for part in program.parts for nest in nests(part.statement) or [None]]
-    if len(loop_nests) != 2 or None in loop_nests:
+    loop_nests: list[Nest] = []
+    for part in program.parts:
+        of_part = nests(part.statement)
+        if not of_part:
+            return None
+        loop_nests += of_part
+    if len(loop_nests) != 2:
         return None
     (output,) = program.outputs
     first, second = loop_nests
@@ -109,14 +115,16 @@ def _axes(nest: Nest, output: tirx.Var, inputs: Sequence[tirx.Var]) -> _Axes | N
         for factor, tensor in zip(factors, inputs, strict=True)
     ):
         return None
-    axes = [
-        _loops(nest, indices, tensor)
-        for indices, tensor in (
-            *((factor.indices, loaded_buffer(factor)) for factor in factors),
-            (item.indices, output),
-        )
-    ]
-    if None in axes or len({var for vars in axes for var in vars}) != len(nest.loops):
+    axes = []
+    for indices, tensor in (
+        *((factor.indices, loaded_buffer(factor)) for factor in factors),
+        (item.indices, output),
+    ):
+        loops = _loops(nest, indices, tensor)
+        if loops is None:
+            return None
+        axes.append(loops)
+    if len({var for loops in axes for var in loops}) != len(nest.loops):
         return None
     return _Axes(*axes)
 
@@ -133,8 +141,8 @@ def _loops(nest: Nest, indices: Sequence[tirx.PrimExpr], tensor: tirx.Var) -> li
     """Return the loops that are the indices of a tensor, if they run over its whole extents, each
     over one."""
     ranges = {loop.var: loop for loop in nest.loops}
-    loops = [ranges.get(index) if isinstance(index, tirx.Var) else None for index in indices]
-    if None in loops or len(set(indices)) != len(loops):
+    loops = [ranges[index] for index in indices if isinstance(index, tirx.Var) and index in ranges]
+    if len(loops) < len(indices) or len(set(indices)) != len(loops):
         return None
     for loop, extent in zip(loops, tensor.shape, strict=True):
         start = loop.start

@@ -17,7 +17,7 @@ from tvm.ir import Range as Interval
 
 from ..ir.compat import Analyzer, detect_linear_equation
 from ..ir.expressions import loads, substitute, variables
-from .program import Loop, cast, is_number
+from .statements import Loop, cast, is_number
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ def _reshaped(
         return None
     factors = {loop: int(part) for loop, part in zip(long, parts[:-1], strict=True)}
     values, reached = {loop.var: loop.start for loop in loops if loop.size == 1}, 1
-    for loop in sorted(long, key=factors.get):
-        if factors[loop] != reached:
+    for loop in sorted(long, key=lambda loop: factors[loop]):
+        if factors[loop] != reached or loop.size is None:
             return None
         extent = tirx.IntImm(dtype, loop.size)
         value = tirx.FloorMod(tirx.FloorDiv(own, tirx.IntImm(dtype, reached)), extent)
@@ -183,8 +183,9 @@ def _without_divisions(
             if loop.var in values or not isinstance(node.b, tirx.IntImm):
                 continue
             divisor, size, dtype = int(node.b), loop.size, str(loop.var.ty.dtype)
-            is_divided = size is not None and divisor > 1 and size > divisor and size % divisor == 0
-            if not is_divided or not is_number(loop.start, 0) or not _is_term(node.a, loop.var):
+            if size is None or not 1 < divisor < size or size % divisor:
+                continue
+            if not is_number(loop.start, 0) or not _is_term(node.a, loop.var):
                 continue
             outer, inner = (tirx.Var(f"{loop.var.name}_{i}", dtype) for i in range(2))
             zero = tirx.IntImm(dtype, 0)
@@ -331,9 +332,11 @@ def determines(index: tirx.PrimExpr, var: tirx.Var, inner: Sequence[Range]) -> b
     if not len(parts) or not all(isinstance(part, tirx.IntImm) for part in parts[:-1]):
         return False
     factor, *others = (abs(int(part)) for part in parts[:-1])
-    if any(loop.size is None for loop in own):
-        return False
-    reached = sum(other * (loop.size - 1) for other, loop in zip(others, own, strict=True))
+    reached = 0
+    for other, loop in zip(others, own, strict=True):
+        if loop.size is None:
+            return False
+        reached += other * (loop.size - 1)
     return factor > reached
 
 

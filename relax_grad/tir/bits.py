@@ -9,7 +9,7 @@ from tvm.ir import Call
 
 from ..ir.compat import BufferLoad, loaded_buffer
 from ..ir.expressions import loads
-from .program import Store, dtype_of, is_float, op_name
+from .statements import Store, dtype_of, is_float, op_name
 
 _COMPARISONS = (
     tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE, tirx.And, tirx.Or, tirx.Not,

@@ -11,8 +11,8 @@ from tvm.ir import GlobalVar, Op
 from ..errors import GradientError
 from ..ir.compat import dtype_of
 from ..ir.module import tuple_fields
-from .program import is_float
 from .reverse import Adjoint, adjoint
+from .statements import is_float
 
 _CALL_TIR, _INPLACE = map(Op.get, ("relax.call_tir", "relax.call_tir_inplace"))
 
@@ -125,7 +125,11 @@ def partials(
     results = [variable]
     if isinstance(call.ty, relax.TupleType):
         results = [relax.TupleGetItem(variable, i) for i in range(len(call.ty.fields))]
-    table = {"input": arguments, "output": results, "cotangent": cotangents}
+    table: dict[str, Mapping | Sequence] = {
+        "input": arguments,
+        "output": results,
+        "cotangent": cotangents,
+    }
     taken = [table[kind][i] for kind, i in backward.takes]
     taken = [bb.emit(value) if isinstance(value, relax.TupleGetItem) else value for value in taken]
     callee = bb.add_func(backward.function, f"{call.args[0].name_hint}_grad")

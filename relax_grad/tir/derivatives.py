@@ -21,7 +21,7 @@ from tvm.ir import Call
 from ..errors import GradientError
 from ..ir.compat import BufferLoad, loaded_buffer
 from ..ir.dtypes import accumulation_dtype
-from .program import cast, dtype_of, is_float, negated, op_name
+from .statements import cast, dtype_of, is_float, negated, op_name
 
 #: Functions whose derivative is 0 wherever it exists.
 _STEPS = ("floor", "ceil", "round", "trunc", "nearbyint")
@@ -101,11 +101,10 @@ class _Walker:
         elif isinstance(expr, Call):
             self._call(expr, cotangent, guards)
         else:
-            kind = type(expr).__name__.lower()
-            rule = getattr(self, f"_{kind}", None)
-            if rule is None:
-                raise GradientError(f"{type(expr).__name__} has no derivative, in {expr}")
-            rule(expr, cotangent, guards)
+            kind = type(expr).__name__
+            if kind not in _RULES:
+                raise GradientError(f"{kind} has no derivative, in {expr}")
+            _RULES[kind](self, expr, cotangent, guards)
 
     def _add(self, expr, cotangent, guards) -> None:
         self.visit(expr.a, cotangent, guards)
@@ -165,15 +164,14 @@ class _Walker:
         if is_float(inner):
             self.visit(expr.value, cast(cotangent, accumulation_dtype(inner)), guards)
 
-    def _broadcast(self, expr, cotangent, guards) -> None:
+    def _vector(self, expr, cotangent, guards) -> None:
         raise GradientError(f"a vector has no derivative, in {expr}")
-
-    _ramp = _shuffle = _broadcast
 
     def _call(self, expr: Call, cotangent, guards) -> None:
         name = op_name(expr)
         if name == "if_then_else":
-            self._branches(*expr.args, cotangent, guards)
+            condition, true_value, false_value = expr.args
+            self._branches(condition, true_value, false_value, cotangent, guards)
         elif name in _STEPS:
             return
         elif name == "fma":
@@ -195,6 +193,23 @@ class _Walker:
                     self.visit(argument, cotangent * partial(wide_a, wide_b), guards)
         else:
             raise GradientError(f"{name} has no derivative, in {expr}")
+
+
+#: The methods for expressions besides calls, loads and variables, by the names of their types.
+_RULES: dict[str, Callable[[_Walker, tirx.PrimExpr, tirx.PrimExpr, tuple], None]] = {
+    "Add": _Walker._add,
+    "Broadcast": _Walker._vector,
+    "Cast": _Walker._cast,
+    "Div": _Walker._div,
+    "Max": _Walker._max,
+    "Min": _Walker._min,
+    "Mod": _Walker._mod,
+    "Mul": _Walker._mul,
+    "Ramp": _Walker._vector,
+    "Select": _Walker._select,
+    "Shuffle": _Walker._vector,
+    "Sub": _Walker._sub,
+}
 
 
 def _is_relu(expr, own, other) -> bool:

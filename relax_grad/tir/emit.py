@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 
 import tvm_ffi
 from tvm import s_tir, tirx
@@ -19,7 +20,7 @@ from ..ir.compat import (
 from ..ir.expressions import loads, substitute, variables
 from .access import Range, determines
 from .flat import same
-from .program import (
+from .statements import (
     Bind,
     If,
     Loop,
@@ -133,18 +134,15 @@ def general_block(
     each of ``workspaces`` out of them. A workspace that is never read must not have such a load:
     TVM would reuse its memory after it.
     """
-    statements, axes = list(statements), []
-    while len(statements) == 1 and isinstance(statements[0], Loop):
-        (loop,) = statements
+    axes: list[tuple[Range, int]] = []
+    while len(statements) == 1 and isinstance(loop := statements[0], Loop):
         outer = {axis.var for axis, _ in axes}
         if outer & (variables(loop.start) | variables(loop.extent)) or not is_parallel(loop):
             break
         var = tirx.Var(loop.var.name, loop.var.ty.dtype)
         axes.append((Range(var, loop.start, loop.extent), SPATIAL))
-        statements = [
-            mapped(statement, lambda e, m={loop.var: var}: substitute(e, m))
-            for statement in loop.body
-        ]
+        rename = partial(substitute, values={loop.var: var})
+        statements = [mapped(statement, rename) for statement in loop.body]
     carried = {store.buffer for store in stores(statements)} & reads(statements)
     kept = [
         tirx.Evaluate(_first(workspace, statements))
@@ -227,7 +225,7 @@ def _without_negative_factors(body: tirx.Stmt, constants: Collection[tirx.Var]) 
     numbers.
     """
 
-    def change(node):
+    def change(node: tirx.PrimExpr) -> tirx.PrimExpr:
         divisor = node.b
         if not isinstance(divisor, tirx.IntImm) or int(divisor) == 0 or loads(node.a):
             return node
@@ -238,7 +236,7 @@ def _without_negative_factors(body: tirx.Stmt, constants: Collection[tirx.Var]) 
             return change(tirx.FloorDiv(*opposite))
         atoms: dict[tirx.Var, tirx.PrimExpr] = {}
 
-        def named(inner):
+        def named(inner: tirx.PrimExpr) -> tirx.Var:
             var = tirx.Var("quotient", inner.ty.dtype)
             atoms[var] = inner
             return var

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeGuard, TypeVar
 
 import tvm_ffi
 from tvm import tirx
@@ -11,7 +12,9 @@ from tvm import tirx
 from ..ir.compat import BufferLoad, loaded_buffer
 from ..ir.expressions import are_equal, loads, substitute, variables
 from .access import Range, gather, ranges_of
-from .program import Bind, If, Loop, Statement, Store, is_true, negated
+from .statements import Bind, If, Loop, Statement, Store, is_true, negated
+
+T = TypeVar("T")
 
 #: The most nodes of an expression in which bindings are replaced by their values.
 _LARGEST = 2000
@@ -70,16 +73,17 @@ def nests(statement: Statement) -> list[Nest] | None:
 
     The initialisation of a reduction becomes a nest of its own, over the loops of the element.
     """
-    loops, body = [], (statement,)
+    loops: list[Loop] = []
+    body: tuple[Statement, ...] = (statement,)
     while len(body) == 1 and (isinstance(body[0], Loop) or _is_sequence(body[0])):
         loops += [inner for inner in body if isinstance(inner, Loop)]
         body = body[0].body
     ranges = ranges_of(loops)
-    try:
-        guarded = None if ranges is None else list(_guarded_stores(body, (), {}))
-    except _NotFlatError:
+    if ranges is None:
         return None
-    if guarded is None:
+    try:
+        guarded = list(_guarded_stores(body, (), {}))
+    except _NotFlatError:
         return None
     written = {store.buffer for _, _, store in guarded}
     items = [_item(guards, store) for is_init, guards, store in guarded if not is_init]
@@ -90,16 +94,26 @@ def nests(statement: Statement) -> list[Nest] | None:
                 for load in loads(expr)}  # fmt: skip
         if read & written:
             return None
-    first = [_initial(init, items, ranges) for init in inits]
-    if None in first or not _are_independent(items, ranges):
+    first = _complete(_initial(init, items, ranges) for init in inits)
+    if first is None or not _are_independent(items, ranges):
         return None
-    items = [_with_init(item, inits) for item in items]
-    if None in items:
+    started = _complete(_with_init(item, inits) for item in items)
+    if started is None:
         return None
-    return [*first, Nest(tuple(ranges), tuple(items))]
+    return [*first, Nest(tuple(ranges), tuple(started))]
 
 
-def _is_sequence(statement: Statement) -> bool:
+def _complete(values: Iterable[T | None]) -> list[T] | None:
+    """Return values as a list, or None if one is missing."""
+    present = []
+    for value in values:
+        if value is None:
+            return None
+        present.append(value)
+    return present
+
+
+def _is_sequence(statement: Statement) -> TypeGuard[If]:
     """Tell whether a statement is a conditional that always holds."""
     return isinstance(statement, If) and is_true(statement.condition) and not statement.otherwise
 
@@ -204,8 +218,7 @@ def _with_init(item: Item, inits: Sequence[Item]) -> Item | None:
     own = [init for init in inits if init.buffer.same_as(item.buffer)]
     if len(own) != 1 or own[0].guards or loads(own[0].value) or variables(own[0].value):
         return None
-    return Item(*(getattr(item, name) for name in ("kind", "guards", "buffer", "indices", "value")),
-                own[0].value)  # fmt: skip
+    return replace(item, init=own[0].value)
 
 
 def _are_independent(items: Sequence[Item], ranges: Sequence[Range]) -> bool:

@@ -23,11 +23,11 @@ from ..ir.expressions import are_equal, loads, substitute, variables
 from .derivatives import derivative
 from .emit import is_parallel
 from .flat import ADD, combined
-from .program import (
+from .program import Part
+from .statements import (
     Bind,
     If,
     Loop,
-    Part,
     Statement,
     Store,
     backwards,
@@ -102,7 +102,8 @@ class General:
     ) -> tuple[list[Statement], list[Statement]]:
         forward: list[Statement] = []
         start: list[Statement] = []
-        back: list[list[Statement]] = []
+        back: list[tuple[Statement, _Scope, list[Statement] | None]] = []
+        reverse: list[Statement] | None
         for statement in statements:
             scope = _Scope(loops)
             if isinstance(statement, Store):
@@ -129,7 +130,10 @@ class General:
         # The reverse of a binding needs the contributions of all its uses.
         undone: list[Statement] = []
         for statement, scope, reverse in reversed(back):
-            undone += self._bind(statement, scope) if reverse is None else reverse
+            if isinstance(statement, Bind):
+                undone += self._bind(statement, scope)
+            elif reverse is not None:
+                undone += reverse
         for statement, scope, _ in back:
             forward += [*scope.before, statement]
         return forward, [*start, *undone] if undone else []

@@ -10,7 +10,8 @@ from tvm.ir import Range as Interval
 from ..ir.compat import Analyzer
 from ..ir.expressions import loads
 from ..ir.int64 import int64_index, to_int64, with_int64_indices
-from .program import Bind, If, Loop, Part, Program, Statement, Store, dtype_of
+from .program import Part, Program
+from .statements import Bind, If, Loop, Statement, Store, dtype_of
 
 
 def with_int64_loops(program: Program) -> Program:
@@ -32,7 +33,8 @@ def _statement(statement: Statement, names: Mapping, known: Analyzer) -> Stateme
 
 
 def _statements(statements: tuple, names: Mapping, known: Analyzer) -> tuple:
-    names, converted = dict(names), []
+    names = dict(names)
+    converted: list[Statement] = []
 
     def inner(body: tuple) -> tuple:
         return _statements(body, names, known)

@@ -12,7 +12,8 @@ from ..ir.compat import BufferLoad, loaded_buffer
 from ..ir.expressions import substitute
 from . import emit, sums
 from .flat import nests
-from .program import Program, dtype_of, new_buffer, reads, stores
+from .program import Program
+from .statements import dtype_of, new_buffer, reads, stores
 
 
 class Primal:

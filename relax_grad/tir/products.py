@@ -15,7 +15,7 @@ from ..ir.compat import Analyzer, detect_linear_equation
 from ..ir.expressions import loads, substitute, variables
 from . import emit
 from .access import Range
-from .program import Loop, Statement, Store, backwards, cast, dtype_of, is_number
+from .statements import Loop, Statement, Store, backwards, cast, dtype_of, is_number
 
 #: The products that are independent of each other along one loop: two vectors of the widest unit.
 _LANES = 32
@@ -211,7 +211,7 @@ def _across(
     ]
     for loop in reversed(factors.reduced):
         forward, backward = [_loop(loop, forward)], [backwards(_loop(loop, backward))]
-    statements = [
+    statements: list[Statement] = [
         _loop(lane, [Store(product, own, one)]),
         *forward,
         _loop(lane, [Store(product, own, placed(factors.seed))]),

@@ -6,71 +6,30 @@ not: a loop program has only the statements and their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, Op
+from tvm.ir import Call
 
 from ..errors import GradientError
-from ..ir.compat import SBlockRealize, loaded_buffer
-from ..ir.expressions import loads, substitute
+from ..ir.compat import SBlockRealize
+from ..ir.expressions import substitute
 from ..ir.module import is_buffer
-
-
-@dataclass(frozen=True)
-class Bind:
-    """A variable and its value, which the following statements of the list may use."""
-
-    var: tirx.Var
-    value: tirx.PrimExpr
-
-
-@dataclass(frozen=True)
-class Store:
-    """``buffer[indices] = value``."""
-
-    buffer: tirx.Var
-    indices: tuple[tirx.PrimExpr, ...]
-    value: tirx.PrimExpr
-
-
-@dataclass(frozen=True)
-class If:
-    """A conditional.
-
-    Attributes
-    ----------
-    condition : tirx.PrimExpr
-        The condition.
-    body, otherwise : tuple[Statement, ...]
-        The statements of both branches.
-    is_init : bool
-        Whether it initialises a reduction: the condition holds in the first iteration of some loops
-        only.
-    """
-
-    condition: tirx.PrimExpr
-    body: tuple
-    otherwise: tuple = ()
-    is_init: bool = False
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A serial loop over ``range(start, start + extent)``."""
-
-    var: tirx.Var
-    start: tirx.PrimExpr
-    extent: tirx.PrimExpr
-    body: tuple
-
-
-Statement = Bind | Store | If | Loop
-
-_ORDERED = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+from .statements import (
+    Bind,
+    If,
+    Loop,
+    Statement,
+    Store,
+    dtype_of,
+    is_number,
+    is_true,
+    new_buffer,
+    stores,
+)
 
 
 @dataclass(frozen=True)
@@ -193,7 +152,7 @@ def _parts_of(body: tirx.Stmt, parser: _Parser, name: str = "") -> list[tuple[ti
         own = name if body.block.name_hint == "root" else body.block.name_hint
         return _parts_of(body.block.body, parser, own)
     if isinstance(body, tirx.SeqStmt):
-        parts = []
+        parts: list[tuple[tirx.Stmt, str]] = []
         for i, part in enumerate(body.seq):
             if _has_binding(part):
                 # The statements after a binding use it: they stay together.
@@ -239,10 +198,10 @@ class _Parser:
             return tuple(
                 statement for part in stmt.seq for statement in self._statements(part, values)
             )
-        convert = getattr(self, f"_{type(stmt).__name__.lower()}", None)
-        if convert is None:
-            raise unsupported(self._name, f"{type(stmt).__name__} has no derivative")
-        return convert(stmt, values)
+        kind = type(stmt).__name__
+        if kind not in _CONVERSIONS:
+            raise unsupported(self._name, f"{kind} has no derivative")
+        return _CONVERSIONS[kind](self, stmt, values)
 
     def _for(self, stmt: tirx.For, values: Mapping) -> tuple:
         if stmt.thread_binding is not None:
@@ -256,7 +215,7 @@ class _Parser:
         body = self._statements(stmt.body, {**values, stmt.loop_var: var})
         return (Loop(var, start, extent, body),) if body else ()
 
-    def _sblockrealize(self, stmt, values: Mapping) -> tuple:
+    def _block(self, stmt, values: Mapping) -> tuple:
         block = stmt.block
         self._name = self._name or block.name_hint
         self.refuse_views(block)
@@ -277,14 +236,14 @@ class _Parser:
         predicate = _without_lets(substitute(stmt.predicate, values))
         return body if is_true(predicate) else (If(predicate, body),)
 
-    def _bufferstore(self, stmt: tirx.BufferStore, values: Mapping) -> tuple:
+    def _store(self, stmt: tirx.BufferStore, values: Mapping) -> tuple:
         if getattr(stmt, "predicate", None) is not None:
             raise unsupported(self._name, "a store with a predicate has no derivative")
         indices = tuple(_without_lets(substitute(index, values)) for index in stmt.indices)
         bound, value = _named(substitute(stmt.value, values))
         return (*bound, Store(stmt.buffer, indices, value))
 
-    def _ifthenelse(self, stmt: tirx.IfThenElse, values: Mapping) -> tuple:
+    def _if(self, stmt: tirx.IfThenElse, values: Mapping) -> tuple:
         body = self._statements(stmt.then_case, values)
         otherwise = () if stmt.else_case is None else self._statements(stmt.else_case, values)
         return (If(_without_lets(substitute(stmt.condition, values)), body, otherwise),)
@@ -293,14 +252,14 @@ class _Parser:
         bound, value = _named(substitute(stmt.value, values))
         return (*bound, Bind(stmt.var, value))
 
-    def _allocbuffer(self, stmt, values: Mapping) -> tuple:
+    def _allocate(self, stmt, values: Mapping) -> tuple:
         self.allocated.append(stmt.buffer)
         return ()
 
-    def _attrstmt(self, stmt, values: Mapping) -> tuple:
+    def _attribute(self, stmt, values: Mapping) -> tuple:
         return self._statements(stmt.body, values)
 
-    def _assertstmt(self, stmt, values: Mapping) -> tuple:
+    def _assert(self, stmt, values: Mapping) -> tuple:
         return ()
 
     def _evaluate(self, stmt: tirx.Evaluate, values: Mapping) -> tuple:
@@ -312,6 +271,22 @@ class _Parser:
         raise unsupported(
             self._name, "the number of iterations of a while loop depends on data, and is not saved"
         )
+
+
+#: The methods that convert statements, by the names of their types, as not all versions of TVM have
+#: all of these types.
+_CONVERSIONS: dict[str, Callable[[_Parser, tirx.Stmt, Mapping], tuple]] = {
+    "AllocBuffer": _Parser._allocate,
+    "AssertStmt": _Parser._assert,
+    "AttrStmt": _Parser._attribute,
+    "Bind": _Parser._bind,
+    "BufferStore": _Parser._store,
+    "Evaluate": _Parser._evaluate,
+    "For": _Parser._for,
+    "IfThenElse": _Parser._if,
+    "SBlockRealize": _Parser._block,
+    "While": _Parser._while,
+}
 
 
 def _without_lets(expr: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -330,170 +305,18 @@ def _without_lets(expr: tirx.PrimExpr) -> tirx.PrimExpr:
 
 
 def _has_lets(expr) -> bool:
-    lets = []
+    lets: list[tirx.Let] = []
     tvm_ffi.structural_walk(expr, (tirx.Let, lets.append))
     return bool(lets)
 
 
 def _named(expr: tirx.PrimExpr) -> tuple[list[Bind], tirx.PrimExpr]:
     """Return the outer ``Let`` expressions of a value as bindings, and the value without any."""
-    binds, names = [], {}
+    binds: list[Bind] = []
+    names: dict[tirx.Var, tirx.Var] = {}
     while isinstance(expr, tirx.Let):
         var = tirx.Var(expr.var.name, expr.var.ty.dtype)
         binds.append(Bind(var, _without_lets(substitute(expr.value, names))))
         names[expr.var] = var
         expr = expr.body
     return binds, _without_lets(substitute(expr, names))
-
-
-def walk(statements: Iterable[Statement]) -> Iterator[Statement]:
-    """Yield each statement, and those within it."""
-    for statement in statements:
-        yield statement
-        if isinstance(statement, (Loop, If)):
-            yield from walk(statement.body)
-        if isinstance(statement, If):
-            yield from walk(statement.otherwise)
-
-
-def stores(statements: Iterable[Statement]) -> list[Store]:
-    """Return the stores within statements."""
-    return [statement for statement in walk(statements) if isinstance(statement, Store)]
-
-
-def expressions(statement: Statement) -> Iterator[tirx.PrimExpr]:
-    """Yield the expressions of a statement, without those of the statements within it."""
-    if isinstance(statement, Store):
-        yield from (*statement.indices, statement.value)
-    elif isinstance(statement, Bind):
-        yield statement.value
-    elif isinstance(statement, If):
-        yield statement.condition
-    else:
-        yield from (statement.start, statement.extent)
-
-
-def reads(statements: Iterable[Statement]) -> set[tirx.Var]:
-    """Return the buffers that statements read."""
-    return {
-        loaded_buffer(load)
-        for statement in walk(statements)
-        for expr in expressions(statement)
-        for load in loads(expr)
-    }
-
-
-def mapped(statement: Statement, change: Callable[[tirx.PrimExpr], tirx.PrimExpr]) -> Statement:
-    """Return a statement with a function applied to all expressions."""
-    if isinstance(statement, Store):
-        indices = tuple(map(change, statement.indices))
-        return Store(statement.buffer, indices, change(statement.value))
-    if isinstance(statement, Bind):
-        return Bind(statement.var, change(statement.value))
-    body = tuple(mapped(inner, change) for inner in statement.body)
-    if isinstance(statement, If):
-        otherwise = tuple(mapped(inner, change) for inner in statement.otherwise)
-        return replace(
-            statement, condition=change(statement.condition), body=body, otherwise=otherwise
-        )
-    return Loop(statement.var, change(statement.start), change(statement.extent), body)
-
-
-def backwards(loop: Loop) -> Loop:
-    """Return a loop that runs from the last iteration to the first."""
-    var = tirx.Var(f"{loop.var.name}_back", loop.var.ty.dtype)
-    dtype = str(var.ty.dtype)
-    one = tirx.IntImm(dtype, 1)
-    value = cast(loop.start, dtype) + (cast(loop.extent, dtype) - one - var)
-    body = [mapped(inner, lambda e: substitute(e, {loop.var: value})) for inner in loop.body]
-    return Loop(var, tirx.IntImm(dtype, 0), loop.extent, tuple(body))
-
-
-# Expressions
-
-
-def is_number(expr: tirx.PrimExpr, number: int) -> bool:
-    """Tell whether an expression is an integer constant with this value."""
-    return isinstance(expr, tirx.IntImm) and int(expr) == number
-
-
-def is_true(expr: tirx.PrimExpr) -> bool:
-    """Tell whether a condition is the constant True."""
-    return isinstance(expr, tirx.IntImm) and bool(int(expr))
-
-
-def dtype_of(expr: tirx.PrimExpr) -> str:
-    """Return the dtype of an expression or a buffer."""
-    return str(expr.dtype) if is_buffer_var(expr) else str(expr.ty.dtype)
-
-
-def is_buffer_var(expr: object) -> bool:
-    """Tell whether an expression is a buffer."""
-    return isinstance(expr, tirx.Var) and is_buffer(expr)
-
-
-def is_float(dtype: str) -> bool:
-    """Tell whether a dtype is one of floating-point numbers that have gradients."""
-    return dtype.startswith(("float", "bfloat")) and not dtype.startswith("float8")
-
-
-def op_name(call: Call) -> str:
-    """Return the name of the function that an expression calls, without its namespace."""
-    return call.op.name.rpartition(".")[2] if isinstance(call.op, Op) else str(call.op)
-
-
-def conjunction(conditions: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
-    """Return the conjunction of conditions without loads."""
-    return reduce(tirx.And, conditions)
-
-
-def has_gradient(param: tirx.Var) -> bool:
-    """Tell whether a parameter is a buffer of floating-point numbers."""
-    return is_buffer(param) and is_float(dtype_of(param))
-
-
-def negated(condition: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Return the negation of a condition.
-
-    TVM takes ``not a < b`` for ``b <= a``, which differs for NaN. It leaves a selection alone.
-    """
-    compared: list[tirx.PrimExpr] = []
-    tvm_ffi.structural_walk(condition, (_ORDERED, compared.append))
-    if not any(is_float(dtype_of(node.a)) for node in compared):
-        return tirx.Not(condition)
-    return tirx.Select(condition, tirx.const(False, "bool"), tirx.const(True, "bool"))
-
-
-def guarded(guards: Sequence[tirx.PrimExpr], statement: Statement) -> Statement:
-    """Return a statement under conditions, each of which may be evaluated only if those before it
-    hold."""
-    for guard in reversed(guards):
-        statement = If(guard, (statement,))
-    return statement
-
-
-def bounds_of_data(buffer: tirx.Var, indices: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
-    """Return the conditions under which indices that depend on data are in bounds."""
-    bounds = []
-    for index, extent in zip(indices, buffer.shape, strict=True):
-        if loads(index):
-            dtype = dtype_of(index)
-            bounds.append(tirx.And(index >= tirx.IntImm(dtype, 0), index < cast(extent, dtype)))
-    return bounds
-
-
-def cast(expr: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
-    """Return an expression in a dtype."""
-    if dtype_of(expr) == dtype:
-        return expr
-    return tirx.IntImm(dtype, int(expr)) if is_integer(expr, dtype) else tirx.Cast(dtype, expr)
-
-
-def is_integer(expr: tirx.PrimExpr, dtype: str) -> bool:
-    """Tell whether an expression is an integer constant, and a dtype one of integers."""
-    return isinstance(expr, tirx.IntImm) and dtype.startswith("int")
-
-
-def new_buffer(shape: Sequence, dtype: str, name: str) -> tirx.Var:
-    """Return a new buffer in row-major order."""
-    return tirx.decl_buffer(list(shape), dtype, name, layout=None)

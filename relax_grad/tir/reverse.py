@@ -20,10 +20,9 @@ from .flat import ASSIGN, EXTREMA, MAXIMUM, PRODUCT, Item, Nest, elements_of, ne
 from .general import General
 from .int64_loops import with_int64_loops
 from .primal import Primal
-from .program import (
+from .program import Part, Program, parse, unsupported
+from .statements import (
     Bind,
-    Part,
-    Program,
     Store,
     cast,
     conjunction,
@@ -33,9 +32,7 @@ from .program import (
     is_float,
     mapped,
     new_buffer,
-    parse,
     stores,
-    unsupported,
     walk,
 )
 
@@ -99,7 +96,7 @@ def adjoint(
 class _Gradient:
     """The buffer in which the adjoint of a buffer is accumulated."""
 
-    def __init__(self, of: tirx.Var, buffer: tirx.Var | None, is_argument: bool = False):
+    def __init__(self, of: tirx.Var, buffer: tirx.Var, is_argument: bool = False):
         self.of, self.buffer = of, buffer
         #: Whether the buffer is an argument, which may not be written to.
         self.is_argument = is_argument
@@ -373,7 +370,7 @@ class _Reverse:
         """Emit the sum of contributions to the gradient of a buffer."""
         gradient = self._gradients.get(buffer)
         is_first = gradient is None
-        if is_first:
+        if gradient is None:
             gradient = self._gradients[buffer] = self._new_gradient(buffer)
         elif gradient.is_argument:
             gradient = self._own(buffer)

@@ -14,7 +14,7 @@ from . import emit
 from .access import Gather, Range, gather, renamed
 from .derivatives import Contribution
 from .flat import same
-from .program import (
+from .statements import (
     Loop,
     Store,
     bounds_of_data,
@@ -182,17 +182,18 @@ def _scatter(
         if any(isinstance(index, tirx.Var) and index.same_as(loop.var) for index in indices)
     ]  # fmt: skip
     inner = [loop for loop in loops if not any(loop is other for other in plain)]
-    if plain and inner and plain[-1].size and plain[-1].size % _LINE == 0:
+    size = plain[-1].size if plain and inner else None
+    if size and size % _LINE == 0:
         # The threads divide the last dimension into whole cache lines, and each runs along its own.
         *plain, last = plain
-        lines = last.size // _LINE
-        width = last.size // max(i for i in range(1, _PARTS + 1) if lines % i == 0)
+        lines = size // _LINE
+        width = size // max(i for i in range(1, _PARTS + 1) if lines % i == 0)
         dtype = str(last.var.ty.dtype)
         line, lane = (tirx.Var(f"{last.var.name}_{i}", dtype) for i in range(2))
         value = last.start + line * tirx.IntImm(dtype, width) + lane
         statement = mapped(statement, lambda expr: substitute(expr, {last.var: value}))
         zero = tirx.IntImm(dtype, 0)
-        plain.append(Range(line, zero, tirx.IntImm(dtype, last.size // width)))
+        plain.append(Range(line, zero, tirx.IntImm(dtype, size // width)))
         inner.append(Range(lane, zero, tirx.IntImm(dtype, width)))
     for loop in reversed([*plain, *inner]):
         statement = Loop(loop.var, loop.start, loop.extent, (statement,))

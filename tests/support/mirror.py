@@ -42,6 +42,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "autodiff._adjoint": ("autodiff/test_gradient.py", "autodiff/test_complexity.py"),
     "autodiff._checks": ("autodiff/test_user_rules.py", "autodiff/test_gradient.py"),
     "autodiff._cotangents": ("autodiff/test_targets.py",),
+    "autodiff._recomputation": ("autodiff/test_split.py",),
     "autodiff._reverse": ("autodiff/test_gradient.py", "autodiff/test_branches.py"),
     "autodiff.local": ("frontend/torch/tracing/test_gradients.py",),
     "autodiff.missing": ("test_coverage.py",),
