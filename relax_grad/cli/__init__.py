@@ -48,6 +48,7 @@ class _Completion(argparse.Action):
             import shtab
         except ImportError:
             parser.error(f"{option_string} needs shtab: pip install 'shtab>=1.7,<2'")
+        assert isinstance(values, str)  # the option has one argument
         print(shtab.complete(parser, values))
         parser.exit()
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import tvm
@@ -104,7 +105,7 @@ def find_waste(target: tvm.target.Target) -> Iterator[Problem]:
             f"{count_of(cores - running, 'core')} of {cores} idle",
             f"{first} relax_grad.set_num_threads() before the first program runs",
         )
-    own, named = CPU.of(host()), CPU.of(target)
+    own, named = _host(), CPU.of(target)
     if named is None:
         return
     if named.lanes < own.lanes:
@@ -152,9 +153,14 @@ def _torch() -> str:
     return f"{torch.__version__}, CUDA {cuda}, {count_of(torch.cuda.device_count(), 'device')}"
 
 
+def _host() -> CPU:
+    cpu = CPU.of(host())
+    assert cpu is not None, "host() is a CPU"
+    return cpu
+
+
 def _processor() -> str:
-    target = host()
-    cpu = CPU.of(target)
+    target, cpu = host(), _host()
     features = [name for name in _FEATURES if codegen.target_has_features(name, target)]
     return (
         f"{target.attrs['mcpu']} ({', '.join(features) or 'no supported vector extensions'}): "
@@ -183,13 +189,16 @@ def _operators() -> str:
     return f"{number} of {len(kinds)} differentiable{more}"
 
 
-def run_checks() -> Iterator[Check]:
-    """Run the checks, and yield each after it ran."""
+def _check_gradient(name: str) -> None:
     from ..testing import samples
 
+    samples.samples(name)[0].check(order=1)
+
+
+def run_checks() -> Iterator[Check]:
+    """Run the checks, and yield each after it ran."""
     checks: dict[str, Callable[[], object]] = {
-        f"gradient of {name}": lambda name=name: samples.samples(name)[0].check(order=1)
-        for name in _CHECKED
+        f"gradient of {name}": partial(_check_gradient, name) for name in _CHECKED
     }
     checks["a training step, compiled for this processor"] = _check_pipeline
     for name, check in checks.items():

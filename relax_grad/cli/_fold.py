@@ -7,6 +7,7 @@ not lost.
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -37,4 +38,4 @@ def fold(lines: Iterable[bytes], write: Callable[[bytes], object]) -> None:
 
 
 if __name__ == "__main__":
-    fold(sys.stdin.buffer, lambda line: sys.stderr.buffer.raw.write(line))
+    fold(sys.stdin.buffer, io.FileIO(2, "w", closefd=False).write)

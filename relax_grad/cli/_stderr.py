@@ -32,6 +32,7 @@ def folded() -> Iterator[None]:
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
+    assert process.stdin is not None  # a pipe
     os.dup2(process.stdin.fileno(), 2)
     process.stdin.close()
     try:

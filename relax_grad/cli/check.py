@@ -236,9 +236,9 @@ def _checks(
             for dtype in sample.dtypes:
                 if dtype == "bfloat16" and through == "tvm":
                     continue  # TVM's pass does not support it
-                yield dtype, lambda dtype=dtype: gradients(dtype=dtype)
+                yield dtype, partial(gradients, dtype=dtype)
             if sample.symbolic:
-                yield "symbolic shape", lambda: gradients(symbolic=True)
+                yield "symbolic shape", partial(gradients, symbolic=True)
     if torch and sample.torch is not None:
         yield "PyTorch", parity
 

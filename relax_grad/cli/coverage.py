@@ -105,7 +105,7 @@ def row(item: OperatorCoverage) -> tuple[str, ...]:
         kind = "unclassified" if status.kind == "unclassified" else absent
         return status.op_name, kind, status.rule or "", "", status.reason or ""
     note = f"replaces TVM's, which {status.corrects}" if status.corrects else ""
-    return status.op_name, "yes", status.rule, ", ".join(item.arguments), note
+    return status.op_name, "yes", status.rule or "", ", ".join(item.arguments), note
 
 
 def _object(item: OperatorCoverage) -> dict:

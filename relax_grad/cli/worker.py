@@ -92,6 +92,7 @@ def _serve(args: argparse.Namespace) -> tuple[int, str | None]:
         return serve(args.controller, secret, args.timeout), None
     except (TypeError, ValueError) as error:
         args.error(str(error))
+        raise AssertionError("the parser exits") from error
     except OSError as error:
         return 1, str(error)
     except KeyboardInterrupt:

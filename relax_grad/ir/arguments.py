@@ -86,22 +86,22 @@ def _without_extents(function: relax.Function, original: relax.Function) -> rela
     )
 
 
-def _match(param, argument, known: dict) -> None:
+def _match(param: relax.Type, argument: relax.Type, known: dict[tirx.Var, tirx.PrimExpr]) -> None:
     """Add to ``known`` the extents of an argument's type that match the symbolic extents of a
     parameter's type."""
     if isinstance(param, relax.TupleType) and isinstance(argument, relax.TupleType):
         for pair in zip(param.fields, argument.fields, strict=True):
             _match(*pair, known)
         return
-    dims = [_dims(ty) for ty in (param, argument)]
-    if None in dims or len(dims[0]) != len(dims[1]):
+    dims, extents = _dims(param), _dims(argument)
+    if dims is None or extents is None or len(dims) != len(extents):
         return
-    for dim, extent in zip(*dims, strict=True):
+    for dim, extent in zip(dims, extents, strict=True):
         if isinstance(dim, tirx.Var):
             known.setdefault(dim, extent)
 
 
-def _dims(ty) -> list | None:
+def _dims(ty: relax.Type) -> list[tirx.PrimExpr] | None:
     if isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr):
         return list(ty.shape.values)
     if isinstance(ty, relax.ShapeType) and ty.values is not None:

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from importlib import metadata
+from types import FrameType
 
 import numpy as np
 
@@ -159,7 +160,7 @@ def map_constants(expr: tvm.relax.Expr, function: Callable) -> tvm.relax.Expr:
     return mutator(type("_Constants", (PyExprMutator,), {name: visit}))().visit_expr(expr)
 
 
-def loaded_buffer(load: object) -> tvm.tirx.Buffer:
+def loaded_buffer(load: tvm.runtime.Object) -> tvm.tirx.Buffer:
     """Return the buffer that a load reads."""
     return getattr(load, _LOADED)
 
@@ -241,7 +242,7 @@ def layout_decision(layout: str | None) -> tvm.ir.Node:
     )
 
 
-def decided_layout(decision: object) -> str | None:
+def decided_layout(decision: tvm.runtime.Object) -> str | None:
     """Return the name of the layout in a decision of ConvertLayout; see :func:`layout_decision`."""
     if decision.is_unknown_dim:
         return None
@@ -342,7 +343,8 @@ def links_external_modules() -> bool:
     With another pipeline for tensor functions, or for a system library, ``build`` must compile the
     functions itself.
     """
-    code, frame = tvm.relax.vm_build.build.__code__, sys._getframe()
+    code = tvm.relax.vm_build.build.__code__
+    frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     if frame is None:

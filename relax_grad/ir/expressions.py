@@ -14,14 +14,14 @@ from .module import is_buffer
 def loads(expr: tirx.PrimExpr) -> list:
     """Return the loads in an expression or a statement, including loads in the indices of other
     loads."""
-    nodes = []
+    nodes: list[tirx.PrimExpr] = []
     tvm_ffi.structural_walk(expr, (BufferLoad, nodes.append))
     return nodes
 
 
 def variables(expr: tirx.PrimExpr) -> set[tirx.Var]:
     """Return the variables in an expression or a statement, including its buffers."""
-    variables = set()
+    variables: set[tirx.Var] = set()
     tvm_ffi.structural_walk(expr, (tirx.Var, variables.add))
     return variables
 

@@ -84,10 +84,10 @@ class IndexRange:
             place[axis] = first + step * place[axis]
         name = f"{self.input}[{', '.join(map(str, place))}]" if place else self.input
         wanted = f"must be from {low} to {high - 1}" if low < high else "cannot be an index"
-        ignored = "".join(f" or the ignored {value}" for value in self.ignored)
+        others = "".join(f" or the ignored {value}" for value in self.ignored)
         raise IndexError(
             f"{name} is {value}, but it selects one of {extent} elements, and "
-            f"{wanted}{ignored}{remedy}"
+            f"{wanted}{others}{remedy}"
         )
 
 
@@ -197,7 +197,8 @@ def _ranges(
 
 def _uses(call: relax.Call, parts: list[_Part | None]) -> Iterator[IndexRange]:
     """Yield the ranges of the parts that a call uses as indices."""
-    name, index, ignored = call.op.name, parts[1] if len(parts) > 1 else None, ()
+    name, index = call.op.name, parts[1] if len(parts) > 1 else None
+    ignored: tuple[int, ...] = ()
     if index is None:
         return
     data, from_end = call.args[0].ty, True
@@ -214,7 +215,9 @@ def _uses(call: relax.Call, parts: list[_Part | None]) -> Iterator[IndexRange]:
     else:
         return
     part = index.fixed(call.args[1].ty)
-    extent = None if part is None or data.shape is None else data.shape.values[axis]
+    if part is None or data.shape is None:
+        return
+    extent = data.shape.values[axis]
     if isinstance(extent, tirx.IntImm | tirx.Var):
         yield IndexRange(
             part.input,
@@ -276,12 +279,14 @@ def _passed(
 
 def _sliced(part: _Part, call: relax.Call) -> _Part | None:
     _, axes, begins, _, *rest = call.args[:]
-    numbers = [_numbers(expr) for expr in (axes, begins, *rest)]
-    if any(value is None for value in numbers):
+    moved, starts = _numbers(axes), _numbers(begins)
+    if part.axes is None or moved is None or starts is None:
         return None
-    steps = numbers[2] if rest else [1] * len(numbers[0])
+    steps = _numbers(rest[0]) if rest else [1] * len(moved)
+    if steps is None:
+        return None
     new_axes = list(part.axes)
-    for axis, begin, step in zip(*numbers[:2], steps, strict=True):
+    for axis, begin, step in zip(moved, starts, steps, strict=True):
         if begin < 0 or step < 1:
             return None
         first, inner = new_axes[axis]

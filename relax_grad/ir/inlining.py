@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 
 import tvm
@@ -85,7 +85,7 @@ def _calls_one_of(value: relax.Expr, callees: _Callees) -> bool:
 
 def _body_of(
     callee: relax.Function, binding: relax.Binding, copied: bool
-) -> Iterable[relax.Binding]:
+) -> Iterator[relax.Binding]:
     """Return the bindings that replace the binding of a call."""
     arguments = binding.value.args
     callee = with_shapes(callee, arguments, copied=copied)

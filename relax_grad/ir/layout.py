@@ -17,6 +17,9 @@ from .compat import Analyzer
 
 Index = Mapping[str, "tirx.PrimExpr"]
 
+#: The names of the axes that an axis of a stored tensor has, with the extents of their parts.
+Axis = tuple[tuple[str, int], ...]
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -29,7 +32,7 @@ class Layout:
         the part that is split off, or with 0 for the axis itself.
     """
 
-    axes: tuple[tuple[tuple[str, int], ...], ...]
+    axes: tuple[Axis, ...]
 
     @classmethod
     def of(cls, text: str) -> Layout:
@@ -48,7 +51,9 @@ class Layout:
         alike = set.intersection(
             *({axis for axis in layout.axes if axis[0][1]} for layout in layouts)
         )
-        own = {axis: ((axis[0][0].lower(), 0),) for axis in alike if len(axis) == 1}
+        own: dict[Axis, Axis] = {
+            axis: ((axis[0][0].lower(), 0),) for axis in alike if len(axis) == 1
+        }
         return [cls(tuple(own.get(axis, axis) for axis in layout.axes)) for layout in layouts]
 
     @property
@@ -77,7 +82,8 @@ class Layout:
 
     def logical(self, index: Sequence[tirx.PrimExpr]) -> dict:
         """Return the index along each axis of the element at an index of the stored tensor."""
-        parts, at = self.parts, {}
+        parts = self.parts
+        at: dict[str, tirx.PrimExpr] = {}
         for axis, value in zip(self.axes, index, strict=True):
             for name, size in reversed(axis):
                 if not size:

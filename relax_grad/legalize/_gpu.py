@@ -166,8 +166,9 @@ def _shares_a_sum(schedule: s_tir.Schedule, block, spatial: list, reduced: list)
         return False
     elements = _count(schedule, spatial)
     terms = _count(schedule, reduced)
-    few_of_many = None not in (elements, terms) and elements < _FEW and terms >= _MANY
-    return elements == 1 or few_of_many
+    if elements is None or terms is None:
+        return elements == 1
+    return elements == 1 or (elements < _FEW and terms >= _MANY)
 
 
 def _count(schedule: s_tir.Schedule, loops: list) -> int | None:

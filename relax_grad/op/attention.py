@@ -246,15 +246,16 @@ def take_apart(bb: relax.BlockBuilder, call: relax.Call) -> Attention:
     keys, values = features_first(key), features_first(value)
     heads = query.ty.shape.values[2]
     scores = op.matmul(op.permute_dims(queries, [0, 1, 3, 2]), for_heads(bb, keys, heads))
-    seqstarts = []
+    seqstart_q, seqstart_k = None, None
     if call.op.name == "relax.nn.attention_var_len":
-        seqstarts = others[:2]
+        seqstart_q, seqstart_k = others[:2]
     elif others:
         scores = op.add(scores, widened(others[0]))
     window_size = call.attrs.window_size
     weights = attention_weights(
         bb.emit(scores),
-        *seqstarts,
+        seqstart_q,
+        seqstart_k,
         causal_mask=call.attrs.causal_mask,
         window_size=None if window_size is None else int(window_size),
     )

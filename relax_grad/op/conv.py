@@ -225,7 +225,8 @@ def _desired(call: relax.Call, desired) -> tuple[str, str, str] | None:
     ]
     if any(sorted(old) != sorted(new) for old, new in pairs):
         return None
-    return tuple(order(old, new) for old, new in pairs)
+    (old_data, data), (old_kernel, kernel), (old_out, result) = pairs
+    return order(old_data, data), order(old_kernel, kernel), order(old_out, result)
 
 
 def _layout_attrs(call: relax.Call, data: str, kernel: str, out: str) -> dict:

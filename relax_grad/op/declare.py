@@ -89,7 +89,7 @@ def _checked(
     expression."""
     signature = inspect.signature(builder)
     kinds = {n: str(p.annotation).split(" | ") for n, p in signature.parameters.items()}
-    number = {n: numbers.Integral for n, kind in kinds.items() if "int" in kind}
+    number: dict[str, type] = {n: numbers.Integral for n, kind in kinds.items() if "int" in kind}
     number |= {n: numbers.Real for n, kind in kinds.items() if "float" in kind}
 
     @functools.wraps(builder)

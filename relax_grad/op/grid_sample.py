@@ -205,9 +205,8 @@ def _check(call: relax.Call, data: relax.TensorType | None, grid_index: int) -> 
             f"{name}: the grid must have {_RANKS[layout]} coordinates along axis 1, but its type "
             f"is {grid}"
         )
-    if isinstance(getattr(data, "shape", None), relax.ShapeExpr) and _differ(
-        grid, 0, data.shape.values[0]
-    ):
+    shape = None if data is None else data.shape
+    if isinstance(shape, relax.ShapeExpr) and _differ(grid, 0, shape.values[0]):
         raise ValueError(
             f"{name}: data and grid must have the same batch, but their types are {data} and {grid}"
         )

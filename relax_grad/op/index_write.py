@@ -398,5 +398,5 @@ for _builder in (scatter_elements_scan, scatter_elements_scan_reverse):
         _builder,
         "relax.attrs.GatherElementsAttrs",
     )
-for _builder in (scatter_nd_scan, scatter_nd_scan_reverse):
-    declare_op(_builder.__name__, _SCAN, _infer_scatter_nd_scan, _builder)
+for _scan in (scatter_nd_scan, scatter_nd_scan_reverse):
+    declare_op(_scan.__name__, _SCAN, _infer_scatter_nd_scan, _scan)

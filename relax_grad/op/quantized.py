@@ -41,14 +41,14 @@ class Groups(NamedTuple):
     ----------
     outputs : tirx.PrimExpr
         The rows.
-    count : int
+    number : int
         The groups of a row.
     size : int
         The numbers of a group.
     """
 
     outputs: tirx.PrimExpr
-    count: int
+    number: int
     size: int
 
     @staticmethod

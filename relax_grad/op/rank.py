@@ -34,5 +34,5 @@ def rank_of(call: relax.Call) -> int:
 def named(function: Callable, name: str, **words: str) -> Callable:
     """Set the name of a generated function and fill in the fields of its docstring."""
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = function.__doc__.format(**words)
+    function.__doc__ = (function.__doc__ or "").format(**words)
     return function

@@ -171,14 +171,14 @@ for _builder, _attrs_type in (
         _builder,
         _attrs_type,
     )
-for _builder, _attrs_type in (
+for _derivative, _attrs_type in (
     (roi_align_jvp, "relax.attrs.ROIAlignAttrs"),
     (roi_pool_jvp, "relax.attrs.ROIPoolAttrs"),
 ):
     declare_op(
-        _builder.__name__,
+        _derivative.__name__,
         [("data_direction", "Tensor", "The direction, of the type of the data."), *_DATA],
         _infer_jvp,
-        _builder,
+        _derivative,
         _attrs_type,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import string
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 from tvm.relax.op import grad as backward
 
@@ -203,7 +203,7 @@ def _einsum_operand(
 def _check_extents(terms: list[tuple[relax.Expr, str]]) -> None:
     """Check that the extents of each subscript are 1 or known to be equal."""
     analyzer = Analyzer()
-    extents = {}
+    extents: dict[str, tirx.PrimExpr] = {}
     for operand, letters in terms:
         for letter, extent in zip(letters, shape_of(operand), strict=True):
             if is_one(extent):

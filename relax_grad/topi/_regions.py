@@ -35,10 +35,11 @@ def bounds(rois: te.Tensor, axis: int, attrs: dict, dtype: str) -> tuple[Callabl
     """Return functions from a region to its begin and its end along an axis (0: height, 1:
     width)."""
     scale = tirx.const(attrs["spatial_scale"], dtype)
-    return tuple(
-        lambda r, column=column: rois(r, column).astype(dtype) * scale
-        for column in (2 - axis, 4 - axis)
-    )
+
+    def bound(column: int) -> Callable:
+        return lambda r: rois(r, column).astype(dtype) * scale
+
+    return bound(2 - axis), bound(4 - axis)
 
 
 def batch_of(rois: te.Tensor, extent: tirx.PrimExpr, dtype: str) -> te.Tensor:

@@ -127,8 +127,9 @@ def _of_rows(
         lambda *row: te.sum(term(*at((*row[:axis], k, *row[axis:]))), axis=k),
         name="row_total",
     )
-    return te.compute(
-        shape,
-        lambda *i: element(*at(i), total(*i[:axis], *i[axis + 1 :])).astype(output_grad.dtype),
-        name=name,
-    )
+
+    def value(*i):
+        dy, y = at(i)
+        return element(dy, y, total(*i[:axis], *i[axis + 1 :])).astype(output_grad.dtype)
+
+    return te.compute(shape, value, name=name)

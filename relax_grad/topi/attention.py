@@ -88,7 +88,8 @@ def _bounds(
     all keys."""
     queries, keys = scores.shape[2:]
     if seqstarts:
-        bounds = _bounds_in_sequence(queries, *seqstarts, causal_mask, window_size)
+        seqstart_q, seqstart_k = seqstarts
+        bounds = _bounds_in_sequence(queries, seqstart_q, seqstart_k, causal_mask, window_size)
         low, high = (
             te.compute((queries,), lambda i: bounds(i)[0], name="first_key"),
             te.compute((queries,), lambda i: bounds(i)[1], name="end_key"),

@@ -14,6 +14,7 @@ import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from tvm import te, tirx, topi
@@ -145,7 +146,7 @@ def affine_grid_backward_data(output_grad: te.Tensor, align_corners: bool) -> te
 
 
 def grid_sample_jvp(
-    data: te.Tensor, grid: te.Tensor, directions: Sequence[te.Tensor], **attrs: object
+    data: te.Tensor, grid: te.Tensor, directions: Sequence[te.Tensor], **attrs: Any
 ) -> te.Tensor:
     """Derivative of grid_sample along directions of the grid; grid_sample itself without
     directions.
@@ -190,7 +191,7 @@ def grid_sample_backward_data(
     grid: te.Tensor,
     directions: Sequence[te.Tensor],
     data_shape: Shape,
-    **attrs: object,
+    **attrs: Any,
 ) -> te.Tensor:
     """Gradient of :func:`grid_sample_jvp` with respect to the data: each sample adds to its taps.
 
@@ -242,7 +243,7 @@ def grid_sample_backward_grid(
     data: te.Tensor,
     grid: te.Tensor,
     directions: Sequence[te.Tensor],
-    **attrs: object,
+    **attrs: Any,
 ) -> te.Tensor:
     """Gradient of :func:`grid_sample_jvp` with respect to the grid.
 

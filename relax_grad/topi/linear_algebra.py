@@ -30,7 +30,7 @@ def einsum(operands: Sequence[te.Tensor], labels: Sequence[str], output: str) ->
     result : te.Tensor
         A tensor of the dtype of the operands.
     """
-    extents = {}
+    extents: dict[str, tirx.PrimExpr] = {}
     for operand, letters in zip(operands, labels, strict=True):
         for letter, extent in zip(letters, operand.shape, strict=True):
             if letter not in extents or is_one(extents[letter]):

@@ -202,7 +202,7 @@ def _ravel(index: Sequence[tirx.PrimExpr], shape: Shape) -> tirx.PrimExpr:
 
 def _unravel(position: tirx.PrimExpr, shape: Shape) -> list[tirx.PrimExpr]:
     """Return the index of an element, given its position in the flattened tensor."""
-    index = []
+    index: list[tirx.PrimExpr] = []
     for extent in reversed(shape):
         index.insert(0, position % extent)
         position = position // extent

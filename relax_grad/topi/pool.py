@@ -59,17 +59,17 @@ def max_pool_backward(
         A tensor of the shape and dtype of ``data``. Each window passes its gradient to one element
         (:func:`_winner`); a window that holds only padding passes it to none.
     """
-    layout, out_layout = Layout.together(layout, out_layout)
-    windows = _Windows.of(layout, pool_size, strides, padding, dilation)
-    winner = _winner(windows, data, output_grad.shape, layout, out_layout)
+    data_layout, window_layout = Layout.together(layout, out_layout)
+    windows = _Windows.of(data_layout, pool_size, strides, padding, dilation)
+    winner = _winner(windows, data, output_grad.shape, data_layout, window_layout)
     dtype = accumulation_dtype(output_grad.dtype)
-    winners = windows.spread(winner, data.shape, layout, out_layout, "int64", -1)
-    grads = windows.spread(output_grad, data.shape, layout, out_layout, dtype)
+    winners = windows.spread(winner, data.shape, data_layout, window_layout, "int64", -1)
+    grads = windows.spread(output_grad, data.shape, data_layout, window_layout, dtype)
     last = math.prod(windows.sizes) - 1
     taps = windows.taps()
 
     def partial(*index):
-        at = out_layout.stored(windows.spread_index(layout.logical(index), taps))
+        at = window_layout.stored(windows.spread_index(data_layout.logical(index), taps))
         won = winners(*at) == last - windows.flat(taps)
         return te.sum(tirx.Select(won, grads(*at), tirx.const(0, dtype)), axis=taps)
 
@@ -106,15 +106,15 @@ def max_pool_jvp(
         A tensor of shape ``out_shape`` and the dtype of ``data_tangent``: the tangent of the
         element that gets a window's gradient in :func:`max_pool_backward`; 0 if there is none.
     """
-    layout, out_layout = Layout.together(layout, out_layout)
-    windows = _Windows.of(layout, pool_size, strides, padding, dilation)
-    winner = _winner(windows, data, out_shape, layout, out_layout)
+    data_layout, window_layout = Layout.together(layout, out_layout)
+    windows = _Windows.of(data_layout, pool_size, strides, padding, dilation)
+    winner = _winner(windows, data, out_shape, data_layout, window_layout)
 
     def tangent(*index):
         taps = windows.unflat(winner(*index))
-        element = windows.element(out_layout.logical(index), taps)
+        element = windows.element(window_layout.logical(index), taps)
         # The winner is an element of the data, so only a window without a winner needs a guard.
-        value = data_tangent(*layout.stored(element))
+        value = data_tangent(*data_layout.stored(element))
         return tirx.if_then_else(winner(*index) >= 0, value, tirx.const(0, data_tangent.dtype))
 
     return te.compute(out_shape, tangent, name="max_pool_jvp")
@@ -153,13 +153,13 @@ def avg_pool_backward(
     result : te.Tensor
         A tensor of shape ``data_shape`` and dtype ``out_dtype``.
     """
-    layout, out_layout = Layout.together(layout, out_layout)
-    windows = _Windows.of(layout, pool_size, strides, padding, dilation)
-    extents = layout.extents(data_shape)
+    data_layout, window_layout = Layout.together(layout, out_layout)
+    windows = _Windows.of(data_layout, pool_size, strides, padding, dilation)
+    extents = data_layout.extents(data_shape)
     dtype = accumulation_dtype(output_grad.dtype, out_dtype)
 
     def share(*index):
-        window = out_layout.logical(index)
+        window = window_layout.logical(index)
         return output_grad(*index).astype(dtype) / windows.count(
             window, extents, count_include_pad
         ).astype(dtype)
@@ -167,15 +167,15 @@ def avg_pool_backward(
     shares = windows.spread(
         te.compute(output_grad.shape, share, name="avg_pool_share"),
         data_shape,
-        layout,
-        out_layout,
+        data_layout,
+        window_layout,
         dtype,
     )
     taps = windows.taps()
 
     def partial(*index):
-        at = windows.spread_index(layout.logical(index), taps)
-        return te.sum(shares(*out_layout.stored(at)), axis=taps)
+        at = windows.spread_index(data_layout.logical(index), taps)
+        return te.sum(shares(*window_layout.stored(at)), axis=taps)
 
     return cast(te.compute(data_shape, partial, name="avg_pool_backward"), out_dtype)
 
@@ -209,14 +209,14 @@ def adaptive_avg_pool_backward(
     """
     if is_empty(data_shape) or is_empty(output_grad.shape):
         return zeros(data_shape, out_dtype)
-    layout, out_layout = Layout.together(layout, out_layout)
-    names = _spatial(layout)
-    extents = [data_shape[axis] for axis in layout.positions(names)]
-    outputs = [output_grad.shape[axis] for axis in out_layout.positions(names)]
+    data_layout, window_layout = Layout.together(layout, out_layout)
+    names = _spatial(data_layout)
+    extents = [data_shape[axis] for axis in data_layout.positions(names)]
+    outputs = [output_grad.shape[axis] for axis in window_layout.positions(names)]
     dtype = accumulation_dtype(output_grad.dtype, out_dtype)
 
     def share(*index):
-        window = out_layout.logical(index)
+        window = window_layout.logical(index)
         count = tirx.const(1, dtype)
         for name, extent, output in zip(names, extents, outputs, strict=True):
             first, end = _adaptive_window(window[name], output, extent)
@@ -230,13 +230,13 @@ def adaptive_avg_pool_backward(
     ]
 
     def partial(*index):
-        at = layout.logical(index)
+        at = data_layout.logical(index)
         inside = []
         for name, extent, output, tap in zip(names, extents, outputs, taps, strict=True):
             first, end = _adaptive_window(at[name], extent, output)
             at[name] = first + tap
             inside.append(at[name] < end)
-        value = shares(*out_layout.stored(at))
+        value = shares(*window_layout.stored(at))
         return te.sum(tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, dtype)), axis=taps)
 
     return cast(te.compute(data_shape, partial, name="adaptive_avg_pool_backward"), out_dtype)
@@ -310,7 +310,7 @@ class _Windows:
 
     def unflat(self, position: tirx.PrimExpr) -> list[tirx.PrimExpr]:
         """Return the tap at a position of its window."""
-        taps = []
+        taps: list[tirx.PrimExpr] = []
         for size in reversed(self.sizes):
             taps.insert(0, tirx.floormod(position, size))
             position = tirx.floordiv(position, size)

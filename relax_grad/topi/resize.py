@@ -13,6 +13,7 @@ import itertools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import te, tirx, topi
 
@@ -244,7 +245,7 @@ def resize(
     layout: str,
     out_dtype: str,
     extrapolation_value: float,
-    **attrs: object,
+    **attrs: Any,
 ) -> te.Tensor:
     """Resize the spatial axes: ``topi.image.resize2d`` and ``resize3d`` for any layout and dtype.
 
@@ -306,7 +307,7 @@ def resize(
 
 
 def resize_backward_data(
-    output_grad: te.Tensor, data_shape: Shape, layout: str, out_dtype: str, **attrs: object
+    output_grad: te.Tensor, data_shape: Shape, layout: str, out_dtype: str, **attrs: Any
 ) -> te.Tensor:
     """Gradient of a resize with respect to its data: the transpose of :func:`resize`.
 

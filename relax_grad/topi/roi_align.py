@@ -9,7 +9,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
@@ -33,7 +33,7 @@ class _Align(NamedTuple):
     columns: te.Tensor
 
 
-def roi_align(data: te.Tensor, rois: te.Tensor, **attrs: object) -> te.Tensor:
+def roi_align(data: te.Tensor, rois: te.Tensor, **attrs: Any) -> te.Tensor:
     """Average or maximum of the samples of each bin: ``topi.vision.roi_align`` without reads
     outside the data.
 
@@ -83,7 +83,7 @@ def roi_align(data: te.Tensor, rois: te.Tensor, **attrs: object) -> te.Tensor:
 
 
 def roi_align_backward_data(
-    output_grad: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs: object
+    output_grad: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs: Any
 ) -> te.Tensor:
     """Gradient of roi_align with respect to the data: each sample adds to the elements around it.
 
@@ -110,14 +110,14 @@ def roi_align_backward_data(
     if attrs["mode"] == "max":
         positions, weights = _largest_samples(data, regions, attrs, dtype)
 
-        def add_bin(plane, grad, positions, weights, _, r, c, bin_):
+        def add_largest(plane, grad, positions, weights, _, r, c, bin_):
             value = grad[place_of(at, r, c, *bin_)].astype(dtype)
             for (y, wy), (x, wx) in _corners(positions, weights, (r, c, *bin_)):
                 with T.If(tirx.all(y >= 0, x >= 0)), T.Then():
                     plane.add(y, x, wy * wx * value)
 
         inputs = [output_grad, positions, weights]
-        total = scatter(add_bin, inputs, regions, data.shape, attrs, dtype)
+        total = scatter(add_largest, inputs, regions, data.shape, attrs, dtype)
         return cast(total, data.dtype)
 
     def add_bin(plane, grad, regions, r, c, bin_, positions, weights, scratch):
@@ -142,7 +142,7 @@ def roi_align_backward_data(
 
 
 def roi_align_jvp(
-    direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs: object
+    direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs: Any
 ) -> te.Tensor:
     """Derivative of roi_align along a direction of the data.
 

@@ -5,7 +5,7 @@ The result is the largest element of each bin of a region.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
@@ -38,7 +38,7 @@ class _Pool(NamedTuple):
     right: te.Tensor
 
 
-def roi_pool(data: te.Tensor, rois: te.Tensor, **attrs: object) -> te.Tensor:
+def roi_pool(data: te.Tensor, rois: te.Tensor, **attrs: Any) -> te.Tensor:
     """Largest element of each bin: ``topi.vision.roi_pool`` without reads outside the data.
 
     Parameters
@@ -83,7 +83,7 @@ def roi_pool(data: te.Tensor, rois: te.Tensor, **attrs: object) -> te.Tensor:
 
 
 def roi_pool_backward_data(
-    output_grad: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs: object
+    output_grad: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs: Any
 ) -> te.Tensor:
     """Gradient of roi_pool with respect to the data: the first of the largest elements gets it.
 
@@ -117,9 +117,7 @@ def roi_pool_backward_data(
     return cast(scatter(add_bin, inputs, regions, data.shape, attrs, dtype), data.dtype)
 
 
-def roi_pool_jvp(
-    direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs: object
-) -> te.Tensor:
+def roi_pool_jvp(direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs: Any) -> te.Tensor:
     """Derivative of roi_pool along a direction of the data.
 
     Parameters

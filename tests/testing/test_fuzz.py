@@ -13,7 +13,7 @@ from tvm import relax
 from relax_grad import registry
 from relax_grad.testing.fuzz import checks, outcomes, report, sampled, shrink
 from relax_grad.testing.fuzz.gradients import draw
-from relax_grad.testing.fuzz.operators import Pen
+from relax_grad.testing.fuzz.pen import Pen
 from relax_grad.testing.fuzz.script import Body, Function, Program, Tensor, Value
 from relax_grad.testing.fuzz.session import Finding
 from relax_grad.testing.samples import Sample, sampled_operators, samples

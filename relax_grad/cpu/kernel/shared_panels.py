@@ -96,9 +96,10 @@ def matmul_of_panels(
     cpu : CPU
         The target CPU.
     shapes : Sequence
-        The shapes of A, the panels and C. Those of A and C may have more axes than the product's.
+        The shapes of A and C, which may have more axes than those of the product.
     """
-    params = b.floats("APC", shapes)
+    shape_a, shape_c = shapes
+    params = b.floats("APC", [shape_a, panels_shape(product, cpu), shape_c])
 
     def emit(a, panels, c) -> None:
         generator = _generator(product, cpu)

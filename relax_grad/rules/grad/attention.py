@@ -88,7 +88,8 @@ def attention_dropout(
     for tensor in (key, value):
         shared_by(tensor, shape_of(query)[2], axis=2)
     is_precise = dtype_of(orig_var) == wide_dtype(orig_var)
-    grads, scores_grad = None, None
+    grads: list[relax.Expr] = []
+    scores_grad = None
     if bias or not is_precise:
         output = orig_var if is_precise else None
         grads, scores_grad = gradients(ctx, orig_call, output, output_grad)

@@ -339,8 +339,10 @@ def _of_affine(
 
     factor = None
     if scale:
-        own = channel is None
-        factor = ctx.emit(widen(gamma)) if own else spread(ctx, gamma, [channel], x.ty.ndim)
+        if channel is None:
+            factor = ctx.emit(widen(gamma))
+        else:
+            factor = spread(ctx, gamma, [channel], x.ty.ndim)
     slope = ctx.emit(op.multiply(factor, r)) if scale else r
     twist = per_element(op.multiply(const_like(2, r), widen(variance_grad)))
     along, whole = statistics.collect(op.multiply(h, widen(dy))), statistics.collect(h)

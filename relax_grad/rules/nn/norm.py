@@ -236,7 +236,9 @@ def average_in_groups(
     It does not reshape: symbolic extents in a reshape would limit differentiation to order 1.
     """
     expr = ctx.emit(expr)
-    channels = None if groups is None else int(shape_of(expr)[channel])
+    if groups is None:
+        return expr
+    channels = int(shape_of(expr)[channel])
     if channels in (0, groups):
         return expr
     size = channels // groups

@@ -10,8 +10,10 @@ import functools
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax
 
 from ...transform import LiftBranches
@@ -81,7 +83,12 @@ def check(programs: Sequence[Program], settings: Settings) -> list[Outcome]:
         return outcomes
     with _program.without_assertions():
         # TVM plans the memory of a function as if all its branches were taken.
-        machine = compile_all([LiftBranches()(check.module) for check, _ in ready])
+        lift = LiftBranches()
+        lifted = [
+            lift(check.module)  # type: ignore[operator]  # TVM's decorator makes a pass of the class
+            for check, _ in ready
+        ]
+        machine = compile_all(lifted)
     for prepared, outcome in ready:
         if _record(outcome, "running", lambda prepared=prepared: prepared.run(machine)):
             _record(outcome, "value", lambda e=prepared, o=outcome: e.compare(o))
@@ -123,7 +130,8 @@ class _Check:
 
     def __init__(self, name: str, program: Program, settings: Settings):
         self.name, self.program, self.settings = name, program, settings
-        self.module = self.results = None
+        self.module: tvm.IRModule | None = None
+        self.results: Any = None  # nested tuples of tensors
 
     def differentiate(self) -> None:
         module = parse(self.program, self.name)
@@ -219,7 +227,7 @@ class _Check:
             (value.name, *leaf.path)
             for value in self.program.wrt
             for leaf in value.leaves()
-            if leaf.kind.is_float
+            if leaf.tensor.is_float
         ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import tvm
@@ -124,7 +125,7 @@ class Reference:
         pairs = zip(gradients, deltas, strict=True)
         return [self.torch.zeros_like(d) if g is None else g for g, d in pairs]
 
-    def target_at(self, deltas: Sequence) -> object:
+    def target_at(self, deltas: Sequence) -> Any:
         """Return the target with the offsets ``deltas`` added to the floating-point tensors of
         ``wrt``."""
         return project(self.moved_by(deltas), self.program.target)

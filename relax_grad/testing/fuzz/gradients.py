@@ -100,8 +100,8 @@ class Gradients:
     def parts(self, program: Program) -> set[str]:
         return {operator for let in program.lets() for operator in let.operators}
 
-    def source(self, finding: Finding) -> str:
+    def source(self, finding: Finding[Program]) -> str:
         return report.source(finding)
 
-    def script(self, finding: Finding, seed: int) -> str:
+    def script(self, finding: Finding[Program], seed: int) -> str:
         return report.script(finding, seed, self.settings)

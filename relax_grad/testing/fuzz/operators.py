@@ -1,92 +1,16 @@
 """The vocabulary of random programs: smooth operators, and a few that block gradients.
 
-Each entry takes a :class:`Pen`, chooses operands and writes a statement. It returns None if no
+Each entry takes a :class:`.pen.Pen`, chooses operands and writes a statement. It returns None if no
 operand fits.
 """
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from .script import BATCH, Call, If, Let, Tensor, Value, shape_text
-
-#: A sine follows each value with a larger bound, so that rounding errors do not grow without limit.
-_LARGE = 6.0
-
-#: The maximum number of elements of a tensor.
-_MOST = 16 * BATCH
-
-
-class Pen:
-    """Writes the statements of one body.
-
-    Parameters
-    ----------
-    rng : random.Random
-        The random number generator.
-    values : Sequence[Value]
-        The values in scope.
-    names : Iterator[str]
-        Names for new variables.
-    vocabulary : Sequence[tuple[Callable, int]]
-        The entries that :func:`write` chooses from, with their weights.
-    """
-
-    def __init__(
-        self,
-        rng: random.Random,
-        values: Sequence[Value],
-        names: Iterator[str],
-        vocabulary: Sequence,
-    ):
-        self.rng, self.names, self.vocabulary = rng, names, vocabulary
-        self.values = list(values)
-        self.statements: list = []
-
-    def name(self) -> str:
-        return next(self.names)
-
-    def add(self, statement: Let | Call | If, bound: float) -> Value:
-        """Append a statement; its variable may be an operand of later statements."""
-        self.statements.append(statement)
-        value = Value(statement.name, statement.kind, bound)
-        if bound > _LARGE:
-            return self.let("R.sin({0})", lambda t, x: t.sin(x), [value], value.kind, 1.0)
-        self.values.append(value)
-        return value
-
-    def let(
-        self,
-        template: str,
-        compute: Callable | None,
-        operands: Sequence[Value],
-        kind: object,
-        bound: float,
-        **properties: object,
-    ) -> Value | None:
-        """Bind a value; ``properties`` are those of :class:`Let`."""
-        if isinstance(kind, Tensor) and math.prod(kind.shape) > _MOST:
-            return None
-        let = Let(self.name(), template, compute, tuple(operands), kind, **properties)
-        return self.add(let, bound)
-
-    def leaves(self, accept: Callable[[Tensor], bool] = lambda tensor: True) -> list[Value]:
-        """Return the accepted floating-point tensors, including elements of tuples."""
-        return [
-            leaf
-            for value in self.values
-            for leaf in value.leaves()
-            if leaf.kind.is_float and accept(leaf.kind)
-        ]
-
-    def pick(self, accept: Callable[[Tensor], bool] = lambda tensor: True) -> Value | None:
-        """Choose an operand, more often a recent one, so that programs become deep."""
-        leaves = self.leaves(accept)
-        if not leaves:
-            return None
-        return self.rng.choice(leaves[-6:] if self.rng.random() < 0.6 else leaves)
+from .pen import LARGE, Pen
+from .script import BATCH, Tensor, Value, shape_text
 
 
 def _elementwise(pen: Pen):
@@ -136,10 +60,12 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
 
 def _binary(pen: Pen):
     x = pen.pick()
-    y = pen.pick(lambda tensor: _broadcast(x.kind.shape, tensor.shape) is not None)
+    fitting = pen.leaves(lambda tensor: _broadcast(x.tensor.shape, tensor.shape) is not None)
+    y = pen.choose(fitting)  # x fits
     template, compute, bound = pen.rng.choice(_BINARY)
-    kind = Tensor(_broadcast(x.kind.shape, y.kind.shape))
-    return pen.let(template, compute, [x, y], kind, bound(x.bound, y.bound))
+    shape = _broadcast(x.tensor.shape, y.tensor.shape)
+    assert shape is not None
+    return pen.let(template, compute, [x, y], Tensor(shape), bound(x.bound, y.bound))
 
 
 _BINARY = [
@@ -156,10 +82,10 @@ _BINARY = [
 
 def _with_constant(pen: Pen):
     """Add or multiply an operand with a one-dimensional constant."""
-    x = pen.pick(lambda tensor: tensor.shape and tensor.shape[-1] < BATCH)
+    x = pen.pick_where(lambda tensor: tensor.shape and tensor.shape[-1] < BATCH)
     if x is None:
         return None
-    numbers = [round(pen.rng.uniform(-1, 1), 2) for _ in range(x.kind.shape[-1])]
+    numbers = [round(pen.rng.uniform(-1, 1), 2) for _ in range(x.tensor.shape[-1])]
     name, compute, bound = pen.rng.choice(
         [
             ("add", lambda t, x: x + t.tensor(numbers, dtype=t.float64), x.bound + 1),
@@ -172,18 +98,18 @@ def _with_constant(pen: Pen):
 def _matmul(pen: Pen):
     """Write a matrix product, with the second operand transposed if its shape needs it, or at
     random."""
-    x = pen.pick(lambda tensor: len(tensor.shape) >= 1)
+    x = pen.pick_where(lambda tensor: len(tensor.shape) >= 1)
     if x is None:
         return None
-    inner = x.kind.shape[-1]
-    y = pen.pick(lambda tensor: len(tensor.shape) == 2 and inner in tensor.shape)
+    inner = x.tensor.shape[-1]
+    y = pen.pick_where(lambda tensor: len(tensor.shape) == 2 and inner in tensor.shape)
     if y is None:
         return None
     bound = x.bound * y.bound * inner
-    if y.kind.shape[0] == inner and (y.kind.shape[1] != inner or pen.rng.random() < 0.5):
-        kind = Tensor((*x.kind.shape[:-1], y.kind.shape[1]))
+    if y.tensor.shape[0] == inner and (y.tensor.shape[1] != inner or pen.rng.random() < 0.5):
+        kind = Tensor((*x.tensor.shape[:-1], y.tensor.shape[1]))
         return pen.let("R.matmul({0}, {1})", lambda t, x, y: x @ y, [x, y], kind, bound)
-    kind = Tensor((*x.kind.shape[:-1], y.kind.shape[0]))
+    kind = Tensor((*x.tensor.shape[:-1], y.tensor.shape[0]))
     template = "R.matmul({0}, R.permute_dims({1}))"
     return pen.let(template, lambda t, x, y: x @ y.T, [x, y], kind, bound)
 
@@ -194,16 +120,16 @@ def _axes(pen: Pen, shape: Sequence[int]) -> list[int]:
 
 
 def _reduce(pen: Pen):
-    x = pen.pick(lambda tensor: len(tensor.shape) >= 1)
+    x = pen.pick_where(lambda tensor: len(tensor.shape) >= 1)
     if x is None:
         return None
-    axes, keepdims = _axes(pen, x.kind.shape), pen.rng.random() < 0.5
+    axes, keepdims = _axes(pen, x.tensor.shape), pen.rng.random() < 0.5
     shape = tuple(
         1 if axis in axes else size
-        for axis, size in enumerate(x.kind.shape)
+        for axis, size in enumerate(x.tensor.shape)
         if keepdims or axis not in axes
     )
-    count = math.prod(x.kind.shape[axis] for axis in axes)
+    count = math.prod(x.tensor.shape[axis] for axis in axes)
     name, compute, bound = pen.rng.choice(
         [
             ("sum", lambda t, x: x.sum(axes, keepdims), count * x.bound),
@@ -216,7 +142,7 @@ def _reduce(pen: Pen):
 
 
 def _along_an_axis(pen: Pen):
-    x = pen.pick(lambda tensor: tensor.shape and tensor.shape[-1] < BATCH)
+    x = pen.pick_where(lambda tensor: tensor.shape and tensor.shape[-1] < BATCH)
     if x is None:
         return None
     template, compute, bound = pen.rng.choice(
@@ -230,12 +156,12 @@ def _along_an_axis(pen: Pen):
 
 
 def _permute(pen: Pen):
-    x = pen.pick(lambda tensor: len(tensor.shape) >= 2)
+    x = pen.pick_where(lambda tensor: len(tensor.shape) >= 2)
     if x is None:
         return None
-    axes = list(range(len(x.kind.shape)))
+    axes = list(range(len(x.tensor.shape)))
     pen.rng.shuffle(axes)
-    kind = Tensor(tuple(x.kind.shape[axis] for axis in axes))
+    kind = Tensor(tuple(x.tensor.shape[axis] for axis in axes))
     template = f"R.permute_dims({{0}}, axes={axes})"
     return pen.let(template, lambda t, x: x.permute(axes), [x], kind, x.bound)
 
@@ -243,7 +169,7 @@ def _permute(pen: Pen):
 def _reshape(pen: Pen):
     """Write a reshape that merges two axes, splits one, or adds or removes one of extent 1."""
     x = pen.pick()
-    shape = list(x.kind.shape)
+    shape = list(x.tensor.shape)
     ways = [[*shape[:i], 1, *shape[i:]] for i in range(len(shape) + 1)]
     for i, size in enumerate(shape):
         ways += [[*shape[:i], *shape[i + 1 :]]] if size == 1 else []
@@ -255,19 +181,19 @@ def _reshape(pen: Pen):
 
 
 def _broadcast_to(pen: Pen):
-    x = pen.pick(lambda tensor: len(tensor.shape) <= 2)
+    x = pen.pick_where(lambda tensor: len(tensor.shape) <= 2)
     if x is None:
         return None
-    new = (pen.rng.choice([2, BATCH]), *x.kind.shape)
+    new = (pen.rng.choice([2, BATCH]), *x.tensor.shape)
     template = f"R.broadcast_to({{0}}, {shape_text(new)})"
     return pen.let(template, lambda t, x: x.expand(new), [x], Tensor(new), x.bound)
 
 
 def _split(pen: Pen):
-    x = pen.pick(lambda tensor: any(size in (2, 3, 4) for size in tensor.shape))
+    x = pen.pick_where(lambda tensor: any(size in (2, 3, 4) for size in tensor.shape))
     if x is None:
         return None
-    shape = x.kind.shape
+    shape = x.tensor.shape
     axis = pen.rng.choice([axis for axis, size in enumerate(shape) if size in (2, 3, 4)])
     parts = pen.rng.choice([n for n in (2, 3, 4) if shape[axis] % n == 0])
     size = shape[axis] // parts
@@ -286,18 +212,19 @@ def _concat(pen: Pen):
     tuples = [value for value in pen.values if _can_concat(value.kind)]
     if tuples and pen.rng.random() < 0.5:
         whole = pen.rng.choice(tuples)
-        shape, count = whole.kind[0].shape, len(whole.kind)
+        elements = list(whole.elements())
+        shape, count = elements[0].tensor.shape, len(elements)
         operands, text, bound = [whole], "{0}", whole.bound
         axis = pen.rng.randrange(len(shape))
 
-        def compute(t, x):
-            return t.concat(list(x), axis)
+        def compute(t, *x):
+            return t.concat(list(x[0]), axis)
     else:
-        x = pen.pick(lambda tensor: len(tensor.shape) >= 1)
+        x = pen.pick_where(lambda tensor: len(tensor.shape) >= 1)
         if x is None:
             return None
-        y = pen.pick(lambda tensor: tensor.shape == x.kind.shape)
-        shape, count = x.kind.shape, 2
+        y = pen.pick_like(x.tensor)
+        shape, count = x.tensor.shape, 2
         operands, text, bound = [x, y], "({0}, {1})", max(x.bound, y.bound)
         axis = pen.rng.randrange(len(shape))
 
@@ -341,10 +268,10 @@ def _alias(pen: Pen):
 
 
 def _take(pen: Pen):
-    x = pen.pick(lambda tensor: tensor.shape and min(tensor.shape) < BATCH)
+    x = pen.pick_where(lambda tensor: tensor.shape and min(tensor.shape) < BATCH)
     if x is None:
         return None
-    shape = x.kind.shape
+    shape = x.tensor.shape
     axis = pen.rng.choice([axis for axis, size in enumerate(shape) if size < BATCH])
     places = [pen.rng.randrange(shape[axis]) for _ in range(pen.rng.randint(2, 3))]
     kind = Tensor((*shape[:axis], len(places), *shape[axis + 1 :]))
@@ -358,10 +285,10 @@ def _take(pen: Pen):
 
 
 def _slice(pen: Pen):
-    x = pen.pick(lambda tensor: any(size in (3, 4) for size in tensor.shape))
+    x = pen.pick_where(lambda tensor: any(size in (3, 4) for size in tensor.shape))
     if x is None:
         return None
-    shape = x.kind.shape
+    shape = x.tensor.shape
     axis = pen.rng.choice([axis for axis, size in enumerate(shape) if size in (3, 4)])
     kind = Tensor((*shape[:axis], 2, *shape[axis + 1 :]))
     return pen.let(
@@ -375,8 +302,8 @@ def _slice(pen: Pen):
 
 def _where(pen: Pen):
     x = pen.pick()
-    y = pen.pick(lambda tensor: tensor.shape == x.kind.shape)
-    z = pen.pick(lambda tensor: tensor.shape == x.kind.shape)
+    y = pen.pick_like(x.tensor)
+    z = pen.pick_like(x.tensor)
     return pen.let(
         'R.where(R.greater({0}, R.const(0.1234567, "float64")), {1}, {2})',
         lambda t, x, y, z: t.where(x > 0.1234567, y, z),
@@ -406,26 +333,28 @@ _UNEVEN = [0.1, 0.37, 0.0, 0.51]
 
 
 def _argmax(pen: Pen):
-    x = pen.pick(lambda tensor: tensor.shape and tensor.shape[-1] in (2, 3, 4))
+    x = pen.pick_where(lambda tensor: tensor.shape and tensor.shape[-1] in (2, 3, 4))
     if x is None:
         return None
-    uneven = _UNEVEN[: x.kind.shape[-1]]
+    uneven = _UNEVEN[: x.tensor.shape[-1]]
     return pen.let(
         f'R.argmax(R.add({{0}}, R.const({uneven}, "float64")), axis=-1)',
         lambda t, x: (x + t.tensor(uneven, dtype=t.float64)).argmax(-1),
         [x],
-        Tensor(x.kind.shape[:-1], "int64"),
+        Tensor(x.tensor.shape[:-1], "int64"),
         4.0,
     )
 
 
 def _of_integers(pen: Pen):
     """Write a conversion of integers back to floating-point numbers."""
-    leaves = [leaf for value in pen.values for leaf in value.leaves() if leaf.kind.dtype == "int64"]
+    leaves = [
+        leaf for value in pen.values for leaf in value.leaves() if leaf.tensor.dtype == "int64"
+    ]
     if not leaves:
         return _argmax(pen)
     x = pen.rng.choice(leaves)
-    shape = x.kind.shape
+    shape = x.tensor.shape
     if len(shape) < 3 and pen.rng.random() < 0.6:
         return pen.let(
             "R.one_hot({0}, T.float64(1.0), T.float64(0.0), 4, axis=-1)",
@@ -468,7 +397,7 @@ def narrow(pen: Pen) -> Value | None:
     bound = x.bound
     for _ in range(pen.rng.randint(1, 4)):
         template, compute, bound_of = pen.rng.choice(_ELEMENTWISE)
-        if bound_of(bound) > _LARGE:
+        if bound_of(bound) > LARGE:
             continue
         before = f"{{name}}_{len(lines) - 1}"
         lines.append(template.replace("{0}", before).replace("float64", "float32"))

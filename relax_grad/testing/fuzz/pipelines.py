@@ -31,7 +31,8 @@ def in_float32(program: Program, name: str) -> tvm.IRModule:
     ``name``."""
     source = program.source(name).replace("float64", "float32")
     module = from_source(source)
-    return Gradient(name, variables(module, name, program), program.target or 0)(module)
+    gradient = Gradient(name, variables(module, name, program), program.target or 0)
+    return gradient(module)  # type: ignore[operator]  # TVM's decorator makes a pass of the class
 
 
 def values_of(program: Program, batch: int = BATCH) -> list:

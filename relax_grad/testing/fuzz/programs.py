@@ -10,7 +10,8 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from . import sampled
-from .operators import VOCABULARY, Pen, narrow, write
+from .operators import VOCABULARY, narrow, write
+from .pen import Pen
 from .script import (
     BATCH,
     Body,
@@ -135,24 +136,24 @@ class _Author:
 
     def match_cast(self, pen: Pen, depth: int) -> None:
         x = pen.pick()
-        kind = f'R.Tensor({shape_text(x.kind.shape)}, "float64")'
-        pen.let(f"R.match_cast({{0}}, {kind})", lambda t, x: x, [x], x.kind, x.bound)
+        kind = f'R.Tensor({shape_text(x.tensor.shape)}, "float64")'
+        pen.bind(f"R.match_cast({{0}}, {kind})", lambda t, x: x, [x], x.kind, x.bound)
 
     def checkpoint(self, pen: Pen, depth: int) -> None:
         whole = [v for v in pen.values if isinstance(v.kind, Tensor) and v.kind.is_float]
         x = self.rng.choice(whole)
         end = self.rng.choice(["start", "end"])
-        pen.let(f"R.grad.{end}_checkpoint({{0}})", lambda t, x: x, [x], x.kind, x.bound)
+        pen.bind(f"R.grad.{end}_checkpoint({{0}})", lambda t, x: x, [x], x.kind, x.bound)
 
     def stop_gradient(self, pen: Pen, depth: int) -> None:
         x = pen.pick()
         text = "R.grad.stop_gradient({0})"
-        pen.let(text, lambda t, x: x.detach(), [x], x.kind, x.bound, is_smooth=False)
+        pen.bind(text, lambda t, x: x.detach(), [x], x.kind, x.bound, is_smooth=False)
 
     def branch(self, pen: Pen, depth: int) -> None:
         if self.rng.random() < 0.5:
             x = pen.pick()
-            condition = pen.let(
+            condition = pen.bind(
                 'R.greater(R.sum({0}), R.const(0.1234567, "float64"))',
                 lambda t, x: x.sum() > 0.1234567,
                 [x],
@@ -164,20 +165,13 @@ class _Author:
             if not bools:
                 return
             condition = self.rng.choice(bools)
-        pens = [self.pen(pen.values) for _ in range(2)]
-        for inner in pens:
+        yes, no = self.pen(pen.values), self.pen(pen.values)
+        for inner in (yes, no):
             self.write(inner, self.rng.randint(0, 5), depth)
-        known = len(pen.values)
-        pairs = [
-            (first, other, rank)
-            for first, other, rank in _pairs(*(pen.values for pen in pens), known)
-        ]
+        pairs = list(_pairs(yes.values, no.values, len(pen.values)))
         best = max(rank for *_, rank in pairs)
         first, other, _ = self.rng.choice([p for p in pairs if p[2] == best][-8:])
-        bodies = tuple(
-            Body(tuple(pen.statements), value)
-            for pen, value in zip(pens, (first, other), strict=True)
-        )
+        bodies = Body(tuple(yes.statements), first), Body(tuple(no.statements), other)
         name = pen.name()
         pen.add(If(name, condition, bodies, first.kind), max(first.bound, other.bound))
 
@@ -236,10 +230,10 @@ class _Author:
         """Write the loss and the result; return the result, and the path of the loss in it."""
         terms = []
         for x in (pen.pick() for _ in range(3)):
-            if x.kind.shape:
-                x = pen.let("R.mean({0})", lambda t, x: x.mean(), [x], Tensor(()), x.bound)
+            if x.tensor.shape:
+                x = pen.bind("R.mean({0})", lambda t, x: x.mean(), [x], Tensor(()), x.bound)
             terms.append(x)
-        loss = pen.let(
+        loss = pen.bind(
             "R.add(R.add({0}, {1}), {2})",
             lambda t, x, y, z: x + y + z,
             terms,
@@ -249,6 +243,7 @@ class _Author:
         if "element" not in self.features:
             return loss, ()
         others = self.rng.choices(pen.values, k=2)
+        target: tuple[int, ...]
         if self.rng.random() < 0.5:
             text, operands, target = "({0}, {1}, {2})", [others[0], loss, others[1]], (1,)
         else:
@@ -258,7 +253,7 @@ class _Author:
             return (x, y, z) if target == (1,) else (y, (x, z))
 
         kind = compute(None, *(v.kind for v in operands))
-        return pen.let(text, compute, operands, kind, 1.0), target
+        return pen.bind(text, compute, operands, kind, 1.0), target
 
     def segments(self, statements) -> list[bool]:
         is_dataflow, flags = True, []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .checks import Settings
+from .script import Program
 from .session import Finding
 
 _SCRIPT = '''\
@@ -149,14 +150,14 @@ def summary(finding: Finding, size: Callable) -> str:
     return f"program {finding.number}: {text} ({before} statements, made smaller to {after})"
 
 
-def source(finding: Finding) -> str:
+def source(finding: Finding[Program]) -> str:
     """Return the shrunk program in TVMScript, with the names of the differentiated variables."""
     program = finding.program
     wrt = ", ".join(value.name for value in program.wrt)
     return f"{program.source('main')}# differentiated with respect to {wrt}"
 
 
-def script(finding: Finding, seed: int, settings: Settings) -> str:
+def script(finding: Finding[Program], seed: int, settings: Settings) -> str:
     """Return a script that reproduces a finding without this sub-package."""
     program = finding.program
     wrt = "[found[name] for name in WRT]"

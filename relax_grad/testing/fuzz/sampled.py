@@ -21,8 +21,8 @@ from ...ir.compat import constant_value, dtype_of
 from .. import _program
 from .._arguments import resolve
 from ..samples import Sample, sampled_operators, samples
-from .operators import Pen
-from .script import BATCH, Tensor, Value, has_batch
+from .pen import Pen
+from .script import BATCH, Kind, Tensor, Value, has_batch
 
 #: The factor of values of the program before they are added to a sample's inputs.
 _SCALE = 0.05
@@ -107,18 +107,20 @@ def _write(pen: Pen, accept: Callable[[Sample], bool]) -> Value | None:
 
 def write_form(pen: Pen, chosen: Form) -> Value | None:
     """Write a statement from a form."""
-    operands = [pen.pick(lambda tensor: not has_batch([tensor])) for _ in chosen.params]
-    if None in operands:
+    fitting = pen.leaves(lambda tensor: not has_batch([tensor]))
+    if chosen.params and not fitting:
         return None
+    operands = [pen.choose(fitting) for _ in chosen.params]
     lines, names = [], {}
     for i, (operand, base) in enumerate(zip(operands, chosen.params, strict=True)):
-        fitted = _fitted(f"{{{i}}}", operand.kind.shape, base.shape)
+        fitted = _fitted(f"{{{i}}}", operand.tensor.shape, base.shape)
         scaled = f'R.multiply({fitted}, R.const({_SCALE}, "float64"))'
         lines.append(f"{{name}}_x{i} = R.add({scaled}, {_literal(base)})")
         names[f"p{i}"] = f"{{name}}_x{i}"
     texts = [_renamed(line, names) for line in chosen.lines]
     lines += [f"{{name}}_{i} = {text}" for i, text in enumerate(texts[:-1])]
     kinds = tuple(map(Tensor, chosen.shapes))
+    kind: Kind
     if chosen.leaves == ("",):
         lines.append(texts[-1])
         kind = kinds[0]

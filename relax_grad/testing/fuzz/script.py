@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -33,6 +34,10 @@ class Tensor:
         return self.dtype == "float64"
 
 
+#: The type of a value: that of a tensor, or a tuple of kinds.
+Kind: TypeAlias = "Tensor | tuple[Kind, ...]"
+
+
 @dataclass(frozen=True)
 class Value:
     """A variable, or an element of a variable that is a tuple.
@@ -50,13 +55,19 @@ class Value:
     """
 
     name: str
-    kind: object
+    kind: Kind
     bound: float = 1.0
     path: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
         return self.name + "".join(f"[{i}]" for i in self.path)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The kind of a value that is a tensor."""
+        assert isinstance(self.kind, Tensor), f"{self.text} is a tuple"
+        return self.kind
 
     def elements(self) -> Iterator[Value]:
         for i, kind in enumerate(self.kind if isinstance(self.kind, tuple) else ()):
@@ -89,8 +100,8 @@ class Let:
     name: str
     template: str
     compute: Callable | None
-    operands: tuple[Value, ...] = ()
-    kind: object = None
+    operands: tuple[Value, ...]
+    kind: Kind
     operators: tuple[str, ...] = ()
     is_smooth: bool = True
 
@@ -99,7 +110,7 @@ class Let:
 class Body:
     """Statements and the value of the result."""
 
-    statements: tuple
+    statements: tuple[Statement, ...]
     result: Value
 
 
@@ -110,7 +121,17 @@ class If:
     name: str
     condition: Value
     branches: tuple[Body, Body]
-    kind: object = None
+    kind: Kind
+
+    def with_branches(self, change: Callable[[Body], Body]) -> If:
+        """Return the conditional with a function applied to both branches."""
+        first, other = self.branches
+        return replace(self, branches=(change(first), change(other)))
+
+    def with_branch(self, i: int, branch: Body) -> If:
+        """Return the conditional with another branch."""
+        first, other = self.branches
+        return replace(self, branches=(branch, other) if i == 0 else (first, branch))
 
 
 @dataclass(frozen=True)
@@ -130,7 +151,10 @@ class Call:
     name: str
     function: Function
     operands: tuple[Value, ...]
-    kind: object = None
+    kind: Kind
+
+
+Statement: TypeAlias = Let | If | Function | Call
 
 
 @dataclass(frozen=True)
@@ -176,7 +200,7 @@ class Program:
             lines += writer.function(function, (), 1)
         return "\n".join([*lines, *writer.function(self.main, self.segments, 1), ""])
 
-    def statements(self) -> Iterator:
+    def statements(self) -> Iterator[Statement]:
         """Yield every statement, including those of branches and functions."""
         for function in (*self.functions, self.main):
             yield from _statements(function.body)
@@ -218,7 +242,7 @@ class Program:
     def has_local_functions(self) -> bool:
         return any(isinstance(statement, Function) for statement in self.statements())
 
-    def evaluate(self, torch: ModuleType, values: Sequence, moved: dict | None = None) -> object:
+    def evaluate(self, torch: ModuleType, values: Sequence, moved: dict | None = None) -> Any:
         """Compute the result in PyTorch.
 
         Parameters
@@ -233,14 +257,14 @@ class Program:
         return _Evaluation(torch, moved or {}).call(self.main, values, {})
 
 
-def project(value: object, path: Sequence[int]) -> object:
+def project(value: Any, path: Sequence[int]) -> Any:
     """Return the element at a path of indices."""
     for index in path:
         value = value[index]
     return value
 
 
-def flat(value: object) -> list:
+def flat(value: Any) -> list:
     """Return the leaves of a value that may be a nested tuple."""
     if isinstance(value, (tuple, list)):
         return [leaf for item in value for leaf in flat(item)]
@@ -252,13 +276,18 @@ def has_batch(kinds: object) -> bool:
     return any(size % BATCH == 0 for tensor in flat(kinds) for size in tensor.shape)
 
 
-def _statements(body: Body) -> Iterator:
+def _statements(body: Body) -> Iterator[Statement]:
     for statement in body.statements:
         yield statement
-        inner = statement.branches if isinstance(statement, If) else ()
-        inner = (statement.body,) if isinstance(statement, Function) else inner
-        for nested in inner:
+        for nested in bodies_of(statement):
             yield from _statements(nested)
+
+
+def bodies_of(statement: Statement) -> tuple[Body, ...]:
+    """Return the branches of a conditional, or the body of a function."""
+    if isinstance(statement, If):
+        return statement.branches
+    return (statement.body,) if isinstance(statement, Function) else ()
 
 
 class _Evaluation:
@@ -278,13 +307,14 @@ class _Evaluation:
             known[statement.name] = self.move(statement.name, self.value(statement, known))
         return self.find(body.result, known)
 
-    def value(self, statement, known: dict):
+    def value(self, statement: Let | If | Call, known: dict):
         if isinstance(statement, If):
             taken = 0 if bool(self.find(statement.condition, known)) else 1
             return self.body(statement.branches[taken], dict(known))
         operands = [self.find(operand, known) for operand in statement.operands]
         if isinstance(statement, Call):
             return self.call(statement.function, operands, known)
+        assert statement.compute is not None, "PyTorch has no such operator"
         return statement.compute(self.torch, *operands)
 
     def find(self, value: Value, known: dict):
@@ -331,11 +361,11 @@ class _Writer:
             start = end
         return lines
 
-    def statement(self, statement) -> list[str]:
+    def statement(self, statement: Statement) -> list[str]:
         if isinstance(statement, Function):
             return self.function(statement, (), 0)
         if isinstance(statement, If):
-            lines = []
+            lines: list[str] = []
             heads = (f"if {statement.condition.text}:", "else:")
             for head, branch in zip(heads, statement.branches, strict=True):
                 inner = [*self.body(branch, ()), f"{statement.name} = {branch.result.text}"]
@@ -355,7 +385,7 @@ class _Writer:
         name = self.prefix if function.name == "main" else f"{self.prefix}_{function.name}"
         return name if is_definition else f"cls.{name}"
 
-    def kind(self, kind, is_signature: bool) -> str:
+    def kind(self, kind: Kind, is_signature: bool) -> str:
         if isinstance(kind, tuple):
             return f"R.Tuple({', '.join(self.kind(k, is_signature) for k in kind)})"
         return f'R.Tensor({self.shape(kind.shape, is_signature)}, "{kind.dtype}")'
@@ -379,11 +409,11 @@ def shape_text(shape: Sequence[int]) -> str:
     return f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
 
 
-def _mentioned(statement) -> set[str]:
+def _mentioned(statement: Statement) -> set[str]:
     """Return the names of all variables that a statement uses, and of some variables that it
     defines."""
     if isinstance(statement, (If, Function)):
-        bodies = statement.branches if isinstance(statement, If) else (statement.body,)
+        bodies = bodies_of(statement)
         names = {statement.condition.name} if isinstance(statement, If) else set()
         for body in bodies:
             names |= {body.result.name}.union(*map(_mentioned, body.statements))

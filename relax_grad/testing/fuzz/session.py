@@ -16,10 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from .outcomes import Failure, Outcome
 from .search import ProgramType
+
+T = TypeVar("T")
 
 #: The time limits of a process, in seconds: for a batch, and for one program.
 _SECONDS, _SECONDS_OF_ONE = 600.0, 120.0
@@ -32,22 +34,22 @@ _WAIT = 0.5
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Generic[ProgramType]):
     """A program that failed.
 
     Attributes
     ----------
     number : int
         The number of the program in the session.
-    original, program : object
+    original, program : ProgramType
         The program as drawn, and the shrunk program.
     failure : Failure
         The failure of the shrunk program.
     """
 
     number: int
-    original: object
-    program: object
+    original: ProgramType
+    program: ProgramType
     failure: Failure
 
 
@@ -99,10 +101,10 @@ class Subject(Protocol[ProgramType]):
     def parts(self, program: ProgramType) -> set[str]:
         """Return the parts of the program that a session counts, for example its operators."""
 
-    def source(self, finding: Finding) -> str:
+    def source(self, finding: Finding[ProgramType]) -> str:
         """Return the shrunk program in TVMScript."""
 
-    def script(self, finding: Finding, seed: int) -> str:
+    def script(self, finding: Finding[ProgramType], seed: int) -> str:
         """Return a script that reproduces a finding."""
 
 
@@ -127,7 +129,7 @@ class Counts:
     parts: set[str] = field(default_factory=set)
 
 
-class Session:
+class Session(Generic[ProgramType]):
     """Draws programs and checks them.
 
     Parameters
@@ -145,7 +147,7 @@ class Session:
     def __init__(
         self,
         seed: int,
-        subject: Subject,
+        subject: Subject[ProgramType],
         started: Callable[[str], None] = lambda text: None,
         waiting: Callable[[], None] = lambda: None,
     ):
@@ -153,7 +155,7 @@ class Session:
         self.counts = Counts()
         self.is_interrupted = False
 
-    def run(self, ends: float, limit: int | None) -> Iterator[Finding]:
+    def run(self, ends: float, limit: int | None) -> Iterator[Finding[ProgramType]]:
         """Check up to ``limit`` programs until ``ends`` (by ``time.monotonic``); yield the
         findings."""
         number, batch = 0, 1  # small batches first, so that results appear soon
@@ -174,16 +176,16 @@ class Session:
                         raise KeyboardInterrupt
             number += count
 
-    def in_a_process(self, function: Callable, seconds: float) -> object:
+    def in_a_process(self, function: Callable[[], T], seconds: float) -> T | Failure:
         return _in_a_process(function, seconds, self.waiting)
 
-    def count(self, program: object, outcome: Outcome) -> None:
+    def count(self, program: ProgramType, outcome: Outcome) -> None:
         self.counts.programs += 1
         self.counts.statements += self.subject.size(program)
         self.counts.parts |= self.subject.parts(program)
         self.counts.compared.update(outcome.compared or {"nothing"})
 
-    def check(self, programs: Sequence) -> list[Outcome]:
+    def check(self, programs: Sequence[ProgramType]) -> list[Outcome]:
         """Check programs together; if their process fails, check each half separately."""
         if len(programs) == 1:
             return [self.check_one(programs[0])]
@@ -193,25 +195,25 @@ class Session:
             return [*self.check(programs[:half]), *self.check(programs[half:])]
         return outcome
 
-    def check_one(self, program: object) -> Outcome:
+    def check_one(self, program: ProgramType) -> Outcome:
         outcome = self.in_a_process(lambda: self.subject.check_one(program), _SECONDS_OF_ONE)
         if not isinstance(outcome, Failure):
             return outcome
         return Outcome(None, {"TVM"}) if self.is_of_stock(program) else Outcome(outcome)
 
-    def is_of_stock(self, program: object) -> bool:
+    def is_of_stock(self, program: ProgramType) -> bool:
         """Tell whether the program as TVM compiles it without relax_grad also crashes or times
         out."""
-        outcome = self.in_a_process(lambda: (self.subject.check_stock(program),), _SECONDS_OF_ONE)
+        outcome = self.in_a_process(lambda: self.subject.check_stock(program), _SECONDS_OF_ONE)
         return isinstance(outcome, Failure)
 
-    def failure_of(self, program: object) -> Failure | None:
+    def failure_of(self, program: ProgramType) -> Failure | None:
         outcome = self.in_a_process(lambda: (self.subject.failure_of(program),), _SECONDS_OF_ONE)
         if not isinstance(outcome, Failure):
             return outcome[0]
         return None if self.is_of_stock(program) else outcome
 
-    def shrunk(self, number: int, program: object, failure: Failure) -> Finding:
+    def shrunk(self, number: int, program: ProgramType, failure: Failure) -> Finding[ProgramType]:
         """Shrink a program that failed and return its finding."""
         ends = time.monotonic() + _SHRINKING
         smallest = [failure]
@@ -237,7 +239,9 @@ def can_fork() -> bool:
     return "fork" in multiprocessing.get_all_start_methods()
 
 
-def _in_a_process(function: Callable, seconds: float, waiting: Callable[[], None] = lambda: None):
+def _in_a_process(
+    function: Callable[[], T], seconds: float, waiting: Callable[[], None] = lambda: None
+) -> T | Failure:
     """Run a function in a process of its own; return its result, or a :class:`Failure` without
     one."""
     receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)

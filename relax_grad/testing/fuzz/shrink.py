@@ -7,7 +7,19 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from . import search
-from .script import Body, Call, Function, If, Let, Program, Tensor, Value, flat
+from .script import (
+    Body,
+    Call,
+    Function,
+    If,
+    Let,
+    Program,
+    Statement,
+    Tensor,
+    Value,
+    bodies_of,
+    flat,
+)
 
 
 def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
@@ -100,15 +112,15 @@ def _is_simple(kind) -> bool:
     return all(tensor.dtype in ("float64", "bool") for tensor in flat(kind))
 
 
-def _ending(program: Program, last) -> Program:
+def _ending(program: Program, last: Let | If | Call) -> Program:
     """Return the program up to a statement, with the sum of its first tensor as the result."""
     body = program.main.body
     index = body.statements.index(last)
-    leaf = next((v for v in Value(last.name, last.kind).leaves() if v.kind.is_float), None)
+    leaf = next((v for v in Value(last.name, last.kind).leaves() if v.tensor.is_float), None)
     if leaf is None:
         return program
     end = Let("loss", "R.sum({0})", lambda t, x: x.sum(), (leaf,), Tensor(()))
-    if leaf.kind.shape == ():
+    if leaf.tensor.shape == ():
         end = Let("loss", "{0}", lambda t, x: x, (leaf,), Tensor(()))
     statements = (*body.statements[: index + 1], end)
     segments = (*program.segments[: index + 1], True)
@@ -163,13 +175,12 @@ def _lessened_branches(statement: If, used: Collection[str]) -> Iterator[If]:
     for i, branch in enumerate(statement.branches):
         for at, inner in reversed(list(enumerate(branch.statements))):
             before, behind = branch.statements[:at], branch.statements[at + 1 :]
-            others = [()] if inner.name not in used else []
+            others: list[tuple[Statement, ...]] = [()] if inner.name not in used else []
             if isinstance(inner, If):
-                others += [(smaller,) for smaller in _lessened_branches(inner, used)]
+                others += [(nested,) for nested in _lessened_branches(inner, used)]
             for other in others:
-                branches = list(statement.branches)
-                branches[i] = Body((*before, *other, *behind), branch.result)
-                yield replace(statement, branches=tuple(branches))
+                smaller = Body((*before, *other, *behind), branch.result)
+                yield statement.with_branch(i, smaller)
 
 
 def _emptied(program: Program, statement: If) -> Iterator[Program]:
@@ -184,9 +195,8 @@ def _emptied(program: Program, statement: If) -> Iterator[Program]:
         for value in (*program.main.params, *values[:-1]):
             for element in (value, *value.elements()):
                 if element.kind == statement.kind and element != branch.result:
-                    branches = list(statement.branches)
-                    branches[i] = Body(branch.statements, element)
-                    yield _replaced(program, replace(statement, branches=tuple(branches)))
+                    emptied = statement.with_branch(i, Body(branch.statements, element))
+                    yield _replaced(program, emptied)
 
 
 def _replaced(program: Program, statement) -> Program:
@@ -230,17 +240,16 @@ def _renamed(body: Body, mapping: dict[str, Value], suffix: str) -> Body:
         renamed = _with_operands(statement, mapping, suffix)
         if suffix:
             renamed = replace(renamed, name=statement.name + suffix)
-            mapping[statement.name] = Value(renamed.name, getattr(statement, "kind", None))
+            if not isinstance(statement, Function):
+                mapping[statement.name] = Value(renamed.name, statement.kind)
         statements.append(renamed)
     return Body(tuple(statements), _mapped(body.result, mapping))
 
 
 def _with_operands(statement, mapping: dict[str, Value], suffix: str):
     if isinstance(statement, If):
-        branches = tuple(_renamed(branch, mapping, suffix) for branch in statement.branches)
-        return replace(
-            statement, condition=_mapped(statement.condition, mapping), branches=branches
-        )
+        renamed = statement.with_branches(lambda branch: _renamed(branch, mapping, suffix))
+        return replace(renamed, condition=_mapped(statement.condition, mapping))
     if isinstance(statement, Function):
         return replace(statement, body=_renamed(statement.body, mapping, suffix))
     operands = tuple(_mapped(operand, mapping) for operand in statement.operands)
@@ -276,13 +285,13 @@ def cleaned(program: Program, unused: bool = False) -> Program:
     body = program.main.body
     needed = {body.result.name}
     functions: set[str] = set()
-    statements, segments = [], []
+    statements: list[Statement] = []
+    segments: list[bool] = []
     pairs = zip(body.statements, program.segments, strict=True)
     for statement, is_dataflow in reversed(list(pairs)):
         if unused or statement.name in needed or statement.name in functions:
             if isinstance(statement, If) and not unused:
-                branches = tuple(map(_needed, statement.branches))
-                statement = replace(statement, branches=branches)
+                statement = statement.with_branches(_needed)
             statements.insert(0, statement)
             segments.insert(0, is_dataflow)
             _uses(statement, needed, functions)
@@ -300,30 +309,27 @@ def cleaned(program: Program, unused: bool = False) -> Program:
 
 def _needed(body: Body) -> Body:
     """Return a branch without the statements that its result does not need."""
-    names, functions, statements = {body.result.name}, set(), []
+    names, functions = {body.result.name}, set[str]()
+    statements: list[Statement] = []
     for statement in reversed(body.statements):
         if statement.name in names or statement.name in functions:
             if isinstance(statement, If):
-                branches = tuple(map(_needed, statement.branches))
-                statement = replace(statement, branches=branches)
+                statement = statement.with_branches(_needed)
             statements.insert(0, statement)
             _uses(statement, names, functions)
     return Body(tuple(statements), body.result)
 
 
-def _uses(statement, names: set[str], functions: set[str]) -> None:
+def _uses(statement: Statement, names: set[str], functions: set[str]) -> None:
     """Add the names that a statement uses, and those of the functions that it calls."""
     if isinstance(statement, If):
         names.add(statement.condition.name)
-        bodies = statement.branches
-    elif isinstance(statement, Function):
-        bodies = (statement.body,)
-    else:
+    elif not isinstance(statement, Function):
         names.update(operand.name for operand in statement.operands)
-        bodies = ()
-        if isinstance(statement, Call):
-            functions.add(statement.function.name)
-            bodies = (statement.function.body,)
+    bodies = bodies_of(statement)
+    if isinstance(statement, Call):
+        functions.add(statement.function.name)
+        bodies = (statement.function.body,)
     for body in bodies:
         names.add(body.result.name)
         for inner in body.statements:

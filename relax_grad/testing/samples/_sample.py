@@ -129,6 +129,7 @@ class Sample:
 
     def torch_case(self) -> TorchCase:
         """Return the sample as a comparison with PyTorch."""
+        assert self.torch is not None, "the sample has no function of PyTorch"
         return TorchCase(self.function or self.op, self.inputs, self.torch, self.attrs, self.wrt)
 
     def partials(self) -> list[list[relax.Expr]]:

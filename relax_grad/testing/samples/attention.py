@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -10,12 +11,14 @@ from tvm.relax.op import grad as backward
 
 from ._sample import Sample, register_samples
 
+_Symbolic = Mapping[int, Mapping[int, str]] | None
+
 _SEQUENCES = {0: {0: "b", 1: "s"}, 1: {0: "b", 1: "t"}, 2: {0: "b", 1: "t"}}
 _SELF = {i: {0: "b", 1: "s"} for i in range(3)}
 
 # The extents: batch, queries, keys, heads, heads of keys and values, features, features of values.
 # Then attributes.
-_ATTENTION = {
+_ATTENTION: dict[str, tuple[tuple[int, ...], dict[str, Any], _Symbolic]] = {
     "plain": ((2, 2, 3, 2, 2, 2, 3), {}, _SEQUENCES),
     "top left, more keys": ((1, 2, 4, 2, 2, 2, 2), {"causal_mask": "TopLeft"}, _SEQUENCES),
     "bottom right, more keys": ((1, 2, 4, 1, 1, 2, 2), {"causal_mask": "BottomRight"}, _SEQUENCES),
@@ -55,7 +58,7 @@ def attention(rng: np.random.Generator) -> Iterator[Sample]:
     )
 
 
-_BIAS = {
+_BIAS: dict[str, tuple[tuple[int, ...], dict[str, Any], bool]] = {
     "of its own for every score": ((2, 2, 2, 3), {}, True),
     "for all heads": ((2, 1, 2, 3), {"scale": 0.5}, False),
     "for all samples and queries": ((1, 2, 1, 3), {}, True),
@@ -92,7 +95,7 @@ def attention_bias(rng: np.random.Generator) -> Iterator[Sample]:
 
 @register_samples("relax.nn.attention_var_len")
 def attention_var_len(rng: np.random.Generator) -> Iterator[Sample]:
-    starts = np.int32([0, 2, 3, 3, 6]), np.int32([0, 1, 4, 5, 7])
+    starts = [np.array(places, "int32") for places in ([0, 2, 3, 3, 6], [0, 1, 4, 5, 7])]
     for note, attrs, keys in (
         ("sequences", {"scale": 0.5}, starts[1]),
         ("bottom right", {"causal_mask": "BottomRight"}, starts[1]),
@@ -143,7 +146,7 @@ def attention_backward(rng: np.random.Generator) -> Iterator[Sample]:
         )
 
 
-_DROPPED = {
+_DROPPED: dict[str, tuple[tuple[int, ...], dict[str, Any], tuple[int, ...] | None]] = {
     "plain": ((2, 2, 3, 2, 2, 2, 3), {"rate": 0.25}, None),
     "heads that share keys, a mask": (
         (1, 3, 4, 2, 1, 2, 2),

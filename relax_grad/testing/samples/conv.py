@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
 from ._sample import Sample, register_samples
 
 # Shapes of data and weight in the plain layouts, and attributes, by rank.
-_CONV = {
+_Case = tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]
+
+_CONV: dict[int, dict[str, _Case]] = {
     1: {
         "plain": ((2, 3, 6), (4, 3, 3), {}),
         "stride that does not divide": ((1, 2, 8), (3, 2, 3), {"strides": 3, "padding": 1}),
@@ -55,7 +58,7 @@ _CONV = {
     },
 }
 
-_CONV_TRANSPOSE = {
+_CONV_TRANSPOSE: dict[int, dict[str, _Case]] = {
     1: {
         "plain": ((2, 3, 3), (3, 2, 3), {}),
         "output padding": (
@@ -106,12 +109,12 @@ _CONV_TRANSPOSE = {
 }
 
 # Layouts of data and weight; their shapes are given in the plain layouts.
-_LAYOUTS = {
+_LAYOUTS: dict[int, list[tuple[str, str, list[int] | None]]] = {
     1: [("NWC", "WIO", None)],
     2: [("NHWC", "HWIO", None), ("CNHW", "IHWO", [1])],
     3: [("NDHWC", "DHWIO", None)],
 }
-_LAYOUTS_CONV = {
+_LAYOUTS_CONV: dict[int, _Case] = {
     1: ((2, 4, 6), (2, 2, 3), {"groups": 2, "strides": 2, "padding": (1, 0)}),
     2: ((2, 6, 5, 4), (3, 2, 3, 2), {"strides": (2, 1), "padding": (1, 1, 0, 1), "groups": 3}),
     3: ((1, 2, 3, 3, 4), (2, 2, 2, 1, 3), {"strides": (1, 2, 1), "padding": (0, 0, 1, 1, 0, 1)}),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from tvm import relax
 
 from ._sample import DTYPES, Sample, register_samples
 
-_BATCH_NORM = {
+_BATCH_NORM: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "training": ((3, 2, 2, 3), {"axis": 1, "training": True}),
     "training, channels last, no scale": (
         (2, 3, 4),
@@ -87,12 +88,16 @@ def _torch_batch_norm(training):
 
 
 # The shape, the axes, further attributes, and the symbolic axes of the data.
-_LAYER_NORM = {
+_Symbolic = Mapping[int, str] | None
+
+_LayerNorm = tuple[tuple[int, ...], list[int], dict[str, Any], _Symbolic]
+
+_LAYER_NORM: dict[str, _LayerNorm] = {
     "several axes, not the last": ((2, 3, 2, 2), [1, 2], {"epsilon": 0.1}, {0: "n", 2: "m"}),
     "axes that do not rise": ((2, 3, 4), [-1, 0], {}, {1: "n"}),
     "every axis": ((3, 2), [0, 1], {}, {0: "n"}),
 }
-_LAYER_NORM_ALONE = {
+_LAYER_NORM_ALONE: dict[str, _LayerNorm] = {
     "no scale": ((1, 4), [1], {"scale": False}, {1: "m"}),
     "neither scale nor center": ((3, 2), [0], {"scale": False, "center": False}, None),
     "one element to normalize: 0 over the root of epsilon": ((2, 1), [1], {}, None),
@@ -126,7 +131,7 @@ def rms_norm(rng: np.random.Generator) -> Iterator[Sample]:
         )
 
 
-_GROUP_NORM = {
+_GROUP_NORM: dict[str, tuple[tuple[int, ...], int, int, list[int], dict[str, Any], _Symbolic]] = {
     "groups": ((2, 4, 2), 2, 1, [2], {}, {0: "n", 2: "w"}),
     "channels last, each a group": ((2, 3, 3), 3, -1, [1], {"epsilon": 0.1}, {1: "w"}),
     "one group": ((2, 3, 2, 2), 1, 1, [2, -1], {}, {0: "n"}),
@@ -143,14 +148,14 @@ def group_norm(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(
             _channel_inputs(rng, shape, channel),
             {"num_groups": groups, "channel_axis": channel, "axes": axes, **attrs},
-            symbolic=symbolic and {0: symbolic},
+            symbolic={0: symbolic} if symbolic else None,
             torch=_torch_group_norm(groups, channel, axes, **attrs),
             dtypes=("float32", "float16") if i == 0 else (),  # TVM refuses bfloat16
             note=note,
         )
 
 
-_INSTANCE_NORM = {
+_INSTANCE_NORM: dict[str, tuple[tuple[int, ...], int, list[int], dict[str, Any], _Symbolic]] = {
     "images": ((2, 3, 2, 2), 1, [2, 3], {}, {0: "n", 2: "w"}),
     "channels last, negative, no center": ((2, 4, 3), -1, [-2], {"center": False}, {1: "w"}),
     "neither": ((2, 2, 3), 1, [2], {"scale": False, "center": False, "epsilon": 0.1}, None),
@@ -163,7 +168,7 @@ def instance_norm(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(
             _channel_inputs(rng, shape, channel),
             {"channel_axis": channel, "axes": axes, **attrs},
-            symbolic=symbolic and {0: symbolic},
+            symbolic={0: symbolic} if symbolic else None,
             torch=_torch_group_norm(shape[channel], channel, axes, **attrs),
             dtypes=_dtypes(i == 0),
             note=note,
@@ -278,7 +283,7 @@ def _register_over_axes(name, takes_gamma, takes_mean):
 
     @register_samples(f"relax.grad.{name}")
     def over_axes(rng: np.random.Generator) -> Iterator[Sample]:
-        cases = [((2, 3, 2), [2, 0], {}, {1: "n"})]
+        cases: list[_LayerNorm] = [((2, 3, 2), [2, 0], {}, {1: "n"})]
         if takes_gamma and takes_mean:
             cases.append(((2, 3), [1], {"scale": False}, {0: "n"}))
         for shape, axes, attrs, symbolic in cases:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 _N = {0: {0: "n"}}
 _MODES = ("constant", "reflect", "replicate", "circular")
-_CASES = (
+_CASES: tuple[
+    tuple[str, tuple[str, ...], tuple[int, ...], tuple[int, ...], dict[int, dict[int, str]] | None],
+    ...,
+] = (
     ("images", _MODES, (2, 1, 3, 4), (0, 0, 0, 0, 1, 2, 3, 1), {0: {0: "n", 2: "h", 3: "w"}}),
     ("wider than the axis", _MODES[1:], (4,), (9, 7), _N),
     ("an axis of extent 1", _MODES[1:], (1, 2), (2, 3, 0, 0), _N),
@@ -23,6 +26,13 @@ _CASES = (
     ("more cropped than there is", _MODES, (3,), (-5, 7), _N),
     ("cropped on both sides", _MODES[1:2], (5,), (-1, -2), _N),
     ("another axis empty", _MODES[3:], (0, 3), (0, 0, 1, 2), None),
+)
+
+
+_EMPTY: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
+    ("an empty axis", (0, 2), (1, 2, 0, 0)),
+    ("nothing left", (2, 3), (-1, -1, 0, 0)),
+    ("0-d", (), ()),
 )
 
 
@@ -37,11 +47,7 @@ def pad(rng: np.random.Generator) -> Iterator[Sample]:
                 torch=lambda torch, x, widths=widths, mode=mode: padded(torch, x, widths, mode),
                 note=f"{mode}, {note}",
             )
-    for note, shape, widths in (
-        ("an empty axis", (0, 2), (1, 2, 0, 0)),
-        ("nothing left", (2, 3), (-1, -1, 0, 0)),
-        ("0-d", (), ()),
-    ):
+    for note, shape, widths in _EMPTY:
         yield Sample(
             [rng.normal(size=shape)],
             {"pad_width": widths, "pad_value": 2.5},
@@ -71,7 +77,11 @@ def padded(
     if x.ndim == 4 and not any(widths[:4]) and all(0 <= w < n for n, pair in images for w in pair):
         inner = [width for pair in pairs[:1:-1] for width in pair]
         return torch.nn.functional.pad(x, inner, mode, value if mode == "constant" else None)
-    modes = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+    modes: dict[str, Literal["reflect", "edge", "wrap"]] = {
+        "reflect": "reflect",
+        "replicate": "edge",
+        "circular": "wrap",
+    }
     for axis, (before, after) in enumerate(pairs):
         added = max(before, 0), max(after, 0)
         if mode == "constant":

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
 from ._sample import Sample, register_samples
 
 # Shapes of the data and attributes, by the number of spatial axes.
-_MAX_POOL = {
+_Cases = dict[int, dict[str, tuple[tuple[int, ...], dict[str, Any]]]]
+
+_MAX_POOL: _Cases = {
     1: {
         "windows that tile the data": ((2, 2, 6), {"pool_size": 2, "strides": 2}),
         "windows that overlap": (
@@ -53,7 +56,7 @@ _MAX_POOL = {
     },
 }
 
-_AVG_POOL = {
+_AVG_POOL: _Cases = {
     1: {
         "windows that overlap": (
             (2, 2, 7),
@@ -114,7 +117,7 @@ _AVG_POOL = {
     },
 }
 
-_ADAPTIVE_AVG_POOL = {
+_ADAPTIVE_AVG_POOL: _Cases = {
     1: {
         "mean of all": ((2, 2, 5), {"output_size": 1}),
         "windows that overlap": ((2, 2, 7), {"output_size": 3}),

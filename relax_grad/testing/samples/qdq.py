@@ -38,7 +38,7 @@ def quantize(rng: np.random.Generator) -> Iterator[Sample]:
             note=f"then dequantize, {out_dtype}",
         )
 
-    def forward(torch, x, scale, zero_point):
+    def of_rows(torch, x, scale, zero_point):
         return torch._fake_quantize_learnable_per_channel_affine(
             x.float(), scale.float(), zero_point.float(), 0, -128, 127, 1.0
         ).double()
@@ -48,7 +48,7 @@ def quantize(rng: np.random.Generator) -> Iterator[Sample]:
         {"axis": -2, "out_dtype": "int8"},
         function=_fake_quantize,
         wrt=[0],
-        torch=forward,
+        torch=of_rows,
         smooth=False,
         note="then dequantize, a scale for each row",
     )

@@ -9,7 +9,7 @@ import numpy as np
 from ._sample import Sample, register_samples
 
 _N = {0: {0: "n"}}
-_REDUCTIONS = (
+_REDUCTIONS: tuple[tuple[str, tuple[int, ...], list[int] | None, bool], ...] = (
     ("every axis", (2, 3), None, False),
     ("every axis, kept", (2, 3), None, True),
     ("negative axes, not in order", (2, 3, 2), [-1, 0], False),

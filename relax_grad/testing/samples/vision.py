@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -103,7 +104,7 @@ def _roi_backward(rng: np.random.Generator, shape, attrs):
 
 @register_samples("relax.vision.multibox_transform_loc")
 def multibox_transform_loc(rng: np.random.Generator) -> Iterator[Sample]:
-    cases = [
+    cases: list[tuple[str, dict[str, Any]]] = [
         ("softmax", {"variances": (0.1, 0.2, 0.3, 0.4)}),
         (
             "clipped, no background, some scores dropped",

@@ -105,7 +105,7 @@ class Scope:
 
     # Numbers
 
-    def expr(self, dtype: str, depth: int = 3) -> tuple[object, Range]:
+    def expr(self, dtype: str, depth: int = 3) -> tuple[ir.Expr, Range]:
         """Return an expression and the bounds of its values."""
         if depth <= 0 or self.rng.random() < 0.15:
             return self.leaf(dtype)
@@ -121,7 +121,7 @@ class Scope:
         expr, known = self.rng.choice(ways)(dtype, depth - 1)
         return limited(expr, known, dtype)
 
-    def leaf(self, dtype: str) -> tuple[object, Range]:
+    def leaf(self, dtype: str) -> tuple[ir.Expr, Range]:
         known = [
             name
             for name, (kind, _) in self.bound.items()
@@ -139,7 +139,7 @@ class Scope:
             return self.cast(dtype, 0)
         return self.number(dtype)
 
-    def number(self, dtype: str) -> tuple[object, Range]:
+    def number(self, dtype: str) -> tuple[ir.Expr, Range]:
         if dtype == "bool":
             return constant(self.rng.randrange(2), dtype), Range(1)
         if is_float(dtype):
@@ -151,7 +151,7 @@ class Scope:
     def load(self, readable: Readable) -> ir.Load:
         return ir.Load(readable.buffer.name, self.indices(readable.buffer), readable.buffer.dtype)
 
-    def arithmetic(self, dtype: str, depth: int) -> tuple[object, Range]:
+    def arithmetic(self, dtype: str, depth: int) -> tuple[ir.Expr, Range]:
         (x, x_range), (y, y_range) = self.expr(dtype, depth), self.expr(dtype, depth)
         names = ["add", "add", "subtract", "multiply", "max", "min"]
         if dtype == "uint8":
@@ -168,14 +168,14 @@ class Scope:
             return ir.Op("max", (x, y), dtype), x_range.joined(y_range)
         return ir.Op(name, (x, y), dtype), known
 
-    def division(self, dtype: str, depth: int) -> tuple[object, Range]:
+    def division(self, dtype: str, depth: int) -> tuple[ir.Expr, Range]:
         x, known = self.expr(dtype, depth)
         divisor = self.rng.randint(2, 5)
         name = self.rng.choice(["floordiv", "floormod"])
         bound = known.bound if name == "floordiv" else divisor
         return ir.Op(name, (x, constant(divisor, dtype)), dtype), Range(max(1, bound))
 
-    def function(self, dtype: str, depth: int) -> tuple[object, Range]:
+    def function(self, dtype: str, depth: int) -> tuple[ir.Expr, Range]:
         self.kinds.add("function")
         x, known = self.expr(dtype, depth)
         x, _ = limited(x, known, dtype, 8.0)
@@ -184,13 +184,13 @@ class Scope:
             x = ir.Op("min", (x, constant(2.0, dtype)), dtype)
         return ir.Op(name, (x,), dtype), Range(8.0, ROUNDED)
 
-    def choice(self, dtype: str, depth: int) -> tuple[object, Range]:
+    def choice(self, dtype: str, depth: int) -> tuple[ir.Expr, Range]:
         (x, x_range), (y, y_range) = self.expr(dtype, depth), self.expr(dtype, depth)
         name = self.rng.choice(["select", CHOICE])
         self.kinds.add(name)
         return ir.Op(name, (self.condition(depth), x, y), dtype), x_range.joined(y_range)
 
-    def padded(self, dtype: str, depth: int) -> tuple[object, Range]:
+    def padded(self, dtype: str, depth: int) -> tuple[ir.Expr, Range]:
         """Return an expression that reads a neighbouring element if it exists, else a constant."""
         readable = [
             item for item in self.readable if item.buffer.dtype == dtype and item.buffer.shape
@@ -219,7 +219,7 @@ class Scope:
         load = ir.Load(chosen.buffer.name, tuple(indices), dtype)
         return ir.Op(CHOICE, (condition, load, other), dtype), known.joined(chosen.range)
 
-    def let(self, dtype: str, depth: int) -> tuple[object, Range]:
+    def let(self, dtype: str, depth: int) -> tuple[ir.Expr, Range]:
         self.kinds.add("let")
         value, known = self.expr(dtype, depth)
         name = next(self.names)
@@ -228,7 +228,7 @@ class Scope:
         del self.bound[name]
         return ir.Let(name, value, body), body_range
 
-    def cast(self, dtype: str, depth: int) -> tuple[object, Range]:
+    def cast(self, dtype: str, depth: int) -> tuple[ir.Expr, Range]:
         dtypes = {item.buffer.dtype for item in self.readable} - {dtype}
         if self.axes and self.rng.random() < 0.3 and dtype not in ("bool", "uint8", "int8"):
             axis = self.rng.choice(self.axes)
@@ -239,7 +239,7 @@ class Scope:
         x, known = self.expr(other, depth) if depth > 0 else self.leaf(other)
         return self.converted(x, known, other, dtype)
 
-    def converted(self, x: object, known: Range, other: str, dtype: str) -> tuple[object, Range]:
+    def converted(self, x: ir.Expr, known: Range, other: str, dtype: str) -> tuple[ir.Expr, Range]:
         """Return a value converted to another dtype."""
         if other == dtype:
             return x, known
@@ -256,7 +256,7 @@ class Scope:
 
     # Conditions
 
-    def condition(self, depth: int) -> object:
+    def condition(self, depth: int) -> ir.Expr:
         """Return a condition that does not depend on rounding."""
         if self.axes and self.rng.random() < 0.5:
             axis = self.rng.choice(self.axes)
@@ -290,7 +290,7 @@ class Scope:
         """Return in-bounds indices of a buffer, mostly the axes in order."""
         is_plain = self.rng.random() < 0.6
         free = list(self.axes)
-        expressions = []
+        expressions: list[ir.Expr] = []
         for size in buffer.shape:
             same = [axis for axis in free if axis.extent == size]
             if same and is_plain:
@@ -300,9 +300,9 @@ class Scope:
                 expressions.append(self.index(size))
         return tuple(expressions)
 
-    def index(self, size: int) -> object:
+    def index(self, size: int) -> ir.Expr:
         """Return an index below an extent."""
-        ways = []
+        ways: list[tuple[str, ir.Expr]] = []
         for axis in self.axes:
             ways += self.ways(axis, size)
         gathered = [
@@ -322,12 +322,12 @@ class Scope:
         self.kinds.add(kind)
         return expression
 
-    def plain(self, size: int) -> object:
+    def plain(self, size: int) -> ir.Expr:
         """Return an index below an extent that reads no buffer."""
         ways = [way for axis in self.axes for way in self.ways(axis, size)]
         return self.rng.choice(ways)[1] if ways else index(0)
 
-    def ways(self, axis: Index, size: int) -> Iterator[tuple[str, object]]:
+    def ways(self, axis: Index, size: int) -> Iterator[tuple[str, ir.Expr]]:
         """Yield the kinds and expressions of indices below an extent that depend on an axis."""
         name = ir.Name(axis.name)
         if _fits(axis.extent, size):
@@ -357,8 +357,8 @@ def _fits(extent: int, size: int, shift: int = 0, factor: int = 1) -> bool:
 
 
 def limited(
-    expr: object, known: Range, dtype: str, limit: float | None = None
-) -> tuple[object, Range]:
+    expr: ir.Expr, known: Range, dtype: str, limit: float | None = None
+) -> tuple[ir.Expr, Range]:
     """Return an expression clamped to a limit if its bounds exceed it, and the bounds of its
     values."""
     limit, known = limit or LIMITS[dtype], known.rounded(dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -113,6 +114,12 @@ def interpret(program: ir.Program, n: int, inputs: list[np.ndarray]) -> dict[str
     except OverflowError as error:
         raise InvalidError("a number is too large") from error
     return arrays
+
+
+def _scalar(value: object, dtype: str):
+    """Return a scalar of NumPy."""
+    kind: Any = np.dtype(dtype).type  # NumPy's types say that no dtype of this form exists
+    return kind(value)
 
 
 def _call(program: ir.Program, call: ir.Call, arrays: dict[str, Array], n: int) -> None:
@@ -234,7 +241,7 @@ class _Evaluation:
         return getattr(self, f"value_{type(expr).__name__.lower()}")(expr)
 
     def value_const(self, expr: ir.Const):
-        return expr.value if expr.dtype == ir.INDEX else np.dtype(expr.dtype).type(expr.value)
+        return expr.value if expr.dtype == ir.INDEX else _scalar(expr.value, expr.dtype)
 
     def value_size(self, expr: ir.Size) -> int:
         return ir.extent_at(expr.size, self.n)
@@ -254,7 +261,7 @@ class _Evaluation:
             return self.value(chosen if self.value(condition) else other)
         args = [self.value(arg) for arg in expr.args]
         if expr.name == CAST:
-            return np.dtype(expr.dtype).type(args[0])
+            return _scalar(args[0], expr.dtype)
         return OPERATIONS[expr.name].compute(*args)
 
     def value_let(self, expr: ir.Let):

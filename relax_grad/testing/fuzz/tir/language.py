@@ -11,7 +11,8 @@ variable ``n``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TypeAlias
 
 #: The extent that is ``n`` in a symbolic program: a prime, and larger than any extent built from
 #: the others there.
@@ -79,12 +80,15 @@ class Let:
     """The value of ``body``, with a name bound to a value."""
 
     name: str
-    value: object
-    body: object
+    value: Expr
+    body: Expr
 
     @property
     def dtype(self) -> str:
         return self.body.dtype
+
+
+Expr: TypeAlias = Const | Size | Name | Load | Op | Let
 
 
 # Statements
@@ -105,7 +109,7 @@ class Store:
 
     buffer: str
     indices: tuple
-    value: object
+    value: Expr
 
 
 @dataclass(frozen=True)
@@ -113,14 +117,14 @@ class Bind:
     """A name for a value in the statements that follow."""
 
     name: str
-    value: object
+    value: Expr
 
 
 @dataclass(frozen=True)
 class If:
     """A conditional statement; ``otherwise`` may be empty."""
 
-    condition: object
+    condition: Expr
     body: tuple
     otherwise: tuple = ()
 
@@ -129,7 +133,7 @@ class If:
 class While:
     """A loop on a condition."""
 
-    condition: object
+    condition: Expr
     body: tuple
 
 
@@ -139,8 +143,8 @@ class For:
     TVM's."""
 
     name: str
-    start: object
-    extent: object
+    start: Expr
+    extent: Expr
     body: tuple
     kind: str = "serial"
 
@@ -161,9 +165,9 @@ class Axis:
 
     name: str
     kind: str
-    start: object
-    extent: object
-    value: object
+    start: Expr
+    extent: Expr
+    value: Expr
 
 
 @dataclass(frozen=True)
@@ -174,8 +178,11 @@ class Block:
     axes: tuple[Axis, ...]
     body: tuple
     init: tuple = ()
-    where: object = None
+    where: Expr | None = None
     allocated: tuple[Buffer, ...] = ()
+
+
+Statement: TypeAlias = Store | Bind | If | While | For | Block
 
 
 @dataclass(frozen=True)
@@ -307,7 +314,7 @@ def positions(
 
             yield child, put
             yield from positions(child, put)
-    elif hasattr(tree, "__dataclass_fields__"):
+    elif is_dataclass(tree) and not isinstance(tree, type):
         for field in fields(tree):
             child = getattr(tree, field.name)
 

@@ -38,7 +38,7 @@ def guarded(value: np.ndarray, at_end: bool) -> tvm.runtime.Tensor:
         if libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(_PAGE), _NO_ACCESS):
             raise OSError(ctypes.get_errno(), "mprotect")
     start = _PAGE + (size - value.nbytes if at_end else 0)
-    elements = np.ndarray((value.nbytes,), np.uint8, memory, start)
+    elements: np.ndarray = np.ndarray((value.nbytes,), np.uint8, memory, start)
     elements[:] = np.frombuffer(value.tobytes(), np.uint8)
     tensor = tvm_ffi.from_dlpack(elements, require_alignment=0)
     return tensor._create_view(value.shape, str(value.dtype))

@@ -27,11 +27,11 @@ class Nest:
 
     loops: list[ir.For] = field(default_factory=list)
     axes: list[ir.Axis] = field(default_factory=list)
-    where: object = None
+    where: ir.Expr | None = None
 
-    def around(self, statements: Sequence) -> ir.For | tuple:
+    def around(self, statements: Sequence) -> tuple[ir.Statement, ...]:
         """Return the loops around statements."""
-        body = tuple(statements)
+        body: tuple[ir.Statement, ...] = tuple(statements)
         for loop in reversed(self.loops):
             body = (ir.For(loop.name, loop.start, loop.extent, body, loop.kind),)
         return body
@@ -107,7 +107,7 @@ class Loops:
         zero = index(0)
         return Nest([ir.For(name, zero, ir.Size(size), ()) for name, _, size in axes])
 
-    def loop(self, nest: Nest, start: int, extent: object) -> ir.Name:
+    def loop(self, nest: Nest, start: int, extent: ir.Expr) -> ir.Name:
         name = next(self.names)
         nest.loops.append(ir.For(name, index(start), extent, ()))
         return ir.Name(name)
@@ -132,29 +132,29 @@ class Loops:
         start, extent, value = way(nest, size)
         nest.axes.append(ir.Axis(name, kind, index(start), extent, value))
 
-    def plain(self, nest: Nest, size: int) -> tuple[int, object, object]:
+    def plain(self, nest: Nest, size: int) -> tuple[int, ir.Expr, ir.Expr]:
         return 0, ir.Size(size), self.loop(nest, 0, ir.Size(size))
 
-    def unit(self, nest: Nest, size: int) -> tuple[int, object, object]:
+    def unit(self, nest: Nest, size: int) -> tuple[int, ir.Expr, ir.Expr]:
         return 0, ir.Size(size), index(0)
 
-    def reversed(self, nest: Nest, size: int) -> tuple[int, object, object]:
+    def reversed(self, nest: Nest, size: int) -> tuple[int, ir.Expr, ir.Expr]:
         i = self.loop(nest, 0, ir.Size(size))
         last = _op("subtract", ir.Size(size), index(1))
         return 0, ir.Size(size), _op("subtract", last, i)
 
-    def moved(self, nest: Nest, size: int) -> tuple[int, object, object]:
+    def moved(self, nest: Nest, size: int) -> tuple[int, ir.Expr, ir.Expr]:
         """Add a loop that does not start at 0, and a binding that subtracts its start."""
         start = self.rng.randint(1, 3)
         i = self.loop(nest, start, ir.Size(size))
         return 0, ir.Size(size), _op("subtract", i, index(start))
 
-    def split(self, nest: Nest, size: int) -> tuple[int, object, object]:
+    def split(self, nest: Nest, size: int) -> tuple[int, ir.Expr, ir.Expr]:
         inner = self.rng.choice(_divisors(size))
         i, j = self.loop(nest, 0, ir.Size(size // inner)), self.loop(nest, 0, ir.Size(inner))
         return 0, ir.Size(size), _op("add", _op("multiply", i, index(inner)), j)
 
-    def predicated(self, nest: Nest, size: int) -> tuple[int, object, object]:
+    def predicated(self, nest: Nest, size: int) -> tuple[int, ir.Expr, ir.Expr]:
         """Add two loops that may have more iterations than the axis, and a predicate."""
         inner = self.rng.choice([2, 3, 4])
         outer = _op("floordiv", _op("add", ir.Size(size), index(inner - 1)), index(inner))
@@ -165,23 +165,23 @@ class Loops:
 
     # Loops over some of the elements
 
-    def short(self, nest: Nest, size: int) -> tuple[int, object, object]:
+    def short(self, nest: Nest, size: int) -> tuple[int, ir.Expr, ir.Expr]:
         i = self.loop(nest, 0, _op("subtract", ir.Size(size), index(1)))
         return 0, ir.Size(size), i
 
-    def late(self, nest: Nest, size: int) -> tuple[int, object, object]:
+    def late(self, nest: Nest, size: int) -> tuple[int, ir.Expr, ir.Expr]:
         i = self.loop(nest, 1, _op("subtract", ir.Size(size), index(1)))
         return 0, ir.Size(size), i
 
-    def offset(self, nest: Nest, size: int) -> tuple[int, object, object]:
+    def offset(self, nest: Nest, size: int) -> tuple[int, ir.Expr, ir.Expr]:
         i = self.loop(nest, 0, _op("subtract", ir.Size(size), index(1)))
         return 0, ir.Size(size), _op("add", i, index(1))
 
-    def late_domain(self, nest: Nest, size: int) -> tuple[int, object, object]:
+    def late_domain(self, nest: Nest, size: int) -> tuple[int, ir.Expr, ir.Expr]:
         extent = _op("subtract", ir.Size(size), index(1))
         return 1, extent, _op("add", self.loop(nest, 0, extent), index(1))
 
-    def strided(self, nest: Nest, size: int) -> tuple[int, object, object]:
+    def strided(self, nest: Nest, size: int) -> tuple[int, ir.Expr, ir.Expr]:
         i = self.loop(nest, 0, _op("floordiv", _op("add", ir.Size(size), index(1)), index(2)))
         return 0, ir.Size(size), _op("multiply", i, index(2))
 

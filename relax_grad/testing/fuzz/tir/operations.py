@@ -19,7 +19,8 @@ class Operation(NamedTuple):
     build : Callable
         Returns the expression, given TVM expressions, or Python integers for indices.
     compute : Callable
-        Returns the value, given NumPy scalars or Python integers.
+        Returns the value, given NumPy scalars or Python integers. That of :data:`CHOICE` is not
+        called: only one of its branches is evaluated.
     """
 
     build: Callable
@@ -77,7 +78,7 @@ OPERATIONS = {
     "tanh": Operation(tirx.tanh, _through_float64(math.tanh)),
     "sigmoid": Operation(tirx.sigmoid, _through_float64(_sigmoid)),
     "select": Operation(tirx.Select, lambda c, x, y: x if c else y),
-    "if_then_else": Operation(tirx.if_then_else, None),
+    "if_then_else": Operation(tirx.if_then_else, lambda c, x, y: x if c else y),
 }
 
 #: A choice that evaluates only the taken branch.

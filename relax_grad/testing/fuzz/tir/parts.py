@@ -76,7 +76,11 @@ class Parts:
     def emit(self, statements: Sequence) -> None:
         self.body += statements
 
-    def fill(self, buffer: ir.Buffer, value: object, is_partial: bool = False) -> None:
+    def map(self, buffer: ir.Buffer) -> Range:
+        """Write each element by itself; :class:`.whole.Whole` draws such blocks."""
+        raise NotImplementedError
+
+    def fill(self, buffer: ir.Buffer, value: ir.Expr, is_partial: bool = False) -> None:
         """Write one value to all elements."""
         axes = self.spatial(buffer.shape)
         store = ir.Store(buffer.name, names_of(axes), value)
@@ -88,6 +92,6 @@ def names_of(axes: Sequence[tuple[str, str, int]]) -> tuple[ir.Name, ...]:
     return tuple(ir.Name(name) for name, _, _ in axes)
 
 
-def plus(name: object, value: int) -> object:
+def plus(name: ir.Expr, value: int) -> ir.Expr:
     """Return an index plus a constant."""
     return ir.Op("add", (name, index(value)), ir.INDEX) if value else name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from . import language as ir
@@ -280,7 +281,7 @@ class _Author:
         if not candidates:
             return
         x = self.rng.choice(candidates)
-        ways = [self.binary] * 3 + [self.unary]
+        ways: list[Callable[[_Value], object]] = [*[self.binary] * 3, self.unary]
         if x.tensor.shape:
             ways += [self.permute] * 2 + [self.reshape] * 2 + [self.reduce, self.flip, self.concat]
         if len(x.tensor.shape) == 2 and x.tensor.dtype in ("float32", "float64"):
@@ -338,6 +339,7 @@ class _Author:
 
     def reshape(self, x: _Value) -> _Value:
         shape = x.tensor.shape
+        other: tuple[int, ...]
         if len(shape) == 1 and shape[0] % ir.BATCH and shape[0] % 2 == 0:
             other = (shape[0] // 2, 2)
         elif len(shape) > 1 and not self.is_symbolic:

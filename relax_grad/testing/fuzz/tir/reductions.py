@@ -38,15 +38,15 @@ class Reductions(Parts):
 
     def reduced(
         self, buffer: ir.Buffer, name: str | None = None
-    ) -> tuple[str, object, Range, object, list[LoopAxis], list[LoopAxis]]:
+    ) -> tuple[str, ir.Expr, Range, ir.Expr, list[LoopAxis], list[LoopAxis]]:
         """Return the operation, value, bounds, initial value, spatial axes and reduced axes of a
         reduction."""
         spatial = self.spatial(buffer.shape)
         count = self.rng.choice([1, 1, 2])
         extents = [self.rng.choice(self.sizes) for _ in range(count)]
-        known = [s for item in self.readable for s in item.buffer.shape]
+        others = [s for item in self.readable for s in item.buffer.shape]
         extents = [
-            self.rng.choice(known) if known and self.rng.random() < 0.7 else e for e in extents
+            self.rng.choice(others) if others and self.rng.random() < 0.7 else e for e in extents
         ]
         reduced = [(f"r{next(self.names)}", "reduce", extent) for extent in extents]
         number = 1
@@ -74,10 +74,12 @@ class Reductions(Parts):
                     dtype,
                 )
             known = Range(2.0**number, known.bits * number)
-        start = {"add": 0, "multiply": 1}.get(name)
-        if start is None:
-            low = 0 if dtype == "uint8" else -LIMITS[dtype]
-            start = low if name == "max" else LIMITS[dtype]
+        start: float
+        if name in ("add", "multiply"):
+            start = 0 if name == "add" else 1
+        else:
+            least = 0 if dtype == "uint8" else -LIMITS[dtype]
+            start = least if name == "max" else LIMITS[dtype]
             if self.rng.random() < 0.3:
                 start = 1
             known = known.joined(Range(abs(start)))
@@ -87,9 +89,9 @@ class Reductions(Parts):
         self,
         buffer: ir.Buffer,
         name: str,
-        value: object,
+        value: ir.Expr,
         known: Range,
-        start: object,
+        start: ir.Expr,
         spatial: Sequence[LoopAxis],
         reduced: Sequence[LoopAxis],
     ) -> Range:
@@ -107,7 +109,7 @@ class Reductions(Parts):
         return known
 
     def combined(
-        self, buffer: ir.Buffer, name: str, value: object, indices: tuple, start: object
+        self, buffer: ir.Buffer, name: str, value: ir.Expr, indices: tuple, start: ir.Expr
     ) -> tuple[ir.Store, tuple[ir.Store, ...]]:
         """Return the store of a reduction, and its init."""
         load = ir.Load(buffer.name, indices, buffer.dtype)

@@ -66,7 +66,7 @@ show("relax_grad", relax_grad.target.host())
 '''
 
 
-def script(finding: Finding, seed: int) -> str:
+def script(finding: Finding[ir.Program], seed: int) -> str:
     """Return a script that reproduces a finding without this sub-package."""
     program = finding.program
     message = finding.failure.message.replace("\\", "/").replace('"""', "'''")

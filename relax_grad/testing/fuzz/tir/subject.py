@@ -53,8 +53,8 @@ class Tir:
     def parts(self, program: ir.Program) -> set[str]:
         return set(program.kinds)
 
-    def source(self, finding: Finding) -> str:
+    def source(self, finding: Finding[ir.Program]) -> str:
         return source(finding.program).rstrip()
 
-    def script(self, finding: Finding, seed: int) -> str:
+    def script(self, finding: Finding[ir.Program], seed: int) -> str:
         return report.script(finding, seed)

@@ -16,7 +16,7 @@ class Updates(Parts):
         buffer = readable.buffer
         axes = self.spatial(buffer.shape)
         value, known = self.scope(axes, buffer).expr(buffer.dtype, 2)
-        statement = ir.Store(buffer.name, names_of(axes), value)
+        statement: ir.Statement = ir.Store(buffer.name, names_of(axes), value)
         if not self.is_plain and self.rng.random() < 0.25:
             self.kinds.add("if")
             statement = ir.If(self.scope(axes, buffer).condition(2), (statement,))
@@ -77,7 +77,7 @@ class Updates(Parts):
             count = ir.Op("subtract", (ir.Size(size), index(int(k == along))), ir.INDEX)
             i = self.loops.loop(nest, 0, count)
             nest.axes.append(ir.Axis(name, kind, index(0), ir.Size(size), i))
-        indices = list(names_of(axes))
+        indices: list[ir.Expr] = [*names_of(axes)]
         indices[along] = plus(indices[along], 1)
         moved = ir.Load(buffer.name, tuple(indices), buffer.dtype)
         store = ir.Store(buffer.name, names_of(axes), moved)

@@ -15,7 +15,7 @@ class Whole(Updates):
     def map(self, buffer: ir.Buffer) -> Range:
         axes = self.spatial(buffer.shape)
         value, known = self.scope(axes).expr(buffer.dtype)
-        indices = names_of(axes)
+        indices: tuple[ir.Expr, ...] = names_of(axes)
         if axes and self.rng.random() < 0.2:
             self.kinds.add("store_reversed")
             k = self.rng.randrange(len(axes))
@@ -25,7 +25,7 @@ class Whole(Updates):
         elif len(axes) > 1 and not self.is_plain and self.rng.random() < 0.2:
             self.kinds.add("store_transposed")
             axes = axes[::-1]
-        statements = [ir.Store(buffer.name, indices, value)]
+        statements: list[ir.Statement] = [ir.Store(buffer.name, indices, value)]
         if not self.is_plain and self.rng.random() < 0.15:
             self.kinds.add("bind")
             name = next(self.names)
@@ -74,7 +74,7 @@ class Whole(Updates):
             shape = [extent if k == along else s for k, s in enumerate(buffer.shape)]
             axes = self.spatial(shape)
             value, value_range = self.scope(axes).expr(buffer.dtype, 2)
-            indices = list(names_of(axes))
+            indices: list[ir.Expr] = [*names_of(axes)]
             indices[along] = plus(indices[along], start)
             store = ir.Store(buffer.name, tuple(indices), value)
             self.emit(self.loops.nest(axes).block(next(self.blocks), [store]))
@@ -165,7 +165,7 @@ class Whole(Updates):
             count = ir.Op("subtract", (ir.Size(extent), index(start)), ir.INDEX)
             i = self.loops.loop(nest, start, count if start else ir.Size(extent))
             nest.axes.append(ir.Axis(axis_name, axis_kind, index(0), ir.Size(extent), i))
-        indices = list(names_of(axes))
+        indices: list[ir.Expr] = [*names_of(axes)]
         indices[along] = ir.Op("subtract", (indices[along], index(1)), ir.INDEX)
         before = ir.Load(buffer.name, tuple(indices), buffer.dtype)
         total = known.bound * size + 1
