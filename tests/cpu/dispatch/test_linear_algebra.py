@@ -133,8 +133,8 @@ def with_one_factor(rows, transpose=False, written=None, dtype="float32"):
 
 def panels_of(module, name="main"):
     """Return the calls of kernels that also return panels."""
-    found = relax_grad.transform.DispatchKernels(HOST)(module)
-    values = [binding.value for binding in bindings_of(found[name].body)]
+    dispatched = relax_grad.transform.DispatchKernels(HOST)(module)
+    values = [binding.value for binding in bindings_of(dispatched[name].body)]
     calls = [value for value in values if isinstance(value, relax.Call)]
     return [call for call in calls if isinstance(call.ty, relax.TupleType)]
 
@@ -173,8 +173,8 @@ def test_an_overwritten_factor_is_packed_again(transpose):
     values = [normal(64, 40) for _ in range(6)] + [normal(40, 40)]
     results = run(module, "main", *values, target=HOST, pipeline="relax_grad")
     factor = values[-1] + 1
-    for found, x in zip(results[:4], values, strict=False):
-        np.testing.assert_allclose(found, x @ (factor.T if transpose else factor), 1e-4, 1e-4)
+    for result, x in zip(results[:4], values, strict=False):
+        np.testing.assert_allclose(result, x @ (factor.T if transpose else factor), 1e-4, 1e-4)
     assert not any(result.any() for result in results[4:])
 
 

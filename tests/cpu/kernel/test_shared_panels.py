@@ -48,7 +48,7 @@ def check(products, target, **properties):
         runs.append(Run(matmul(product, cpu, way="packed"), [a, b], [shapes[2]]))
         wanted.append((product, a.astype("float64") @ matrix, copy))
     results = iter(run_kernels(runs, target))
-    found = []
+    firsts = []
     for (product, exact, copy), first, later, plain in zip(
         wanted, results, results, results, strict=True
     ):
@@ -56,8 +56,8 @@ def check(products, target, **properties):
         assert np.array_equal(first[1], copy), product
         assert np.array_equal(first[0], later[0]), product
         assert np.array_equal(first[0], plain[0]), product
-        found.append(first[0])
-    return found
+        firsts.append(first[0])
+    return firsts
 
 
 @each_target
@@ -78,8 +78,8 @@ def test_any_number_of_tasks_gives_the_same_bits(target):
         shapes = [*product.shapes(), panels_shape(product, cpu)]
         runs.append(Run(matmul_with_panels(product, cpu, shapes[:3]), [a, b], shapes[2:]))
     results = run_kernels(runs, target)
-    for found in results[1:]:
-        for tensor, wanted in zip(found, results[0], strict=True):
+    for tensors in results[1:]:
+        for tensor, wanted in zip(tensors, results[0], strict=True):
             assert np.array_equal(tensor, wanted)
 
 
