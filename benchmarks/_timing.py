@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,20 @@ def raise_mmap_threshold() -> None:
     libc.free.argtypes = [ctypes.c_void_p]
     for _ in range(3):
         libc.free(libc.malloc(ctypes.c_size_t(31 << 20)))
+
+
+def add_options(parser: argparse.ArgumentParser, of: str, *, repeats: int, seconds: float) -> None:
+    """Add the options of a measurement of rows or steps: threads, samples and seconds."""
+    parser.add_argument("--threads", type=int, default=2, help="of each (default: 2)")
+    parser.add_argument(
+        "--repeats", type=int, default=repeats, help=f"samples of each (default: {repeats})"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=seconds,
+        help=f"stop a {of} after this time (default: {seconds:.0f})",
+    )
 
 
 def measure(

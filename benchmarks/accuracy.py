@@ -73,15 +73,15 @@ def main() -> int:
         draw(stored)
         return 0
     names = args.operators or sampled_operators()
-    found = {}
+    measured = {}
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
         for number, (name, errors) in enumerate(pool.imap(_named, names), start=1):
-            found[name] = errors
+            measured[name] = errors
             line = "  ".join(
                 f"{dtype} {e.relative:.1e} ({e.sample})" for dtype, e in errors.items()
             )
             print(f"{number}/{len(names)} {name}: {line}", flush=True)
-    errors = stored.get("errors", {}) | _plain(found)
+    errors = stored.get("errors", {}) | _plain(measured)
     results = {"about": about(), "errors": dict(sorted(errors.items()))}
     if stored and stored["about"] != results["about"]:
         print(f"not stored: the other operators were measured with {stored['about']}; measure all")
@@ -144,7 +144,7 @@ def _errors(sample: Sample, dtypes: Sequence[str]) -> Iterator[tuple[str, float,
         del together[f"main_{number}"]
     run = _program.compile_module(together, "llvm")
     for number, (dtype, program) in enumerate(programs.items(), start=1):
-        found = run(f"main_{number}_adjoint", program.values())[1]
+        grads = run(f"main_{number}_adjoint", program.values())[1]
         if dtype not in dtypes:
             continue
         if dtype == "float64":
@@ -152,7 +152,7 @@ def _errors(sample: Sample, dtypes: Sequence[str]) -> Iterator[tuple[str, float,
         else:
             wanted = run("main_1_adjoint", _same_values(program, exact))[1]
         if wanted is not None:
-            yield dtype, *max(map(_relative, found, wanted, wrt), default=(0.0, ""))
+            yield dtype, *max(map(_relative, grads, wanted, wrt), default=(0.0, ""))
 
 
 def _first_order(sample: Sample, dtype: str) -> _program.Program:
@@ -177,11 +177,11 @@ def _of_torch(sample: Sample) -> list[np.ndarray] | None:
     return PreparedParity(case, "relax_grad", 0.0, 0).run_torch()[1]
 
 
-def _relative(found: np.ndarray, wanted: np.ndarray, argument: str) -> tuple[float, str]:
+def _relative(result: np.ndarray, wanted: np.ndarray, argument: str) -> tuple[float, str]:
     if not wanted.size:
         return 0.0, argument
-    found, wanted = found.astype("float64"), wanted.astype("float64")
-    error = np.where(found == wanted, 0.0, np.abs(found - wanted)).max()
+    result, wanted = result.astype("float64"), wanted.astype("float64")
+    error = np.where(result == wanted, 0.0, np.abs(result - wanted)).max()
     scale = np.abs(wanted).max()
     return float(error / scale if scale else error), argument
 
@@ -213,11 +213,11 @@ def draw(results: dict, folder: Path = RESULTS) -> None:
         figure, axes = pyplot.subplots(figsize=(8, 0.27 * len(families) + 1.2))
         for row, errors in enumerate(families.values()):
             for offset, (dtype, colour) in enumerate(zip(DTYPES, colours, strict=True)):
-                found = [
-                    each[dtype]["relative"] / EPSILON[dtype] for each in errors if dtype in each
+                relative = [
+                    entry[dtype]["relative"] / EPSILON[dtype] for entry in errors if dtype in entry
                 ]
-                heights = [row + 0.17 * (offset - 1.5)] * len(found)
-                axes.scatter(np.maximum(found, _LEAST), heights, 9, colour, lw=0, alpha=0.8)
+                heights = [row + 0.17 * (offset - 1.5)] * len(relative)
+                axes.scatter(np.maximum(relative, _LEAST), heights, 9, colour, lw=0, alpha=0.8)
         for dtype, colour in zip(DTYPES, colours, strict=True):
             axes.scatter([], [], 16, colour, label=dtype)
         axes.axvline(1, color=ink, lw=0.8)
@@ -246,22 +246,22 @@ def _finish(axes, families: list[str], ink: str, faint: str) -> None:
 def _families(errors: dict) -> dict[str, list[dict]]:
     """Return the errors of the operators of each module of samples, by the name of the module."""
     families: dict[str, list[dict]] = {}
-    for name, found in errors.items():
-        if found:
+    for name, entry in errors.items():
+        if entry:
             maker = _makers[name]
             family = getattr(maker, "func", maker).__module__.rpartition(".")[2]
-            families.setdefault(family, []).append(found)
+            families.setdefault(family, []).append(entry)
     return dict(sorted(families.items()))
 
 
-def _plain(found: dict[str, dict[str, Error]]) -> dict:
+def _plain(measured: dict[str, dict[str, Error]]) -> dict:
     """Return the errors as written to the file: with three digits, more than are reproducible."""
     return {
         name: {
             dtype: asdict(replace(error, relative=float(f"{error.relative:.2e}")))
             for dtype, error in errors.items()
         }
-        for name, errors in found.items()
+        for name, errors in measured.items()
     }
 
 

@@ -156,6 +156,8 @@ def _by_tvm(step, args: argparse.Namespace) -> dict:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from _timing import add_options
+
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--only",
@@ -169,11 +171,7 @@ def _parser() -> argparse.ArgumentParser:
         default=list(CONTESTANTS),
         help="the contestants (default: all)",
     )
-    parser.add_argument("--threads", type=int, default=2, help="of each (default: 2)")
-    parser.add_argument("--repeats", type=int, default=7, help="samples of each (default: 7)")
-    parser.add_argument(
-        "--seconds", type=float, default=15.0, help="stop a step after this time (default: 15)"
-    )
+    add_options(parser, "step", repeats=7, seconds=15.0)
     parser.add_argument(
         "--limit",
         type=float,

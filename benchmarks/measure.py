@@ -154,6 +154,8 @@ def _wanted(entry, text: str | None) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from _timing import add_options
+
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--only", metavar="TEXT", help="the group, or a part of the name, of the rows"
@@ -166,11 +168,7 @@ def _parser() -> argparse.ArgumentParser:
         help="more columns; TVM is its own pipeline, which takes minutes for some rows",
     )
     parser.add_argument("--all", action="store_true", help="all columns: jax where it is installed")
-    parser.add_argument("--threads", type=int, default=2, help="of each (default: 2)")
-    parser.add_argument("--repeats", type=int, default=21, help="samples of each (default: 21)")
-    parser.add_argument(
-        "--seconds", type=float, default=30.0, help="stop a row after this time (default: 30)"
-    )
+    add_options(parser, "row", repeats=21, seconds=30.0)
     parser.add_argument(
         "--quick",
         dest="repeats",

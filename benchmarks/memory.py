@@ -165,13 +165,11 @@ def _growth(folder: Path) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from _timing import add_options
+
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", metavar="TEXT", help="a part of the name of the step")
-    parser.add_argument("--threads", type=int, default=2, help="of each (default: 2)")
-    parser.add_argument("--repeats", type=int, default=15, help="samples of each (default: 15)")
-    parser.add_argument(
-        "--seconds", type=float, default=60.0, help="stop a step after this time (default: 60)"
-    )
+    add_options(parser, "step", repeats=15, seconds=60.0)
     parser.add_argument(
         "--out",
         type=Path,

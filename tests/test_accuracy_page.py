@@ -50,9 +50,9 @@ def test_no_error_exceeds_the_tolerance_of_checks():
 
 @pytest.mark.parametrize("name", ["relax.tanh", "relax.nn.softplus"])
 def test_errors_are_those_on_the_page(accuracy, torch, name):
-    found = accuracy.measure(name)
-    assert found.keys() == ERRORS[name].keys()
-    for dtype, error in found.items():
+    errors = accuracy.measure(name)
+    assert errors.keys() == ERRORS[name].keys()
+    for dtype, error in errors.items():
         limit = FACTOR * ERRORS[name][dtype]["relative"] + NONE * accuracy.EPSILON[dtype]
         assert error.relative <= limit, dtype
 

@@ -77,19 +77,19 @@ class Summary(Measured):
         yield "| dtype | operators | without error | median | largest | largest in |"
         yield "|---|---|---|---|---|---|"
         for dtype in DTYPES:
-            found = {
+            largest = {
                 name: errors[dtype]["relative"]
                 for name, errors in measured["errors"].items()
                 if dtype in errors
             }
-            worst = max(found, key=found.get)
-            exact = sum(error == 0 for error in found.values())
+            worst = max(largest, key=largest.get)
+            exact = sum(error == 0 for error in largest.values())
             cells = [
                 dtype,
-                len(found),
+                len(largest),
                 exact,
-                _number(median(found.values())),
-                _number(found[worst]),
+                _number(median(largest.values())),
+                _number(largest[worst]),
             ]
             yield f"| {' | '.join(map(str, cells))} | `{worst.removeprefix('relax.')}` |"
 
@@ -122,7 +122,7 @@ class Functions(Measured):
             (name, list(kinds.values())) for name, kinds in measured["errors"].items()
         ):
             cells = [
-                _ulps([each[library] for each in kinds])
+                _ulps([row[library] for row in kinds])
                 for kinds in ([value], gradients)
                 for library in ("relax_grad", "torch")
             ]
@@ -138,13 +138,13 @@ def _ulps(errors: list[float | None]) -> str:
     return f"{largest:.1f}" if largest < 1000 else f"{largest:.0e}"
 
 
-def _shown(found: dict[str, str] | None) -> str:
+def _shown(texts: dict[str, str] | None) -> str:
     """Return the text of the value and the gradients, or of the refusal."""
-    if found is None:
+    if texts is None:
         return r"\-"  # Markdown would make a bullet of a plain hyphen
-    if "refused" in found:
-        return f"refused: {found['refused']}"
-    value, *gradients = found.values()
+    if "refused" in texts:
+        return f"refused: {texts['refused']}"
+    value, *gradients = texts.values()
     return "\\\n    ".join([f"`{value}`", *(f"∇ `{gradient}`" for gradient in gradients)])
 
 

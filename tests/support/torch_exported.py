@@ -134,11 +134,11 @@ class Points(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.each = nn.Sequential(nn.Linear(3, 8), nn.PReLU(), nn.Linear(8, 6))
+        self.lifted = nn.Sequential(nn.Linear(3, 8), nn.PReLU(), nn.Linear(8, 6))
         self.near, self.head = nn.Linear(6, 6), nn.Linear(12, 3)
 
     def forward(self, x):
-        y = self.each(x)
+        y = self.lifted(x)
         square = (x.unsqueeze(2) - x.unsqueeze(1)).square().sum(-1)
         weights = torch.softmax(-square, -1)
         z = torch.tanh(self.near(weights @ y))

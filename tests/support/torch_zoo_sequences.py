@@ -120,14 +120,14 @@ def tcn() -> Sample:
         def __init__(self, i: int, o: int, dilation: int):
             super().__init__()
             self.pad = 2 * dilation
-            self.one = weight_norm(nn.Conv1d(i, o, 3, dilation=dilation, padding=self.pad))
-            self.two = weight_norm(nn.Conv1d(o, o, 3, dilation=dilation, padding=self.pad))
+            self.first = weight_norm(nn.Conv1d(i, o, 3, dilation=dilation, padding=self.pad))
+            self.second = weight_norm(nn.Conv1d(o, o, 3, dilation=dilation, padding=self.pad))
             self.skip = nn.Conv1d(i, o, 1) if i != o else nn.Identity()
             self.drop = nn.Dropout1d(0.2)
 
         def forward(self, x):
-            y = self.drop(F.relu(self.one(x)[..., : -self.pad].contiguous()))
-            y = self.drop(F.relu(self.two(y)[..., : -self.pad]))
+            y = self.drop(F.relu(self.first(x)[..., : -self.pad].contiguous()))
+            y = self.drop(F.relu(self.second(y)[..., : -self.pad]))
             return F.relu(y + self.skip(x))
 
     module = nn.Sequential(Block(3, 6, 1), Block(6, 6, 2), nn.Conv1d(6, 4, 1))

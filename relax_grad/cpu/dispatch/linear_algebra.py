@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from math import prod
+from typing import NamedTuple
 
 from tvm import relax, tirx
 from tvm.ir import Op
@@ -69,65 +71,75 @@ def _is_exchange(call: relax.Call) -> bool:
     return ndim >= 2 and list(axes) == [*range(ndim - 2), ndim - 1, ndim - 2]
 
 
+class _Factor(NamedTuple):
+    """A second factor, and the number of products that share its panels."""
+
+    matrix: relax.Var
+    is_transposed: bool
+    fewest: int
+
+
 @residuals_for("relax.matmul")
 def with_panels(site: CallSite, var: relax.Var, calls: BlockCalls) -> ResidualKernel | None:
     """Return a product that also returns the panels of its second factor, for later products."""
-    describe, call = _sharing(site.cpu), calls.original(var)
-    described = None if call is None else describe(calls, var, call)
-    if described is None:
+    call = calls.original(var)
+    key = None if call is None else _shared_factor(calls, call, site.cpu)
+    if key is None:
         return None
-    key, later = described[0], []
-    while (replaced := calls.take(var, "relax.matmul", describe, key)) is not None:
+    later: list[relax.Var] = []
+    while (replaced := calls.take(var, "relax.matmul", _sharing(site.cpu), key)) is not None:
         later.extend(replaced)
-    _, transpose_b, fewest = key
     factor, is_transposed = _untransposed(site, site.call.args[1])
-    if 1 + len(later) < fewest or is_transposed != transpose_b:
+    if 1 + len(later) < key.fewest or is_transposed != key.is_transposed:
         return None
 
-    def generator(make, call: relax.Call, *tensors: relax.Expr) -> partial:
-        shapes = [_static_shape(tensor.ty) for tensor in (*tensors, call)]
-        return partial(make, _rows_by_matrix(call, transpose_b), site.cpu, shapes)
+    def kernel(make: Callable[..., tirx.PrimFunc], call: relax.Call, *operands) -> Kernel:
+        product = _rows_by_matrix(call, key.is_transposed)
+        shapes = [_static_shape(operand.ty) for operand in (*operands, call)]
+        return Kernel(partial(make, product, site.cpu, shapes), operands)
 
-    def use(call: relax.Call, saved) -> Kernel:
-        data = call.args[0]
-        return Kernel(generator(panels.matmul_of_panels, call, data), [data, *saved])
+    def use(call: relax.Call, saved: Sequence[relax.Var]) -> Kernel:
+        return kernel(panels.matmul_of_panels, call, call.args[0], *saved)
 
-    operands = [site.call.args[0], factor]
-    kernel = Kernel(generator(panels.matmul_with_panels, site.call, *operands), operands)
-    shape = panels.panels_shape(_rows_by_matrix(site.call, transpose_b), site.cpu)
-    return ResidualKernel(kernel, [relax.TensorType(shape, "float32")], dict.fromkeys(later, use))
+    first = kernel(panels.matmul_with_panels, site.call, site.call.args[0], factor)
+    shape = panels.panels_shape(first.generator.args[0], site.cpu)
+    return ResidualKernel(first, [relax.TensorType(shape, "float32")], dict.fromkeys(later, use))
 
 
 @lru_cache
 def _sharing(cpu: CPU) -> Describe:
-    """Return the description of products by their second factor and the number that shares its
-    panels."""
+    """Return the description of products by their second factor."""
 
     def describe(calls: BlockCalls, var: relax.Var, call: relax.Call) -> Found | None:
-        a, factor = call.args
-        permuted = calls.of(factor, "relax.permute_dims")
-        transpose_b = permuted is not None and _is_exchange(permuted)
-        product = _rows_by_matrix(call, transpose_b)
-        # The rows of a transposed A are copied; few products of one factor have such rows.
-        if product is None or calls.of(a, "relax.permute_dims") is not None:
-            return None
-        matrix, fewest = permuted.args[0] if transpose_b else factor, None
-        if isinstance(matrix, relax.Var):
-            fewest = panels.fewest_sharing(product, cpu)
-        return None if fewest is None else ((matrix, transpose_b, fewest), (var,))
+        factor = _shared_factor(calls, call, cpu)
+        return None if factor is None else (factor, (var,))
 
     return describe
+
+
+def _shared_factor(calls: BlockCalls, call: relax.Call, cpu: CPU) -> _Factor | None:
+    """Return the second factor of a product, if products may share its panels."""
+    data, matrix = call.args
+    permuted = calls.of(matrix, "relax.permute_dims")
+    is_transposed = False
+    if permuted is not None and _is_exchange(permuted):
+        matrix, is_transposed = permuted.args[0], True
+    product = _rows_by_matrix(call, is_transposed)
+    # The rows of a transposed A are copied; few products of one factor have such rows.
+    if product is None or calls.of(data, "relax.permute_dims") is not None:
+        return None
+    fewest = panels.fewest_sharing(product, cpu)
+    is_variable = isinstance(matrix, relax.Var)
+    return _Factor(matrix, is_transposed, fewest) if is_variable and fewest is not None else None
 
 
 def _rows_by_matrix(call: relax.Call, transpose_b: bool) -> Matmul | None:
     """Return the product of the rows of a tensor and a matrix, of float32 and static shapes; None
     for others."""
-    kinds = [*(argument.ty for argument in call.args), call.ty]
-    shapes = [_static_shape(kind) for kind in kinds]
-    if None in shapes or any(dtype_of(kind) != "float32" for kind in kinds):
+    rows, matrix = (_static_shape(factor.ty) for factor in call.args)
+    if rows is None or matrix is None or len(rows) < 2 or len(matrix) != 2:
         return None
-    rows, matrix, _ = shapes
-    if len(rows) < 2 or len(matrix) != 2:
+    if any(dtype_of(tensor.ty) != "float32" for tensor in (*call.args, call)):
         return None
     return Matmul(prod(rows[:-1]), matrix[1], matrix[0], transpose_b=transpose_b)
 

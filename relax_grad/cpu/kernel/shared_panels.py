@@ -96,10 +96,9 @@ def matmul_of_panels(
     cpu : CPU
         The target CPU.
     shapes : Sequence
-        The shapes of A and C, which may have more axes than those of the product.
+        The shapes of A, the panels and C. Those of A and C may have more axes than the product's.
     """
-    shape_a, shape_c = shapes
-    params = b.floats("APC", [shape_a, panels_shape(product, cpu), shape_c])
+    params = b.floats("APC", shapes)
 
     def emit(a, panels, c) -> None:
         generator = _generator(product, cpu)

@@ -42,7 +42,7 @@ def check(products, target, **properties):
         matrix = b.T if product.transpose_b else b
         copy = packed(matrix, panels)
         first = matmul_with_panels(product, cpu, shapes)
-        later = matmul_of_panels(product, cpu, [shapes[0], shapes[2]])
+        later = matmul_of_panels(product, cpu, [shapes[0], panels, shapes[2]])
         runs.append(Run(first, [a, b], [shapes[2], panels]))
         runs.append(Run(later, [a, copy], [shapes[2]]))
         runs.append(Run(matmul(product, cpu, way="packed"), [a, b], [shapes[2]]))
