@@ -20,6 +20,7 @@ import tvm_ffi
 from .._validation import check_integer
 from ..cpu import threads as cpu_threads
 from . import _gloo, _handshake, _memory, _mpi_job, _nodes, _processes, _replica  # noqa: F401  (registers its tasks)
+from ._causes import likely_cause
 from ._disco import disco, process_session
 from ._tasks import INBOXES, serve_controller
 from .errors import WorkerError
@@ -414,28 +415,7 @@ class Session:
 
     def _fail(self, answers: dict, ends: dict[int, str], silent: str) -> NoReturn:
         """End the session with the error that is the likely cause."""
-        own = [
-            r for r, answer in answers.items() if "error" in answer and not answer.get("collective")
-        ]
-        others = [r for r, answer in answers.items() if "error" in answer]
-        missing = [rank for rank in range(self.num_workers) if rank not in answers]
-        if ends:
-            rank, cause = min(ends.items())
-        elif own:
-            rank, cause = min(own), answers[min(own)]["error"]
-        elif others and missing:
-            rank = missing[0]
-            cause = (
-                f"{silent}, while worker {min(others)} waited in {answers[min(others)]['error']}"
-            )
-        elif others:
-            rank, cause = min(others), answers[min(others)]["error"]
-        else:
-            # Worker 0 may wait for one of the others.
-            rank, cause = (
-                (missing[1] if missing[:1] == [0] and len(missing) > 1 else missing[0]),
-                silent,
-            )
+        rank, cause = likely_cause(self.num_workers, answers, ends, silent)
         self._failure = WorkerError(rank, self.hosts[rank], cause)
         self._abort()
         raise self._failure from None

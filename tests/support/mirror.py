@@ -249,7 +249,9 @@ TABLE: dict[str, tuple[str, ...]] = {
     "frontend.onnx._interpolate": ("frontend/onnx/test_resize.py",),
     "frontend.onnx._loss": ("frontend/onnx/test_training.py",),
     "frontend.onnx._selection": ("frontend/onnx/test_explain.py", "frontend/onnx/test_model.py"),
-    "frontend.onnx._uses": ("frontend/onnx/test_explain.py",),
+    **dict.fromkeys(
+        ("frontend.onnx._uses", "frontend.onnx._tables"), ("frontend/onnx/test_explain.py",)
+    ),
     "frontend.onnx._weights": ("frontend/onnx/test_explain.py", "frontend/onnx/test_model.py"),
     "frontend.onnx.*": ("frontend/onnx/test_model.py",),
     "frontend.torch": ("frontend/torch/test_model.py",),

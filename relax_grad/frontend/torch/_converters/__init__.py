@@ -12,6 +12,7 @@ from ._support import Refused
 from .activation import ACTIVATION
 from .attention import ATTENTION
 from .batch_norm import BATCH_NORM
+from .comparison import COMPARISON
 from .control import CONTROL
 from .conv import CONV
 from .creation import CREATION
@@ -36,6 +37,7 @@ CONVERTERS = {
     **ACTIVATION,
     **ATTENTION,
     **BATCH_NORM,
+    **COMPARISON,
     **CONTROL,
     **CONV,
     **CREATION,

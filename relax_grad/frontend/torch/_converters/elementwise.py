@@ -177,9 +177,11 @@ def _round(call, data, decimals):
     )
 
 
-def _binary(
+def binary(
     function: Callable, names=("data", "other"), logical: Callable | None = None, in_float=False
 ):
+    """Return a converter of a function of two operands; ``logical`` is that of booleans."""
+
     def convert(call, **arguments):
         kind = promoted(call, *names)
         if in_float:
@@ -253,7 +255,7 @@ for _name, _function, _on_bools in (
     ("minimum", _op.minimum, _op.logical_and),
 ):
     converts(ELEMENTWISE, f"{_name}.default", f"{_name[:3]}.other")(_extreme(_function, _on_bools))
-_product_of = _binary(_op.multiply, logical=_op.logical_and)
+_product_of = binary(_op.multiply, logical=_op.logical_and)
 
 
 @converts(ELEMENTWISE, "mul.Tensor", "mul.Scalar")
@@ -267,7 +269,7 @@ def _mul(call, data, other):
     return call.cast(call.emit(_op.where(_op.isfinite(fixed), *numbers)), call.dtype)
 
 
-converts(ELEMENTWISE, "atan2.default")(_binary(_op.atan2, in_float=True))
+converts(ELEMENTWISE, "atan2.default")(binary(_op.atan2, in_float=True))
 
 
 @converts(
@@ -397,61 +399,6 @@ def _pow(call, data, exponent):
 def _logaddexp(call, data, other):
     kind = promoted(call, "data", "other")
     return _op.log_add_exp(call.tensor(data, kind), call.tensor(other, kind))
-
-
-_COMPARISONS = {
-    "eq": _op.equal,
-    "ne": _op.not_equal,
-    "lt": _op.less,
-    "le": _op.less_equal,
-    "gt": _op.greater,
-    "ge": _op.greater_equal,
-}
-
-
-def _comparison(function: Callable) -> Callable:
-    def convert(call, data, other):
-        kind = promoted(call, "data", "other")
-        operands = [call.tensor(operand, kind) for operand in (data, other)]
-        if kind == "bool":
-            operands = [call.cast(operand, "int8") for operand in operands]
-        result = function(*operands)
-        if function is _op.not_equal and "float" in kind:
-            for operand in operands:  # TVM's != is false for NaN
-                wrong = _op.isnan(call.cast(operand, wide_dtype(kind)))
-                result = _op.logical_or(call.emit(result), wrong)
-        return result
-
-    return convert
-
-
-for _name, _function in _COMPARISONS.items():
-    converts(ELEMENTWISE, f"{_name}.Tensor", f"{_name}.Scalar")(_comparison(_function))
-
-
-def _logical(function: Callable) -> Callable:
-    return lambda call, data, other: function(call.cast(data, "bool"), call.cast(other, "bool"))
-
-
-for _name in ("and", "or", "xor"):
-    _function = getattr(_op, f"logical_{_name}")
-    converts(ELEMENTWISE, f"logical_{_name}.default")(_logical(_function))
-    _names = (
-        f"{prefix}.{kind}"
-        for prefix in (f"bitwise_{_name}", f"__{_name}__")
-        for kind in ("Tensor", "Scalar")
-    )
-    converts(ELEMENTWISE, *_names)(_binary(getattr(_op, f"bitwise_{_name}"), logical=_function))
-
-
-@converts(ELEMENTWISE, "logical_not.default")
-def _logical_not(call, data):
-    return _op.logical_not(call.cast(data, "bool"))
-
-
-@converts(ELEMENTWISE, "bitwise_not.default")
-def _bitwise_not(call, data):
-    return (_op.logical_not if dtype(data) == "bool" else _op.bitwise_not)(data)
 
 
 @converts(
