@@ -17,7 +17,8 @@ from ..target import CPU
 from ._access import Accesses
 from ._functions import as_arithmetic, calls_in, has_functions, is_arithmetic, kept
 from ._fuse import Group
-from ._halves import rounded
+from ._halves import bits_of_rounded, rounds
+from ._identities import arguments_of
 from ._nest import Axis, Nest, product, simplify
 from ._selections import selected_loads, selections, with_selections
 
@@ -111,7 +112,10 @@ class Emitter:
     def arithmetic(self, value):
         """Return a value with functions and roundings as arithmetic; statements before it compute
         some."""
-        return rounded(as_arithmetic(value), _keep)
+        if rounds(value):
+            (argument,) = arguments_of(value)
+            return bits_of_rounded(_keep(as_arithmetic(argument)))
+        return as_arithmetic(value)
 
     @contextlib.contextmanager
     def loops(

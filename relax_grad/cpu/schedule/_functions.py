@@ -15,6 +15,7 @@ from ...ir.expressions import are_equal, loads
 from ...ir.module import IF_THEN_ELSE
 from ..kernel import functions
 from ._fuse import weigh
+from ._halves import bits_of_rounded, rounds
 from ._identities import FUNCTIONS, arguments_of, name_of, with_functions
 
 _FUNCTIONS: dict[str, Callable] = {
@@ -34,8 +35,8 @@ _PRODUCTS: dict[float, Callable] = {2.0: lambda x, _: x * x, 3.0: lambda x, _: x
 
 
 def as_arithmetic(expr):
-    """Return an expression with float32 functions replaced by arithmetic; some are computed by
-    statements before it.
+    """Return an expression with float32 functions and roundings to bfloat16 replaced by arithmetic;
+    some are computed by statements before it.
 
     The argument of a function that contains another function is stored and read from memory. TVM
     inlines ``Let`` values; since each function uses its argument many times, compiling three nested
@@ -63,6 +64,11 @@ def as_arithmetic(expr):
         if _is_one_of(node, _LONG) and _is_small_power(node):
             return functions.expression(_PRODUCTS[node.args[1].value], node.args[0])
         arguments = arguments_of(node)
+        if rounds(node):
+            (argument,) = arguments
+            if has_functions(argument) and has_statements(arguments):
+                argument = keep(argument)
+            return functions.expression(bits_of_rounded, argument)
         if _is_one_of(node, _LONG) and has_statements(arguments):
             return _LONG[node.op.name](*map(keep, arguments), keep)
         if not _is_one_of(node, _FUNCTIONS):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import tvm.tirx.script.builder as T
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Op
@@ -18,7 +19,6 @@ from tvm.ir import Call, Op
 from ...ir.compat import BufferLoad, StringImm, loaded_buffer
 from ...ir.dtypes import HALVES
 from ...ir.module import is_buffer
-from ..kernel import functions
 from ..kernel.halves import narrowed, widened
 from ._integers import REINTERPRET
 from ._nest import Nest
@@ -228,24 +228,8 @@ def _stored_as(value, dtype: str):
     return tirx.call_pure_extern("uint16", _BITS, value)
 
 
-def rounded(value, keep: Callable):
-    """Return a value with the arithmetic of rounding to bfloat16; ``keep`` emits the statement that
-    computes a value."""
-    if rounds(value):
-        return narrowed(keep(_with_names(value.args[1])), "bfloat16", 1)
-    return _with_names(value)
-
-
-def _with_names(value):
-    """Return a value with roundings as expressions."""
-
-    def call(node):
-        return functions.expression(_narrowed, node.args[1]) if rounds(node) else node
-
-    return tvm_ffi.structural_map(value, (Call, call))
-
-
-def _narrowed(value, bind: Callable):
+def bits_of_rounded(value, bind: Callable = T.Bind):
+    """Return the bits of a float32 that is rounded to bfloat16, as arithmetic."""
     return narrowed(value, "bfloat16", 1, bind)
 
 

@@ -69,6 +69,12 @@ CASES = {
         lambda bb, x, y, dtype: through_half(bb, x, dtype),
         lambda x, y, dtype: rounded(x * x, dtype),
     ),
+    "functions of rounded functions": (
+        lambda bb, x, y, dtype: op.exp(
+            bb.emit(through_half(bb, bb.emit(op.tanh(bb.emit(op.astype(y, "float32")))), dtype))
+        ),
+        lambda x, y, dtype: np.exp(rounded(np.tanh(y) ** 2, dtype)),
+    ),
     "sum of rows of rounded numbers": (
         lambda bb, x, y, dtype: op.sum(bb.emit(through_half(bb, x, dtype)), -1),
         lambda x, y, dtype: rounded(x * x, dtype).sum(-1),
