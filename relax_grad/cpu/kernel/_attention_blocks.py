@@ -13,10 +13,17 @@ from . import builder as b
 from ._attention_sizes import Attention, Head
 from ._tile import multiply_add, rows_up_to
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
+from .halves import Half
 
 #: The smallest float32: the start of a maximum, so that a row of minus infinity has finite
 #: differences from it.
 LOWEST = -3.4028234663852886e38
+
+#: The vectors of a tile.
+_WIDE = 2
+
+#: The elements up to which rows that are not next to each other are read in place.
+_CLOSE = 4096
 
 #: The numbers of queries and of keys of a block, rounded to whole tiles.
 _ROWS, _COLUMNS = 64, 128
@@ -141,7 +148,9 @@ class Blocks:
 
     def __init__(self, of: Attention, cpu: CPU):
         self.of, self.vectors = of, Vectors(cpu.lanes)
-        self.tile_rows, self.tile_vectors = (8, 2) if cpu.registers >= 32 else (6, 2)
+        self.tile_rows, self.tile_vectors = 8 if cpu.registers >= 32 else 6, _WIDE
+        if of.has_few_keys and of.keys <= cpu.lanes:
+            self.tile_vectors = 1
         self.width = self.tile_vectors * cpu.lanes
         self.rows = max(1, _ROWS // self.tile_rows) * self.tile_rows
         self.panels = max(1, _COLUMNS // self.width)
@@ -164,12 +173,12 @@ class Blocks:
 
     def each_query_block(self, start, emit: Callable) -> None:
         """Emit ``emit(first, rows, span)`` for each block of queries that attends to a block of
-        keys."""
+        keys, or for all of them if one block has all keys."""
         of = self.of
         begin, end = const(0), as_expr(ceil_div(of.queries, self.rows))
         if of.causal_mask is not None:
             begin = bind(tirx.max(const(0), start - of.offset) // self.rows)
-        if of.window_size is not None:
+        if of.window_size is not None and not of.has_few_keys:
             end = tirx.min(end, (start + self.columns + of.window_size - 2) // self.rows + 1)
         with b.serial(begin, bind(tirx.max(begin, end))) as i:
             first = bind(i * self.rows)
@@ -177,8 +186,12 @@ class Blocks:
             emit(first, rows, Span(self, first, rows, start))
 
     def each_key_block(self, first, rows, emit: Callable) -> None:
-        """Emit ``emit(span)`` for each block of keys that a block of queries attends to."""
+        """Emit ``emit(span)`` for each block of keys that a block of queries attends to, or for the
+        block that has all keys."""
         of = self.of
+        if of.has_few_keys:
+            emit(Span(self, first, rows, const(0)))
+            return
         end = of.end_of(first + rows - 1)
         begin = of.start_of(first) // self.columns
         with b.serial(bind(begin), bind(tirx.max(begin, ceil_div(end, self.columns)))) as j:
@@ -188,9 +201,15 @@ class Blocks:
     # Copies
 
     def pack_panels(
-        self, source: tuple, extent: Extent, features: int, loop: Callable
+        self,
+        source: tuple,
+        extent: Extent,
+        features: int,
+        loop: Callable,
+        scale: float | None = None,
     ) -> tirx.Buffer:
-        """Emit a copy of rows of features as panels, ``[panel][feature][row]``, padded with zeros.
+        """Emit a copy of rows of features as panels, ``[panel][feature][row]``, padded with zeros
+        and multiplied by a factor.
 
         ``source`` is a buffer, the offset of the first row, and the stride of the rows.
         """
@@ -209,67 +228,55 @@ class Blocks:
                 features,
                 panels,
                 lambda k: base + k * width,
+                scale,
             )
         return panels
 
-    def pack_rows(
-        self,
-        source: tuple,
-        extent: Extent,
-        features: int,
-        loop: Callable = b.serial,
-        scale: float | None = None,
-    ) -> tirx.Buffer:
-        """Return a copy of rows of features, as :meth:`copy_rows` makes it."""
-        target = b.scratch(extent * self.padded(features))
-        self.copy_rows(source, target, extent, features, loop, scale)
-        return target
+    def rows_of(
+        self, source: tuple, extent: Extent, features: int, loop: Callable = b.serial
+    ) -> tuple:
+        """Return rows of features from which whole vectors can be loaded: those of a tensor, or a
+        copy that is padded with zeros.
 
-    def copy_rows(
-        self,
-        source: tuple,
-        target: tirx.Buffer,
-        extent: Extent,
-        features: int,
-        loop: Callable = b.serial,
-        scale: float | None = None,
-    ) -> None:
-        """Emit a copy of rows of features, padded with zeros to whole vectors and multiplied by a
-        factor."""
+        ``source`` and the result are a buffer, the offset of the first row, and the stride of the
+        rows.
+        """
+        if self.has_whole_vectors(source, extent, features):
+            return source
         vectors, pitch = self.vectors, self.padded(features)
+        target = b.scratch(extent * pitch)
         buffer, start, step = source
         with loop(0, extent) as row:
             base, to = bind(start + row * step), bind(row * pitch)
 
             def part(k, number, base=base, to=to) -> None:
-                value = vectors.load(buffer, base + k, number)
-                if scale is not None:
-                    value = value * vectors.splat(scale)
-                vectors.store(target, to + k, value)
+                vectors.store(target, to + k, vectors.load(buffer, base + k, number))
 
             vectors.each(features, part)
+        return target, const(0), pitch
+
+    def has_whole_vectors(self, source: tuple, extent: Extent, features: int) -> bool:
+        """Tell whether rows of a tensor are whole vectors of float32, close together in memory."""
+        buffer, _, step = source
+        if isinstance(buffer, Half) or features % self.vectors.lanes:
+            return False
+        return step == features or (isinstance(extent, int) and extent * step <= _CLOSE)
 
     def unpack_rows(
-        self,
-        source: tirx.Buffer,
-        target: tuple,
-        extent: Extent,
-        features: int,
-        loop: Callable,
-        scale: float = 1.0,
+        self, source: tuple, target: tuple, extent: Extent, features: int, loop: Callable
     ) -> None:
-        """Emit a copy of padded rows to rows of features, multiplied by a factor.
+        """Emit a copy of padded rows to rows of features.
 
-        ``target`` is a buffer, the offset of the first row, and the stride of the rows.
+        ``source`` and ``target`` are a buffer, the offset of the first row, and the stride of the
+        rows.
         """
-        vectors, pitch = self.vectors, self.padded(features)
-        buffer, start, step = target
+        vectors = self.vectors
+        (own, first, pitch), (buffer, start, step) = source, target
         with loop(0, extent) as row:
-            base, to = bind(row * pitch), bind(start + row * step)
+            base, to = bind(first + row * pitch), bind(start + row * step)
 
             def part(k, number, base=base, to=to) -> None:
-                value = vectors.load(source, base + k) * vectors.splat(scale)
-                vectors.store(buffer, to + k, value, number)
+                vectors.store(buffer, to + k, vectors.load(own, base + k), number)
 
             vectors.each(features, part)
 
@@ -279,11 +286,11 @@ class Blocks:
         """Emit the products of rows of features and panels of keys, in tiles with a query that
         attends to a key.
 
-        ``left`` is a buffer of padded rows, and the offset of the first row of the block.
+        ``left`` is a buffer, the offset of the first row of the block, and the stride of the rows.
         """
         vectors = self.vectors
-        buffer, start = left
-        pitch, size = self.padded(features), features * self.width
+        buffer, start, pitch = left
+        size = features * self.width
         first = bind(span.start // self.width)
         with b.serial(0, bind(ceil_div(span.size, self.width))) as j:
             base = bind((first + j) * size)
@@ -319,58 +326,70 @@ class Blocks:
 
             vectors.each(span.size, part)
 
-    def accumulate(self, total: tuple, values, features: int, weights, rows, span: Span) -> None:
+    def accumulate(
+        self,
+        total: tuple,
+        values: tuple,
+        features: int,
+        weights,
+        rows,
+        span: Span,
+        *,
+        add: bool = True,
+    ) -> None:
         """Emit the addition to rows of queries of the products of the weights and the values of the
         keys.
 
-        ``total`` is a buffer of padded rows, and the offset of the first row of the block.
-        ``values`` has padded rows.
+        ``total`` and ``values`` are a buffer, the offset of the first row (of the block, and of all
+        keys), and the stride of the rows, which are whole vectors. Without ``add``, the products
+        are the rows, which need not be whole vectors.
         """
-        buffer, start = total
-        pitch, lanes = self.padded(features), self.vectors.lanes
+        (buffer, start, step), (source, origin, pitch) = total, values
+        lanes = self.vectors.lanes
 
         def tile(row, column: int, wide: int) -> None:
-            offsets = rows_up_to(row, self.tile_rows, rows)
-            base = bind(span.start * pitch + column)
-            sources = [bind((row + i) * self.pitch) for i in offsets]
-            targets = [bind(start + (row + i) * pitch + column) for i in offsets]
+            queries = rows_up_to(row, self.tile_rows, rows)
+            base = bind(origin + span.start * pitch + column)
+            sources = [bind((row + i) * self.pitch) for i in queries]
+            targets = [bind(start + (row + i) * step + column) for i in queries]
+            left = [None if add else features - column - v * lanes for v in range(wide)]
             multiply_add(
                 self.vectors,
                 (self.tile_rows, wide),
                 span.depth_of(row),
                 lambda i, k: weights[sources[i] + k],
-                lambda k, v: self.vectors.load(values, base + k * pitch + v * lanes),
-                lambda i, v: (buffer, targets[i] + v * lanes, None),
-                add=True,
+                lambda k, v: self.vectors.load(source, base + k * pitch + v * lanes),
+                lambda i, v: (buffer, targets[i] + v * lanes, left[v]),
+                add=add,
             )
 
         self._each_tile(rows, features, tile)
 
     def accumulate_transposed(
-        self, total, left: tuple, features: int, weights, rows, span: Span
+        self, total: tuple, left: tuple, features: int, weights, rows, span: Span
     ) -> None:
         """Emit the addition to rows of keys of the products of the transposed weights and rows of
         the queries.
 
-        ``total`` has padded rows. ``left`` is a buffer of padded rows, and the offset of the first
-        row of the block.
+        ``total`` and ``left`` are a buffer, the offset of the first row (of all keys, and of the
+        block), and the stride of the rows, which are whole vectors.
         """
-        buffer, start = left
-        pitch, lanes = self.padded(features), self.vectors.lanes
+        (target, origin, step), (buffer, start, pitch) = total, left
+        lanes = self.vectors.lanes
 
         def tile(key, column: int, wide: int) -> None:
-            offsets = rows_up_to(key, self.tile_rows, span.size)
+            keys = rows_up_to(key, self.tile_rows, span.size)
             row = span.first_row(key)
             source = bind(row * self.pitch + key)
             base = bind(start + row * pitch + column)
-            targets = [bind((span.start + key + i) * pitch + column) for i in offsets]
+            targets = [bind(origin + (span.start + key + i) * step + column) for i in keys]
             multiply_add(
                 self.vectors,
                 (self.tile_rows, wide),
                 bind(rows - row),
-                lambda i, k: weights[source + k * self.pitch + offsets[i]],
+                lambda i, k: weights[source + k * self.pitch + keys[i]],
                 lambda k, v: self.vectors.load(buffer, base + k * pitch + v * lanes),
-                lambda i, v: (total, targets[i] + v * lanes, None),
+                lambda i, v: (target, targets[i] + v * lanes, None),
                 add=True,
             )
 
@@ -387,8 +406,7 @@ class Blocks:
         vectors."""
         lanes = self.vectors.lanes
         number = self.padded(features) // lanes
-        step = self.tile_vectors
-        return [(v * lanes, min(step, number - v)) for v in range(0, number, step)]
+        return [(v * lanes, min(_WIDE, number - v)) for v in range(0, number, _WIDE)]
 
     def only_between(self, vector, start, low, high):
         """Return a vector with minus infinity in the lanes of keys outside limits, given the key of

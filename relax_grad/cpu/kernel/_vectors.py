@@ -99,6 +99,7 @@ class Vectors:
         extent: Extent,
         target: tirx.Buffer,
         place: Callable,
+        scale: float | None = None,
     ) -> None:
         """Copy ``lanes`` rows transposed, a square at a time.
 
@@ -114,6 +115,8 @@ class Vectors:
             The buffer of the copy.
         place : Callable
             ``place(k)`` returns the index in ``target`` of the k-th elements of all rows.
+        scale : float, optional
+            A factor of all elements.
         """
         buffer, start, step = source
 
@@ -122,7 +125,8 @@ class Vectors:
 
             def row(i):
                 exists = number if left is None else tirx.Select(left > i, size, const(0))
-                return bind(self.load(buffer, start + i * step + k, exists))
+                value = self.load(buffer, start + i * step + k, exists)
+                return bind(value if scale is None else value * self.splat(scale))
 
             for i, column in enumerate(self.transpose([row(i) for i in range(self.lanes)])):
                 if number is None or (isinstance(number, int) and i < number):

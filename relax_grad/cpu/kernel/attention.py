@@ -15,7 +15,7 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from . import functions as math
-from ._attention_blocks import LOWEST, Blocks, Heads
+from ._attention_blocks import LOWEST, Blocks, Heads, Span
 from ._attention_dropout import Dropout, with_generator
 from ._attention_sizes import Attention, Head, with_heads_first
 from .builder import Accumulators, Extent, bind, const
@@ -111,14 +111,14 @@ class Forward:
         self.query, self.bias, self.result, self.sums = query, bias, result, sums
 
     def packed(self, head: Head, key: tirx.Buffer, value: tirx.Buffer, loop: Callable) -> tuple:
-        """Emit copies of the keys and values of a head: the keys in panels, the values in padded
-        rows."""
+        """Return the keys and values of a head: copies of the keys in panels, with the scale, and
+        the values in rows of whole vectors."""
         of, blocks = self.of, self.blocks
         keys = key, head.start("key"), head.step("key")
         values = value, head.start("value"), head.step("value")
         return (
-            blocks.pack_panels(keys, of.keys, of.features, loop),
-            blocks.pack_rows(values, of.keys, of.value_features, loop),
+            blocks.pack_panels(keys, of.keys, of.features, loop, of.scale),
+            blocks.rows_of(values, of.keys, of.value_features, loop),
         )
 
     def block(self, head: Head, packed: tuple, first: tirx.PrimExpr) -> None:
@@ -126,49 +126,92 @@ class Forward:
         of, blocks, vectors = self.of, self.blocks, self.vectors
         keys, values = packed
         rows = bind(tirx.min(const(blocks.rows), of.queries - first))
-        source = self.query, head.start("query", first), head.step("query")
-        query = b.scratch(blocks.rows * blocks.padded(of.features))
-        blocks.copy_rows(source, query, rows, of.features, scale=of.scale)
+        query = self.query, bind(head.start("query", first)), head.step("query")
+        scores = b.scratch(blocks.rows * blocks.pitch)
+        factors = self.dropout.scratch() if self.dropout else None
+        if of.has_few_keys and self.result is not None:
+            self._of_few_keys(head, packed, first, rows, query, scores, factors)
+            return
         total = None
         if self.result is not None:
             pitch = blocks.padded(of.value_features)
             total = b.scratch(blocks.rows * pitch)
             b.clear(total, const(0), rows * pitch)
-        scores = b.scratch(blocks.rows * blocks.pitch)
         largest, sums = b.scratch(blocks.rows), b.scratch(blocks.rows * vectors.lanes)
-        factors = self.dropout.scratch() if self.dropout else None
         with b.serial(0, rows) as row:
             b.store(largest, row, tirx.const(LOWEST, "float32"))
             vectors.store(sums, row * vectors.lanes, vectors.splat(0))
 
         def key_block(span) -> None:
-            blocks.scores((query, const(0)), keys, of.features, scores, rows, span)
-            if self.bias is not None:
-                blocks.add_bias(self.bias, head, scores, rows, span)
+            self._scores(head, query, keys, scores, rows, span)
 
             def weights(is_masked: bool) -> None:
                 with b.serial(0, rows) as row:
                     self._row(row, scores, total, largest, sums, span, is_masked)
-                    if self.sums is not None and self.of.has_few_keys and total is not None:
-                        self._save(head, row, scores, sums, span, is_masked)
                     if self.dropout is not None:
                         self._drop(self.dropout, head, row, scores, factors, span, is_masked)
 
             b.either(span.is_whole(rows), lambda: weights(False), lambda: weights(True))
             if total is not None:
-                features = of.value_features
-                blocks.accumulate((total, const(0)), values, features, scores, rows, span)
+                target = total, const(0), blocks.padded(of.value_features)
+                blocks.accumulate(target, values, of.value_features, scores, rows, span)
 
         blocks.each_key_block(first, rows, key_block)
         with b.serial(0, rows) as row:
             self._finish(head, first, row, total, largest, sums)
 
-    def _row(self, row, scores, total, largest, sums, span, is_masked: bool) -> None:
-        """Emit the weights of a row of scores, and rescale the sums so far."""
+    def _of_few_keys(self, head: Head, packed, first, rows, query, scores, factors) -> None:
+        """Emit the attention of a block of queries where one block has all keys."""
+        of, blocks = self.of, self.blocks
+        keys, values = packed
+        span = Span(blocks, first, rows, const(0))
+        self._scores(head, query, keys, scores, rows, span)
+
+        def weights(is_masked: bool) -> None:
+            with b.serial(0, rows) as row:
+                self._whole_row(head, row, scores, span, is_masked)
+                if self.dropout is not None:
+                    self._drop(self.dropout, head, row, scores, factors, span, is_masked)
+
+        b.either(span.is_whole(rows), lambda: weights(False), lambda: weights(True))
+        target = self.result, bind(head.start("result", first)), head.step("result")
+        blocks.accumulate(target, values, of.value_features, scores, rows, span, add=False)
+
+    def _scores(self, head: Head, query: tuple, keys, scores, rows, span: Span) -> None:
+        """Emit the scores of a block, with their bias."""
+        self.blocks.scores(query, keys, self.of.features, scores, rows, span)
+        if self.bias is not None:
+            self.blocks.add_bias(self.bias, head, scores, rows, span)
+
+    def _whole_row(self, head: Head, row, scores, span: Span, is_masked: bool) -> None:
+        """Emit the weights of a row of all scores, and their copy for the gradient."""
+        vectors, blocks = self.vectors, self.blocks
+        base = bind(row * blocks.pitch)
+        panels = span.panels_of(row) if is_masked else const(blocks.panels)
+        top = self._top(row, scores, span, panels, is_masked)
+        shift = bind(vectors.splat(tirx.max(tirx.const(LOWEST, "float32"), top)))
+        parts = self._exponentials(base, scores, panels, shift)
+        total = parts[0]
+        for v in range(1, blocks.tile_vectors):
+            total = total + parts[v]
+        factor = bind(vectors.splat(self._share(bind(vectors.sum(bind(total))))))
+        if self.sums is not None:
+            target = bind(head.row_start(span.query(row)) * self.of.keys)
+
+        def part(offset, number) -> None:
+            weight = bind(vectors.load(scores, base + offset) * factor)
+            vectors.store(scores, base + offset, weight)
+            if self.sums is not None:
+                vectors.store(self.sums, target + offset, weight, number)
+
+        vectors.each(span.extent_of(row, is_masked), part)
+
+    def _top(self, row, scores, span: Span, panels, is_masked: bool):
+        """Emit minus infinity in the place of masked scores of a row, and return the largest
+        one."""
         vectors, blocks = self.vectors, self.blocks
         lanes, wide = vectors.lanes, blocks.tile_vectors
         base = bind(row * blocks.pitch)
-        panels = span.panels_of(row) if is_masked else const(blocks.panels)
         tops = Accumulators(vectors, wide)
         for v in range(wide):
             tops[v] = vectors.splat(float("-inf"))
@@ -187,19 +230,35 @@ class Forward:
         top = tops[0]
         for v in range(1, wide):
             top = tirx.max(top, tops[v])
-        before = bind(largest[row])
-        now = bind(tirx.max(before, vectors.fold(bind(top), tirx.max)))
-        b.store(largest, row, now)
-        shift = bind(vectors.splat(now))
+        return vectors.fold(bind(top), tirx.max)
+
+    def _exponentials(self, base, scores, panels, shift) -> Accumulators:
+        """Emit the exponentials of scores less a number, and return their sums."""
+        vectors, blocks = self.vectors, self.blocks
+        wide = blocks.tile_vectors
         parts = Accumulators(vectors, wide)
         for v in range(wide):
             parts[v] = vectors.splat(0)
         with b.serial(0, panels) as j:
             for v in range(wide):
-                at = bind(base + j * blocks.width + v * lanes)
+                at = bind(base + j * blocks.width + v * vectors.lanes)
                 weight = math.exp_or_0(bind(vectors.load(scores, at) - shift))
                 vectors.store(scores, at, weight)
                 parts[v] = parts[v] + weight
+        return parts
+
+    def _row(self, row, scores, total, largest, sums, span, is_masked: bool) -> None:
+        """Emit the weights of a row of scores, and rescale the sums so far."""
+        vectors, blocks = self.vectors, self.blocks
+        lanes, wide = vectors.lanes, blocks.tile_vectors
+        base = bind(row * blocks.pitch)
+        panels = span.panels_of(row) if is_masked else const(blocks.panels)
+        top = self._top(row, scores, span, panels, is_masked)
+        before = bind(largest[row])
+        now = bind(tirx.max(before, top))
+        b.store(largest, row, now)
+        shift = bind(vectors.splat(now))
+        parts = self._exponentials(base, scores, panels, shift)
         factor = bind(math.exp_or_0(bind(vectors.splat(before) - shift)))
         share = vectors.load(sums, row * lanes) * factor
         for v in range(wide):
@@ -213,24 +272,10 @@ class Forward:
                 at = bind(row * pitch + v * lanes)
                 vectors.store(total, at, vectors.load(total, at) * factor)
 
-    def _save(self, head, row, scores, sums, span, is_masked: bool) -> None:
-        """Emit a copy of a row of weights, divided by their sum, for the gradient."""
-        vectors = self.vectors
-        factor = bind(vectors.splat(self._share(row, sums)[1]))
-        base = bind(row * self.blocks.pitch)
-        target = bind(head.row_start(span.query(row)) * self.of.keys)
-
-        def part(offset, number) -> None:
-            weight = vectors.load(scores, base + offset) * factor
-            vectors.store(self.sums, target + offset, weight, number)
-
-        vectors.each(span.extent_of(row, is_masked), part)
-
-    def _share(self, row, sums) -> tuple:
-        """Return the sum of the weights of a row, and one over it, or 0 for a row without keys."""
+    def _share(self, total):
+        """Return one over the sum of the weights of a row, or 0 for a row without keys."""
         zero, one = (tirx.const(value, "float32") for value in (0.0, 1.0))
-        total = bind(self.vectors.sum(bind(self.vectors.load(sums, row * self.vectors.lanes))))
-        return total, bind(tirx.Select(tirx.EQ(total, zero), zero, one / total))
+        return bind(tirx.Select(tirx.EQ(total, zero), zero, one / total))
 
     def _drop(self, dropout: Dropout, head, row, scores, factors, span, is_masked: bool) -> None:
         """Emit the dropout of a row of weights, after their sum is known."""
@@ -246,9 +291,9 @@ class Forward:
     def _finish(self, head, first, row, total, largest, sums) -> None:
         """Emit the division of a row of the result by the sum of its weights."""
         of, vectors, zero = self.of, self.vectors, tirx.const(0.0, "float32")
-        total_weight, factor = self._share(row, sums)
+        total_weight = bind(vectors.sum(bind(vectors.load(sums, row * vectors.lanes))))
         if total is not None:
-            splat = bind(vectors.splat(factor))
+            splat = bind(vectors.splat(self._share(total_weight)))
             source = bind(row * self.blocks.padded(of.value_features))
             target = bind(head.start("result", first + row))
 
@@ -257,7 +302,7 @@ class Forward:
                 vectors.store(self.result, target + offset, value, number)
 
             vectors.each(of.value_features, part)
-        if self.sums is not None and not (total is not None and of.has_few_keys):
+        if self.sums is not None:
             at = bind(head.row_start(first + row) * 2)
             logarithm = math.log_of_normal(total_weight)
             infinite = tirx.const(float("inf"), "float32")

@@ -103,39 +103,46 @@ class _Backward:
         keys = self.key, bind(head.start("key")), head.step("key")
         values = self.value, bind(head.start("value")), head.step("value")
         packed = (
-            None if self.has_weights else blocks.pack_panels(keys, of.keys, of.features, loop),
+            None
+            if self.has_weights
+            else blocks.pack_panels(keys, of.keys, of.features, loop, of.scale),
             blocks.pack_panels(values, of.keys, of.value_features, loop),
-            blocks.pack_rows(keys, of.keys, of.features, loop),
+            blocks.rows_of(keys, of.keys, of.features, loop),
         )
-        totals = [self._zeros(of.keys, features) for features in (of.features, of.value_features)]
+        _, key_grad, value_grad = self.results
+        targets = [
+            (key_grad, bind(head.start("key_grad")), head.step("key_grad")),
+            (value_grad, bind(head.start("value_grad")), head.step("value_grad")),
+        ]
+        sizes = of.features, of.value_features
+        totals = list(map(self._zeros, targets, sizes))
         with b.serial(0, of.group) as i:
             own = Head(of, batch, key_head, bind(key_head * of.group + i))
             self._queries(own, packed, totals, loop, is_divided)
-        _, key_grad, value_grad = self.results
-        target = key_grad, bind(head.start("key_grad")), head.step("key_grad")
-        blocks.unpack_rows(totals[0], target, of.keys, of.features, loop)
-        target = value_grad, bind(head.start("value_grad")), head.step("value_grad")
-        blocks.unpack_rows(totals[1], target, of.keys, of.value_features, loop)
+        for total, target, features in zip(totals, targets, sizes, strict=True):
+            if total is not target:
+                blocks.unpack_rows(total, target, of.keys, features, loop)
 
     def _queries(self, head: Head, packed, totals, loop: Callable, is_divided: bool) -> None:
         """Emit the gradient of a head of queries, and its addition to those of the keys and
         values."""
         of, blocks = self.of, self.blocks
         source = self.query, bind(head.start("query")), head.step("query")
-        query = blocks.pack_rows(source, of.queries, of.features, loop, of.scale)
-        grad = blocks.pack_rows(
-            (self.output_grad, bind(head.start("output_grad")), head.step("output_grad")),
-            of.queries,
-            of.value_features,
-            loop,
-        )
+        query = blocks.rows_of(source, of.queries, of.features, loop)
+        source = self.output_grad, bind(head.start("output_grad")), head.step("output_grad")
+        grad = blocks.rows_of(source, of.queries, of.value_features, loop)
         blocks_of_queries = ceil_div(of.queries, blocks.rows)
         if not self.is_given:
             forward = Forward(of, self.cpu, self.query, self.bias, None, self.sums)
             with loop(0, blocks_of_queries) as i:
                 forward.block(head, (packed[0], None), bind(i * blocks.rows))
         inner = self._inner_products(head, loop)
-        query_grad = self._zeros(of.queries, of.features)
+        target = self.results[0], bind(head.start("query_grad")), head.step("query_grad")
+        query_grad = target
+        if not of.has_few_keys:
+            size = of.queries * blocks.padded(of.features)
+            query_grad = b.scratch(size), const(0), blocks.padded(of.features)
+            b.clear(query_grad[0], const(0), size)
         pair = _Pair(self, head, packed, (query, grad, inner), (query_grad, *totals))
 
         def of_keys(with_queries: bool, loop: Callable) -> None:
@@ -158,8 +165,8 @@ class _Backward:
             of_queries()
         else:
             of_keys(True, b.serial)
-        target = self.results[0], bind(head.start("query_grad")), head.step("query_grad")
-        blocks.unpack_rows(query_grad, target, of.queries, of.features, loop, of.scale)
+        if query_grad is not target:
+            blocks.unpack_rows(query_grad, target, of.queries, of.features, loop)
 
     def _inner_products(self, head: Head, loop: Callable) -> tirx.Buffer:
         """Return the sums over the features of the products of the result and its gradient."""
@@ -180,11 +187,18 @@ class _Backward:
             b.store(inner, row, sums.totals()[0])
         return inner
 
-    def _zeros(self, extent: Extent, features: int) -> tirx.Buffer:
-        size = extent * self.blocks.padded(features)
-        zeros = b.scratch(size)
-        b.clear(zeros, const(0), size)
-        return zeros
+    def _zeros(self, target: tuple, features: int) -> tuple:
+        """Return rows of keys of whole vectors, with zeros: those of a result, or others."""
+        of, pitch = self.of, self.blocks.padded(features)
+        if not self.blocks.has_whole_vectors(target, of.keys, features):
+            target = b.scratch(of.keys * pitch), const(0), pitch
+        buffer, start, step = target
+        if step == pitch:
+            b.clear(buffer, start, of.keys * pitch)
+        else:
+            with b.serial(0, of.keys) as row:
+                b.clear(buffer, bind(start + row * step), features)
+        return target
 
 
 class _Pair:
@@ -202,8 +216,10 @@ class _Pair:
         """Emit the additions to the gradients: of keys and values, of queries, or of all."""
         of, blocks = self._of, self._blocks
         features, value_features = of.features, of.value_features
-        query = self._query, bind(first * blocks.padded(features))
-        grad = self._grad, bind(first * blocks.padded(value_features))
+        query, grad, query_grad = (
+            (buffer, bind(start + first * step), step)
+            for buffer, start, step in (self._query, self._grad, self._query_grad)
+        )
         weights, grads = (b.scratch(blocks.rows * blocks.pitch) for _ in range(2))
         factors = self._dropout.scratch() if self._dropout else None
         if not self._has_weights:
@@ -223,8 +239,9 @@ class _Pair:
             )
             blocks.accumulate_transposed(self._key_grad, query, features, grads, rows, span)
         if with_queries:
-            total = self._query_grad, query[1]
-            blocks.accumulate(total, self._key_rows, features, grads, rows, span)
+            blocks.accumulate(
+                query_grad, self._key_rows, features, grads, rows, span, add=not of.has_few_keys
+            )
 
     def _row(self, first, row, weights, grads, factors, span: Span, is_masked: bool) -> None:
         """Emit the weights of a row of scores, and the gradients of the scores."""
@@ -232,6 +249,7 @@ class _Pair:
         vectors, lanes = blocks.vectors, blocks.vectors.lanes
         base, place = bind(row * blocks.pitch), bind(self._head.row_start(first + row))
         inner = bind(vectors.splat(self._inner[first + row]))
+        scale = vectors.splat(self._of.scale)
         panels = span.panels_of(row) if is_masked else const(blocks.panels)
         if self._dropout is not None:
             query = bind(first + row)
@@ -245,7 +263,7 @@ class _Pair:
                 factor = bind(vectors.load(factors, start + column))
                 vectors.store(weights, base + column, weight * factor)
                 grad = grad * factor
-            vectors.store(grads, base + column, weight * (grad - inner))
+            vectors.store(grads, base + column, weight * (grad - inner) * scale)
 
         if self._has_weights:
             source = bind(place * self._of.keys)
