@@ -6,6 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from math import prod
 
+from tvm import relax
+
+from ...ir.compat import dtype_of
 from ..kernel.conv import conv2d, conv2d_backward_data, conv3d, conv3d_backward_data
 from ..kernel.conv_few_channels import conv_few_channels, conv_few_channels_backward_data
 from ..kernel.conv_few_channels import is_faster as few_channels_are_faster
@@ -36,6 +39,10 @@ _LARGE_IMAGE = 512
 #: they save.
 _MANY_CHANNELS = 32
 
+#: The squares of Winograd's filtering up to which the products that it saves take no longer than
+#: its transforms, where direct kernels multiply pairs.
+_MOST_SQUARE_OF_PAIRS = 2
+
 
 @kernel_for("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 def convolution(site: CallSite) -> Kernel | None:
@@ -49,8 +56,10 @@ def convolution(site: CallSite) -> Kernel | None:
     if _is_product(conv):
         shapes = [shapes[1], shapes[0], shapes[2]]
         return Kernel(partial(matmul, _product(conv, False), site.cpu, shapes), [weight, data])
-    few = few_channels_are_faster(Gathering.forward(conv), site.cpu)
-    make = _choose(site, conv, depthwise, winograd, conv_few_channels if few else conv2d)
+    of_pairs = _multiplies_pairs(site, data, weight)
+    few = few_channels_are_faster(Gathering.forward(conv), site.cpu, of_pairs=of_pairs)
+    direct = conv_few_channels if few else conv2d
+    make = _choose(site, conv, depthwise, winograd, direct, of_pairs)
     return make and Kernel(partial(make, conv, site.cpu, shapes), [data, weight])
 
 
@@ -96,9 +105,11 @@ def _data_gradient(site: CallSite, output_grad, weight, channels: str) -> Kernel
     largest = _LARGEST_DEPTHWISE_STRIDE if conv.is_depthwise else _LARGEST_STRIDE
     if max(conv.strides) > largest:
         return None
-    few = few_channels_are_faster(Gathering.backward(conv), site.cpu)
+    of_pairs = _multiplies_pairs(site, output_grad, weight)
+    few = few_channels_are_faster(Gathering.backward(conv), site.cpu, of_pairs=of_pairs)
     direct = conv_few_channels_backward_data if few else conv2d_backward_data
-    make = _choose(site, conv, depthwise_backward_data, winograd_backward_data, direct)
+    by_winograd = winograd_backward_data
+    make = _choose(site, conv, depthwise_backward_data, by_winograd, direct, of_pairs)
     return make and Kernel(partial(make, conv, site.cpu, shapes), [output_grad, weight])
 
 
@@ -120,7 +131,8 @@ def weight_gradient(site: CallSite) -> Kernel | None:
     if isinstance(conv, Conv3d):
         return _of_volumes(conv, conv3d_weight, site, shapes, [output_grad, data])
     direct = conv_stem if stem_is_faster(conv, site.cpu) else conv_weight
-    make = _choose(site, conv, depthwise_weight, winograd_weight, direct)
+    of_pairs = _multiplies_pairs(site, output_grad, data)
+    make = _choose(site, conv, depthwise_weight, winograd_weight, direct, of_pairs)
     return make and Kernel(partial(make, conv, site.cpu, shapes), [output_grad, data])
 
 
@@ -131,13 +143,25 @@ def _of_volumes(conv: Conv3d, make: Callable, site: CallSite, shapes, arguments)
     return Kernel(partial(make, conv, site.cpu, shapes), arguments)
 
 
+def _multiplies_pairs(site: CallSite, *factors: relax.Expr) -> bool:
+    """Tell whether direct kernels multiply pairs of elements of the factors."""
+    return site.cpu.bfloat16 and all(dtype_of(x.ty) == "bfloat16" for x in factors)
+
+
 def _choose(
-    site: CallSite, conv: Conv2d, for_depthwise: Callable, by_winograd: Callable, direct: Callable
+    site: CallSite,
+    conv: Conv2d,
+    for_depthwise: Callable,
+    by_winograd: Callable,
+    direct: Callable,
+    of_pairs: bool,
 ) -> Callable[[Conv2d, CPU, list], object] | None:
     """Return the generator of the kernel of a convolution, or None."""
     if conv.is_depthwise:
         return for_depthwise if prod(conv.kernel) <= MOST_TAPS else None
     square = site.winograd_tile
+    if of_pairs and square <= _MOST_SQUARE_OF_PAIRS:
+        return direct
     if square and is_winograd(conv) and min(conv.in_channels, conv.out_channels) >= _MANY_CHANNELS:
         return partial(by_winograd, square=square)
     return direct

@@ -86,6 +86,8 @@ class Packer:
 
     def __init__(self, blocking: Blocking):
         self.s, self.g, self.vectors = blocking, blocking.g, blocking.vectors
+        #: The number of source channels in memory.
+        self.channels = blocking.g.sources
         self.rows, self.columns = blocking.rows, blocking.columns
 
     def weight(self, weight, panels) -> None:
@@ -106,27 +108,52 @@ class Packer:
                 return at + (tap % g.taps * depth + r) * self.s.width
 
             group, j = bind(panel // self.s.panels), bind(panel % self.s.panels)
-            base = bind(group * (g.targets * g.sources * taps))
+            base = bind(group * (g.targets * self.channels * taps))
             with b.serial(0, self.s.tile_vectors) as v:
                 channel = bind(j * self.s.width + v * lanes)
                 left = bind(tirx.max(const(0), tirx.min(const(lanes), g.targets - channel)))
                 out = bind(start + v * lanes)
-                if g.source_major:
-                    with b.serial(0, depth) as r:
-                        at = bind(base + ((first + r) * g.targets + channel) * taps)
+                self._channels(
+                    (weight, base, channel, left),
+                    (first, depth),
+                    panels,
+                    lambda tap, r, out=out: out + place_of(tap, r),
+                )
 
-                        def place(tap, out=out, r=r):
-                            return out + place_of(taps - 1 - tap, r)
+    def _channels(self, source: tuple, stretch: tuple, target, place: Callable) -> None:
+        """Copy a stretch of source channels for a vector of channels of the target.
 
-                        self._transposed(weight, at, taps, left, taps, panels, place)
-                else:
-                    at = bind(base + (channel * g.sources + first) * taps)
-                    step = g.sources * taps
-
-                    def place_of_pair(i, out=out):
-                        return out + place_of(i % taps, i // taps)
-
-                    self._transposed(weight, at, step, left, depth * taps, panels, place_of_pair)
+        Parameters
+        ----------
+        source : tuple
+            The weight, the offset of its group, the first channel of the target, and the number of
+            channels of the vector that exist.
+        stretch : tuple
+            The first source channel, and the number of source channels.
+        target : tirx.Buffer
+            The buffer of the copy.
+        place : Callable
+            ``place(tap, r)`` returns the index of the vector of a tap of the r-th source channel.
+        """
+        (weight, base, channel, left), (first, depth), g = source, stretch, self.g
+        taps = g.kernel[0] * g.taps
+        if g.source_major:
+            with b.serial(0, depth) as r:
+                at = bind(base + ((first + r) * g.targets + channel) * taps)
+                self._transposed(
+                    weight, at, taps, left, taps, target, lambda tap: place(taps - 1 - tap, r)
+                )
+        else:
+            at = bind(base + (channel * self.channels + first) * taps)
+            self._transposed(
+                weight,
+                at,
+                self.channels * taps,
+                left,
+                depth * taps,
+                target,
+                lambda i: place(i % taps, i // taps),
+            )
 
     def _transposed(self, source, start, step, left, extent, target, place: Callable) -> None:
         """Copy ``lanes`` rows to columns; only the first ``left`` rows exist."""
@@ -141,12 +168,12 @@ class Packer:
         g, plane = self.g, self.s.plane
         move = images.taps.move * g.slices.apart * plane
         channel = g.slices.stored * plane
-        volume = images.volume * (g.sources * channel)
+        volume = images.volume * (self.channels * channel)
         volume = bind(volume + images.slice * (g.slices.apart * plane))
         if not self.s.is_packed:
             line = bind(volume + row * (self.rows.step * self.columns.source))
             start = line + self.rows.offsets[0] * self.columns.source + self.columns.offsets[0]
-            return View(source, start, move, g.sources * channel, self.columns.source, channel)
+            return View(source, start, move, self.channels * channel, self.columns.source, channel)
         heights = self.rows.extent(self.s.block_rows)
         line = g.sources * self.s.pitch
         size = self.s.block_images * heights * line
@@ -154,7 +181,7 @@ class Packer:
 
         def pack(tap) -> None:
             with b.serial(0, images.number) as i:
-                start = bind(volume + tap * move + i * (g.sources * channel))
+                start = bind(volume + tap * move + i * (self.channels * channel))
                 self._pack_image(
                     (source, start), (row, lines), (copy, bind(tap * size + i * heights * line))
                 )
@@ -175,7 +202,8 @@ class Packer:
 
             def inside(start=start, out=out) -> None:
                 with b.serial(0, self.g.sources) as r:
-                    self._pack_line(source, start + r * channel, copy, bind(out + r * self.s.pitch))
+                    read = self._reader(source, start, channel, r)
+                    self._pack_line(read, copy, bind(out + r * self.s.pitch))
 
             def outside(out=out) -> None:
                 zero = self.vectors.splat
@@ -185,7 +213,12 @@ class Packer:
 
             b.either(tirx.all(at >= 0, at < self.rows.source), inside, outside)
 
-    def _pack_line(self, source, start, copy, out) -> None:
+    def _reader(self, source, start, channel: int, r) -> Callable:
+        """Return the reader of a line of the r-th source channel: ``read(i, number)`` is the vector
+        from its i-th element on, with 0 in the lanes from ``number`` on."""
+        return lambda i, number: self.vectors.load(source, start + r * channel + i, number)
+
+    def _pack_line(self, read: Callable, copy, out) -> None:
         """Copy a line of the source, with the zeros of its padding on both sides."""
         offset = self.columns.offsets[0]
         before, skipped = max(0, -offset), max(0, offset)
@@ -198,23 +231,23 @@ class Packer:
 
         fill(0, min(before, self.s.pitch))
         if self.columns.apart > 1:
-            self._pack_every(source, start, extent, copy, out)
+            self._pack_every(read, extent, copy, out)
             return
         self.vectors.each(
             extent,
             lambda i, left: self.vectors.store(
-                copy, out + before + i, self.vectors.load(source, start + skipped + i, left), left
+                copy, out + before + i, read(skipped + i, left), left
             ),
         )
         fill(min(before, self.s.pitch) + extent, self.s.pitch)
 
-    def _pack_every(self, source, start, extent: int, copy, out) -> None:
+    def _pack_every(self, read: Callable, extent: int, copy, out) -> None:
         """Copy strided elements, all in bounds: as many at once as one vector load spans."""
         step = self.columns.apart
         size = min(extent, ceil_div(self.vectors.lanes, step))
 
         def some(i, number: int) -> None:
-            vector = self.vectors.load(source, start + i * step, (number - 1) * step + 1)
+            vector = read(i * step, (number - 1) * step + 1)
             self.vectors.store(copy, out + i, self.vectors.every(vector, step), number)
 
         with b.serial(0, extent // size) as i:

@@ -94,15 +94,13 @@ class Pairs(Matmul):
         ``start`` is the offset of a vector in the first row of the matrix, and ``number`` the
         elements of it that exist.
         """
-        first = _bits(source, bind(start + 2 * k * stride), _LANES, number)
+        first = bits_of(source, bind(start + 2 * k * stride), _LANES, number)
         rest = number
         if not self.is_even:
             whole = as_expr(_LANES if number is None else number)
             rest = bind(tirx.Select(2 * k + 1 < as_expr(self.elements), whole, const(0)))
-        second = _bits(source, bind(start + (2 * k + 1) * stride), _LANES, rest)
-        low, high = (tirx.Cast(f"uint32x{_LANES}", bits) for bits in (first, second))
-        sixteen = Broadcast(tirx.const(16, "uint32"), _LANES)
-        return bind(tirx.reinterpret(f"float32x{_LANES}", low | (high << sixteen)))
+        second = bits_of(source, bind(start + (2 * k + 1) * stride), _LANES, rest)
+        return joined(first, second)
 
     def along(self, source: Half, start, k, number: Extent | None, exists=None):
         """Return the pairs from the ``k``-th one on of a row, ``[..., k]``.
@@ -126,11 +124,43 @@ class Pairs(Matmul):
             pairs = as_expr(_LANES if number is None else number)
             left = tirx.min(2 * pairs, as_expr(self.elements) - 2 * k)
             left = bind(left if exists is None else tirx.Select(exists, left, const(0)))
-        bits = _bits(source, bind(start + 2 * k), 2 * _LANES, left)
+        bits = bits_of(source, bind(start + 2 * k), 2 * _LANES, left)
         return bind(tirx.reinterpret(f"float32x{_LANES}", bits))
 
 
-def _bits(source: Half, index, lanes: int, number: Extent | None):
+def joined(low, high):
+    """Return the pairs of the bits of two vectors of bfloat16."""
+    low, high = (tirx.Cast(f"uint32x{_LANES}", bits) for bits in (low, high))
+    return bind(tirx.reinterpret(f"float32x{_LANES}", low | (high << _all(16))))
+
+
+def joined_widened(low, high):
+    """Return the pairs of two vectors of float32 that hold numbers of bfloat16."""
+    low, high = (tirx.reinterpret(f"uint32x{_LANES}", numbers) for numbers in (low, high))
+    return bind(tirx.reinterpret(f"float32x{_LANES}", (low >> _all(16)) | high))
+
+
+def only_first(pairs):
+    """Return pairs with 0 as their second elements."""
+    bits = tirx.reinterpret(f"uint32x{_LANES}", pairs)
+    return bind(tirx.reinterpret(f"float32x{_LANES}", bits & _all(0xFFFF)))
+
+
+def pair_at(source: Half, index):
+    """Return the pair of an element and the next one as a float32."""
+    return tirx.reinterpret("float32", source.raw[Ramp(index, const(1), 2)])
+
+
+def single_at(source: Half, index):
+    """Return the pair of an element and 0 as a float32."""
+    return tirx.reinterpret("float32", tirx.Cast("uint32", source.raw[index]))
+
+
+def _all(value: int):
+    return Broadcast(tirx.const(value, "uint32"), _LANES)
+
+
+def bits_of(source: Half, index, lanes: int, number: Extent | None):
     """Return the bits of consecutive elements, with 0 in the lanes from ``number`` on."""
     ramp = Ramp(index, const(1), lanes)
     if number is None or (isinstance(number, int) and number >= lanes):

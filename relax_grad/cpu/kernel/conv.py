@@ -28,6 +28,8 @@ from ..target import CPU
 from . import builder as b
 from ._conv_blocks import Blocking
 from ._conv_pack import Images, Packer, View
+from ._conv_pairs import BlockingOfPairs, PackerOfPairs
+from ._pairs import add_products, imported, takes_pairs
 from .builder import Accumulators, Extent, bind, ceil_div, const
 from .convolution import Conv2d, Conv3d
 from .gathering import Gathering, Taps
@@ -105,7 +107,14 @@ def _backward(name: str, conv: Conv2d | Conv3d, gathering: Gathering, cpu: CPU, 
 
 
 def _function(name, names, shapes, gathering: Gathering, cpu: CPU) -> tirx.PrimFunc:
-    return b.prim_func(name, b.floats(names, shapes), _Generator(gathering, cpu).emit)
+    def emit(source, weight, target) -> None:
+        if takes_pairs(cpu, source, weight):
+            with imported():
+                _OfPairs(gathering, cpu).emit(source, weight, target)
+        else:
+            _Generator(gathering, cpu).emit(source, weight, target)
+
+    return b.prim_func(name, b.floats(names, shapes), emit)
 
 
 #: Taps that read padding are skipped if a row has at most this many tiles, and less than this
@@ -116,9 +125,18 @@ _MOST_READ = 0.96
 
 class _Generator:
     def __init__(self, gathering: Gathering, cpu: CPU):
-        self.g, self.s = gathering, Blocking(gathering, cpu)
-        self.pack, self.vectors = Packer(self.s), self.s.vectors
+        self.g, self.s, self.pack = self.parts(gathering, cpu)
+        self.vectors = self.s.vectors
         self.rows, self.columns = gathering.rows, gathering.columns
+
+    @staticmethod
+    def parts(gathering: Gathering, cpu: CPU) -> tuple[Gathering, Blocking, Packer]:
+        """Return the computation of the tiles, its partition, and its packing."""
+        blocking = Blocking(gathering, cpu)
+        return gathering, blocking, Packer(blocking)
+
+    #: Adds a product of vectors to a sum.
+    multiply = staticmethod(lambda total, value, row: total + value * row)
 
     def emit(self, source, weight, target) -> None:
         """Emit the packing of the weight, and the tasks; each computes some panels for some rows of
@@ -326,7 +344,8 @@ class _Generator:
                     offset = spread[i][0]
                     value = bind(self.vectors.splat(view.buffer[x + r * view.channel + offset]))
                     for v in range(vectors):
-                        total[i * vectors + v] = total[i * vectors + v] + value * row[v]
+                        index = i * vectors + v
+                        total[index] = self.multiply(total[index], value, row[v])
 
         def line(p) -> None:
             if inside is None:
@@ -365,6 +384,17 @@ class _Generator:
 
             extent = height * self.columns.target
             self.vectors.each(int(extent) if isinstance(extent, tirx.IntImm) else extent, square)
+
+
+class _OfPairs(_Generator):
+    """A generator for pairs of bfloat16: two source channels are one."""
+
+    multiply = staticmethod(add_products)
+
+    @staticmethod
+    def parts(gathering: Gathering, cpu: CPU) -> tuple[Gathering, Blocking, Packer]:
+        blocking = BlockingOfPairs(gathering, cpu)
+        return blocking.g, blocking, PackerOfPairs(blocking, gathering.sources)
 
 
 @dataclass(frozen=True)

@@ -41,16 +41,20 @@ def is_supported(gathering: Gathering) -> bool:
     return (columns.step, columns.apart, rows.apart) == (1, 1, 1) and columns.offsets[0] <= 0
 
 
-def is_faster(gathering: Gathering, cpu: CPU) -> bool:
+def is_faster(gathering: Gathering, cpu: CPU, *, of_pairs: bool = False) -> bool:
     """Tell whether :func:`is_supported` holds, and vectors of columns use their lanes better than
-    vectors of channels."""
+    vectors of channels.
+
+    With ``of_pairs``, the latter multiply pairs of source channels.
+    """
     if not is_supported(gathering):
         return False
     generator = _Generator(gathering, cpu)
     if generator.products > _MOST_PRODUCTS or generator.bytes_of(1) > _SOURCE_BYTES:
         return False
     here, there = gathering.columns.count(), gathering.targets
-    return _filled(here, cpu) > _FULLER * _filled(there, cpu)
+    products = gathering.sources / ceil_div(gathering.sources, 2) if of_pairs else 1
+    return _filled(here, cpu) > _FULLER * products * _filled(there, cpu)
 
 
 def conv_few_channels(

@@ -17,8 +17,10 @@ a convolution of images.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import tirx
 
@@ -26,6 +28,15 @@ from ..target import CPU
 from . import builder as b
 from ._chunks import Chunks, share, unless_empty, whole_or_rest
 from ._pack import Block, channels_of_taps, pack_channels
+from ._pairs import (
+    add_products,
+    imported,
+    joined_widened,
+    only_first,
+    pair_at,
+    single_at,
+    takes_pairs,
+)
 from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
 from .convolution import ONE, Conv2d, Conv3d, Windows
 
@@ -55,8 +66,8 @@ def conv_weight(
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
     params = b.floats(("DY", "X", "DW"), shapes)
-    generator = _Generator(conv.with_rows_of(_COLUMNS), ONE, cpu)
-    return b.prim_func("conv_weight", params, generator.emit)
+    emit = partial(_emit, conv.with_rows_of(_COLUMNS), ONE, cpu)
+    return b.prim_func("conv_weight", params, emit)
 
 
 def conv3d_weight(
@@ -69,8 +80,16 @@ def conv3d_weight(
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
     params = b.floats(("DY", "X", "DW"), shapes)
-    generator = _Generator(conv.slices.with_rows_of(_COLUMNS), conv.depth, cpu)
-    return b.prim_func("conv3d_weight", params, generator.emit)
+    emit = partial(_emit, conv.slices.with_rows_of(_COLUMNS), conv.depth, cpu)
+    return b.prim_func("conv3d_weight", params, emit)
+
+
+def _emit(conv: Conv2d, depth: Windows, cpu: CPU, dy, x, dw) -> None:
+    if takes_pairs(cpu, dy, x):
+        with imported():
+            _OfPairs(conv, depth, cpu).emit(dy, x, dw)
+    else:
+        _Generator(conv, depth, cpu).emit(dy, x, dw)
 
 
 @dataclass(frozen=True)
@@ -206,6 +225,7 @@ class _Generator:
                     (bind(chunk.row * height.steps[0]), bind(height.span(chunk.rows))),
                     (packed, target, self.tile.vectors * lanes),
                 )
+                self._finish_packing(packed, target, bind(height.span(chunk.rows)))
 
         with b.serial(0, chunk.images) as i:
             volume, _, at, is_inside = self._slice(chunk.image + i, tap)
@@ -214,6 +234,9 @@ class _Generator:
             else:
                 with b.when(is_inside):
                     pack(i, volume, at)
+
+    def _finish_packing(self, packed, start, rows) -> None:
+        """Emit nothing."""
 
     def _slice(self, image, tap) -> tuple:
         """Return the volume of an image, its slice index, the slice of X that it reads, and whether
@@ -254,22 +277,24 @@ class _Generator:
             row = r * conv.height.steps[0] + kernel_row * conv.height.steps[1]
             source = bind((i * self.span + row) * (self.columns * pixel))
 
-            def step(start, number: int, grad=grad, source=source) -> None:
+            def step(start, columns: Sequence[int], read, grad=grad, source=source) -> None:
                 here, there = bind(grad + start), bind(source + start * (stride * pixel))
-                for j in range(number):
+                of_dy, of_x = read
+                for j in columns:
                     offsets = {
                         (k, v): (j * stride + k * dilation) * pixel + v * lanes
                         for k in taps
                         for v in range(place.vectors)
                     }
                     data = {
-                        key: bind(self.vectors.load(packed, there + offset))
+                        key: bind(of_x(self.vectors.load(packed, there + offset)))
                         for key, offset in offsets.items()
                     }
                     for index, (o, k, v) in enumerate(cells):
                         if (k, v) == (taps[0], 0):
-                            value = bind(self.vectors.splat(dy[here + (o * channel + j)]))
-                        total[index] = total[index] + value * data[k, v]
+                            splat = self.vectors.splat(of_dy(dy, here + (o * channel + j)))
+                            value = bind(splat)
+                        total[index] = self.multiply(total[index], value, data[k, v])
 
             self._each_column(step)
 
@@ -282,15 +307,58 @@ class _Generator:
                 line(i, r, volume, index)
         sums.add(chunk, place, kernel_row, cells, total)
 
+    #: Adds a product of vectors to a sum.
+    multiply = staticmethod(lambda total, value, data: total + value * data)
+
     def _each_column(self, step: Callable) -> None:
-        """Emit the steps along a row of the output, up to ``_UNROLL`` columns at a time."""
-        extent = self.conv.width.number
+        """Emit ``step(start, columns, read)`` along a row of the output, up to ``_UNROLL`` columns
+        at a time: the columns are offsets from the start, and ``read`` has the readers of dY and
+        of a vector of X."""
+        extent, read = self.conv.width.number, (operator.getitem, lambda data: data)
         size = min(_UNROLL, extent)
         if extent >= size:
             with b.serial(0, extent // size) as i:
-                step(bind(i * size), size)
+                step(bind(i * size), range(size), read)
         if extent % size:
-            step(const(extent - extent % size), extent % size)
+            step(const(extent - extent % size), range(extent % size), read)
+
+
+class _OfPairs(_Generator):
+    """A generator for pairs of bfloat16: the elements of two neighbouring windows.
+
+    A column of the copy of X holds the pairs of its elements and those that the next window reads.
+    """
+
+    multiply = staticmethod(add_products)
+
+    def _finish_packing(self, packed, start, rows) -> None:
+        """Pair the columns of rows of a vector of channels."""
+        pixel, stride = self.tile.vectors * self.cpu.lanes, self.conv.width.steps[0]
+        alone = min(stride, self.columns)
+        with b.serial(0, rows) as row:
+            here = bind(start + row * (self.columns * pixel))
+
+            def pair(column, following, here=here) -> None:
+                at = bind(here + column * pixel)
+                data = bind(self.vectors.load(packed, at))
+                self.vectors.store(packed, at, joined_widened(data, following(at)))
+
+            with b.serial(0, self.columns - alone) as column:
+                pair(column, lambda at: bind(self.vectors.load(packed, at + stride * pixel)))
+            with b.serial(self.columns - alone, self.columns) as column:
+                pair(column, lambda _: self.vectors.splat(0))
+
+    def _each_column(self, step: Callable) -> None:
+        extent = self.conv.width.number
+        size = min(2 * _UNROLL, extent - extent % 2)
+        rest = extent % size if size else extent
+        if size:
+            with b.serial(0, extent // size) as i:
+                step(bind(i * size), range(0, size, 2), (pair_at, lambda data: data))
+        if rest > 1:
+            step(const(extent - rest), range(0, rest - rest % 2, 2), (pair_at, lambda data: data))
+        if rest % 2:
+            step(const(extent - 1), [0], (single_at, only_first))
 
 
 @dataclass(frozen=True)

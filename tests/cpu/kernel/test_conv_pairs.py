@@ -1,0 +1,112 @@
+"""Convolutions of pairs of bfloat16 against PyTorch in float64, on processors that multiply
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import convolutions
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from convolutions import expected
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from machines import PAIRS, at, compile_kernels, largest_error, runs_here
+from tvm import tirx
+
+from relax_grad.cpu.kernel.conv import conv2d, conv2d_backward_data, conv3d, conv3d_backward_data
+from relax_grad.cpu.kernel.conv_weight import conv3d_weight, conv_weight
+from relax_grad.cpu.kernel.convolution import Conv2d, Conv3d, Windows
+from relax_grad.cpu.kernel.halves import stored_as
+from relax_grad.cpu.target import CPU
+
+pytestmark = pytest.mark.skipif(
+    not runs_here("avx512bf16"), reason="this machine has no avx512bf16"
+)
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+TARGET = tvm.target.Target(PAIRS["avx512bf16"])
+RNG = np.random.default_rng(0)
+
+#: The operands and the result of a kernel.
+FORWARD = ("data", "weight", "out")
+BACKWARD_DATA = ("out", "weight", "data")
+BACKWARD_WEIGHT = ("out", "data", "weight")
+
+IMAGES = [
+    (conv2d, FORWARD),
+    (conv2d_backward_data, BACKWARD_DATA),
+    (conv_weight, BACKWARD_WEIGHT),
+]
+VOLUMES = [
+    (conv3d, FORWARD),
+    (conv3d_backward_data, BACKWARD_DATA),
+    (conv3d_weight, BACKWARD_WEIGHT),
+]
+
+CONVS = [
+    Conv2d(2, 7, 40, (9, 11), (3, 3), (1, 1), (1, 1, 1, 1)),
+    Conv2d(3, 34, 18, (12, 13), (3, 3), (2, 2), (1, 0, 1, 2)),
+    Conv2d(2, 17, 33, (7, 7), (1, 1)),
+    Conv2d(1, 66, 35, (9, 10), (1, 1), (2, 2)),
+    Conv2d(2, 12, 30, (8, 15), (2, 4), (1, 3), (0, 2, 1, 1), (2, 1), groups=2),
+    Conv2d(2, 9, 6, (6, 20), (3, 5), (3, 1), (2, 2, 2, 2), (1, 3), groups=3),
+    Conv2d(2, 3, 20, (20, 19), (7, 7), (2, 2), (3, 3, 3, 3)),
+    Conv2d(1, 40, 16, (1, 33), (1, 3), (1, 1), (0, 1, 0, 1)),
+    Conv2d(1, 260, 20, (5, 1), (3, 1), (1, 1), (1, 0, 1, 0)),
+]
+
+
+def kernel(make: Callable, conv: Conv2d | Conv3d, result="float32", **properties) -> tirx.PrimFunc:
+    """Return the kernel of a convolution of bfloat16."""
+    cpu = replace(CPU.of(TARGET), **properties)
+    return stored_as(("bfloat16", "bfloat16", result), 1, lambda: make(conv, cpu))
+
+
+def check(kinds: Sequence[tuple], convs: Sequence[Conv2d | Conv3d], batch: int = 0) -> None:
+    """Compare convolutions whose sums are stored in float32."""
+    cases = [(make, names, conv) for conv in convs for make, names in kinds]
+    functions = {f"f{i}": kernel(make, conv) for i, (make, _, conv) in enumerate(cases)}
+    library = compile_kernels(functions, TARGET)
+    for i, (_, names, conv) in enumerate(cases):
+        *operands, wanted = names
+        shapes = {name: at(getattr(conv, f"{name}_shape"), {"batch": batch}) for name in names}
+        arrays = {name: RNG.normal(size=shapes[name]).astype(BFLOAT16) for name in operands}
+        result = run(library[f"f{i}"], list(arrays.values()), shapes[wanted])
+        wide = {name: array.astype("float32") for name, array in arrays.items()}
+        error = largest_error(result, expected(conv, wide, shapes[wanted], wanted))
+        assert error < 4e-6, (conv, wanted)
+
+
+def run(function, arrays: Sequence[np.ndarray], shape, dtype: str = "float32") -> np.ndarray:
+    output = tvm.runtime.empty(shape, dtype)
+    output.copyfrom(np.full(shape, np.nan, "float32").astype(output.numpy().dtype))
+    function(*map(tvm.runtime.tensor, arrays), output)
+    return output.numpy()
+
+
+def test_images():
+    check(IMAGES, CONVS)
+
+
+def test_volumes():
+    slices = Conv2d(2, 11, 20, (6, 7), (3, 3), (1, 2), (1, 1, 1, 1))
+    grouped = Conv2d(1, 10, 6, (5, 8), (2, 3), (1, 1), (0, 1, 1, 1), groups=2)
+    depth = Windows(5, 3, 2, 1, 1, 1)
+    check(VOLUMES, [Conv3d(slices, depth), Conv3d(grouped, depth)])
+
+
+@pytest.mark.parametrize("batch", [0, 1, 9])
+def test_symbolic_batch(batch):
+    n = tirx.Var("batch", "int32")
+    check(IMAGES, [Conv2d(n, 19, 21, (6, 9), (3, 3), (1, 1), (1, 1, 1, 1))], batch)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(convolutions.convolutions(groups=(1, 1, 2, 3)), min_size=3, max_size=3))
+def test_random_images(convs):
+    check(IMAGES, convs)
