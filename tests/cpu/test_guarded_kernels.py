@@ -18,6 +18,9 @@ IN_HALVES = {
     for dtype in HALVES
 }
 
+#: The numbers of the convolutions and their gradients.
+CONVOLUTIONS = [i for i in IN_HALVES["bfloat16"] if ".conv" in kernel_cases.cases()[i].op]
+
 #: The step between the cases that the default suite runs.
 SOME = 9
 
@@ -53,6 +56,21 @@ def test_products_of_pairs(target):
     known = kernel_cases.cases()
     numbers = [i for i in IN_HALVES["bfloat16"] if known[i].op == "relax.matmul"]
     assert run_guarded_kernels(target, numbers, "bfloat16") == []
+
+
+@pytest.mark.parametrize("target", PAIRS)
+def test_some_convolutions_of_pairs(target):
+    if not runs_here(target):
+        pytest.skip(f"this machine has no {target}")
+    assert run_guarded_kernels(target, CONVOLUTIONS[:: SOME // 2], "bfloat16") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", PAIRS)
+def test_all_convolutions_of_pairs(target):
+    if not runs_here(target):
+        pytest.skip(f"this machine has no {target}")
+    assert run_guarded_kernels(target, CONVOLUTIONS, "bfloat16") == []
 
 
 @pytest.mark.slow

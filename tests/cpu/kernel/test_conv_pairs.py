@@ -110,3 +110,50 @@ def test_symbolic_batch(batch):
 @given(st.lists(convolutions.convolutions(groups=(1, 1, 2, 3)), min_size=3, max_size=3))
 def test_random_images(convs):
     check(IMAGES, convs)
+
+
+def test_results_are_rounded_once():
+    """Sums over several chunks of images, and over several stretches of channels, are rounded at
+    their end."""
+    many = Conv2d(3, 70, 16, (40, 41), (1, 1), (1, 1), (1, 1, 1, 1))
+    deep = Conv2d(1, 700, 20, (4, 5), (3, 3), (1, 1), (1, 1, 1, 1))
+    for make, names, conv in [(*IMAGES[0], deep), (*IMAGES[2], many)]:
+        *operands, wanted = (getattr(conv, f"{name}_shape") for name in names)
+        arrays = [RNG.normal(size=shape).astype(BFLOAT16) for shape in operands]
+        functions = {dtype: kernel(make, conv, dtype) for dtype in ("bfloat16", "float32")}
+        library = compile_kernels(functions, TARGET)
+        narrow, wide = (run(library[dtype], arrays, wanted, dtype) for dtype in functions)
+        assert narrow.tobytes() == wide.astype(BFLOAT16).tobytes()
+
+
+@pytest.mark.parametrize(("make", "names"), IMAGES)
+def test_results_do_not_depend_on_the_threads(make, names):
+    conv = Conv2d(3, 35, 67, (9, 11), (3, 3), (1, 1), (1, 1, 1, 1))
+    *operands, wanted = (getattr(conv, f"{name}_shape") for name in names)
+    arrays = [RNG.normal(size=shape).astype(BFLOAT16) for shape in operands]
+    functions = {f"f{cores}": kernel(make, conv, cores=cores) for cores in (1, 2, 5)}
+    library = compile_kernels(functions, TARGET)
+    assert len({run(library[name], arrays, wanted).tobytes() for name in functions}) == 1
+
+
+def test_infinite_numbers_reach_only_their_taps():
+    """Elements beside a row, and those that the next window alone reads, are not multiplied
+    by 0."""
+    conv = Conv2d(1, 3, 5, (3, 7), (3, 3), (1, 1), (1, 1, 1, 1))
+    data, out = (np.ones(shape, BFLOAT16) for shape in (conv.data_shape, conv.out_shape))
+    data[0, 0, 0, -1] = out[0, 0, 2, 0] = np.inf
+    function = compile_kernels({"f": kernel(conv_weight, conv)}, TARGET)["f"]
+    result = run(function, [out, data], conv.weight_shape)
+    wide = {"out": out.astype("float32"), "data": data.astype("float32")}
+    np.testing.assert_array_equal(result, expected(conv, wide, result.shape, "weight"))
+
+
+@pytest.mark.parametrize(("make", "_"), IMAGES)
+def test_other_dtypes(make, _):
+    """Kernels of other operands than two of bfloat16 do not multiply pairs."""
+    conv, cpu = Conv2d(1, 4, 4, (5, 5), (3, 3)), CPU.of(TARGET)
+    for dtypes in (("float16", "float16"), ("bfloat16", "float32")):
+        mixed = stored_as((*dtypes, "float32"), 1, lambda: make(conv, cpu))
+        assert "add_pairs" not in mixed.script()
+    assert "add_pairs" in kernel(make, conv).script()
+    assert "add_pairs" not in kernel(make, conv, bfloat16=False).script()
