@@ -44,6 +44,13 @@ def type_of_exchanged(kind: relax.TensorType) -> relax.TensorType:
 
 def before_exchange(expr: relax.Expr, lookup: Lookup) -> relax.Expr | None:
     """Return the tensor whose axes are exchanged for a tensor, or None if there is none."""
+    value = origin(expr, lookup)
+    return value.args[0] if isinstance(value, relax.Call) and is_exchange(value) else None
+
+
+def origin(expr: relax.Expr, lookup: Lookup) -> relax.Expr | None:
+    """Return the value that a variable is bound to, through variables and elements of tuples; None
+    if it is unknown or the expression is no variable."""
     value = lookup(expr) if isinstance(expr, relax.Var) else None
     while isinstance(value, (relax.Var, relax.TupleGetItem)):
         if isinstance(value, relax.Var):
@@ -52,7 +59,7 @@ def before_exchange(expr: relax.Expr, lookup: Lookup) -> relax.Expr | None:
         whole = value.tuple_value
         whole = lookup(whole) if isinstance(whole, relax.Var) else whole
         value = whole.fields[value.index] if isinstance(whole, relax.Tuple) else None
-    return value.args[0] if isinstance(value, relax.Call) and is_exchange(value) else None
+    return value
 
 
 class ExchangedResults:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import tvm
@@ -13,6 +13,14 @@ from ...ir.aliases import Memory, writing_functions
 from ...ir.bindings import bindings_of, without_unused
 from ...ir.compat import remap_variable
 from ..dispatch import CallSite, Kernel
+from ..dispatch.casts import (
+    NarrowedResults,
+    before_casts,
+    type_of_narrowed,
+    widened,
+    widens,
+    without_casts,
+)
 from ..dispatch.declare import declaration
 from ..dispatch.exchanges import (
     ExchangedResults,
@@ -180,6 +188,7 @@ class _Dispatch(relax.PyExprMutator):
         self._cpu, self._winograd_tile, self._define = cpu, winograd_tile, define
         self._calls: BlockCalls | None = None
         self._exchanged: ExchangedResults | None = None
+        self._narrowed: NarrowedResults | None = None
         self._memory: Memory  # that of the function that is visited
         self._var: relax.Var | None = None
         self._uses: dict[relax.Var, tuple[Replacement, Sequence[relax.Var]]] = {}
@@ -197,10 +206,13 @@ class _Dispatch(relax.PyExprMutator):
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
         self._calls = BlockCalls(block, self._memory)
-        # Where a call may write to its arguments, a tensor before a permutation may have changed.
-        self._exchanged = None if self._memory.is_written else ExchangedResults(block)
+        # Where a call may write to its arguments, a tensor before a permutation or a cast may have
+        # changed.
+        is_written = self._memory.is_written
+        self._exchanged = None if is_written else ExchangedResults(block)
+        self._narrowed = None if is_written else NarrowedResults(block)
         block = super().visit_dataflow_block_(block)
-        self._calls = self._exchanged = None
+        self._calls = self._exchanged = self._narrowed = None
         return block
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
@@ -221,6 +233,8 @@ class _Dispatch(relax.PyExprMutator):
             return self._result(value, call, var) if isinstance(value, Kernel) else value
         lookup = partial(self._lookup, var)
         if is_exchange(call) and (source := before_exchange(call.args[0], lookup)) is not None:
+            return source
+        if self._narrowed is not None and (source := before_casts(call, lookup)) is not None:
             return source
         site = CallSite(call, self._cpu, lookup, self._winograd_tile)
         if self._calls is not None:
@@ -254,46 +268,56 @@ class _Dispatch(relax.PyExprMutator):
         call: relax.Call,
         var: relax.Var | None,
         more: Sequence[relax.TensorType],
-    ) -> tuple[relax.Call, set[int]]:
-        """Return the call of a kernel that replaces a call, and the indices of the results whose
-        axes it exchanges.
+    ) -> tuple[relax.Call, dict[int, Callable[[relax.Expr], relax.Expr]]]:
+        """Return the call of a kernel that replaces a call, and what restores some of its results,
+        by their indices: those whose axes it exchanges or that it rounds.
 
         ``var`` is the variable that the replaced call is bound to, and ``more`` are the types of
         further results.
         """
         is_tuple = isinstance(call.ty, relax.TupleType)
         results = list(call.ty.fields) if is_tuple else [call.ty]
-        exchanges: set[int] = set()
+        changes: dict[int, Callable[[relax.Expr], relax.Expr]] = {}
+        lookup = partial(self._lookup, var)
         if self._exchanged is not None:
-            lookup = partial(self._lookup, var)
             kernel, exchanges = with_exchanges(kernel, var, self._exchanged, lookup)
-        for i in exchanges:
-            results[i] = type_of_exchanged(results[i])
+            for i in exchanges:
+                results[i], changes[i] = type_of_exchanged(results[i]), exchanged
+        if self._narrowed is not None and widens(call.op.name):
+            kernel = without_casts(kernel, lookup)
+            for i, kind in enumerate(results):
+                if dtype := self._narrowed.dtype(var, i):
+                    results[i], changes[i] = type_of_narrowed(kind, dtype), widened
         results.extend(more)
         function = self._function(kernel, call.op.name, results)
         types = results if is_tuple or more else results[0]
         arguments = relax.Tuple(list(kernel.arguments))
-        return relax.call_tir(function, arguments, types), exchanges
+        return relax.call_tir(function, arguments, types), changes
 
     def _result(self, kernel: Kernel, call: relax.Call, var: relax.Var | None) -> relax.Expr:
         """Return the result of a kernel that replaces a call."""
-        called, exchanges = self._called(kernel, call, var, [])
-        if not exchanges:
+        called, changes = self._called(kernel, call, var, [])
+        if not changes:
             return called
         result = self.builder_.emit(called)
         if not isinstance(call.ty, relax.TupleType):
-            return exchanged(result)
-        return self._results(result, call, exchanges)
+            return changes[0](result)
+        return self._results(result, call, changes)
 
-    def _results(self, result: relax.Var, call: relax.Call, exchanges: set[int]) -> relax.Expr:
+    def _results(
+        self,
+        result: relax.Var,
+        call: relax.Call,
+        changes: Mapping[int, Callable[[relax.Expr], relax.Expr]],
+    ) -> relax.Expr:
         """Return the results of a call, which are the first elements of a tuple, in the order of
-        its axes."""
+        its axes and in its dtypes."""
         is_tuple = isinstance(call.ty, relax.TupleType)
         elements: list[relax.Expr] = []
         for i in range(len(call.ty.fields) if is_tuple else 1):
             element: relax.Expr = relax.TupleGetItem(result, i)
-            if i in exchanges:
-                element = exchanged(self.builder_.emit(element))
+            if i in changes:
+                element = changes[i](self.builder_.emit(element))
             elements.append(element)
         if not is_tuple:
             return elements[0]
@@ -314,7 +338,7 @@ class _Dispatch(relax.PyExprMutator):
         """
         if not residuals.types:
             return self._result(residuals.kernel, call, replaced)
-        called, exchanges = self._called(residuals.kernel, call, replaced, residuals.types)
+        called, changes = self._called(residuals.kernel, call, replaced, residuals.types)
         both = self.builder_.emit(called)
         end = len(both.ty.fields)
         saved = [
@@ -327,4 +351,4 @@ class _Dispatch(relax.PyExprMutator):
                 remap_variable(self, var, use(calls.original(var), saved))
             else:
                 self._uses[var] = use, saved
-        return self._results(both, call, exchanges)
+        return self._results(both, call, changes)
