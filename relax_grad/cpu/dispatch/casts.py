@@ -39,7 +39,7 @@ def before_widening(expr: relax.Expr, lookup: Lookup) -> relax.Expr | None:
     """Return the tensor in half precision that is cast to a tensor of float32, or None if there is
     none."""
     value = origin(expr, lookup)
-    if not is_cast(value) or dtype_of(value.ty) != "float32":
+    if value is None or not is_cast(value) or dtype_of(value.ty) != "float32":
         return None
     return value.args[0] if dtype_of(value.args[0].ty) in HALVES else None
 

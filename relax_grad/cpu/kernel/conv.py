@@ -136,7 +136,7 @@ class _Generator:
         return gathering, blocking, Packer(blocking)
 
     #: Adds a product of vectors to a sum.
-    multiply = staticmethod(lambda total, value, row: total + value * row)
+    multiply: Callable = staticmethod(lambda total, value, row: total + value * row)
 
     def emit(self, source, weight, target) -> None:
         """Emit the packing of the weight, and the tasks; each computes some panels for some rows of

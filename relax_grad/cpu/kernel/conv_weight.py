@@ -308,7 +308,7 @@ class _Generator:
         sums.add(chunk, place, kernel_row, cells, total)
 
     #: Adds a product of vectors to a sum.
-    multiply = staticmethod(lambda total, value, data: total + value * data)
+    multiply: Callable = staticmethod(lambda total, value, data: total + value * data)
 
     def _each_column(self, step: Callable) -> None:
         """Emit ``step(start, columns, read)`` along a row of the output, up to ``_UNROLL`` columns
