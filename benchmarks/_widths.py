@@ -19,9 +19,14 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chart import file_of_machine
 from measure import processor
+
+if TYPE_CHECKING:
+    import tvm
+    from rows import Row
 
 HERE = Path(__file__).parent
 
@@ -92,6 +97,40 @@ def write(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_text(result))
     print(f"written to {path}")
+
+
+def prepare(width: str, threads: int) -> tvm.target.Target:
+    """Set the threads and the memory of relax_grad and PyTorch for a measurement, and return
+    relax_grad's target."""
+    import torch
+    import tvm
+    from _timing import raise_mmap_threshold
+
+    import relax_grad
+
+    torch.set_num_threads(threads)
+    relax_grad.set_num_threads(threads)
+    raise_mmap_threshold()
+    return tvm.target.Target({"kind": "llvm", "mcpu": target_of(width), "num-cores": threads})
+
+
+def against_torch(row: Row, target: tvm.target.Target, tolerance: float) -> dict[str, Callable]:
+    """Return calls of a row of the benchmark by relax_grad and by PyTorch, after a comparison of
+    their results."""
+    from _contestants import contestants, difference
+
+    by_column = contestants(row, ["relax_grad", "torch"], target)
+    ours, theirs = by_column["relax_grad"], by_column["torch"]
+    error = 0.0 if row.is_random else difference(ours.results, theirs.results)
+    if not error < tolerance:
+        raise SystemExit(f"{row.name}: the results differ by {error:.1e} of the largest element")
+    return {"relax_grad": ours.run, "torch": theirs.run}
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the median of the ratios of paired samples."""
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    return digits(ratios[len(ratios) // 2])
 
 
 def digits(ratio: float) -> float:

@@ -15,7 +15,16 @@ import json
 import sys
 import time
 
-from _widths import WIDTHS, digits, parser, peak, target_of, write
+from _widths import (
+    WIDTHS,
+    against_torch,
+    median_ratio,
+    parser,
+    peak,
+    prepare,
+    target_of,
+    write,
+)
 
 #: The batch, the length, the number of heads and their size, and the number of heads of the keys:
 #: None for as many.
@@ -33,6 +42,10 @@ SIZES = [
     ((1, 1024, 8, 128), 2),
     ((1, 2048, 8, 64), 1),
 ]
+
+#: Sizes that are also measured with a causal mask and dropout of the weights at a rate.
+DROPPED = [(8, 128, 12, 64), (2, 512, 12, 64), (1, 1024, 12, 64), (1, 2048, 6, 64)]
+RATE = 0.1
 
 #: The training steps, by their names in ``_models.py``.
 STEPS = ("GPT, 6 layers, 384 wide, 4x256", "GPT, 4 layers, 256 wide, 1x1024")
@@ -63,23 +76,17 @@ def main() -> None:
 def _measured(width: str, args: argparse.Namespace) -> dict:
     """Return the peak and the rows of a width; in a process whose environment holds PyTorch to this
     width."""
-    import torch
-    import tvm
-    from _timing import raise_mmap_threshold
-
-    import relax_grad
-
     threads = 1 if args.processor_time else 2
-    torch.set_num_threads(threads)
-    relax_grad.set_num_threads(threads)
-    raise_mmap_threshold()
+    target = prepare(width, threads)
     before = peak(WIDTHS[width][1], threads)
-    target = tvm.target.Target({"kind": "llvm", "mcpu": target_of(width), "num-cores": threads})
     clock = time.thread_time if args.processor_time else time.perf_counter
     rows = [
-        _row(sizes, is_causal, key_heads, target, args.repeats, clock)
-        for sizes, key_heads in SIZES
-        for is_causal in (False, True)
+        *(
+            _row(sizes, is_causal, key_heads, None, target, args.repeats, clock)
+            for sizes, key_heads in SIZES
+            for is_causal in (False, True)
+        ),
+        *(_row(sizes, True, None, RATE, target, args.repeats, clock) for sizes in DROPPED),
     ]
     steps = [_step(name, width, target, args.repeats, clock) for name in STEPS]
     return {
@@ -90,36 +97,25 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
     }
 
 
-def _row(sizes: tuple, is_causal: bool, key_heads: int | None, target, repeats: int, clock) -> dict:
+def _row(
+    sizes: tuple,
+    is_causal: bool,
+    key_heads: int | None,
+    rate: float | None,
+    target,
+    repeats: int,
+    clock,
+) -> dict:
     """Return the times of a size without and with gradients, after a comparison of the results."""
-    import torch
-    import tvm
-    from _contestants import difference, flat
     from _timing import measure
     from rows.attentions import rows
-    from tvm import relax
 
-    contestants = {}
-    for name, row in zip(("forward", "both"), rows(sizes, is_causal, key_heads), strict=True):
-        arrays = row.arrays()
-        executable = tvm.compile(row.module(arrays), target, relax_pipeline="relax_grad")
-        function = relax.VirtualMachine(executable, tvm.cpu())["main"]
-        ours = [tvm.runtime.tensor(array) for array in arrays]
-        theirs = [torch.from_numpy(array) for array in arrays]
-
-        def by_torch(row=row, tensors=theirs):
-            with torch.no_grad():
-                return row.torch(*tensors)
-
-        contestants[name] = lambda f=function, x=ours: f(*x)
-        contestants[f"torch {name}"] = by_torch
-        results, wanted = (flat(call()) for call in (contestants[name], by_torch))
-        error = difference(results, wanted)
-        if not error < 1e-4:
-            raise SystemExit(
-                f"{row.name}: the results differ by {error:.1e} of the largest element"
-            )
-    times = measure(contestants, repeats, 40, clock)
+    calls = {}
+    forms = rows(sizes, is_causal, key_heads, rate)
+    for name, row in zip(("forward", "both"), forms, strict=True):
+        for column, run in against_torch(row, target, 1e-4).items():
+            calls[name if column == "relax_grad" else f"{column} {name}"] = run
+    times = measure(calls, repeats, 40, clock)
     batch, length, heads, features = sizes
     #: The multiply-adds of two products of each query and each key that it attends to.
     pairs = length * (length + 1) // 2 if is_causal else length**2
@@ -127,10 +123,11 @@ def _row(sizes: tuple, is_causal: bool, key_heads: int | None, target, repeats: 
         "sizes": list(sizes),
         "key_heads": key_heads,
         "causal": is_causal,
+        "rate": rate,
         "us": [round(min(times[name]) * 1e6, 1) for name in ("forward", "both")],
         "torch_us": [round(min(times[f"torch {name}"]) * 1e6, 1) for name in ("forward", "both")],
         "median": [
-            _median_ratio(times[name], times[f"torch {name}"]) for name in ("forward", "both")
+            median_ratio(times[name], times[f"torch {name}"]) for name in ("forward", "both")
         ],
         "flops": 4 * batch * heads * pairs * features,
     }
@@ -158,10 +155,10 @@ def _step(name: str, width: str, target, repeats: int, clock) -> dict:
     result = {
         "name": name,
         "ms": round(min(times["relax_grad"]) * 1e3, 1),
-        "median": _median_ratio(times["relax_grad"], times["torch"]),
+        "median": median_ratio(times["relax_grad"], times["torch"]),
     }
     if "torch.compile" in times:
-        result["torch.compile"] = _median_ratio(times["relax_grad"], times["torch.compile"])
+        result["torch.compile"] = median_ratio(times["relax_grad"], times["torch.compile"])
     memory = [
         _memory.peak(name, column, by_column[column].executable, by_column[column].arrays)
         for column in ("relax_grad", "torch")
@@ -172,11 +169,6 @@ def _step(name: str, width: str, target, repeats: int, clock) -> dict:
     return result
 
 
-def _median_ratio(ours: list[float], theirs: list[float]) -> float:
-    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
-    return digits(ratios[len(ratios) // 2])
-
-
 def _summary(width: str, part: dict) -> str:
     lines = [f"{width} ({part['target']}): peak {part['peak']} GFLOP/s"]
     for i, what in enumerate(("forward", "forward and gradients")):
@@ -184,6 +176,7 @@ def _summary(width: str, part: dict) -> str:
         lines.append(
             f"  {what}: at most {worst['median'][i]:.2f} of PyTorch's time, at {worst['sizes']}"
             + (", causal" if worst["causal"] else "")
+            + (f", dropout {worst['rate']}" if worst["rate"] else "")
         )
     lines += [f"  {step['name']}: {step['median']:.2f} of PyTorch's time" for step in part["steps"]]
     return "\n".join(lines)

@@ -114,13 +114,16 @@ def _measured(entry, columns: list[str], args: argparse.Namespace):
                 memory[name] = _memory.peak(
                     entry.name, name, contestant.executable, contestant.arrays
                 )
-    reference = by_column["torch"].results
+    reference = None if getattr(entry, "is_random", False) else by_column["torch"].results
+    errors = {}
+    if reference is not None:
+        errors = {name: difference(own.results, reference) for name, own in by_column.items()}
     return Result(
         entry.group,
         entry.name,
         samples,
         {name: contestant.compiling for name, contestant in by_column.items()},
-        {name: difference(contestant.results, reference) for name, contestant in by_column.items()},
+        errors,
         by_column["relax_grad"].kernels,
         {name: value for name, value in memory.items() if value is not None},
         getattr(entry, "flops", 0),
@@ -132,7 +135,7 @@ def _line(result) -> str:
     parts = [
         f"{result.name}: {result.median:.2f} (least {result.least:.2f})",
         f"compiled in {result.compiling['relax_grad']:.1f} s, {calls} calls of {different} kernels",
-        f"error {max(result.errors.values()):.0e}",
+        f"error {max(result.errors.values()):.0e}" if result.errors else "random numbers",
     ]
     if {"relax_grad", "torch"} <= result.memory.keys():
         ours, theirs = (result.memory[column] / 1e6 for column in ("relax_grad", "torch"))

@@ -18,7 +18,17 @@ import os
 import sys
 import time
 
-from _widths import WIDTHS, digits, parser, peak, target_of, write
+from _widths import (
+    WIDTHS,
+    against_torch,
+    digits,
+    median_ratio,
+    parser,
+    peak,
+    prepare,
+    target_of,
+    write,
+)
 
 LARGE = [
     (512, 512, 512),
@@ -76,43 +86,17 @@ def main() -> None:
 def _measured(width: str, args: argparse.Namespace) -> dict:
     """Return the peak and the rows of a width; in a process whose environment holds PyTorch to this
     width."""
-    import numpy as np
-    import torch
-    import tvm
-    from _timing import measure, raise_mmap_threshold
+    from _timing import measure
     from rows.products import product
-    from tvm import relax
 
-    import relax_grad
-
-    torch.set_num_threads(2)
-    relax_grad.set_num_threads(2)
-    raise_mmap_threshold()
+    target = prepare(width, 2)
     peaks = [peak(WIDTHS[width][1], number) for number in (1, 2)]
-    target = tvm.target.Target({"kind": "llvm", "mcpu": target_of(width), "num-cores": 2})
     rows = []
     for sizes in [*LARGE, *SMALL]:
-        forms = [product(*sizes, form[0] == "T", form[1] == "T") for form in _FORMS]
-        for form, row in zip(_FORMS, forms, strict=True):
-            arrays = row.arrays()
-            executable = tvm.compile(row.module(arrays), target, relax_pipeline="relax_grad")
-            function = relax.VirtualMachine(executable, tvm.cpu())["main"]
-            ours = [tvm.runtime.tensor(array) for array in arrays]
-            theirs = [torch.from_numpy(array) for array in arrays]
-
-            def by_torch(row=row, tensors=theirs):
-                with torch.no_grad():
-                    return row.torch(*tensors)
-
-            with torch.no_grad():
-                wanted = by_torch().numpy()
-            np.testing.assert_allclose(
-                function(*ours).numpy(), wanted, rtol=1e-3, atol=1e-3 * math.sqrt(sizes[2])
-            )
-            contestants = {"ours": lambda f=function, x=ours: f(*x), "torch": by_torch}
-            times = measure(contestants, args.repeats, 20)
-            ratios = sorted(a / b for a, b in zip(times["ours"], times["torch"], strict=True))
-            least = min(times["ours"])
+        for form in _FORMS:
+            row = product(*sizes, form[0] == "T", form[1] == "T")
+            times = measure(against_torch(row, target, 1e-4), args.repeats, 20)
+            least = min(times["relax_grad"])
             rows.append(
                 {
                     "group": "large" if sizes in LARGE else "small",
@@ -120,7 +104,7 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
                     "sizes": list(sizes),
                     "us": round(least * 1e6, 2),
                     "gflops": round(2 * math.prod(sizes) / least / 1e9, 1),
-                    "median": digits(ratios[len(ratios) // 2]),
+                    "median": median_ratio(times["relax_grad"], times["torch"]),
                     "least": digits(least / min(times["torch"])),
                 }
             )

@@ -46,6 +46,8 @@ class Row:
         The inputs with the same symbolic variable as their first extent in Relax.
     flops : int
         The floating-point operations of a direct computation, where they bound the time; else 0.
+    is_random : bool
+        Whether each framework draws random numbers of its own, so that their results differ.
     """
 
     group: str
@@ -58,6 +60,7 @@ class Row:
     keeps_result: bool = False
     symbolic: Sequence[int] = ()
     flops: int = 0
+    is_random: bool = False
 
     def arrays(self) -> list[np.ndarray]:
         """Return the inputs, with the same values in every call."""

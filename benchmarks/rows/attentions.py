@@ -1,10 +1,12 @@
-"""Attention without and with its gradients, for several lengths and sizes of heads, plain, causal
-and grouped."""
+"""Attention without and with its gradients, for several lengths and sizes of heads, plain, causal,
+grouped, and with dropout of the weights."""
 
 from __future__ import annotations
 
 from torch.nn import functional as F
 from tvm import relax
+
+from relax_grad.op.attention_dropout import attention_dropout
 
 from ._form import Row, with_gradients
 
@@ -24,9 +26,15 @@ _SIZES = [
 #: Sizes with a number of heads of the keys and values, which the heads of the queries share.
 _GROUPED = [((1, 1024, 12, 64), 4), ((1, 1024, 8, 128), 1)]
 
+#: Sizes with dropout of a tenth of the weights.
+_DROPPED = [(8, 128, 12, 64), (1, 1024, 12, 64)]
+
 
 def rows(
-    sizes: tuple[int, int, int, int], is_causal: bool, key_heads: int | None = None
+    sizes: tuple[int, int, int, int],
+    is_causal: bool,
+    key_heads: int | None = None,
+    rate: float | None = None,
 ) -> list[Row]:
     """Return attention, and attention with its gradients."""
     mask = "TopLeft" if is_causal else None
@@ -34,12 +42,20 @@ def rows(
     keys = (batch, length, heads if key_heads is None else key_heads, features)
 
     def in_relax(_bb, q, k, v):
-        return relax.op.nn.attention(q, k, v, causal_mask=mask)
+        if rate is None:
+            return relax.op.nn.attention(q, k, v, causal_mask=mask)
+        seed, stream = (relax.const(number, "int64") for number in (7, 3))
+        return attention_dropout(q, k, v, seed, stream, rate, causal_mask=mask)
 
     def in_torch(*tensors):
         q, k, v = (tensor.transpose(1, 2) for tensor in tensors)
         attended = F.scaled_dot_product_attention(
-            q, k, v, is_causal=is_causal, enable_gqa=key_heads is not None
+            q,
+            k,
+            v,
+            dropout_p=rate or 0.0,
+            is_causal=is_causal,
+            enable_gqa=key_heads is not None,
         )
         return attended.transpose(1, 2)
 
@@ -47,18 +63,29 @@ def rows(
         return jax.nn.dot_product_attention(q, k, v, is_causal=is_causal)
 
     name = f"attention{', causal' if is_causal else ''}"
+    name += "" if rate is None else f", dropout {rate}"
+    jax = in_jax if rate is None else None  # JAX's attention has no dropout
     size = "x".join(map(str, sizes)) + ("" if key_heads is None else f", {key_heads} of keys")
     return [
-        Row("matmul", f"{name} {size}", [sizes, keys, keys], in_relax, in_torch, in_jax),
+        Row(
+            "matmul",
+            f"{name} {size}",
+            [sizes, keys, keys],
+            in_relax,
+            in_torch,
+            jax,
+            is_random=bool(rate),
+        ),
         Row(
             "matmul",
             f"{name} and gradients {size}",
             [sizes, keys, keys, sizes],
             in_relax,
             with_gradients(in_torch, 0, 1, 2),
-            in_jax,
+            jax,
             wrt=(0, 1, 2),
             keeps_result=True,
+            is_random=bool(rate),
         ),
     ]
 
@@ -66,4 +93,5 @@ def rows(
 ROWS = [
     *(row for sizes in _SIZES for is_causal in (False, True) for row in rows(sizes, is_causal)),
     *(row for sizes, key_heads in _GROUPED for row in rows(sizes, True, key_heads)),
+    *(row for sizes in _DROPPED for row in rows(sizes, True, rate=0.1)),
 ]

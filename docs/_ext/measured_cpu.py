@@ -259,9 +259,11 @@ class Attention(_OfMachines):
     def of_width(self, machine, part):
         kinds: dict[tuple, list[dict]] = {}
         for row in part["rows"]:
-            kinds.setdefault((row["key_heads"] is not None, row["causal"]), []).append(row)
-        for (is_grouped, is_causal), members in kinds.items():
+            kind = row["key_heads"] is not None, row["causal"], row.get("rate")
+            kinds.setdefault(kind, []).append(row)
+        for (is_grouped, is_causal, rate), members in kinds.items():
             heads = "heads share keys" if is_grouped else "a head of keys each"
+            heads += "" if rate is None else f", dropout {rate}"
             lengths = sorted(row["sizes"][1] for row in members)
             ratios = []
             for i in range(2):

@@ -392,6 +392,19 @@ def _infer_attention_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax
     return scores
 
 
+#: The operands of attention, its bias, and the operands that its gradient takes before them, as
+#: :func:`declare_op` takes them.
+OPERANDS = [
+    ("query", "Tensor", "The queries."),
+    ("key", "Tensor", "The keys."),
+    ("value", "Tensor", "The values."),
+]
+BIAS = ("bias", "Optional[Tensor]", "The bias of the scores.")
+OUTPUTS = [
+    ("output_grad", "Tensor", "The gradient with respect to the result."),
+    ("output", "Tensor", "The result."),
+]
+
 declare_op(
     "attention_weights",
     [
@@ -406,14 +419,7 @@ declare_op(
 
 declare_op(
     "attention_backward",
-    [
-        ("output_grad", "Tensor", "The gradient with respect to the result."),
-        ("output", "Tensor", "The result."),
-        ("query", "Tensor", "The queries."),
-        ("key", "Tensor", "The keys."),
-        ("value", "Tensor", "The values."),
-        ("bias", "Optional[Tensor]", "The bias of the scores."),
-    ],
+    [*OUTPUTS, *OPERANDS, BIAS],
     _infer_attention_backward,
     attention_backward,
     "relax.attrs.AttentionAttrs",

@@ -15,7 +15,7 @@ from tvm.relax import op
 
 from ..ir.compat import dtype_of
 from ._infer import tensor_type
-from .attention import check_gradient_types
+from .attention import BIAS, OPERANDS, OUTPUTS, check_gradient_types
 from .declare import declare_op
 
 #: The operators of attention with dropout, forward and backward.
@@ -193,13 +193,7 @@ _GENERATOR = [
     ("stream", "Tensor", "The stream of the generator."),
     ("rate", "PrimExpr", "The probability of 0."),
 ]
-_OPERANDS = [
-    ("query", "Tensor", "The queries."),
-    ("key", "Tensor", "The keys."),
-    ("value", "Tensor", "The values."),
-    *_GENERATOR,
-    ("bias", "Optional[Tensor]", "The bias of the scores."),
-]
+_OPERANDS = [*OPERANDS, *_GENERATOR, BIAS]
 
 declare_op(
     "seeded_dropout", [("data", "Tensor", "The data."), *_GENERATOR], _infer_dropout, seeded_dropout
@@ -213,11 +207,7 @@ declare_op(
 )
 declare_op(
     "attention_dropout_backward",
-    [
-        ("output_grad", "Tensor", "The gradient with respect to the result."),
-        ("output", "Tensor", "The result."),
-        *_OPERANDS,
-    ],
+    [*OUTPUTS, *_OPERANDS],
     _infer_backward,
     attention_dropout_backward,
     "relax.attrs.AttentionAttrs",

@@ -16,7 +16,7 @@ pytest.importorskip("rich", reason="the extra 'bench' is missing: no rich")
 import torch
 from _contestants import contestants, difference
 from _report import GROUPS
-from rows import ROWS
+from rows import ROWS, attentions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -89,6 +89,23 @@ def test_contestants_agree(name):
     for contestant in by_name.values():
         assert difference(contestant.results, by_name["torch"].results) < 1e-5
         contestant.run()
+
+
+def test_attention_with_dropout_of_no_weight_agrees():
+    for row in attentions.rows((1, 20, 2, 8), True, rate=0.0):
+        by_name = contestants(row, ["relax_grad", "torch"])
+        assert difference(by_name["relax_grad"].results, by_name["torch"].results) < 1e-5
+
+
+def test_dropped_weights_are_a_share_of_all():
+    sizes = 2, 128, 4, 16
+    plain, dropped = (attentions.rows(sizes, False, rate=rate)[0] for rate in (None, 0.25))
+    assert dropped.is_random
+    wanted = contestants(plain, ["torch"])["torch"].results[0]
+    # The variance of a sum of kept values is 1 / (1 - rate) of that of all.
+    for contestant in contestants(dropped, ["relax_grad", "torch"]).values():
+        ratio = np.square(contestant.results[0]).mean() / np.square(wanted).mean()
+        assert 1.2 < ratio < 1.5
 
 
 def test_jax_agrees_on_gradients():

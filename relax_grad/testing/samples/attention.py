@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,42 +119,55 @@ def _var_len(q, k, v, seqstart_q, seqstart_k, max_q, max_k, **attrs):
     return relax.op.nn.attention_var_len(q, k, v, seqstart_q, max_q, seqstart_k, max_k, **attrs)
 
 
+#: The sizes, the attributes and the shape of the bias of gradients.
+_GRADIENTS: dict[str, tuple[tuple[int, ...], dict[str, Any], tuple[int, ...] | None]] = {
+    "plain": ((2, 2, 3, 2, 2, 2, 3), {}, None),
+    "heads that share keys, a mask": ((1, 3, 4, 2, 1, 2, 2), {"causal_mask": "TopLeft"}, None),
+    "a bias": ((2, 2, 3, 2, 2, 2, 2), {"scale": 0.5}, (2, 1, 2, 3)),
+}
+
+#: The same with a rate of dropout.
+_DROPPED = {
+    note: (sizes, {"rate": 0.5 if "causal_mask" in attrs else 0.25, **attrs}, shape)
+    for note, (sizes, attrs, shape) in _GRADIENTS.items()
+}
+
+
 @register_samples("relax.grad.attention_backward")
 def attention_backward(rng: np.random.Generator) -> Iterator[Sample]:
     """Samples whose result, an argument here, is not that of the attention."""
-    for note, sizes, attrs, shape in (
-        ("plain", (2, 2, 3, 2, 2, 2, 3), {}, None),
-        ("heads that share keys, a mask", (1, 3, 4, 2, 1, 2, 2), {"causal_mask": "TopLeft"}, None),
-        ("a bias", (2, 2, 3, 2, 2, 2, 2), {"scale": 0.5}, (2, 1, 2, 3)),
-    ):
-        q, k, v = _tensors(rng, *sizes)
-        result = (*q.shape[:3], v.shape[3])
-        symbolic = {0: {0: "b", 1: "s"}, 1: {0: "b", 1: "s"}}
-        symbolic |= {2 + i: axes for i, axes in _SEQUENCES.items()}
-        yield Sample(
-            [
-                *(rng.normal(size=result) for _ in range(2)),
-                *(q, k, v),
-                *([] if shape is None else [rng.normal(size=shape)]),
-            ],
-            attrs,
-            tvm_order=1 if shape is None else None,
-            symbolic=symbolic if shape is None else None,
-            torch=_torch_backward(**attrs),
-            dtypes=Sample.dtypes if note == "plain" else (),
-            note=note,
-        )
+    for note, (sizes, attrs, shape) in _GRADIENTS.items():
+        yield _gradient(rng, note, sizes, attrs, shape, torch=_torch_backward(**attrs))
 
 
-_DROPPED: dict[str, tuple[tuple[int, ...], dict[str, Any], tuple[int, ...] | None]] = {
-    "plain": ((2, 2, 3, 2, 2, 2, 3), {"rate": 0.25}, None),
-    "heads that share keys, a mask": (
-        (1, 3, 4, 2, 1, 2, 2),
-        {"rate": 0.5, "causal_mask": "TopLeft"},
-        None,
-    ),
-    "a bias": ((2, 2, 3, 2, 2, 2, 2), {"rate": 0.25, "scale": 0.5}, (2, 1, 2, 3)),
-}
+def _gradient(
+    rng: np.random.Generator,
+    note: str,
+    sizes: tuple[int, ...],
+    attrs: dict[str, Any],
+    shape: tuple[int, ...] | None,
+    generator: Sequence[np.ndarray] = (),
+    **others: Any,
+) -> Sample:
+    """Return a sample of a gradient, with the shape of its bias if it has one."""
+    q, k, v = _tensors(rng, *sizes)
+    result = (*q.shape[:3], v.shape[3])
+    symbolic = {0: {0: "b", 1: "s"}, 1: {0: "b", 1: "s"}}
+    symbolic |= {2 + i: axes for i, axes in _SEQUENCES.items()}
+    return Sample(
+        [
+            *(rng.normal(size=result) for _ in range(2)),
+            *(q, k, v),
+            *generator,
+            *([] if shape is None else [rng.normal(size=shape)]),
+        ],
+        attrs,
+        tvm_order=1 if shape is None else None,
+        symbolic=symbolic if shape is None else None,
+        dtypes=Sample.dtypes if note == "plain" else (),
+        note=note,
+        **others,
+    )
 
 
 @register_samples("relax.grad.seeded_dropout")
@@ -189,25 +202,9 @@ def attention_dropout(rng: np.random.Generator) -> Iterator[Sample]:
 @register_samples("relax.grad.attention_dropout_backward")
 def attention_dropout_backward(rng: np.random.Generator) -> Iterator[Sample]:
     """Samples whose result, an argument here, is not that of the attention."""
+    function = _with_dropout(backward.attention_dropout_backward, 7)
     for note, (sizes, attrs, shape) in _DROPPED.items():
-        q, k, v = _tensors(rng, *sizes)
-        result = (*q.shape[:3], v.shape[3])
-        symbolic = {0: {0: "b", 1: "s"}, 1: {0: "b", 1: "s"}}
-        symbolic |= {2 + i: axes for i, axes in _SEQUENCES.items()}
-        yield Sample(
-            [
-                *(rng.normal(size=result) for _ in range(2)),
-                *(q, k, v),
-                *_generator(),
-                *([] if shape is None else [rng.normal(size=shape)]),
-            ],
-            attrs,
-            function=_with_dropout(backward.attention_dropout_backward, 7),
-            tvm_order=1 if shape is None else None,
-            symbolic=symbolic if shape is None else None,
-            dtypes=Sample.dtypes if note == "plain" else (),
-            note=note,
-        )
+        yield _gradient(rng, note, sizes, attrs, shape, _generator(), function=function)
 
 
 def _generator() -> list[np.ndarray]:
