@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from activated_product import ARRAYS, module
 from dispatched import HOST
 from processes import run_python
-from programs import build, tensor, to_numpy
+from programs import to_numpy
 from tvm import relax
 from tvm.relax import op
 
@@ -20,9 +21,6 @@ import relax_grad
 from relax_grad.cpu.codegen import compile as compiler
 from relax_grad.cpu.codegen import lower
 from relax_grad.cpu.codegen.cache import Directory, current
-
-RNG = np.random.default_rng(0)
-ARRAYS = [RNG.normal(size=shape).astype("float32") for shape in ((6, 32), (32, 48))]
 
 
 @pytest.fixture
@@ -43,16 +41,6 @@ def compiled(monkeypatch):
 
     monkeypatch.setattr(compiler, "object_file", object_file)
     return names
-
-
-def module(activation=op.nn.gelu):
-    def body(bb, x, w):
-        return op.sum(bb.emit(activation(bb.emit(op.matmul(x, w)))))
-
-    params = [
-        tensor(name, array.shape, "float32") for name, array in zip("xw", ARRAYS, strict=True)
-    ]
-    return build(params, body)
 
 
 def run(mod, target=HOST):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+from activated_product import ARRAYS, factors, module
 from dispatched import HOST
 from kernel_cases import cases
 from processes import run_python
@@ -33,9 +34,6 @@ from relax_grad.cpu.passes.dispatch import DeclareKernels
 from relax_grad.cpu.passes.schedule import DeclareSchedules
 from relax_grad.cpu.target import CPU
 from relax_grad.transform import DispatchKernels, ScheduleLoops
-
-RNG = np.random.default_rng(0)
-ARRAYS = [RNG.normal(size=shape).astype("float32") for shape in ((6, 32), (32, 48))]
 
 
 class Counting(Declarations):
@@ -78,16 +76,6 @@ def runs(monkeypatch):
     Watched.for_run = staticmethod(for_run)
     monkeypatch.setattr(declarations, "Declarations", Watched)
     return processes
-
-
-def module(activation=op.nn.gelu):
-    def body(bb, x, w):
-        return op.sum(bb.emit(activation(bb.emit(op.matmul(x, w)))))
-
-    params = [
-        tensor(name, array.shape, "float32") for name, array in zip("xw", ARRAYS, strict=True)
-    ]
-    return build(params, body)
 
 
 def in_pipeline(mod, **options):
@@ -342,10 +330,7 @@ def test_kernels_of_constants_are_folded():
         row = bb.emit(op.add(relax.const(ARRAYS[0]), relax.const(np.float32(1))))
         return op.add(bb.emit(op.matmul(x, w)), bb.emit(op.matmul(row, weight)))
 
-    params = [
-        tensor(name, array.shape, "float32") for name, array in zip("xw", ARRAYS, strict=True)
-    ]
-    mod = build(params, body)
+    mod = build(factors(), body)
     wanted = in_pipeline(mod)
     with tvm.transform.PassContext(disabled_pass=["relax_grad.CompileFunctions"]):
         passed = in_pipeline(mod, compile_functions=True)
