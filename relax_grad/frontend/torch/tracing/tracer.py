@@ -7,6 +7,7 @@ import contextlib
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 from unittest import mock
 
 import torch
@@ -133,39 +134,80 @@ class Tracer(TorchFunctionMode):
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Trace in this context."""
-        tracer = self
+        with contextlib.ExitStack() as stack:
+            for owner, name, replacement in self._replacements():
+                stack.enter_context(mock.patch.object(owner, name, replacement))
+            stack.enter_context(without_checks())
+            stack.enter_context(self)
+            yield
 
-        def apply(cls, *args, **kwargs):
-            return tracer._apply(cls, args, kwargs)
+    def _replacements(self) -> list[tuple[object, str, object]]:
+        """Return what stands in the place of PyTorch's functions: owner, name and replacement."""
+        saved, inference = torch.autograd.graph.saved_tensors_hooks, torch.inference_mode
+        enter, leave = self._inference()
+        return [
+            # The line of the user's code is below frames that PyTorch leaves out.
+            (TracerBase, "_filter_traceback_frames", _user_frames),
+            # torch.export ignores the backward functions of the user.
+            (torch.autograd.Function, "apply", classmethod(self._applied())),
+            # The sections that the backward pass computes again are marked in the graph.
+            (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", self._checkpoint),
+            # Dynamo, which traces the branches, does not know this mode.
+            (torch, "cond", self._cond),
+            # A derivative within the model becomes a node of the graph.
+            (torch.autograd, "grad", gradients.grad),
+            (eager_transforms, "grad_and_value_impl", gradients.grad_and_value),
+            (eager_transforms, "_vjp_with_argnums", gradients.vjp),
+            # What would be ignored is noted.
+            (torch.autograd, "_engine_run_backward", self._refuse_backward),
+            (saved, "__enter__", self._packing(saved)),
+            # The graph has gradients off where the mode is on; it cannot have inference tensors.
+            (inference, "__enter__", enter),
+            (inference, "__exit__", leave),
+        ]
 
-        def generator(*args, **kwargs):
-            with tracer._section():
-                yield
+    def _applied(self) -> Callable:
+        return lambda cls, *args, **kwargs: self._apply(cls, args, kwargs)
 
-        def backward(*args, **kwargs):
-            tracer._note(
-                "torch.autograd.backward",
-                "it writes to parameter.grad; use torch.autograd.grad within the model",
-            )
+    def _checkpoint(self, *args, **kwargs) -> Iterator[None]:
+        with self._section():
+            yield
 
-        def cond(*args, **kwargs):
-            # Dynamo traces the branches, and would trace this mode and this function with them.
-            tracer.__exit__(None, None, None)
-            try:
-                with mock.patch.object(torch, "cond", _COND):
-                    return _COND(*args, **kwargs)
-            finally:
-                tracer.__enter__()
+    def _refuse_backward(self, *args, **kwargs) -> None:
+        self._note(
+            "torch.autograd.backward",
+            "it writes to parameter.grad; use torch.autograd.grad within the model",
+        )
+
+    def _cond(self, *args, **kwargs):
+        """Run ``torch.cond`` out of this mode, which Dynamo would trace with the branches."""
+        self.__exit__(None, None, None)
+        try:
+            with mock.patch.object(torch, "cond", _COND):
+                return _COND(*args, **kwargs)
+        finally:
+            self.__enter__()
+
+    def _packing(self, saved: Any) -> Callable:
+        """Return the entry of hooks of saved tensors, which notes those of the user."""
+        packed = saved.__enter__
 
         def pack(hooks):
             is_plain = type(hooks).__module__.startswith("torch.") and type(hooks) is not saved
-            if tracer.training and not is_plain:
-                tracer._note(
+            if self.training and not is_plain:
+                self._note(
                     "torch.autograd.graph.saved_tensors_hooks",
                     "hooks of saved tensors are not imported; use torch.utils.checkpoint to "
                     "save memory",
                 )
             return packed(hooks)
+
+        return pack
+
+    def _inference(self) -> tuple[Callable, Callable]:
+        """Return the entry and the exit of ``torch.inference_mode``, which switch gradients off
+        only."""
+        tracer = self
 
         def enter(self):
             self._gradients = torch.is_grad_enabled()
@@ -176,26 +218,7 @@ class Tracer(TorchFunctionMode):
             tracer._inferences -= self.mode
             torch.set_grad_enabled(self._gradients)
 
-        patch = mock.patch.object
-        inference = torch.inference_mode
-        saved = torch.autograd.graph.saved_tensors_hooks
-        packed = saved.__enter__
-        with (
-            patch(TracerBase, "_filter_traceback_frames", _user_frames),
-            patch(torch.autograd.Function, "apply", classmethod(apply)),
-            patch(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", generator),
-            patch(torch, "cond", cond),
-            patch(torch.autograd, "grad", gradients.grad),
-            patch(eager_transforms, "grad_and_value_impl", gradients.grad_and_value),
-            patch(eager_transforms, "_vjp_with_argnums", gradients.vjp),
-            patch(torch.autograd, "_engine_run_backward", backward),
-            patch(saved, "__enter__", pack),
-            patch(inference, "__enter__", enter),
-            patch(inference, "__exit__", leave),
-            without_checks(),
-            self,
-        ):
-            yield
+        return enter, leave
 
     def _apply(self, cls, args, kwargs):
         if cls is torch.utils.checkpoint.CheckpointFunction:
