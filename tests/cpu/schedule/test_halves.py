@@ -139,9 +139,9 @@ def test_rounding_to_bfloat16():
 def test_a_product_from_a_rounded_start():
     """Also the start and the terms of a reduction over tensors in half precision are rounded."""
     x = (np.random.default_rng(0).normal(size=(6, 40)) / 100).astype(ml_dtypes.bfloat16)
-    given = tvm.runtime.empty(x.shape, "bfloat16").copyfrom(x)
+    operand = tvm.runtime.empty(x.shape, "bfloat16").copyfrom(x)
     result = tvm.runtime.empty((6,), "bfloat16")
-    tvm.compile(schedule(products_of_rounded(), CPU.of(host())), host())(given, result)
+    tvm.compile(schedule(products_of_rounded(), CPU.of(host())), host())(operand, result)
     terms = (x.astype("float32") + np.float32(1.003)).astype(ml_dtypes.bfloat16).astype("float64")
     wanted = terms.prod(1) * float(ml_dtypes.bfloat16(1.003))
     np.testing.assert_allclose(result.numpy().astype("float64"), wanted, rtol=2.0**-8)
