@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from ...ir.compat import dtype_of
+from ...ir.compat import constant_tensor, dtype_of
 from ..kernel import shared_panels as panels
 from ..kernel.matmul import Matmul, matmul
 from ..target import CPU
@@ -25,8 +25,11 @@ def matrix_product(site: CallSite) -> Kernel | None:
     """Return the kernel of a product of matrices, or of stacks of matrices.
 
     The stacks have equal batch axes, or one factor is a single matrix. A factor that is bound to a
-    transposed matrix is read transposed.
+    transposed matrix is read transposed. Of a constant, the kernel may read panels instead.
     """
+    of_constant = _product_by_constant(site)
+    if of_constant is not None:
+        return of_constant
     (a, transpose_a), (b, transpose_b) = (_untransposed(site, factor) for factor in site.call.args)
     shapes = site.shapes(a, b, site.call)
     if shapes is None or min(map(len, shapes[:2])) < 2:
@@ -93,17 +96,49 @@ def with_panels(site: CallSite, var: relax.Var, calls: BlockCalls) -> ResidualKe
     if 1 + len(later) < key.fewest or is_transposed != key.is_transposed:
         return None
 
-    def kernel(make: Callable[..., tirx.PrimFunc], call: relax.Call, *operands) -> Kernel:
-        product = _rows_by_matrix(call, key.is_transposed)
-        shapes = [_static_shape(operand.ty) for operand in (*operands, call)]
-        return Kernel(partial(make, product, site.cpu, shapes), operands)
-
     def use(call: relax.Call, saved: Sequence[relax.Var]) -> Kernel:
-        return kernel(panels.matmul_of_panels, call, call.args[0], *saved)
+        operands = [call.args[0], *saved]
+        return _kernel(panels.matmul_of_panels, call, is_transposed, site.cpu, operands)
 
-    first = kernel(panels.matmul_with_panels, site.call, site.call.args[0], factor)
+    operands = [site.call.args[0], factor]
+    first = _kernel(panels.matmul_with_panels, site.call, is_transposed, site.cpu, operands)
     shape = panels.panels_shape(first.generator.args[0], site.cpu)
     return ResidualKernel(first, [relax.TensorType(shape, "float32")], dict.fromkeys(later, use))
+
+
+def _product_by_constant(site: CallSite) -> Kernel | None:
+    """Return the kernel of a product by a constant matrix whose panels are a constant too; None if
+    the kernel reads the matrix itself."""
+    if site.packed is None:
+        return None
+    data = site.call.args[0]
+    matrix, is_transposed = _untransposed(site, site.call.args[1])
+    value, product = constant_tensor(matrix), _rows_by_matrix(site.call, is_transposed)
+    if value is None or product is None or _untransposed(site, data)[1]:
+        return None
+    if panels.fewest_sharing(product, site.cpu) is None:
+        return None
+    shape = panels.panels_shape(product, site.cpu)
+    key = (matrix, is_transposed, tuple(shape))
+    if key not in site.packed:
+        numbers = value.numpy()
+        site.packed[key] = relax.const(
+            panels.packed(numbers.T if is_transposed else numbers, shape)
+        )
+    operands = [data, site.packed[key]]
+    return _kernel(panels.matmul_of_panels, site.call, is_transposed, site.cpu, operands)
+
+
+def _kernel(
+    make: Callable[..., tirx.PrimFunc],
+    call: relax.Call,
+    is_transposed: bool,
+    cpu: CPU,
+    operands: Sequence[relax.Expr],
+) -> Kernel:
+    """Return a kernel of a product by a matrix, which takes these operands."""
+    shapes = [_static_shape(tensor.ty) for tensor in (*operands, call)]
+    return Kernel(partial(make, _rows_by_matrix(call, is_transposed), cpu, shapes), operands)
 
 
 @lru_cache

@@ -121,6 +121,10 @@ class CallSite:
         returns may be read at the call.
     winograd_tile : int
         The side of the output tiles of Winograd's convolutions; 0 to use none.
+    packed : dict, optional
+        The copies of constants that kernels of the module read in their place, by the constant and
+        its layout. None if a call may overwrite constants, so that kernels must read the constants
+        themselves.
     """
 
     def __init__(
@@ -129,9 +133,10 @@ class CallSite:
         cpu: CPU,
         lookup: Callable[[relax.Var], relax.Expr | None] = lambda _: None,
         winograd_tile: int = 2,
+        packed: dict[tuple, relax.Expr] | None = None,
     ):
         self.call, self.cpu, self.lookup = call, cpu, lookup
-        self.winograd_tile = winograd_tile
+        self.winograd_tile, self.packed = winograd_tile, packed
         self._extents = Extents()
         self._takes_halves = call is not None and call.op.name in _IN_HALVES
 

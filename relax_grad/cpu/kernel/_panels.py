@@ -21,7 +21,7 @@ _GROUP = 2
 _LINE = 16
 
 #: The bytes of B up to which it stays in a second-level cache, so that prefetches do not help.
-_CACHED = 2**20
+CACHED = 2**20
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,15 @@ class Packing:
 
 
 class Packed:
-    """All panels of B, ``[panel][k][width]``, in a buffer."""
+    """All panels of B, ``[panel][k][width]``, in a buffer.
 
-    def __init__(self, packing: Packing, panels: tirx.Buffer):
+    Panels of another function are read from distant caches: with ``prefetch``, each is prefetched
+    during the tiles of the one before.
+    """
+
+    def __init__(self, packing: Packing, panels: tirx.Buffer, *, prefetch: bool = False):
         self.depth, self.width, self.panels = packing.p.depth, packing.width, panels
+        self.prefetches = prefetch
 
     def place(self) -> None:
         """Allocate nothing."""
@@ -145,9 +150,30 @@ class Packed:
     @contextmanager
     def each(self, place: None, columns: tuple, depth: tuple) -> Iterator[tuple]:
         """Emit a loop over panels; yield the number of one, the buffer and the offset of its
-        stretch, and None."""
+        stretch, and None or a function.
+
+        ``function(i, n)`` emits prefetches of the i-th of n parts of the next stretch of a panel.
+        """
         with b.serial(*columns) as j:
-            yield j, (self.panels, bind((j * self.depth + depth[0]) * self.width)), None
+            ahead = self._ahead(j, columns, depth) if self.prefetches else None
+            yield j, (self.panels, self._offset(j, depth[0])), ahead
+
+    def _offset(self, panel, k):
+        return bind((panel * self.depth + k) * self.width)
+
+    def _ahead(self, j, columns: tuple, depth: tuple) -> Callable:
+        (first, stop), (k0, size) = columns, depth
+        is_last = bind(j + 1 >= stop)
+        panel = b.computed(tirx.Select(is_last, first, j + 1))
+        start = self._offset(panel, b.computed(tirx.Select(is_last, k0 + size, k0)))
+        lines = bind(ceil_div(size * self.width, _LINE))
+
+        def prefetch(i, n) -> None:
+            begin, end = (b.computed(b.quotient(part * lines, n)) for part in (i, i + 1))
+            with b.serial(begin, end) as line:
+                b.prefetch(self.panels, start + line * _LINE)
+
+        return prefetch
 
 
 class Early(Packed):
@@ -173,7 +199,7 @@ class Late:
         # own.
         self.group = 1 if packing.p.transpose_b else _GROUP
         size = packing.p.columns * depth
-        is_cached = isinstance(size, int) and 4 * size <= _CACHED
+        is_cached = isinstance(size, int) and 4 * size <= CACHED
         self.prefetches = prefetch and not is_cached
 
     def place(self) -> tirx.Buffer:

@@ -2,7 +2,7 @@
 
 Products of few rows take a large part of their time to pack it. If several of them have the same
 second factor, as the steps of a recurrent cell, the first one also returns the panels, and the
-others read them.
+others read them. A constant factor is packed by the compiler.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
-from ._panels import Early, Packed, Packing
+from ._panels import CACHED, Early, Packed, Packing
 from ._product import Matmul
 from ._tile import tile_size
 from .builder import Extent, Vectors, const
@@ -55,6 +56,14 @@ def fewest_sharing(product: Matmul, cpu: CPU) -> int | None:
 def panels_shape(product: Matmul, cpu: CPU) -> list[Extent]:
     """Return the shape of the panels of a product's second factor."""
     return Packing(product, Vectors(cpu.lanes), tile_size(cpu)[1]).shape
+
+
+def packed(matrix: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Return the panels of a matrix ``[k, n]``, in the shape that :func:`panels_shape` returns."""
+    number, depth, width = shape
+    columns = np.zeros((depth, number * width), matrix.dtype)
+    columns[:, : matrix.shape[1]] = matrix
+    return np.ascontiguousarray(columns.reshape(depth, number, width).transpose(1, 0, 2))
 
 
 def matmul_with_panels(
@@ -103,7 +112,8 @@ def matmul_of_panels(
     def emit(a, panels, c) -> None:
         generator = _generator(product, cpu)
         with b.one_thread(generator.cpu.cores == 1):
-            generator.emit_shared(a, Packed(generator.packing, panels), c)
+            is_distant = 4 * product.columns * product.depth > CACHED
+            generator.emit_shared(a, Packed(generator.packing, panels, prefetch=is_distant), c)
 
     return b.prim_func("matmul_of_panels", params, emit)
 

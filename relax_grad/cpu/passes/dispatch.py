@@ -193,15 +193,22 @@ class _Dispatch(relax.PyExprMutator):
         self._var: relax.Var | None = None
         self._uses: dict[relax.Var, tuple[Replacement, Sequence[relax.Var]]] = {}
         self._functions: dict[tuple, GlobalVar] = {}
+        self._packed: dict[tuple, relax.Expr] | None = None
 
     def module(self) -> tvm.IRModule:
         mod = self.builder_.get()
         writers = writing_functions(mod)
-        for variable, function in mod.functions_items():
-            if isinstance(function, relax.Function):
-                self._memory = Memory(function, writers)
-                updated = without_unused(self.visit_expr(function))
-                self.builder_.update_func(variable, updated)
+        memories = {
+            variable: Memory(function, writers)
+            for variable, function in mod.functions_items()
+            if isinstance(function, relax.Function)
+        }
+        if not any(memory.is_written for memory in memories.values()):
+            self._packed = {}
+        for variable, memory in memories.items():
+            self._memory = memory
+            updated = without_unused(self.visit_expr(mod[variable]))
+            self.builder_.update_func(variable, updated)
         return self.builder_.get()
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
@@ -236,7 +243,7 @@ class _Dispatch(relax.PyExprMutator):
             return source
         if self._narrowed is not None and (source := before_casts(call, lookup)) is not None:
             return source
-        site = CallSite(call, self._cpu, lookup, self._winograd_tile)
+        site = CallSite(call, self._cpu, lookup, self._winograd_tile, self._packed)
         if self._calls is not None:
             residuals = find_residuals(call.op.name, site, var, self._calls)
             if residuals is not None:

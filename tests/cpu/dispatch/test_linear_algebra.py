@@ -7,11 +7,13 @@ import pytest
 from dispatched import HOST, check_dispatch, kernels_in, run_both
 from programs import build, run, tensor
 from tvm import relax, tirx
+from tvm.ir import GlobalVar
 from tvm.relax import op
 from tvm.script import tirx as T
 
 import relax_grad
 from relax_grad.ir.bindings import bindings_of
+from relax_grad.ir.compat import constant_value
 
 RNG = np.random.default_rng(0)
 N = tirx.Var("n", "int64")
@@ -195,3 +197,57 @@ def test_steps_of_a_cell_share_panels_forward_and_backward():
     np.testing.assert_allclose(loss, wanted, 1e-4)
     for gradient, other in zip(ours, stock, strict=True):
         np.testing.assert_allclose(gradient, other, 1e-4, 1e-5)
+
+
+def with_constants(rows, transpose=False, uses=1, is_written=False):
+    """Return the module of products of parameters and one constant matrix, and the matrix; a call
+    may overwrite another constant."""
+    matrix = normal(40, 40)
+    constant = relax.const(matrix)
+    params = [tensor(f"x{i}", (rows, 40), "float32") for i in range(uses)]
+
+    def body(bb, *data):
+        factor = bb.emit(op.permute_dims(constant)) if transpose else constant
+        results = [bb.emit(op.matmul(x, factor)) for x in data]
+        if is_written:
+            other = bb.emit(op.add(data[0], data[0]))
+            args = relax.Tuple([other])
+            results.append(
+                bb.emit(op.call_tir_inplace(bb.add_func(clear, "clear"), args, [0], other.ty))
+            )
+        return relax.Tuple(results)
+
+    return build(params, body), matrix
+
+
+def constants_in(module):
+    """Return the different constants that kernels of a module read."""
+    found = relax_grad.transform.DispatchKernels(HOST)(module)
+    values = [binding.value for binding in bindings_of(found["main"].body)]
+    calls = [value for value in values if isinstance(value, relax.Call)]
+    arguments = [call.args[1].fields for call in calls if isinstance(call.args[0], GlobalVar)]
+    constants = {argument for fields in arguments for argument in fields}
+    return [value for value in map(constant_value, constants) if value is not None]
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_constants_are_packed_once(transpose):
+    """Three products of 64 rows would pack their factor themselves."""
+    module, matrix = with_constants(64, transpose, 3)
+    (panels,) = constants_in(module)
+    assert panels.ndim == 3
+    columns = panels.transpose(1, 0, 2).reshape(40, -1)
+    np.testing.assert_array_equal(columns[:, :40], matrix.T if transpose else matrix)
+    assert not columns[:, 40:].any()
+    check_dispatch(module, "main", [normal(64, 40) for _ in range(3)], [KERNEL] * 3)
+
+
+@pytest.mark.parametrize(("rows", "is_written"), [(3, False), (200, False), (40, True)])
+def test_constants_that_kernels_read_in_place(rows, is_written):
+    """Few and many rows; a module with calls that may overwrite constants."""
+    module, matrix = with_constants(rows, is_written=is_written)
+    (constant,) = constants_in(module)
+    assert constant.shape == matrix.shape
+    x = normal(rows, 40)
+    found = run(module, "main", x, target=HOST, pipeline="relax_grad")
+    np.testing.assert_allclose(found[0], x @ matrix, 1e-4, 1e-4)

@@ -17,19 +17,12 @@ from relax_grad.cpu.kernel.shared_panels import (
     fewest_sharing,
     matmul_of_panels,
     matmul_with_panels,
+    packed,
     panels_shape,
 )
 from relax_grad.cpu.target import CPU
 
 RNG = np.random.default_rng(0)
-
-
-def packed(matrix, shape):
-    """Return the panels of a matrix of [k, n], with zeros beyond its columns."""
-    panels, depth, width = shape
-    padded = np.zeros((depth, panels * width), "float32")
-    padded[:, : matrix.shape[1]] = matrix
-    return padded.reshape(depth, panels, width).transpose(1, 0, 2)
 
 
 def check(products, target, **properties):
@@ -66,6 +59,19 @@ def test_sizes_around_the_tile(target, transpose_b):
     """Rows that are copied, several stretches of k, partial panels and strips."""
     sizes = [(10, 32, 16), (21, 45, 70), (33, 70, 600), (40, 131, 512), (1, 33, 1), (128, 96, 257)]
     check([Matmul(*size, transpose_b=transpose_b) for size in sizes], target)
+
+
+@each_target
+def test_panels_of_a_large_factor_are_prefetched(target):
+    """They come from distant caches; those of a small factor stay in a near one."""
+    large, small = Matmul(40, 1100, 250, transpose_b=True), Matmul(40, 500, 250)
+    check([large, Matmul(40, 600, 700)], target)
+    cpu = CPU.of(target)
+    for product in (large, small):
+        shape_a, _, shape_c = product.shapes()
+        shapes = [shape_a, panels_shape(product, cpu), shape_c]
+        script = matmul_of_panels(product, cpu, shapes).script()
+        assert ("prefetch" in script) == (product is large)
 
 
 @each_target
