@@ -8,7 +8,7 @@ channels. Each thread computes a range of output channels and of rows of the ker
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -17,6 +17,7 @@ from ..target import CPU
 from . import builder as b
 from ._chunks import Chunk, Chunks, share, unless_empty, whole_or_rest
 from ._pack import Block, pack_channels, pad_rows
+from ._pairs import add_products, imported, joined_widened, only_first, takes_pairs
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 from .convolution import Conv2d, Windows
 
@@ -46,7 +47,15 @@ def conv_stem(
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
     params = b.floats(("DY", "X", "DW"), shapes)
-    return b.prim_func("conv_stem", params, _Generator(conv, cpu).emit)
+
+    def emit(dy, x, dw) -> None:
+        if takes_pairs(cpu, dy, x):
+            with imported():
+                _OfPairs(conv, cpu).emit(dy, x, dw)
+        else:
+            _Generator(conv, cpu).emit(dy, x, dw)
+
+    return b.prim_func("conv_stem", params, emit)
 
 
 class _Generator:
@@ -128,6 +137,10 @@ class _Generator:
                 rows,
                 (buffers.x, target, self.pitch),
             )
+            self._finish_padding(buffers.x, target, rows[1])
+
+    def _finish_padding(self, x, start, rows) -> None:
+        """Emit nothing."""
 
     def _pack(self, chunk: Chunk, dy, buffers, vector, vectors: int) -> None:
         """Copy the elements of dY of a chunk and a block of output channels."""
@@ -145,6 +158,19 @@ class _Generator:
                 (chunk.row, chunk.rows),
                 (buffers.dy, bind((i * image + v) * lanes), self.tile_vectors * lanes),
             )
+            self._finish_packing(buffers.dy, bind((i * image + v) * lanes), chunk.rows)
+
+    def _finish_packing(self, dy, start, rows) -> None:
+        """Emit nothing."""
+
+    #: Adds a product of vectors to a sum.
+    multiply: Callable = staticmethod(lambda total, value, grads: total + value * grads)
+
+    def _each_column(self, step: Callable) -> None:
+        """Emit ``step(column, read)`` along a row of dY; ``read`` returns a vector of an element of
+        X as it is multiplied."""
+        with b.serial(0, self.conv.width.number) as w:
+            step(w, lambda vector: vector)
 
     def _tile(self, chunk: Chunk, buffers, vector, vectors: int, kernel_row, taps) -> None:
         conv, lanes = self.conv, self.cpu.lanes
@@ -158,7 +184,8 @@ class _Generator:
             grad = bind((i * self.chunks.rows + r) * (conv.width.number * pixel))
             row = r * down + kernel_row * conv.dilation[0]
             data = bind(i * (conv.in_channels * plane) + row * self.pitch)
-            with b.serial(0, conv.width.number) as w:
+
+            def step(w, read: Callable, grad=grad, data=data) -> None:
                 here, there = bind(grad + w * pixel), bind(data + w * right)
                 grads = [
                     bind(self.vectors.load(buffers.dy, here + v * lanes)) for v in range(vectors)
@@ -166,8 +193,10 @@ class _Generator:
                 for index, ((c, k), v) in enumerate(cells):
                     if v == 0:
                         element = buffers.x[there + (c * plane + k * conv.dilation[1])]
-                        value = bind(self.vectors.splat(element))
-                    total[index] = total[index] + value * grads[v]
+                        value = bind(read(self.vectors.splat(element)))
+                    total[index] = self.multiply(total[index], value, grads[v])
+
+            self._each_column(step)
         for index, (tap, v) in enumerate(cells):
             place = self._place(vector + v, kernel_row, self.taps[tap])
             before = self.vectors.load(buffers.sums, place)
@@ -190,6 +219,54 @@ class _Generator:
                 row = (out * conv.in_channels + c) * conv.height.kernel + kernel_row
                 value = sums[source + (c * conv.width.kernel + k) * lanes]
                 b.store(dw, row * conv.width.kernel + k, value)
+
+
+class _OfPairs(_Generator):
+    """A generator for pairs of bfloat16: the elements of two neighbouring windows.
+
+    Every second column of the copy of dY holds its elements and those of the next one, and an
+    element of the copy of X is paired with that which the next window reads.
+    """
+
+    multiply = staticmethod(add_products)
+
+    def _finish_padding(self, x, start, rows) -> None:
+        """Pair the elements of rows of X."""
+        stride, lanes, load = self.conv.strides[1], self.cpu.lanes, self.vectors.load
+        with b.serial(0, rows) as row:
+            here = bind(start + row * self.pitch)
+
+            def pair(i, left, here=here) -> None:
+                rest = tirx.max(const(0), tirx.min(const(lanes), self.pitch - stride - i))
+                data = bind(load(x, here + i, left))
+                following = bind(load(x, here + stride + i, bind(rest)))
+                self.vectors.store(x, here + i, joined_widened(data, following), left)
+
+            self.vectors.each(self.pitch, pair)
+
+    def _finish_packing(self, dy, start, rows) -> None:
+        """Pair the columns of rows of a vector of channels."""
+        number, pixel = self.conv.width.number, self.tile_vectors * self.cpu.lanes
+        zero = self.vectors.splat(0)
+        with b.serial(0, rows) as row:
+            here = bind(start + row * (number * pixel))
+
+            def pair(column, following, here=here) -> None:
+                at = bind(here + column * pixel)
+                data = bind(self.vectors.load(dy, at))
+                self.vectors.store(dy, at, joined_widened(data, following(at + pixel)))
+
+            with b.serial(0, number // 2) as i:
+                pair(i * 2, lambda at: bind(self.vectors.load(dy, at)))
+            if number % 2:
+                pair(const(number - 1), lambda _: zero)
+
+    def _each_column(self, step: Callable) -> None:
+        number = self.conv.width.number
+        with b.serial(0, number // 2) as i:
+            step(bind(i * 2), lambda vector: vector)
+        if number % 2:
+            step(const(number - 1), only_first)
 
 
 @dataclass(frozen=True)
