@@ -23,7 +23,7 @@ extensions += [
     "measured_scaling",
     "architecture",
     "optional",
-    "onnx_operators",
+    "onnx_table",
 ]  # in _ext
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
