@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from ._flow import UNBOUNDED, Network
+from ._min_cut import UNBOUNDED, Network
 from ._residuals import Residuals
 
 #: Bytes of traffic of repeated calls that are worth a byte that is not kept.

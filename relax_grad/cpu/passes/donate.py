@@ -65,6 +65,17 @@ class _Use(NamedTuple):
     is_written: bool
 
 
+class _Donation(NamedTuple):
+    """A result that a call can write to the memory of a donated argument: the place of the
+    argument, the result, and the positions of the call's arguments that read the one and take the
+    other."""
+
+    place: _Place
+    result: relax.Var
+    reads: list[int]
+    written: int
+
+
 @dataclass
 class _Tensor:
     """The uses of one memory."""
@@ -209,7 +220,7 @@ class _Donating:
 
     def _with_donations(self, bindings: list[relax.Binding]) -> list[relax.Binding]:
         self._analyse(bindings)
-        chosen: dict[int, list[tuple[_Place, relax.Var, list[int], int]]] = {}
+        chosen: dict[int, list[_Donation]] = {}
         for place, owner in self._candidates():
             writers, uses = self._tensor(owner).writers, self._tensor(place).uses
             if len(writers) != 1:
@@ -217,7 +228,7 @@ class _Donating:
             at, argument, _ = writers[0]
             if not any(use.binding > at for use in uses):
                 reads = [use.argument for use in uses if use.binding == at]
-                chosen.setdefault(at, []).append((place, owner, reads, argument))
+                chosen.setdefault(at, []).append(_Donation(place, owner, reads, argument))
         changed: dict[int, list[relax.Binding]] = {}
         removed: set[relax.Var] = set()
         for at, donations in chosen.items():
@@ -281,26 +292,35 @@ class _Donating:
         )
         return variable
 
-    def _call(self, binding, donations) -> tuple[list[relax.Binding], set[relax.Var]] | None:
+    def _call(
+        self, binding: relax.VarBinding, donations: Sequence[_Donation]
+    ) -> tuple[list[relax.Binding], set[relax.Var]] | None:
         """Return the bindings of a call that writes to donated tensors, and the variables that they
         bind again."""
-        call, kept = binding.value, []
-        for place, owner, reads, written in donations:
-            donor = call.args[reads[0]] if reads else self._donor(place)
-            if tvm_ffi.structural_equal(donor.ty, owner.ty):
-                kept.append((donor, owner, reads, written))
+        call = binding.value
         function = self._mod[call.op]
-        kept = [donation for donation in kept if in_place(function, _pairs([donation])) is not None]
+        kept: list[_Donation] = []
+        donors: list[relax.Expr] = []
+        for donation in donations:
+            reads = donation.reads
+            donor = call.args[reads[0]] if reads else self._donor(donation.place)
+            has_its_type = tvm_ffi.structural_equal(donor.ty, donation.result.ty)
+            if has_its_type and in_place(function, _pairs([donation])) is not None:
+                kept.append(donation)
+                donors.append(donor)
         if not kept:
             return None
         pairs = _pairs(kept)
         callee = self._in_place(call.op, pairs) if pairs else call.op
-        without = {i for _, _, reads, written in kept if reads for i in (*reads[1:], written)}
+        without = {i for d in kept if d.reads for i in (*d.reads[1:], d.written)}
         arguments = [argument for i, argument in enumerate(call.args) if i not in without]
-        bindings = [relax.VarBinding(owner, donor) for donor, owner, _, _ in kept]
+        bindings = [
+            relax.VarBinding(donation.result, donor)
+            for donation, donor in zip(kept, donors, strict=True)
+        ]
         new = relax.Call(callee, arguments, call.attrs, call.ty_args, call.span)
         return [*bindings, relax.VarBinding(binding.var, self._bb.normalize(new))], {
-            owner for _, owner, _, _ in kept
+            donation.result for donation in kept
         }
 
     def _donor(self, place: _Place) -> relax.Expr:
@@ -319,9 +339,9 @@ class _Donating:
         return self._made[key]
 
 
-def _pairs(donations) -> list[tuple[int, int]]:
+def _pairs(donations: Sequence[_Donation]) -> list[tuple[int, int]]:
     """Return the positions of parameters that share memory, those that are read first."""
-    return [(read, written) for _, _, reads, written in donations for read in reads]
+    return [(read, donation.written) for donation in donations for read in donation.reads]
 
 
 def _resolved(expr: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Expr:
