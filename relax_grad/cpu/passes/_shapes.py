@@ -9,6 +9,9 @@ from tvm import relax, tirx
 from ...ir.compat import constant_value, dtype_of
 from ...ir.expressions import are_equal
 
+#: The most positions of heads whose attention may stay written out.
+_SHORT = 32
+
 
 def number_of(expr: relax.Expr) -> float | None:
     """Return the number of a constant of one element, or None."""
@@ -67,3 +70,16 @@ def are_supported(shapes: Sequence, tensors: Sequence[relax.Expr]) -> bool:
     return all(are_equal(*pair) for pair in pairs) and all(
         are_equal_shapes(first[:-2], batch) for batch in batches
     )
+
+
+def have_few_positions(query: relax.Expr, turned: relax.Expr) -> bool:
+    """Tell whether products of queries and keys, with the features before the positions, take less
+    time than the operator.
+
+    Heads of many features and few positions have a small share of their time in the softmax.
+    """
+    sizes = [*(extents_of(query) or [None])[-2:], *(extents_of(turned) or [None])[-1:]]
+    if len(sizes) != 3 or not all(isinstance(extent, tirx.IntImm) for extent in sizes):
+        return False
+    queries, features, keys = map(int, sizes)
+    return max(queries, keys) <= min(_SHORT, features // 4)

@@ -29,6 +29,7 @@ from ._shapes import (
     batch_of,
     extents_of,
     fit,
+    have_few_positions,
     is_one,
     number_of,
 )
@@ -64,10 +65,12 @@ class FuseAttention(ModulePass):
 
     Tensors have three or four axes and the dtype float32, all batch axes are equal, and the head
     and the features have static extents. An attention whose scores or weights have other uses
-    stays. Dropout of the weights by ``relax_grad.frontend.random.dropout`` becomes part of the
-    operator ``relax.grad.attention_dropout``, which computes the same mask block by block. Results
-    differ by rounding. A query whose keys are all masked has the result of the original: NaN for
-    minus infinity, and the mean of the values for a finite number.
+    stays, and so does one of at most 32 positions and four times as many features, whose factors
+    are not permuted: its products take less time than the operator. Dropout of the weights by
+    ``relax_grad.frontend.random.dropout`` becomes part of the operator
+    ``relax.grad.attention_dropout``, which computes the same mask block by block. Results differ by
+    rounding. A query whose keys are all masked has the result of the original: NaN for minus
+    infinity, and the mean of the values for a finite number.
 
     Examples
     --------
@@ -225,9 +228,13 @@ class _Matcher:
                 factors.append(change)
             scores = self._before(inner)
         operands = None if scores is None else self._operands(scores, weights, product)
-        if operands is None:
+        if scores is None or operands is None:
             return binding
         if not math.isfinite(scale) or not all(_spans(term, weights) for term in terms):
+            return binding
+        # The operator saves permutations of the factors.
+        moved = [is_move(self._bound(factor)) for factor in (scores.args[0], product.args[1])]
+        if dropout is None and have_few_positions(*scores.args) and not any(moved):
             return binding
         result = self._attention(operands, rank, scale, factors, terms, dropout)
         if result is None:

@@ -389,3 +389,34 @@ def test_functions_that_call_others_are_fused():
     fused = FuseAttention()(bb.get())
     relax.analysis.well_formed(fused)
     assert len(calls(fused["main"], "attention")) == 1
+
+
+def short(positions, features, *, is_permuted=False, symbolic=False):
+    """Return the module of an attention of few positions, whose factors may be permuted."""
+    shape = [B, H, N if symbolic else positions, features]
+    shape = [shape[i] for i in (0, 2, 1, 3)] if is_permuted else shape
+    params = [tensor(name, shape, "float32") for name in "qkv"]
+
+    def body(bb, *factors):
+        if is_permuted:
+            factors = [bb.emit(op.permute_dims(factor, [0, 2, 1, 3])) for factor in factors]
+        q, k, v = factors
+        scores = bb.emit(op.matmul(q, bb.emit(op.permute_dims(k, [0, 1, 3, 2]))))
+        return op.matmul(bb.emit(op.nn.softmax(scores, -1)), v)
+
+    return build(params, body)
+
+
+@pytest.mark.parametrize(
+    ("case", "stays"),
+    [
+        (short(16, 64), True),
+        (short(32, 128), True),
+        (short(17, 64), False),
+        (short(33, 256), False),
+        (short(16, 64, is_permuted=True), False),
+        (short(16, 64, symbolic=True), False),
+    ],
+)
+def test_few_positions_of_many_features_stay_products(case, stays):
+    assert ("R.nn.attention" not in FuseAttention()(case).script()) == stays
