@@ -2,8 +2,9 @@
 
 ``python benchmarks/accuracy.py`` differentiates the samples of every operator, writes the largest
 error of each operator and dtype to docs/_measured/accuracy.json, and draws them. With names of
-operators as arguments, it measures only those, and adds their errors to the stored ones. ``--plot``
-draws the stored measurements.
+operators as arguments, it measures only those, and adds their errors to the stored ones.
+``--kernels`` measures only the kernels in half precision, beside PyTorch's. ``--plot`` draws the
+stored measurements.
 """
 
 from __future__ import annotations
@@ -68,6 +69,9 @@ class Error:
 
 def main() -> int:
     args = _parser().parse_args()
+    if args.kernels:
+        _write(_stored() | {"kernels": _kernels()})
+        return 0
     stored = _stored() if args.operators or args.plot else {}
     if args.plot:
         draw(stored)
@@ -86,10 +90,28 @@ def main() -> int:
     if stored and stored["about"] != results["about"]:
         print(f"not stored: the other operators were measured with {stored['about']}; measure all")
         return 1
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "accuracy.json").write_text(json.dumps(results, indent=1) + "\n")
+    results["kernels"] = stored["kernels"] if stored else _kernels()
+    _write(results)
     draw(results)
     return 0
+
+
+def _write(results: dict) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "accuracy.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _kernels() -> dict:
+    """Return the errors of kernels in half precision: ours and PyTorch's, with two digits."""
+    from _half_kernels import measured
+
+    return {"about": about(), "errors": _rounded(measured())}
+
+
+def _rounded(errors: float | dict) -> float | dict:
+    if isinstance(errors, dict):
+        return {name: _rounded(value) for name, value in errors.items()}
+    return float(f"{errors:.1e}")
 
 
 def _stored() -> dict:
@@ -268,6 +290,9 @@ def _plain(measured: dict[str, dict[str, Error]]) -> dict:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("operators", nargs="*", help="operators to measure; by default all")
+    parser.add_argument(
+        "--kernels", action="store_true", help="measure only kernels in half precision"
+    )
     parser.add_argument("--plot", action="store_true", help="draw the stored measurements")
     parser.add_argument("--jobs", type=int, default=2, help="processes that measure (default: 2)")
     return parser

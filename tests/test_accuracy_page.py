@@ -14,11 +14,15 @@ from relax_grad.testing.check import TOLERANCES
 from relax_grad.testing.samples import sampled_operators
 
 ROOT = Path(__file__).parents[1]
-ERRORS = json.loads((ROOT / "docs" / "_measured" / "accuracy.json").read_text())["errors"]
+MEASURED = json.loads((ROOT / "docs" / "_measured" / "accuracy.json").read_text())
+ERRORS = MEASURED["errors"]
 
 #: Factor by which an error on another processor may exceed the error on the page, and the error
 #: that counts as none, in epsilons.
 FACTOR, NONE = 4.0, 1.0
+
+#: The largest accepted ratio of the error of a kernel in half precision to that of PyTorch's.
+HALF_FACTOR = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,34 @@ def test_a_gradient_that_is_wrong_has_an_error(accuracy):
     assert accuracy._relative(exact, exact, "x0") == (0.0, "x0")
     assert accuracy._relative(np.array([1.0, 3.0]), exact, "x0") == (0.25, "x0")
     assert np.isnan(accuracy._relative(np.array([np.nan, 4.0]), exact, "x0")[0])
+
+
+def test_kernels_in_half_precision_have_the_errors_on_the_page(accuracy, torch):
+    import _half_kernels as half
+
+    stored = MEASURED["kernels"]["errors"]
+    assert {family: list(cases) for family, cases in half.CASES.items()} == {
+        family: list(cases) for family, cases in stored.items()
+    }, "measure them: python benchmarks/accuracy.py --kernels"
+    for family, name in (("products", "batch of products"), ("softmax", "softmax, 256x500")):
+        for dtype in half.DTYPES:
+            errors = half.measure(half.CASES[family][name], dtype)["relax_grad"]
+            on_page = stored[family][name][dtype]["relax_grad"]
+            for kind, error in errors.items():
+                assert error <= FACTOR * on_page[kind], (name, dtype, kind)
+
+
+def test_no_kernel_in_half_precision_is_less_accurate_than_pytorch():
+    # A result of several operators, such as a product with a bias, is rounded by each.
+    worse = {
+        (family, name, dtype, kind): (error, libraries["torch"][kind])
+        for family, cases in MEASURED["kernels"]["errors"].items()
+        for name, dtypes in cases.items()
+        for dtype, libraries in dtypes.items()
+        for kind, error in libraries["relax_grad"].items()
+        if error > HALF_FACTOR * libraries["torch"][kind]
+    }
+    assert worse == {}
 
 
 def test_the_figure_is_drawn_from_the_errors(accuracy, tmp_path):

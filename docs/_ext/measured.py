@@ -109,6 +109,29 @@ class Errors(Measured):
         yield "````"
 
 
+class HalfErrors(Measured):
+    """The table of the errors of kernels in half precision, beside PyTorch's in the same dtype."""
+
+    file = "accuracy.json"
+
+    def lines(self, measured):
+        kernels = measured["kernels"]
+        about = kernels["about"]
+        yield from [f"Measured on {about['processor']}, with PyTorch {about['torch']}:", ""]
+        yield "| kernels | call | dtype | result | PyTorch's | gradients | PyTorch's |"
+        yield "|---|---|---|---|---|---|---|"
+        for family, calls in kernels["errors"].items():
+            rows = [(call, dtype, e) for call, found in calls.items() for dtype, e in found.items()]
+            for number, (call, dtype, errors) in enumerate(rows):
+                shown = [
+                    f"{errors[library][kind]:.1e}" if errors[library][kind] else "0"
+                    for kind in ("result", "gradients")
+                    for library in ("relax_grad", "torch")
+                ]
+                first = family if number == 0 else ""
+                yield f"| {' | '.join([first, call, dtype, *shown])} |"
+
+
 class Functions(Measured):
     """The table of the largest errors of float32 functions and of their derivatives, with PyTorch's
     errors."""
@@ -162,5 +185,6 @@ def setup(app):
     app.add_directive("edges", Edges)
     app.add_directive("accuracy-summary", Summary)
     app.add_directive("gradient-errors", Errors)
+    app.add_directive("half-errors", HalfErrors)
     app.add_directive("function-errors", Functions)
     return {"parallel_read_safe": True}
