@@ -20,6 +20,7 @@ from . import passes as own
 from .codegen.callees import PrefixSymbols
 from .codegen.compile import CompileFunctions
 from .codegen.declarations import Declarations
+from .passes._casts import repeat_casts
 from .passes.declarations import keep_apart
 from .passes.donate import WriteToDonated
 from .passes.extents import select_extents
@@ -55,6 +56,7 @@ def passes(
         A prefix for the names of the tensor functions.
     """
     yield from kernel_passes(target, dispatch)
+    yield repeat_casts
     yield from _legalize_passes(target, declarations)
     yield _view_reshapes
     yield own.FuseSiblings(target)

@@ -1,7 +1,7 @@
-"""Casts around kernels of normalisations, which read and write half precision themselves.
+"""Casts around kernels, which read and write half precision themselves.
 
-PyTorch normalises tensors in half precision in float32: between casts, which are operators of their
-own. A kernel takes the tensor before a cast, and widens its elements when it reads them. Where all
+Normalisations and losses of tensors in half precision are computed in float32, and so are gradients:
+between casts, which are operators of their own. A kernel takes the tensor before a cast, and widens its elements when it reads them. Where all
 uses of a result are casts to the same half precision, the kernel rounds the result itself. Both
 results are bit for bit those of the casts.
 """
@@ -17,17 +17,20 @@ from ...ir.bindings import used
 from ...ir.compat import dtype_of
 from ...ir.dtypes import HALVES
 from .exchanges import Lookup, origin
-from .registry import Kernel
+from .registry import Kernel, takes_halves
 
 _ASTYPE = Op.get("relax.astype")
 
+#: Parts of the names of products and convolutions.
+_PRODUCTS = "matmul", "conv"
+
 
 def widens(op_name: str) -> bool:
-    """Tell whether the casts of the operands and results of an operator are left to its kernel.
+    """Tell whether the casts of the operands of an operator are left to its kernel.
 
-    Products are excluded: those of elements in half precision are other kernels.
+    Products and convolutions are excluded: those of elements in half precision are other kernels.
     """
-    return "_norm" in op_name
+    return takes_halves(op_name) and not any(part in op_name for part in _PRODUCTS)
 
 
 def is_cast(value: relax.Expr | None) -> bool:

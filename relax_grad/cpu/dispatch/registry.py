@@ -254,6 +254,12 @@ def _is_known(expr: relax.Expr) -> bool:
     return isinstance(kind.shape, relax.ShapeExpr) and kind.dtype is not None
 
 
+def takes_halves(op_name: str) -> bool:
+    """Tell whether the kernels of an operator take tensors in half precision in place of
+    float32."""
+    return op_name in _IN_HALVES
+
+
 def operators_in_halves() -> list[str]:
     """Return the sorted names of the operators whose kernels also take tensors in half
     precision."""

@@ -30,7 +30,7 @@ from ..dispatch.exchanges import (
     type_of_exchanged,
     with_exchanges,
 )
-from ..dispatch.registry import find_kernel, is_decomposed
+from ..dispatch.registry import find_kernel, is_decomposed, takes_halves
 from ..dispatch.residuals import BlockCalls, Replacement, ResidualKernel, find_residuals
 from ..kernel.winograd import TRANSFORMS
 from ..target import CPU
@@ -286,12 +286,16 @@ class _Dispatch(relax.PyExprMutator):
         results = list(call.ty.fields) if is_tuple else [call.ty]
         changes: dict[int, Callable[[relax.Expr], relax.Expr]] = {}
         lookup = partial(self._lookup, var)
+        takes_sources = self._narrowed is not None and widens(call.op.name)
+        if takes_sources:
+            kernel = without_casts(kernel, lookup)
         if self._exchanged is not None:
             kernel, exchanges = with_exchanges(kernel, var, self._exchanged, lookup)
             for i in exchanges:
                 results[i], changes[i] = type_of_exchanged(results[i]), exchanged
-        if self._narrowed is not None and widens(call.op.name):
-            kernel = without_casts(kernel, lookup)
+        if takes_sources:
+            kernel = without_casts(kernel, lookup)  # casts before the exchanges
+        if self._narrowed is not None and takes_halves(call.op.name):
             for i, kind in enumerate(results):
                 if dtype := self._narrowed.dtype(var, i):
                     results[i], changes[i] = type_of_narrowed(kind, dtype), widened
