@@ -132,6 +132,21 @@ class HalfErrors(Measured):
                 yield f"| {' | '.join([first, call, dtype, *shown])} |"
 
 
+class HalfMemory(Measured):
+    """The table of the planned memory of training steps in half precision, beside float32."""
+
+    file = "half_memory.json"
+
+    def lines(self, measured):
+        yield "| step | float32, MB | bfloat16, MB | float16, MB | bfloat16 / float32 |"
+        yield "|---|---|---|---|---|"
+        for row in measured:
+            bytes_ = {dtype: own["intermediate"] for dtype, own in row["memory"].items()}
+            shown = [f"{number / 1e6:.1f}" for number in bytes_.values()]
+            ratio = f"{bytes_['bfloat16'] / bytes_['float32']:.2f}"
+            yield f"| {' | '.join([row['step'], *shown, ratio])} |"
+
+
 class Functions(Measured):
     """The table of the largest errors of float32 functions and of their derivatives, with PyTorch's
     errors."""
@@ -186,5 +201,6 @@ def setup(app):
     app.add_directive("accuracy-summary", Summary)
     app.add_directive("gradient-errors", Errors)
     app.add_directive("half-errors", HalfErrors)
+    app.add_directive("half-memory", HalfMemory)
     app.add_directive("function-errors", Functions)
     return {"parallel_read_safe": True}

@@ -111,3 +111,48 @@ def test_the_memory_of_attention_grows_with_the_length(rate):
     assert peaks[0] < scores
     for shorter, other in itertools.pairwise(peaks):
         assert 1.5 < other / shorter < 2.1, peaks
+
+
+def half_network(dtype: str):
+    """Return the step of a convolutional network with batch normalisation, as PyTorch's models have
+    it."""
+    torch = pytest.importorskip("torch", reason="the network is PyTorch's")
+    from relax_grad.frontend.torch import from_module
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            channels = (3, 16, 32, 32, 32)
+            layers = []
+            for inputs, filters in itertools.pairwise(channels):
+                conv = torch.nn.Conv2d(inputs, filters, 3, padding=1, bias=False)
+                layers += [conv, torch.nn.BatchNorm2d(filters), torch.nn.ReLU()]
+            self.layers = torch.nn.Sequential(*layers)
+            self.head = torch.nn.Linear(channels[-1], 10)
+
+        def forward(self, images, labels):
+            scores = self.head(self.layers(images).mean((2, 3)))
+            return torch.nn.functional.cross_entropy(scores, labels)
+
+    kind = getattr(torch, dtype)
+    network = Network().train().to(kind)
+    batch = torch.zeros(16, 3, 24, 24, dtype=kind), torch.zeros(16, dtype=torch.int64)
+    imported = from_module(network, batch)
+    return train_step(imported.module, SGD(0.1), wrt=list(imported.params))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_activations_in_half_precision_take_half_the_memory(dtype):
+    whole, half = (memory_of(half_network(kind)) for kind in ("float32", dtype))
+    assert 2 * half.params == whole.params
+    # The copy of the parameters in float32, which the optimizer updates.
+    assert half.optimizer_state - whole.optimizer_state == whole.params
+    assert half.intermediate < 0.64 * whole.intermediate
+
+
+def test_the_table_of_half_precision_has_about_half_the_memory():
+    file = Path(__file__).parents[2] / "docs" / "_measured" / "half_memory.json"
+    for row in json.loads(file.read_text()):
+        whole = row["memory"]["float32"]["intermediate"]
+        for dtype in ("bfloat16", "float16"):
+            assert row["memory"][dtype]["intermediate"] < 0.66 * whole, row["step"]
