@@ -78,25 +78,33 @@ def attention_dropout(
     ``d = seeded_dropout``.
 
     Backward form: ``attention_dropout_backward(o_grad, o, q, k, v, seed, stream, rate, bias)``. In
-    half precision, the rounding error of ``o`` is too large for that, and the backward form is a
-    composition of operators. For the bias, it is the gradient of the scores, summed over the axes
-    along which the bias was broadcast.
+    half precision, the rounding error of ``o`` is too large for that: ``o`` is computed again, in
+    float32. For the bias, it is the gradient of the scores, summed over the axes along which the
+    bias was broadcast.
     """
     check_masks(orig_call)
     query, key, value, *others = orig_call.args
     generator, bias = others[:3], others[3:]
     for tensor in (key, value):
         shared_by(tensor, shape_of(query)[2], axis=2)
+    output, operands = orig_var, [query, key, value, *bias]
     is_precise = dtype_of(orig_var) == wide_dtype(orig_var)
-    grads: list[relax.Expr] = []
     scores_grad = None
-    if bias or not is_precise:
-        output = orig_var if is_precise else None
-        grads, scores_grad = gradients(ctx, orig_call, output, output_grad)
-    if is_precise:
-        arguments = [output_grad, orig_var, *orig_call.args]
-        partials = ctx.emit(relax.Call(_DROPOUT_BACKWARD, arguments, orig_call.attrs))
-        grads = [relax.TupleGetItem(partials, i) for i in range(3)]
+    if bias:
+        precise = output if is_precise else None
+        scores_grad = gradients(ctx, orig_call, precise, output_grad)[1]
+    if not is_precise:
+        operands = [ctx.emit(widen(operand)) for operand in operands]
+        output_grad = ctx.emit(widen(output_grad))
+    arguments = [*operands[:3], *generator, *operands[3:]]
+    if not is_precise:
+        output = ctx.emit(relax.Call(orig_call.op, arguments, orig_call.attrs))
+    arguments = [output_grad, output, *arguments]
+    partials = ctx.emit(relax.Call(_DROPOUT_BACKWARD, arguments, orig_call.attrs))
+    grads = [
+        cast_like(ctx, relax.TupleGetItem(partials, i), operand)
+        for i, operand in enumerate((query, key, value))
+    ]
     of_bias = [cast_like(ctx, unbroadcast(ctx, scores_grad, operand), operand) for operand in bias]
     return [*grads, *map(no_grad, generator), *of_bias]
 

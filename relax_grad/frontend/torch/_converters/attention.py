@@ -34,7 +34,7 @@ def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, 
             raise Refused("the width of its heads is symbolic; give a scale")
         scale = 1 / math.sqrt(width)
     is_operator = _is_operator(query, key, value, attn_mask, is_causal)
-    if is_operator and (kind == "float32" or (_is_long_half(key) and not dropout_p)):
+    if is_operator and (kind == "float32" or _is_long_half(key)):
         return _operator(call, (query, key, value), attn_mask, is_causal, scale, dropout_p)
     if enable_gqa:
         key, value = (_repeated(call, query, tensor) for tensor in (key, value))
