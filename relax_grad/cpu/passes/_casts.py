@@ -6,17 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tvm
 from tvm import relax
+from tvm.ir import Op
 
 from ...ir.aliases import Memory
 from ...ir.bindings import bindings_of, substitute, used, with_value
 from ...ir.compat import dtype_of
 from ...ir.dataflow import with_changed_blocks
 from ...ir.dtypes import HALVES
-from ..dispatch.casts import is_cast
+
+_CAST = Op.get("relax.astype")
+
 
 def source_of(value: relax.Expr) -> relax.Expr | None:
     """Return the tensor in half precision that a value widens to float32, or None."""
-    if not is_cast(value) or dtype_of(value.ty) != "float32":
+    is_cast = isinstance(value, relax.Call) and value.op == _CAST
+    if not is_cast or dtype_of(value.ty) != "float32":
         return None
     kind = value.args[0].ty
     is_half = isinstance(kind, relax.TensorType) and kind.dtype is not None
@@ -34,7 +38,8 @@ def repeat_casts(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.
 
 
 def _has_shared_cast(function: relax.Function) -> bool:
-    widened, shared = set(), set()
+    widened: set[relax.Var] = set()
+    shared: set[relax.Var] = set()
     for binding in bindings_of(function.body):
         for variable in set(used(binding.value)) & widened:
             if variable in shared:
