@@ -20,7 +20,7 @@ from . import passes as own
 from .codegen.callees import PrefixSymbols
 from .codegen.compile import CompileFunctions
 from .codegen.declarations import Declarations
-from .passes._casts import repeat_casts
+from .passes.casts import repeat_casts
 from .passes.declarations import keep_apart
 from .passes.donate import WriteToDonated
 from .passes.extents import select_extents

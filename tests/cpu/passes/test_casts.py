@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.relax import op
 
 from relax_grad.cpu.dispatch.casts import widens
-from relax_grad.cpu.passes._casts import repeat_casts
+from relax_grad.cpu.passes.casts import repeat_casts
 from relax_grad.cpu.passes.dispatch import DispatchKernels
 from relax_grad.cpu.target import host
 from relax_grad.ir.bindings import bindings_of
