@@ -301,3 +301,15 @@ def test_long_attention_in_half_precision_is_an_operator(kind):
         imported = check(module, (normal(2, length, 6).to(kind), mask), steps=2, tolerance=2e-2)
         text = imported.module["loss"].script()
         assert text.count("R.nn.attention") == count
+
+
+@pytest.mark.parametrize("length", [20, 260])
+def test_long_attention_with_dropout_in_half_precision_is_an_operator(length):
+    def loss(self, x):
+        q, k, v = self.layer(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return attention(q, k, v, dropout_p=0.25).float().mean()
+
+    module = Lossy(loss, layer=nn.Linear(6, 48)).to(torch.bfloat16)
+    imported = from_module(module, (normal(2, length, 6).to(torch.bfloat16),))
+    text = imported.module["loss"].script()
+    assert ("attention_dropout" in text) == (length > 256)
