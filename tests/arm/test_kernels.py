@@ -34,7 +34,8 @@ WHOLE = "attention", "lstm", "gru", "rnn", "recurrent", "quantized"
 
 
 FOLDER = Path(relax_grad.cpu.kernel.__file__).parent
-MODULES = {path.name for path in FOLDER.glob("*.py")} - {"__init__.py"}
+#: The modules of kernels, without those for an instruction that only processors of x86 have.
+MODULES = {path.name for path in FOLDER.glob("*.py")} - {"__init__.py", "_conv_pairs.py"}
 
 
 def modules_that_run(run: Callable[[], object]) -> set[str]:
