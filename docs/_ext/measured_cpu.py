@@ -150,6 +150,9 @@ class Closest(_OfKernels):
             for row in machine["rows"]
             if "gflops" in row and row["ratios"]["torch"] >= _CLOSE
         ]
+        if not rows:
+            yield "No file of a machine has such a row together with a measured peak yet."
+            return
         heads = ("processor, target", "row", "/ PyTorch (least)", "of the peak")
         yield from table(heads, rows, "llrr")
 

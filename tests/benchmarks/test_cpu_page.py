@@ -157,6 +157,8 @@ def test_the_tables_have_the_figures(tables, others):
     with_peak = {**NEW, "peak": 400, "rows": [{**row, "gflops": 300} for row in NEW["rows"][:2]]}
     closest = list(tables.Closest.lines(None, [with_peak, OLD]))
     assert closest[2:] == ["| Processor (new) | b | 1.60 (0.50) | 0.75 |"]
+    (without,) = tables.Closest.lines(None, [OLD])
+    assert without.startswith("No file of a machine")
     times = list(tables.CompileTimes.lines(None, others))
     assert "| MobileNetV2, 8x3x224x224 | 13.2 | 12.2 | 3.0 |" in times
     errors = list(tables.Winograd.lines(None, others))

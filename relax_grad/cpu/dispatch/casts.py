@@ -38,13 +38,20 @@ def is_cast(value: relax.Expr | None) -> bool:
     return isinstance(value, relax.Call) and value.op == _ASTYPE
 
 
+def source_of_widened(value: relax.Expr | None) -> relax.Expr | None:
+    """Return the tensor in half precision that a value casts to float32, or None for other
+    values."""
+    if value is None or not is_cast(value) or dtype_of(value.ty) != "float32":
+        return None
+    kind = value.args[0].ty
+    is_half = isinstance(kind, relax.TensorType) and kind.dtype is not None
+    return value.args[0] if is_half and dtype_of(kind) in HALVES else None
+
+
 def before_widening(expr: relax.Expr, lookup: Lookup) -> relax.Expr | None:
     """Return the tensor in half precision that is cast to a tensor of float32, or None if there is
     none."""
-    value = origin(expr, lookup)
-    if value is None or not is_cast(value) or dtype_of(value.ty) != "float32":
-        return None
-    return value.args[0] if dtype_of(value.args[0].ty) in HALVES else None
+    return source_of_widened(origin(expr, lookup))
 
 
 def before_casts(call: relax.Call, lookup: Lookup) -> relax.Expr | None:

@@ -6,25 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tvm
 from tvm import relax
-from tvm.ir import Op
 
 from ...ir.aliases import Memory
 from ...ir.bindings import bindings_of, substitute, used, with_value
-from ...ir.compat import dtype_of
 from ...ir.dataflow import with_changed_blocks
-from ...ir.dtypes import HALVES
-
-_CAST = Op.get("relax.astype")
-
-
-def source_of(value: relax.Expr) -> relax.Expr | None:
-    """Return the tensor in half precision that a value widens to float32, or None."""
-    is_cast = isinstance(value, relax.Call) and value.op == _CAST
-    if not is_cast or dtype_of(value.ty) != "float32":
-        return None
-    kind = value.args[0].ty
-    is_half = isinstance(kind, relax.TensorType) and kind.dtype is not None
-    return value.args[0] if is_half and dtype_of(kind) in HALVES else None
+from ..dispatch.casts import source_of_widened
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.RepeatCasts")
@@ -45,7 +31,7 @@ def _has_shared_cast(function: relax.Function) -> bool:
             if variable in shared:
                 return True
             shared.add(variable)
-        if source_of(binding.value) is not None:
+        if source_of_widened(binding.value) is not None:
             widened.add(binding.var)
     return False
 
@@ -72,7 +58,7 @@ def _repeated(bindings: Sequence[relax.Binding]) -> Iterator[relax.Binding]:
             copy = relax.DataflowVar(variable.name, variable.ty)
             yield relax.VarBinding(copy, relax.op.astype(*casts[variable]))
             own[variable] = copy
-        source = source_of(binding.value)
+        source = source_of_widened(binding.value)
         if source is not None and _is_local(binding):
             casts[binding.var] = source, "float32"
             continue
