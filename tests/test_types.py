@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,3 +92,26 @@ def test_public_functions_have_types():
         for problem in untyped(path.read_text())
     ]
     assert not problems, "annotate these public parameters and results:\n" + "\n".join(problems)
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the names of the packages that a module imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module.partition(".")[0]
+
+
+def test_types_are_checked_without_the_extras():
+    """The style is checked where no other package is installed."""
+    packages = {
+        name for path in ROOT.rglob("*.py") for name in imported(ast.parse(path.read_text()))
+    }
+    packages -= {"relax_grad", *sys.stdlib_module_names}
+    assert {"numpy", "tvm"} <= packages
+    text = (ROOT.parent / "pyproject.toml").read_text()
+    settings = text[text.index("[tool.mypy]") : text.index("[tool.pytest")]
+    # ml_dtypes is a dependency of TVM, and has types.
+    missing = packages - set(re.findall(r'"(\w+)\.\*"', settings)) - {"ml_dtypes"}
+    assert not missing, f"list these under [[tool.mypy.overrides]] in pyproject.toml: {missing}"
