@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from tvm import relax
 from tvm.relax.op import grad as backward
 
-from ._form import Row, with_gradients
+from ._form import Input, Row, normal, with_gradients
 
 #: The steps, the batch, the number of inputs and the number of units.
 _SIZES = [(32, 32, 128, 256), (128, 16, 64, 128)]
+
+
+def _scaled(rows: int, columns: int, units: int) -> Input:
+    """Return a weight as large as PyTorch's initial ones: the layer does not amplify errors."""
+    return lambda rng, _: normal(rng, (rows, columns)) / np.float32(2 * units**0.5)
 
 
 def _rows(steps: int, batch: int, inputs: int, size: int) -> list[Row]:
@@ -23,14 +29,14 @@ def _rows(steps: int, batch: int, inputs: int, size: int) -> list[Row]:
         return torch.lstm(data, state, [own, weight], False, 1, 0.0, True, False, False)[0]
 
     name = f"{steps}x{batch}x{inputs} -> {size}"
-    shapes = [(steps, batch, inputs), (4 * size, inputs), (4 * size, size)]
-    shapes += [(batch, size), (batch, size)]
+    weights = [_scaled(4 * size, columns, size) for columns in (inputs, size)]
+    arguments = [(steps, batch, inputs), *weights, (batch, size), (batch, size)]
     return [
-        Row("matmul", f"LSTM {name}", shapes, in_relax, in_torch),
+        Row("matmul", f"LSTM {name}", arguments, in_relax, in_torch),
         Row(
             "matmul",
             f"LSTM and gradients {name}",
-            [*shapes, (steps, batch, size)],
+            [*arguments, (steps, batch, size)],
             in_relax,
             with_gradients(in_torch, 0, 1, 2, 3, 4),
             wrt=(0, 1, 2, 3, 4),
