@@ -6,6 +6,11 @@
 the columns of AVX2. The peak is that of multiply-adds in registers.
 
 ``--processor-time`` measures one thread by its processor time, for a machine that is not idle.
+
+``--written-out`` measures the operator beside the same attention written out, over a grid of sizes,
+in one thread by its processor time. It writes ``docs/_measured/attention/written_out/``. The
+operator should take at most 1.05 of the time: where it takes more,
+``relax_grad.transform.FuseAttention`` should leave the attention.
 """
 
 from __future__ import annotations
@@ -54,7 +59,23 @@ STEPS = ("GPT, 6 layers, 384 wide, 4x256", "GPT, 4 layers, 256 wide, 1x1024")
 def main() -> None:
     args = _parser().parse_args()
     if args.part is not None:
-        print(json.dumps(_measured(args.part, args)))
+        measured = _beside_written_out if args.written_out else _measured
+        print(json.dumps(measured(args.part, args)))
+        return
+    if args.written_out:
+        about = {
+            "threads": 1,
+            "clock": "processor time",
+            "units": {
+                "us": "microseconds of the operator: forward, and forward with gradients; the "
+                "least times",
+                "written_out_us": "microseconds of the form that is written out",
+                "median": "time of the operator / time of the other form, the median of paired "
+                "samples",
+            },
+        }
+        args.out /= "written_out"
+        write(__file__, args, about, _summary_beside_written_out, ["--written-out"])
         return
     about = {
         "threads": 1 if args.processor_time else 2,
@@ -95,6 +116,19 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
         "rows": rows,
         "steps": steps,
     }
+
+
+def _beside_written_out(width: str, args: argparse.Namespace) -> dict:
+    """Return the rows of the grid for a width."""
+    from _written_out import rows
+
+    return {"target": target_of(width), "rows": rows(prepare(width, 1), args.repeats)}
+
+
+def _summary_beside_written_out(width: str, part: dict) -> str:
+    from _written_out import summary
+
+    return f"{width} ({part['target']}):\n{summary(part['rows'])}"
 
 
 def _row(
@@ -186,6 +220,11 @@ def _parser() -> argparse.ArgumentParser:
     arguments = parser(__doc__, "attention", 7)
     arguments.add_argument(
         "--processor-time", action="store_true", help="measure one thread by its processor time"
+    )
+    arguments.add_argument(
+        "--written-out",
+        action="store_true",
+        help="measure the operator beside attention that is written out, over a grid of sizes",
     )
     return arguments
 

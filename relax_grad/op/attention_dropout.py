@@ -33,7 +33,10 @@ def seeded_dropout(
     data : relax.Expr
         A floating-point tensor.
     seed, stream : relax.Expr
-        The key and the stream of the generator: int64 tensors of shape ().
+        The key and the stream of the generator: int64 tensors of shape (). A stream of shape (3,)
+        consists of the stream, the number of the first head of the data, and the number of heads of
+        an element of the batch: the data ``(batch, heads, queries, keys)`` are a part of a tensor
+        with more heads, whose heads have numbers from 0 on, over the whole batch.
     rate : float or relax.Expr
         The probability of 0, a constant.
 
@@ -66,7 +69,8 @@ def attention_dropout(
         As given to ``relax.op.nn.attention`` or ``attention_bias``.
     seed, stream, rate
         As given to :func:`seeded_dropout`, whose data are the weights, of shape ``(batch, heads,
-        queries, keys)``.
+        queries, keys)``. With a stream of shape (3,), workers that have some of the heads each drop
+        the weights that one with all heads drops.
     scale, causal_mask, window_size
         As given to ``relax.op.nn.attention``.
 
@@ -130,6 +134,13 @@ def rate_of(call: relax.Call) -> float:
     return float(rate.value)
 
 
+def is_of_part(call: relax.Call) -> bool:
+    """Tell whether a call of an operator with dropout drops elements as those of a part of a
+    tensor with more heads."""
+    names = [argument.name for argument in call.op.arguments]
+    return call.args[names.index("stream")].ty.ndim == 1
+
+
 def _number(rate: float | relax.Expr) -> relax.Expr:
     if isinstance(rate, relax.Expr):
         return rate
@@ -142,12 +153,21 @@ def _check_generator(call: relax.Call, first: int) -> None:
     """Check the seed and the stream, from an argument on, and the rate."""
     for index, name in ((first, "seed"), (first + 1, "stream")):
         kind = tensor_type(call, index, name)
-        if kind.ndim != 0 or kind.dtype is None or dtype_of(kind) != "int64":
+        is_number = kind.ndim == 0 or (name == "stream" and _has_three_elements(kind))
+        if not is_number or kind.dtype is None or dtype_of(kind) != "int64":
+            shapes = "()" if name == "seed" else "(), or (3,) for a part of the heads"
             raise ValueError(
-                f"{call.op.name}: {name} must be an int64 tensor of shape (), but its type is "
-                f"{kind}"
+                f"{call.op.name}: {name} must be an int64 tensor of shape {shapes}, but its type "
+                f"is {kind}"
             )
     rate_of(call)
+
+
+def _has_three_elements(kind: relax.TensorType) -> bool:
+    if kind.ndim != 1 or not isinstance(kind.shape, relax.ShapeExpr):
+        return False
+    (extent,) = kind.shape.values
+    return isinstance(extent, tirx.IntImm) and int(extent) == 3
 
 
 def _infer_dropout(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
@@ -157,6 +177,11 @@ def _infer_dropout(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
             f"{call.op.name}: data must be of floating-point numbers, but its type is {data}"
         )
     _check_generator(call, 1)
+    if is_of_part(call) and data.ndim != 4:
+        raise ValueError(
+            f"{call.op.name}: data must have the 4 dimensions (batch, heads, queries, keys) with a "
+            f"stream of shape (3,), but their type is {data}"
+        )
     return data
 
 
@@ -190,7 +215,7 @@ def _infer_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
 
 _GENERATOR = [
     ("seed", "Tensor", "The key of the generator."),
-    ("stream", "Tensor", "The stream of the generator."),
+    ("stream", "Tensor", "The stream of the generator, perhaps with the place of the heads."),
     ("rate", "PrimExpr", "The probability of 0."),
 ]
 _OPERANDS = [*OPERANDS, *_GENERATOR, BIAS]

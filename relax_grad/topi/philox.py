@@ -188,14 +188,60 @@ def philox(rows: int | None, form: Form) -> tirx.PrimFunc:
                 row, lane = T.axis.remap("SS", [i, j])
                 T.reads([seed[()], stream[()]])
                 T.writes([result[row, 0 : form.per_block, lane]])
-                words = _Words(T.alloc_buffer([4], "uint64", scope="local"))
-                block = tirx.Cast("uint64", row) * _u64(LANES) + tirx.Cast("uint64", lane)
-                key, high = (tirx.Cast("uint64", scalar[()]) for scalar in (seed, stream))
-                encrypt(words, *map(T.Bind, (key, block, high)))
-                drawn = _FORMS[form.kind][2]([words[i] for i in range(4)], form.parameter)
-                for number, value in enumerate(drawn):
+                for number, value in enumerate(_drawn(form, seed[()], stream[()], row, lane)):
                     T.buffer_store(result, value, [row, number, lane])
     return builder.get().without_attr("global_symbol")  # the module gives each function its name
+
+
+@lru_cache(maxsize=64)
+def philox_of_parts(form: Form) -> tirx.PrimFunc:
+    """Return the tensor function that draws the numbers of several parts of a tensor.
+
+    Element ``(p, r, w, l)`` of the result is element ``(first[p] + r, w, l)`` of that of
+    :func:`philox`.
+
+    Parameters
+    ----------
+    form : Form
+        The form of the numbers.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes the seed, an int64 tensor of shape (), the stream, the first element of one of shape
+        (3,), the first row of each part, an int64 tensor, and the result of shape ``(parts, rows,
+        form.per_block, LANES)``, all rows of which are drawn.
+    """
+    parts, rows = (tirx.Var(name, "int64") for name in ("parts", "rows"))
+    with IRBuilder() as builder, T.prim_func():
+        T.func_name("philox_of_parts")
+        T.func_attr({NO_ALIASES: True})
+        seed, stream, first = (
+            T.arg(name, _tensor(name, shape, "int64"))
+            for name, shape in (("seed", []), ("stream", [3]), ("first", [parts]))
+        )
+        shape = [parts, rows, form.per_block, LANES]
+        result = T.arg("result", _tensor("result", shape, form.dtype))
+        with T.sblock("root"):
+            T.reads([])
+            T.writes([])
+            with T.grid(parts, rows, LANES) as (i, j, k), T.sblock("philox"):
+                part, row, lane = T.axis.remap("SSS", [i, j, k])
+                T.reads([seed[()], stream[0], first[part]])
+                T.writes([result[part, row, 0 : form.per_block, lane]])
+                drawn = _drawn(form, seed[()], stream[0], first[part] + row, lane)
+                for number, value in enumerate(drawn):
+                    T.buffer_store(result, value, [part, row, number, lane])
+    return builder.get().without_attr("global_symbol")
+
+
+def _drawn(form: Form, seed, stream, row, lane) -> list:
+    """Emit the numbers of a block of a row, and return them."""
+    words = _Words(T.alloc_buffer([4], "uint64", scope="local"))
+    block = tirx.Cast("uint64", row) * _u64(LANES) + tirx.Cast("uint64", lane)
+    key, high = (tirx.Cast("uint64", scalar) for scalar in (seed, stream))
+    encrypt(words, *map(T.Bind, (key, block, high)))
+    return _FORMS[form.kind][2]([words[i] for i in range(4)], form.parameter)
 
 
 class _Words:

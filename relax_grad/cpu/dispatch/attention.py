@@ -11,7 +11,12 @@ from tvm import relax, tirx
 from tvm.ir import Op
 
 from ...op.attention import check_masks
-from ...op.attention_dropout import ATTENTION_DROPOUT, ATTENTION_DROPOUT_BACKWARD, rate_of
+from ...op.attention_dropout import (
+    ATTENTION_DROPOUT,
+    ATTENTION_DROPOUT_BACKWARD,
+    is_of_part,
+    rate_of,
+)
 from ..kernel import attention as kernels
 from ..kernel.attention_backward import attention_backward
 from .registry import CallSite, Kernel, Shape, decompose, kernel_for
@@ -145,6 +150,7 @@ def _attention(site: CallSite, shapes: Sequence[Shape]) -> kernels.Attention | N
     window = None if attrs.window_size is None else int(attrs.window_size)
     if window is not None:
         window = max(0, min(window, _LARGEST_WINDOW))
+    drops = site.call.op.name in _WITH_DROPOUT
     return kernels.Attention(
         batch,
         queries,
@@ -157,5 +163,6 @@ def _attention(site: CallSite, shapes: Sequence[Shape]) -> kernels.Attention | N
         None if attrs.causal_mask is None else str(attrs.causal_mask),
         window,
         tuple(bias[0]) if bias else None,
-        rate_of(site.call) if site.call.op.name in _WITH_DROPOUT else None,
+        rate_of(site.call) if drops else None,
+        drops and is_of_part(site.call),
     )

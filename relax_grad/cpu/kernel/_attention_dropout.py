@@ -22,8 +22,8 @@ def with_generator(of: Attention, params: list[tuple], place: int) -> list[tuple
     """Return parameters with those of the generator at a place, if weights are dropped."""
     if of.rate is None:
         return params
-    scalars: list[tuple] = [(name, [], "int64") for name in ("seed", "stream")]
-    return [*params[:place], *scalars, *params[place:]]
+    numbers: list[tuple] = [("seed", [], "int64"), ("stream", [3] if of.is_part else [], "int64")]
+    return [*params[:place], *numbers, *params[place:]]
 
 
 class Dropout:
@@ -41,7 +41,8 @@ class Dropout:
     rate : float
         The probability that a weight is dropped.
     seed, stream : tirx.Buffer
-        The key and the stream of the generator, each of one int64.
+        The key and the stream of the generator, each of one int64; the stream of a part of the
+        heads is followed by the number of the first head, and that of heads.
     """
 
     def __init__(
@@ -97,7 +98,11 @@ class Dropout:
     def _row(self, head: Head, query):
         """Return the number of a query among those of all heads, of uint64."""
         of = self.of
-        row = _wide(head.batch * of.heads + head.number)
+        if of.is_part:
+            first, heads = (_wide(self.stream[i]) for i in (1, 2))
+            row = _wide(head.batch) * heads + (first + _wide(head.number))
+        else:
+            row = _wide(head.batch * of.heads + head.number)
         return row * _wide(as_expr(of.queries)) + _wide(query)
 
 
@@ -106,5 +111,5 @@ def _number(value: int) -> tirx.PrimExpr:
 
 
 def _wide(value) -> tirx.PrimExpr:
-    """Return an int32 that is not negative as uint64."""
+    """Return an integer that is not negative as uint64."""
     return tirx.Cast("uint64", value)

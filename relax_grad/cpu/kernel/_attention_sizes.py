@@ -36,6 +36,9 @@ class Attention:
         The shape of the bias: of each of batch, heads, queries and keys, all or 1.
     rate : float, optional
         The probability that a weight is dropped.
+    is_part : bool
+        Whether the heads are some of those whose weights are dropped: the stream of the generator
+        also has the number of the first one, and the number of heads of an element of the batch.
     heads_first : Sequence[str]
         The parameters of the kernel, by name, that have the heads before the positions.
     """
@@ -52,6 +55,7 @@ class Attention:
     window_size: int | None = None
     bias: Sequence[Extent] | None = None
     rate: float | None = None
+    is_part: bool = False
     heads_first: Sequence[str] = ()
 
     @property

@@ -207,14 +207,18 @@ def _gather_elements(call, operands, result) -> Axes:
     return Axes([list(range(ndim)), places], [places], whole={axis})
 
 
-@rule("nn.attention", "nn.attention_bias")
+@rule("nn.attention", "nn.attention_bias", "grad.attention_dropout")
 def _attention(call, operands, result) -> Axes:
-    """Queries (batch, place, head, feature), and a bias (batch, head, place, key)."""
-    bias = [["batch", "head", "place", "key"][-operand.ndim :] for operand in operands[3:]]
+    """Queries (batch, place, head, feature), and a bias (batch, head, place, key). Seed and stream
+    are scalars; :mod:`._dropout` gives workers a stream of their own."""
+    generator: list[Labels] = [[], []] if call.op.name == "relax.grad.attention_dropout" else []
+    others = operands[3 + len(generator) :]
+    bias = [["batch", "head", "place", "key"][-operand.ndim :] for operand in others]
     labels = [
         ["batch", "place", "head", "feature"],
         ["batch", "key", "head", "feature"],
         ["batch", "key", "head", "value"],
+        *generator,
         *bias,
     ]
     return Axes(labels, [["batch", "place", "head", "value"]], whole={"place", "key", "feature"})

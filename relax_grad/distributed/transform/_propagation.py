@@ -221,7 +221,7 @@ class Propagation:
         if name in SHAPES and SHAPES[name](self, variable, call, operands):
             return
         axes = RULES[name](call, kinds, variable.ty)
-        label, layout = self._divided_label(name, axes, operands)
+        label, layout = self.divided_label(name, axes, operands)
         if label in axes.whole:
             first = next(operand for operand in operands if operand.layout is not None)
             self.refuse(
@@ -302,7 +302,7 @@ class Propagation:
             fields.append(whole)
         return fields
 
-    def _divided_label(
+    def divided_label(
         self, name: str, axes: Axes, operands: list[Operand]
     ) -> tuple[Hashable, Divided]:
         """Return the label of the divided axis, and its layout."""

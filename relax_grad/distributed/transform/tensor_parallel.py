@@ -13,7 +13,7 @@ from ...ir.bindings import bindings_of
 from ...ir.dataflow import in_dataflow
 from ...ir.module import ModulePass, copy_with_new_vars, normalized, relax_function, with_functions
 from ..shards import Shard, axis_of
-from . import _shapes, _vocabulary  # noqa: F401  (register their rules)
+from . import _dropout, _shapes, _vocabulary  # noqa: F401  (register their rules)
 from ._layouts import local_type
 from ._propagation import Propagation, divided_at
 
