@@ -1,4 +1,4 @@
-"""Attention as one operator beside the same attention written out, with one thread, by its processor
+"""Attention as one operator beside the same attention written out, in one thread, by processor
 time."""
 
 from __future__ import annotations
@@ -118,14 +118,14 @@ def _row(sizes: tuple, is_causal: bool, target: tvm.target.Target, repeats: int)
     names = {name.replace(" ", "_"): name for name in functions}
     mod = tvm.IRModule(
         {
-            symbol: functions[name].with_attr("global_symbol", symbol)
+            symbol: relax.utils.copy_with_new_vars(functions[name]).with_attr(
+                "global_symbol", symbol
+            )
             for symbol, name in names.items()
         }
     )
     mod = relax.transform.DeadCodeElimination(list(names))(mod)
-    machine = relax.VirtualMachine(
-        tvm.compile(mod, target, relax_pipeline="relax_grad"), tvm.cpu()
-    )
+    machine = relax.VirtualMachine(tvm.compile(mod, target, relax_pipeline="relax_grad"), tvm.cpu())
     rng = np.random.default_rng(0)
     params = functions["fused both"].params
     arrays = [
