@@ -40,8 +40,9 @@ def _attention_dropout(
             "the number of heads must be constant, so that workers draw the random numbers of "
             f"their own, but the type of {operands[0].name} is {operands[0].kind}",
         )
-    numbers: np.ndarray = np.arange(propagation.num_workers) * size * (heads if label == "batch" else 1)
     emit, workers = propagation.emit, propagation.num_workers
+    step = size * heads if label == "batch" else size
+    numbers: np.ndarray = np.arange(workers) * step
     first = relax.const(numbers.astype("int64"), "int64")
     first = emit(op.distributed.redistribute_replica_to_shard(first, workers, 0))
     parts = [
