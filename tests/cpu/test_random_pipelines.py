@@ -51,6 +51,13 @@ def test_program_that_crashed():
 
 
 @pytest.mark.usefixtures("large")
+def test_programs_in_half_precision():
+    programs = [random_program(seed, 6, ("halves", "symbolic")) for seed in range(4)]
+    assert "bfloat16" in {program.narrowest for program in programs}
+    check(programs, (BATCH, 64), "avx2")
+
+
+@pytest.mark.usefixtures("large")
 @at_length(4, 4, derandomize=True)
 @given(batches(programs(), 4))
 def test_some_programs(batch):

@@ -100,7 +100,7 @@ def test_a_statement_of_a_sample():
     assert "v0 = R.nn.softmax(v0_x0, axis=-1)" in source
     assert program.has_torch
     assert program.is_smooth
-    assert not program.is_narrow
+    assert program.narrowest == "float64"
 
 
 def test_a_failure_in_unused_statements_becomes_smaller():

@@ -19,6 +19,9 @@ OF_STOCK = ("checkpoints", "intermediates", "stop_gradient", "tuple_parameters")
 #: cannot check the first two, and TVM does not compile local functions.
 _SHARES = {"stop_gradient": 0.1, "intermediates": 0.1, "locals": 0.1}
 
+#: The most statements of a program with half precision, whose rounding errors grow with each.
+_MOST_IN_HALVES = 12
+
 
 def draw(seed: int, number: int, through: str = "relax_grad") -> Program:
     """Return a program of a session.
@@ -38,6 +41,7 @@ def draw(seed: int, number: int, through: str = "relax_grad") -> Program:
     features = {name for name in known if rng.random() < _SHARES.get(name, 0.25)}
     features |= {"float32"} if rng.random() < 0.3 else set()
     features |= {rng.choice(["samples", "samples_of_torch"])} if rng.random() < 0.85 else set()
+    features |= {"halves"} if length <= _MOST_IN_HALVES and rng.random() < 0.3 else set()
     program = random_program(rng.randrange(2**32), length, features)
     return for_stock(program) if through == "tvm" else program
 

@@ -390,17 +390,60 @@ VOCABULARY: list[tuple[Callable[[Pen], Value | None], int]] = [
 ]
 
 
-def narrow(pen: Pen) -> Value | None:
-    """Write a sequence of up to four element-wise operators in float32, between casts."""
+def in_float32(pen: Pen) -> Value | None:
+    """Write a sequence of up to four operators in float32, between casts."""
+    return _in_steps(pen, ["float32"], _ELEMENTWISE)
+
+
+def in_halves(pen: Pen) -> Value | None:
+    """Write a sequence of up to four operators in half precision, between casts; some steps cast to
+    another dtype of at most 32 bits."""
+    return _in_steps(pen, ["bfloat16", "float16"], [*_ELEMENTWISE, *_ALONG_ROWS])
+
+
+#: Operators that combine the elements of a row, and keep the shape.
+_ALONG_ROWS = [
+    ("R.nn.softmax({0})", lambda t, x: t.softmax(x, -1), lambda b: 1.0),
+    (
+        "R.subtract({0}, R.mean({0}, axis=[-1], keepdims=True))",
+        lambda t, x: x - x.mean(-1, keepdim=True),
+        lambda b: 2 * b,
+    ),
+    (
+        "R.multiply({0}, R.tanh(R.sum({0}, axis=[-1], keepdims=True)))",
+        lambda t, x: x * x.sum(-1, keepdim=True).tanh(),
+        lambda b: b,
+    ),
+    ("R.cumsum({0}, axis=-1)", lambda t, x: x.cumsum(-1, dtype=x.dtype), lambda b: 4 * b),
+]
+
+
+def _in_steps(pen: Pen, dtypes: Sequence[str], operators: Sequence) -> Value | None:
+    """Write a sequence of operators between casts.
+
+    Parameters
+    ----------
+    dtypes : Sequence[str]
+        The dtypes of the sequence. With more than one, half of its steps begin with a cast to one
+        of them or to float32.
+    operators : Sequence
+        Templates, functions of PyTorch, and bounds. They keep the shape.
+    """
     x = pen.pick()
-    lines, steps = ['R.astype({0}, "float32")'], []
+    operators = operators if x.tensor.shape else _ELEMENTWISE
+    dtype = pen.rng.choice(dtypes)
+    lines, steps = [f'R.astype({{0}}, "{dtype}")'], [_cast(dtype)]
     bound = x.bound
     for _ in range(pen.rng.randint(1, 4)):
-        template, compute, bound_of = pen.rng.choice(_ELEMENTWISE)
+        if len(dtypes) > 1 and pen.rng.random() < 0.5:
+            dtype = pen.rng.choice([*dtypes, "float32"])
+            lines.append(f'R.astype({{name}}_{len(lines) - 1}, "{dtype}")')
+            steps.append(_cast(dtype))
+        template, compute, bound_of = pen.rng.choice(operators)
         if bound_of(bound) > LARGE:
             continue
         before = f"{{name}}_{len(lines) - 1}"
-        lines.append(template.replace("{0}", before).replace("float64", "float32"))
+        lines.append(template.replace("{0}", before).replace("float64", dtype))
         steps.append(compute)
         bound = bound_of(bound)
     lines.append(f'R.astype({{name}}_{len(lines) - 1}, "float64")')
@@ -408,12 +451,15 @@ def narrow(pen: Pen) -> Value | None:
     text = "\n".join(map("".join, zip(heads, lines, strict=True)))
 
     def compute_all(t, x):
-        x = x.float()
         for step in steps:
             x = step(t, x)
         return x.double()
 
     return pen.let(text, compute_all, [x], x.kind, bound)
+
+
+def _cast(dtype: str) -> Callable:
+    return lambda t, x: x.to(getattr(t, dtype))
 
 
 def write(pen: Pen) -> Value | None:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from . import sampled
-from .operators import VOCABULARY, narrow, write
+from .operators import VOCABULARY, in_float32, in_halves, write
 from .pen import Pen
 from .script import (
     BATCH,
@@ -42,11 +42,12 @@ FEATURES = (
 )
 
 #: Optional additions to the vocabulary, with their weights: the samples of every differentiable
-#: operator, those that PyTorch can compute, and sequences in float32.
+#: operator, those that PyTorch can compute, and sequences in float32 and in half precision.
 MORE = {
     "samples": (sampled.write, 16),
     "samples_of_torch": (sampled.write_of_torch, 30),
-    "float32": (narrow, 3),
+    "float32": (in_float32, 3),
+    "halves": (in_halves, 12),
 }
 
 _SHAPES = [(4,), (4, 3), (3, 4), (3, 1), (2, 3, 4), (), (BATCH, 3), (4, 4)]

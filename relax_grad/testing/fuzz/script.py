@@ -220,15 +220,13 @@ class Program:
         return all(let.is_smooth for let in self.lets())
 
     @property
-    def is_narrow(self) -> bool:
-        """Whether a statement computes in float32 or less."""
-        narrow = ("float32", "float16")
-        return any(dtype in let.template for let in self.lets() for dtype in narrow)
-
-    @property
-    def is_half(self) -> bool:
-        """Whether a statement computes in half precision."""
-        return any("float16" in let.template for let in self.lets())
+    def narrowest(self) -> str:
+        """The dtype of fewest digits in which a statement computes."""
+        templates = [let.template for let in self.lets()]
+        for dtype in ("bfloat16", "float16", "float32"):
+            if any(f'"{dtype}"' in template for template in templates):
+                return dtype
+        return "float64"
 
     @property
     def has_jumps(self) -> bool:
