@@ -11,15 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tvm import relax
-from tvm.ir import Op
 
 from ...ir.bindings import used
 from ...ir.compat import dtype_of
 from ...ir.dtypes import HALVES
-from .exchanges import Lookup, origin
+from .exchanges import Lookup, is_cast, origin
 from .registry import Kernel, takes_halves
-
-_ASTYPE = Op.get("relax.astype")
 
 #: Parts of the names of products and convolutions.
 _PRODUCTS = "matmul", "conv"
@@ -31,11 +28,6 @@ def widens(op_name: str) -> bool:
     Products and convolutions are excluded: those of elements in half precision are other kernels.
     """
     return takes_halves(op_name) and not any(part in op_name for part in _PRODUCTS)
-
-
-def is_cast(value: relax.Expr | None) -> bool:
-    """Tell whether a value is a cast of a tensor."""
-    return isinstance(value, relax.Call) and value.op == _ASTYPE
 
 
 def source_of_widened(value: relax.Expr | None) -> relax.Expr | None:

@@ -2,12 +2,14 @@
 
 A permutation between ``(batch, positions, heads, features)`` and ``(batch, heads, positions,
 features)`` before a kernel is left out if the kernel takes the tensor before it. A kernel returns
-the tensor after such a permutation; where the tensor before is used, the permutation follows.
+the tensor after such a permutation; where the tensor before is used, the permutation follows. A
+cast to half precision may be between the kernel and a permutation of its result, if the kernel
+rounds the result itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from tvm import relax
 from tvm.ir import Op
@@ -16,7 +18,7 @@ from ...ir.bindings import used
 from ...ir.compat import dtype_of
 from .registry import Kernel
 
-_PERMUTE = Op.get("relax.permute_dims")
+_PERMUTE, _ASTYPE = Op.get("relax.permute_dims"), Op.get("relax.astype")
 _AXES = [0, 2, 1, 3]
 
 #: Returns the value of a variable, if the variable and the operands of the value are unchanged.
@@ -29,6 +31,11 @@ def is_exchange(value: relax.Expr | None) -> bool:
         return False
     axes = value.attrs.axes
     return axes is not None and [int(axis) % 4 for axis in axes] == _AXES
+
+
+def is_cast(value: relax.Expr | None) -> bool:
+    """Tell whether a value is a cast of a tensor."""
+    return isinstance(value, relax.Call) and value.op == _ASTYPE
 
 
 def exchanged(expr: relax.Expr) -> relax.Call:
@@ -72,27 +79,50 @@ class ExchangedResults:
     """
 
     def __init__(self, block: relax.DataflowBlock):
-        sources = set()
-        for binding in block.bindings[:]:
+        bindings = block.bindings[:]
+        sources: set[relax.Var] = set()
+        for binding in bindings:
             if is_exchange(binding.value):
                 sources.update(used(binding.value))
-        self._variables = sources
+        before_casts: set[relax.Var] = set()
+        for binding in bindings:
+            if binding.var in sources and is_cast(binding.value):
+                before_casts.update(used(binding.value))
+        self._direct = _Results(bindings, sources)
+        self._cast = _Results(bindings, before_casts)
+
+    def has(self, var: relax.Var, index: int, is_narrowed: bool = False) -> bool:
+        """Tell whether the axes of a result of the call that a variable is bound to are exchanged
+        later.
+
+        If ``is_narrowed``, the kernel rounds the result, and the exchange follows the cast.
+        """
+        return (self._cast if is_narrowed else self._direct).has(var, index)
+
+
+class _Results:
+    """The variables of a set, and the elements of tuples that are bound to them."""
+
+    def __init__(self, bindings: Sequence[relax.Binding], variables: Collection[relax.Var]):
+        self._variables = variables
         self._elements = {
             (binding.value.tuple_value, binding.value.index)
-            for binding in block.bindings[:]
-            if isinstance(binding.value, relax.TupleGetItem) and binding.var in sources
+            for binding in bindings
+            if isinstance(binding.value, relax.TupleGetItem) and binding.var in variables
         }
 
     def has(self, var: relax.Var, index: int) -> bool:
-        """Tell whether the axes of a result of the call that a variable is bound to are exchanged
-        later."""
         if isinstance(var.ty, relax.TupleType):
             return (var, index) in self._elements
         return index == 0 and var in self._variables
 
 
 def with_exchanges(
-    kernel: Kernel, var: relax.Var, results: ExchangedResults, lookup: Lookup
+    kernel: Kernel,
+    var: relax.Var,
+    results: ExchangedResults,
+    lookup: Lookup,
+    narrowed: Collection[int],
 ) -> tuple[Kernel, set[int]]:
     """Return a kernel that takes the tensors before exchanges of axes, and returns those after
     them.
@@ -108,6 +138,8 @@ def with_exchanges(
     lookup : Callable
         Returns the value of a variable, if the variable and the operands of the value are
         unchanged.
+    narrowed : Collection[int]
+        The indices of the results that the kernel rounds to half precision.
 
     Returns
     -------
@@ -118,8 +150,9 @@ def with_exchanges(
     indices, returned = [], set()
     for index in kernel.exchangeable:
         if index >= len(arguments):
-            if results.has(var, index - len(arguments)):
-                returned.add(index - len(arguments))
+            number = index - len(arguments)
+            if results.has(var, number, number in narrowed):
+                returned.add(number)
                 indices.append(index)
             continue
         source = before_exchange(arguments[index], lookup)

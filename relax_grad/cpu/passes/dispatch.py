@@ -284,26 +284,42 @@ class _Dispatch(relax.PyExprMutator):
         """
         is_tuple = isinstance(call.ty, relax.TupleType)
         results = list(call.ty.fields) if is_tuple else [call.ty]
-        changes: dict[int, Callable[[relax.Expr], relax.Expr]] = {}
+        narrowed: dict[int, str] = {}
+        if self._narrowed is not None and takes_halves(call.op.name):
+            dtypes = ((i, self._narrowed.dtype(var, i)) for i in range(len(results)))
+            narrowed = {i: dtype for i, dtype in dtypes if dtype is not None}
+        changed: dict[int, list[Callable[[relax.Expr], relax.Expr]]] = {}
         lookup = partial(self._lookup, var)
         takes_sources = self._narrowed is not None and widens(call.op.name)
         if takes_sources:
             kernel = without_casts(kernel, lookup)
         if self._exchanged is not None:
-            kernel, exchanges = with_exchanges(kernel, var, self._exchanged, lookup)
+            kernel, exchanges = with_exchanges(kernel, var, self._exchanged, lookup, narrowed)
             for i in exchanges:
-                results[i], changes[i] = type_of_exchanged(results[i]), exchanged
+                results[i] = type_of_exchanged(results[i])
+                changed.setdefault(i, []).append(exchanged)
         if takes_sources:
             kernel = without_casts(kernel, lookup)  # casts before the exchanges
-        if self._narrowed is not None and takes_halves(call.op.name):
-            for i, kind in enumerate(results):
-                if dtype := self._narrowed.dtype(var, i):
-                    results[i], changes[i] = type_of_narrowed(kind, dtype), widened
+        for i, dtype in narrowed.items():
+            results[i] = type_of_narrowed(results[i], dtype)
+            changed.setdefault(i, []).append(widened)
         results.extend(more)
         function = self._function(kernel, call.op.name, results)
         types = results if is_tuple or more else results[0]
         arguments = relax.Tuple(list(kernel.arguments))
+        changes: dict[int, Callable[[relax.Expr], relax.Expr]] = {
+            i: partial(self._restored, steps) for i, steps in changed.items()
+        }
         return relax.call_tir(function, arguments, types), changes
+
+    def _restored(
+        self, steps: Sequence[Callable[[relax.Expr], relax.Expr]], expr: relax.Expr
+    ) -> relax.Expr:
+        """Return the last of several changes of a tensor, after the others are emitted."""
+        *others, last = steps
+        for step in others:
+            expr = self.builder_.emit(step(expr))
+        return last(expr)
 
     def _result(self, kernel: Kernel, call: relax.Call, var: relax.Var | None) -> relax.Expr:
         """Return the result of a kernel that replaces a call."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from calls import build, tensor
-from dispatched import HOST, check_dispatch
+from dispatched import HOST, check_dispatch, flat
 from programs import build as build_steps
+from programs import run
 from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.script import tirx as T
 
 import relax_grad
+from relax_grad.ir.dtypes import HALVES
 from relax_grad.transform import DispatchKernels
 
 RNG = np.random.default_rng(0)
@@ -49,8 +52,13 @@ def values_of(*shapes):
 
 def permutations_in(module):
     """Return the number of permutations that remain beside kernels."""
+    return operators_in(module, "relax.permute_dims")
+
+
+def operators_in(module, name):
+    """Return the number of calls of an operator that remain beside kernels."""
     return sum(
-        isinstance(binding.value, relax.Call) and binding.value.op == Op.get("relax.permute_dims")
+        isinstance(binding.value, relax.Call) and binding.value.op == Op.get(name)
         for _, function in DispatchKernels(HOST)(module).functions_items()
         if isinstance(function, relax.Function)
         for block in function.body.blocks
@@ -68,6 +76,53 @@ def test_attention_and_its_gradient_have_no_permutation(shapes):
 
 def test_half_precision():
     assert permutations_in(module_of(SHAPES, "bfloat16")) == 0
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("shapes", [SHAPES, SYMBOLIC], ids=["static", "symbolic"])
+def test_gradients_in_half_precision_are_exchanged_behind_their_casts(shapes, dtype):
+    module = gradient_of(module_of(shapes, dtype))
+    assert permutations_in(module) == 0
+    assert operators_in(module, "relax.astype") == 0
+    half = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    values = [value.astype(half) for value in values_of(*SHAPES, (2, 4, 9, 5))]
+    results = run(module, "main_vjp", *values, target=HOST, pipeline="relax_grad")
+    wide = gradient_of(module_of(shapes))
+    wanted = run(wide, "main_vjp", *(value.astype("float32") for value in values))
+    error = 2 * float(ml_dtypes.finfo(half).eps)
+    for narrow, exact in zip(flat(results), flat(wanted), strict=True):
+        assert narrow.dtype == half
+        assert narrow.shape == exact.shape
+        assert np.abs(narrow.astype("float32") - exact).max() <= error * np.abs(exact).max()
+
+
+def test_a_cast_result_in_both_orders_is_permuted_once():
+    """A result of float32 that is only cast, and whose cast is used in both orders."""
+    params = [tensor(f"x{i}", shape, "float32") for i, shape in enumerate(SHAPES)]
+
+    def body(bb, *tensors):
+        result = bb.emit(op.nn.attention(*map(exchanged, tensors)))
+        narrow = bb.emit(op.astype(result, "float16"))
+        return relax.Tuple([bb.emit(exchanged(narrow)), bb.emit(op.exp(narrow))])
+
+    module = build_steps(params, body)
+    assert permutations_in(module) == 1
+    assert operators_in(module, "relax.astype") == 0
+    check_dispatch(module, "main", values_of(*SHAPES), ["nn_attention_kernel"], rtol=2e-3)
+
+
+def test_a_cast_beside_another_use_is_permuted_afterwards():
+    """The kernel does not round a result that is also used in float32."""
+    params = [tensor(f"x{i}", shape, "float32") for i, shape in enumerate(SHAPES)]
+
+    def body(bb, *tensors):
+        result = bb.emit(op.nn.attention(*map(exchanged, tensors)))
+        narrow = bb.emit(op.astype(result, "float16"))
+        return relax.Tuple([bb.emit(exchanged(narrow)), bb.emit(op.exp(result))])
+
+    module = build_steps(params, body)
+    assert permutations_in(module) == 1
+    check_dispatch(module, "main", values_of(*SHAPES), ["nn_attention_kernel"], rtol=2e-3)
 
 
 def test_some_tensors_have_the_positions_first():
