@@ -40,6 +40,8 @@ class KernelCase:
         A part of the name.
     kernels : tuple[int, int]
         The number of calls of kernels in the module, and the place of the one to run.
+    differs_in_halves : bool
+        Whether the kernel in half precision computes more calls than the one in float32.
     """
 
     op: str
@@ -48,6 +50,7 @@ class KernelCase:
     integers: str | Mapping[int, str] = ""
     detail: str = ""
     kernels: tuple[int, int] = (1, 0)
+    differs_in_halves: bool = False
 
     @property
     def name(self) -> str:

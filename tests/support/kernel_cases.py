@@ -82,6 +82,15 @@ def _products() -> Iterator[KernelCase]:
         lambda _, a, b: matmul(a, turn(b)),
         detail="a is copied, NT",
     )
+    # In half precision, the kernel adds the bias.
+    for detail, rows in (("few rows", 3), ("tiles", 50)):
+        yield KernelCase(
+            "relax.matmul",
+            [(rows, N, 70), (45, 70), (45,)],
+            lambda _, a, b, bias: relax.op.add(matmul(a, turn(b)), bias),
+            detail=f"{detail} and a bias",
+            differs_in_halves=True,
+        )
 
 
 def _norms() -> Iterator[KernelCase]:

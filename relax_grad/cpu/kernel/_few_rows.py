@@ -12,6 +12,7 @@ from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
+from ._product import Bias
 from ._tile import equal_height, multiply_add, rows_up_to
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 
@@ -39,6 +40,8 @@ class FewRows:
         Whether A is stored as ``[k, m]``, and B as ``[n, k]``; both only if there is a single row.
     cpu : CPU
         The target CPU.
+    bias : Bias, optional
+        The numbers that are added to the columns of C.
     """
 
     def __init__(
@@ -49,7 +52,9 @@ class FewRows:
         transpose_a: bool,
         transpose_b: bool,
         cpu: CPU,
+        bias: Bias | None = None,
     ):
+        self.bias = bias
         self.rows, self.columns, self.depth = rows, columns, depth
         self.a_strides = (1, rows) if transpose_a else (depth, 1)
         self.transpose_b = transpose_b
@@ -101,7 +106,7 @@ class FewRows:
     def _rows(self, buffers, starts, rows, column, left: Extent | None) -> None:
         """Emit a tile whose vectors are parts of the rows of B."""
         (a, bb, c), (a0, b0, c0) = buffers, starts
-        lanes = self.size
+        lanes, bias = self.size, self.bias
         numbers: list = [None] * (self.width // lanes)
         if isinstance(left, int):
             numbers = [min(lanes, left - at) for at in range(0, left, lanes)]
@@ -120,6 +125,7 @@ class FewRows:
             ),
             lambda i, v: (c, c0 + rows[i] * self.columns + column + v * lanes, numbers[v]),
             add=False,
+            bias=None if bias is None else bias.vector_of(self.vectors, column, numbers),
         )
 
     def _dots(self, buffers, starts, rows, column, left: Extent | None) -> None:
@@ -143,10 +149,12 @@ class FewRows:
                     total[index] = total[index] + factor * term
 
         self.vectors.each(self.depth, add)
+        terms = [] if self.bias is None else [bind(self.bias.at(at)) for at in columns]
         # Columns beyond the last one repeat the last one, and store the same values.
         for i, row in enumerate(rows):
             for j, at in enumerate(columns):
                 value = self.vectors.sum(total[i * width + j])
+                value = value + terms[j] if terms else value
                 b.store(c, c0 + row * self.columns + at, value)
 
     def _in_a(self, row, k):

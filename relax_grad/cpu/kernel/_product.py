@@ -5,10 +5,13 @@ The limits are the crossovers of ``benchmarks/products.py --candidates`` with AV
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tvm import tirx
+
 from ..target import CPU
-from .builder import Extent, ceil_div, const
+from .builder import Extent, Vectors, ceil_div, const
 
 #: Steps of k that a tile sums over at once.
 DEPTH = 256
@@ -127,6 +130,40 @@ class Matmul:
         size = 4 * depth * (rows + columns)
         lanes = _PER_LANE_NS * cpu.lanes
         return batch * max(rows * width * depth / lanes, size / _BYTES_PER_NS)
+
+
+@dataclass(frozen=True)
+class Bias:
+    """Numbers that are added to the columns of a product, before its sums are rounded.
+
+    Attributes
+    ----------
+    numbers : tirx.Buffer
+        A number for each column, or a single one.
+    is_single : bool
+        Whether the columns share one number.
+    """
+
+    numbers: tirx.Buffer
+    is_single: bool = False
+
+    def at(self, column):
+        """Return the number of a column."""
+        return self.numbers[const(0) if self.is_single else column]
+
+    def vector_of(self, vectors: Vectors, start, lengths: Sequence[Extent | None]) -> Callable:
+        """Return a function from v to the numbers of the v-th vector of columns.
+
+        ``start`` is the first column of the first vector, and ``lengths`` are the columns of each
+        vector that exist; None for all lanes.
+        """
+
+        def vector(v: int):
+            if self.is_single:
+                return vectors.splat(self.at(start))
+            return vectors.load(self.numbers, start + v * vectors.lanes, lengths[v])
+
+        return vector
 
 
 def is_one(extent: Extent) -> bool:

@@ -53,6 +53,7 @@ def multiply_add(
     add,
     prefetch: bool = False,
     multiply: Callable = lambda total, a, b: total + a * b,
+    bias: Callable | None = None,
 ) -> None:
     """Emit a tile: the sum over k of ``value(i, k) * vector(k, v)`` for each row i and each vector
     v of a row.
@@ -77,6 +78,9 @@ def multiply_add(
         sum, which does not wait for them.
     multiply : Callable
         ``multiply(total, a, b)`` adds a product of vectors.
+    bias : Callable, optional
+        ``bias(v)`` returns the vector that is added to the v-th vector of each row, if the values
+        in the buffer are overwritten.
     """
     rows, columns = size
     cells = [(i, v) for i in range(rows) for v in range(columns)]
@@ -95,6 +99,14 @@ def multiply_add(
         for index, cell in enumerate(cells):
             total[index] = total[index] + vectors.load(*place(*cell))
 
+    def add_bias() -> None:
+        if bias is None:
+            return
+        for v in range(columns):
+            term = bind(bias(v))
+            for index in range(v, len(cells), columns):
+                total[index] = total[index] + term
+
     if prefetch and add is not False:
         for cell in cells:
             buffer, at, _ = place(*cell)
@@ -109,14 +121,18 @@ def multiply_add(
             for v in range(columns):
                 index = i * columns + v
                 total[index] = multiply(total[index], splat, factors[v])
-    if prefetch:
-        _choose(add, add_old)
+    if prefetch or bias is not None:
+        _choose(add, add_old if prefetch else _nothing, add_bias)
     for index, cell in enumerate(cells):
         buffer, at, number = place(*cell)
         vectors.store(buffer, at, total[index], number)
 
 
-def _choose(condition, then: Callable, otherwise: Callable = lambda: None) -> None:
+def _nothing() -> None:
+    """Emit nothing."""
+
+
+def _choose(condition, then: Callable, otherwise: Callable) -> None:
     """Emit an if, or one branch if the condition is known."""
     if isinstance(condition, bool):
         (then if condition else otherwise)()

@@ -20,7 +20,7 @@ from ._factor import Factor
 from ._few_rows import FewRows
 from ._pairs import PairPacking, Pairs, add_products, imported, takes_pairs
 from ._panels import Early, Late, Packed, Packing
-from ._product import DEPTH, WAYS, Matmul, is_one
+from ._product import DEPTH, WAYS, Bias, Matmul, is_one
 from ._tasks import divide, largest_task
 from ._tile import equal_height, multiply_add, rows_up_to, tile_size
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
@@ -56,8 +56,12 @@ def matmul(
     shapes: Sequence[Sequence[Extent]] | None = None,
     *,
     way: str | None = None,
+    adds_bias: bool = False,
 ) -> tirx.PrimFunc:
     """Return the kernel: a function of A, B and C (float32) that sets C to the product of A and B.
+
+    With ``adds_bias``, it is a function of A, B, a bias and C, and adds the bias to each row of the
+    product before it is rounded, if C is in half precision.
 
     The order of each sum depends on the shapes alone, not on the number of threads.
 
@@ -68,22 +72,34 @@ def matmul(
     cpu : CPU
         The target CPU.
     shapes : Sequence, optional
-        The shapes of the parameters A, B and C, if they differ from :meth:`Matmul.shapes`.
+        The shapes of the parameters, if they differ from :meth:`Matmul.shapes`, with a bias of as
+        many numbers as C has columns.
     way : str, optional
         One of :data:`WAYS` that the product allows. By default, it is chosen by the sizes, the
         layouts and the CPU.
+    adds_bias : bool
+        Whether a bias is added.
     """
     if way is not None and not product.allows(way):
         raise ValueError(f"{product} does not allow {way!r}")
-    params = b.floats("ABC", shapes or product.shapes())
-    if is_one(product.columns) and not is_one(product.rows):
-        return b.prim_func(
-            "matmul", params, lambda a, bb, c: _emit(product.turned(), cpu, way, bb, a, c)
-        )
-    return b.prim_func("matmul", params, lambda *tensors: _emit(product, cpu, way, *tensors))
+    names, own = list("ABC"), product.shapes()
+    if adds_bias:
+        names.insert(2, "bias")
+        own.insert(2, [product.columns])
+    is_turned = is_one(product.columns) and not is_one(product.rows)
+
+    def body(a, bb, *others) -> None:
+        *biases, c = others
+        bias = Bias(biases[0], is_single=is_turned) if adds_bias else None
+        if is_turned:
+            _emit(product.turned(), cpu, way, (bb, a, c), bias)
+        else:
+            _emit(product, cpu, way, (a, bb, c), bias)
+
+    return b.prim_func("matmul", b.floats(names, shapes or own), body)
 
 
-def _emit(p: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
+def _emit(p: Matmul, cpu: CPU, way: str | None, tensors: tuple, bias: Bias | None) -> None:
     most = p.most_few_rows(cpu)
     is_packed = way == "packed" if way else isinstance(p.rows, int) and p.rows > most
     is_narrow = isinstance(p.columns, int) and p.columns <= tile_size(cpu)[1] * cpu.lanes
@@ -93,16 +109,16 @@ def _emit(p: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
         cpu = replace(cpu, cores=1)
 
     def few() -> None:
-        rows = FewRows(p.rows, p.columns, p.depth, p.transpose_a, p.transpose_b, cpu)
+        rows = FewRows(p.rows, p.columns, p.depth, p.transpose_a, p.transpose_b, cpu, bias)
         a, bb, c = tensors
         rows.emit(a, bb, c, p.batch, p.starts)
 
     def many() -> None:
         if takes_pairs(cpu, *tensors[:2]):
             with imported():
-                _OfPairs(Pairs.of(p), cpu).emit(*tensors)
+                _OfPairs(Pairs.of(p), cpu, bias).emit(*tensors)
         else:
-            Generator(p, cpu).emit(*tensors)
+            Generator(p, cpu, bias).emit(*tensors)
 
     with b.one_thread(is_small):
         if way is not None:
@@ -124,10 +140,12 @@ class Generator:
         The products.
     cpu : CPU
         The target CPU.
+    bias : Bias, optional
+        The numbers that are added to the columns of C.
     """
 
-    def __init__(self, product: Matmul, cpu: CPU):
-        self.p, self.cpu = product, cpu
+    def __init__(self, product: Matmul, cpu: CPU, bias: Bias | None = None):
+        self.p, self.cpu, self.bias = product, cpu, bias
         self.vectors = Vectors(cpu.lanes)
         most_rows, self.tile_vectors = tile_size(cpu)
         self.tile_rows = equal_height(product.rows, most_rows)
@@ -297,7 +315,7 @@ class Generator:
         all rows from it."""
         (row, offsets), (j, numbers), (_, size, first) = rows, columns, depth
         lanes, width = self.vectors.lanes, self.width
-        panels, base = panel
+        (panels, base), bias = panel, self.bias
         row = bind(row)
         start = bind(c0 + row * self.p.columns + j * width)
         read = reader(row)
@@ -311,6 +329,7 @@ class Generator:
             add=not first if isinstance(first, bool) else tirx.Not(first),
             prefetch=True,
             multiply=self.multiply,
+            bias=None if bias is None else bias.vector_of(self.vectors, j * width, numbers),
         )
 
 
@@ -319,8 +338,8 @@ class _OfPairs(Generator):
 
     multiply = staticmethod(add_products)
 
-    def __init__(self, product: Pairs, cpu: CPU):
-        super().__init__(product, cpu)
+    def __init__(self, product: Pairs, cpu: CPU, bias: Bias | None = None):
+        super().__init__(product, cpu, bias)
         self.pairs = product
         self.packing = PairPacking(product, self.vectors, self.tile_vectors)
 

@@ -13,6 +13,7 @@ from ...ir.aliases import Memory, writing_functions
 from ...ir.bindings import bindings_of, without_unused
 from ...ir.compat import remap_variable
 from ..dispatch import CallSite, Kernel
+from ..dispatch.biases import AddedBiases, with_bias
 from ..dispatch.casts import (
     NarrowedResults,
     before_casts,
@@ -189,6 +190,7 @@ class _Dispatch(relax.PyExprMutator):
         self._calls: BlockCalls | None = None
         self._exchanged: ExchangedResults | None = None
         self._narrowed: NarrowedResults | None = None
+        self._biases: AddedBiases | None = None
         self._memory: Memory  # that of the function that is visited
         self._var: relax.Var | None = None
         self._uses: dict[relax.Var, tuple[Replacement, Sequence[relax.Var]]] = {}
@@ -218,8 +220,9 @@ class _Dispatch(relax.PyExprMutator):
         is_written = self._memory.is_written
         self._exchanged = None if is_written else ExchangedResults(block)
         self._narrowed = None if is_written else NarrowedResults(block)
+        self._biases = None if is_written else AddedBiases(block)
         block = super().visit_dataflow_block_(block)
-        self._calls = self._exchanged = self._narrowed = None
+        self._calls = self._exchanged = self._narrowed = self._biases = None
         return block
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
@@ -243,13 +246,33 @@ class _Dispatch(relax.PyExprMutator):
             return source
         if self._narrowed is not None and (source := before_casts(call, lookup)) is not None:
             return source
-        site = CallSite(call, self._cpu, lookup, self._winograd_tile, self._packed)
+        site = self._site(call, lookup)
+        biased = self._with_bias(call, var, lookup)
+        if biased is not None:
+            return biased
         if self._calls is not None:
             residuals = find_residuals(call.op.name, site, var, self._calls)
             if residuals is not None:
                 return self._with_residuals(residuals, call, var, self._calls)
         kernel = find_kernel(call.op.name, site)
-        return call if kernel is None else self._result(kernel, call, var)
+        if kernel is None or (self._biases is not None and self._biases.has(var)):
+            return call  # the product is computed where its bias is added
+        return self._result(kernel, call, var)
+
+    def _site(self, call: relax.Call, lookup: Callable) -> CallSite:
+        return CallSite(call, self._cpu, lookup, self._winograd_tile, self._packed)
+
+    def _with_bias(self, call: relax.Call, var: relax.Var, lookup: Callable) -> relax.Expr | None:
+        """Return the result of the kernel of a product that adds the bias too, if a call adds a
+        bias to a product; None for other calls."""
+        operands = None if self._biases is None else self._biases.operands(var, call)
+        if operands is None:
+            return None
+        product, bias = lookup(operands[0]), operands[1]
+        site = self._site(product, lookup)
+        kernel = find_kernel(product.op.name, site)
+        kernel = None if kernel is None else with_bias(kernel, site, bias)
+        return None if kernel is None else self._result(kernel, call, var)
 
     def _lookup(self, at: relax.Var, variable: relax.Var) -> relax.Expr | None:
         """Return the value of a variable if it and its operands are unchanged at a later binding,

@@ -21,7 +21,12 @@ from sweep import share_of_each
 
 from relax_grad.ir.dtypes import HALVES
 
-CASES = {dtype: [case for case in kernel_cases.cases() if case.takes(dtype)] for dtype in HALVES}
+CASES = {
+    dtype: [
+        case for case in kernel_cases.cases() if case.takes(dtype) and not case.differs_in_halves
+    ]
+    for dtype in HALVES
+}
 
 #: The step between the cases that the default suite runs.
 SOME = 12

@@ -38,23 +38,26 @@ def with_own_extents(product):
     return replace(product, **own)
 
 
-def check(products, target, *extents, way=None, **properties):
+def check(products, target, *extents, way=None, adds_bias=False, **properties):
     """Compare products, compiled together, with NumPy's in float64, for given values of the
     symbolic extents."""
     runs, checked = [], []
     for product in products:
         cpu = replace(CPU.of(target), **properties)
-        function = matmul(with_own_extents(product), cpu, way=way)
+        function = matmul(with_own_extents(product), cpu, way=way, adds_bias=adds_bias)
         for values in extents or [{}]:
             *inputs, output = (at(shape, values) for shape in product.shapes())
+            if adds_bias:
+                inputs.append(output[-1:])
             arrays = [RNG.normal(size=shape).astype("float32") for shape in inputs]
             runs.append(Run(function, arrays, [output]))
             checked.append((product, values))
     results = run_kernels(runs, target)
     for case, run, (result,) in zip(checked, runs, results, strict=True):
         product, _ = case
-        a, b = (array.astype("float64") for array in run.inputs)
+        a, b, *bias = (array.astype("float64") for array in run.inputs)
         wanted = transposed(a, product.transpose_a) @ transposed(b, product.transpose_b)
+        wanted = wanted + bias[0] if adds_bias else wanted
         assert largest_error(result, wanted) < 2e-6, case
 
 
@@ -101,6 +104,23 @@ def test_each_way(target, way):
     forms = itertools.product(drawn, (False, True), (False, True))
     products = [Matmul(*size, *turned) for size, *turned in forms]
     check([product for product in products if product.allows(way)], target, way=way)
+
+
+@each_target
+@pytest.mark.parametrize("way", WAYS)
+def test_products_that_add_a_bias(target, way):
+    """In parts of vectors, over stretches of k, in batches, and for one column."""
+    names = "rows", "columns", "depth"
+    rows, columns, depth = (tirx.Var(name, "int32") for name in names)
+    sizes = [(3, 41, 70), (17, 70, 300), (40, 33, 530), (21, 1, 90), (1, 37, 40), (1, 1, 5)]
+    products = [
+        Matmul(*size, *turned) for size in sizes for turned in ((False, True), (True, False))
+    ]
+    products += [Matmul(rows, columns, depth, False, turned) for turned in (False, True)]
+    products.append(Matmul(9, 37, 31, batch=3, shared_b=True))
+    products = [product for product in products if product.allows(way)]
+    extents = [dict(zip(names, sizes, strict=True)) for sizes in ((5, 19, 7), (23, 70, 600))]
+    check(products, target, *extents, way=way, adds_bias=True)
 
 
 @each_target
