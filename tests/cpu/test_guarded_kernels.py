@@ -21,6 +21,13 @@ IN_HALVES = {
 #: The numbers of the convolutions and their gradients.
 CONVOLUTIONS = [i for i in IN_HALVES["bfloat16"] if ".conv" in kernel_cases.cases()[i].op]
 
+#: The numbers of the recurrent layers and their gradients.
+RECURRENCES = [
+    i
+    for i in IN_HALVES["bfloat16"]
+    if kernel_cases.cases()[i].op.startswith(("relax.grad.lstm", "relax.grad.gru", "relax.grad.r"))
+]
+
 #: The step between the cases that the default suite runs.
 SOME = 9
 
@@ -63,6 +70,13 @@ def test_some_convolutions_of_pairs(target):
     if not runs_here(target):
         pytest.skip(f"this machine has no {target}")
     assert run_guarded_kernels(target, CONVOLUTIONS[:: SOME // 2], "bfloat16") == []
+
+
+@pytest.mark.parametrize("target", PAIRS)
+def test_recurrent_layers_of_pairs(target):
+    if not runs_here(target):
+        pytest.skip(f"this machine has no {target}")
+    assert run_guarded_kernels(target, RECURRENCES[::3], "bfloat16") == []
 
 
 @pytest.mark.slow

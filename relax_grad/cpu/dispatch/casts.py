@@ -18,14 +18,14 @@ from ...ir.dtypes import HALVES
 from .exchanges import Lookup, is_cast, origin
 from .registry import Kernel, takes_halves
 
-#: Parts of the names of products and convolutions.
-_PRODUCTS = "matmul", "conv"
+#: Parts of the names of products, convolutions and recurrent layers.
+_PRODUCTS = "matmul", "conv", "lstm", "gru", "rnn", "recurrent"
 
 
 def widens(op_name: str) -> bool:
     """Tell whether the casts of the operands of an operator are left to its kernel.
 
-    Products and convolutions are excluded: those of elements in half precision are other kernels.
+    Operators with products are excluded: those of elements in half precision are other kernels.
     """
     return takes_halves(op_name) and not any(part in op_name for part in _PRODUCTS)
 

@@ -2,25 +2,26 @@
 
 The weight is packed into panels once. A task computes all steps of a block of sequences, so that no
 thread waits for another one between two steps, and the states of the block stay in its cache.
+
+In half precision, states, sums and gradients of states are carried in float32 from step to step,
+and rounded once where they are results. Where the processor multiplies pairs of bfloat16, the first
+factors of the products with the weight are rounded too: the states, and the gradients of the gates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
 from . import functions as math
-from ._panels import Early, Packing
-from ._product import Matmul
-from ._tile import multiply_add, rows_up_to
-from .builder import Extent, Vectors, bind, ceil_div, const
-
-#: The largest number of sequences of a task.
-_MOST_ROWS = 32
+from ._recurrent import Rows, Tasks, Weight, pairs_of
+from .builder import Extent, Vectors, bind, const
+from .halves import Half
 
 #: The numbers of slopes and gates of each unit, by the name of the layer.
 PARTS = {"lstm": (6, 4), "gru": (4, 3), "gru_reset": (5, 3), "rnn": (1, 1)}
@@ -99,7 +100,8 @@ def recurrence(of: Layer, cpu: CPU) -> tirx.PrimFunc:
     names += [f"result{i}" for i in range(len(results))]
 
     def body(*tensors) -> None:
-        _Forward(of, cpu, tensors[:count], tensors[count:]).emit()
+        with pairs_of(cpu, tensors[3 if of.kind == "lstm" else 2], tensors[count]) as pairs:
+            _Forward(of, cpu, pairs, tensors[:count], tensors[count:]).emit()
 
     return b.prim_func(of.kind, b.floats(names, [*shapes, *results]), body)
 
@@ -130,110 +132,24 @@ def recurrent_backward(of: Layer, cpu: CPU, *, has_cells_grad: bool = False) -> 
     shapes += [of.initial()] * (2 if of.kind == "lstm" else 1)
 
     def body(*tensors) -> None:
-        _Backward(of, cpu, tensors[:count], tensors[count:]).emit()
+        with pairs_of(cpu, tensors[2], tensors[count]) as pairs:
+            _Backward(of, cpu, pairs, tensors[:count], tensors[count:]).emit()
 
     return b.prim_func("recurrent_backward", b.floats(names, shapes), body)
 
 
-class _Weight:
-    """A packed matrix, ``[panel][k][width]``, padded with zeros, and its products with rows.
-
-    Parameters
-    ----------
-    columns, depth : int
-        The extents of the matrix.
-    start : int
-        Its offset in the buffer.
-    is_turned : bool
-        Whether the matrix is stored as ``[columns, depth]``.
-    rows : int
-        The number of rows of a tile.
-    """
-
-    def __init__(
-        self, cpu: CPU, columns: int, depth: int, is_turned: bool, rows: int, start: int = 0
-    ):
-        self._vectors, self._tile = Vectors(cpu.lanes), (rows, 2)
-        matrix = Matmul(1, columns, depth, transpose_b=is_turned)
-        self._packing = Packing(matrix, self._vectors, 2)
-        self._depth, self._width, self._start = depth, self._packing.width, start
-        self._panels = ceil_div(columns, self._width)
-        #: The stride of the rows of a product.
-        self.pitch = self._panels * self._width
-
-    def pack(self, source: tirx.Buffer) -> None:
-        """Emit the copy of the matrix."""
-        self._packed = Early(self._packing, source, const(self._start), b.parallel).panels
-
-    def multiply(self, left: tuple, target: tirx.Buffer, rows, *, add: bool) -> None:
-        """Emit the products of rows and the matrix.
-
-        ``left`` is a buffer, the offset of the first row in it, and the stride of the rows.
-        ``target`` has rows of :attr:`pitch`.
-        """
-        buffer, start, step = left
-        height, lanes, width = self._tile[0], self._vectors.lanes, self._width
-        with b.serial(0, self._panels) as j, b.serial(0, bind(ceil_div(rows, height))) as strip:
-            first, base = bind(strip * height), bind(j * (self._depth * width))
-            offsets = rows_up_to(first, height, rows)
-            sources = [bind(start + (first + i) * step) for i in offsets]
-            targets = [bind((first + i) * self.pitch + j * width) for i in offsets]
-            multiply_add(
-                self._vectors,
-                self._tile,
-                self._depth,
-                lambda i, k: buffer[sources[i] + k],
-                lambda k, v: self._vectors.load(self._packed, base + k * width + v * lanes),
-                lambda i, v: (target, targets[i] + v * lanes, None),
-                add=add,
-            )
-
-
-class _Tasks:
-    """Blocks of sequences.
-
-    Attributes
-    ----------
-    height : int
-        The number of rows of a tile.
-    rows : int
-        The number of sequences of a task.
-    """
-
-    def __init__(self, of: Layer, cpu: CPU):
-        self.of, self.vectors = of, Vectors(cpu.lanes)
-        most = 8 if cpu.registers >= 32 else 6
-        rows = 2 * most
-        if isinstance(of.batch, int):
-            rows = min(ceil_div(of.batch, max(1, cpu.cores)), _MOST_ROWS)
-        strips = ceil_div(rows, most)
-        self.height = ceil_div(rows, strips)
-        self.rows = self.height * strips
-
-    def each(self, emit: Callable) -> None:
-        """Emit ``emit(first, rows)`` for each block."""
-        with b.parallel(0, ceil_div(self.of.batch, self.rows)) as task:
-            first = bind(task * self.rows)
-            emit(first, bind(tirx.min(const(self.rows), self.of.batch - first)))
-
-    def each_vector(self, rows, emit: Callable) -> None:
-        """Emit ``emit(row, offset, number)`` for each vector of the units of each sequence of a
-        block."""
-        with b.serial(0, rows) as row:
-            self.vectors.each(self.of.size, lambda offset, number: emit(row, offset, number))
-
-
 class _Forward:
-    def __init__(self, of: Layer, cpu: CPU, inputs: Sequence, results: Sequence):
-        self.of, self.tasks, self.vectors = of, _Tasks(of, cpu), Vectors(cpu.lanes)
-        self.inputs, self.results = list(inputs), list(results)
+    def __init__(self, of: Layer, cpu: CPU, pairs: bool, inputs: Sequence, results: Sequence):
+        self.of, self.tasks, self.vectors = of, Tasks(of.batch, of.size, cpu), Vectors(cpu.lanes)
+        self.pairs, self.inputs, self.results = pairs, list(inputs), list(results)
         self.source = self.inputs[3 if of.kind == "lstm" else 2]
         size, height = of.size, self.tasks.height
         # The gate n of a GRU that resets first has a product of its own.
         self.is_reset = of.kind == "gru_reset"
         together = 2 if self.is_reset else of.gates
-        self.weight = _Weight(cpu, together * size, size, True, height)
-        self.last = _Weight(cpu, size, size, True, height, together * size * size)
+        start = together * size * size
+        self.weight = Weight(cpu, together * size, size, True, height, pairs=pairs)
+        self.last = Weight(cpu, size, size, True, height, start, pairs=pairs)
 
     def emit(self) -> None:
         self.weight.pack(self.source)
@@ -242,32 +158,37 @@ class _Forward:
         self.tasks.each(self._block)
 
     def _block(self, first, rows) -> None:
-        of, size = self.of, self.of.size
-        state = b.scratch(self.tasks.rows * size)
-        cell = b.scratch(self.tasks.rows * size) if of.kind == "lstm" else None
-        sums = b.scratch(self.tasks.rows * self.weight.pitch)
-        b.copy(state, const(0), self.inputs[1], bind(first * size), rows * size)
-        if cell is not None:
-            b.copy(cell, const(0), self.inputs[2], bind(first * size), rows * size)
-        reset = b.scratch(self.tasks.rows * size) if self.is_reset else None
+        of, size, count = self.of, self.of.size, self.tasks.rows
+        is_gru = of.kind.startswith("gru")
+        state = Rows(self.vectors, count, size, self.pairs, exact=is_gru)
+        sums = b.scratch(count * self.weight.pitch)
+        state.begin(self.inputs[1], bind(first * size), rows)
+        other: Any = None
+        if of.kind == "lstm":
+            other = b.scratch(count * size)
+            b.copy(other, const(0), self.inputs[2], bind(first * size), rows * size)
+        elif self.is_reset:
+            other = Rows(self.vectors, count, size, self.pairs, exact=False)
+            self.kept = b.scratch(count * size)
         step = {"lstm": self._lstm, "gru": self._gru, "gru_reset": self._gates}.get(
             of.kind, self._rnn
         )
         with b.serial(0, of.steps) as t:
             start = bind(t * of.batch + first)
 
-            def each(step: Callable, other, start=start) -> None:
-                def unit(row, offset, number) -> None:
-                    local = bind(row * size + offset)
-                    step(bind(start + row), row, offset, number, local, sums, state, other)
+            def each(step: Callable, start=start) -> None:
+                self.tasks.each_vector(
+                    rows,
+                    lambda row, offset, number: step(
+                        bind(start + row), row, offset, number, sums, state, other
+                    ),
+                )
 
-                self.tasks.each_vector(rows, unit)
-
-            self.weight.multiply((state, const(0), size), sums, rows, add=False)
-            each(step, reset if self.is_reset else cell)
+            self.weight.multiply(state.left(), sums, rows, add=False)
+            each(step)
             if self.is_reset:
-                self.last.multiply((reset, const(0), size), sums, rows, add=False)
-                each(self._reset, reset)
+                self.last.multiply(other.left(), sums, rows, add=False)
+                each(self._reset)
 
     def _sum(self, sums, row, offset, gate: int, number, pitch: int | None = None):
         pitch = self.weight.pitch if pitch is None else pitch
@@ -299,7 +220,7 @@ class _Forward:
         at = bind(place * (parts * size) + offset + part * size)
         self.vectors.store(self.results[result], at, value, number)
 
-    def _lstm(self, place, row, offset, number, local, sums, state, cell) -> None:
+    def _lstm(self, place, row, offset, number, sums, state, cell) -> None:
         vectors, one = self.vectors, self.vectors.splat(1.0)
         total = [
             bind(
@@ -309,12 +230,13 @@ class _Forward:
         ]
         i, f, o = (self._sigmoid(total[gate]) for gate in (0, 1, 3))
         g = self._tanh(total[2])
+        local = bind(row * self.of.size + offset)
         last = bind(vectors.load(cell, local, number))
         new = bind(f * last + i * g)
         m = self._tanh(new)
         hidden = bind(o * m)
-        for buffer, value in ((state, hidden), (cell, new)):
-            vectors.store(buffer, local, value, number)
+        state.store(row, offset, hidden, number)
+        vectors.store(cell, local, new, number)
         self._store(0, place, offset, hidden, number)
         self._store(1, place, offset, new, number)
         slopes = [
@@ -328,27 +250,27 @@ class _Forward:
         for part, value in enumerate(slopes):
             self._store(2, place, offset, value, number, part, 6)
 
-    def _gru(self, place, row, offset, number, local, sums, state, _) -> None:
+    def _gru(self, place, row, offset, number, sums, state, _) -> None:
         vectors, one = self.vectors, self.vectors.splat(1.0)
         data = [self._data(place, offset, gate, number) for gate in range(3)]
         product = [self._sum(sums, row, offset, gate, number) for gate in range(3)]
         r, z = (self._sigmoid(bind(data[gate] + product[gate])) for gate in range(2))
         kept = bind(product[2] + vectors.load(self.inputs[3], offset, number))
         n = self._tanh(bind(data[2] + r * kept))
-        last = bind(vectors.load(state, local, number))
+        last = bind(state.load(row, offset, number))
         rest = bind(one - z)
         hidden = bind(rest * n + z * last)
         slope = bind(rest * (one - n * n))
-        vectors.store(state, local, hidden, number)
+        state.store(row, offset, hidden, number)
         self._store(0, place, offset, hidden, number)
         self._store(2, place, offset, slope, number)
         slopes = [slope * kept * (r * (one - r)), (last - n) * (z * rest), slope * r, z]
         for part, value in enumerate(slopes):
             self._store(1, place, offset, value, number, part, 4)
 
-    def _gates(self, place, row, offset, number, local, sums, state, reset) -> None:
+    def _gates(self, place, row, offset, number, sums, state, reset) -> None:
         """Emit the gates r and z of a GRU that resets first, and the reset state."""
-        vectors, one = self.vectors, self.vectors.splat(1.0)
+        one = self.vectors.splat(1.0)
         r, z = (
             self._sigmoid(
                 bind(
@@ -358,48 +280,50 @@ class _Forward:
             )
             for gate in range(2)
         )
-        last = bind(vectors.load(state, local, number))
-        vectors.store(reset, local, r * last, number)
+        last = bind(state.load(row, offset, number))
+        reset.store(row, offset, r * last, number)
+        self.vectors.store(self.kept, bind(row * self.of.size + offset), z, number)
         for part, value in {0: last * (r * (one - r)), 3: z, 4: r}.items():
             self._store(1, place, offset, value, number, part, 5)
 
-    def _reset(self, place, row, offset, number, local, sums, state, _) -> None:
+    def _reset(self, place, row, offset, number, sums, state, _) -> None:
         """Emit the gate n of a GRU that resets first, and the new state."""
-        vectors, one = self.vectors, self.vectors.splat(1.0)
+        one = self.vectors.splat(1.0)
         product = self._sum(sums, row, offset, 0, number, self.last.pitch)
         n = self._tanh(bind(self._data(place, offset, 2, number) + product))
-        at = bind(place * (5 * self.of.size) + offset + 3 * self.of.size)
-        z = bind(vectors.load(self.results[1], at, number))
-        last = bind(vectors.load(state, local, number))
+        z = bind(self.vectors.load(self.kept, bind(row * self.of.size + offset), number))
+        last = bind(state.load(row, offset, number))
         rest = bind(one - z)
         hidden = bind(rest * n + z * last)
-        vectors.store(state, local, hidden, number)
+        state.store(row, offset, hidden, number)
         self._store(0, place, offset, hidden, number)
         for part, value in {1: (last - n) * (z * rest), 2: rest * (one - n * n)}.items():
             self._store(1, place, offset, value, number, part, 5)
 
-    def _rnn(self, place, row, offset, number, local, sums, state, _) -> None:
+    def _rnn(self, place, row, offset, number, sums, state, _) -> None:
         total = bind(self._data(place, offset, 0, number) + self._sum(sums, row, offset, 0, number))
         if self.of.kind == "rnn_tanh":
             hidden = self._tanh(total)
         else:
             # With the operands in this order, a NaN propagates.
             hidden = bind(tirx.Max(self.vectors.splat(0.0), total))
-        self.vectors.store(state, local, hidden, number)
+        state.store(row, offset, hidden, number)
         self._store(0, place, offset, hidden, number)
 
 
 class _Backward:
-    def __init__(self, of: Layer, cpu: CPU, inputs: Sequence, results: Sequence):
-        self.of, self.tasks, self.vectors = of, _Tasks(of, cpu), Vectors(cpu.lanes)
+    def __init__(self, of: Layer, cpu: CPU, pairs: bool, inputs: Sequence, results: Sequence):
+        self.of, self.tasks, self.vectors = of, Tasks(of.batch, of.size, cpu), Vectors(cpu.lanes)
+        self.pairs = pairs
         self.grad, self.slopes, self.source, *cells = inputs
         self.cells = cells[0] if cells else None
         self.gates, self.states, *self.initial = results
         size, height = of.size, self.tasks.height
         self.is_reset = of.kind == "gru_reset"
         together = 2 if self.is_reset else of.gates
-        self.weight = _Weight(cpu, size, together * size, False, height)
-        self.last = _Weight(cpu, size, size, False, height, together * size * size)
+        start = together * size * size
+        self.weight = Weight(cpu, size, together * size, False, height, pairs=pairs)
+        self.last = Weight(cpu, size, size, False, height, start, pairs=pairs)
 
     def emit(self) -> None:
         self.weight.pack(self.source)
@@ -417,44 +341,45 @@ class _Backward:
             cell = b.scratch(self.tasks.rows * pitch)
             b.clear(cell, const(0), self.tasks.rows * pitch)
         width = of.gates * size
+        #: The gradients of the gates of a step that the products read; None: they are the result.
+        self.factor: Rows | None = None
+        if isinstance(self.gates, Half):
+            self.factor = Rows(self.vectors, self.tasks.rows, width, self.pairs, exact=False)
         reset = b.scratch(self.tasks.rows * pitch) if self.is_reset else None
         with b.serial(0, of.steps) as step:
             start = bind((of.steps - 1 - step) * of.batch + first)
 
-            def unit(row, offset, number, start=start) -> None:
-                self._unit(
-                    bind(start + row), bind(row * pitch + offset), offset, number, through, cell
-                )
+            def left(offset: int = 0, start=start) -> tuple:
+                if self.factor is not None:
+                    return self.factor.left(offset)
+                return self.gates, bind(start * width + offset), width
 
-            self.tasks.each_vector(rows, unit)
-            left = self.gates, bind(start * width), width
-            if self.is_reset:
-                of_last = self.gates, bind(start * width + 2 * size), width
-                self.last.multiply(of_last, reset, rows, add=False)
+            def each(emit: Callable, other, start=start) -> None:
                 self.tasks.each_vector(
                     rows,
-                    lambda row, offset, number, start=start: self._reset(
-                        bind(start + row),
-                        bind(row * pitch + offset),
-                        offset,
-                        number,
-                        through,
-                        reset,
+                    lambda row, offset, number: emit(
+                        bind(start + row), row, offset, number, through, other
                     ),
                 )
-            self.weight.multiply(left, through, rows, add=of.kind.startswith("gru"))
+
+            each(self._unit, cell)
+            if self.is_reset:
+                self.last.multiply(left(2 * size), reset, rows, add=False)
+                each(self._reset, reset)
+            self.weight.multiply(left(), through, rows, add=of.kind.startswith("gru"))
         for target, source in zip(self.initial, (through, cell), strict=False):
             with b.serial(0, rows) as row:
                 b.copy(target, bind((first + row) * size), source, bind(row * pitch), const(size))
 
-    def _unit(self, place, local, offset, number, through, cell) -> None:
+    def _unit(self, place, row, offset, number, through, cell) -> None:
         of, vectors = self.of, self.vectors
+        local = bind(row * self.weight.pitch + offset)
 
         def slope(part: int):
             return self._slope(part, place, offset, number)
 
         def store(part: int, value) -> None:
-            self._store(part, place, offset, number, value)
+            self._store(part, place, row, offset, number, value)
 
         own = bind(place * of.size + offset)
         hidden = bind(vectors.load(self.grad, own, number) + vectors.load(through, local, number))
@@ -472,11 +397,11 @@ class _Backward:
             store(part, slope(part) * state)
         vectors.store(self.states, own, state, number)
 
-    def _reset(self, place, local, offset, number, through, reset) -> None:
+    def _reset(self, place, row, offset, number, through, reset) -> None:
         """Emit the gradients through the reset state of a GRU that resets first."""
-        vectors = self.vectors
+        vectors, local = self.vectors, bind(row * self.weight.pitch + offset)
         grad = bind(vectors.load(reset, local, number))
-        self._store(0, place, offset, number, self._slope(0, place, offset, number) * grad)
+        self._store(0, place, row, offset, number, self._slope(0, place, offset, number) * grad)
         kept = self._slope(4, place, offset, number) * grad
         vectors.store(through, local, vectors.load(through, local, number) + kept, number)
 
@@ -484,6 +409,9 @@ class _Backward:
         at = bind(place * (self.of.slopes * self.of.size) + offset + part * self.of.size)
         return self.vectors.load(self.slopes, at, number)
 
-    def _store(self, part: int, place, offset, number, value) -> None:
-        at = bind(place * (self.of.gates * self.of.size) + offset + part * self.of.size)
+    def _store(self, part: int, place, row, offset, number, value) -> None:
+        value, start = bind(value), part * self.of.size
+        at = bind(place * (self.of.gates * self.of.size) + offset + start)
         self.vectors.store(self.gates, at, value, number)
+        if self.factor is not None:
+            self.factor.store(row, bind(offset + start), value, number)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from calls import build, tensor
 from dispatched import HOST, check_dispatch, kernels_in
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 
 from relax_grad.transform import DispatchKernels
@@ -27,8 +27,23 @@ def test_symbolic_steps_and_batch():
     check_dispatch(lstm(T, B, 5), "main", values, ["grad_lstm_kernel"])
 
 
-def test_half_precision_takes_the_kernel_of_float32():
-    assert kernels_in(DispatchKernels(HOST)(lstm(3, 2, 5, "bfloat16"))) == ["grad_lstm_kernel"]
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_needs_no_casts(dtype):
+    module = DispatchKernels(HOST)(lstm(3, 2, 5, dtype))
+    assert kernels_in(module) == ["grad_lstm_kernel"]
+    assert "astype" not in module.script()
+
+
+def test_layers_of_float32_keep_the_casts_of_their_operands():
+    """A kernel of bfloat16 may round the states that it multiplies."""
+    shapes = [(3, 2, 20), (2, 5), (2, 5), (20, 5)]
+    params = [tensor(f"x{i}", shape, "bfloat16") for i, shape in enumerate(shapes)]
+
+    def widened(*arguments):
+        return backward.lstm(*(relax.op.astype(x, "float32") for x in arguments))
+
+    module = DispatchKernels(HOST)(build(params, widened))
+    assert module.script().count("R.astype") == 4
 
 
 @pytest.mark.parametrize(

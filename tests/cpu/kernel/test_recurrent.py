@@ -3,15 +3,24 @@ vectors, tiles and tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import ml_dtypes
 import numpy as np
-from machines import Run, each_target, largest_error, run_kernels
+import pytest
+import tvm
+from machines import PAIRS, Run, compile_kernels, each_target, largest_error, run_kernels, runs_here
 from recurrent_layers import LAYERS, backward
 
+from relax_grad.cpu.kernel.halves import stored_as
 from relax_grad.cpu.kernel.recurrent import Layer, recurrence, recurrent_backward
 from relax_grad.cpu.target import CPU
 
 #: Steps, batch and size.
 EXTENTS = [(3, 5, 7), (1, 1, 33), (4, 37, 3)]
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def check(cases, target) -> None:
@@ -27,26 +36,93 @@ def check(cases, target) -> None:
             assert largest_error(got, value) < 5e-6
 
 
-@each_target
-def test_layers(target):
-    cases = []
+def layers(cpu: CPU, extents: Callable) -> Iterator[tuple[partial, list, Callable]]:
+    """Yield the generator of a kernel, the shapes of its arguments, and a reference, for layers of
+    all kinds."""
     for kind, reference in LAYERS.items():
-        for extents in EXTENTS if kind in ("lstm", "gru_reset") else EXTENTS[:1]:
-            of = Layer(kind, *extents)
+        for sizes in extents(kind):
+            of = Layer(kind, *sizes)
             shapes = [of.shape(of.gates), *[of.initial()] * (1 + (kind == "lstm")), of.weight()]
             shapes += [[of.size]] if kind == "gru" else []
-            cases.append((recurrence(of, CPU.of(target)), shapes, reference))
-    check(cases, target)
+            yield partial(recurrence, of, cpu), shapes, reference
+
+
+def gradients(cpu: CPU, extents: Callable) -> Iterator[tuple[partial, list, Callable]]:
+    """Yield the same for the gradients of layers."""
+    for kind in ("lstm", "gru", "gru_reset", "rnn"):
+        for sizes in extents(kind):
+            of = Layer(kind, *sizes)
+            shapes = [of.shape(), of.shape(of.slopes), of.weight()]
+            for cells in ([], [of.shape()]) if kind == "lstm" else ([],):
+                kernel = partial(recurrent_backward, of, cpu, has_cells_grad=bool(cells))
+                yield kernel, [*shapes, *cells], backward
+
+
+def some(kind: str) -> list[tuple[int, int, int]]:
+    return EXTENTS if kind in ("lstm", "gru_reset") else EXTENTS[:1]
+
+
+@each_target
+def test_layers(target):
+    check([(make(), *case) for make, *case in layers(CPU.of(target), some)], target)
 
 
 @each_target
 def test_gradients(target):
-    cases = []
-    for kind in ("lstm", "gru", "gru_reset", "rnn"):
-        for extents in EXTENTS if kind in ("lstm", "gru_reset") else EXTENTS[:1]:
-            of = Layer(kind, *extents)
-            shapes = [of.shape(), of.shape(of.slopes), of.weight()]
-            for cells in ([], [of.shape()]) if kind == "lstm" else ([],):
-                kernel = recurrent_backward(of, CPU.of(target), has_cells_grad=bool(cells))
-                cases.append((kernel, [*shapes, *cells], backward))
-    check(cases, target)
+    check([(make(), *case) for make, *case in gradients(CPU.of(target), some)], target)
+
+
+def in_bfloat16(cases: Sequence, target) -> Iterator[tuple[list, list]]:
+    """Yield the results of kernels of bfloat16, and those in float64 of the same numbers."""
+    rng = np.random.default_rng(0)
+    arguments = [
+        [(rng.normal(size=shape) * 0.5).astype(BFLOAT16) for shape in shapes]
+        for _, shapes, _ in cases
+    ]
+    wanted = [
+        reference(*(array.astype("float64") for array in arrays))
+        for (_, _, reference), arrays in zip(cases, arguments, strict=True)
+    ]
+    functions = {
+        f"kernel{i}": stored_as(
+            ["bfloat16"] * (len(arguments[i]) + len(wanted[i])), len(wanted[i]), make
+        )
+        for i, (make, _, _) in enumerate(cases)
+    }
+    library = compile_kernels(functions, target)
+    for name, arrays, expected in zip(functions, arguments, wanted, strict=True):
+        results = [tvm.runtime.empty(value.shape, "bfloat16") for value in expected]
+        library[name](*map(tvm.runtime.tensor, arrays), *results)
+        yield [result.numpy().astype("float64") for result in results], expected
+
+
+@pytest.mark.skipif(not runs_here("avx512bf16"), reason="this machine has no avx512bf16")
+@pytest.mark.parametrize("make", [layers, gradients])
+def test_pairs_of_bfloat16(make):
+    """Odd sizes end with half a pair."""
+    target = tvm.target.Target(PAIRS["avx512bf16"])
+    cases = list(make(CPU.of(target), lambda _: [(4, 5, 7), (3, 1, 34), (2, 37, 3)]))
+    for results, wanted in in_bfloat16(cases, target):
+        for result, value in zip(results, wanted, strict=True):
+            assert largest_error(result, value) < 2.0**-6
+
+
+@pytest.mark.skipif(not runs_here("avx512bf16"), reason="this machine has no avx512bf16")
+def test_results_of_pairs_are_rounded_once():
+    """The state that the first step multiplies is a number of bfloat16."""
+    target = tvm.target.Target(PAIRS["avx512bf16"])
+    sizes = {"gru_reset": []}  # its second product is that of the rounded reset state
+    cases = list(layers(CPU.of(target), lambda kind: sizes.get(kind, [(1, 5, 7), (1, 2, 34)])))
+    for results, wanted in in_bfloat16(cases, target):
+        for result, value in zip(results, wanted, strict=True):
+            np.testing.assert_allclose(result, value, rtol=1.01 * 2.0**-8, atol=1e-5)
+
+
+def test_only_kernels_of_bfloat16_multiply_pairs():
+    target = tvm.target.Target(PAIRS["avx512bf16"])
+    of = Layer("lstm", 2, 3, 5)
+    make = partial(recurrence, of, CPU.of(target))
+    assert "relax_grad_add_pairs" in str(stored_as(["bfloat16"] * 7, 3, make))
+    assert "relax_grad_add_pairs" not in str(stored_as(["float16"] * 7, 3, make))
+    narrowed = stored_as([*["float32"] * 4, *["bfloat16"] * 3], 3, make)
+    assert "relax_grad_add_pairs" not in str(narrowed)

@@ -1,0 +1,205 @@
+"""Parts of the kernels of recurrent layers: packed weights, rows that products read, and tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tvm import tirx
+
+from ..target import CPU
+from . import builder as b
+from ._pairs import PairPacking, Pairs, add_products, imported, pair_at, takes_pairs
+from ._panels import Early, Packing
+from ._product import Matmul
+from ._tile import multiply_add, rows_up_to
+from .builder import Extent, Vectors, bind, ceil_div, const
+from .halves import Half
+
+#: The largest number of sequences of a task.
+_MOST_ROWS = 32
+
+
+@contextmanager
+def pairs_of(cpu: CPU, weight: tirx.Buffer, result: tirx.Buffer) -> Iterator[bool]:
+    """Yield whether the products with the weight are of pairs of bfloat16.
+
+    Their first factor is rounded to bfloat16, as the result that holds it is.
+    """
+    if takes_pairs(cpu, weight, result):
+        with imported():
+            yield True
+    else:
+        yield False
+
+
+def _add_product(total, scalars, factors):
+    return total + scalars * factors
+
+
+class Weight:
+    """A packed matrix, ``[panel][k][width]``, padded with zeros, and its products with rows.
+
+    Parameters
+    ----------
+    columns, depth : int
+        The extents of the matrix.
+    start : int
+        Its offset in the buffer.
+    is_turned : bool
+        Whether the matrix is stored as ``[columns, depth]``.
+    rows : int
+        The number of rows of a tile.
+    pairs : bool
+        Whether the products are of pairs of bfloat16.
+    """
+
+    def __init__(
+        self,
+        cpu: CPU,
+        columns: int,
+        depth: int,
+        is_turned: bool,
+        rows: int,
+        start: int = 0,
+        *,
+        pairs: bool,
+    ):
+        self._vectors, self._tile, self._pairs = Vectors(cpu.lanes), (rows, 2), pairs
+        matrix = Matmul(1, columns, depth, transpose_b=is_turned)
+        self._packing = (
+            PairPacking(Pairs.of(matrix), self._vectors, 2)
+            if pairs
+            else Packing(matrix, self._vectors, 2)
+        )
+        self._depth, self._width = self._packing.p.depth, self._packing.width
+        self._start, self._panels = start, ceil_div(columns, self._width)
+        #: The stride of the rows of a product.
+        self.pitch = self._panels * self._width
+
+    def pack(self, source: tirx.Buffer) -> None:
+        """Emit the copy of the matrix."""
+        self._packed = Early(self._packing, source, const(self._start), b.parallel).panels
+
+    def multiply(self, left: tuple, target: tirx.Buffer, rows, *, add: bool) -> None:
+        """Emit the products of rows and the matrix.
+
+        ``left`` is a buffer, the offset of the first row in it, and the stride of the rows. Rows of
+        pairs have an even number of elements. ``target`` has rows of :attr:`pitch`.
+        """
+        buffer, start, step = left
+        height, lanes, width = self._tile[0], self._vectors.lanes, self._width
+        with b.serial(0, self._panels) as j, b.serial(0, bind(ceil_div(rows, height))) as strip:
+            first, base = bind(strip * height), bind(j * (self._depth * width))
+            offsets = rows_up_to(first, height, rows)
+            sources = [bind(start + (first + i) * step) for i in offsets]
+            targets = [bind((first + i) * self.pitch + j * width) for i in offsets]
+
+            def value(i: int, k, sources=sources):
+                if self._pairs:
+                    return pair_at(buffer, sources[i] + 2 * k)
+                return buffer[sources[i] + k]
+
+            multiply_add(
+                self._vectors,
+                self._tile,
+                self._depth,
+                value,
+                lambda k, v: self._vectors.load(self._packed, base + k * width + v * lanes),
+                lambda i, v: (target, targets[i] + v * lanes, None),
+                add=add,
+                multiply=add_products if self._pairs else _add_product,
+            )
+
+
+class Rows:
+    """Rows of the sequences of a task, which a product reads: in float32, or as pairs of bfloat16.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    count, size : int
+        The number of rows, and of their elements.
+    pairs : bool
+        Whether the product reads pairs.
+    exact : bool
+        Whether the elements are also read in float32.
+    """
+
+    def __init__(self, vectors: Vectors, count: int, size: int, pairs: bool, *, exact: bool):
+        self._vectors, self._size = vectors, size
+        #: The stride of the rows that the product reads.
+        self.pitch = size + size % 2 if pairs else size
+        self._exact = b.scratch(count * size) if exact or not pairs else None
+        self.factor = self._exact
+        if pairs:
+            bits = b.scratch(count * self.pitch, "uint16")
+            if self.pitch > size:  # the second elements of the last pairs
+                b.clear(bits, const(0), count * self.pitch)
+            self.factor = Half(bits, count * self.pitch, "bfloat16")
+
+    def begin(self, source: tirx.Buffer, start, rows) -> None:
+        """Emit the copy of rows."""
+        if self._exact is not None:
+            b.copy(self._exact, const(0), source, start, rows * self._size)
+        if self.factor is not self._exact:
+            with b.serial(0, rows) as row:
+                at, place = bind(row * self.pitch), bind(start + row * self._size)
+                b.copy(self.factor, at, source, place, const(self._size))
+
+    def load(self, row, offset, number):
+        """Return a vector of a row, in float32."""
+        return self._vectors.load(self._exact, bind(row * self._size + offset), number)
+
+    def store(self, row, offset, value, number) -> None:
+        """Emit the store of a vector to a row."""
+        if self._exact is not None:
+            self._vectors.store(self._exact, bind(row * self._size + offset), value, number)
+        if self.factor is not self._exact:
+            self._vectors.store(self.factor, bind(row * self.pitch + offset), value, number)
+
+    def left(self, offset: int = 0) -> tuple:
+        """Return the first factor of a product, from an element of the rows on."""
+        return self.factor, const(offset), self.pitch
+
+
+class Tasks:
+    """Blocks of sequences.
+
+    Parameters
+    ----------
+    batch : int or tirx.PrimExpr
+        The number of sequences.
+    size : int
+        The number of units.
+
+    Attributes
+    ----------
+    height : int
+        The number of rows of a tile.
+    rows : int
+        The number of sequences of a task.
+    """
+
+    def __init__(self, batch: Extent, size: int, cpu: CPU):
+        self._batch, self._size, self._vectors = batch, size, Vectors(cpu.lanes)
+        most = 8 if cpu.registers >= 32 else 6
+        rows = 2 * most
+        if isinstance(batch, int):
+            rows = min(ceil_div(batch, max(1, cpu.cores)), _MOST_ROWS)
+        strips = ceil_div(rows, most)
+        self.height = ceil_div(rows, strips)
+        self.rows = self.height * strips
+
+    def each(self, emit: Callable) -> None:
+        """Emit ``emit(first, rows)`` for each block."""
+        with b.parallel(0, ceil_div(self._batch, self.rows)) as task:
+            first = bind(task * self.rows)
+            emit(first, bind(tirx.min(const(self.rows), self._batch - first)))
+
+    def each_vector(self, rows, emit: Callable) -> None:
+        """Emit ``emit(row, offset, number)`` for each vector of the units of each sequence of a
+        block."""
+        with b.serial(0, rows) as row:
+            self._vectors.each(self._size, lambda offset, number: emit(row, offset, number))
