@@ -28,6 +28,9 @@ RECURRENCES = [
     if kernel_cases.cases()[i].op.startswith(("relax.grad.lstm", "relax.grad.gru", "relax.grad.r"))
 ]
 
+#: Attention and its gradients.
+ATTENTIONS = [i for i in IN_HALVES["bfloat16"] if ".attention" in kernel_cases.cases()[i].op]
+
 #: The step between the cases that the default suite runs.
 SOME = 9
 
@@ -79,12 +82,20 @@ def test_recurrent_layers_of_pairs(target):
     assert run_guarded_kernels(target, RECURRENCES[::3], "bfloat16") == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("target", PAIRS)
-def test_all_convolutions_of_pairs(target):
+def test_some_attention_of_pairs(target):
     if not runs_here(target):
         pytest.skip(f"this machine has no {target}")
-    assert run_guarded_kernels(target, CONVOLUTIONS, "bfloat16") == []
+    assert run_guarded_kernels(target, ATTENTIONS[1::6], "bfloat16") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", PAIRS)
+@pytest.mark.parametrize("numbers", [CONVOLUTIONS, ATTENTIONS], ids=["convolutions", "attention"])
+def test_all_convolutions_and_attention_of_pairs(target, numbers):
+    if not runs_here(target):
+        pytest.skip(f"this machine has no {target}")
+    assert run_guarded_kernels(target, numbers, "bfloat16") == []
 
 
 @pytest.mark.slow

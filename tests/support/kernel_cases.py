@@ -291,6 +291,20 @@ def _attentions() -> Iterator[KernelCase]:
         lambda _, *tensors: attention_backward(*tensors, causal_mask="BottomRight", window_size=4),
         detail="a window",
     )
+    # Rows of whole vectors, of elements and of their pairs.
+    whole = (N, 33, 2, 32)
+    yield KernelCase(
+        "relax.nn.attention",
+        [whole] * 3,
+        lambda _, *tensors: nn.attention(*tensors, causal_mask="TopLeft"),
+        detail="whole vectors",
+    )
+    yield KernelCase(
+        "relax.grad.attention_backward",
+        [whole] * 5,
+        lambda _, *tensors: attention_backward(*tensors, causal_mask="TopLeft"),
+        detail="whole vectors",
+    )
 
 
 def _exchanged(tensor: relax.Expr) -> relax.Call:

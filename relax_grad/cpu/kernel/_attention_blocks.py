@@ -4,6 +4,7 @@ tiles."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tvm import tirx
 from tvm.tirx import Broadcast, Ramp
@@ -129,6 +130,21 @@ class Span:
         return bind(tirx.max(const(0), row) // self._blocks.tile_rows)
 
 
+class Panels(NamedTuple):
+    """Panels of keys.
+
+    Attributes
+    ----------
+    buffer : tirx.Buffer
+        The panels.
+    scale : float, optional
+        A factor of products with them; None if they have it, or there is none.
+    """
+
+    buffer: tirx.Buffer
+    scale: float | None = None
+
+
 class Blocks:
     """Blocks of queries and keys.
 
@@ -145,6 +161,9 @@ class Blocks:
     pitch : int
         The stride of the rows of scores.
     """
+
+    #: The elements of each factor that :meth:`multiply` takes.
+    step = 1
 
     def __init__(self, of: Attention, cpu: CPU):
         self.of, self.vectors = of, Vectors(cpu.lanes)
@@ -207,7 +226,7 @@ class Blocks:
         features: int,
         loop: Callable,
         scale: float | None = None,
-    ) -> tirx.Buffer:
+    ) -> Panels:
         """Emit a copy of rows of features as panels, ``[panel][feature][row]``, padded with zeros
         and multiplied by a factor.
 
@@ -230,7 +249,26 @@ class Blocks:
                 lambda k: base + k * width,
                 scale,
             )
-        return panels
+        return Panels(panels)
+
+    def queries_of(self, source: tuple, rows, features: int) -> tuple:
+        """Return the rows of a block of queries as the first factor of :meth:`scores`.
+
+        ``source`` and the result are a buffer, the offset of the first row, and the stride of the
+        rows.
+        """
+        return source
+
+    def factors_of(
+        self, source: tuple, extent: Extent, features: int, loop: Callable
+    ) -> tuple[tuple, tuple]:
+        """Return rows of all queries as the first factor of :meth:`scores`, and as the second one
+        of :meth:`accumulate_transposed`.
+
+        ``source`` and the results are as those of :meth:`rows_of`.
+        """
+        rows = self.rows_of(source, extent, features, loop)
+        return rows, rows
 
     def rows_of(
         self, source: tuple, extent: Extent, features: int, loop: Callable = b.serial
@@ -282,7 +320,21 @@ class Blocks:
 
     # Products
 
-    def scores(self, left: tuple, panels, features: int, scores, rows, span: Span) -> None:
+    @staticmethod
+    def multiply(total, a, b):
+        """Return a sum with the product of vectors added."""
+        return total + a * b
+
+    def weights_of(self, scores, rows, span: Span) -> tirx.Buffer:
+        """Return the weights of a block as the first factor of :meth:`accumulate`; their buffer may
+        be overwritten."""
+        return scores
+
+    def transposed_weights_of(self, scores, rows, span: Span) -> tirx.Buffer:
+        """Return the weights of a block as the first factor of :meth:`accumulate_transposed`."""
+        return scores
+
+    def scores(self, left: tuple, panels: Panels, features: int, scores, rows, span: Span) -> None:
         """Emit the products of rows of features and panels of keys, in tiles with a query that
         attends to a key.
 
@@ -290,7 +342,13 @@ class Blocks:
         """
         vectors = self.vectors
         buffer, start, pitch = left
-        size = features * self.width
+        source, scale = panels
+        depth = ceil_div(features, self.step)
+        size = depth * self.width
+
+        def finish(total):
+            return total if scale is None else total * vectors.splat(scale)
+
         first = bind(span.start // self.width)
         with b.serial(0, bind(ceil_div(span.size, self.width))) as j:
             base = bind((first + j) * size)
@@ -303,11 +361,13 @@ class Blocks:
                 multiply_add(
                     vectors,
                     (self.tile_rows, self.tile_vectors),
-                    features,
+                    depth,
                     lambda i, k: buffer[sources[i] + k],
-                    lambda k, v: vectors.load(panels, base + k * self.width + v * vectors.lanes),
+                    lambda k, v: vectors.load(source, base + k * self.width + v * vectors.lanes),
                     lambda i, v: (scores, targets[i] + v * vectors.lanes, None),
                     add=False,
+                    multiply=self.multiply,
+                    finish=finish,
                 )
 
     def add_bias(self, bias, head: Head, scores, rows, span: Span) -> None:
@@ -337,8 +397,8 @@ class Blocks:
         *,
         add: bool = True,
     ) -> None:
-        """Emit the addition to rows of queries of the products of the weights and the values of the
-        keys.
+        """Emit the addition to rows of queries of the products of the weights, from
+        :meth:`weights_of`, and the values of the keys, from :meth:`rows_of`.
 
         ``total`` and ``values`` are a buffer, the offset of the first row (of the block, and of all
         keys), and the stride of the rows, which are whole vectors. Without ``add``, the products
@@ -349,18 +409,19 @@ class Blocks:
 
         def tile(row, column: int, wide: int) -> None:
             queries = rows_up_to(row, self.tile_rows, rows)
-            base = bind(origin + span.start * pitch + column)
+            base = bind(origin + span.start // self.step * pitch + column)
             sources = [bind((row + i) * self.pitch) for i in queries]
             targets = [bind(start + (row + i) * step + column) for i in queries]
             left = [None if add else features - column - v * lanes for v in range(wide)]
             multiply_add(
                 self.vectors,
                 (self.tile_rows, wide),
-                span.depth_of(row),
+                bind(ceil_div(span.depth_of(row), self.step)),
                 lambda i, k: weights[sources[i] + k],
                 lambda k, v: self.vectors.load(source, base + k * pitch + v * lanes),
                 lambda i, v: (buffer, targets[i] + v * lanes, left[v]),
                 add=add,
+                multiply=self.multiply,
             )
 
         self._each_tile(rows, features, tile)
@@ -368,8 +429,8 @@ class Blocks:
     def accumulate_transposed(
         self, total: tuple, left: tuple, features: int, weights, rows, span: Span
     ) -> None:
-        """Emit the addition to rows of keys of the products of the transposed weights and rows of
-        the queries.
+        """Emit the addition to rows of keys of the products of the transposed weights, from
+        :meth:`transposed_weights_of`, and rows of the queries, from :meth:`factors_of`.
 
         ``total`` and ``left`` are a buffer, the offset of the first row (of all keys, and of the
         block), and the stride of the rows, which are whole vectors.
@@ -379,18 +440,19 @@ class Blocks:
 
         def tile(key, column: int, wide: int) -> None:
             keys = rows_up_to(key, self.tile_rows, span.size)
-            row = span.first_row(key)
+            row = bind(span.first_row(key) // self.step)
             source = bind(row * self.pitch + key)
             base = bind(start + row * pitch + column)
             targets = [bind(origin + (span.start + key + i) * step + column) for i in keys]
             multiply_add(
                 self.vectors,
                 (self.tile_rows, wide),
-                bind(rows - row),
+                bind(ceil_div(rows, self.step) - row),
                 lambda i, k: weights[source + k * self.pitch + keys[i]],
                 lambda k, v: self.vectors.load(buffer, base + k * pitch + v * lanes),
                 lambda i, v: (target, targets[i] + v * lanes, None),
                 add=True,
+                multiply=self.multiply,
             )
 
         self._each_tile(span.size, features, tile)

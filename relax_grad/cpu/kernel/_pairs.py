@@ -31,6 +31,7 @@ _LANES = 16
 _LLVM = """
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(
     <16 x float>, <32 x bfloat>, <32 x bfloat>)
+declare <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float>, <16 x float>)
 define linkonce_odr hidden <16 x float> @relax_grad_add_pairs(
     <16 x float> %sum, <16 x float> %a, <16 x float> %b) alwaysinline nounwind {
   %first = bitcast <16 x float> %a to <32 x bfloat>
@@ -39,7 +40,22 @@ define linkonce_odr hidden <16 x float> @relax_grad_add_pairs(
       <16 x float> %sum, <32 x bfloat> %first, <32 x bfloat> %second)
   ret <16 x float> %result
 }
-"""
+define linkonce_odr hidden <16 x float> @relax_grad_round_in_order(
+    <16 x float> %low, <16 x float> %high) alwaysinline nounwind {
+  %rounded = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(
+      <16 x float> %high, <16 x float> %low)
+  %result = bitcast <32 x bfloat> %rounded to <16 x float>
+  ret <16 x float> %result
+}
+define linkonce_odr hidden <16 x float> @relax_grad_round_to_pairs(
+    <16 x float> %low, <16 x float> %high) alwaysinline nounwind {
+  %rounded = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(
+      <16 x float> %high, <16 x float> %low)
+  %pairs = shufflevector <32 x bfloat> %rounded, <32 x bfloat> poison, <32 x i32> <LANES>
+  %result = bitcast <32 x bfloat> %pairs to <16 x float>
+  ret <16 x float> %result
+}
+""".replace("LANES", ", ".join(f"i32 {i // 2 + i % 2 * _LANES}" for i in range(2 * _LANES)))
 
 
 def takes_pairs(cpu: CPU, *factors) -> bool:
@@ -55,6 +71,16 @@ def imported():
 def add_products(total, pairs, others):
     """Return a sum with the products of pairs added, lane by lane."""
     return tirx.call_pure_extern("float32x16", "relax_grad_add_pairs", total, pairs, others)
+
+
+def rounded_in_order(low, high):
+    """Return two consecutive vectors of float32, rounded to bfloat16, as pairs of neighbours."""
+    return tirx.call_pure_extern("float32x16", "relax_grad_round_in_order", low, high)
+
+
+def rounded_to_pairs(low, high):
+    """Return the pairs of the elements of two vectors of float32, rounded to bfloat16."""
+    return tirx.call_pure_extern("float32x16", "relax_grad_round_to_pairs", low, high)
 
 
 @dataclass(frozen=True)
@@ -86,7 +112,7 @@ class Pairs(Matmul):
     @property
     def is_even(self) -> bool:
         """Whether the extent of k is known to be even."""
-        return isinstance(self.elements, int) and self.elements % 2 == 0
+        return _is_even(self.elements)
 
     def across(self, source: Half, start, stride, k, number: Extent | None):
         """Return the pairs of two rows of a matrix, ``[k, ...]``: those of the ``k``-th pair.
@@ -94,13 +120,7 @@ class Pairs(Matmul):
         ``start`` is the offset of a vector in the first row of the matrix, and ``number`` the
         elements of it that exist.
         """
-        first = bits_of(source, bind(start + 2 * k * stride), _LANES, number)
-        rest = number
-        if not self.is_even:
-            whole = as_expr(_LANES if number is None else number)
-            rest = bind(tirx.Select(2 * k + 1 < as_expr(self.elements), whole, const(0)))
-        second = bits_of(source, bind(start + (2 * k + 1) * stride), _LANES, rest)
-        return joined(first, second)
+        return pairs_across((source, start, stride), k, self.elements, number)
 
     def along(self, source: Half, start, k, number: Extent | None, exists=None):
         """Return the pairs from the ``k``-th one on of a row, ``[..., k]``.
@@ -119,13 +139,43 @@ class Pairs(Matmul):
         exists : tirx.PrimExpr, optional
             Whether the row exists.
         """
-        left = None
-        if number is not None or exists is not None or not self.is_even:
-            pairs = as_expr(_LANES if number is None else number)
-            left = tirx.min(2 * pairs, as_expr(self.elements) - 2 * k)
-            left = bind(left if exists is None else tirx.Select(exists, left, const(0)))
-        bits = bits_of(source, bind(start + 2 * k), 2 * _LANES, left)
-        return bind(tirx.reinterpret(f"float32x{_LANES}", bits))
+        return pairs_along((source, start), k, self.elements, number, exists)
+
+
+def pairs_across(rows: tuple, k, elements: Extent, number: Extent | None):
+    """Return the ``k``-th pair of rows; an odd number of them, ``elements``, is padded by zero.
+
+    ``rows`` are a buffer, the offset of a vector in the first row, and the stride of the rows, and
+    ``number`` the elements of the vector that exist.
+    """
+    source, start, stride = rows
+    first = bits_of(source, bind(start + 2 * k * stride), _LANES, number)
+    rest = number
+    if not _is_even(elements):
+        whole = as_expr(_LANES if number is None else number)
+        rest = bind(tirx.Select(2 * k + 1 < as_expr(elements), whole, const(0)))
+    second = bits_of(source, bind(start + (2 * k + 1) * stride), _LANES, rest)
+    return joined(first, second)
+
+
+def pairs_along(row: tuple, k, elements: Extent, number: Extent | None, exists=None):
+    """Return the pairs from the ``k``-th one on of a row of elements.
+
+    ``row`` is a buffer and the offset of the row. ``number`` and ``exists`` are as in
+    :meth:`Pairs.along`.
+    """
+    source, start = row
+    left = None
+    if number is not None or exists is not None or not _is_even(elements):
+        pairs = as_expr(_LANES if number is None else number)
+        left = tirx.min(2 * pairs, as_expr(elements) - 2 * k)
+        left = bind(left if exists is None else tirx.Select(exists, left, const(0)))
+    bits = bits_of(source, bind(start + 2 * k), 2 * _LANES, left)
+    return bind(tirx.reinterpret(f"float32x{_LANES}", bits))
+
+
+def _is_even(extent: Extent) -> bool:
+    return isinstance(extent, int) and extent % 2 == 0
 
 
 def joined(low, high):
@@ -230,12 +280,10 @@ class PairPacking(Packing):
                 exists = None if left is None else left > at
                 return p.along(bb, bind(b0 + (column + at) * p.elements), k, number, exists)
 
-            _squares(
-                vectors, size, lambda at, k, number: row(at, k0 + k, number), panels, to, width
-            )
+            squares(vectors, size, lambda at, k, number: row(at, k0 + k, number), panels, to, width)
 
 
-def _squares(vectors: Vectors, size: Extent, row: Callable, target, to, width: int) -> None:
+def squares(vectors: Vectors, size: Extent, row: Callable, target, to, width: int) -> None:
     """Emit the copy of rows transposed, a square at a time."""
 
     def square(k, number) -> None:

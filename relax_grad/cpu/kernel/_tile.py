@@ -54,6 +54,7 @@ def multiply_add(
     prefetch: bool = False,
     multiply: Callable = lambda total, a, b: total + a * b,
     bias: Callable | None = None,
+    finish: Callable = lambda total: total,
 ) -> None:
     """Emit a tile: the sum over k of ``value(i, k) * vector(k, v)`` for each row i and each vector
     v of a row.
@@ -81,6 +82,8 @@ def multiply_add(
     bias : Callable, optional
         ``bias(v)`` returns the vector that is added to the v-th vector of each row, if the values
         in the buffer are overwritten.
+    finish : Callable
+        Returns the vector to store, given a sum.
     """
     rows, columns = size
     cells = [(i, v) for i in range(rows) for v in range(columns)]
@@ -125,7 +128,7 @@ def multiply_add(
         _choose(add, add_old if prefetch else _nothing, add_bias)
     for index, cell in enumerate(cells):
         buffer, at, number = place(*cell)
-        vectors.store(buffer, at, total[index], number)
+        vectors.store(buffer, at, finish(total[index]), number)
 
 
 def _nothing() -> None:

@@ -17,6 +17,7 @@ from . import builder as b
 from . import functions as math
 from ._attention_blocks import LOWEST, Blocks, Heads, Span
 from ._attention_dropout import Dropout, with_generator
+from ._attention_pairs import blocks_for
 from ._attention_sizes import Attention, Head, with_heads_first
 from .builder import Accumulators, Extent, bind, const
 
@@ -69,11 +70,13 @@ def attention(
         generator = [rest.pop(0), rest.pop(0)] if of.rate is not None else []
         bias = rest.pop(0) if of.bias else None
         result, *sums = rest
-        forward = Forward(of, cpu, query, bias, result, sums[0] if sums else None, generator)
-        forward.blocks.refuse_large()
-        Heads(of, cpu).each(
-            lambda head, loop: forward.packed(head, key, value, loop), forward.block
-        )
+        with blocks_for(of, cpu, query, key, value) as blocks:
+            saved = sums[0] if sums else None
+            forward = Forward(of, blocks, query, bias, result, saved, generator)
+            blocks.refuse_large()
+            Heads(of, cpu).each(
+                lambda head, loop: forward.packed(head, key, value, loop), forward.block
+            )
 
     return b.prim_func("attention", params, body)
 
@@ -85,8 +88,8 @@ class Forward:
     ----------
     of : Attention
         The sizes and the masks.
-    cpu : CPU
-        The target CPU.
+    blocks : Blocks
+        The blocks.
     query, bias : tirx.Buffer
         The queries, and the bias or None.
     result, sums : tirx.Buffer or None
@@ -98,14 +101,14 @@ class Forward:
     def __init__(
         self,
         of: Attention,
-        cpu: CPU,
+        blocks: Blocks,
         query: tirx.Buffer,
         bias: tirx.Buffer | None,
         result: tirx.Buffer | None,
         sums: tirx.Buffer | None,
         generator: Sequence[tirx.Buffer] = (),
     ):
-        self.of, self.blocks = of, Blocks(of, cpu)
+        self.of, self.blocks = of, blocks
         self.dropout = Dropout.of_generator(of, self.blocks, generator)
         self.vectors = self.blocks.vectors
         self.query, self.bias, self.result, self.sums = query, bias, result, sums
@@ -126,7 +129,8 @@ class Forward:
         of, blocks, vectors = self.of, self.blocks, self.vectors
         keys, values = packed
         rows = bind(tirx.min(const(blocks.rows), of.queries - first))
-        query = self.query, bind(head.start("query", first)), head.step("query")
+        source = self.query, bind(head.start("query", first)), head.step("query")
+        query = blocks.queries_of(source, rows, of.features)
         scores = b.scratch(blocks.rows * blocks.pitch)
         factors = self.dropout.scratch() if self.dropout else None
         if of.has_few_keys and self.result is not None:
@@ -154,7 +158,8 @@ class Forward:
             b.either(span.is_whole(rows), lambda: weights(False), lambda: weights(True))
             if total is not None:
                 target = total, const(0), blocks.padded(of.value_features)
-                blocks.accumulate(target, values, of.value_features, scores, rows, span)
+                factor = blocks.weights_of(scores, rows, span)
+                blocks.accumulate(target, values, of.value_features, factor, rows, span)
 
         blocks.each_key_block(first, rows, key_block)
         with b.serial(0, rows) as row:
@@ -175,7 +180,8 @@ class Forward:
 
         b.either(span.is_whole(rows), lambda: weights(False), lambda: weights(True))
         target = self.result, bind(head.start("result", first)), head.step("result")
-        blocks.accumulate(target, values, of.value_features, scores, rows, span, add=False)
+        factor = blocks.weights_of(scores, rows, span)
+        blocks.accumulate(target, values, of.value_features, factor, rows, span, add=False)
 
     def _scores(self, head: Head, query: tuple, keys, scores, rows, span: Span) -> None:
         """Emit the scores of a block, with their bias."""

@@ -17,6 +17,7 @@ from . import builder as b
 from . import functions as math
 from ._attention_blocks import Blocks, Heads, Span
 from ._attention_dropout import Dropout, with_generator
+from ._attention_pairs import blocks_for
 from ._attention_sizes import Attention, Head, with_heads_first
 from ._sums import Sums
 from .attention import Forward
@@ -71,14 +72,26 @@ def attention_backward(
         inputs, results = list(tensors[:-3]), tensors[-3:]
         sums = inputs.pop() if takes_sums else None
         bias = inputs.pop() if of.bias else None
-        _Backward(of, cpu, inputs[:5], inputs[5:], bias, sums, results).emit()
+        grad, _, query, key, value, *generator = inputs
+        with blocks_for(of, cpu, grad, query, key, value) as blocks:
+            _Backward(of, cpu, blocks, inputs[:5], generator, bias, sums, results).emit()
 
     return b.prim_func("attention_backward", params, body)
 
 
 class _Backward:
-    def __init__(self, of: Attention, cpu: CPU, inputs: list, generator: list, bias, sums, results):
-        self.of, self.cpu, self.blocks = of, cpu, Blocks(of, cpu)
+    def __init__(
+        self,
+        of: Attention,
+        cpu: CPU,
+        blocks: Blocks,
+        inputs: list,
+        generator: list,
+        bias,
+        sums,
+        results,
+    ):
+        self.of, self.cpu, self.blocks = of, cpu, blocks
         self.dropout = Dropout.of_generator(of, self.blocks, generator)
         self.vectors = self.blocks.vectors
         self.output_grad, self.output, self.query, self.key, self.value = inputs
@@ -128,12 +141,12 @@ class _Backward:
         values."""
         of, blocks = self.of, self.blocks
         source = self.query, bind(head.start("query")), head.step("query")
-        query = blocks.rows_of(source, of.queries, of.features, loop)
+        query = blocks.factors_of(source, of.queries, of.features, loop)
         source = self.output_grad, bind(head.start("output_grad")), head.step("output_grad")
-        grad = blocks.rows_of(source, of.queries, of.value_features, loop)
+        grad = blocks.factors_of(source, of.queries, of.value_features, loop)
         blocks_of_queries = ceil_div(of.queries, blocks.rows)
         if not self.is_given:
-            forward = Forward(of, self.cpu, self.query, self.bias, None, self.sums)
+            forward = Forward(of, blocks, self.query, self.bias, None, self.sums)
             with loop(0, blocks_of_queries) as i:
                 forward.block(head, (packed[0], None), bind(i * blocks.rows))
         inner = self._inner_products(head, loop)
@@ -218,7 +231,11 @@ class _Pair:
         features, value_features = of.features, of.value_features
         query, grad, query_grad = (
             (buffer, bind(start + first * step), step)
-            for buffer, start, step in (self._query, self._grad, self._query_grad)
+            for buffer, start, step in (self._query[0], self._grad[0], self._query_grad)
+        )
+        query_rows, grad_rows = (
+            (buffer, bind(start + first // blocks.step * step), step)
+            for buffer, start, step in (self._query[1], self._grad[1])
         )
         weights, grads = (b.scratch(blocks.rows * blocks.pitch) for _ in range(2))
         factors = self._dropout.scratch() if self._dropout else None
@@ -234,13 +251,16 @@ class _Pair:
 
         b.either(span.is_whole(rows), lambda: each_row(False), lambda: each_row(True))
         if with_keys:
+            factor = blocks.transposed_weights_of(weights, rows, span)
             blocks.accumulate_transposed(
-                self._value_grad, grad, value_features, weights, rows, span
+                self._value_grad, grad_rows, value_features, factor, rows, span
             )
-            blocks.accumulate_transposed(self._key_grad, query, features, grads, rows, span)
+            factor = blocks.transposed_weights_of(grads, rows, span)
+            blocks.accumulate_transposed(self._key_grad, query_rows, features, factor, rows, span)
         if with_queries:
+            factor = blocks.weights_of(grads, rows, span)
             blocks.accumulate(
-                query_grad, self._key_rows, features, grads, rows, span, add=not of.has_few_keys
+                query_grad, self._key_rows, features, factor, rows, span, add=not of.has_few_keys
             )
 
     def _row(self, first, row, weights, grads, factors, span: Span, is_masked: bool) -> None:

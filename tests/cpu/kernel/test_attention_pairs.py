@@ -1,0 +1,226 @@
+"""Attention by pairs of bfloat16 against PyTorch in float64, on processors that multiply them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from attentions import (
+    DROPPED,
+    HEADS_FIRST,
+    MASKS,
+    drawn,
+    factors_of,
+    heads_first,
+    reference,
+    sized,
+    with_generator,
+)
+from hypothesis import given
+from machines import PAIRS, at, compile_kernels, largest_error, runs_here
+from sweep import at_length, batches
+
+from relax_grad.cpu.kernel.attention import attention
+from relax_grad.cpu.kernel.attention_backward import attention_backward
+from relax_grad.cpu.kernel.halves import stored_as
+from relax_grad.cpu.target import CPU
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
+
+pytestmark = pytest.mark.skipif(
+    not runs_here("avx512bf16"), reason="this machine has no avx512bf16"
+)
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+TARGET = tvm.target.Target(PAIRS["avx512bf16"])
+RNG = np.random.default_rng(0)
+
+#: Sizes, symbolic extents, axes of the bias, attributes, and tensors with the heads first.
+CASES = [
+    ((1, 131, 70, 2, 1, 5, 7), (), None, MASKS[1]),
+    ((1, 71, 270, 2, 2, 18, 33), ("keys",), None, MASKS[3]),
+    ((2, 9, 21, 4, 2, 16, 16), ("batch",), (2, 3), {}),
+    ((1, 3, 9, 1, 1, 3, 1), (), None, MASKS[2]),  # a panel of one vector
+    DROPPED[1],
+    HEADS_FIRST[2],
+]
+
+#: Others, for the long sweeps.
+MORE_CASES = [
+    *(((1, 71, 270, 2, 2, 18, 33), (), None, attrs) for attrs in MASKS),
+    ((1, 133, 133, 2, 1, 64, 64), ("queries", "keys"), (0, 1, 2, 3), MASKS[1]),
+    ((1, 64, 384, 1, 1, 128, 96), (), (3,), {}),
+    *DROPPED[::2],
+    *HEADS_FIRST[:2],
+]
+
+
+def drawn_arrays(shapes: Sequence, names: dict) -> list[np.ndarray]:
+    """Return random numbers of bfloat16; an array of the last shape, of saved numbers, is left
+    out."""
+    return [RNG.normal(size=at(shape, names)).astype(BFLOAT16) for shape in shapes[:-1]]
+
+
+def wide(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    return [np.asarray(array).astype("float64") for array in arrays]
+
+
+def dtypes_of(arrays: Sequence[np.ndarray], results: int) -> list[str]:
+    return [*(array.dtype.name for array in arrays), *["float32"] * results]
+
+
+def forward_of(case: tuple, **properties) -> tuple:
+    """Return the kernel of a case that saves numbers for the gradient, its sizes, its arrays before
+    they are turned, and those that it takes."""
+    sizes, symbolic, bias, attrs, *numbers = case
+    of, shapes, names = sized(sizes, symbolic, bias, **attrs)
+    numbers = set(*numbers) & {0, 1, 2}
+    *inputs, result = drawn_arrays(shapes, names)
+    taken = with_generator(of, heads_first(inputs, numbers))
+    cpu = replace(CPU.of(TARGET), **properties)
+    function = stored_as(
+        dtypes_of(taken, 2),
+        2,
+        lambda: attention(of, shapes[:-1], cpu, saves_sums=True, exchanged=sorted(numbers)),
+    )
+    return function, of, inputs, taken, [result.shape, at(shapes[-1], names)]
+
+
+def backward_of(case: tuple, takes_sums: bool, **properties) -> tuple:
+    """Return the kernel of the gradient of a case, the arrays that it takes, and the wanted
+    gradients."""
+    sizes, symbolic, bias, attrs, *numbers = case
+    of, shapes, names = sized(sizes, symbolic, bias, **attrs)
+    *inputs, grad = drawn_arrays(shapes, names)
+    leaves = [torch.from_numpy(array).requires_grad_() for array in wide(inputs)]
+    result, sums = reference(of, *leaves)
+    (torch_grad,) = map(torch.from_numpy, wide([grad]))
+    wanted = [g.numpy() for g in torch.autograd.grad(result, leaves[:3], torch_grad)]
+    operands = {2, 3, 4} if set(*numbers) else set()
+    result, sums = (tensor.detach().numpy().astype("float32") for tensor in (result, sums))
+    taken = with_generator(of, heads_first([grad, result, *inputs], operands), 5)
+    taken += [sums] if takes_sums else []
+    cpu = replace(CPU.of(TARGET), **properties)
+    function = stored_as(
+        dtypes_of(taken, 3),
+        3,
+        lambda: attention_backward(
+            of,
+            [shapes[-2], shapes[-2], *shapes[:-2]],
+            cpu,
+            takes_sums=takes_sums,
+            exchanged=sorted(operands),
+        ),
+    )
+    return function, taken, wanted
+
+
+def run(functions: Sequence, arguments: Sequence, shapes: Sequence) -> list[list[np.ndarray]]:
+    """Return the results of kernels, compiled together; numbers that they do not write are NaN."""
+    library = compile_kernels({f"f{i}": function for i, function in enumerate(functions)}, TARGET)
+    results = []
+    for i, (arrays, extents) in enumerate(zip(arguments, shapes, strict=True)):
+        assert "add_pairs" in functions[i].script()
+        outputs = [tvm.runtime.tensor(np.full(shape, np.nan, "float32")) for shape in extents]
+        library[f"f{i}"](*map(tvm.runtime.tensor, arrays), *outputs)
+        results.append([output.numpy() for output in outputs])
+    return results
+
+
+def check_forward(cases: Sequence[tuple]) -> None:
+    """Compare results, and the saved numbers, in which no product of weights is."""
+    made = list(map(forward_of, cases))
+    results = run([m[0] for m in made], [m[3] for m in made], [m[4] for m in made])
+    for case, (_, of, inputs, *_), (result, saved) in zip(cases, made, results, strict=True):
+        expected, expected_saved = (
+            tensor.numpy() for tensor in reference(of, *map(torch.from_numpy, wide(inputs)))
+        )
+        if of.has_few_keys:
+            # Weights of masked keys may be unwritten. The sums of rounded weights are exact.
+            saved = np.where(np.isnan(saved) & (expected_saved == 0), np.float32(0), saved)
+            expected = product_of_rounded(of, saved, inputs[2])
+        is_finite = np.isfinite(expected_saved)
+        assert np.array_equal(np.isfinite(saved), is_finite), case
+        assert largest_error(saved[is_finite], expected_saved[is_finite]) < 2e-6, case
+        assert largest_error(result, expected) < (2e-6 if of.has_few_keys else 4e-3), case
+
+
+def product_of_rounded(of, weights: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Return the result, given weights before their dropout."""
+    if of.rate is not None:
+        weights = weights * factors_of(of, weights.shape).numpy().astype("float32")
+    weights, value = wide([weights.astype(BFLOAT16), value])
+    return np.einsum("bhqk,bkhf->bqhf", weights, value.repeat(of.heads // of.key_heads, 2))
+
+
+def check_backward(cases: Sequence[tuple]) -> None:
+    made = [backward_of(case, i % 2 == 0) for i, case in enumerate(cases)]
+    shapes = [[grad.shape for grad in wanted] for *_, wanted in made]
+    results = run([m[0] for m in made], [m[1] for m in made], shapes)
+    for case, got, (*_, wanted) in zip(cases, results, made, strict=True):
+        for name, own, expected in zip("qkv", got, wanted, strict=True):
+            assert largest_error(own, expected) < 8e-3, (case, name)
+
+
+def test_forward():
+    check_forward(CASES)
+
+
+def test_backward():
+    check_backward(CASES)
+
+
+@pytest.mark.slow
+def test_more_cases():
+    check_forward(MORE_CASES)
+    check_backward(MORE_CASES)
+
+
+@pytest.mark.slow
+@at_length(20)
+@given(cases=batches(drawn()))
+def test_any_size(cases):
+    check_forward(cases)
+    check_backward(cases)
+
+
+def test_results_do_not_depend_on_the_threads():
+    case = ((1, 133, 290, 4, 2, 18, 33), (), None, MASKS[1])
+    state = RNG.bit_generator.state
+    made = []
+    for cores in (1, 5):
+        RNG.bit_generator.state = state  # the same numbers
+        function, _, _, taken, shapes = forward_of(case, cores=cores)
+        gradient, operands, wanted = backward_of(case, True, cores=cores)
+        made += [(function, taken, shapes), (gradient, operands, [w.shape for w in wanted])]
+    results = run(*map(list, zip(*made, strict=True)))
+    for own in (results[::2], results[1::2]):
+        assert len({b"".join(array.tobytes() for array in arrays) for arrays in own}) == 1
+
+
+def test_numbers_that_are_not_finite_stay_in_their_row():
+    _, of, inputs, taken, shapes = forward_of(((1, 5, 9, 1, 1, 4, 3), (), None, {}))
+    function = forward_of(((1, 5, 9, 1, 1, 4, 3), (), None, {}))[0]
+    taken[0][0, 1] = np.nan
+    ((result, _),) = run([function], [taken], [shapes])
+    expected, _ = reference(of, *map(torch.from_numpy, wide(inputs)))
+    others = [0, 2, 3, 4]
+    assert np.isnan(result[0, 1]).all()
+    assert largest_error(result[:, others], expected.numpy()[:, others]) < 4e-3
+
+
+def test_only_operands_of_bfloat16_are_pairs():
+    of, shapes, _ = sized((1, 9, 9, 1, 1, 4, 4), (), None)
+    cpu = CPU.of(TARGET)
+
+    def script(dtypes: Sequence[str], cpu: CPU = cpu) -> str:
+        return stored_as([*dtypes, "float32"], 1, lambda: attention(of, shapes[:-1], cpu)).script()
+
+    assert "add_pairs" in script(["bfloat16"] * 3)
+    assert "add_pairs" not in script(["bfloat16"] * 3, replace(cpu, bfloat16=False))
+    assert "add_pairs" not in script(["float16"] * 3)
+    assert "add_pairs" not in script(["bfloat16", "bfloat16", "float32"])
