@@ -43,7 +43,7 @@ LARGE = [
 
 #: Rows of small products, and their columns and depths: layers of perceptrons, cells of recurrent
 #: nets, adapters of low rank, heads of attention, classifiers.
-_ROWS = (1, 8, 16, 32, 64, 128)
+_ROWS = (1, 3, 6, 8, 16, 32, 64, 128)
 _LAYERS = (
     (16, 64),
     (64, 64),

@@ -20,8 +20,13 @@ DEPTH = 256
 #: run along k.
 _FEW_ROWS, _FEW_DOTS = 32, 16
 
-#: The same, if the rows of B share few sets of a cache, and a tile has 16 registers.
+#: The same with 16 registers, if the rows of B share few sets of a cache, or are one vector at
+#: most: few registers hold too few sums to hide the latency of multiply-adds.
 _FEW_CROWDED = 8
+
+#: The same with 32 registers, if a row of B is one vector: packing it gains nothing. A product with
+#: more steps is divided between threads, which have rows of their own if B is packed.
+_FEW_OF_ONE_VECTOR, _MOST_STEPS = 64, 1024
 
 #: The elements of A up to which B is not packed if it is transposed and has fewer columns than
 #: this, and not a multiple of the lanes.
@@ -108,8 +113,15 @@ class Matmul:
             # Few registers hold few rows: B is read several times, from few sets of a cache if its
             # rows share them.
             is_deep = isinstance(self.depth, int) and self.depth >= DEPTH
-            is_crowded = cpu.registers < 32 and is_deep and share_sets(self.columns)
-            return _FEW_CROWDED if is_crowded else _FEW_ROWS
+            is_crowded = is_deep and share_sets(self.columns)
+            if not isinstance(self.columns, int):
+                return _FEW_ROWS
+            if cpu.registers < 32:
+                is_short = self.columns <= cpu.lanes
+                return _FEW_CROWDED if is_crowded or is_short else _FEW_ROWS
+            has_few_steps = isinstance(self.depth, int) and self.depth <= _MOST_STEPS
+            is_vector = self.columns == cpu.lanes and has_few_steps and not self.transpose_a
+            return _FEW_OF_ONE_VECTOR if is_vector else _FEW_ROWS
         # Summing the lanes of a vector takes about as long as that many multiplications.
         if self.transpose_a:
             return 1

@@ -104,7 +104,10 @@ def _emit(p: Matmul, cpu: CPU, way: str | None, tensors: tuple, bias: Bias | Non
     is_packed = way == "packed" if way else isinstance(p.rows, int) and p.rows > most
     is_narrow = isinstance(p.columns, int) and p.columns <= tile_size(cpu)[1] * cpu.lanes
     limit = _ONE_THREAD_NS_OF_ONE_PANEL if is_packed and is_narrow else ONE_THREAD_NS
-    is_small = p.nanoseconds(cpu) <= limit
+    # B that is read in place is divided by its columns.
+    is_undivided = is_one(p.batch) and isinstance(p.rows, int) and not is_packed
+    is_undivided &= isinstance(p.columns, int) and p.columns <= cpu.lanes
+    is_small = p.nanoseconds(cpu) <= limit or is_undivided
     if is_small:
         cpu = replace(cpu, cores=1)
 

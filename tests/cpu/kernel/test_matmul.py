@@ -92,7 +92,20 @@ def test_copies_of_a_by_tasks(target, transpose_b):
 @pytest.mark.parametrize("transpose_b", [False, True])
 def test_few_rows_or_one_column(target, transpose_a, transpose_b):
     sizes = [(1, 300, 70), (2, 129, 45), (5, 40, 257), (13, 11, 300), (27, 50, 9), (33, 1, 40)]
+    sizes += [(50, 16, 33), (9, 5, 40)]
     check([Matmul(*size, transpose_a, transpose_b) for size in sizes], target)
+
+
+def test_the_most_rows_that_read_a_factor_in_place():
+    """Packing a factor whose rows are one vector gains nothing, except where few registers hold its
+    sums."""
+    wide, narrow = CPU(16, 32, 2), CPU(8, 16, 2)
+    assert Matmul(64, 16, 768, True).most_few_rows(wide) == 32
+    assert Matmul(64, 16, 768).most_few_rows(wide) == 64
+    assert Matmul(64, 17, 768).most_few_rows(wide) == 32
+    assert Matmul(64, 16, 4096).most_few_rows(wide) == 32
+    assert Matmul(64, 10, 768).most_few_rows(narrow) == 32
+    assert Matmul(64, 8, 768).most_few_rows(narrow) == 8
 
 
 @each_target
@@ -190,6 +203,7 @@ def test_one_thread_packs_a_single_panel(transpose_a):
         assert not is_parallel(matmul(Matmul(*size, transpose_a), cpu))
     for size in [(128, 16, 768), (512, 32, 512), (64, 33, 1024)]:
         assert is_parallel(matmul(Matmul(*size, transpose_a), cpu))
+    assert not is_parallel(matmul(Matmul(32, 16, 4096), cpu))  # one vector of columns
 
 
 @each_target
