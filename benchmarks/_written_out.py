@@ -64,9 +64,14 @@ SIZES = [
 LOSS = 1.05
 
 
+#: The forms of each size: whether there is a causal mask, and whether the heads are permuted, as
+#: those of layers, which have them behind the positions.
+FORMS = [(False, False), (True, False), (False, True)]
+
+
 def rows(target: tvm.target.Target, repeats: int, sizes: Sequence[tuple] = SIZES) -> list[dict]:
-    """Return the times of each size, without and with a causal mask."""
-    return [_row(size, is_causal, target, repeats) for size in sizes for is_causal in (False, True)]
+    """Return the times of each size and form."""
+    return [_row(size, *form, target, repeats) for size in sizes for form in FORMS]
 
 
 def summary(measured: Sequence[dict]) -> str:
@@ -79,15 +84,18 @@ def summary(measured: Sequence[dict]) -> str:
             f"  {what}: {len(lost)} of {len(measured)} rows above {LOSS}; at most "
             f"{worst['median'][i]:.2f} of the time of the written-out form, at {worst['sizes']}"
             + (", causal" if worst["causal"] else "")
+            + (", permuted" if worst["permuted"] else "")
         )
     return "\n".join(lines)
 
 
-def written_out(sizes: tuple, is_causal: bool) -> tvm.IRModule:
+def written_out(sizes: tuple, is_causal: bool, is_permuted: bool) -> tvm.IRModule:
     """Return a module whose function ``main`` is an attention, with the heads before the
-    positions."""
+    positions, to which they may be permuted."""
     batch, heads, queries, keys, features = sizes
     shapes = [(batch, heads, length, features) for length in (queries, keys, keys)]
+    if is_permuted:
+        shapes = [(batch, length, heads, features) for length in (queries, keys, keys)]
     q, k, v = (
         relax.Var(name, relax.TensorType(shape, "float32"))
         for name, shape in zip("qkv", shapes, strict=True)
@@ -95,6 +103,8 @@ def written_out(sizes: tuple, is_causal: bool) -> tvm.IRModule:
     op, bb = relax.op, relax.BlockBuilder()
     with bb.function("main", [q, k, v]):
         with bb.dataflow():
+            if is_permuted:
+                q, k, v = (bb.emit(op.permute_dims(x, [0, 2, 1, 3])) for x in (q, k, v))
             scores = bb.emit(op.matmul(q, bb.emit(op.permute_dims(k, [0, 1, 3, 2]))))
             scores = bb.emit(op.multiply(scores, relax.const(features**-0.5, "float32")))
             if is_causal:
@@ -102,14 +112,17 @@ def written_out(sizes: tuple, is_causal: bool) -> tvm.IRModule:
                 hidden = relax.const(-np.inf, "float32")
                 scores = bb.emit(op.where(mask, scores, hidden))
             weights = bb.emit(op.nn.softmax(scores, -1))
-            y = bb.emit_output(op.matmul(weights, v))
+            y = op.matmul(weights, v)
+            y = bb.emit_output(op.permute_dims(bb.emit(y), [0, 2, 1, 3]) if is_permuted else y)
         bb.emit_func_output(y)
     return bb.get()
 
 
-def _row(sizes: tuple, is_causal: bool, target: tvm.target.Target, repeats: int) -> dict:
+def _row(
+    sizes: tuple, is_causal: bool, is_permuted: bool, target: tvm.target.Target, repeats: int
+) -> dict:
     """Return the times without and with gradients, after a comparison of the results."""
-    module = written_out(sizes, is_causal)
+    module = written_out(sizes, is_causal, is_permuted)
     functions = {}
     for form, mod in (("written out", module), ("fused", FuseAttention()(module))):
         both = relax_grad.vjp(mod, "main", [0, 1, 2])
@@ -142,6 +155,7 @@ def _row(sizes: tuple, is_causal: bool, target: tvm.target.Target, repeats: int)
     result = {
         "sizes": list(sizes),
         "causal": is_causal,
+        "permuted": is_permuted,
         "is_fused": "R.nn.attention" in functions["fused forward"].script(),
         "us": [round(min(times[f"fused {kind}"]) * 1e6, 1) for kind in kinds],
         "written_out_us": [round(min(times[f"written out {kind}"]) * 1e6, 1) for kind in kinds],

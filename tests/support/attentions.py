@@ -54,12 +54,27 @@ HEADS_FIRST = [
 ]
 
 
-def heads_first(arrays, exchanged):
-    """Return arrays, of which those with these numbers get the heads before the positions."""
-    return [
-        np.ascontiguousarray(array.swapaxes(1, 2)) if i in exchanged else array
-        for i, array in enumerate(arrays)
-    ]
+#: Cases with keys and their gradient that have heads, features, then positions: after the numbers
+#: of tensors with heads before positions, those of the turned ones.
+TURNED = [
+    ((2, 9, 21, 4, 2, 17, 16), (), None, {}, (0, 3), (1, 6)),
+    ((1, 70, 133, 4, 2, 16, 7), ("batch", "keys"), (1, 3), MASKS[1], (), (1, 6)),
+    ((3, 16, 16, 2, 2, 32, 5), (), None, {"rate": 0.3}, (), (1,)),
+    ((2, 33, 270, 2, 1, 8, 16), (), None, {}, (6,), (1,)),
+    ((1, 40, 64, 2, 2, 16, 16), ("queries",), None, MASKS[2], (1,), (6,)),
+]
+
+
+def in_orders(arrays, exchanged, turned=()):
+    """Return arrays, of which those with these numbers get the heads before the positions, or the
+    heads and the features."""
+
+    def ordered(i, array):
+        if i in turned:
+            return np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+        return np.ascontiguousarray(array.swapaxes(1, 2)) if i in exchanged else array
+
+    return [ordered(i, array) for i, array in enumerate(arrays)]
 
 
 def scores_of(of, query, key, bias):

@@ -48,7 +48,7 @@ def attention(site: CallSite) -> Kernel | None:
         return None
     arguments = [*operands[:3], *generator, *operands[3:]]
     make = partial(kernels.attention, of, shapes, site.cpu)
-    return Kernel(make, arguments, exchangeable=_exchangeable(3, arguments, 1))
+    return Kernel(make, arguments, exchangeable=_exchangeable(3, arguments, 1), turnable=[1])
 
 
 @residuals_for(*_FORWARD)
@@ -67,7 +67,7 @@ def attention_with_sums(site: CallSite, var: relax.Var, calls: BlockCalls) -> Re
         generator = partial(attention_backward, of, taken, site.cpu, takes_sums=True)
         operands = [operand for operand in call.args if isinstance(operand.ty, relax.TensorType)]
         arguments = [*operands, *saved]
-        return Kernel(generator, arguments, exchangeable=_exchangeable(5, arguments, 3))
+        return _backward_kernel(generator, arguments)
 
     uses: dict[relax.Var, Replacement] = {}
     while (
@@ -111,7 +111,17 @@ def backward(site: CallSite) -> Kernel | None:
         return None
     arguments = [*operands[:5], *generator, *operands[5:]]
     make = partial(attention_backward, of, shapes, site.cpu)
-    return Kernel(make, arguments, exchangeable=_exchangeable(5, arguments, 3))
+    return _backward_kernel(make, arguments)
+
+
+def _backward_kernel(generator: partial[tirx.PrimFunc], arguments: Sequence[relax.Expr]) -> Kernel:
+    """Return the kernel of a gradient, whose keys and their gradient may be turned."""
+    return Kernel(
+        generator,
+        arguments,
+        exchangeable=_exchangeable(5, arguments, 3),
+        turnable=[3, len(arguments) + 1],
+    )
 
 
 def _exchangeable(operands: int, arguments: Sequence[relax.Expr], results: int) -> tuple[int, ...]:

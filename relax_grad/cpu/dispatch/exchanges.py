@@ -4,7 +4,8 @@ A permutation between ``(batch, positions, heads, features)`` and ``(batch, head
 features)`` before a kernel is left out if the kernel takes the tensor before it. A kernel returns
 the tensor after such a permutation; where the tensor before is used, the permutation follows. A
 cast to half precision may be between the kernel and a permutation of its result, if the kernel
-rounds the result itself.
+rounds the result itself. Keys of attention may also be ``(batch, heads, features, positions)``, as
+the factor of a product.
 """
 
 from __future__ import annotations
@@ -21,16 +22,25 @@ from .registry import Kernel
 _PERMUTE, _ASTYPE = Op.get("relax.permute_dims"), Op.get("relax.astype")
 _AXES = [0, 2, 1, 3]
 
+#: The axes of ``(batch, heads, features, positions)`` that are ``(batch, positions, heads,
+#: features)``.
+_TURNED = [0, 3, 1, 2]
+
 #: Returns the value of a variable, if the variable and the operands of the value are unchanged.
 Lookup = Callable[[relax.Var], "relax.Expr | None"]
 
 
 def is_exchange(value: relax.Expr | None) -> bool:
     """Tell whether a value is the exchange of the second and third of four axes."""
+    return _permutes(value, _AXES)
+
+
+def _permutes(value: relax.Expr | None, wanted: list[int]) -> bool:
+    """Tell whether a value is a permutation of four axes."""
     if not isinstance(value, relax.Call) or value.op != _PERMUTE:
         return False
     axes = value.attrs.axes
-    return axes is not None and [int(axis) % 4 for axis in axes] == _AXES
+    return axes is not None and [int(axis) % 4 for axis in axes] == wanted
 
 
 def is_cast(value: relax.Expr | None) -> bool:
@@ -53,6 +63,13 @@ def before_exchange(expr: relax.Expr, lookup: Lookup) -> relax.Expr | None:
     """Return the tensor whose axes are exchanged for a tensor, or None if there is none."""
     value = origin(expr, lookup)
     return value.args[0] if isinstance(value, relax.Call) and is_exchange(value) else None
+
+
+def before_turn(expr: relax.Expr, lookup: Lookup) -> relax.Expr | None:
+    """Return the tensor ``(batch, heads, features, positions)`` from which a tensor is permuted, or
+    None if there is none."""
+    value = origin(expr, lookup)
+    return value.args[0] if isinstance(value, relax.Call) and _permutes(value, _TURNED) else None
 
 
 def origin(expr: relax.Expr, lookup: Lookup) -> relax.Expr | None:
@@ -159,4 +176,11 @@ def with_exchanges(
         if source is not None:
             arguments[index] = source
             indices.append(index)
-    return kernel.with_exchanged(indices, arguments), returned
+    turned = []
+    for index in kernel.turnable:
+        if index < len(arguments) and index not in indices:
+            source = before_turn(arguments[index], lookup)
+            if source is not None:
+                arguments[index] = source
+                turned.append(index)
+    return kernel.with_orders(arguments, indices, turned), returned

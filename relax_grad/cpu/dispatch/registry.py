@@ -44,6 +44,9 @@ class Kernel:
     exchangeable : Sequence[int]
         The indices, among the arguments and then the results, of the tensors that may have their
         second and third axes exchanged in memory.
+    turnable : Sequence[int]
+        The indices of those that may have the second and third axes exchanged, then the last two:
+        positions, heads and features become heads, features and positions.
     """
 
     generator: partial[tirx.PrimFunc]
@@ -51,20 +54,26 @@ class Kernel:
     name: str | None = None
     shapes: Sequence[Sequence[int | tirx.PrimExpr]] | None = None
     exchangeable: Sequence[int] = ()
+    turnable: Sequence[int] = ()
 
-    def with_exchanged(self, indices: Sequence[int], arguments: Sequence[relax.Expr]) -> Kernel:
-        """Return the kernel for arguments, of which some have their second and third axes
-        exchanged.
+    def with_orders(
+        self, arguments: Sequence[relax.Expr], exchanged: Sequence[int], turned: Sequence[int]
+    ) -> Kernel:
+        """Return the kernel for arguments, of which some have other orders of axes.
 
         Parameters
         ----------
-        indices : Sequence[int]
-            The indices of the tensors with exchanged axes, among the arguments and then the
-            results.
         arguments : Sequence[relax.Expr]
             The arguments.
+        exchanged, turned : Sequence[int]
+            The indices of the tensors of :attr:`exchangeable` and :attr:`turnable` that have these
+            orders, among the arguments and then the results.
         """
-        generator = partial(self.generator, exchanged=tuple(indices)) if indices else self.generator
+        generator = self.generator
+        if exchanged:
+            generator = partial(generator, exchanged=tuple(exchanged))
+        if turned:
+            generator = partial(generator, turned=tuple(turned))
         return replace(self, generator=generator, arguments=arguments)
 
     def stored_as(self, types: Sequence[relax.Type], results: int) -> Kernel:

@@ -3,7 +3,7 @@ tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tvm import tirx
@@ -23,6 +23,13 @@ LOWEST = -3.4028234663852886e38
 #: The vectors of a tile.
 _WIDE = 2
 
+#: The elements of a page of memory, of a line of the caches, and of a tensor that is too large for
+#: the near ones.
+_PAGE, _LINE, _FAR = 1024, 16, 2**15
+
+#: The least rows of a tile, and the multiply-adds that take as long as one waits for another.
+_LEAST_HEIGHT, _WAITING = 4, 8
+
 #: The elements up to which rows that are not next to each other are read in place.
 _CLOSE = 4096
 
@@ -41,13 +48,41 @@ class Heads:
         # A thread gets whole heads only if all get about as many.
         self.is_few = isinstance(heads, int) and heads % cpu.cores != 0 and heads < 4 * cpu.cores
 
-    def each(self, pack: Callable, block: Callable) -> None:
+    def prefetch(self, index, tensors: Sequence[tuple[str, tirx.Buffer]]) -> None:
+        """Emit prefetches of the rows of the head of keys after that of an index, if they are at
+        most a page, beyond which the processor does not prefetch, and come from a distant cache.
+
+        ``tensors`` are the names and the buffers.
+        """
+        of = self.of
+        if self.is_few or of.group > 1 or not of.has_few_keys or not isinstance(of.queries, int):
+            return
+        size = max(of.queries, of.keys) * max(of.features, of.value_features)
+        if size > _PAGE or (isinstance(self.number, int) and self.number * size < _FAR):
+            return
+        following = bind(index + 1)
+        key_head = bind(following % of.key_heads)
+        head = Head(of, bind(following // of.key_heads), key_head, key_head)
+        for name, buffer in tensors:
+            if isinstance(buffer, Half):
+                continue
+            start, extent, step, features = head.extents(name)
+            start = bind(start)
+            with b.serial(0, extent) as row:
+                for column in range(0, features, _LINE):
+                    b.prefetch(buffer, start + row * step + column)
+
+    def each(
+        self, pack: Callable, block: Callable, tensors: Sequence[tuple[str, tirx.Buffer]] = ()
+    ) -> None:
         """Emit ``pack(head, loop)`` for each head of keys, then
-        ``block(head, packed, first query)`` for its queries."""
+        ``block(head, packed, first query)`` for its queries. The tensors, with their names, are
+        prefetched."""
         of = self.of
         outer, inner = (b.serial, b.parallel) if self.is_few else (b.parallel, b.serial)
         number = ceil_div(of.queries, self.blocks.rows)
         with outer(0, self.number) as i:
+            self.prefetch(i, tensors)
             batch, key_head = bind(i // of.key_heads), bind(i % of.key_heads)
             packed = pack(Head(of, batch, key_head), inner)
             with inner(0, of.group * number) as task:
@@ -154,6 +189,8 @@ class Blocks:
         The numbers of queries and keys of a block.
     tile_rows, tile_vectors : int
         The size of a tile.
+    key_rows : int
+        The rows of a tile whose rows are keys.
     width : int
         The number of keys of a panel, as many as columns of a tile.
     panels : int
@@ -167,16 +204,28 @@ class Blocks:
 
     def __init__(self, of: Attention, cpu: CPU):
         self.of, self.vectors = of, Vectors(cpu.lanes)
-        self.tile_rows, self.tile_vectors = 8 if cpu.registers >= 32 else 6, _WIDE
+        most, self.tile_vectors = 8 if cpu.registers >= 32 else 6, _WIDE
+        self.tile_rows, self.key_rows = _height(of.queries, most), _height(of.keys, most)
         if of.has_few_keys and of.keys <= cpu.lanes:
             self.tile_vectors = 1
         self.width = self.tile_vectors * cpu.lanes
-        self.rows = max(1, _ROWS // self.tile_rows) * self.tile_rows
+        strips = _ROWS // self.tile_rows
+        # Blocks have an even number of rows, as pairs do not cross them.
+        self.rows = (strips - strips * self.tile_rows % 2) * self.tile_rows
         self.panels = max(1, _COLUMNS // self.width)
         if of.has_few_keys:
             self.panels = ceil_div(of.keys, self.width)
         self.columns = self.panels * self.width
         self.pitch = self.columns + cpu.lanes
+
+    @property
+    def has_one_block_of_queries(self) -> bool:
+        """Whether one block has all queries, and these are so many that each key has one under a
+        causal mask."""
+        of = self.of
+        if not isinstance(of.queries, int) or of.queries > self.rows:
+            return False
+        return of.causal_mask is None or (isinstance(of.keys, int) and of.keys <= of.queries)
 
     def refuse_large(self) -> None:
         """Emit an assertion that int32 indices can address the copies of symbolic numbers of
@@ -230,17 +279,19 @@ class Blocks:
         """Emit a copy of rows of features as panels, ``[panel][feature][row]``, padded with zeros
         and multiplied by a factor.
 
-        ``source`` is a buffer, the offset of the first row, and the stride of the rows.
+        ``source`` is a buffer, the offset of the first row, the stride of the rows, and that of
+        the features if it is not 1.
         """
         vectors, lanes, width = self.vectors, self.vectors.lanes, self.width
-        buffer, start, step = source
+        buffer, start, step, *across = source
         panels = b.scratch(ceil_div(extent, width) * (features * width))
+        if across:
+            self._pack_columns((buffer, start, *across), extent, features, loop, scale, panels)
+            return Panels(panels)
         with loop(0, ceil_div(extent, width)) as j, b.serial(0, self.tile_vectors) as v:
             row = bind(j * width + v * lanes)
             base = bind(j * (features * width) + v * lanes)
-            left = None
-            if not (isinstance(extent, int) and extent % width == 0):
-                left = bind(tirx.max(const(0), tirx.min(const(lanes), extent - row)))
+            left = self._left(extent, row)
             vectors.copy_transposed(
                 (buffer, bind(start + row * step), step),
                 left,
@@ -270,6 +321,31 @@ class Blocks:
         rows = self.rows_of(source, extent, features, loop)
         return rows, rows
 
+    def _pack_columns(self, source: tuple, extent: Extent, features: int, loop, scale, panels):
+        """Emit the copy of :meth:`pack_panels` from features of rows that are next to each
+        other.
+
+        ``source`` is a buffer, the offset of the first row, and the stride of the features.
+        """
+        vectors, lanes, width = self.vectors, self.vectors.lanes, self.width
+        buffer, start, across = source
+        with loop(0, ceil_div(extent, width)) as j:
+            first = bind(j * width)
+            left = [self._left(extent, first + v * lanes) for v in range(self.tile_vectors)]
+            with b.serial(0, features) as k:
+                base = bind(start + k * across + first)
+                to = bind((j * features + k) * width)
+                for v, number in enumerate(left):
+                    value = vectors.load(buffer, base + v * lanes, number)
+                    value = value if scale is None else value * vectors.splat(scale)
+                    vectors.store(panels, to + v * lanes, value)
+
+    def _left(self, extent: Extent, row) -> Extent | None:
+        """Return the number of rows of a vector from a row on; None if it is always whole."""
+        if isinstance(extent, int) and extent % self.width == 0:
+            return None
+        return bind(tirx.max(const(0), tirx.min(const(self.vectors.lanes), extent - row)))
+
     def rows_of(
         self, source: tuple, extent: Extent, features: int, loop: Callable = b.serial
     ) -> tuple:
@@ -277,13 +353,28 @@ class Blocks:
         copy that is padded with zeros.
 
         ``source`` and the result are a buffer, the offset of the first row, and the stride of the
-        rows.
+        rows; ``source`` also has that of the features if it is not 1.
         """
         if self.has_whole_vectors(source, extent, features):
             return source
         vectors, pitch = self.vectors, self.padded(features)
         target = b.scratch(extent * pitch)
-        buffer, start, step = source
+        buffer, start, step, *across = source
+        if across:
+            lanes = vectors.lanes
+            with loop(0, pitch // lanes) as j:
+                first = bind(j * lanes)
+                left = None
+                if features % lanes:
+                    left = bind(tirx.min(const(lanes), features - first))
+                vectors.copy_transposed(
+                    (buffer, bind(start + first * across[0]), across[0]),
+                    left,
+                    extent,
+                    target,
+                    lambda k: k * pitch + first,
+                )
+            return target, const(0), pitch
         with loop(0, extent) as row:
             base, to = bind(start + row * step), bind(row * pitch)
 
@@ -295,8 +386,8 @@ class Blocks:
 
     def has_whole_vectors(self, source: tuple, extent: Extent, features: int) -> bool:
         """Tell whether rows of a tensor are whole vectors of float32, close together in memory."""
-        buffer, _, step = source
-        if isinstance(buffer, Half) or features % self.vectors.lanes:
+        buffer, _, step, *across = source
+        if across or isinstance(buffer, Half) or features % self.vectors.lanes:
             return False
         return step == features or (isinstance(extent, int) and extent * step <= _CLOSE)
 
@@ -306,10 +397,25 @@ class Blocks:
         """Emit a copy of padded rows to rows of features.
 
         ``source`` and ``target`` are a buffer, the offset of the first row, and the stride of the
-        rows.
+        rows; ``target`` also has that of the features if it is not 1.
         """
-        vectors = self.vectors
-        (own, first, pitch), (buffer, start, step) = source, target
+        vectors, lanes = self.vectors, self.vectors.lanes
+        (own, first, pitch), (buffer, start, step, *across) = source, target
+        if across:
+            with loop(0, ceil_div(extent, lanes)) as j:
+                row = bind(j * lanes)
+                left = None
+                if not (isinstance(extent, int) and extent % lanes == 0):
+                    left = bind(tirx.min(const(lanes), extent - row))
+                vectors.copy_transposed(
+                    (own, bind(first + row * pitch), pitch),
+                    left,
+                    features,
+                    buffer,
+                    lambda k: start + k * across[0] + row,
+                    stored=left,
+                )
+            return
         with loop(0, extent) as row:
             base, to = bind(first + row * pitch), bind(start + row * step)
 
@@ -355,7 +461,7 @@ class Blocks:
             strips = bind(ceil_div(rows, self.tile_rows))
             with b.serial(span.first_strip(j), strips) as strip:
                 row = bind(strip * self.tile_rows)
-                offsets = rows_up_to(row, self.tile_rows, rows)
+                offsets = self._queries_in_tile(row, rows)
                 sources = [bind(start + (row + i) * pitch) for i in offsets]
                 targets = [bind((row + i) * self.pitch + j * self.width) for i in offsets]
                 multiply_add(
@@ -408,7 +514,7 @@ class Blocks:
         lanes = self.vectors.lanes
 
         def tile(row, column: int, wide: int) -> None:
-            queries = rows_up_to(row, self.tile_rows, rows)
+            queries = self._queries_in_tile(row, rows)
             base = bind(origin + span.start // self.step * pitch + column)
             sources = [bind((row + i) * self.pitch) for i in queries]
             targets = [bind(start + (row + i) * step + column) for i in queries]
@@ -424,44 +530,67 @@ class Blocks:
                 multiply=self.multiply,
             )
 
-        self._each_tile(rows, features, tile)
+        self._each_tile(rows, self.tile_rows, features, tile)
+
+    def _queries_in_tile(self, row, rows) -> list:
+        """Return the offsets of the rows of a tile from its first one, in a block of queries."""
+        number = self.of.queries
+        if isinstance(number, int) and number % self.tile_rows == 0:
+            return list(map(const, range(self.tile_rows)))
+        return rows_up_to(row, self.tile_rows, rows)
+
+    def _keys_in_tile(self, key, span: Span) -> list:
+        """Return the offsets of the rows of a tile from its first one, in a block of keys."""
+        of = self.of
+        if of.has_few_keys and of.causal_mask is None and of.keys % self.key_rows == 0:
+            return list(map(const, range(self.key_rows)))
+        return rows_up_to(key, self.key_rows, span.size)
 
     def accumulate_transposed(
-        self, total: tuple, left: tuple, features: int, weights, rows, span: Span
+        self,
+        total: tuple,
+        left: tuple,
+        features: int,
+        weights,
+        rows,
+        span: Span,
+        *,
+        add: bool = True,
     ) -> None:
         """Emit the addition to rows of keys of the products of the transposed weights, from
         :meth:`transposed_weights_of`, and rows of the queries, from :meth:`factors_of`.
 
         ``total`` and ``left`` are a buffer, the offset of the first row (of all keys, and of the
-        block), and the stride of the rows, which are whole vectors.
+        block), and the stride of the rows, which are whole vectors. Without ``add``, the products
+        are the rows.
         """
         (target, origin, step), (buffer, start, pitch) = total, left
         lanes = self.vectors.lanes
 
         def tile(key, column: int, wide: int) -> None:
-            keys = rows_up_to(key, self.tile_rows, span.size)
+            keys = self._keys_in_tile(key, span)
             row = bind(span.first_row(key) // self.step)
             source = bind(row * self.pitch + key)
             base = bind(start + row * pitch + column)
             targets = [bind(origin + (span.start + key + i) * step + column) for i in keys]
             multiply_add(
                 self.vectors,
-                (self.tile_rows, wide),
+                (self.key_rows, wide),
                 bind(ceil_div(rows, self.step) - row),
                 lambda i, k: weights[source + k * self.pitch + keys[i]],
                 lambda k, v: self.vectors.load(buffer, base + k * pitch + v * lanes),
                 lambda i, v: (target, targets[i] + v * lanes, None),
-                add=True,
+                add=add,
                 multiply=self.multiply,
             )
 
-        self._each_tile(span.size, features, tile)
+        self._each_tile(span.size, self.key_rows, features, tile)
 
-    def _each_tile(self, rows, features: int, tile: Callable) -> None:
+    def _each_tile(self, rows, height: int, features: int, tile: Callable) -> None:
         """Emit ``tile(row, column, vectors)`` for each tile of rows of features."""
         for column, wide in self._columns_of(features):
-            with b.serial(0, bind(ceil_div(rows, self.tile_rows))) as strip:
-                tile(bind(strip * self.tile_rows), column, wide)
+            with b.serial(0, bind(ceil_div(rows, height))) as strip:
+                tile(bind(strip * height), column, wide)
 
     def _columns_of(self, features: int) -> list[tuple[int, int]]:
         """Return the first column of each tile of a row of features, and the number of its
@@ -479,3 +608,17 @@ class Blocks:
         if low is not None:
             inside = tirx.And(inside, tirx.GE(index, Broadcast(low, lanes)))
         return tirx.Select(inside, vector, self.vectors.splat(float("-inf")))
+
+
+def _height(extent: Extent, most: int) -> int:
+    """Return the height of the strips of some rows that take the least time.
+
+    A tile takes as long as its multiply-adds, but no less than these wait for each other, and some
+    more for its first and last instructions.
+    """
+    if not isinstance(extent, int):
+        return most
+    return min(
+        range(most, _LEAST_HEIGHT - 1, -1),
+        key=lambda height: ceil_div(extent, height) * (max(height * _WIDE, _WAITING) + 1),
+    )

@@ -32,8 +32,8 @@ from .builder import Extent, as_expr, bind, ceil_div, const
 @contextmanager
 def blocks_for(of: Attention, cpu: CPU, *factors) -> Iterator[Blocks]:
     """Return a frame of statements, and the blocks for them: of pairs, if all factors are bfloat16
-    and the CPU multiplies them, or else of elements."""
-    if takes_pairs(cpu, *factors):
+    in rows of features, and the CPU multiplies them, or else of elements."""
+    if not of.features_first and takes_pairs(cpu, *factors):
         with imported():
             yield BlocksOfPairs(of, cpu)
     else:

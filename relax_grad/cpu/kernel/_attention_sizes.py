@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tvm import tirx
 
-from .builder import Extent, as_expr, const
+from .builder import Extent, as_expr, bind, const
 
 #: The most keys of a single block.
 _FEW_KEYS = 256
@@ -41,6 +41,8 @@ class Attention:
         also has the number of the first one, and the number of heads of an element of the batch.
     heads_first : Sequence[str]
         The parameters of the kernel, by name, that have the heads before the positions.
+    features_first : Sequence[str]
+        Those that have the heads, the features, then the positions.
     """
 
     batch: Extent
@@ -57,6 +59,7 @@ class Attention:
     rate: float | None = None
     is_part: bool = False
     heads_first: Sequence[str] = ()
+    features_first: Sequence[str] = ()
 
     @property
     def has_few_keys(self) -> bool:
@@ -129,6 +132,8 @@ class Head:
         """Return the offset of a position in a tensor, by the name of the parameter."""
         positions, heads, features = self._sizes(name)
         head = self.key_head if _is_of_keys(name) else self.number
+        if name in self.of.features_first:
+            return (self.batch * heads + head) * positions * features + position
         if name in self.of.heads_first:
             return ((self.batch * heads + head) * positions + position) * features
         return ((self.batch * positions + position) * heads + head) * features
@@ -136,7 +141,26 @@ class Head:
     def step(self, name: str) -> int:
         """Return the distance of the positions in a tensor."""
         _, heads, features = self._sizes(name)
+        if name in self.of.features_first:
+            return 1
         return features if name in self.of.heads_first else heads * features
+
+    def rows(self, name: str, buffer: tirx.Buffer) -> tuple:
+        """Return the rows of features of a tensor: its buffer, the offset of the first row, the
+        distance of the rows, and that of the features if it is not 1."""
+        rows = buffer, bind(self.start(name)), self.step(name)
+        return (*rows, self._sizes(name)[0]) if name in self.of.features_first else rows
+
+    def extents(self, name: str) -> tuple:
+        """Return the offset, the number, the distance and the length of the rows of a tensor as
+        they are in memory, or of the saved numbers."""
+        if name == "sums":
+            last = self.of.saved[3]
+            return self.row_start(0) * last, self.of.queries, last, last
+        positions, _, features = self._sizes(name)
+        if name in self.of.features_first:
+            return self.start(name), features, positions, positions
+        return self.start(name), positions, self.step(name), features
 
     def _sizes(self, name: str) -> tuple[Extent, int, int]:
         """Return the extents of a tensor: its positions, heads and features."""
@@ -155,11 +179,10 @@ def _is_of_keys(name: str) -> bool:
     return name.startswith(("key", "value"))
 
 
-def with_heads_first(
-    of: Attention, params: Sequence[tuple], indices: Sequence[int]
+def with_orders(
+    of: Attention, params: Sequence[tuple], exchanged: Sequence[int], turned: Sequence[int]
 ) -> tuple[Attention, list[tuple]]:
-    """Return the sizes, and the parameters of a kernel, for tensors with the heads before the
-    positions.
+    """Return the sizes, and the parameters of a kernel, for tensors with other orders of axes.
 
     Parameters
     ----------
@@ -167,11 +190,17 @@ def with_heads_first(
         The sizes.
     params : Sequence
         The names, shapes and dtypes of tensors with the positions before the heads.
-    indices : Sequence[int]
-        The indices of the tensors that have the heads first.
+    exchanged : Sequence[int]
+        The indices of the tensors that have the heads before the positions.
+    turned : Sequence[int]
+        The indices of the tensors that have the heads, the features, then the positions.
     """
     params = list(params)
-    for index in indices:
+    for index in (*exchanged, *turned):
         name, (batch, positions, heads, features), dtype = params[index]
-        params[index] = name, [batch, heads, positions, features], dtype
-    return replace(of, heads_first=tuple(params[index][0] for index in indices)), params
+        last = [features, positions] if index in turned else [positions, features]
+        params[index] = name, [batch, heads, *last], dtype
+    heads_first, features_first = (
+        tuple(params[index][0] for index in indices) for indices in (exchanged, turned)
+    )
+    return replace(of, heads_first=heads_first, features_first=features_first), params

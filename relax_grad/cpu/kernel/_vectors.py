@@ -100,6 +100,7 @@ class Vectors:
         target: tirx.Buffer,
         place: Callable,
         scale: float | None = None,
+        stored: tirx.PrimExpr | None = None,
     ) -> None:
         """Copy ``lanes`` rows transposed, a square at a time.
 
@@ -117,6 +118,8 @@ class Vectors:
             ``place(k)`` returns the index in ``target`` of the k-th elements of all rows.
         scale : float, optional
             A factor of all elements.
+        stored : tirx.PrimExpr, optional
+            The number of rows of which elements are stored; by default all.
         """
         buffer, start, step = source
 
@@ -130,10 +133,10 @@ class Vectors:
 
             for i, column in enumerate(self.transpose([row(i) for i in range(self.lanes)])):
                 if number is None or (isinstance(number, int) and i < number):
-                    self.store(target, place(k + i), column)
+                    self.store(target, place(k + i), column, stored)
                 elif not isinstance(number, int):
                     with when(number > i):
-                        self.store(target, place(k + i), column)
+                        self.store(target, place(k + i), column, stored)
 
         self.each(int(extent) if isinstance(extent, IntImm) else extent, square)
 

@@ -18,7 +18,7 @@ from . import functions as math
 from ._attention_blocks import LOWEST, Blocks, Heads, Span
 from ._attention_dropout import Dropout, with_generator
 from ._attention_pairs import blocks_for
-from ._attention_sizes import Attention, Head, with_heads_first
+from ._attention_sizes import Attention, Head, with_orders
 from .builder import Accumulators, Extent, bind, const
 
 
@@ -29,6 +29,7 @@ def attention(
     *,
     saves_sums: bool = False,
     exchanged: Sequence[int] = (),
+    turned: Sequence[int] = (),
 ) -> tirx.PrimFunc:
     """Return the kernel of attention.
 
@@ -50,6 +51,9 @@ def attention(
     exchanged : Sequence[int]
         The indices of the parameters that have the heads before the positions: ``(batch, heads,
         positions, features)``. The shapes are given with the positions before the heads.
+    turned : Sequence[int]
+        The indices of the parameters that are ``(batch, heads, features, positions)``: perhaps
+        that of the keys.
 
     Returns
     -------
@@ -63,7 +67,7 @@ def attention(
         names.append("sums")
         shapes.append(of.saved)
     params = with_generator(of, b.floats(names, shapes), 3)
-    of, params = with_heads_first(of, params, exchanged)
+    of, params = with_orders(of, params, exchanged, turned)
 
     def body(query, key, value, *others) -> None:
         rest = [*others]
@@ -75,7 +79,9 @@ def attention(
             forward = Forward(of, blocks, query, bias, result, saved, generator)
             blocks.refuse_large()
             Heads(of, cpu).each(
-                lambda head, loop: forward.packed(head, key, value, loop), forward.block
+                lambda head, loop: forward.packed(head, key, value, loop),
+                forward.block,
+                [("query", query), ("key", key), ("value", value), ("result", result)],
             )
 
     return b.prim_func("attention", params, body)
@@ -117,7 +123,7 @@ class Forward:
         """Return the keys and values of a head: copies of the keys in panels, with the scale, and
         the values in rows of whole vectors."""
         of, blocks = self.of, self.blocks
-        keys = key, head.start("key"), head.step("key")
+        keys = head.rows("key", key)
         values = value, head.start("value"), head.step("value")
         return (
             blocks.pack_panels(keys, of.keys, of.features, loop, of.scale),

@@ -18,7 +18,7 @@ from . import functions as math
 from ._attention_blocks import Blocks, Heads, Span
 from ._attention_dropout import Dropout, with_generator
 from ._attention_pairs import blocks_for
-from ._attention_sizes import Attention, Head, with_heads_first
+from ._attention_sizes import Attention, Head, with_orders
 from ._sums import Sums
 from .attention import Forward
 from .builder import Extent, bind, ceil_div, const
@@ -31,6 +31,7 @@ def attention_backward(
     *,
     takes_sums: bool = False,
     exchanged: Sequence[int] = (),
+    turned: Sequence[int] = (),
 ) -> tirx.PrimFunc:
     """Return the kernel of the gradient of attention.
 
@@ -49,6 +50,9 @@ def attention_backward(
     exchanged : Sequence[int]
         The indices of the parameters that have the heads before the positions: ``(batch, heads,
         positions, features)``. The shapes are given with the positions before the heads.
+    turned : Sequence[int]
+        The indices of the parameters that are ``(batch, heads, features, positions)``: perhaps
+        those of the keys and of their gradient.
 
     Returns
     -------
@@ -66,7 +70,7 @@ def attention_backward(
     names += ["query_grad", "key_grad", "value_grad"]
     shapes += shapes[2:5]
     params = with_generator(of, b.floats(names, shapes), 5)
-    of, params = with_heads_first(of, params, exchanged)
+    of, params = with_orders(of, params, exchanged, turned)
 
     def body(*tensors) -> None:
         inputs, results = list(tensors[:-3]), tensors[-3:]
@@ -95,9 +99,15 @@ class _Backward:
         self.dropout = Dropout.of_generator(of, self.blocks, generator)
         self.vectors = self.blocks.vectors
         self.output_grad, self.output, self.query, self.key, self.value = inputs
+        self.inputs = inputs
         self.bias, self.sums, self.results = bias, sums, results
         self.is_given = sums is not None
         self.has_weights = self.is_given and of.has_few_keys
+        # The gradient of a whole row of weights, times the weights, has the sum of the products of
+        # the result and its gradient.
+        self.sums_weights = self.has_weights and of.keys <= of.value_features
+        # The first block of queries is the only one, and needs no zeros to add to.
+        self.adds = not (self.blocks.has_one_block_of_queries and of.group == 1)
 
     def emit(self) -> None:
         of = self.of
@@ -106,14 +116,23 @@ class _Backward:
             self.sums = b.scratch(of.batch * of.heads * of.queries * 2)
         heads = Heads(of, self.cpu)
         outer, inner = (b.serial, b.parallel) if heads.is_few else (b.parallel, b.serial)
+        names = "output_grad", "output", "query", "key", "value"
+        tensors = [*zip(names, self.inputs, strict=True)]
+        if self.sums_weights:
+            tensors.pop(1)
+        if self.is_given:
+            tensors.append(("sums", self.sums))
+        grads = "query_grad", "key_grad", "value_grad"
+        tensors += zip(grads, self.results, strict=True)
         with outer(0, heads.number) as i:
+            heads.prefetch(i, tensors)
             self._head(bind(i // of.key_heads), bind(i % of.key_heads), inner, heads.is_few)
 
     def _head(self, batch, key_head, loop: Callable, is_divided: bool) -> None:
         """Emit the gradients of a head of keys, and of the queries of all heads that share it."""
         of, blocks = self.of, self.blocks
         head = Head(of, batch, key_head)
-        keys = self.key, bind(head.start("key")), head.step("key")
+        keys = head.rows("key", self.key)
         values = self.value, bind(head.start("value")), head.step("value")
         packed = (
             None
@@ -124,7 +143,7 @@ class _Backward:
         )
         _, key_grad, value_grad = self.results
         targets = [
-            (key_grad, bind(head.start("key_grad")), head.step("key_grad")),
+            head.rows("key_grad", key_grad),
             (value_grad, bind(head.start("value_grad")), head.step("value_grad")),
         ]
         sizes = of.features, of.value_features
@@ -149,7 +168,7 @@ class _Backward:
             forward = Forward(of, blocks, self.query, self.bias, None, self.sums)
             with loop(0, blocks_of_queries) as i:
                 forward.block(head, (packed[0], None), bind(i * blocks.rows))
-        inner = self._inner_products(head, loop)
+        inner = None if self.sums_weights else self._inner_products(head, loop)
         target = self.results[0], bind(head.start("query_grad")), head.step("query_grad")
         query_grad = target
         if not of.has_few_keys:
@@ -201,10 +220,13 @@ class _Backward:
         return inner
 
     def _zeros(self, target: tuple, features: int) -> tuple:
-        """Return rows of keys of whole vectors, with zeros: those of a result, or others."""
+        """Return rows of keys of whole vectors, with zeros if others are added: those of a result,
+        or others."""
         of, pitch = self.of, self.blocks.padded(features)
         if not self.blocks.has_whole_vectors(target, of.keys, features):
             target = b.scratch(of.keys * pitch), const(0), pitch
+        if not self.adds:
+            return target
         buffer, start, step = target
         if step == pitch:
             b.clear(buffer, start, of.keys * pitch)
@@ -223,7 +245,7 @@ class _Pair:
         self._keys, self._values, self._key_rows = packed
         self._query, self._grad, self._inner = rows
         self._query_grad, self._key_grad, self._value_grad = totals
-        self._has_weights = backward.has_weights
+        self._has_weights, self._adds = backward.has_weights, backward.adds
 
     def emit(self, first, rows, span: Span, with_keys: bool, with_queries: bool) -> None:
         """Emit the additions to the gradients: of keys and values, of queries, or of all."""
@@ -251,12 +273,15 @@ class _Pair:
 
         b.either(span.is_whole(rows), lambda: each_row(False), lambda: each_row(True))
         if with_keys:
+            adds = self._adds
             factor = blocks.transposed_weights_of(weights, rows, span)
             blocks.accumulate_transposed(
-                self._value_grad, grad_rows, value_features, factor, rows, span
+                self._value_grad, grad_rows, value_features, factor, rows, span, add=adds
             )
             factor = blocks.transposed_weights_of(grads, rows, span)
-            blocks.accumulate_transposed(self._key_grad, query_rows, features, factor, rows, span)
+            blocks.accumulate_transposed(
+                self._key_grad, query_rows, features, factor, rows, span, add=adds
+            )
         if with_queries:
             factor = blocks.weights_of(grads, rows, span)
             blocks.accumulate(
@@ -268,7 +293,7 @@ class _Pair:
         blocks = self._blocks
         vectors, lanes = blocks.vectors, blocks.vectors.lanes
         base, place = bind(row * blocks.pitch), bind(self._head.row_start(first + row))
-        inner = bind(vectors.splat(self._inner[first + row]))
+        inner = None if self._inner is None else bind(vectors.splat(self._inner[first + row]))
         scale = vectors.splat(self._of.scale)
         panels = span.panels_of(row) if is_masked else const(blocks.panels)
         if self._dropout is not None:
@@ -286,11 +311,23 @@ class _Pair:
             vectors.store(grads, base + column, weight * (grad - inner) * scale)
 
         if self._has_weights:
-            source = bind(place * self._of.keys)
-            vectors.each(
-                span.extent_of(row, is_masked),
-                lambda k, number: finish(k, bind(vectors.load(self._sums, source + k, number))),
-            )
+            source, extent = bind(place * self._of.keys), span.extent_of(row, is_masked)
+
+            def weight(k, number):
+                return bind(vectors.load(self._sums, source + k, number))
+
+            if inner is None:
+
+                def term(k, number) -> list:
+                    grad = vectors.load(grads, base + k)
+                    if factors is not None:
+                        grad = grad * vectors.load(factors, start + k)
+                    return [weight(k, number) * grad]
+
+                sums = Sums(vectors)
+                sums.add_row(extent, term)
+                inner = bind(vectors.splat(sums.totals()[0]))
+            vectors.each(extent, lambda k, number: finish(k, weight(k, number)))
         else:
             largest, logarithm = (bind(vectors.splat(self._sums[place * 2 + i])) for i in range(2))
             low, high = span.limits(row) if is_masked else (None, None)

@@ -23,6 +23,9 @@ op = relax.op
 
 #: The shapes of queries, keys and values, with the heads before the positions.
 SHAPES = [(2, 4, 9, 6), (2, 2, 21, 6), (2, 2, 21, 5)]
+#: The permutation of keys with the heads, the features, then the positions.
+TURNED = [0, 3, 1, 2]
+
 SYMBOLIC = [(N, 4, S, 6), (N, 2, 21, 6), (N, 2, 21, 5)]
 
 
@@ -148,18 +151,47 @@ def test_a_result_in_both_orders_is_permuted_once():
     check_dispatch(module, "main", values_of(*SHAPES), ["nn_attention_kernel"])
 
 
+@pytest.mark.parametrize("extents", [(2, 9, 21), (N, S, 21)], ids=["static", "symbolic"])
+def test_keys_with_the_features_before_the_positions(extents):
+    """The permutation of the gradient of the keys stays."""
+    batch, queries, keys = extents
+    shapes = [(batch, queries, 4, 6), (batch, 2, 6, keys), (batch, keys, 2, 5)]
+    params = [tensor(f"x{i}", shape, "float32") for i, shape in enumerate(shapes)]
+
+    def body(query, key, value):
+        return op.nn.attention(query, op.permute_dims(key, TURNED), value)
+
+    module = build(params, body)
+    assert permutations_in(module) == 0
+    module = gradient_of(module)
+    assert permutations_in(module) == 1
+    kernels = ["nn_attention_kernel", "grad_attention_backward_kernel"]
+    values = values_of((2, 9, 4, 6), (2, 2, 6, 21), (2, 21, 2, 5), (2, 9, 4, 5))
+    check_dispatch(module, "main_vjp", values, kernels)
+
+
+def test_keys_in_half_precision_with_the_features_before_the_positions():
+    shapes = [(2, 9, 4, 6), (2, 2, 6, 21), (2, 21, 2, 6)]
+    params = [tensor(f"x{i}", shape, "bfloat16") for i, shape in enumerate(shapes)]
+
+    def body(query, key, value):
+        return op.nn.attention(query, op.permute_dims(key, TURNED), value)
+
+    assert permutations_in(build(params, body)) == 0
+
+
 def test_other_permutations_stay():
-    axes = [0, 3, 1, 2]  # of keys with the features before the positions
     params = [
         tensor(f"x{i}", shape, "float32") for i, shape in enumerate([(2, 9, 4, 6), (2, 4, 6, 21)])
     ]
 
     def body(query, key):
-        key = op.permute_dims(key, axes)
-        return op.permute_dims(op.nn.attention(query, key, key), axes)
+        value = op.permute_dims(key, TURNED)
+        key = op.permute_dims(op.exp(key), [0, 3, -3, 2])
+        return op.permute_dims(op.nn.attention(query, key, value), TURNED)
 
     module = build(params, body)
-    assert permutations_in(module) == 2
+    assert permutations_in(module) == 2  # of the values and the result
     check_dispatch(module, "main", values_of((2, 9, 4, 6), (2, 4, 6, 21)), ["nn_attention_kernel"])
 
 

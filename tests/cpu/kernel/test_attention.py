@@ -10,8 +10,9 @@ from attentions import (
     HEADS_FIRST,
     MASKS,
     SIZE_PARAMS,
+    TURNED,
     drawn,
-    heads_first,
+    in_orders,
     reference,
     sized,
     with_generator,
@@ -30,23 +31,31 @@ RNG = np.random.default_rng(0)
 
 def check(cases, target):
     """Compare kernels of ``(sizes, symbolic, bias, attrs)``, compiled together, with PyTorch; a
-    case may also have the numbers of tensors with the heads before the positions."""
+    case may also have the numbers of tensors with the heads before the positions, and of those with
+    the heads before the features."""
     runs, wanted, turned = [], [], []
-    for sizes, symbolic, bias, attrs, *numbers in cases:
-        numbers = set(*numbers)
+    for sizes, symbolic, bias, attrs, *orders in cases:
+        numbers, keys = map(set, [*orders, (), ()][:2])
         of, shapes, names = sized(sizes, symbolic, bias, **attrs)
         arrays = [RNG.normal(size=at(shape, names)).astype("float32") for shape in shapes]
-        taken = with_generator(of, heads_first(arrays[:-2], numbers & {0, 1, 2}))
+        taken = with_generator(of, in_orders(arrays[:-2], numbers & {0, 1, 2}, keys))
         turned.append(3 in numbers)
         exchanged = sorted(numbers & {0, 1, 2}) + [len(taken)] * turned[-1]
-        function = attention(of, shapes[:-1], CPU.of(target), saves_sums=True, exchanged=exchanged)
-        outputs = heads_first(arrays[-2:], {0} if turned[-1] else ())
+        function = attention(
+            of,
+            shapes[:-1],
+            CPU.of(target),
+            saves_sums=True,
+            exchanged=exchanged,
+            turned=sorted(keys & {1}),
+        )
+        outputs = in_orders(arrays[-2:], {0} if turned[-1] else ())
         runs.append(Run(function, taken, [array.shape for array in outputs]))
         inputs = [torch.from_numpy(array).double() for array in arrays[:-2]]
         wanted.append(reference(of, *inputs))
     runs = zip(cases, run_kernels(runs, target), wanted, turned, strict=True)
     for case, results, expected, is_turned in runs:
-        results = heads_first(results, {0} if is_turned else ())
+        results = in_orders(results, {0} if is_turned else ())
         for got, value in zip(results, expected, strict=True):
             if got is results[-1] and case[0][2] <= 256:
                 # Weights of masked keys may be unwritten.
@@ -85,6 +94,11 @@ def test_dropped_weights(target):
 @each_target
 def test_heads_before_positions(target):
     check(HEADS_FIRST, target)
+
+
+@each_target
+def test_keys_with_heads_before_features(target):
+    check(TURNED, target)
 
 
 def run_with(target, bias, scale=1.0, queries=3, keys=5):

@@ -9,8 +9,9 @@ from attentions import (
     HEADS_FIRST,
     MASKS,
     SIZE_PARAMS,
+    TURNED,
     drawn,
-    heads_first,
+    in_orders,
     reference,
     sized,
     with_generator,
@@ -36,9 +37,9 @@ def gradients(of, inputs, output_grad):
     return result.detach(), sums.detach(), [grad.numpy() for grad in grads]
 
 
-def run_of(of, shapes, names, cpu, takes_sums, numbers=()):
+def run_of(of, shapes, names, cpu, takes_sums, numbers=(), turned=()):
     """Return the run of the kernel for random tensors, and the wanted gradients; tensors with these
-    numbers have the heads before the positions."""
+    numbers have the heads before the positions, or before the features."""
     arrays = [RNG.normal(size=at(shape, names)).astype("float32") for shape in shapes[:-1]]
     *inputs, output_grad = arrays
     result, sums, wanted = gradients(of, inputs, output_grad)
@@ -46,7 +47,8 @@ def run_of(of, shapes, names, cpu, takes_sums, numbers=()):
     places = [2, 3, 4, 1, 0]  # of queries, keys, values, the result and its gradient
     operands = {places[i] for i in numbers if i < 5}
     grads = {i - 5 for i in numbers if i >= 5}
-    taken = with_generator(of, heads_first([output_grad, result, *inputs], operands), 5)
+    keys, of_keys = ({3} if 1 in turned else set()), ({1} if 6 in turned else set())
+    taken = with_generator(of, in_orders([output_grad, result, *inputs], operands, keys), 5)
     taken += [sums] if takes_sums else []
     function = attention_backward(
         of,
@@ -54,19 +56,22 @@ def run_of(of, shapes, names, cpu, takes_sums, numbers=()):
         cpu,
         takes_sums=takes_sums,
         exchanged=[*sorted(operands), *(len(taken) + i for i in sorted(grads))],
+        turned=[*keys, *(len(taken) + i for i in of_keys)],
     )
-    outputs = heads_first(inputs[:3], grads)
-    return Run(function, taken, [array.shape for array in outputs]), heads_first(wanted, grads)
+    outputs = in_orders(inputs[:3], grads, of_keys)
+    wanted = in_orders(wanted, grads, of_keys)
+    return Run(function, taken, [array.shape for array in outputs]), wanted
 
 
 def check(cases, target, cores=2):
     """Compare kernels of ``(sizes, symbolic, bias, attrs, takes_sums)``, compiled together, with
-    PyTorch; a case may also have the numbers of tensors with the heads before the positions."""
+    PyTorch; a case may also have the numbers of tensors with the heads before the positions, and of
+    those with the heads before the features."""
     cpu = CPU.of(target)
     cpu = CPU(cpu.lanes, cpu.registers, cores)
     made = [
-        run_of(*sized(sizes, symbolic, bias, **attrs), cpu, takes_sums, *numbers)
-        for sizes, symbolic, bias, attrs, takes_sums, *numbers in cases
+        run_of(*sized(sizes, symbolic, bias, **attrs), cpu, takes_sums, *orders)
+        for sizes, symbolic, bias, attrs, takes_sums, *orders in cases
     ]
     results = run_kernels([run for run, _ in made], target)
     for case, got, (_, wanted) in zip(cases, results, made, strict=True):
@@ -104,6 +109,11 @@ def test_dropped_weights(target):
 @pytest.mark.parametrize("takes_sums", [False, True])
 def test_heads_before_positions(target, takes_sums):
     check([(*case, takes_sums, numbers) for *case, numbers in HEADS_FIRST], target)
+
+
+@each_target
+def test_keys_with_heads_before_features(target):
+    check([(*case[:4], i % 2 == 0, *case[4:]) for i, case in enumerate(TURNED)], target)
 
 
 @each_target

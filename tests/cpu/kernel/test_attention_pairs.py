@@ -15,7 +15,7 @@ from attentions import (
     MASKS,
     drawn,
     factors_of,
-    heads_first,
+    in_orders,
     reference,
     sized,
     with_generator,
@@ -80,7 +80,7 @@ def forward_of(case: tuple, **properties) -> tuple:
     of, shapes, names = sized(sizes, symbolic, bias, **attrs)
     numbers = set(*numbers) & {0, 1, 2}
     *inputs, result = drawn_arrays(shapes, names)
-    taken = with_generator(of, heads_first(inputs, numbers))
+    taken = with_generator(of, in_orders(inputs, numbers))
     cpu = replace(CPU.of(TARGET), **properties)
     function = stored_as(
         dtypes_of(taken, 2),
@@ -102,7 +102,7 @@ def backward_of(case: tuple, takes_sums: bool, **properties) -> tuple:
     wanted = [g.numpy() for g in torch.autograd.grad(result, leaves[:3], torch_grad)]
     operands = {2, 3, 4} if set(*numbers) else set()
     result, sums = (tensor.detach().numpy().astype("float32") for tensor in (result, sums))
-    taken = with_generator(of, heads_first([grad, result, *inputs], operands), 5)
+    taken = with_generator(of, in_orders([grad, result, *inputs], operands), 5)
     taken += [sums] if takes_sums else []
     cpu = replace(CPU.of(TARGET), **properties)
     function = stored_as(
