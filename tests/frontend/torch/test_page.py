@@ -86,6 +86,12 @@ ROWS = {
         "tracing/test_recurrent.py::test_symbolic_steps_and_batch",
         "tracing/test_recurrent.py::test_projections_of_symbolic_steps_and_batch",
     ),
+    "recurrent layers and cells in half precision": (
+        "tracing/test_recurrent.py::test_half_precision",
+        "tracing/test_recurrent.py::test_autocast_of_symbolic_steps_and_batch",
+        "tracing/test_recurrent.py::test_autocast_of_cells",
+        "tracing/test_packed.py::test_autocast",
+    ),
     "`ctc_loss`": ("test_features.py::test_connectionist_temporal_classification",),
     "`index_put`, `index_copy`": (
         "export/test_writes.py::test_values_of_writes_at_places_that_repeat",

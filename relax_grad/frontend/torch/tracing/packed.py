@@ -141,6 +141,8 @@ class Lengths:
         The extents of the sequences.
     """
 
+    has_one_length = False
+
     def __init__(self, value: torch.Tensor, steps: int, batch: int):
         self.value, self.total, self.batch = value, steps, batch
         self._ends = value.clamp(0, steps).reshape(1, batch, 1)

@@ -1,6 +1,8 @@
 """Recurrent networks layer by layer: as operators, and with dropout between the layers.
 
-PyTorch's decompositions write out the steps, and leave the dropout out.
+PyTorch's decompositions write out the steps, and leave the dropout out. Under autocast, they are
+applied while the module runs, because a trace has the operators that autocast calls: it would have
+a layer of the dtypes before the casts.
 """
 
 from __future__ import annotations
@@ -28,6 +30,45 @@ _LSTMS = (
 )
 _OTHERS = (decompositions.one_layer_rnn, decompositions.one_layer_rnn_data)
 _GRU_CELLS = (decompositions.gru_cell, decompositions.gru_cell_data)
+
+#: The decompositions of PyTorch's functions of recurrent networks, by name.
+_NETWORKS = {
+    "lstm": decompositions.lstm_impl,
+    "gru": decompositions.gru_impl,
+    "rnn_tanh": decompositions.rnn_tanh_input,
+    "rnn_relu": decompositions.rnn_relu_input,
+}
+
+
+def _lstm_cell(data, hidden, input_weight, weight, input_bias=None, bias=None):
+    products = F.linear(data, input_weight, input_bias)
+    return decompositions.lstm_cell(products, *hidden, weight, bias, None, 1)
+
+
+def _cell(function: Callable) -> Callable:
+    """Return a cell whose arguments are in the order of PyTorch's function."""
+    return lambda data, hidden, input_weight, weight, input_bias=None, bias=None: function(
+        data, hidden, input_weight, input_bias, weight, bias
+    )
+
+
+#: The same, of cells.
+_CELLS = {
+    "lstm_cell": _lstm_cell,
+    "gru_cell": _cell(decompositions.gru_cell_data),
+    "rnn_tanh_cell": _cell(decompositions.rnn_cell_data(torch.tanh)),
+    "rnn_relu_cell": _cell(decompositions.rnn_cell_data(torch.relu)),
+}
+
+
+def decomposed_under_autocast(function: Callable, args: Sequence) -> Callable:
+    """Return the function to call in the place of one of PyTorch: the decomposition of a recurrent
+    network or cell under autocast."""
+    if not torch.is_autocast_enabled("cpu") or len(args) < 3:
+        return function
+    # A network has a list of weights; packed sequences have one at another place.
+    known = _NETWORKS if isinstance(args[2], (list, tuple)) else _CELLS
+    return known.get(getattr(function, "__name__", ""), function)
 
 
 @contextlib.contextmanager
@@ -95,6 +136,9 @@ def _as_operator(layer: Callable) -> Callable:
 class _Whole:
     """The order of the steps of sequences of the same length, ``(steps, batch, features)``."""
 
+    #: Whether all sequences have the same length.
+    has_one_length = True
+
     def steps(self, data: torch.Tensor, reverse: bool) -> torch.Tensor:
         """Return the steps in the order of a direction."""
         return data.flip(0) if reverse else data
@@ -119,6 +163,7 @@ class _Packed:
 
     def __init__(self, sizes: Sequence[int]):
         self._steps, self._batch = len(sizes), sizes[0]
+        self.has_one_length = sizes[0] == sizes[-1]
         starts = [0, *itertools.accumulate(sizes)]
         self._lengths = [sum(size > i for size in sizes) for i in range(self._batch)]
         # A step after the end of a sequence reads its own last element: no other sequence can make
@@ -165,14 +210,23 @@ def _lstm(steps: Callable, order, data, hidden, params, has_biases, reverse=Fals
     weight = params[1]
     bias = params[2] + params[3] if has_biases else None
     products = order.steps(F.linear(data, params[0], bias), reverse)
-    if not _of_one_dtype(products, *hidden, *params):
-        return steps(data, hidden, params, has_biases, reverse=reverse)
     projection = params[-1] if len(params) in (3, 5) else None
-    start = hidden[0]
+    start, cell = hidden
+    if not _of_one_dtype(products, *hidden, *params):
+        if not torch.is_autocast_enabled("cpu"):
+            return steps(data, hidden, params, has_biases, reverse=reverse)
+        # Of one length and without a projection, autocast calls a layer of its dtype. Others
+        # multiply numbers of its dtype, and add to cells of their own.
+        dtype = products.dtype
+        if projection is not None or not order.has_one_length:
+            dtype = torch.promote_types(dtype, cell.dtype)
+        tensors = _under_autocast(dtype, products, [weight], [start, cell])
+        products, weight, start, cell = tensors
     if projection is not None:
-        products = products + PREVIOUS(torch.zeros_like(products), F.linear(start, weight))
-        weight, start = weight @ projection, torch.zeros_like(hidden[1])
-    states, cells = LSTM(products, start, hidden[1], weight)
+        first = F.linear(start, weight).to(products.dtype)
+        products = products + PREVIOUS(torch.zeros_like(products), first)
+        weight, start = (weight @ projection).to(products.dtype), torch.zeros_like(cell)
+    states, cells = LSTM(products, start, cell, weight)
     if projection is not None:
         states = F.linear(states, projection)
     return order.back(states, reverse), (order.last(states), order.last(cells))
@@ -184,10 +238,14 @@ def _gru(steps: Callable, order, data, hidden, params, has_biases, reverse=False
     if has_biases:
         own = params[3][2 * size :]
         bias = params[2] + torch.cat([params[3][: 2 * size], torch.zeros_like(own)])
-    products = order.steps(F.linear(data, params[0], bias), reverse)
-    if not _of_one_dtype(products, hidden, params[1], own):
-        return steps(data, hidden, params, has_biases, reverse=reverse)
-    states = GRU(products, hidden, params[1], own)
+    products, weight = order.steps(F.linear(data, params[0], bias), reverse), params[1]
+    if not _of_one_dtype(products, hidden, weight, own):
+        if not torch.is_autocast_enabled("cpu"):
+            return steps(data, hidden, params, has_biases, reverse=reverse)
+        dtype = torch.promote_types(products.dtype, hidden.dtype)
+        tensors = _under_autocast(dtype, products, [weight, own], [hidden])
+        products, weight, own, hidden = tensors
+    states = GRU(products, hidden, weight, own)
     return order.back(states, reverse), order.last(states)
 
 
@@ -195,13 +253,31 @@ def _rnn(
     steps: Callable, recurrence: Callable, order, data, hidden, params, has_biases, reverse=False
 ):
     bias = params[2] + params[3] if has_biases else None
-    products = order.steps(F.linear(data, params[0], bias), reverse)
-    if not _of_one_dtype(products, hidden, params[1]):
-        return steps(data, hidden, params, has_biases, reverse=reverse)
-    states = recurrence(products, hidden, params[1])
+    products, weight = order.steps(F.linear(data, params[0], bias), reverse), params[1]
+    if not _of_one_dtype(products, hidden, weight):
+        if not torch.is_autocast_enabled("cpu"):
+            return steps(data, hidden, params, has_biases, reverse=reverse)
+        tensors = _under_autocast(products.dtype, products, [weight], [hidden])
+        products, weight, hidden = tensors
+    states = recurrence(products, hidden, weight)
     return order.back(states, reverse), order.last(states)
 
 
 def _of_one_dtype(*tensors: torch.Tensor) -> bool:
     """Tell whether tensors have one dtype, unlike those under autocast."""
     return len({tensor.dtype for tensor in tensors}) == 1
+
+
+def _under_autocast(
+    dtype: torch.dtype,
+    products: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    states: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """Return the products, the weights and the states of a recurrence in its dtype.
+
+    The weights are rounded to the dtype of autocast, that of the products. The states keep their
+    numbers, where the dtype is theirs.
+    """
+    rounded = [weight.to(products.dtype) for weight in weights]
+    return [tensor.to(dtype) for tensor in (products, *rounded, *states)]

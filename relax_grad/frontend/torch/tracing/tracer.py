@@ -24,6 +24,7 @@ from .checks import gaussian_nll_loss, is_validation, without_checks
 from .ctc import ctc_loss
 from .functions import FunctionCalls
 from .packed import PackedSequences
+from .recurrent import decomposed_under_autocast
 
 #: The annotation of the nodes of a checkpointed section: the number of the section.
 CHECKPOINT = "relax_grad.checkpoint"
@@ -79,7 +80,7 @@ class Tracer(TorchFunctionMode):
         kwargs: dict | None = None,
     ) -> object:
         kwargs = kwargs or {}
-        function = self._packed.replacement(function, args)
+        function = decomposed_under_autocast(self._packed.replacement(function, args), args)
         if is_validation(function, sys._getframe(1).f_code.co_filename):
             return True
         function = _REPLACED.get(getattr(function, "__name__", ""), function)

@@ -96,6 +96,33 @@ def test_lengths_that_are_no_example():
             torch.testing.assert_close(torch.from_dlpack(result), other.detach())
 
 
+class Autocast(nn.Module):
+    """Packed sequences under autocast, of known lengths and of lengths at run time."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.gru = nn.LSTM(3, 4), nn.GRU(3, 4)
+
+    def forward(self, x, lengths):
+        results = []
+        with torch.autocast("cpu", torch.bfloat16):
+            for numbers in (lengths, [5, 2, 3], [4, 4, 4]):
+                packed = rnn.pack_padded_sequence(x, numbers, enforce_sorted=False)
+                for layer in (self.lstm, self.gru):
+                    out, state = layer(packed)
+                    results.append(rnn.pad_packed_sequence(out, total_length=6)[0])
+                    results += state if isinstance(state, tuple) else [state]
+        return sum(result.float().square().mean() for result in results), *results
+
+
+def test_autocast():
+    """The results have PyTorch's dtypes: of autocast for an LSTM of sequences of one length."""
+    set_seeds()
+    inputs = torch.randn(6, 3, 3), torch.tensor([2, 5, 4])
+    imported = check(Autocast(), inputs, forward=False, tolerance=6e-2)
+    assert not operators(imported) & {"relax.tanh", "relax.sigmoid"}
+
+
 class Short(nn.Module):
     """A packed sequence of lengths at run time, and a function of it."""
 

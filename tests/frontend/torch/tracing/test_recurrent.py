@@ -97,3 +97,83 @@ def test_projections_of_symbolic_steps_and_batch():
         (loss, *_), grads = run("loss_adjoint", torch.tensor(0), *inputs, *values)
         close("loss", [loss], [wanted])
         close("gradients", grads, torch.autograd.grad(wanted, values))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+)
+def test_half_precision(dtype):
+    torch.manual_seed(3)
+    module = Networks().to(dtype)
+    args = torch.randn(4, 2, 3).to(dtype), torch.randn(2, 2, 2).to(dtype)
+    imported = check(module, args, forward=False, tolerance=6e-2)
+    assert operators(imported) >= RECURRENCES
+    assert "relax.tanh" not in operators(imported)
+
+
+class Autocast(nn.Module):
+    """Networks of float32 under autocast, and all their results."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4)
+        self.projected = nn.LSTM(3, 5, proj_size=2, bias=False)
+        self.gru = nn.GRU(3, 4)
+        self.relu = nn.RNN(3, 4, nonlinearity="relu", bidirectional=True)
+
+    def forward(self, data, initial):
+        results = []
+        with torch.autocast("cpu", torch.bfloat16):
+            for net in (self.lstm, self.projected, self.gru, self.relu):
+                out, last = net(data, *([initial] if net is self.gru else []))
+                results += [out, *(last if isinstance(last, tuple) else (last,))]
+        total = sum((result.float() ** 2).mean() for result in results)
+        return total, *results
+
+
+def test_autocast_of_symbolic_steps_and_batch():
+    """The results have PyTorch's dtypes: an LSTM that of autocast, a GRU that of its state."""
+    torch.manual_seed(4)
+    module = Autocast()
+    axes = {"data": {0: "steps", 1: "batch"}, "initial": {1: "batch"}}
+    imported = from_module(
+        module, (torch.randn(4, 3, 3), torch.randn(1, 3, 4)), dynamic_shapes=axes
+    )
+    assert operators(imported) >= RECURRENCES - {"relax.grad.rnn_tanh"}
+    assert "relax.tanh" not in operators(imported)
+    run, values = compiled(imported, forward=False), list(module.parameters())
+    for steps, batch in ((4, 3), (7, 2)):
+        data, initial = torch.randn(steps, batch, 3), torch.randn(1, batch, 4)
+        wanted, *outputs = module(data, initial)
+        (loss, results, _), grads = run("loss_adjoint", torch.tensor(0), data, initial, *values)
+        close("loss", [loss], [wanted], 1e-2)
+        close("output", results[1:], outputs, 3e-2)
+        close("gradients", grads, torch.autograd.grad(wanted, values), 6e-2)
+
+
+class Cells(nn.Module):
+    """Two steps of cells of float32 under autocast."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.ModuleList(
+            [
+                nn.LSTMCell(3, 4),
+                nn.GRUCell(3, 4, bias=False),
+                nn.RNNCell(3, 4),
+                nn.RNNCell(3, 4, nonlinearity="relu"),
+            ]
+        )
+
+    def forward(self, x):
+        results = []
+        with torch.autocast("cpu", torch.bfloat16):
+            for cell in self.cells:
+                state = cell(x, cell(x))
+                results += state if isinstance(state, tuple) else [state]
+        return sum((result.float() ** 2).mean() for result in results), *results
+
+
+def test_autocast_of_cells():
+    torch.manual_seed(5)
+    check(Cells(), (torch.randn(2, 3),), forward=False, tolerance=1e-2)
