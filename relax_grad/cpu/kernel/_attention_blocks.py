@@ -31,7 +31,7 @@ _PAGE, _LINE, _FAR = 1024, 16, 2**15
 _LEAST_HEIGHT, _WAITING = 4, 8
 
 #: The elements up to which rows that are not next to each other are read in place.
-_CLOSE = 4096
+_CLOSE = 16384
 
 #: The numbers of queries and of keys of a block, rounded to whole tiles.
 _ROWS, _COLUMNS = 64, 128

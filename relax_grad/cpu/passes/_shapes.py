@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tvm import relax, tirx
@@ -9,8 +10,14 @@ from tvm import relax, tirx
 from ...ir.compat import constant_value, dtype_of
 from ...ir.expressions import are_equal
 
-#: The most positions of heads whose attention may stay written out.
-_SHORT = 32
+#: The most positions of heads whose attention may stay written out, and the positions for each
+#: feature.
+_SHORT, _PER_FEATURE = 32, 2 / 3
+
+#: The keys up to which the operator saves the weights for its gradient, the features beyond which
+#: it takes longer to compute them again than to load them, and the most scores in all of which this
+#: was measured: they fit in the caches.
+_FEW_KEYS, _MANY_FEATURES, _CACHED = 256, 64, 2**21
 
 
 def number_of(expr: relax.Expr) -> float | None:
@@ -72,14 +79,27 @@ def are_supported(shapes: Sequence, tensors: Sequence[relax.Expr]) -> bool:
     )
 
 
-def have_few_positions(query: relax.Expr, turned: relax.Expr) -> bool:
-    """Tell whether products of queries and keys, with the features before the positions, take less
-    time than the operator.
+def are_faster_as_products(
+    query: relax.Expr, turned: relax.Expr, is_permuted: bool, has_masks: bool
+) -> bool:
+    """Tell whether the products of an attention take less time than the operator, given queries and
+    keys with the features before the positions.
 
-    Heads of many features and few positions have a small share of their time in the softmax.
+    Masks take more time than the products save. Two classes of others were measured, in one thread
+    with vectors of 8 and of 16 elements (``benchmarks/attention.py --written-out``). Heads of many
+    features and few positions have a small share of their time in the softmax, while the operator
+    saves permutations of its operands. Many keys of many features take longer to be multiplied
+    again for the gradient than few scores to be loaded.
     """
-    sizes = [*(extents_of(query) or [None])[-2:], *(extents_of(turned) or [None])[-1:]]
-    if len(sizes) != 3 or not all(isinstance(extent, tirx.IntImm) for extent in sizes):
+    first, last = extents_of(query), extents_of(turned)
+    if has_masks or first is None or last is None:
         return False
-    queries, features, keys = map(int, sizes)
-    return max(queries, keys) <= min(_SHORT, features // 4)
+    if not all(isinstance(extent, tirx.IntImm) for extent in (*first, last[-1])):
+        return False
+    *batch, queries, features = map(int, first)
+    keys = int(last[-1])
+    most = max(queries, keys)
+    if not is_permuted and most <= min(_SHORT, features * _PER_FEATURE):
+        return True
+    scores = math.prod(batch) * queries * keys
+    return keys > _FEW_KEYS and features > _MANY_FEATURES and scores <= _CACHED

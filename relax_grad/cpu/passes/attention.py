@@ -25,11 +25,11 @@ from ._masks import value_of
 from ._moves import is_move, source_of, with_extents
 from ._shapes import (
     are_equal_shapes,
+    are_faster_as_products,
     are_supported,
     batch_of,
     extents_of,
     fit,
-    have_few_positions,
     is_one,
     number_of,
 )
@@ -65,9 +65,10 @@ class FuseAttention(ModulePass):
 
     Tensors have three or four axes and the dtype float32, all batch axes are equal, and the head
     and the features have static extents. An attention whose scores or weights have other uses
-    stays, and so does one of at most 32 positions and four times as many features, whose factors
-    are not permuted: its products take less time than the operator. Dropout of the weights by
-    ``relax_grad.frontend.random.dropout`` becomes part of the operator
+    stays. So does one without masks, biases and dropout whose products take less time than the
+    operator: of at most 32 positions and one and a half times as many features, whose factors are
+    not permuted, and of more than 256 keys and 64 features, if it has at most 2**21 scores. Dropout
+    of the weights by ``relax_grad.frontend.random.dropout`` becomes part of the operator
     ``relax.grad.attention_dropout``, which computes the same mask block by block. Results differ by
     rounding. A query whose keys are all masked has the result of the original: NaN for minus
     infinity, and the mean of the values for a finite number.
@@ -234,7 +235,8 @@ class _Matcher:
             return binding
         # The operator saves permutations of the factors.
         moved = [is_move(self._bound(factor)) for factor in (scores.args[0], product.args[1])]
-        if dropout is None and have_few_positions(*scores.args) and not any(moved):
+        query, turned = scores.args
+        if dropout is None and are_faster_as_products(query, turned, any(moved), bool(terms)):
             return binding
         result = self._attention(operands, rank, scale, factors, terms, dropout)
         if result is None:
