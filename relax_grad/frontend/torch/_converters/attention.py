@@ -20,8 +20,8 @@ ATTENTION: dict[str, Callable] = {}
 
 _op = relax.op
 
-#: The keys up to which an attention in half precision is written out.
-_FEW_KEYS = 256
+#: The dtypes of attentions that are operators: in others, no kernel computes them.
+_KINDS = "float32", *HALVES
 
 
 @converts(ATTENTION, "scaled_dot_product_attention.default")
@@ -33,14 +33,14 @@ def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, 
         if not isinstance(width, int):
             raise Refused("the width of its heads is symbolic; give a scale")
         scale = 1 / math.sqrt(width)
-    is_operator = _is_operator(query, key, value, attn_mask, is_causal)
-    if is_operator and (kind == "float32" or _is_long_half(key)):
+    if kind in _KINDS and _is_operator(query, key, value, attn_mask, is_causal):
         return _operator(call, (query, key, value), attn_mask, is_causal, scale, dropout_p)
     if enable_gqa:
         key, value = (_repeated(call, query, tensor) for tensor in (key, value))
     rank = key.ty.ndim
     turned = call.emit(_op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
-    scores = call.cast(call.emit(_op.matmul(query, turned)), inner)
+    wide = None if kind == inner else inner  # scores in half precision are not rounded
+    scores = call.emit(_op.matmul(query, turned, out_dtype=wide))
     scores = call.emit(_op.multiply(scores, call.tensor(scale, inner)))
     allowed = None
     if attn_mask is not None:
@@ -64,15 +64,6 @@ def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, 
     if dropout_p:
         weights = dropped(call, weights, dropout_p)
     return _op.matmul(weights, value)
-
-
-def _is_long_half(key) -> bool:
-    """Tell whether an attention in half precision takes less time and memory as an operator.
-
-    The operator computes in float32: with few keys, products in half precision take less time.
-    """
-    keys = extents_of(key)[2]
-    return dtype(key) in HALVES and not (isinstance(keys, int) and keys <= _FEW_KEYS)
 
 
 def _is_operator(query, key, value, mask, is_causal: bool) -> bool:
