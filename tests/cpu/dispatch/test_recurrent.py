@@ -9,6 +9,7 @@ from dispatched import HOST, check_dispatch, kernels_in
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 
+from relax_grad.testing._program import numpy_dtype
 from relax_grad.transform import DispatchKernels
 
 T, B, H = (tirx.Var(name, "int64") for name in "tbh")
@@ -20,11 +21,14 @@ def lstm(steps, batch, size, dtype="float32"):
     return build(params, backward.lstm)
 
 
-def test_symbolic_steps_and_batch():
+@pytest.mark.parametrize(
+    ("dtype", "rtol"), [("float32", 1e-5), ("float16", 2e-3), ("bfloat16", 2e-2)]
+)
+def test_symbolic_steps_and_batch(dtype, rtol):
     rng = np.random.default_rng(0)
     shapes = [(4, 3, 20), (3, 5), (3, 5), (20, 5)]
-    values = [rng.normal(size=shape).astype("float32") for shape in shapes]
-    check_dispatch(lstm(T, B, 5), "main", values, ["grad_lstm_kernel"])
+    values = [rng.normal(size=shape).astype(numpy_dtype(dtype)) for shape in shapes]
+    check_dispatch(lstm(T, B, 5, dtype), "main", values, ["grad_lstm_kernel"], rtol)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
