@@ -5,12 +5,14 @@ features)`` before a kernel is left out if the kernel takes the tensor before it
 the tensor after such a permutation; where the tensor before is used, the permutation follows. A
 cast to half precision may be between the kernel and a permutation of its result, if the kernel
 rounds the result itself. Keys of attention may also be ``(batch, heads, features, positions)``, as
-the factor of a product.
+the factor of a product; so is their gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 from tvm import relax
 from tvm.ir import Op
@@ -23,8 +25,8 @@ _PERMUTE, _ASTYPE = Op.get("relax.permute_dims"), Op.get("relax.astype")
 _AXES = [0, 2, 1, 3]
 
 #: The axes of ``(batch, heads, features, positions)`` that are ``(batch, positions, heads,
-#: features)``.
-_TURNED = [0, 3, 1, 2]
+#: features)``, and those of the latter that are the former.
+_RETURNED, _TURNED = [0, 3, 1, 2], [0, 2, 3, 1]
 
 #: Returns the value of a variable, if the variable and the operands of the value are unchanged.
 Lookup = Callable[[relax.Var], "relax.Expr | None"]
@@ -53,6 +55,19 @@ def exchanged(expr: relax.Expr) -> relax.Call:
     return relax.op.permute_dims(expr, _AXES)
 
 
+def returned(expr: relax.Expr) -> relax.Call:
+    """Return a tensor ``(batch, heads, features, positions)`` as ``(batch, positions, heads,
+    features)``."""
+    return relax.op.permute_dims(expr, _RETURNED)
+
+
+def type_of_turned(kind: relax.TensorType) -> relax.TensorType:
+    """Return the type ``(batch, heads, features, positions)`` of a tensor ``(batch, positions,
+    heads, features)``."""
+    batch, positions, heads, features = kind.shape.values
+    return relax.TensorType([batch, heads, features, positions], dtype_of(kind), kind.vdevice)
+
+
 def type_of_exchanged(kind: relax.TensorType) -> relax.TensorType:
     """Return the type of a tensor after the exchange of its axes."""
     batch, first, second, last = kind.shape.values
@@ -69,7 +84,14 @@ def before_turn(expr: relax.Expr, lookup: Lookup) -> relax.Expr | None:
     """Return the tensor ``(batch, heads, features, positions)`` from which a tensor is permuted, or
     None if there is none."""
     value = origin(expr, lookup)
-    return value.args[0] if isinstance(value, relax.Call) and _permutes(value, _TURNED) else None
+    return value.args[0] if isinstance(value, relax.Call) and _permutes(value, _RETURNED) else None
+
+
+def before_both(call: relax.Call, lookup: Lookup) -> relax.Expr | None:
+    """Return the tensor whose axes a call permutes back; None if it does not."""
+    if is_exchange(call):
+        return before_exchange(call.args[0], lookup)
+    return before_turn(call.args[0], lookup) if _permutes(call, _TURNED) else None
 
 
 def origin(expr: relax.Expr, lookup: Lookup) -> relax.Expr | None:
@@ -107,6 +129,8 @@ class ExchangedResults:
                 before_casts.update(used(binding.value))
         self._direct = _Results(bindings, sources)
         self._cast = _Results(bindings, before_casts)
+        turned = [used(binding.value) for binding in bindings if _permutes(binding.value, _TURNED)]
+        self._turned = _Results(bindings, set(chain.from_iterable(turned)))
 
     def has(self, var: relax.Var, index: int, is_narrowed: bool = False) -> bool:
         """Tell whether the axes of a result of the call that a variable is bound to are exchanged
@@ -115,6 +139,26 @@ class ExchangedResults:
         If ``is_narrowed``, the kernel rounds the result, and the exchange follows the cast.
         """
         return (self._cast if is_narrowed else self._direct).has(var, index)
+
+    def has_turned(self, var: relax.Var, index: int) -> bool:
+        """Tell whether a result of the call that a variable is bound to gets the heads and the
+        features before the positions later."""
+        return self._turned.has(var, index)
+
+
+class Order(NamedTuple):
+    """An order of the axes of a result.
+
+    Attributes
+    ----------
+    type_of : Callable
+        Returns the type of a tensor in this order.
+    restored : Callable
+        Returns a tensor of this order with the positions before the heads.
+    """
+
+    type_of: Callable[[relax.TensorType], relax.TensorType]
+    restored: Callable[[relax.Expr], relax.Call]
 
 
 class _Results:
@@ -140,7 +184,7 @@ def with_exchanges(
     results: ExchangedResults,
     lookup: Lookup,
     narrowed: Collection[int],
-) -> tuple[Kernel, set[int]]:
+) -> tuple[Kernel, dict[int, Order]]:
     """Return a kernel that takes the tensors before exchanges of axes, and returns those after
     them.
 
@@ -160,16 +204,17 @@ def with_exchanges(
 
     Returns
     -------
-    kernel, exchanged : tuple[Kernel, set[int]]
-        The kernel, and the indices of the results that it returns with exchanged axes.
+    kernel, orders : tuple[Kernel, dict[int, Order]]
+        The kernel, and the orders of the results whose axes it permutes, by their indices.
     """
     arguments = list(kernel.arguments)
-    indices, returned = [], set()
+    indices: list[int] = []
+    orders: dict[int, Order] = {}
     for index in kernel.exchangeable:
         if index >= len(arguments):
             number = index - len(arguments)
             if results.has(var, number, number in narrowed):
-                returned.add(number)
+                orders[number] = Order(type_of_exchanged, exchanged)
                 indices.append(index)
             continue
         source = before_exchange(arguments[index], lookup)
@@ -178,9 +223,16 @@ def with_exchanges(
             indices.append(index)
     turned = []
     for index in kernel.turnable:
-        if index < len(arguments) and index not in indices:
+        if index in indices:
+            continue
+        number = index - len(arguments)
+        if number >= 0:
+            if number not in narrowed and results.has_turned(var, number):
+                orders[number] = Order(type_of_turned, returned)
+                turned.append(index)
+        else:
             source = before_turn(arguments[index], lookup)
             if source is not None:
                 arguments[index] = source
                 turned.append(index)
-    return kernel.with_orders(arguments, indices, turned), returned
+    return kernel.with_orders(arguments, indices, turned), orders

@@ -25,10 +25,7 @@ from ..dispatch.casts import (
 from ..dispatch.declare import declaration
 from ..dispatch.exchanges import (
     ExchangedResults,
-    before_exchange,
-    exchanged,
-    is_exchange,
-    type_of_exchanged,
+    before_both,
     with_exchanges,
 )
 from ..dispatch.registry import find_kernel, is_decomposed, takes_halves
@@ -242,7 +239,7 @@ class _Dispatch(relax.PyExprMutator):
             value = use(call, saved)
             return self._result(value, call, var) if isinstance(value, Kernel) else value
         lookup = partial(self._lookup, var)
-        if is_exchange(call) and (source := before_exchange(call.args[0], lookup)) is not None:
+        if (source := before_both(call, lookup)) is not None:
             return source
         if self._narrowed is not None and (source := before_casts(call, lookup)) is not None:
             return source
@@ -317,10 +314,10 @@ class _Dispatch(relax.PyExprMutator):
         if takes_sources:
             kernel = without_casts(kernel, lookup)
         if self._exchanged is not None:
-            kernel, exchanges = with_exchanges(kernel, var, self._exchanged, lookup, narrowed)
-            for i in exchanges:
-                results[i] = type_of_exchanged(results[i])
-                changed.setdefault(i, []).append(exchanged)
+            kernel, orders = with_exchanges(kernel, var, self._exchanged, lookup, narrowed)
+            for i, order in orders.items():
+                results[i] = order.type_of(results[i])
+                changed.setdefault(i, []).append(order.restored)
         if takes_sources:
             kernel = without_casts(kernel, lookup)  # casts before the exchanges
         for i, dtype in narrowed.items():
