@@ -155,4 +155,4 @@ def test_the_table_of_half_precision_has_about_half_the_memory():
     for row in json.loads(file.read_text()):
         whole = row["memory"]["float32"]["intermediate"]
         for dtype in ("bfloat16", "float16"):
-            assert row["memory"][dtype]["intermediate"] < 0.66 * whole, row["step"]
+            assert row["memory"][dtype]["intermediate"] < 0.6 * whole, row["step"]
