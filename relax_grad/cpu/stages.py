@@ -28,6 +28,7 @@ from .passes.fusion import fuse_ops, keep_operands, return_operands
 from .passes.legalize import legalize_ops
 from .passes.schedule import DeclareSchedules
 from .passes.tuples import resolve_tuples
+from .passes.updates import place_updates
 from .storages import PLANS, storages_of
 
 
@@ -59,6 +60,7 @@ def passes(
     yield repeat_casts
     yield from _legalize_passes(target, declarations)
     yield _view_reshapes
+    yield place_updates
     yield own.FuseSiblings(target)
     yield own.Rematerialize(partial(_peak, target))
     yield own.ReorderForPeakMemory()

@@ -365,24 +365,27 @@ class Build:
             }
         if settings.clip_norm is not None:
             gradients, metrics["grad_norm"] = self._clipped(emit, gradients, settings.clip_norm)
-        new_slots = dict(slots)
-        new_slots[STEP] = emit(op.add(slots[STEP], relax.const(1, "int64")))
-        step = emit(op.astype(new_slots[STEP], "float64"))
+        count = emit(op.add(slots[STEP], relax.const(1, "int64")))
+        step = emit(op.astype(count, "float64"))
         operands = _Operands(params, gradients, slots, scalars, step)
-        updated = {}
+        keep = _selection(emit, is_finite) if settings.skips else _all_new
+        updated: dict[str, relax.Expr] = {}
+        new_slots = dict(slots)
         for group in self.groups:
             for name in group.names:
-                updated[name], changed = self._update_parameter(emit, group, name, operands)
-                new_slots.update(changed)
+                new, changed = self._update_parameter(emit, group, name, operands)
+                # One loop computes neighbours: the update and the selection of its results.
+                updated.update(keep({name: new}, params))
+                new_slots.update(keep(changed, slots))
         new_params = {name: updated[name] for name in params}
+        others = {STEP: count}
         if settings.accumulate > 1:
             for name in params:
                 slot = str(Slot(GRADIENT, name))
-                new_slots[slot] = emit(op.zeros_like(slots[slot]))
+                others[slot] = emit(op.zeros_like(slots[slot]))
+        new_slots.update(keep(others, slots))
         if settings.skips:
-            keep = _selection(emit, is_finite)
-            new_params, new_states = keep(new_params, params), keep(new_states, states)
-            new_slots = keep(new_slots, slots)
+            new_states = keep(new_states, states)
             metrics["applied"] = emit(op.astype(is_finite, "float32"))
         if settings.is_dynamic:
             new_slots.update(next_scale(emit, is_finite, slots))
@@ -476,6 +479,10 @@ def _selection(emit: Emit, condition: relax.Expr) -> Callable[[Mapping, Mapping]
         }
 
     return keep
+
+
+def _all_new(new: Mapping, _old: Mapping) -> dict:
+    return dict(new)
 
 
 def _field(emit: Emit, value: relax.Expr, path: Iterable[int]) -> relax.Expr:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from operator import itemgetter
+
 import tvm
 from tvm import relax
+from tvm.ir import GlobalVar
 from tvm.relax import op
 
-from ..ir.inlining import write_out_calls
-from ..ir.module import DONATED, copy_with_new_vars, unused, with_functions
+from ..ir.bindings import used
+from ..ir.dataflow import in_dataflow
+from ..ir.module import DONATED, normalized, with_functions
 from ._slots import SCALE_SLOTS
 from ._tensors import finite
 
@@ -38,39 +43,66 @@ def _donating(module: tvm.IRModule, name: str, is_skipped: bool, kept: list[int]
     count = len(function.params)
     donated = [[count - 4, 3], [count - 2, 4], [count - 1, 5, *kept]]
     if not is_skipped:
-        function = _guarded(module, name, donated)
+        function = _guarded(function, donated)
     return function.with_attrs({"global_symbol": name, DONATED: donated})
 
 
-def _guarded(module: tvm.IRModule, name: str, donated: list[list[int]]) -> relax.Function:
-    """Return a function that returns its arguments if the loss is not finite."""
-    function = module[name]
-    params = [relax.Var(param.name, param.ty) for param in function.params]
-    # A builder of the module would return its variable, whose type may be missing.
-    bb = relax.BlockBuilder()
-    variable = bb.add_func(function, name)
-    own = unused(name, {known.name_hint for known in module.get_global_vars()})
-    with bb.function(own, params):
-        result = bb.emit(relax.Call(variable, params))
-        fields = [
-            bb.emit(relax.TupleGetItem(result, i)) for i in range(len(function.ret_ty.fields))
-        ]
-        is_finite = bb.emit(finite(fields[0]))
-        if is_finite.ty.ndim:
-            is_finite = bb.emit(op.reshape(is_finite, ()))
-        for at, i, *_ in donated:
-            fields[i] = relax.Tuple(
-                [
-                    bb.emit(
-                        op.where(
-                            is_finite,
-                            relax.TupleGetItem(fields[i], k),
-                            relax.TupleGetItem(params[at], k),
-                        )
-                    )
-                    for k in range(len(params[at].ty.fields))
-                ]
-            )
-        guarded = bb.emit_func_output(relax.Tuple(fields))
-    whole = copy_with_new_vars(write_out_calls(bb.finalize()[guarded], {variable: function}))
-    return whole.with_attrs(dict(function.attrs.items())) if function.attrs else whole
+def _guarded(function: relax.Function, donated: list[list[int]]) -> relax.Function:
+    """Return a function that returns its arguments if the loss is not finite.
+
+    The selection of a tensor comes directly behind its new value. Selections at the end would keep
+    all new values alive beside the old ones, and no loop could compute both a new value and its
+    selection, in the memory of the old value.
+    """
+    variable = GlobalVar("guarded")
+    plain = relax.transform.ToNonDataflow()(tvm.IRModule({variable: function}))[variable]
+    bindings = [binding for block in plain.body.blocks for binding in block.bindings]
+    values = {binding.var: binding.value for binding in bindings}
+    places = {binding.var: i for i, binding in enumerate(bindings)}
+    # A merged loop takes a tensor once, if it has one name.
+    names = {
+        (value.tuple_value, value.index): variable
+        for variable, value in reversed(values.items())  # the first name counts
+        if isinstance(value, relax.TupleGetItem)
+    }
+    fields = _fields(plain.body.body, values)
+    loss = fields[0]
+    is_finite = relax.Var("is_finite", relax.TensorType((), "bool"))
+    condition = op.reshape(finite(loss), ()) if loss.ty.ndim else finite(loss)
+    known = places.get(loss, -1)
+    added: list[tuple[int, relax.Binding]] = [(known, relax.VarBinding(is_finite, condition))]
+    for at, i, *_ in donated:
+        old, chosen = plain.params[at], []
+        for k, value in enumerate(_fields(fields[i], values)):
+            if not _is_field(values.get(value, value), old, k):
+                before = names.get((old, k), relax.TupleGetItem(old, k))
+                selection = op.where(is_finite, value, before)
+                operands = [*used(value), *used(before)]
+                place = max(known, *(places.get(operand, -1) for operand in operands))
+                value = relax.Var(f"{old.name}_{k}", old.ty.fields[k])
+                added.append((place, relax.VarBinding(value, selection)))
+            chosen.append(value)
+        fields[i] = relax.Tuple(chosen)
+    ordered = sorted([*enumerate(bindings), *added], key=itemgetter(0))
+    block = relax.BindingBlock([binding for _, binding in ordered])
+    body = normalized(plain.params, relax.SeqExpr([block], relax.Tuple(fields)))
+    return in_dataflow(
+        relax.Function(plain.params, body, plain.ret_ty, plain.is_pure, plain.attrs, plain.span)
+    )
+
+
+def _fields(expr: relax.Expr, values: Mapping[relax.Expr, relax.Expr]) -> list[relax.Expr]:
+    """Return the fields of a tuple, which variables may be bound to."""
+    while isinstance(values.get(expr), relax.Var | relax.Tuple):
+        expr = values[expr]
+    if isinstance(expr, relax.Tuple):
+        return list(expr.fields)
+    return [relax.TupleGetItem(expr, i) for i in range(len(expr.ty.fields))]
+
+
+def _is_field(value: relax.Expr, of: relax.Expr, index: int) -> bool:
+    return (
+        isinstance(value, relax.TupleGetItem)
+        and value.tuple_value.same_as(of)
+        and value.index == index
+    )

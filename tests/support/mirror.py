@@ -167,7 +167,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
             *("cpu.passes._costs", "cpu.passes._plans", "cpu.passes._residuals"),
-            "cpu.passes.remat",
+            *("cpu.passes._forward", "cpu.passes.remat"),
         ),
         ("training/test_remat.py",),
     ),
@@ -180,6 +180,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "cpu.passes._sums": ("cpu/passes/test_join.py", "cpu/passes/test_products.py"),
     "cpu.passes._target": ("cpu/passes/test_schedule.py", "cpu/passes/test_siblings.py"),
     "cpu.passes.dispatch": ("cpu/dispatch/test_work.py", "cpu/codegen/test_declarations.py"),
+    "cpu.passes.updates": ("training/test_memory.py", "training/test_donation.py"),
     "cpu.passes.extents": ("autodiff/test_conditional_extents.py",),
     "cpu.schedule._functions": ("cpu/test_functions_of_float32.py", "cpu/kernel/test_functions.py"),
     "cpu.schedule._in_place": ("cpu/passes/test_donate.py",),

@@ -15,7 +15,7 @@ from tvm import relax
 from tvm.relax import op
 
 from relax_grad.frontend import random
-from relax_grad.training import SGD, memory_of, train_step
+from relax_grad.training import SGD, Adam, AdamW, memory_of, train_step
 
 _PROGRAM = """
 import ctypes, gc, json, sys
@@ -156,3 +156,49 @@ def test_the_table_of_half_precision_has_about_half_the_memory():
         whole = row["memory"]["float32"]["intermediate"]
         for dtype in ("bfloat16", "float16"):
             assert row["memory"][dtype]["intermediate"] < 0.6 * whole, row["step"]
+
+
+def perceptron(dtype: str = "float32"):
+    """Return the loss of three square layers, whose weights are larger than the activations."""
+    rows, width = 8, 128
+    x = relax.Var("x", relax.TensorType((rows, width), dtype))
+    names = ["w0", "w1", "w2"]
+    weights = [relax.Var(name, relax.TensorType((width, width), dtype)) for name in names]
+    bb = relax.BlockBuilder()
+    with bb.function("loss", [x, *weights]):
+        with bb.dataflow():
+            y = x
+            for weight in weights:
+                y = bb.emit(op.nn.relu(bb.emit(op.matmul(y, weight))))
+            loss = bb.emit_output(op.mean(op.astype(op.multiply(y, y), "float32")))
+        bb.emit_func_output(loss)
+    return bb.get(), names
+
+
+#: Steps, with the number of weights beside their activations and gradients that a step allocates.
+UPDATES = {
+    "sgd": (SGD(0.1), {}, 1),
+    "nesterov": (SGD(0.1, momentum=0.9, weight_decay=0.1, nesterov=True), {}, 1),
+    "adam": (Adam(weight_decay=0.1), {}, 1),
+    "adamw": (AdamW(), {}, 1),
+    "average": (AdamW(), {"ema": 0.9}, 1),
+    "skips": (AdamW(), {"skip_nonfinite": True}, 3),
+    "clipped": (AdamW(), {"skip_nonfinite": True, "clip_norm": 1.0}, 3),
+    # Each gradient is alive with the scale of the loss and without it.
+    "scaled": (SGD(0.1, momentum=0.9), {"loss_scale": "dynamic"}, 6),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [*((case, "float32") for case in UPDATES), ("adamw", "bfloat16"), ("clipped", "bfloat16")],
+)
+def test_an_update_takes_the_memory_of_the_old_values(case, dtype):
+    """Beside the gradients that must be alive together, a step has no copy of a parameter or a
+    slot."""
+    optimizer, options, gradients = UPDATES[case]
+    module, names = perceptron(dtype)
+    memory = memory_of(train_step(module, optimizer, wrt=names, **options))
+    weight, rows = 128 * 128 * 4, 8 * 128 * 4
+    assert memory.results <= 32  # the loss and metrics
+    assert memory.intermediate <= gradients * weight + 16 * rows

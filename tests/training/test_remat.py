@@ -135,7 +135,8 @@ def test_the_planned_peak_is_within_drawn_budgets():
     assert least < 0.8 * whole
     with pytest.raises(ValueError, match=f"at least {least} bytes, but the budget is {least - 1}$"):
         peak(least - 1)
-    assert peak(least) == least
+    # The order of bindings is estimated before the plan, and scalars may share a storage in it.
+    assert least - 64 <= peak(least) <= least
     for budget in map(int, RNG.integers(least, whole, 3)):
         assert peak(budget) <= budget
 

@@ -10,13 +10,10 @@ from tvm import relax
 
 from ...ir.aliases import Memory, is_name, leaves, named_by, writing_functions
 from ...ir.bindings import renamed, substitute, used, with_value
-from ...ir.module import DONATED
 from ._costs import Cost, cost_of
-from .reorder import Tensors, has_place, reordered
+from ._forward import forward_pass
+from .reorder import Tensors, has_place, in_arguments, reordered
 from .storage import Lifetime, storages_of
-
-#: Tensors with at most the bytes of the forward pass divided by this number are small.
-_SMALL = 1024
 
 
 class Residuals:
@@ -51,6 +48,7 @@ class Residuals:
 
     def __init__(self, function: relax.Function, mod: tvm.IRModule):
         self._function = function
+        self._in_arguments = in_arguments(function)
         self._blocks = [list(block.bindings[:]) for block in function.body.blocks[:]]
         self._bindings = [binding for block in self._blocks for binding in block]
         writers = writing_functions(mod)
@@ -93,7 +91,7 @@ class Residuals:
 
     def _tensors(self, bindings: list[relax.Binding]) -> Tensors:
         """Return the tensors of bindings in the place of those of the function."""
-        tensors = Tensors(bindings)
+        tensors = Tensors(bindings, self._in_arguments)
         tensors.kept = set(leaves(named_by(self._function.body.body, tensors.named)))
         return tensors
 
@@ -103,19 +101,7 @@ class Residuals:
         tensors = self.tensors
         named = named_by(self._function.body.body, tensors.named)
         first = leaves(named[0] if isinstance(named, list) and named else named)
-        forward: set[int] = set()
-        pending = [self.maker[t] for t in first]
-        while pending:
-            i = pending.pop()
-            if i not in forward:
-                forward.add(i)
-                pending += tensors.needs[i]
-        small = sum(tensors.sizes[t] for i in forward for t in tensors.makes[i]) / _SMALL
-        for i, made in enumerate(tensors.makes):
-            is_small = sum(tensors.sizes[t] for t in made) <= small
-            if forward and is_small and tensors.needs[i] <= forward:
-                forward.add(i)
-        return forward
+        return forward_pass(tensors, first)
 
     def repeated(self, calls: Collection[int]) -> list[list[relax.Binding]]:
         """Return the bindings of each block, in which the backward pass repeats calls of the
@@ -153,21 +139,7 @@ class Residuals:
             if sizes[tensor] and tensor not in tensors.kept
         }
         shared = dict(storages_of(lifetimes).values())
-        own = tensors.kept - self._in_arguments(tensors)
-        return sum(shared.values()) + sum(sizes[tensor] for tensor in own)
-
-    def _in_arguments(self, tensors: Tensors) -> set[int]:
-        """Return the results that take the memory of donated arguments."""
-        named = named_by(self._function.body.body, tensors.named)
-        donated = (self._function.attrs or {}).get(DONATED, [])
-        if not isinstance(named, list):
-            return set()
-        results = set()
-        for _, at, *kept in donated:
-            fields = named[int(at)]
-            fields = fields if isinstance(fields, list) else [fields]
-            results.update(leaves([field for i, field in enumerate(fields) if i not in kept]))
-        return results
+        return sum(shared.values()) + sum(sizes[tensor] for tensor in tensors.kept)
 
     def body(self, calls: Collection[int]) -> relax.SeqExpr:
         """Return the body of the function in which the backward pass repeats calls."""

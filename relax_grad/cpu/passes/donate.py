@@ -229,18 +229,16 @@ class _Donating:
             if not any(use.binding > at for use in uses):
                 reads = [use.argument for use in uses if use.binding == at]
                 chosen.setdefault(at, []).append(_Donation(place, owner, reads, argument))
-        changed: dict[int, list[relax.Binding]] = {}
-        removed: set[relax.Var] = set()
+        changed: dict[int, relax.Binding] = {}
+        # A result is named where it was allocated: its other names may come before the call.
+        named: dict[relax.Var, relax.Binding] = {}
         for at, donations in chosen.items():
             new = self._call(bindings[at], donations)
             if new is not None:
                 changed[at], taken = new
-                removed |= taken
+                named.update(taken)
         return [
-            kept
-            for i, binding in enumerate(bindings)
-            if binding.var not in removed
-            for kept in changed.get(i, [binding])
+            named.get(binding.var, changed.get(i, binding)) for i, binding in enumerate(bindings)
         ]
 
     def _with_copies(self, bindings: list[relax.Binding]) -> tuple[list[relax.Binding], relax.Expr]:
@@ -294,34 +292,27 @@ class _Donating:
 
     def _call(
         self, binding: relax.VarBinding, donations: Sequence[_Donation]
-    ) -> tuple[list[relax.Binding], set[relax.Var]] | None:
-        """Return the bindings of a call that writes to donated tensors, and the variables that they
-        bind again."""
+    ) -> tuple[relax.Binding, dict[relax.Var, relax.Binding]] | None:
+        """Return the binding of a call that writes to donated tensors, and the bindings of its
+        results to these tensors."""
         call = binding.value
         function = self._mod[call.op]
         kept: list[_Donation] = []
-        donors: list[relax.Expr] = []
+        names: dict[relax.Var, relax.Binding] = {}
         for donation in donations:
-            reads = donation.reads
-            donor = call.args[reads[0]] if reads else self._donor(donation.place)
+            donor = self._donor(donation.place)
             has_its_type = tvm_ffi.structural_equal(donor.ty, donation.result.ty)
             if has_its_type and in_place(function, _pairs([donation])) is not None:
                 kept.append(donation)
-                donors.append(donor)
+                names[donation.result] = relax.VarBinding(donation.result, donor)
         if not kept:
             return None
         pairs = _pairs(kept)
         callee = self._in_place(call.op, pairs) if pairs else call.op
         without = {i for d in kept if d.reads for i in (*d.reads[1:], d.written)}
         arguments = [argument for i, argument in enumerate(call.args) if i not in without]
-        bindings = [
-            relax.VarBinding(donation.result, donor)
-            for donation, donor in zip(kept, donors, strict=True)
-        ]
         new = relax.Call(callee, arguments, call.attrs, call.ty_args, call.span)
-        return [*bindings, relax.VarBinding(binding.var, self._bb.normalize(new))], {
-            donation.result for donation in kept
-        }
+        return relax.VarBinding(binding.var, self._bb.normalize(new)), names
 
     def _donor(self, place: _Place) -> relax.Expr:
         param = self._function.params[place.param]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from math import prod
+from typing import NamedTuple
 
 import tvm
 from tvm import relax, tirx
@@ -12,25 +13,35 @@ from tvm.ir import GlobalVar
 
 from ...ir.aliases import is_name, leaves, may_write, named_by, writing_functions
 from ...ir.asynchronous import is_start, is_wait
-from ...ir.bindings import used
+from ...ir.bindings import bindings_of, used
 from ...ir.compat import Analyzer, dtype_of
+from ...ir.module import DONATED
 from ...ir.readiness import in_order_of_readiness
 
 #: The value that a symbolic extent counts as.
 _NOMINAL = 64
 
 
+class Place(NamedTuple):
+    """A tensor that a variable is bound to: itself, or the element of its tuple by the indices."""
+
+    variable: relax.Var
+    path: tuple[int, ...]
+
+
 @relax.expr_functor.mutator
 class _Reorder(relax.PyExprMutator):
-    def __init__(self, mod: tvm.IRModule, writers: Collection[GlobalVar]):
+    def __init__(
+        self, mod: tvm.IRModule, writers: Collection[GlobalVar], in_arguments: Sequence[Place]
+    ):
         super().__init__(mod)
-        self._writers = writers
+        self._writers, self._in_arguments = writers, in_arguments
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
         bindings = list(block.bindings)
         if any(has_place(binding, self._writers) for binding in bindings):
             return block
-        best = reordered(Tensors(bindings))
+        best = reordered(Tensors(bindings, self._in_arguments))
         starts = [binding.var for binding in bindings if is_start(binding.value)]
         if best:
             bindings = [bindings[i] for i in best]
@@ -70,7 +81,7 @@ class ReorderForPeakMemory:
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         writers = writing_functions(mod)
         functions = {
-            variable: _Reorder(mod, writers).visit_expr(function)
+            variable: _Reorder(mod, writers, in_arguments(function)).visit_expr(function)
             if isinstance(function, relax.Function)
             else function
             for variable, function in mod.functions_items()
@@ -99,6 +110,14 @@ class Tensors:
     Tensors have numbers. A binding with a computation defines tensors, other bindings only name
     existing ones. A binding is ready when all producers of its operands are done.
 
+    Parameters
+    ----------
+    bindings : Sequence[relax.Binding]
+        The bindings.
+    in_arguments : Iterable[Place]
+        The results that may take the memory of arguments; see :func:`in_arguments`. Their size
+        counts as 0.
+
     Attributes
     ----------
     sizes : list[int]
@@ -117,7 +136,7 @@ class Tensors:
         The tensors of each variable: a number, or nested lists of them.
     """
 
-    def __init__(self, bindings: Sequence[relax.Binding]):
+    def __init__(self, bindings: Sequence[relax.Binding], in_arguments: Iterable[Place] = ()):
         self.sizes: list[int] = []
         self.kept: set[int] = set()
         self.makes: list[list[int]] = []
@@ -147,6 +166,10 @@ class Tensors:
             named[binding.var], bound[binding.var] = tensors, i
             if not isinstance(binding.var, relax.DataflowVar):
                 self.kept.update(leaves(tensors))
+        for variable, path in in_arguments:
+            if variable in named:
+                for tensor in leaves(_element(named[variable], path)):
+                    self.sizes[tensor] = 0
 
     def _new(self, kind: relax.Type):
         """Return new tensors for a type: a number, or a list for a tuple."""
@@ -242,6 +265,40 @@ class _Order:
         # The results of the block must be computed at some time, so that now is as good as later.
         is_worthwhile = gain > 0 or (gain == 0 and made <= tensors.kept)
         return set(group) if is_worthwhile else set()
+
+
+def in_arguments(function: relax.Function) -> list[Place]:
+    """Return the results of a function that may take the memory of its donated arguments."""
+    donated = (function.attrs or {}).get(DONATED, [])
+    if not donated:
+        return []
+    names: dict[relax.Var, object] = {}
+    for binding in bindings_of(function.body):
+        value = binding.value
+        names[binding.var] = (
+            named_by(value, names) if is_name(value) else _places(binding.var, binding.var.ty)
+        )
+    results = named_by(function.body.body, names)
+    if not isinstance(results, list):
+        return []
+    places = []
+    for _, at, *kept in donated:
+        fields = results[int(at)]
+        fields = fields if isinstance(fields, list) else [fields]
+        places += leaves([field for i, field in enumerate(fields) if i not in kept])
+    return places
+
+
+def _places(variable: relax.Var, kind: relax.Type, path: tuple[int, ...] = ()) -> object:
+    if isinstance(kind, relax.TupleType):
+        return [_places(variable, field, (*path, i)) for i, field in enumerate(kind.fields[:])]
+    return Place(variable, path)
+
+
+def _element(tensors: object, path: Iterable[int]) -> object:
+    for i in path:
+        tensors = tensors[i] if isinstance(tensors, list) else tensors
+    return tensors
 
 
 def size_in_bytes(kind: relax.Type) -> int:

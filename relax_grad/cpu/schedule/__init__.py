@@ -28,7 +28,7 @@ from ._functions import calls_in
 from ._fuse import Group, flat, fuse
 from ._halves import widened_sections, with_params
 from ._identities import name_of
-from ._in_place import IN_PLACE, in_place, in_place_pairs
+from ._in_place import IN_PLACE, for_in_place, in_place, in_place_pairs
 from ._indices import as_analyzable
 from ._merge import Merged, Part, Pointwise, merge, pointwise
 from ._nest import Nest, product, sections_of, stored
@@ -118,12 +118,14 @@ def schedule_merged(
     dropped = [name for name in merged.buffers if name not in {*inputs, *results}]
     allocated = [*merged.allocated, *(merged.buffers[name] for name in dropped)]
     groups = merged.groups(dropped)
+    if len(groups) == 1:
+        groups = [for_in_place(groups[0])]
     body = _emitted(params, groups, allocated, cpu, "merged")
     originals = [merged.original(name) for name in (*inputs, *results)]
     function = tirx.PrimFunc(originals, with_params(body, params, originals))
     pairs = []
     if len(groups) == 1:
-        pairs = in_place_pairs(groups[0].nests, params[: len(inputs)], params[len(inputs) :])
+        pairs = in_place_pairs(groups[0], params[: len(inputs)], params[len(inputs) :])
     attrs = {"tirx.noalias": True, **({IN_PLACE: pairs} if pairs else {})}
     return function.with_attrs(attrs)
 

@@ -90,6 +90,7 @@ class Emitter:
             For some buffers, another buffer and the index there to store to.
         """
         values, elsewhere = dict(loaded or {}), stored or {}
+        is_last, results = self.group.stores_last, []
         for i, nest in enumerate(self.group.nests):
             is_sum = result is not None and i == 0
             for load in () if is_sum else self.selected[i]:
@@ -101,13 +102,16 @@ class Emitter:
             simple = None if known is None else simplify(value, known)
             value = value if simple is None else simple
             value = value if is_sum else self.arithmetic(value)
-            if any(nest.buffer in later for later in self.read[i + 1 :]):
+            if is_last or any(nest.buffer in later for later in self.read[i + 1 :]):
                 values[nest.buffer] = value = _keep(value)
             if nest.buffer in elsewhere:
                 buffer, index = elsewhere[nest.buffer]
-                T.buffer_store(buffer, value, [index])
+                results.append((buffer, value, [index]))
             elif nest.buffer in self.group.stored:
-                T.buffer_store(nest.buffer, value, [substitute(i, at) for i in nest.indices])
+                results.append((nest.buffer, value, [substitute(i, at) for i in nest.indices]))
+            if not is_last:
+                _store(results)
+        _store(results)
 
     def arithmetic(self, value):
         """Return a value with functions and roundings as arithmetic; statements before it compute
@@ -153,6 +157,13 @@ class Emitter:
             outer.append(axis)
             count *= axis.size or 1
         return outer
+
+
+def _store(results: list) -> None:
+    """Emit the stores of buffers, values and indices, and clear the list."""
+    for buffer, value, indices in results:
+        T.buffer_store(buffer, value, indices)
+    results.clear()
 
 
 def _keep(value):

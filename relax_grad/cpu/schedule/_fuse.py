@@ -36,10 +36,13 @@ class Group:
         The nests. They share the variables of the axes.
     stored : set[tirx.Buffer]
         The results that are needed later, or returned.
+    stores_last : bool
+        Whether all results of an element are computed before the first is stored.
     """
 
     nests: Sequence[Nest]
     stored: set[tirx.Buffer]
+    stores_last: bool = False
 
 
 def fuse(nests: Sequence[Nest], allocated: Sequence[tirx.Buffer]) -> list[Group]:
@@ -84,7 +87,7 @@ def flat(group: Group, rows: dict) -> Group:
         )
         for nest, store in zip(group.nests, accesses.stores, strict=True)
     ]
-    return Group(nests, {rows[buffer] for buffer in group.stored})
+    return replace(group, nests=nests, stored={rows[buffer] for buffer in group.stored})
 
 
 # Inlining

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import tvm_ffi
 from tvm import tirx
 
-from ...ir.compat import SBlockRealize, loaded_buffer
+from ...ir.compat import BufferLoad, SBlockRealize, loaded_buffer
 from ...ir.module import IS_SCHEDULED
 from ._dependence import are_disjoint, is_pure, touched
+from ._fuse import Group
 from ._nest import Nest, loops_of
 
 #: The attribute of a scheduled function: the positions of a parameter that is read and of one that
@@ -64,16 +66,49 @@ def in_place(function: tirx.PrimFunc, pairs: Sequence[tuple[int, int]]) -> tirx.
     return made.without_attr(IN_PLACE) if IN_PLACE in attrs else made
 
 
+def for_in_place(group: Group) -> Group:
+    """Return a group whose results may share memory with inputs that other nests read.
+
+    A nest may write to the memory of an input if no later nest reads it. In an optimizer's update,
+    the new parameter depends on the old moments, and the moments on the old parameter. If a later
+    nest reads an input that a result could replace, all results of an element are computed before
+    the first is stored.
+    """
+    nests = group.nests
+    has_vectors = any(axis.size != 1 for axis in nests[0].axes)
+    if any(nest.combine or (has_vectors and _has_flags(nest)) for nest in nests):
+        return group
+    later: set[tirx.Buffer] = set()
+    for nest in reversed(nests):
+        own = {operand for operand in nest.operands if _have_same_type(operand, nest.buffer)}
+        if own & later and nest.buffer in group.stored:
+            return replace(group, stores_last=True)
+        later |= nest.operands
+    return group
+
+
+def _has_flags(nest: Nest) -> bool:
+    """Tell whether a nest computes booleans, or casts more than one: TVM has no variables for
+    vectors of them."""
+    nodes: list[tirx.Cast] = []
+    tvm_ffi.structural_walk(nest.value, (tirx.Cast, nodes.append))
+    return str(nest.buffer.dtype) == "bool" or any(
+        str(node.value.ty.dtype) == "bool"
+        and not (isinstance(node.value, BufferLoad) and not len(node.value.indices))
+        for node in nodes
+    )
+
+
 def in_place_pairs(
-    nests: Sequence[Nest], inputs: Sequence[tirx.Buffer], results: Sequence[tirx.Buffer]
+    group: Group, inputs: Sequence[tirx.Buffer], results: Sequence[tirx.Buffer]
 ) -> list[tuple[int, int]]:
-    """Return the positions of inputs and results that may share memory, where one loop computes all
-    nests.
+    """Return the positions of inputs and results that may share memory, where one loop computes a
+    group.
 
     The results come after the inputs. An iteration reads the element of the input before it writes
     that of the result.
     """
-    pairs = []
+    nests, pairs = group.nests, []
     for j, result in enumerate(results, len(inputs)):
         writers = [k for k, nest in enumerate(nests) if nest.buffer.same_as(result)]
         if len(writers) != 1 or nests[writers[0]].combine:
@@ -88,7 +123,8 @@ def in_place_pairs(
                 if loaded_buffer(load).same_as(source)
             ]
             if _have_same_type(source, result) and all(
-                k <= writer and tvm_ffi.structural_equal(list(load.indices), indices)
+                (k <= writer or group.stores_last)
+                and tvm_ffi.structural_equal(list(load.indices), indices)
                 for k, load in reads
             ):
                 pairs.append((i, j))

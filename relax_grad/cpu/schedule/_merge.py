@@ -15,8 +15,8 @@ from ._fuse import Group, fuse, weigh
 from ._halves import widened_sections
 from ._nest import Axis, Nest, nests_of
 
-#: The maximum number of tensors of one loop: each needs an address, and a memory stream of the
-#: processor.
+#: The maximum number of tensors of one loop, apart from scalars: each needs an address, and a
+#: memory stream of the processor.
 _MOST = 12
 
 #: The maximum number of expression nodes in one loop.
@@ -135,7 +135,8 @@ def merge(parts: Sequence[Part]) -> Merged | None:
             return None
         nests += renamed[0]
         allocated += renamed[1]
-    is_small = len(buffers) <= _MOST and sum(weigh(nest.value)[0] for nest in nests) <= _LARGEST
+    streams = [buffer for buffer in buffers.values() if len(buffer.shape)]
+    is_small = len(streams) <= _MOST and sum(weigh(nest.value)[0] for nest in nests) <= _LARGEST
     merged = Merged(nests, allocated, buffers, dtypes)
     return merged if is_small and len(merged.groups()) == 1 else None
 

@@ -158,6 +158,23 @@ def test_new_values_take_the_memory_of_the_old_ones():
     np.testing.assert_allclose(again[0].numpy(), a - new - newer, rtol=1e-5, atol=1e-6)
 
 
+def test_results_that_depend_on_each_others_old_values_take_their_memory():
+    """One loop computes both before it stores one."""
+
+    def body(bb, x, a, b):
+        new = bb.emit(op.add(op.multiply(a, relax.const(0.5, "float32")), b))
+        other = bb.emit(op.add(op.multiply(b, relax.const(0.25, "float32")), a))
+        return relax.Tuple([x, relax.Tuple([new, other])])
+
+    step = compiled(body)
+    (x, a, b), inputs = tensors(3)
+    places = list(map(memory, inputs))
+    _, results = step(inputs[0], inputs[1:])
+    assert list(map(memory, results)) == places[1:]
+    np.testing.assert_array_equal(results[0].numpy(), a / 2 + b)
+    np.testing.assert_array_equal(results[1].numpy(), b / 4 + a)
+
+
 def test_an_argument_that_is_read_later_is_kept():
     """The update of ``a`` is moved behind its last read, or has memory of its own."""
 
