@@ -167,7 +167,7 @@ def test_results_that_depend_on_each_others_old_values_take_their_memory():
         return relax.Tuple([x, relax.Tuple([new, other])])
 
     step = compiled(body)
-    (x, a, b), inputs = tensors(3)
+    (_x, a, b), inputs = tensors(3)
     places = list(map(memory, inputs))
     _, results = step(inputs[0], inputs[1:])
     assert list(map(memory, results)) == places[1:]
