@@ -137,7 +137,10 @@ TABLE: dict[str, tuple[str, ...]] = {
         *("cpu/dispatch/test_residuals.py", "cpu/dispatch/test_norm.py"),
     ),
     **dict.fromkeys(
-        [f"cpu.kernel._attention_{part}" for part in ("blocks", "dropout", "sizes")],
+        [
+            f"cpu.kernel._attention_{part}"
+            for part in ("blocks", "dropout", "heads", "sizes", "spans")
+        ],
         ("cpu/kernel/test_attention.py", "cpu/kernel/test_attention_backward.py"),
     ),
     **dict.fromkeys(

@@ -3,7 +3,7 @@ tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tvm import tirx
@@ -12,6 +12,7 @@ from tvm.tirx import Broadcast, Ramp
 from ..target import CPU
 from . import builder as b
 from ._attention_sizes import Attention, Head
+from ._attention_spans import Span
 from ._tile import multiply_add, rows_up_to
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from .halves import Half
@@ -23,10 +24,6 @@ LOWEST = -3.4028234663852886e38
 #: The vectors of a tile.
 _WIDE = 2
 
-#: The elements of a page of memory, of a line of the caches, and of a tensor that is too large for
-#: the near ones.
-_PAGE, _LINE, _FAR = 1024, 16, 2**15
-
 #: The least rows of a tile, and the multiply-adds that take as long as one waits for another.
 _LEAST_HEIGHT, _WAITING = 4, 8
 
@@ -35,134 +32,6 @@ _CLOSE = 16384
 
 #: The numbers of queries and of keys of a block, rounded to whole tiles.
 _ROWS, _COLUMNS = 64, 128
-
-
-class Heads:
-    """The order of the work: each head of keys by one thread, or, if these are few, its blocks by
-    all threads."""
-
-    def __init__(self, of: Attention, cpu: CPU):
-        self.of, self.blocks = of, Blocks(of, cpu)
-        heads = of.batch * of.key_heads
-        self.number = heads
-        # A thread gets whole heads only if all get about as many.
-        self.is_few = isinstance(heads, int) and heads % cpu.cores != 0 and heads < 4 * cpu.cores
-
-    def prefetch(self, index, tensors: Sequence[tuple[str, tirx.Buffer]]) -> None:
-        """Emit prefetches of the rows of the head of keys after that of an index, if they are at
-        most a page, beyond which the processor does not prefetch, and come from a distant cache.
-
-        ``tensors`` are the names and the buffers.
-        """
-        of = self.of
-        if self.is_few or of.group > 1 or not of.has_few_keys or not isinstance(of.queries, int):
-            return
-        size = max(of.queries, of.keys) * max(of.features, of.value_features)
-        if size > _PAGE or (isinstance(self.number, int) and self.number * size < _FAR):
-            return
-        following = bind(index + 1)
-        key_head = bind(following % of.key_heads)
-        head = Head(of, bind(following // of.key_heads), key_head, key_head)
-        for name, buffer in tensors:
-            if isinstance(buffer, Half):
-                continue
-            start, extent, step, features = head.extents(name)
-            start = bind(start)
-            with b.serial(0, extent) as row:
-                for column in range(0, features, _LINE):
-                    b.prefetch(buffer, start + row * step + column)
-
-    def each(
-        self, pack: Callable, block: Callable, tensors: Sequence[tuple[str, tirx.Buffer]] = ()
-    ) -> None:
-        """Emit ``pack(head, loop)`` for each head of keys, then
-        ``block(head, packed, first query)`` for its queries. The tensors, with their names, are
-        prefetched."""
-        of = self.of
-        outer, inner = (b.serial, b.parallel) if self.is_few else (b.parallel, b.serial)
-        number = ceil_div(of.queries, self.blocks.rows)
-        with outer(0, self.number) as i:
-            self.prefetch(i, tensors)
-            batch, key_head = bind(i // of.key_heads), bind(i % of.key_heads)
-            packed = pack(Head(of, batch, key_head), inner)
-            with inner(0, of.group * number) as task:
-                own = bind(key_head * of.group + task // number)
-                first = bind(task % number * self.blocks.rows)
-                block(Head(of, batch, key_head, own), packed, first)
-
-
-class Span:
-    """A block of keys for a block of queries.
-
-    Attributes
-    ----------
-    start : tirx.PrimExpr
-        The first key.
-    size : tirx.PrimExpr
-        The number of keys that any of the queries attends to, counted from the first one.
-    """
-
-    def __init__(self, blocks: Blocks, first, rows, start):
-        self._of, self._blocks, self._first, self._rows = blocks.of, blocks, first, rows
-        self.start = start
-        end = self._of.end_of(first + rows - 1)
-        # The last queries of all may end before the first key.
-        self.size = bind(tirx.max(const(0), tirx.min(const(blocks.columns), end - start)))
-
-    def is_whole(self, rows):
-        """Tell whether every query attends to as many keys as a block has."""
-        whole = self._of.end_of(self._first) >= self.start + self._blocks.columns
-        if self._of.window_size is None:
-            return whole
-        return tirx.all(whole, self._of.start_of(self._first + rows - 1) <= self.start)
-
-    def query(self, row):
-        """Return the query of a row."""
-        return self._first + row
-
-    def limits(self, row) -> tuple:
-        """Return the range of the keys of a query within the block."""
-        query = self._first + row
-        low = self._of.start_of(query) - self.start if self._of.window_size is not None else None
-        return low, bind(self._of.end_of(query) - self.start)
-
-    def depth_of(self, row):
-        """Return the number of keys, from the first one, that the tile with a row attends to."""
-        if self._of.causal_mask is None:
-            return self.size
-        height = self._blocks.tile_rows
-        last = tirx.min(row // height * height + (height - 1), self._rows - 1)
-        end = self._of.end_of(self._first + last) - self.start
-        return bind(tirx.max(const(0), tirx.min(self.size, end)))
-
-    def extent_of(self, row, is_masked: bool):
-        """Return the number of keys in the panels of :meth:`panels_of`, without padding."""
-        of = self._of
-        if not is_masked:
-            return self._blocks.columns
-        if of.causal_mask is None and of.has_few_keys:
-            return of.keys
-        return bind(tirx.min(self.size, self.panels_of(row) * self._blocks.width))
-
-    def panels_of(self, row):
-        """Return the number of panels of :meth:`depth_of`."""
-        return bind(ceil_div(self.depth_of(row), self._blocks.width))
-
-    def first_row(self, key):
-        """Return the first row whose query attends to a key, counted from the first one; all rows
-        if none does."""
-        if self._of.causal_mask is None:
-            return const(0)
-        row = self.start + key - self._of.offset - self._first
-        return bind(tirx.max(const(0), tirx.min(row, self._rows)))
-
-    def first_strip(self, panel):
-        """Return the first strip of rows that attends to a panel of keys."""
-        if self._of.causal_mask is None:
-            return const(0)
-        key = self.start + panel * self._blocks.width
-        row = key - self._of.offset - self._first
-        return bind(tirx.max(const(0), row) // self._blocks.tile_rows)
 
 
 class Panels(NamedTuple):

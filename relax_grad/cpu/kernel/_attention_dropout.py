@@ -9,8 +9,9 @@ from tvm.tirx import Broadcast, Ramp
 
 from ...topi.philox import LANES, Form, encrypt
 from . import builder as b
-from ._attention_blocks import Blocks, Span
+from ._attention_blocks import Blocks
 from ._attention_sizes import Attention, Head
+from ._attention_spans import Span
 from .builder import Accumulators, Vectors, as_expr, bind, ceil_div, const
 
 #: The words of a block of the generator, and the numbers of a row of :data:`LANES` blocks.

@@ -14,8 +14,9 @@ from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
-from ._attention_blocks import Blocks, Panels, Span
+from ._attention_blocks import Blocks, Panels
 from ._attention_sizes import Attention
+from ._attention_spans import Span
 from ._pairs import (
     add_products,
     imported,

@@ -15,10 +15,12 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from . import functions as math
-from ._attention_blocks import LOWEST, Blocks, Heads, Span
+from ._attention_blocks import LOWEST, Blocks
 from ._attention_dropout import Dropout, with_generator
+from ._attention_heads import Heads
 from ._attention_pairs import blocks_for
 from ._attention_sizes import Attention, Head, with_orders
+from ._attention_spans import Span
 from .builder import Accumulators, Extent, bind, const
 
 
