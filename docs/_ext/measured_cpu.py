@@ -25,7 +25,8 @@ _CLOSE = 0.9
 
 def others() -> dict:
     """Return the measurements that ``make bench`` does not write."""
-    return json.loads((MEASURED / "cpu_others.json").read_text("utf-8"))
+    kept = json.loads((MEASURED / "cpu_others.json").read_text("utf-8"))
+    return {**kept, "regions": json.loads((MEASURED / "regions.json").read_text("utf-8"))}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], columns: str) -> Iterator[str]:
@@ -334,13 +335,14 @@ def _named(machine: dict) -> str:
 
 
 class Figure(SphinxRole):
-    """A figure of cpu_others.json in a sentence, by its keys with dots; a pair is a range."""
+    """A figure of :func:`others` in a sentence, by its keys with dots; a pair is a range."""
 
     def run(self):
         value = others()
         for key in self.text.split("."):
             value = value[key]
-        self.env.note_dependency(str(MEASURED / "cpu_others.json"))
+        for name in ("cpu_others.json", "regions.json"):
+            self.env.note_dependency(str(MEASURED / name))
         text = " to ".join(map(str, value)) if isinstance(value, list) else str(value)
         return [nodes.Text(text)], []
 

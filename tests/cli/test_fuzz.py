@@ -44,9 +44,9 @@ for rule in (None, wrong, crashing):
         op.set_attr("FPrimalGradient", rule, 10)
     keep = ["--keep", {folder!r}] if rule is wrong else []
     fuzz._INTERVAL = 60 if rule is wrong else 0
-    print("exit code", cli.main(["fuzz", "--programs", "2", "--seed", "425", *keep]))
+    print("exit code", cli.main(["fuzz", "--programs", "2", "--seed", "3881", *keep]))
     print("====")
-print(json.dumps(printed(["fuzz", "--programs", "1", "--seed", "425", "--json"])))
+print(json.dumps(printed(["fuzz", "--programs", "1", "--seed", "3881", "--json"])))
 """
 
 
@@ -109,7 +109,7 @@ def test_json(runs):
         *("versions", "seed", "programs", "statements", "compared", "findings", "seconds"),
         "interrupted",
     ]
-    assert (report["seed"], report["programs"], report["interrupted"]) == (425, 1, False)
+    assert (report["seed"], report["programs"], report["interrupted"]) == (3881, 1, False)
     (finding,) = report["findings"]
     assert list(finding) == ["program", "kind", "message", "source", "script"]
     assert finding["kind"] == "crash: SIGSEGV"

@@ -41,8 +41,9 @@ def draw(seed: int, number: int, through: str = "relax_grad") -> Program:
     features = {name for name in known if rng.random() < _SHARES.get(name, 0.25)}
     features |= {"float32"} if rng.random() < 0.3 else set()
     features |= {rng.choice(["samples", "samples_of_torch"])} if rng.random() < 0.85 else set()
+    own_seed = rng.randrange(2**32)
     features |= {"halves"} if length <= _MOST_IN_HALVES and rng.random() < 0.3 else set()
-    program = random_program(rng.randrange(2**32), length, features)
+    program = random_program(own_seed, length, features)
     return for_stock(program) if through == "tvm" else program
 
 
