@@ -368,7 +368,7 @@ class Build:
         count = emit(op.add(slots[STEP], relax.const(1, "int64")))
         step = emit(op.astype(count, "float64"))
         operands = _Operands(params, gradients, slots, scalars, step)
-        keep = _selection(emit, is_finite) if settings.skips else _all_new
+        keep = _selection(emit, is_finite)
         updated: dict[str, relax.Expr] = {}
         new_slots = dict(slots)
         for group in self.groups:
@@ -380,9 +380,8 @@ class Build:
         new_params = {name: updated[name] for name in params}
         others = {STEP: count}
         if settings.accumulate > 1:
-            for name in params:
-                slot = str(Slot(GRADIENT, name))
-                others[slot] = emit(op.zeros_like(slots[slot]))
+            sums = [str(Slot(GRADIENT, name)) for name in params]
+            others |= {slot: emit(op.zeros_like(slots[slot])) for slot in sums}
         new_slots.update(keep(others, slots))
         if settings.skips:
             new_states = keep(new_states, states)
@@ -471,18 +470,18 @@ def _with_called(module: tvm.IRModule, other: tvm.IRModule) -> tvm.IRModule:
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 
-def _selection(emit: Emit, condition: relax.Expr) -> Callable[[Mapping, Mapping], dict]:
+def _selection(emit: Emit, condition: relax.Expr | None) -> Callable[[Mapping, Mapping], dict]:
+    """Return a function that selects new or old values; new ones if there is no condition."""
+
     def keep(new: Mapping, old: Mapping) -> dict:
         return {
-            name: value if value.same_as(old[name]) else emit(op.where(condition, value, old[name]))
+            name: value
+            if condition is None or value.same_as(old[name])
+            else emit(op.where(condition, value, old[name]))
             for name, value in new.items()
         }
 
     return keep
-
-
-def _all_new(new: Mapping, _old: Mapping) -> dict:
-    return dict(new)
 
 
 def _field(emit: Emit, value: relax.Expr, path: Iterable[int]) -> relax.Expr:
