@@ -321,7 +321,7 @@ class Blocks:
         depth = ceil_div(features, self.step)
         size = depth * self.width
 
-        def finish(total):
+        def finish(total, _):
             return total if scale is None else total * vectors.splat(scale)
 
         first = bind(span.start // self.width)
@@ -371,13 +371,14 @@ class Blocks:
         span: Span,
         *,
         add: bool = True,
+        shares: tirx.Buffer | None = None,
     ) -> None:
         """Emit the addition to rows of queries of the products of the weights, from
         :meth:`weights_of`, and the values of the keys, from :meth:`rows_of`.
 
         ``total`` and ``values`` are a buffer, the offset of the first row (of the block, and of all
         keys), and the stride of the rows, which are whole vectors. Without ``add``, the products
-        are the rows, which need not be whole vectors.
+        are the rows, which need not be whole vectors; ``shares`` has a factor of each row.
         """
         (buffer, start, step), (source, origin, pitch) = total, values
         lanes = self.vectors.lanes
@@ -388,6 +389,11 @@ class Blocks:
             sources = [bind((row + i) * self.pitch) for i in queries]
             targets = [bind(start + (row + i) * step + column) for i in queries]
             left = [None if add else features - column - v * lanes for v in range(wide)]
+
+            def finish(total, i):
+                share = None if shares is None else self.vectors.splat(shares[row + queries[i]])
+                return total if share is None else total * share
+
             multiply_add(
                 self.vectors,
                 (self.tile_rows, wide),
@@ -397,6 +403,7 @@ class Blocks:
                 lambda i, v: (buffer, targets[i] + v * lanes, left[v]),
                 add=add,
                 multiply=self.multiply,
+                finish=finish,
             )
 
         self._each_tile(rows, self.tile_rows, features, tile)

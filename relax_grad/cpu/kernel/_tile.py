@@ -54,7 +54,7 @@ def multiply_add(
     prefetch: bool = False,
     multiply: Callable = lambda total, a, b: total + a * b,
     bias: Callable | None = None,
-    finish: Callable = lambda total: total,
+    finish: Callable = lambda total, i: total,
 ) -> None:
     """Emit a tile: the sum over k of ``value(i, k) * vector(k, v)`` for each row i and each vector
     v of a row.
@@ -83,7 +83,7 @@ def multiply_add(
         ``bias(v)`` returns the vector that is added to the v-th vector of each row, if the values
         in the buffer are overwritten.
     finish : Callable
-        Returns the vector to store, given a sum.
+        ``finish(total, i)`` returns the vector to store, given a sum of row i.
     """
     rows, columns = size
     cells = [(i, v) for i in range(rows) for v in range(columns)]
@@ -128,7 +128,7 @@ def multiply_add(
         _choose(add, add_old if prefetch else _nothing, add_bias)
     for index, cell in enumerate(cells):
         buffer, at, number = place(*cell)
-        vectors.store(buffer, at, finish(total[index]), number)
+        vectors.store(buffer, at, finish(total[index], cell[0]), number)
 
 
 def _nothing() -> None:

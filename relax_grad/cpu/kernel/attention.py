@@ -178,18 +178,21 @@ class Forward:
         of, blocks = self.of, self.blocks
         keys, values = packed
         span = Span(blocks, first, rows, const(0))
+        shares = b.scratch(blocks.rows)
         self._scores(head, query, keys, scores, rows, span)
 
         def weights(is_masked: bool) -> None:
             with b.serial(0, rows) as row:
-                self._whole_row(head, row, scores, span, is_masked)
+                self._whole_row(head, row, scores, shares, span, is_masked)
                 if self.dropout is not None:
                     self._drop(self.dropout, head, row, scores, factors, span, is_masked)
 
         b.either(span.is_whole(rows), lambda: weights(False), lambda: weights(True))
         target = self.result, bind(head.start("result", first)), head.step("result")
         factor = blocks.weights_of(scores, rows, span)
-        blocks.accumulate(target, values, of.value_features, factor, rows, span, add=False)
+        blocks.accumulate(
+            target, values, of.value_features, factor, rows, span, add=False, shares=shares
+        )
 
     def _scores(self, head: Head, query: tuple, keys, scores, rows, span: Span) -> None:
         """Emit the scores of a block, with their bias."""
@@ -197,8 +200,13 @@ class Forward:
         if self.bias is not None:
             self.blocks.add_bias(self.bias, head, scores, rows, span)
 
-    def _whole_row(self, head: Head, row, scores, span: Span, is_masked: bool) -> None:
-        """Emit the weights of a row of all scores, and their copy for the gradient."""
+    def _whole_row(self, head: Head, row, scores, shares, span: Span, is_masked: bool) -> None:
+        """Emit the exponentials of a row of all scores, and one over their sum; also the weights
+        for the gradient, if it takes them.
+
+        The exponentials themselves are the factors of the values: where these are rounded, the
+        largest one, 1, is exact.
+        """
         vectors, blocks = self.vectors, self.blocks
         base = bind(row * blocks.pitch)
         panels = span.panels_of(row) if is_masked else const(blocks.panels)
@@ -208,15 +216,16 @@ class Forward:
         total = parts[0]
         for v in range(1, blocks.tile_vectors):
             total = total + parts[v]
-        factor = bind(vectors.splat(self._share(bind(vectors.sum(bind(total))))))
-        if self.sums is not None:
-            target = bind(head.row_start(span.query(row)) * self.of.keys)
+        share = self._share(bind(vectors.sum(bind(total))))
+        b.store(shares, row, share)
+        if self.sums is None:
+            return
+        factor = bind(vectors.splat(share))
+        target = bind(head.row_start(span.query(row)) * self.of.keys)
 
         def part(offset, number) -> None:
-            weight = bind(vectors.load(scores, base + offset) * factor)
-            vectors.store(scores, base + offset, weight)
-            if self.sums is not None:
-                vectors.store(self.sums, target + offset, weight, number)
+            weight = vectors.load(scores, base + offset) * factor
+            vectors.store(self.sums, target + offset, weight, number)
 
         vectors.each(span.extent_of(row, is_masked), part)
 

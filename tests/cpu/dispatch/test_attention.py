@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
 from calls import build, tensor
 from dispatched import HOST, check_dispatch, kernels_in
 from tvm import relax, tirx
@@ -52,6 +53,24 @@ def test_kernels(attrs, symbolic):
 def test_kernels_with_a_bias(bias):
     shapes = [*SHAPES, bias]
     check_dispatch(module_of(shapes), "main", values_of(shapes), ["nn_attention_bias_kernel"])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_results_in_half_precision_are_as_near_as_their_roundings(dtype):
+    shapes = [(2, 9, 4, 6), (2, 40, 4, 6), (2, 40, 4, 5)]
+    unit = 2**-8 if dtype == "bfloat16" else 2**-11
+    operands = [value.astype(dtype) for value in values_of(shapes)]
+    query, key, value = (operand.astype("float64") for operand in operands)
+    scores = np.einsum("bqhf,bkhf->bhqk", query, key) / np.sqrt(6)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    shares = weights / weights.sum(-1, keepdims=True)
+    expected = np.einsum("bhqk,bkhf->bqhf", shares, value)
+    # Exponentials may be rounded to bfloat16. The largest one, 1, is exact.
+    rounded = np.where((weights == 1) | (dtype == "float16"), 0, shares)
+    bound = unit * (np.einsum("bhqk,bkhf->bqhf", rounded, np.abs(value)) + np.abs(expected))
+    module = tvm.compile(module_of(shapes, dtype), HOST, relax_pipeline="relax_grad")
+    result = relax.VirtualMachine(module, tvm.cpu())["main"](*map(tvm.runtime.tensor, operands))
+    assert (np.abs(result.numpy().astype("float64") - expected) <= bound + unit**2).all()
 
 
 def gradient(shapes, wrt=(0, 1, 2), **attrs):
