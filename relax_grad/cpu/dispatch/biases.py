@@ -18,6 +18,7 @@ from ...ir.bindings import used
 from ...ir.compat import dtype_of
 from ...ir.dtypes import HALVES
 from ...ir.expressions import are_equal
+from ...ir.shapes import known_extents
 from ..kernel.matmul import matmul
 from .registry import CallSite, Kernel
 
@@ -102,7 +103,7 @@ def _is_product(binding: relax.Binding) -> bool:
         isinstance(value, relax.Call)
         and value.op == _MATMUL
         and isinstance(binding.var, relax.DataflowVar)
-        and _extents(binding.var) is not None
+        and known_extents(binding.var.ty) is not None
         and dtype_of(binding.var.ty) in HALVES
     )
 
@@ -119,17 +120,9 @@ def _addition(value: relax.Expr, products: set[relax.Var]) -> _Addition | None:
 
 def _is_bias(bias: relax.Expr, product: relax.Var) -> bool:
     """Tell whether a tensor has a number for each column of a product, and no other axes."""
-    own, full = _extents(bias), _extents(product)
+    own, full = known_extents(bias.ty), known_extents(product.ty)
     if not own or not full or len(own) > len(full) or dtype_of(bias.ty) != dtype_of(product.ty):
         return False
     return are_equal(own[-1], full[-1]) and all(
         isinstance(extent, tirx.IntImm) and int(extent) == 1 for extent in own[:-1]
     )
-
-
-def _extents(expr: relax.Expr) -> list | None:
-    """Return the extents of a tensor of known shape, or None."""
-    kind = expr.ty
-    if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
-        return None
-    return list(kind.shape.values)

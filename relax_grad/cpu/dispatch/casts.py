@@ -16,18 +16,7 @@ from ...ir.bindings import used
 from ...ir.compat import dtype_of
 from ...ir.dtypes import HALVES
 from .exchanges import Lookup, is_cast, origin
-from .registry import Kernel, takes_halves
-
-#: Parts of the names of products, convolutions and recurrent layers.
-_PRODUCTS = "matmul", "conv", "lstm", "gru", "rnn", "recurrent"
-
-
-def widens(op_name: str) -> bool:
-    """Tell whether the casts of the operands of an operator are left to its kernel.
-
-    Operators with products are excluded: those of elements in half precision are other kernels.
-    """
-    return takes_halves(op_name) and not any(part in op_name for part in _PRODUCTS)
+from .registry import Kernel
 
 
 def source_of_widened(value: relax.Expr | None) -> relax.Expr | None:

@@ -9,6 +9,7 @@ from tvm import relax
 from tvm.ir import Op
 
 from ...ir.compat import dtype_of
+from ...ir.shapes import known_extents
 from ..kernel.concat import concat, split
 from .registry import CallSite, Kernel, all_known, kernel_for
 
@@ -72,9 +73,7 @@ def _is_copied(kind: relax.Type) -> bool:
 
 def _is_empty(operand: relax.Expr) -> bool:
     """Tell whether a tensor is known to have no element."""
-    shape = getattr(operand.ty, "shape", None)
-    extents = shape.values if isinstance(shape, relax.ShapeExpr) else ()
-    return any(getattr(extent, "value", None) == 0 for extent in extents)
+    return any(getattr(extent, "value", None) == 0 for extent in known_extents(operand.ty) or ())
 
 
 def _is_zero(operand: relax.Expr, site: CallSite) -> bool:

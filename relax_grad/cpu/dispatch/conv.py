@@ -44,7 +44,7 @@ _MANY_CHANNELS = 32
 _MOST_SQUARE_OF_PAIRS = 2
 
 
-@kernel_for("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
+@kernel_for("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d", takes_uncast=False)
 def convolution(site: CallSite) -> Kernel | None:
     """Return the kernel of a convolution."""
     data, weight = site.call.args
@@ -67,6 +67,7 @@ def convolution(site: CallSite) -> Kernel | None:
     "relax.grad.conv1d_backward_data",
     "relax.grad.conv2d_backward_data",
     "relax.grad.conv3d_backward_data",
+    takes_uncast=False,
 )
 def data_gradient(site: CallSite) -> Kernel | None:
     """Return the kernel of the data gradient of a convolution."""
@@ -74,7 +75,12 @@ def data_gradient(site: CallSite) -> Kernel | None:
     return _data_gradient(site, output_grad, weight, "OI")
 
 
-@kernel_for("relax.nn.conv1d_transpose", "relax.nn.conv2d_transpose", "relax.nn.conv3d_transpose")
+@kernel_for(
+    "relax.nn.conv1d_transpose",
+    "relax.nn.conv2d_transpose",
+    "relax.nn.conv3d_transpose",
+    takes_uncast=False,
+)
 def transposed_convolution(site: CallSite) -> Kernel | None:
     """Return the kernel of a transposed convolution.
 
@@ -117,6 +123,7 @@ def _data_gradient(site: CallSite, output_grad, weight, channels: str) -> Kernel
     "relax.grad.conv1d_backward_weight",
     "relax.grad.conv2d_backward_weight",
     "relax.grad.conv3d_backward_weight",
+    takes_uncast=False,
 )
 def weight_gradient(site: CallSite) -> Kernel | None:
     """Return the kernel of the weight gradient of a convolution."""

@@ -9,6 +9,7 @@ from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
 from ...ir.compat import dtype_of
+from ...ir.shapes import known_extents
 from ..kernel.builder import prim_func
 
 #: The external function that a declaration calls. It is undefined, so that a program with a
@@ -53,9 +54,10 @@ def declaration(
     """
     extents, params = Extents(), []
     for i, kind in enumerate(types):
-        if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
+        values = known_extents(kind)
+        if values is None:
             return None
-        known = [extents.of(extent) for extent in kind.shape.values]
+        known = [extents.of(extent) for extent in values]
         shape = known if shapes is None else shapes[i]
         params.append((f"p{i}", shape, dtype_of(kind)))
 

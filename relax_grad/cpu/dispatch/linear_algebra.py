@@ -11,6 +11,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 
 from ...ir.compat import constant_tensor, dtype_of
+from ...ir.shapes import static_extents
 from ..kernel import shared_panels as panels
 from ..kernel.matmul import Matmul, matmul
 from ..target import CPU
@@ -20,7 +21,7 @@ from .residuals import BlockCalls, Describe, Found, ResidualKernel, residuals_fo
 _PERMUTE = Op.get("relax.permute_dims")
 
 
-@kernel_for("relax.matmul")
+@kernel_for("relax.matmul", takes_uncast=False)
 def matrix_product(site: CallSite) -> Kernel | None:
     """Return the kernel of a product of matrices, or of stacks of matrices.
 
@@ -137,7 +138,7 @@ def _kernel(
     operands: Sequence[relax.Expr],
 ) -> Kernel:
     """Return a kernel of a product by a matrix, which takes these operands."""
-    shapes = [_static_shape(tensor.ty) for tensor in (*operands, call)]
+    shapes = [static_extents(tensor.ty) for tensor in (*operands, call)]
     return Kernel(partial(make, _rows_by_matrix(call, is_transposed), cpu, shapes), operands)
 
 
@@ -171,18 +172,9 @@ def _shared_factor(calls: BlockCalls, call: relax.Call, cpu: CPU) -> _Factor | N
 def _rows_by_matrix(call: relax.Call, transpose_b: bool) -> Matmul | None:
     """Return the product of the rows of a tensor and a matrix, of float32 and static shapes; None
     for others."""
-    rows, matrix = (_static_shape(factor.ty) for factor in call.args)
+    rows, matrix = (static_extents(factor.ty) for factor in call.args)
     if rows is None or matrix is None or len(rows) < 2 or len(matrix) != 2:
         return None
     if any(dtype_of(tensor.ty) != "float32" for tensor in (*call.args, call)):
         return None
     return Matmul(prod(rows[:-1]), matrix[1], matrix[0], transpose_b=transpose_b)
-
-
-def _static_shape(kind: relax.Type) -> list[int] | None:
-    """Return the extents of tensors of a type, if all of them are known."""
-    if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
-        return None
-    extents = kind.shape.values
-    is_static = all(isinstance(extent, tirx.IntImm) for extent in extents)
-    return [int(extent) for extent in extents] if is_static else None

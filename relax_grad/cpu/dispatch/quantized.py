@@ -16,7 +16,7 @@ _FORWARD = "relax.grad.quantized_matmul"
 _BACKWARD = "relax.grad.quantized_matmul_backward_data"
 
 
-@kernel_for(_FORWARD, _BACKWARD)
+@kernel_for(_FORWARD, _BACKWARD, takes_uncast=False)
 def quantized(site: CallSite) -> Kernel | None:
     """Return the kernel of a product with a weight whose groups consist of whole vectors."""
     is_backward = site.call.op.name == _BACKWARD

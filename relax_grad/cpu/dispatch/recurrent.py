@@ -18,7 +18,7 @@ _LAYERS = ("relax.grad.lstm", "relax.grad.gru", "relax.grad.rnn_tanh", "relax.gr
 _BACKWARD = "relax.grad.recurrent_backward"
 
 
-@kernel_for(*_LAYERS)
+@kernel_for(*_LAYERS, takes_uncast=False)
 def layer(site: CallSite) -> Kernel | None:
     """Return the kernel of a layer."""
     call = site.call
@@ -28,7 +28,7 @@ def layer(site: CallSite) -> Kernel | None:
     return None if of is None else Kernel(partial(recurrence, of, site.cpu), call.args)
 
 
-@kernel_for(_BACKWARD)
+@kernel_for(_BACKWARD, takes_uncast=False)
 def gradient(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of a layer."""
     args = site.call.args

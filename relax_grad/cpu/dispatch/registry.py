@@ -11,6 +11,7 @@ from tvm import relax, tirx
 
 from ...ir.compat import dtype_of
 from ...ir.dtypes import HALVES
+from ...ir.shapes import known_extents
 from ..kernel.halves import stored_as
 from ..target import CPU
 from ._identity import key_of, text_of
@@ -173,11 +174,10 @@ class CallSite:
 
     def extents(self, kind: relax.Type, dtype: str = "float32") -> Shape | None:
         """Return the extents of tensors of a type, as :meth:`shape` does for a tensor."""
-        if not isinstance(kind, relax.TensorType) or kind.dtype is None:
+        values = known_extents(kind)
+        if values is None or kind.dtype is None or not self.is_of(kind, dtype):
             return None
-        if not isinstance(kind.shape, relax.ShapeExpr) or not self.is_of(kind, dtype):
-            return None
-        extents = [self._extents.of(extent) for extent in kind.shape.values]
+        extents = [self._extents.of(extent) for extent in values]
         size = 1
         for extent in extents:
             size *= extent if isinstance(extent, int) else 1
@@ -203,16 +203,25 @@ _KERNELS: dict[str, KernelFactory] = {}
 #: The operators whose kernels also take tensors in half precision in place of float32.
 _IN_HALVES: set[str] = set()
 
+#: Those of them whose kernels take the operands of a call before casts to float32.
+_UNCAST: set[str] = set()
 
-def kernel_for(*op_names: str, in_halves: bool = True) -> Callable[[KernelFactory], KernelFactory]:
+
+def kernel_for(
+    *op_names: str, in_halves: bool = True, takes_uncast: bool = True
+) -> Callable[[KernelFactory], KernelFactory]:
     """Register a kernel factory for operators. It returns None for calls that it does not support.
 
     With ``in_halves``, each tensor of float32 may instead be stored in float16 or bfloat16. The
     factory is the same: the kernel computes in float32, widens what it reads, and rounds what it
-    stores.
+    stores. With ``takes_uncast`` too, the kernel takes operands that are cast to float32 as they
+    were before. It is False for operators with products: a product of elements in half precision
+    is another kernel.
     """
     if in_halves:
         _IN_HALVES.update(op_names)
+        if takes_uncast:
+            _UNCAST.update(op_names)
 
     def register(make: KernelFactory) -> KernelFactory:
         for op_name in op_names:
@@ -260,13 +269,18 @@ def _is_known(expr: relax.Expr) -> bool:
     kind = expr.ty
     if not isinstance(kind, relax.TensorType):
         return True
-    return isinstance(kind.shape, relax.ShapeExpr) and kind.dtype is not None
+    return known_extents(kind) is not None and kind.dtype is not None
 
 
 def takes_halves(op_name: str) -> bool:
     """Tell whether the kernels of an operator take tensors in half precision in place of
     float32."""
     return op_name in _IN_HALVES
+
+
+def takes_uncast(op_name: str) -> bool:
+    """Tell whether the kernels of an operator take operands before casts to float32."""
+    return op_name in _UNCAST
 
 
 def operators_in_halves() -> list[str]:

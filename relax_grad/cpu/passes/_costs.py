@@ -12,6 +12,7 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
 from ...ir.module import tuple_fields
+from ...ir.shapes import known_extents
 from .reorder import size_in_bytes
 
 _CALL_TIR = Op.get("relax.call_tir")
@@ -116,8 +117,8 @@ def _elements(kind: relax.Type) -> int:
 
 
 def _extents(kind: relax.Type) -> list[int]:
-    shape = getattr(kind, "shape", None)
-    return list(map(_extent, shape.values)) if isinstance(shape, relax.ShapeExpr) else [0]
+    extents = known_extents(kind)
+    return [0] if extents is None else list(map(_extent, extents))
 
 
 def _extent(extent: tirx.PrimExpr) -> int:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir import Op
 
 from ...ir.compat import constant_value, dtype_of
+from ...ir.shapes import static_extents
 
 #: The most elements of a mask whose value is computed.
 _MOST_ELEMENTS = 2**24
 
 
 def _shape(call: relax.Call) -> list[int] | None:
-    shape = call.ty.shape if isinstance(call.ty, relax.TensorType) else None
-    if not isinstance(shape, relax.ShapeExpr):
-        return None
-    if not all(isinstance(n, tirx.IntImm) for n in shape.values):
-        return None
-    extents = [int(n) for n in shape.values]
-    return None if np.prod(extents) > _MOST_ELEMENTS else extents
+    extents = static_extents(call.ty)
+    return None if extents is None or prod(extents) > _MOST_ELEMENTS else extents
 
 
 def _triangle(function: Callable) -> Callable:

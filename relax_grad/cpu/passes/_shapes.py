@@ -9,6 +9,7 @@ from tvm import relax, tirx
 
 from ...ir.compat import constant_value, dtype_of
 from ...ir.expressions import are_equal
+from ...ir.shapes import known_extents
 
 #: The most positions of heads whose attention may stay written out, and the positions for each
 #: feature.
@@ -28,8 +29,7 @@ def number_of(expr: relax.Expr) -> float | None:
 
 def extents_of(expr: relax.Expr) -> list | None:
     """Return the extents of a tensor of known shape, or None."""
-    shape = expr.ty.shape if isinstance(expr.ty, relax.TensorType) else None
-    return list(shape.values) if isinstance(shape, relax.ShapeExpr) else None
+    return known_extents(expr.ty)
 
 
 def batch_of(expr: relax.Expr) -> list | None:

@@ -10,6 +10,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 
 from ...ir.compat import constant_value, dtype_of
+from ...ir.shapes import static_extents
 from ...op.index import take_attrs
 
 _SLICE, _TAKE = (
@@ -69,14 +70,8 @@ class Slice:
 def static_shape(kind: relax.Type) -> tuple[int, ...] | None:
     """Return the shape of a tensor type; None if the dtype or the shape is unknown, or an extent is
     symbolic."""
-    if not isinstance(kind, relax.TensorType) or kind.dtype is None:
-        return None
-    if not isinstance(kind.shape, relax.ShapeExpr):
-        return None
-    extents = list(kind.shape.values)
-    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
-        return None
-    return tuple(map(int, extents))
+    extents = static_extents(kind)
+    return None if extents is None or kind.dtype is None else tuple(extents)
 
 
 def slice_of(variable: relax.Var, lookup: Lookup) -> Slice | None:

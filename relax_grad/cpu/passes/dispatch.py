@@ -19,7 +19,6 @@ from ..dispatch.casts import (
     before_casts,
     type_of_narrowed,
     widened,
-    widens,
     without_casts,
 )
 from ..dispatch.declare import declaration
@@ -28,7 +27,7 @@ from ..dispatch.exchanges import (
     before_both,
     with_exchanges,
 )
-from ..dispatch.registry import find_kernel, is_decomposed, takes_halves
+from ..dispatch.registry import find_kernel, is_decomposed, takes_halves, takes_uncast
 from ..dispatch.residuals import BlockCalls, Replacement, ResidualKernel, find_residuals
 from ..kernel.winograd import TRANSFORMS
 from ..target import CPU
@@ -310,7 +309,7 @@ class _Dispatch(relax.PyExprMutator):
             narrowed = {i: dtype for i, dtype in dtypes if dtype is not None}
         changed: dict[int, list[Callable[[relax.Expr], relax.Expr]]] = {}
         lookup = partial(self._lookup, var)
-        takes_sources = self._narrowed is not None and widens(call.op.name)
+        takes_sources = self._narrowed is not None and takes_uncast(call.op.name)
         if takes_sources:
             kernel = without_casts(kernel, lookup)
         if self._exchanged is not None:

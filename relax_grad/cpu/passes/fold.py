@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 import tvm
@@ -14,6 +15,7 @@ from ...ir.aliases import kept_copies
 from ...ir.bindings import substitute, with_value, without_unused
 from ...ir.compat import constant_value, dtype_of
 from ...ir.module import IS_SCHEDULED, normalized
+from ...ir.shapes import static_extents
 
 _CALL_TIR = Op.get("relax.call_tir")
 
@@ -110,14 +112,10 @@ def _is_foldable(value: relax.Expr, functions: dict[GlobalVar, tvm.ir.BaseFunc])
     called, kind = functions[value.args[0]], value.ty
     if not isinstance(called, tirx.PrimFunc) or IS_SCHEDULED in (called.attrs or {}):
         return False
-    if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
+    extents = static_extents(kind)
+    if extents is None:
         return False
-    size = 1
-    for extent in kind.shape.values:
-        if not isinstance(extent, tirx.IntImm):
-            return False
-        size *= int(extent)
-    return size <= _MOST_ELEMENTS or len(value.args[1].fields) > 0
+    return prod(extents) <= _MOST_ELEMENTS or len(value.args[1].fields) > 0
 
 
 def _folded(function: relax.Function, calls: dict, results: _Results) -> relax.Function:

@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir import GlobalVar, Op
 
 from ...ir.compat import constant_value, dtype_of
+from ...ir.shapes import static_extents
 
 _CALL_TIR = Op.get("relax.call_tir")
 
@@ -75,14 +76,10 @@ def _key(operand: relax.Expr) -> tuple | None:
             return None
         return "scalar", str(value.dtype), value.tobytes()
     kind = operand.ty
-    if not isinstance(kind, relax.TensorType) or kind.vdevice is not None or kind.dtype is None:
+    extents = static_extents(kind)
+    if extents is None or kind.vdevice is not None or kind.dtype is None:
         return None
-    if not isinstance(kind.shape, relax.ShapeExpr):
-        return None
-    extents = tuple(
-        int(extent) if isinstance(extent, tirx.IntImm) else None for extent in kind.shape.values
-    )
-    return None if None in extents else (dtype_of(kind), extents)
+    return dtype_of(kind), tuple(extents)
 
 
 def _is_call_of_all(made: relax.Expr, tensors: relax.Tuple) -> bool:

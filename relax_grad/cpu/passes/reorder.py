@@ -17,6 +17,7 @@ from ...ir.bindings import bindings_of, used
 from ...ir.compat import Analyzer, dtype_of
 from ...ir.module import DONATED
 from ...ir.readiness import in_order_of_readiness
+from ...ir.shapes import known_extents
 
 #: The value that a symbolic extent counts as.
 _NOMINAL = 64
@@ -304,12 +305,10 @@ def _element(tensors: object, path: Iterable[int]) -> object:
 def size_in_bytes(kind: relax.Type) -> int:
     """Return the size in bytes of a tensor of a type; 0 if it is unknown. A symbolic extent counts
     as 64."""
-    if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
+    extents = known_extents(kind)
+    if extents is None or kind.dtype is None:
         return 0
-    if kind.dtype is None:
-        return 0
-    bits = tvm.DataType(dtype_of(kind)).bits
-    return prod(map(_extent, kind.shape.values)) * bits // 8
+    return prod(map(_extent, extents)) * tvm.DataType(dtype_of(kind)).bits // 8
 
 
 def _extent(extent: tirx.PrimExpr) -> int:

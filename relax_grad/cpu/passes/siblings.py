@@ -14,6 +14,7 @@ from tvm_ffi import structural_equal
 from ...ir.aliases import may_write, writing_functions
 from ...ir.compat import dtype_of
 from ...ir.module import IS_SCHEDULED, SCHEDULED_ATTRS, referred_to, with_functions
+from ...ir.shapes import known_extents
 from ..schedule import Part, Pointwise, merge, pointwise, schedule_merged
 from ..target import CPU
 from ._target import TargetPass
@@ -195,9 +196,7 @@ class _Merger(relax.PyExprMutator):
         if not _is_call(call) or len(call.args) != 2 or not isinstance(call.args[1], relax.Tuple):
             return False
         tensors = [call.ty, *(argument.ty for argument in call.args[1].fields[:])]
-        if not all(isinstance(kind, relax.TensorType) for kind in tensors):
-            return False
-        if not all(isinstance(kind.shape, relax.ShapeExpr) for kind in tensors):
+        if any(known_extents(kind) is None for kind in tensors):
             return False
         name = call.args[0]
         if name not in self._pointwise:

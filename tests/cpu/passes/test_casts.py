@@ -12,7 +12,7 @@ from programs import to_numpy
 from tvm import relax
 from tvm.relax import op
 
-from relax_grad.cpu.dispatch.casts import widens
+from relax_grad.cpu.dispatch.registry import operators_in_halves, takes_uncast
 from relax_grad.cpu.passes.casts import repeat_casts
 from relax_grad.cpu.passes.dispatch import DispatchKernels
 from relax_grad.cpu.target import host
@@ -51,9 +51,12 @@ def test_a_kernel_of_softmax_reads_and_stores_half_precision(dtype):
 
 
 def test_products_and_convolutions_take_operands_that_are_cast_before():
-    assert widens("relax.nn.softmax")
-    for name in ("relax.matmul", "relax.nn.conv2d", "relax.grad.conv2d_backward_weight"):
-        assert not widens(name)
+    products = "matmul", "conv", "lstm", "gru", "rnn", "recurrent"
+    in_halves = operators_in_halves()
+    assert takes_uncast("relax.nn.softmax")
+    assert "relax.matmul" in in_halves
+    for name in in_halves:
+        assert takes_uncast(name) != any(part in name for part in products), name
 
 
 def test_each_use_of_a_widened_tensor_has_a_cast():
