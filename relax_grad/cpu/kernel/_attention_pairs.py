@@ -33,8 +33,8 @@ from .builder import Extent, as_expr, bind, ceil_div, const
 @contextmanager
 def blocks_for(of: Attention, cpu: CPU, *factors) -> Iterator[Blocks]:
     """Return a frame of statements, and the blocks for them: of pairs, if all factors are bfloat16
-    in rows of features, and the CPU multiplies them, or else of elements."""
-    if not of.features_first and takes_pairs(cpu, *factors):
+    and the CPU multiplies them, or else of elements."""
+    if takes_pairs(cpu, *factors):
         with imported():
             yield BlocksOfPairs(of, cpu)
     else:
@@ -60,10 +60,13 @@ class BlocksOfPairs(Blocks):
     ) -> Panels:
         """Emit a copy of rows of features as panels, ``[panel][pair][row]``, padded with zeros."""
         vectors, lanes, width = self.vectors, self.vectors.lanes, self.width
-        buffer, start, step = source
+        buffer, start, step, *across = source
         depth = ceil_div(features, self.step)
         is_whole = isinstance(extent, int) and extent % width == 0
         panels = b.scratch(ceil_div(extent, width) * (depth * width))
+        if across:
+            self._pack_columns((buffer, start, *across), extent, features, loop, None, panels)
+            return Panels(panels, scale)
         with loop(0, ceil_div(extent, width)) as j, b.serial(0, self.tile_vectors) as v:
             first = bind(j * width + v * lanes)
             left = None if is_whole else bind(extent - first)
@@ -76,6 +79,20 @@ class BlocksOfPairs(Blocks):
             to = bind(j * (depth * width) + v * lanes)
             squares(vectors, depth, pairs, panels, to, width)
         return Panels(panels, scale)  # the products of bfloat16 would be less accurate with it
+
+    def _pack_columns(self, source: tuple, extent: Extent, features: int, loop, scale, panels):
+        lanes, width, depth = self.vectors.lanes, self.width, ceil_div(features, self.step)
+        buffer, start, across = source
+        with loop(0, ceil_div(extent, width)) as j:
+            first = bind(j * width)
+            parts = [
+                ((buffer, bind(start + first + at), across), at, self._left(extent, first + at))
+                for at in range(0, width, lanes)
+            ]
+            with b.serial(0, depth) as k:
+                to = bind((j * depth + k) * width)
+                for rows, at, number in parts:
+                    self.vectors.store(panels, to + at, pairs_across(rows, k, features, number))
 
     def queries_of(self, source: tuple, rows, features: int) -> tuple:
         return self._copied(source, rows, self.rows, features, b.serial)
@@ -105,9 +122,20 @@ class BlocksOfPairs(Blocks):
         self, source: tuple, extent: Extent, features: int, loop: Callable = b.serial
     ) -> tuple:
         """Return a copy of rows of features as rows of pairs of two neighbours."""
-        buffer, start, step = source
+        buffer, start, step, *across = source
         pitch, pairs = self.padded(features), ceil_div(extent, self.step)
         target = b.scratch(pairs * pitch)
+        if across:
+            with loop(0, pitch // self.vectors.lanes) as j:
+                first = bind(j * self.vectors.lanes)
+
+                def neighbours(i: int, k, number, first=first):
+                    place = buffer, bind(start + (first + i) * across[0])
+                    exists = None if features == pitch else first + i < features
+                    return pairs_along(place, k, extent, number, exists)
+
+                squares(self.vectors, pairs, neighbours, target, first, pitch)
+            return target, const(0), pitch
         with loop(0, pairs) as k:
             to = bind(k * pitch)
 

@@ -9,6 +9,7 @@ among the threads, then the blocks of queries.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tvm import tirx
 
@@ -75,35 +76,53 @@ def attention_backward(
     of, params = with_orders(of, params, exchanged, turned)
 
     def body(*tensors) -> None:
-        inputs, results = list(tensors[:-3]), tensors[-3:]
-        sums = inputs.pop() if takes_sums else None
-        bias = inputs.pop() if of.bias else None
-        grad, _, query, key, value, *generator = inputs
-        with blocks_for(of, cpu, grad, query, key, value) as blocks:
-            _Backward(of, cpu, blocks, inputs[:5], generator, bias, sums, results).emit()
+        rest = list(tensors[:-3])
+        sums = rest.pop() if takes_sums else None
+        bias = rest.pop() if of.bias else None
+        own = _Tensors(rest[:5], tensors[-3:], rest[5:], bias, sums)
+        grad, _, *operands = own.inputs
+        with blocks_for(of, cpu, grad, *operands) as blocks:
+            _Backward(of, cpu, blocks, own).emit()
 
     return b.prim_func("attention_backward", params, body)
 
 
+@dataclass(frozen=True)
+class _Tensors:
+    """The tensors of the kernel.
+
+    Attributes
+    ----------
+    inputs : Sequence[tirx.Buffer]
+        The gradient of the result, the result, the queries, the keys and the values.
+    results : Sequence[tirx.Buffer]
+        The gradients of queries, keys and values.
+    generator : Sequence[tirx.Buffer]
+        The seed and the stream, if weights are dropped.
+    bias : tirx.Buffer, optional
+        The bias.
+    sums : tirx.Buffer, optional
+        The numbers that the kernel of attention saves.
+    """
+
+    inputs: Sequence[tirx.Buffer]
+    results: Sequence[tirx.Buffer]
+    generator: Sequence[tirx.Buffer]
+    bias: tirx.Buffer | None
+    sums: tirx.Buffer | None
+
+
 class _Backward:
-    def __init__(
-        self,
-        of: Attention,
-        cpu: CPU,
-        blocks: Blocks,
-        inputs: list,
-        generator: list,
-        bias,
-        sums,
-        results,
-    ):
-        self.of, self.cpu, self.blocks = of, cpu, blocks
-        self.dropout = Dropout.of_generator(of, self.blocks, generator)
+    """The emission of the gradient."""
+
+    def __init__(self, of: Attention, cpu: CPU, blocks: Blocks, tensors: _Tensors):
+        self.of, self.cpu, self.blocks, self.tensors = of, cpu, blocks, tensors
+        self.dropout = Dropout.of_generator(of, self.blocks, tensors.generator)
         self.vectors = self.blocks.vectors
-        self.output_grad, self.output, self.query, self.key, self.value = inputs
-        self.inputs = inputs
-        self.bias, self.sums, self.results = bias, sums, results
-        self.is_given = sums is not None
+        self.output_grad, self.output, self.query, self.key, self.value = tensors.inputs
+        self.bias, self.results = tensors.bias, tensors.results
+        self.sums: tirx.Buffer = tensors.sums
+        self.is_given = self.sums is not None
         self.has_weights = self.is_given and of.has_few_keys
         # The gradient of a whole row of weights, times the weights, has the sum of the products of
         # the result and its gradient.
@@ -119,7 +138,7 @@ class _Backward:
         heads = Heads(of, self.cpu)
         outer, inner = (b.serial, b.parallel) if heads.is_few else (b.parallel, b.serial)
         names = "output_grad", "output", "query", "key", "value"
-        tensors = [*zip(names, self.inputs, strict=True)]
+        tensors = [*zip(names, self.tensors.inputs, strict=True)]
         if self.sums_weights:
             tensors.pop(1)
         if self.is_given:

@@ -13,6 +13,7 @@ from attentions import (
     DROPPED,
     HEADS_FIRST,
     MASKS,
+    TURNED,
     drawn,
     factors_of,
     in_orders,
@@ -40,7 +41,8 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TARGET = tvm.target.Target(PAIRS["avx512bf16"])
 RNG = np.random.default_rng(0)
 
-#: Sizes, symbolic extents, axes of the bias, attributes, and tensors with the heads first.
+#: Sizes, symbolic extents, axes of the bias, attributes, tensors with the heads first, and those
+#: with the features before the positions.
 CASES = [
     ((1, 131, 70, 2, 1, 5, 7), (), None, MASKS[1]),
     ((1, 71, 270, 2, 2, 18, 33), ("keys",), None, MASKS[3]),
@@ -48,6 +50,8 @@ CASES = [
     ((1, 3, 9, 1, 1, 3, 1), (), None, MASKS[2]),  # a panel of one vector
     DROPPED[1],
     HEADS_FIRST[2],
+    TURNED[1],
+    TURNED[3],
 ]
 
 #: Others, for the long sweeps.
@@ -57,6 +61,7 @@ MORE_CASES = [
     ((1, 64, 384, 1, 1, 128, 96), (), (3,), {}),
     *DROPPED[::2],
     *HEADS_FIRST[:2],
+    *TURNED,
 ]
 
 
@@ -77,16 +82,24 @@ def dtypes_of(arrays: Sequence[np.ndarray], results: int) -> list[str]:
 def forward_of(case: tuple, **properties) -> tuple:
     """Return the kernel of a case that saves numbers for the gradient, its sizes, its arrays before
     they are turned, and those that it takes."""
-    sizes, symbolic, bias, attrs, *numbers = case
+    sizes, symbolic, bias, attrs, *orders = case
     of, shapes, names = sized(sizes, symbolic, bias, **attrs)
-    numbers = set(*numbers) & {0, 1, 2}
+    numbers, turned = map(set, [*orders, (), ()][:2])
+    numbers, turned = numbers & {0, 1, 2}, turned & {1}
     *inputs, result = drawn_arrays(shapes, names)
-    taken = with_generator(of, in_orders(inputs, numbers))
+    taken = with_generator(of, in_orders(inputs, numbers, turned))
     cpu = replace(CPU.of(TARGET), **properties)
     function = stored_as(
         dtypes_of(taken, 2),
         2,
-        lambda: attention(of, shapes[:-1], cpu, saves_sums=True, exchanged=sorted(numbers)),
+        lambda: attention(
+            of,
+            shapes[:-1],
+            cpu,
+            saves_sums=True,
+            exchanged=sorted(numbers),
+            turned=sorted(turned),
+        ),
     )
     return function, of, inputs, taken, [result.shape, at(shapes[-1], names)]
 
@@ -94,17 +107,20 @@ def forward_of(case: tuple, **properties) -> tuple:
 def backward_of(case: tuple, takes_sums: bool, **properties) -> tuple:
     """Return the kernel of the gradient of a case, the arrays that it takes, and the wanted
     gradients."""
-    sizes, symbolic, bias, attrs, *numbers = case
+    sizes, symbolic, bias, attrs, *orders = case
     of, shapes, names = sized(sizes, symbolic, bias, **attrs)
+    numbers, turned = map(set, [*orders, (), ()][:2])
     *inputs, grad = drawn_arrays(shapes, names)
     leaves = [torch.from_numpy(array).requires_grad_() for array in wide(inputs)]
     result, sums = reference(of, *leaves)
     (torch_grad,) = map(torch.from_numpy, wide([grad]))
     wanted = [g.numpy() for g in torch.autograd.grad(result, leaves[:3], torch_grad)]
-    operands = {2, 3, 4} if set(*numbers) else set()
+    keys = {3} if 1 in turned else set()
+    operands = {2, 3, 4} - keys if numbers else set()
     result, sums = (tensor.detach().numpy().astype("float32") for tensor in (result, sums))
-    taken = with_generator(of, in_orders([grad, result, *inputs], operands), 5)
+    taken = with_generator(of, in_orders([grad, result, *inputs], operands, keys), 5)
     taken += [sums] if takes_sums else []
+    wanted = in_orders(wanted, (), {1} if 6 in turned else ())
     cpu = replace(CPU.of(TARGET), **properties)
     function = stored_as(
         dtypes_of(taken, 3),
@@ -115,6 +131,7 @@ def backward_of(case: tuple, takes_sums: bool, **properties) -> tuple:
             cpu,
             takes_sums=takes_sums,
             exchanged=sorted(operands),
+            turned=[*keys, *([len(taken) + 1] if 6 in turned else [])],
         ),
     )
     return function, taken, wanted
