@@ -17,6 +17,9 @@ REMAT = "relax_grad.remat"
 #: The smallest cut, of bytes that are kept and of time for recomputation.
 AUTO = "auto"
 
+#: A cut whose recomputation takes a small share of the step's time.
+LIGHT = "light"
+
 #: The policies by their names, which are those of ``jax.checkpoint_policies``.
 POLICIES = (
     "everything_saveable",
@@ -52,7 +55,7 @@ def from_attribute(value: str | SupportsInt) -> str | int | Callable:
     process."""
     if not isinstance(value, str):
         return int(value)
-    if value in (AUTO, *POLICIES):
+    if value in (AUTO, LIGHT, *POLICIES):
         return str(value)
     if value not in _CALLABLES:
         raise ValueError(
@@ -63,9 +66,9 @@ def from_attribute(value: str | SupportsInt) -> str | int | Callable:
 
 def checked(remat: Any) -> str | int | Callable | None:
     """Return a setting, or raise for any other value."""
-    if remat is None or callable(remat) or remat == AUTO or remat in POLICIES:
+    if remat is None or callable(remat) or remat in (AUTO, LIGHT, *POLICIES):
         return remat
-    names = ", ".join(map(repr, (AUTO, *POLICIES)))
+    names = ", ".join(map(repr, (LIGHT, AUTO, *POLICIES)))
     if not isinstance(remat, str) and not is_integer(remat):
         raise TypeError(
             f"remat must be None, {names}, a number of bytes or a function, but it is {remat!r}"

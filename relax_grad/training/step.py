@@ -287,11 +287,13 @@ def train_step(
         the pipeline ``"relax_grad"``; calls of tensor functions after fusion are repeated.
 
         ``"auto"`` minimizes the kept bytes by a minimum cut, and repeats only calls with few
-        operations for each byte, no convolutions and no matrix products. An integer is a budget in
-        bytes for :attr:`Memory.peak`; any calls may be repeated to meet it, and if it cannot be
-        met, the compilation raises ValueError with the least peak. The policies of
-        ``jax.checkpoint_policies`` have their names: ``"everything_saveable"``,
-        ``"nothing_saveable"``, ``"dots_saveable"`` and ``"dots_with_no_batch_dims_saveable"``;
+        operations for each byte, no convolutions, matrix products, attention and recurrent layers.
+        ``"light"`` repeats as many of these calls as take about 2 % of the step's time at most, by
+        an estimate. An integer is a budget in bytes for :attr:`Memory.peak`; any calls may be
+        repeated to meet it, and if it cannot be met, the compilation raises ValueError with the
+        least peak. The policies of ``jax.checkpoint_policies`` have their names:
+        ``"everything_saveable"``, ``"nothing_saveable"``, ``"dots_saveable"`` and
+        ``"dots_with_no_batch_dims_saveable"``;
         matrix products and convolutions are dots. A function takes a ``relax.Call`` of a tensor
         function, with the name ``call.args[0].name_hint``, and returns whether its results may be
         kept.

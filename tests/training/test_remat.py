@@ -9,10 +9,11 @@ from programs import build, tensor
 from tvm import relax, tirx
 from tvm.relax import op
 
-from relax_grad.cpu.memory import planned
+from relax_grad.cpu.memory import _lowered, planned
 from relax_grad.cpu.target import host
+from relax_grad.ir.bindings import bindings_of
 from relax_grad.ir.remat import REMAT, as_attribute, from_attribute
-from relax_grad.op import checkpoint
+from relax_grad.op import checkpoint, recurrent
 from relax_grad.training import SGD, AdamW, Trainer, memory_of, train_step
 
 ROWS, WIDTH = 256, 64
@@ -94,6 +95,84 @@ def test_a_perceptron_has_the_same_bits(remat):
 
 def test_everything_saveable_is_no_recomputation():
     assert memory_of(steps("everything_saveable")) == memory_of(steps(None))
+
+
+def wide(body=None):
+    """Return the module of a network whose products take nearly all of the time."""
+    x = tensor("x", (1024, 1024), "float32")
+    params = [tensor(f"w{i}", (1024, 1024), "float32") for i in range(3)]
+
+    def loss(bb, x, *params):
+        for w in params:
+            x = bb.emit(op.matmul(x, w))
+            x = bb.emit(op.multiply(bb.emit(op.tanh(x)), bb.emit(op.sigmoid(x))))
+        return op.mean(bb.emit(op.multiply(x, x)))
+
+    return build([x, *params], loss), [param.name for param in params]
+
+
+def without_products():
+    """Return the module of a network of element-wise functions and sums alone."""
+    x = tensor("x", (ROWS, WIDTH), "float32")
+    params = [tensor(f"w{i}", (WIDTH,), "float32") for i in range(4)]
+
+    def loss(bb, x, *params):
+        for w in params:
+            y = bb.emit(op.tanh(bb.emit(op.multiply(x, w))))
+            x = bb.emit(op.subtract(y, bb.emit(op.mean(y, -1, keepdims=True))))
+        return op.mean(bb.emit(op.multiply(x, x)))
+
+    return build([x, *params], loss), [param.name for param in params]
+
+
+def test_light_calls_are_repeated_where_products_take_the_time():
+    whole, light, every = (memory_of(steps(r, wide)).peak for r in (None, "light", "auto"))
+    assert every <= light < 0.8 * whole
+
+
+def test_light_calls_stay_where_they_take_a_large_share_of_the_time():
+    every = memory_of(steps("auto", without_products)).peak
+    light = memory_of(steps("light", without_products)).peak
+    assert every < light == memory_of(steps(None, without_products)).peak
+
+
+@pytest.mark.parametrize("kind", ["attention", "lstm"])
+def test_attention_and_recurrent_layers_are_not_cheap(kind):
+    """Their kernels compute matrix products."""
+
+    def attention():
+        x, w = tensor("x", (2, 64, 2, 32), "float32"), tensor("w", (32, 32), "float32")
+
+        def loss(bb, x, w):
+            for _ in range(2):
+                y = bb.emit(op.matmul(x, w))
+                x = bb.emit(op.nn.attention(y, y, y))
+            return op.mean(bb.emit(op.multiply(x, x)))
+
+        return build([x, w], loss), ["w"]
+
+    def lstm():
+        x, w = tensor("x", (24, 4, 128), "float32"), tensor("w", (128, 32), "float32")
+        start = [tensor(name, (4, 32), "float32") for name in ("h", "c")]
+
+        def loss(bb, x, h, c, w):
+            states = bb.emit(relax.TupleGetItem(bb.emit(recurrent.lstm(x, h, c, w)), 0))
+            return op.mean(bb.emit(op.multiply(states, states)))
+
+        return build([x, *start, w], loss), ["w"]
+
+    make = {"attention": attention, "lstm": lstm}[kind]
+
+    def forward_kernels(remat):
+        mod = _lowered(steps(remat, make).module, host())
+        values = (binding.value for binding in bindings_of(mod["step"].body))
+        callees = (value.op for value in values if isinstance(value, relax.Call))
+        names = [getattr(callee, "name_hint", "") for callee in callees]
+        return sum(kind in name and "backward" not in name for name in names)
+
+    kept = forward_kernels(None)
+    assert kept == forward_kernels("auto") == forward_kernels("dots_saveable") > 0
+    assert forward_kernels("nothing_saveable") == 2 * kept
 
 
 def test_a_budget_that_cannot_be_met_is_an_error_with_the_least_peak():
@@ -196,10 +275,10 @@ def test_values_that_calls_write_to_are_not_computed_again():
 @pytest.mark.parametrize(
     ("remat", "error", "message"),
     [
-        ("least", ValueError, "remat must be one of 'auto', 'everything_saveable'"),
+        ("least", ValueError, "remat must be one of 'light', 'auto', 'everything_saveable'"),
         (0, ValueError, "remat must be a positive number of bytes"),
-        (True, TypeError, "remat must be None, 'auto'"),
-        (1.5, TypeError, "remat must be None, 'auto'"),
+        (True, TypeError, "remat must be None, 'light'"),
+        (1.5, TypeError, "remat must be None, 'light'"),
     ],
 )
 def test_wrong_settings(remat, error, message):
@@ -284,7 +363,7 @@ class TestOfTorch:
             nn.Linear(16, 5),
         )
         images, labels = torch.randn(8, 3, 24, 24), torch.randint(0, 5, (8,))
-        self._check(network, (images,), (labels,), ["auto", "dots_saveable"])
+        self._check(network, (images,), (labels,), ["auto", "light", "dots_saveable"])
 
     @pytest.mark.slow
     def test_attention(self, torch):

@@ -27,7 +27,9 @@ _CHEAP = 4
 _NOMINAL = 64
 
 #: Kernels and functions of products, by their names, which consist of the names of operators.
-_PRODUCT = re.compile(r"(?:^|_)(matmul|einsum|linear|conv\w*?)\d*(?:_|$)")
+_PRODUCT = re.compile(
+    r"(?:^|_)(matmul|einsum|linear|conv\w*?|attention|lstm|gru|rnn|recurrent)\d*(?:_|$)"
+)
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,10 @@ class Cost:
         Whether the call computes few operations for each byte: element-wise functions,
         normalisations, pools, softmax.
     is_product : bool
-        Whether it computes matrix products or convolutions.
+        Whether it computes matrix products or convolutions, such as attention and recurrent layers.
     has_batch : bool
-        Whether these are stacks of matrix products with operands that both differ within the stack.
+        Whether these are stacks of matrix products with operands that both differ within the stack,
+        as in attention.
     """
 
     time: float
@@ -70,7 +73,7 @@ def cost_of(call: relax.Call, mod: tvm.IRModule) -> Cost | None:
     product = _PRODUCT.search(re.sub(r"_kernel\d*$", "", name))
     if product is not None:
         stacked = [operand for operand in operands if getattr(operand, "ndim", 0) >= 3]
-        has_batch = product[1] in ("matmul", "einsum") and len(stacked) >= 2
+        has_batch = product[1] in ("matmul", "einsum", "attention") and len(stacked) >= 2
         count = _operations(product[1], operands, results)
         return Cost(traffic + _BYTES_PER_OPERATION * count, False, True, has_batch)
     if is_kernel:  # normalisations, softmax, pools, sums, and copies
@@ -88,6 +91,11 @@ def _operations(kind: str, operands: list[relax.Type], results: list[relax.Type]
     made = max(map(_elements, results))
     if len(sizes) < 2 or not made:
         return 0.0
+    if kind == "attention":  # two products of queries, or weights, with all keys
+        steps = max(max(_extents(operand)[1:-1], default=1) for operand in operands)
+        return 4.0 * made * steps
+    if kind in ("lstm", "gru", "rnn", "recurrent"):  # the gates of all steps, times the weight
+        return 2.0 * sizes[0] * math.sqrt(sizes[1])
     if kind.startswith(
         "conv"
     ):  # the smaller operand is the weight; each of its filters makes a share of the result

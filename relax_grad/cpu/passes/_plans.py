@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from itertools import accumulate
 
 from ._min_cut import UNBOUNDED, Network
 from ._residuals import Residuals
 
 #: Bytes of traffic of repeated calls that are worth a byte that is not kept.
 _WORTH = 64
+
+#: The weights of time for a light cut, as such numbers of bytes.
+_LIGHT_WEIGHTS = (16, 8, 4, 2)
+
+#: The most time that a light cut repeats, as a share of the step's.
+_LIGHT = 0.018
+
+#: The time of a step for that of its forward pass: each product has two in the backward pass.
+_STEP = 3
 
 #: The weights of time for plans within a budget, as such numbers of bytes; the last allows any
 #: time.
@@ -76,6 +86,31 @@ def automatic(residuals: Residuals) -> frozenset[int]:
     """Return the smallest cut with cheap calls; no calls if it does not lower the planned peak."""
     cut = smallest_cut(residuals, cheap(residuals))
     return cut if residuals.peak(cut) < residuals.peak(()) else frozenset()
+
+
+def light(residuals: Residuals) -> frozenset[int]:
+    """Return a cut with cheap calls that take a small share of the step's time; no calls if it does
+    not lower the planned peak.
+
+    The share bounds the time of the first cut by which time has a low enough weight. If the next
+    one takes too long, its first calls are a candidate too.
+    """
+    most = _LIGHT * _STEP * sum(cost.time for cost in residuals.costs.values())
+    allowed = cheap(residuals)
+    candidates: list[frozenset[int]] = [frozenset()]
+    longer: frozenset[int] = frozenset()
+    for worth in _LIGHT_WEIGHTS:
+        cut = smallest_cut(residuals, allowed, worth)
+        if sum(residuals.costs[i].time for i in cut) <= most:
+            candidates.append(cut)
+            break
+        longer = cut
+    if longer:
+        times = accumulate(residuals.costs[i].time for i in sorted(longer))
+        first = {i for i, time in zip(sorted(longer), times, strict=True) if time <= most}
+        candidates.append(smallest_cut(residuals, first))
+    peaks = {cut: residuals.peak(cut) for cut in candidates}
+    return min(peaks, key=lambda cut: (peaks[cut], len(cut)))
 
 
 def by_policy(residuals: Residuals, is_saveable: Callable[[int], bool]) -> frozenset[int]:

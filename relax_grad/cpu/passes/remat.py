@@ -8,8 +8,8 @@ import tvm
 from tvm import relax
 
 from ...ir.module import normalized, with_functions
-from ...ir.remat import AUTO, REMAT, from_attribute
-from ._plans import automatic, by_policy, named_policy, within
+from ...ir.remat import AUTO, LIGHT, REMAT, from_attribute
+from ._plans import automatic, by_policy, light, named_policy, within
 from ._residuals import Residuals
 
 
@@ -105,6 +105,8 @@ def _chosen(residuals: Residuals, setting, peak: Callable[[frozenset[int]], int]
         return within(residuals, setting, peak)
     if setting == AUTO:
         return automatic(residuals)
+    if setting == LIGHT:
+        return light(residuals)
     if isinstance(setting, str):
         return named_policy(residuals, setting)
     return by_policy(residuals, lambda i: bool(setting(residuals.call(i))))
