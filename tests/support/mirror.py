@@ -165,6 +165,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "cpu.kernel.gathering": ("cpu/kernel/test_conv.py", "cpu/kernel/test_conv_few_channels.py"),
     "cpu.kernel.norm_backward": ("cpu/kernel/test_norm.py",),
     "cpu.kernel.pooling": ("cpu/kernel/test_pool.py",),
+    "cpu.kernel._winograd_*": ("cpu/kernel/test_winograd.py",),
     "cpu.kernel.winograd_weight": ("cpu/kernel/test_winograd.py",),
     "cpu.passes": ("cpu/passes/test_public_passes.py",),
     **dict.fromkeys(

@@ -20,7 +20,7 @@ from ..kernel.depthwise import MOST_TAPS, depthwise, depthwise_backward_data
 from ..kernel.depthwise_weight import depthwise_weight
 from ..kernel.gathering import Gathering
 from ..kernel.matmul import Matmul, matmul
-from ..kernel.winograd import is_winograd, winograd, winograd_backward_data
+from ..kernel.winograd import is_winograd, number_of_squares, winograd, winograd_backward_data
 from ..kernel.winograd_weight import winograd_weight
 from ..target import CPU
 from ._convolution import convolution_of
@@ -39,6 +39,13 @@ _LARGE_IMAGE = 512
 #: they save.
 _MANY_CHANNELS = 32
 
+#: The fewest channels of volumes with the same property, for results and data gradients, and for
+#: weight gradients.
+_FEWEST_CHANNELS = 8, 12
+
+#: The fewest squares of volumes whose products outweigh the transform of the weight.
+_FEWEST_SQUARES = 100
+
 #: The squares of Winograd's filtering up to which the products that it saves take no longer than
 #: its transforms, where direct kernels multiply pairs.
 _MOST_SQUARE_OF_PAIRS = 2
@@ -52,7 +59,7 @@ def convolution(site: CallSite) -> Kernel | None:
     if shapes is None or (conv := convolution_of(site, *shapes)) is None:
         return None
     if isinstance(conv, Conv3d):
-        return _of_volumes(conv, conv3d, site, shapes, [data, weight])
+        return _of_volumes(conv, winograd, conv3d, site, shapes, [data, weight])
     if _is_product(conv):
         shapes = [shapes[1], shapes[0], shapes[2]]
         return Kernel(partial(matmul, _product(conv, False), site.cpu, shapes), [weight, data])
@@ -104,7 +111,8 @@ def _data_gradient(site: CallSite, output_grad, weight, channels: str) -> Kernel
     if isinstance(conv, Conv3d):
         if max(conv.depth.stride, *conv.slices.strides) > _LARGEST_STRIDE:
             return None
-        return _of_volumes(conv, conv3d_backward_data, site, shapes, [output_grad, weight])
+        makers = winograd_backward_data, conv3d_backward_data
+        return _of_volumes(conv, *makers, site, shapes, [output_grad, weight])
     if _is_product(conv):
         generator = partial(matmul, _product(conv, True), site.cpu, (kernel, out, data))
         return Kernel(generator, [weight, output_grad])
@@ -136,18 +144,29 @@ def weight_gradient(site: CallSite) -> Kernel | None:
     if conv is None:
         return None
     if isinstance(conv, Conv3d):
-        return _of_volumes(conv, conv3d_weight, site, shapes, [output_grad, data])
+        return _of_volumes(conv, winograd_weight, conv3d_weight, site, shapes, [output_grad, data])
     direct = conv_stem if stem_is_faster(conv, site.cpu) else conv_weight
     of_pairs = _multiplies_pairs(site, output_grad, data)
     make = _choose(site, conv, depthwise_weight, winograd_weight, direct, of_pairs)
     return make and Kernel(partial(make, conv, site.cpu, shapes), [output_grad, data])
 
 
-def _of_volumes(conv: Conv3d, make: Callable, site: CallSite, shapes, arguments) -> Kernel | None:
+def _of_volumes(
+    conv: Conv3d,
+    by_winograd: Callable,
+    direct: Callable,
+    site: CallSite,
+    shapes,
+    arguments: list[relax.Expr],
+) -> Kernel | None:
     """Return the kernel of a convolution over three axes."""
     if conv.slices.is_depthwise:
         return None
-    return Kernel(partial(make, conv, site.cpu, shapes), arguments)
+    channels = min(conv.slices.in_channels, conv.slices.out_channels)
+    few = _FEWEST_CHANNELS[by_winograd is winograd_weight]
+    is_worth = channels >= few and number_of_squares(conv) >= _FEWEST_SQUARES
+    make = _by_winograd(site, conv, by_winograd, _multiplies_pairs(site, *arguments), is_worth)
+    return Kernel(partial(make or direct, conv, site.cpu, shapes), arguments)
 
 
 def _multiplies_pairs(site: CallSite, *factors: relax.Expr) -> bool:
@@ -166,12 +185,19 @@ def _choose(
     """Return the generator of the kernel of a convolution, or None."""
     if conv.is_depthwise:
         return for_depthwise if prod(conv.kernel) <= MOST_TAPS else None
+    is_worth = min(conv.in_channels, conv.out_channels) >= _MANY_CHANNELS
+    return _by_winograd(site, conv, by_winograd, of_pairs, is_worth) or direct
+
+
+def _by_winograd(
+    site: CallSite, conv: Conv2d | Conv3d, make: Callable, of_pairs: bool, is_worth: bool
+) -> Callable[[Conv2d | Conv3d, CPU, list], object] | None:
+    """Return the generator of the kernel by Winograd's filtering; None where it does not apply, or
+    where a direct one is as fast."""
     square = site.winograd_tile
     if of_pairs and square <= _MOST_SQUARE_OF_PAIRS:
-        return direct
-    if square and is_winograd(conv) and min(conv.in_channels, conv.out_channels) >= _MANY_CHANNELS:
-        return partial(by_winograd, square=square)
-    return direct
+        return None
+    return partial(make, square=square) if square and is_worth and is_winograd(conv) else None
 
 
 def _is_product(conv: Conv2d) -> bool:

@@ -38,7 +38,7 @@ class Block:
 
 
 def pack_channels(
-    vectors: Vectors, width: Windows, height: Windows, block: Block, rows, target
+    vectors: Vectors, width: Windows, height: Windows, block: Block, rows, target, offset=None
 ) -> None:
     """Copy rows of a block of channels to ``[row][column][channel]``.
 
@@ -57,6 +57,8 @@ def pack_channels(
         The first row, in steps, and the number of rows.
     target : tuple
         A buffer, the offset of the copy in it, and the stride of the columns.
+    offset : tirx.PrimExpr, optional
+        An element of the height that takes the place of the first one, below ``step``.
     """
     first, number = rows
     buffer, start, pixel = target
@@ -65,7 +67,7 @@ def pack_channels(
     base = bind((block.plane + block.channel * block.distance) * size)
     left, right = width.inside
     with b.serial(0, number) as i:
-        row = bind((first + i) * height.step - height.before)
+        row = bind((first + i) * height.step - height.before + (0 if offset is None else offset))
         to = bind(start + i * (columns * pixel))
 
         def clear(begin: int, end: int, to=to) -> None:
@@ -92,7 +94,8 @@ def pack_channels(
                 ),
             )
 
-        outside = height.before > 0 or (height.span(height.number) - 1) * height.step >= (
+        reach = 0 if offset is None else height.step - 1
+        outside = height.before > 0 or reach + (height.span(height.number) - 1) * height.step >= (
             height.size + height.before
         )
         if outside:

@@ -45,7 +45,7 @@ def rows_up_to(first, number: int, end) -> list:
 def multiply_add(
     vectors: Vectors,
     size: tuple[int, int],
-    depth: Extent,
+    depth: Extent | None,
     value: Callable,
     vector: Callable,
     place: Callable,
@@ -55,6 +55,7 @@ def multiply_add(
     multiply: Callable = lambda total, a, b: total + a * b,
     bias: Callable | None = None,
     finish: Callable = lambda total, i: total,
+    each: Callable | None = None,
 ) -> None:
     """Emit a tile: the sum over k of ``value(i, k) * vector(k, v)`` for each row i and each vector
     v of a row.
@@ -65,8 +66,8 @@ def multiply_add(
         The vectors.
     size : tuple[int, int]
         The number of rows, and of vectors in a row.
-    depth : int or tirx.PrimExpr
-        The extent of k.
+    depth : int or tirx.PrimExpr or None
+        The extent of k; None with ``each``.
     value, vector : Callable
         Return a scalar and a vector.
     place : Callable
@@ -84,6 +85,9 @@ def multiply_add(
         in the buffer are overwritten.
     finish : Callable
         ``finish(total, i)`` returns the vector to store, given a sum of row i.
+    each : Callable, optional
+        ``each(step)`` emits the loops of the sum and calls ``step(k)`` in the innermost one, where
+        k may be anything.
     """
     rows, columns = size
     cells = [(i, v) for i in range(rows) for v in range(columns)]
@@ -117,13 +121,20 @@ def multiply_add(
         clear()
     else:
         _choose(add, load, clear)
-    with b.serial(0, depth) as k:
+
+    def step(k) -> None:
         factors = [bind(vector(k, v)) for v in range(columns)]
         for i in range(rows):
             splat = bind(vectors.splat(value(i, k)))
             for v in range(columns):
                 index = i * columns + v
                 total[index] = multiply(total[index], splat, factors[v])
+
+    if each is not None:
+        each(step)
+    else:
+        with b.serial(0, depth) as k:
+            step(k)
     if prefetch or bias is not None:
         _choose(add, add_old if prefetch else _nothing, add_bias)
     for index, cell in enumerate(cells):

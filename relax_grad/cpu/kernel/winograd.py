@@ -1,11 +1,16 @@
-"""Convolutions with 3x3 kernels by Winograd's minimal filtering, and their data gradients.
+"""Convolutions by Winograd's minimal filtering, and their data gradients.
 
-A square of m x m results is computed from (m + 2) x (m + 2) elements of the data with (m + 2)**2
-products, instead of 9 products for each result. Data and weight are transformed, multiplied
-element-wise and summed over channels (a matrix product for each element of the square), and
-transformed back. The transforms are those of Lavin and Gray, "Fast Algorithms for Convolutional
-Neural Networks" (2016). With m = 2 they only add and halve. The error is then no larger than that
-of a direct sum, and with m = 4 it is 4 to 7 times that: docs/cpu.md has the measurements.
+A square of m x m results of a kernel of r x r taps is computed from (m + r - 1) x (m + r - 1)
+elements of the data with as many products, instead of r * r products for each result. Data and
+weight are transformed, multiplied element-wise and summed over channels (a matrix product for each
+element of the square), and transformed back. The transforms are those of Lavin and Gray, "Fast
+Algorithms for Convolutional Neural Networks" (2016). With m = 2 and r = 3 they only add and halve.
+The error is then no larger than that of a direct sum, and with m = 4 it is 4 to 7 times that:
+docs/cpu.md has the measurements.
+
+For volumes, the taps along the depth are terms of the sum over channels, and each slice of the data
+is transformed once for all of them. With a dilation, a square has results that are as far apart as
+the taps.
 
 The lanes of a vector are channels in all transforms. If the transformed weight fits in the
 second-level cache, a task performs all three steps for some rows of squares, and the intermediate
@@ -16,17 +21,22 @@ the weight is read once for all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import prod
 
 from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
 from ._chunks import whole_or_rest
-from ._pack import Block, pack_channels, taps_of_channels, unpack_row
+from ._pack import taps_of_channels, unpack_row
 from ._tile import multiply_add, tile_size
+from ._winograd_slices import Part, Slices
+from ._winograd_tiles import Source, Tiles, Transforms, apart, balanced
+from ._winograd_transforms import Transform, transform_of
 from .builder import Extent, Vectors, bind, ceil_div, const
-from .convolution import Conv2d, Windows
+from .convolution import ONE, Conv2d, Conv3d, Windows
+from .gathering import Axis
 
 #: The maximum bytes of the transformed weight for which a task performs all steps.
 _FUSED_BYTES = 768 * 1024
@@ -37,64 +47,45 @@ _TASK_BYTES, _CHUNK_BYTES = 512 * 1024, 8 * 1024 * 1024
 #: Channels that a tile sums over at once.
 _DEPTH = 256
 
+#: Expected number of images of a symbolic batch.
+_EXPECTED_IMAGES = 8
 
-@dataclass(frozen=True)
-class Transform:
-    """The matrices of F(m x m, 3 x 3), by rows: for the data, for the weight, and for the
-    result."""
-
-    data: tuple[tuple[float, ...], ...]
-    weight: tuple[tuple[float, ...], ...]
-    result: tuple[tuple[float, ...], ...]
+#: The extents m of squares with a choice of accuracy.
+SQUARES = (2, 4)
 
 
-TRANSFORMS = {
-    2: Transform(
-        data=((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
-        weight=((1, 0, 0), (1 / 2, 1 / 2, 1 / 2), (1 / 2, -1 / 2, 1 / 2), (0, 0, 1)),
-        result=((1, 1, 1, 0), (0, 1, -1, -1)),
-    ),
-    4: Transform(
-        data=(
-            (4, 0, -5, 0, 1, 0),
-            (0, -4, -4, 1, 1, 0),
-            (0, 4, -4, -1, 1, 0),
-            (0, -2, -1, 2, 1, 0),
-            (0, 2, -1, -2, 1, 0),
-            (0, 4, 0, -5, 0, 1),
-        ),
-        weight=(
-            (1 / 4, 0, 0),
-            (-1 / 6, -1 / 6, -1 / 6),
-            (-1 / 6, 1 / 6, -1 / 6),
-            (1 / 24, 1 / 12, 1 / 6),
-            (1 / 24, -1 / 12, 1 / 6),
-            (0, 0, 1),
-        ),
-        result=(
-            (1, 1, 1, 1, 1, 0),
-            (0, 1, -1, 2, -2, 0),
-            (0, 1, 1, 4, 4, 0),
-            (0, 1, -1, 8, -8, 1),
-        ),
-    ),
-}
-
-
-def is_winograd(conv: Conv2d) -> bool:
-    """Tell whether Winograd's algorithm applies: 3x3, without stride and dilation, padding up to 2,
-    one group."""
-    unit = (1, 1)
+def is_winograd(conv: Conv2d | Conv3d) -> bool:
+    """Tell whether Winograd's algorithm applies: kernels of 3x3 in a slice, without stride, padding
+    up to that of a data gradient, one group."""
+    slices = conv.slices if isinstance(conv, Conv3d) else conv
+    reach = [
+        (extent - 1) * step for extent, step in zip(slices.kernel, slices.dilation, strict=True)
+    ]
     return (
-        conv.kernel == (3, 3)
-        and (conv.strides, conv.dilation, conv.groups) == (unit, unit, 1)
-        and min(conv.padding) >= 0
-        and max(conv.padding) <= 2
+        slices.kernel == (3, 3)
+        and (slices.strides, slices.groups) == ((1, 1), 1)
+        and slices.dilation == (1, 1)
+        and min(slices.padding) >= 0
+        and all(size <= most for size, most in zip(slices.padding, reach * 2, strict=True))
     )
 
 
+def number_of_squares(conv: Conv2d | Conv3d) -> int:
+    """Return the number of squares of 2x2 results, or the expected number if the batch is
+    symbolic."""
+    images, depth = parts_of(conv)
+    batch = images.batch if isinstance(images.batch, int) else _EXPECTED_IMAGES
+    return batch * depth.number * prod(ceil_div(extent, 2) for extent in images.out_size)
+
+
+def transforms_of(conv: Conv2d, square: int) -> tuple[Transform, Transform]:
+    """Return the transforms for the rows and for the columns of a convolution of images."""
+    height, width = (transform_of(square if taps == 3 else 2, taps) for taps in conv.kernel)
+    return height, width
+
+
 def winograd(
-    conv: Conv2d,
+    conv: Conv2d | Conv3d,
     cpu: CPU,
     shapes: Sequence[Sequence[Extent]] | None = None,
     square: int = 2,
@@ -103,7 +94,7 @@ def winograd(
 
     Parameters
     ----------
-    conv : Conv2d
+    conv : Conv2d or Conv3d
         The convolution; see :func:`is_winograd`.
     cpu : CPU
         The target CPU.
@@ -114,11 +105,13 @@ def winograd(
     """
     shapes = shapes or (conv.data_shape, conv.weight_shape, conv.out_shape)
     params = b.floats(("data", "weight", "result"), shapes)
-    return b.prim_func("winograd", params, _Generator(conv, cpu, square, backward=False).emit)
+    images, depth = parts_of(conv)
+    generator = _Generator(images, Slices(Axis.forward(depth), depth.kernel), cpu, square)
+    return b.prim_func("winograd", params, generator.emit)
 
 
 def winograd_backward_data(
-    conv: Conv2d,
+    conv: Conv2d | Conv3d,
     cpu: CPU,
     shapes: Sequence[Sequence[Extent]] | None = None,
     square: int = 2,
@@ -136,180 +129,112 @@ def winograd_backward_data(
     """
     shapes = shapes or (conv.out_shape, conv.weight_shape, conv.data_shape)
     params = b.floats(("output_grad", "weight", "data_grad"), shapes)
-    top, left, bottom, right = (2 - before for before in conv.padding)
+    images, depth = parts_of(conv)
+    reach = [
+        (extent - 1) * step for extent, step in zip(images.kernel, images.dilation, strict=True)
+    ]
+    top, left, bottom, right = (
+        most - size for most, size in zip(reach * 2, images.padding, strict=True)
+    )
     turned = replace(
-        conv,
-        in_channels=conv.out_channels,
-        out_channels=conv.in_channels,
-        size=conv.out_size,
+        images,
+        in_channels=images.out_channels,
+        out_channels=images.in_channels,
+        size=images.out_size,
         padding=(top, left, bottom, right),
     )
-    name = "winograd_backward_data"
-    return b.prim_func(name, params, _Generator(turned, cpu, square, backward=True).emit)
+    slices = Slices(Axis.backward(depth), depth.kernel, is_flipped=True)
+    generator = _Generator(turned, slices, cpu, square)
+    return b.prim_func("winograd_backward_data", params, generator.emit)
 
 
-class Squares:
-    """Transforms of squares of pixels; the lanes are channels.
-
-    Parameters
-    ----------
-    vectors : Vectors
-        The vectors.
-    square : int
-        The distance between neighbouring squares, in pixels.
-    """
-
-    @dataclass(frozen=True)
-    class Source:
-        """An image with its channels and axes; the number of windows of an axis is a multiple of
-        ``square``."""
-
-        buffer: tirx.Buffer
-        image: tirx.PrimExpr
-        channels: int
-        height: Windows
-        width: Windows
-
-    def __init__(self, vectors: Vectors, square: int):
-        self.vectors, self.square = vectors, square
-
-    def transform(
-        self,
-        source: Source,
-        matrix: Sequence[Sequence[float]],
-        rows: tuple[tirx.PrimExpr, Extent, int],
-        target: tuple[tirx.Buffer, tirx.PrimExpr, Extent, Extent],
-    ) -> None:
-        """Multiply the squares of some rows of an image by a matrix from the left and its transpose
-        from the right.
-
-        Parameters
-        ----------
-        source : Squares.Source
-            The image.
-        matrix : Sequence[Sequence[float]]
-            The matrix, with a column for each pixel along the side of a square.
-        rows : tuple
-            The first row of squares, the number of rows, and its maximum.
-        target : tuple
-            A buffer ``[cell][square][channel]``, the index of the first square, the stride of the
-            squares, and the stride of the cells.
-        """
-        row, number, most = rows
-        buffer, first, pixel, plane = target
-        lanes, square, side = self.vectors.lanes, self.square, len(matrix[0])
-        columns = source.width.span(source.width.number)
-        wide = source.width.number // square
-        halo = side - square
-        packed = b.scratch((most * square + halo) * columns * lanes)
-        with b.serial(0, ceil_div(source.channels, lanes)) as block:
-            channel = bind(block * lanes)
-            pack_channels(
-                self.vectors,
-                source.width,
-                source.height,
-                Block(source.buffer, source.image * source.channels, channel, source.channels),
-                (bind(row * square), bind(number * square + halo)),
-                (packed, const(0), lanes),
-            )
-            with b.serial(0, number) as i, b.serial(0, wide) as j:
-                corner = bind((i * columns + j) * (square * lanes))
-                at = bind((first + i * wide + j) * pixel + channel)
-                pixels = [
-                    [
-                        bind(self.vectors.load(packed, corner + (y * columns + x) * lanes))
-                        for x in range(side)
-                    ]
-                    for y in range(side)
-                ]
-                self.both(
-                    matrix,
-                    pixels,
-                    lambda cell, value, at=at: self.vectors.store(buffer, at + cell * plane, value),
-                )
-
-    def both(
-        self,
-        matrix: Sequence[Sequence[float]],
-        elements: Sequence[Sequence[tirx.PrimExpr]],
-        store: Callable,
-    ) -> None:
-        """Multiply a square of vectors by a matrix from the left and by its transpose from the
-        right."""
-        columns = [
-            [self._combined(row, column) for row in matrix]
-            for column in zip(*elements, strict=True)
-        ]
-        for y in range(len(matrix)):
-            across = [column[y] for column in columns]
-            for x, row in enumerate(matrix):
-                store(y * len(matrix) + x, self._combined(row, across))
-
-    def _combined(self, row, vectors):
-        """Return the linear combination of vectors with the factors of a row."""
-        total = None
-        for factor, vector in zip(row, vectors, strict=True):
-            if factor == 0:
-                continue
-            term = vector if abs(factor) == 1 else vector * self.vectors.splat(abs(factor))
-            if total is None:
-                total = term if factor > 0 else self.vectors.splat(0) - term
-            else:
-                total = total + term if factor > 0 else total - term
-        return bind(total)
+def parts_of(conv: Conv2d | Conv3d) -> tuple[Conv2d, Windows]:
+    """Return the convolution of images, and the axis along which their results are added."""
+    return (conv.slices, conv.depth) if isinstance(conv, Conv3d) else (conv, ONE)
 
 
 class _Generator:
-    def __init__(self, conv: Conv2d, cpu: CPU, square: int, *, backward: bool):
-        self.conv, self.cpu, self.backward = conv, cpu, backward
+    def __init__(self, conv: Conv2d, slices: Slices, cpu: CPU, square: int):
+        self.conv, self.slices, self.cpu = conv, slices, cpu
         self.vectors = Vectors(cpu.lanes)
-        self.transform, self.square = TRANSFORMS[square], square
-        self.squares_of = Squares(self.vectors, square)
-        self.side = square + 2
-        self.cells = self.side**2
-        self.height, self.width = (
-            whole_squares(axis, square) for axis in (conv.height, conv.width)
-        )
-        self.tall, self.wide = self.height.number // square, self.width.number // square
+        self.transforms = Transforms(self.vectors)
+        down, across = transforms_of(conv, square)
+        self.data_matrices = down.data, across.data
+        self.weight_matrices = down.weight, across.weight
+        self.result_matrices = down.result, across.result
+        self.cells = down.side * across.side
+        self.height = Tiles.of(conv.height, down.results)
+        self.width = Tiles.of(conv.width, across.results)
+        self.tall, self.wide = self.height.tall, self.width.wide
+        self.batch = conv.batch * self.height.phases
         self.ins = ceil_div(conv.in_channels, cpu.lanes) * cpu.lanes
         height, self.tile_vectors = tile_size(cpu)
         self.tile_vectors = min(self.tile_vectors, ceil_div(conv.out_channels, cpu.lanes))
         self.panel = self.tile_vectors * cpu.lanes
         self.panels = ceil_div(conv.out_channels, self.panel)
         self.outs = self.panels * self.panel
-        weight = 4 * self.cells * conv.in_channels * self.outs
+        weight = 4 * self.cells * slices.taps * conv.in_channels * self.outs
         self.is_fused = weight <= _FUSED_BYTES
-        row = 4 * self.cells * (self.ins + self.outs) * self.wide
         if self.is_fused:
-            self.images, self.rows = 1, self._rows(row)
+            self.images = 1
+            self.block, self.rows = self._partition()
         else:
-            self.images, self.rows = self._images(row), self.tall
+            self.block = self._block(_CHUNK_BYTES)
+            self.images, self.rows = self._images(self._row(self.block)), self.tall
         self.tile_rows = balanced(self.images * self.rows * self.wide, height)
         number = ceil_div(self.images * self.rows * self.wide, self.tile_rows)
         squares = number * self.tile_rows
-        # The strides of the elements of a square: in data, results and weight.
+        # The strides of slices and of the elements of a square, in data, results and weight.
+        self.in_slice, self.out_slice = squares * self.ins, squares * self.outs
+        self.weight_slice = conv.in_channels * self.panel
         self.in_plane, self.out_plane, self.weight_plane = (
             apart(size)
             for size in (
-                squares * self.ins,
-                squares * self.outs,
-                self.panels * conv.in_channels * self.panel,
+                slices.read(self.block) * self.in_slice,
+                self.block * self.out_slice,
+                self.panels * slices.taps * self.weight_slice,
             )
         )
+        self.blocks = ceil_div(slices.axis.target, self.block)
 
-    def _rows(self, row: int) -> int:
+    def _row(self, block: int) -> int:
+        """Return the bytes of a row of squares of a block of slices."""
+        channels = self.ins * self.slices.read(block) + self.outs * block
+        return 4 * self.cells * channels * self.wide
+
+    def _block(self, most: int) -> int:
+        """Return the number of slices of a block whose squares take at most so many bytes."""
+        sizes = self.slices.sizes()
+        return next((size for size in sizes if self._row(size) * self.tall <= most), sizes[-1])
+
+    def _partition(self) -> tuple[int, int]:
+        """Return the number of slices and the number of rows of squares of a task."""
+        if self.slices.is_flat:
+            return 1, self._rows(1)
+
+        def cost(partition: tuple[int, int]) -> float:
+            """Return the copies and transforms of a slice of the source, for a slice of the
+            target."""
+            block, rows = partition
+            halo = (self.height.windows.kernel - 1) / (rows * self.height.size)
+            excess = max(1.0, self._row(block) * rows / _TASK_BYTES)
+            return self.slices.read(block) / block * (1 + 0.5 * halo) * excess
+
+        return min(((size, self._rows(size)) for size in self.slices.sizes()), key=cost)
+
+    def _rows(self, block: int) -> int:
         """Return the number of rows of squares of a task."""
-        rows = max(1, min(self.tall, _TASK_BYTES // row))
-        if isinstance(self.conv.batch, int):
-            parts = ceil_div(2 * self.cpu.cores, self.conv.batch)
-            rows = min(rows, ceil_div(self.tall, parts))
+        rows = max(1, min(self.tall, _TASK_BYTES // self._row(block)))
+        if isinstance(self.batch, int):
+            blocks = self.batch * ceil_div(self.slices.axis.target, block)
+            rows = min(rows, ceil_div(self.tall, ceil_div(2 * self.cpu.cores, blocks)))
         return ceil_div(self.tall, ceil_div(self.tall, rows))
 
     def _images(self, row: int) -> int:
         """Return the number of images of a chunk."""
         images = max(1, _CHUNK_BYTES // (row * self.tall))
-        if isinstance(self.conv.batch, int):
-            return ceil_div(self.conv.batch, ceil_div(self.conv.batch, images))
+        if isinstance(self.batch, int):
+            return ceil_div(self.batch, ceil_div(self.batch, images))
         return min(images, 8)
 
     def emit(self, source, weight, target) -> None:
@@ -318,173 +243,219 @@ class _Generator:
         (self._fused if self.is_fused else self._stepwise)(source, turned, target)
 
     def _buffers(self):
-        """Allocate ``[cell][square][channel]`` for data and results."""
+        """Allocate ``[cell][slice][square][channel]`` for data and results."""
         return tuple(b.scratch(self.cells * plane) for plane in (self.in_plane, self.out_plane))
 
     def _fused(self, source, weight, target) -> None:
-        blocks = ceil_div(self.tall, self.rows)
-        with b.parallel(0, self.conv.batch * blocks) as task:
-            image, row = bind(task // blocks), bind(task % blocks * self.rows)
+        parts = ceil_div(self.tall, self.rows)
+        with b.parallel(0, self.batch * (self.blocks * parts)) as task:
+            image, row = bind(task // (self.blocks * parts)), bind(task % parts * self.rows)
+            block = self.slices.block(bind(task // parts % self.blocks), self.block)
+            part = Part(image, const(1), *block)
             rows = bind(tirx.min(const(self.rows), self.tall - row))
             data, results = self._buffers()
-            self._data(source, data, image, row, rows, const(0))
+            with b.serial(0, part.read) as i:
+                self._data(source, data, part, (const(0), i), (row, rows))
             tiles = bind(ceil_div(rows * self.wide, self.tile_rows))
             with b.serial(0, self.cells) as cell, b.serial(0, self.panels) as panel:
-                self._multiply(data, weight, results, cell, panel, tiles)
-            self._results(results, target, image, row, rows, const(0))
+                self._multiply(data, weight, results, part, cell, panel, tiles)
+            with b.serial(0, part.slices) as i:
+                self._results(results, target, part, (const(0), i), (row, rows))
 
     def _stepwise(self, source, weight, target) -> None:
         parts = ceil_div(self.tall, ceil_div(self.tall, 2))
         size = ceil_div(self.tall, parts)
         data, results = self._buffers()
 
-        def each_part(images, emit: Callable) -> None:
-            with b.parallel(0, images * parts) as task:
+        def each_part(images, slices, emit: Callable) -> None:
+            with b.parallel(0, images * slices * parts) as task:
                 i, row = bind(task // parts), bind(task % parts * size)
                 rows = bind(tirx.min(const(size), self.tall - row))
-                emit(i, row, rows, bind((i * self.tall + row) * self.wide))
+                emit((bind(i // slices), bind(i % slices)), (row, rows))
 
-        with b.serial(0, ceil_div(self.conv.batch, self.images)) as chunk:
-            first = bind(chunk * self.images)
-            images = bind(tirx.min(const(self.images), self.conv.batch - first))
-            each_part(
-                images,
-                lambda i, row, rows, at: self._data(source, data, first + i, row, rows, at),
-            )
+        chunks = ceil_div(self.batch, self.images)
+        with b.serial(0, chunks * self.blocks) as chunk:
+            first = bind(chunk // self.blocks * self.images)
+            images = bind(tirx.min(const(self.images), self.batch - first))
+            block = self.slices.block(bind(chunk % self.blocks), self.block)
+            part = Part(first, images, *block)
+            each_part(images, part.read, lambda at, rows: self._data(source, data, part, at, rows))
             tiles = bind(ceil_div(images * (self.tall * self.wide), self.tile_rows))
             with b.parallel(0, self.cells * self.panels) as task:
                 cell, panel = bind(task // self.panels), bind(task % self.panels)
-                self._multiply(data, weight, results, cell, panel, tiles)
+                self._multiply(data, weight, results, part, cell, panel, tiles)
             each_part(
                 images,
-                lambda i, row, rows, at: self._results(results, target, first + i, row, rows, at),
+                part.slices,
+                lambda at, rows: self._results(results, target, part, at, rows),
             )
 
     # Transforms
 
     def _weight(self, weight, turned) -> None:
-        """Transform the weight to ``[cell][panel][source channel][channel of the panel]``."""
-        conv, lanes = self.conv, self.cpu.lanes
+        """Transform the weight to ``[cell][panel][tap][source channel][channel of the panel]``,
+        where the taps are those along the depth."""
+        conv, lanes, taps = self.conv, self.cpu.lanes, self.slices.taps
+        size, width = prod(conv.kernel), conv.kernel[1]
         with b.parallel(0, ceil_div(conv.out_channels, lanes)) as block:
             channel = bind(block * lanes)
             panel, place = bind(channel // self.panel), bind(channel % self.panel)
-            with b.serial(0, conv.in_channels) as c:
-                if self.backward:
-                    start, step = bind((c * conv.out_channels + channel) * 9), 9
+            with b.serial(0, conv.in_channels) as c, b.serial(0, taps) as tap:
+                if self.slices.is_flipped:
+                    start, step = (c * conv.out_channels + channel) * taps + tap, taps
+                    tap = taps - 1 - tap
                 else:
-                    start, step = bind((channel * conv.in_channels + c) * 9), conv.in_channels * 9
-                at = bind((panel * conv.in_channels + c) * self.panel + place)
+                    start, step = (
+                        (channel * conv.in_channels + c) * taps + tap,
+                        conv.in_channels * taps,
+                    )
+                start, step = bind(start * size), step * size
+                at = bind((panel * taps + tap) * self.weight_slice + c * self.panel + place)
 
                 def vectors(channels: int, start=start, step=step, at=at) -> None:
-                    taps = taps_of_channels(self.vectors, (weight, start, step), 9, channels)
-                    taps = taps[::-1] if self.backward else taps
-                    rows = [taps[i : i + 3] for i in range(0, 9, 3)]
+                    values = taps_of_channels(self.vectors, (weight, start, step), size, channels)
+                    values = values[::-1] if self.slices.is_flipped else values
+                    rows = [values[i : i + width] for i in range(0, size, width)]
                     plane = self.weight_plane
-                    self.squares_of.both(
-                        self.transform.weight,
+                    self.transforms.both(
+                        self.weight_matrices,
                         rows,
                         lambda cell, value: self.vectors.store(turned, at + cell * plane, value),
                     )
 
                 whole_or_rest(block, conv.out_channels, lanes, vectors)
 
-    def _data(self, source, data, image, row, rows, first) -> None:
-        """Transform rows of squares of an image; ``first`` is the index of the first square."""
-        self.squares_of.transform(
-            Squares.Source(source, image, self.conv.in_channels, self.height, self.width),
-            self.transform.data,
-            (row, rows, self.rows),
-            (data, first, self.ins, self.in_plane),
+    def _square(self, at: tuple, row) -> tirx.PrimExpr:
+        """Return the index of the first square of a row, in the slice of its image."""
+        image, _ = at
+        return image * (self.tall * self.wide) + row * self.wide
+
+    def _data(self, source, data, part: Part, at: tuple, rows: tuple) -> None:
+        """Transform rows of squares of a slice; ``at`` has its image and its index in the part."""
+        image, phase = self._image(part.first + at[0])
+        axis = self.slices.axis
+        plane = image * (self.conv.in_channels * axis.stored) + (part.start + at[1]) * axis.apart
+        row, number = rows
+        first = self._square(at, 0 if self.is_fused else row)
+        self.transforms.transform(
+            Source(
+                source,
+                bind(plane),
+                axis.stored,
+                self.conv.in_channels,
+                self.height,
+                self.width,
+                phase,
+            ),
+            self.data_matrices,
+            (row, number, self.rows),
+            (data, bind(at[1] * self.in_slice + first * self.ins), self.ins, self.in_plane),
         )
 
-    def _results(self, results, target, image, row, rows, first) -> None:
-        """Transform rows of squares back, and write them to the image."""
-        conv, lanes, side, square = self.conv, self.cpu.lanes, self.side, self.square
+    def _results(self, results, target, part: Part, at: tuple, rows: tuple) -> None:
+        """Transform rows of squares of a slice back, and write them to the image."""
+        conv, lanes = self.conv, self.cpu.lanes
+        square, across = self.height.size, self.width.size
         height, width = conv.out_size
-        line = ceil_div(self.wide * square, lanes) * lanes * lanes
+        depth = self.slices.axis.target
+        image, phase = self._image(part.first + at[0])
+        row, number = rows
+        begin = bind(
+            at[1] * self.out_slice + self._square(at, 0 if self.is_fused else row) * self.outs
+        )
+        line = ceil_div(self.width.columns.number, lanes) * lanes * lanes
         lines = [b.scratch(line) for _ in range(square)]
-        with b.serial(0, ceil_div(conv.out_channels, lanes)) as block, b.serial(0, rows) as i:
+        with b.serial(0, ceil_div(conv.out_channels, lanes)) as block, b.serial(0, number) as i:
             channel = bind(block * lanes)
             with b.serial(0, self.wide) as j:
-                at = bind((first + i * self.wide + j) * self.outs + channel)
-                cells = [
-                    [
-                        bind(self.vectors.load(results, at + (y * side + x) * self.out_plane))
-                        for x in range(side)
-                    ]
-                    for y in range(side)
-                ]
-                self.squares_of.both(
-                    self.transform.result,
-                    cells,
-                    lambda cell, value, j=j: self.vectors.store(
-                        lines[cell // square], (j * square + cell % square) * lanes, value
+                column = self.width.column(j)
+                first = bind(begin + (i * self.wide + j) * self.outs + channel)
+                self.transforms.both(
+                    self.result_matrices,
+                    self.transforms.cells(self.result_matrices, results, first, self.out_plane),
+                    lambda cell, value, column=column: self.vectors.store(
+                        lines[cell // across],
+                        (column + cell % across * self.width.apart) * lanes,
+                        value,
                     ),
                 )
-            top = bind((row + i) * square)
-            start = bind((image * conv.out_channels + channel) * height + top)
+            top = bind((row + i) * (square * self.height.apart) + phase)
+            plane = (image * conv.out_channels + channel) * depth + part.slice + at[1]
+            start = bind(plane * height + top)
 
             def write(channels: int, top=top, start=start) -> None:
                 for r in range(square):
-                    place = target, (start + r) * width, height * width
-                    with b.when(top + r < height):
+                    down = r * self.height.apart
+                    place = target, (start + down) * width, depth * height * width
+                    with b.when(top + down < height):
                         unpack_row(self.vectors, lines[r], place, width, channels)
 
             whole_or_rest(block, conv.out_channels, lanes, write)
 
+    def _image(self, index) -> tuple:
+        """Return an image, and the index of one of its interleaved images."""
+        phases = self.height.phases
+        if phases == 1:
+            return bind(index), const(0)
+        return bind(index // phases), bind(index % phases)
+
     # Products
 
-    def _multiply(self, data, weight, results, cell, panel, tiles) -> None:
+    def _multiply(self, data, weight, results, part: Part, cell, panel, tiles) -> None:
         """Emit the matrix product of one element of the squares and one panel of channels."""
-        depth, panel_size = self.conv.in_channels, self.panel
-        base = bind(cell * self.weight_plane + panel * (depth * panel_size))
-        column = bind(panel * panel_size)
+        depth, slices = self.conv.in_channels, self.slices
+        base = bind(cell * self.weight_plane + panel * (slices.taps * self.weight_slice))
+        column = bind(panel * self.panel)
         stretches = ceil_div(depth, _DEPTH)
         size = ceil_div(depth, stretches)
         for first in range(0, depth, size):
             number = min(size, depth - first)
-            with b.serial(0, tiles) as i:
+            with b.serial(0, part.slices) as z, b.serial(0, tiles) as i:
                 square = bind(i * self.tile_rows)
                 self._tile(
                     (data, bind(cell * self.in_plane + square * self.ins + first)),
-                    (weight, bind(base + first * panel_size)),
-                    (results, bind(cell * self.out_plane + square * self.outs + column)),
+                    (weight, bind(base + first * self.panel)),
+                    (
+                        results,
+                        bind(
+                            cell * self.out_plane
+                            + z * self.out_slice
+                            + (square * self.outs + column)
+                        ),
+                    ),
                     number,
+                    bind(part.slice + z),
+                    part.start,
                     add=first > 0,
                 )
 
-    def _tile(self, data, weight, results, depth: int, *, add: bool) -> None:
-        """Emit a tile of the results of an element of the squares; each tensor is a buffer and an
-        offset."""
-        (values, at), (factors, start), (sums, place) = data, weight, results
+    def _tile(self, data, weight, results, depth: int, index, start, *, add: bool) -> None:
+        """Emit a tile of the results of an element of the squares, in slice ``index`` of the
+        target; each tensor is a buffer and an offset."""
+        (values, at), (factors, begin), (sums, place) = data, weight, results
         lanes = self.cpu.lanes
+
+        def each(step: Callable) -> None:
+            """Emit the sum over the taps along the depth, and over channels."""
+
+            def of_tap(slice_, tap) -> None:
+                read = bind(at + slice_ * self.in_slice)
+                of_weight = bind(begin + tap * self.weight_slice)
+                with b.serial(0, depth) as k:
+                    step((read + k, of_weight + k * self.panel))
+
+            if self.slices.is_flat:
+                of_tap(const(0), const(0))
+            else:
+                self.slices.each_tap(index, start, of_tap)
+
         multiply_add(
             self.vectors,
             (self.tile_rows, self.tile_vectors),
-            depth,
-            lambda i, k: values[at + (k + i * self.ins)],
-            lambda k, v: self.vectors.load(factors, start + (k * self.panel + v * lanes)),
+            None,
+            lambda i, k: values[k[0] + i * self.ins],
+            lambda k, v: self.vectors.load(factors, k[1] + v * lanes),
             lambda i, v: (sums, place + (i * self.outs + v * lanes), None),
             add=add,
+            each=each,
         )
-
-
-def whole_squares(axis: Windows, square: int) -> Windows:
-    """Return an axis padded at its end such that its number of windows is a multiple of
-    ``square``."""
-    return replace(axis, after=axis.after + -axis.number % square)
-
-
-def apart(size: int) -> int:
-    """Return a stride for planes of ``size`` elements that is an odd number of cache lines.
-
-    With other strides, simultaneous stores to many planes would often map to the same set of the
-    cache.
-    """
-    return (ceil_div(size, 16) | 1) * 16
-
-
-def balanced(count: int, most: int) -> int:
-    """Return a tile height up to ``most`` that wastes few rows."""
-    sizes = range(most, max(1, most // 2) - 1, -1)
-    return min(sizes, key=lambda size: ceil_div(count, size) * (size + 1))

@@ -29,7 +29,7 @@ from ..dispatch.exchanges import (
 )
 from ..dispatch.registry import find_kernel, is_decomposed, takes_halves, takes_uncast
 from ..dispatch.residuals import BlockCalls, Replacement, ResidualKernel, find_residuals
-from ..kernel.winograd import TRANSFORMS
+from ..kernel.winograd import SQUARES
 from ..target import CPU
 from ._target import TargetPass
 
@@ -89,8 +89,8 @@ def checked_tile(winograd_tile: int | None) -> int:
     """Return the side of the output tiles of Winograd's convolutions, 0 for none; reject
     unsupported values."""
     is_size = winograd_tile is None or type(winograd_tile) is int
-    if not is_size or winograd_tile not in (None, 0, *TRANSFORMS):
-        sizes = ", ".join(map(str, TRANSFORMS))
+    if not is_size or winograd_tile not in (None, 0, *SQUARES):
+        sizes = ", ".join(map(str, SQUARES))
         raise ValueError(
             f"winograd_tile must be one of {sizes}, or 0 for none, but it is {winograd_tile!r}"
         )

@@ -29,6 +29,7 @@ WINOGRAD = 16.0
 DRAWS = 7
 
 IMAGES, WEIGHT = (4, 64, 28, 28), (64, 64, 3, 3)
+VOLUMES, CUBES = (2, 32, 8, 28, 28), (32, 32, 3, 3, 3)
 _BN = [(64,)] * 4
 
 
@@ -46,6 +47,10 @@ def gradient_of(function, which):
 
 def conv(x, w):
     return F.conv2d(x, w, padding=(w.shape[-1] - 1) // 2)
+
+
+def conv3d(x, w):
+    return F.conv3d(x, w, padding=1)
 
 
 def layer_norm(x, gamma, beta):
@@ -77,6 +82,24 @@ CASES = {
         [IMAGES, WEIGHT, IMAGES],
         lambda x, w, dy: op.grad.conv2d_backward_weight(dy, x, WEIGHT, padding=1),
         gradient_of(conv, 1),
+        WINOGRAD,
+    ),
+    "conv3d 3x3x3 (Winograd)": (
+        [VOLUMES, CUBES],
+        lambda x, w: op.nn.conv3d(x, w, padding=1),
+        conv3d,
+        WINOGRAD,
+    ),
+    "conv3d 3x3x3 data gradient (Winograd)": (
+        [VOLUMES, CUBES, VOLUMES],
+        lambda x, w, dy: op.grad.conv3d_backward_data(dy, VOLUMES, w, padding=1),
+        gradient_of(conv3d, 0),
+        WINOGRAD,
+    ),
+    "conv3d 3x3x3 weight gradient (Winograd)": (
+        [VOLUMES, CUBES, VOLUMES],
+        lambda x, w, dy: op.grad.conv3d_backward_weight(dy, x, CUBES, padding=1),
+        gradient_of(conv3d, 1),
         WINOGRAD,
     ),
     "conv2d 5x5": (

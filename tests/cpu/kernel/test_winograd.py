@@ -11,8 +11,9 @@ from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel.convolution import Conv2d
-from relax_grad.cpu.kernel.winograd import TRANSFORMS, is_winograd, winograd, winograd_backward_data
+from relax_grad.cpu.kernel._winograd_transforms import transform_of
+from relax_grad.cpu.kernel.convolution import Conv2d, Conv3d, Windows
+from relax_grad.cpu.kernel.winograd import is_winograd, winograd, winograd_backward_data
 from relax_grad.cpu.kernel.winograd_weight import winograd_weight
 from relax_grad.cpu.target import CPU
 
@@ -54,13 +55,13 @@ def check(convolutions, target, square=2, cores=2, **extents):
     return results
 
 
-@pytest.mark.parametrize("square", TRANSFORMS)
-def test_transforms_multiply_polynomials(square):
+@pytest.mark.parametrize(("results", "taps"), [(1, 1), (2, 3), (4, 3), (2, 5)])
+def test_transforms_multiply_polynomials(results, taps):
     """In one dimension and exactly: A^T ((G g) * (B^T d)) is the filter g over the data d."""
-    transforms = TRANSFORMS[square]
-    data, weight = RNG.normal(size=square + 2), RNG.normal(size=3)
+    transforms = transform_of(results, taps)
+    data, weight = RNG.normal(size=results + taps - 1), RNG.normal(size=taps)
     products = (np.array(transforms.weight) @ weight) * (np.array(transforms.data) @ data)
-    wanted = [data[i : i + 3] @ weight for i in range(square)]
+    wanted = [data[i : i + taps] @ weight for i in range(results)]
     np.testing.assert_allclose(np.array(transforms.result) @ products, wanted, rtol=1e-12)
 
 
@@ -84,7 +85,11 @@ def test_weights_that_leave_the_cache(target):
 
 def test_symbolic_batch():
     batch = tirx.Var("batch", "int32")
-    for conv, size in [(conv3x3(batch, 18, 9, (8, 9)), 13), (conv3x3(batch, 120, 140, (3, 4)), 0)]:
+    for conv, size in [
+        (conv3x3(batch, 18, 9, (8, 9)), 13),
+        (conv3x3(batch, 120, 140, (3, 4)), 0),
+        (volumes(batch, 18, 9, (3, 5, 6)), 3),
+    ]:
         check([conv], {"kind": "llvm"}, batch=size)
 
 
@@ -98,7 +103,11 @@ def test_symbolic_batch_of_any_size(target):
 
 def test_results_do_not_depend_on_the_cores():
     global RNG
-    convolutions = [conv3x3(3, 20, 40, (9, 9)), conv3x3(5, 120, 140, (3, 4))]
+    convolutions = [
+        conv3x3(3, 20, 40, (9, 9)),
+        conv3x3(5, 120, 140, (3, 4)),
+        volumes(1, 20, 40, (7, 9, 9)),
+    ]
     runs = []
     for cores in (1, 2, 64):
         RNG = np.random.default_rng(0)
@@ -118,8 +127,46 @@ def test_results_do_not_depend_on_the_cores():
     ],
 )
 def test_strides_dilation_groups_and_other_windows_are_not_winograd(conv):
-    assert not is_winograd(conv)
-    assert is_winograd(conv3x3(1, 4, 4, (8, 8)))
+    depth = Windows(8, 2, 3, 1, 1, 2)
+    for kernel in (conv, Conv3d(conv, depth)):
+        assert not is_winograd(kernel)
+    plain = conv3x3(1, 4, 4, (8, 8))
+    for kernel in (plain, Conv3d(plain, depth)):
+        assert is_winograd(kernel)
+
+
+def volumes(batch, ins, outs, size, kernel=3, stride=1, padding=(1, 1), dilation=1):
+    """Return a convolution of volumes; the first extent of ``size`` is the depth, whose windows the
+    other attributes describe."""
+    depth = Windows(size[0], kernel, stride, *padding, dilation)
+    return Conv3d(conv3x3(batch, ins, outs, size[1:]), depth)
+
+
+@each_target
+def test_volumes(target):
+    """Blocks of all slices and of some, strides and dilations of the depth, and no tap in bounds
+    for some slices."""
+    check(
+        [
+            volumes(2, 9, 20, (5, 6, 7)),
+            volumes(1, 19, 7, (7, 5, 4), kernel=1, stride=2, padding=(0, 0)),
+            volumes(1, 5, 35, (9, 5, 6), kernel=4, stride=3, padding=(2, 1), dilation=2),
+            volumes(2, 40, 33, (3, 31, 33), kernel=2, stride=3, padding=(4, 3)),
+            volumes(1, 120, 140, (4, 3, 4)),
+        ],
+        target,
+    )
+
+
+@st.composite
+def any_volumes(draw):
+    """Draw convolutions of volumes with any attributes of the depth."""
+    kernel, stride, dilation = (draw(st.integers(1, most)) for most in (4, 3, 2))
+    padding = draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    least = max(1, (kernel - 1) * dilation + 1 - sum(padding))
+    depth = draw(st.integers(least, least + 6))
+    slices = draw(convolutions())
+    return Conv3d(slices, Windows(depth, kernel, stride, *padding, dilation))
 
 
 @st.composite
@@ -128,6 +175,14 @@ def convolutions(draw):
     size = tuple(draw(st.integers(max(1, 3 - padding[i] - padding[i + 2]), 20)) for i in (0, 1))
     channels = st.integers(1, 70)
     return conv3x3(draw(st.integers(1, 4)), draw(channels), draw(channels), size, padding)
+
+
+@pytest.mark.slow
+@each_target
+@at_length(30, batch=10)
+@given(cases=batches(any_volumes(), 10))
+def test_any_volumes(target, cases):
+    check(cases, target)
 
 
 @pytest.mark.slow
