@@ -14,6 +14,7 @@ from ..tracing.functions import SECTION
 from ..tracing.recurrent import layers_as_operators
 from ..tracing.tracer import CHECKPOINT
 from .aliases import Aliases
+from .autocast import decompose_under_autocast
 from .errors import translated
 from .program import Program
 from .quiet import quiet
@@ -38,6 +39,7 @@ def decomposed(
     stop_gradients_of_no_grad(exported.graph_module)
     aliases = Aliases(_without_gradient(exported, has_gradients), has_memory)
     aliases.run(exported.graph_module)
+    decompose_under_autocast(exported.graph_module, kept)
     exported = _with_core_operators(exported, kept)
     graph = exported.graph_module.graph
     mark_checkpoints(graph, CHECKPOINT)
