@@ -12,12 +12,21 @@ from . import builder as b
 from ._pairs import PairPacking, Pairs, add_products, imported, pair_at, takes_pairs
 from ._panels import Early, Packing
 from ._product import Matmul
-from ._tile import multiply_add, rows_up_to
+from ._tile import equal_height, multiply_add, rolled_loops, rows_up_to
 from .builder import Extent, Vectors, bind, ceil_div, const
 from .halves import Half
 
 #: The largest number of sequences of a task.
 _MOST_ROWS = 32
+
+#: The steps of k of a stretch.
+_DEPTH = 256
+
+#: The elements of a line of cache.
+_LINE = 16
+
+#: The cycles from a multiply-add to the next one of the same accumulator.
+_LATENCY = 5
 
 
 @contextmanager
@@ -30,7 +39,30 @@ def pairs_of(cpu: CPU, weight: tirx.Buffer, result: tirx.Buffer) -> Iterator[boo
         with imported():
             yield True
     else:
-        yield False
+        with rolled_loops():
+            yield False
+
+
+def tile(rows: int, columns: int, cpu: CPU) -> tuple[int, int]:
+    """Return the rows and vectors of the tile that computes a product in the fewest cycles.
+
+    Each step of k takes half a cycle for a multiply-add and for a load. It takes no less than
+    the time for which the next multiply-add of an accumulator waits.
+    """
+    most = 8 if cpu.registers >= 32 else 6
+    # Without multiply-adds, short vectors need a register for the product.
+    numbers = (2, 3) if cpu.lanes >= 8 else (2,)
+
+    def cost(size: tuple[int, int]) -> float:
+        height, vectors = size
+        cycles = max(height * vectors / 2, (height + vectors) / 2, _LATENCY)
+        return ceil_div(rows, height) * ceil_div(columns, vectors * cpu.lanes) * cycles
+
+    sizes = [
+        (equal_height(rows, min(most, (cpu.registers - 1 - vectors) // vectors)), vectors)
+        for vectors in numbers
+    ]
+    return min(sizes, key=cost)
 
 
 def _add_product(total, scalars, factors):
@@ -49,7 +81,7 @@ class Weight:
     is_turned : bool
         Whether the matrix is stored as ``[columns, depth]``.
     rows : int
-        The number of rows of a tile.
+        The largest number of rows of a product.
     pairs : bool
         Whether the products are of pairs of bfloat16.
     """
@@ -65,13 +97,16 @@ class Weight:
         *,
         pairs: bool,
     ):
-        self._vectors, self._tile, self._pairs = Vectors(cpu.lanes), (rows, 2), pairs
+        self._vectors, self._tile, self._pairs = Vectors(cpu.lanes), tile(rows, columns, cpu), pairs
         matrix = Matmul(1, columns, depth, transpose_b=is_turned)
         self._packing = (
-            PairPacking(Pairs.of(matrix), self._vectors, 2)
+            PairPacking(Pairs.of(matrix), self._vectors, self._tile[1])
             if pairs
-            else Packing(matrix, self._vectors, 2)
+            else Packing(matrix, self._vectors, self._tile[1])
         )
+        self._is_one_strip = rows <= self._tile[0]
+        # A tile of three vectors in a row takes all of 16 registers.
+        self._takes_all = cpu.registers < 32 and self._tile[1] == 3
         self._depth, self._width = self._packing.p.depth, self._packing.width
         self._start, self._panels = start, ceil_div(columns, self._width)
         #: The stride of the rows of a product.
@@ -87,12 +122,26 @@ class Weight:
         ``left`` is a buffer, the offset of the first row in it, and the stride of the rows. Rows of
         pairs have an even number of elements. ``target`` has rows of :attr:`pitch`.
         """
-        buffer, start, step = left
+        if self._depth <= _DEPTH or self._is_one_strip:
+            self._stretch(left, target, rows, (const(0), self._depth), add=add)
+            return
+        if not add:
+            b.clear(target, const(0), rows * self.pitch)
+        with b.serial(0, ceil_div(self._depth, _DEPTH)) as part:
+            k0 = bind(part * _DEPTH)
+            size = bind(tirx.min(const(_DEPTH), self._depth - k0))
+            self._stretch(left, target, rows, (k0, size), add=True)
+
+    def _stretch(self, left: tuple, target: tirx.Buffer, rows, depth: tuple, *, add: bool) -> None:
+        """Emit the products of a stretch of k, whose panel all strips read from the first-level
+        cache."""
+        (buffer, start, step), (k0, size) = left, depth
         height, lanes, width = self._tile[0], self._vectors.lanes, self._width
         with b.serial(0, self._panels) as j, b.serial(0, bind(ceil_div(rows, height))) as strip:
-            first, base = bind(strip * height), bind(j * (self._depth * width))
+            first, base = bind(strip * height), bind((j * self._depth + k0) * width)
             offsets = rows_up_to(first, height, rows)
-            sources = [bind(start + (first + i) * step) for i in offsets]
+            scale = 2 if self._pairs else 1
+            sources = [bind(start + (first + i) * step + scale * k0) for i in offsets]
             targets = [bind((first + i) * self.pitch + j * width) for i in offsets]
 
             def value(i: int, k, sources=sources):
@@ -103,11 +152,12 @@ class Weight:
             multiply_add(
                 self._vectors,
                 self._tile,
-                self._depth,
+                size,
                 value,
                 lambda k, v: self._vectors.load(self._packed, base + k * width + v * lanes),
                 lambda i, v: (target, targets[i] + v * lanes, None),
                 add=add,
+                rolled=self._takes_all,
                 multiply=add_products if self._pairs else _add_product,
             )
 
@@ -129,33 +179,33 @@ class Rows:
 
     def __init__(self, vectors: Vectors, count: int, size: int, pairs: bool, *, exact: bool):
         self._vectors, self._size = vectors, size
-        #: The stride of the rows that the product reads.
-        self.pitch = size + size % 2 if pairs else size
-        self._exact = b.scratch(count * size) if exact or not pairs else None
+        #: The stride of the rows: lines of cache of an odd number, so that not all rows lie in the
+        #: same sets of it.
+        self.pitch = (ceil_div(size, _LINE) | 1) * _LINE
+        self._exact = b.scratch(count * self.pitch) if exact or not pairs else None
         self.factor = self._exact
         if pairs:
             bits = b.scratch(count * self.pitch, "uint16")
-            if self.pitch > size:  # the second elements of the last pairs
+            if size % 2:  # the second elements of the last pairs
                 b.clear(bits, const(0), count * self.pitch)
             self.factor = Half(bits, count * self.pitch, "bfloat16")
 
     def begin(self, source: tirx.Buffer, start, rows) -> None:
         """Emit the copy of rows."""
-        if self._exact is not None:
-            b.copy(self._exact, const(0), source, start, rows * self._size)
-        if self.factor is not self._exact:
-            with b.serial(0, rows) as row:
-                at, place = bind(row * self.pitch), bind(start + row * self._size)
-                b.copy(self.factor, at, source, place, const(self._size))
+        targets = {id(rows): rows for rows in (self._exact, self.factor) if rows is not None}
+        with b.serial(0, rows) as row:
+            at, place = bind(row * self.pitch), bind(start + row * self._size)
+            for target in targets.values():
+                b.copy(target, at, source, place, const(self._size))
 
     def load(self, row, offset, number):
         """Return a vector of a row, in float32."""
-        return self._vectors.load(self._exact, bind(row * self._size + offset), number)
+        return self._vectors.load(self._exact, bind(row * self.pitch + offset), number)
 
     def store(self, row, offset, value, number) -> None:
         """Emit the store of a vector to a row."""
         if self._exact is not None:
-            self._vectors.store(self._exact, bind(row * self._size + offset), value, number)
+            self._vectors.store(self._exact, bind(row * self.pitch + offset), value, number)
         if self.factor is not self._exact:
             self._vectors.store(self.factor, bind(row * self.pitch + offset), value, number)
 
@@ -176,21 +226,16 @@ class Tasks:
 
     Attributes
     ----------
-    height : int
-        The number of rows of a tile.
     rows : int
         The number of sequences of a task.
     """
 
     def __init__(self, batch: Extent, size: int, cpu: CPU):
         self._batch, self._size, self._vectors = batch, size, Vectors(cpu.lanes)
-        most = 8 if cpu.registers >= 32 else 6
-        rows = 2 * most
+        self.rows = 16 if cpu.registers >= 32 else 12
         if isinstance(batch, int):
-            rows = min(ceil_div(batch, max(1, cpu.cores)), _MOST_ROWS)
-        strips = ceil_div(rows, most)
-        self.height = ceil_div(rows, strips)
-        self.rows = self.height * strips
+            cores = max(1, cpu.cores)
+            self.rows = ceil_div(batch, cores * ceil_div(batch, cores * _MOST_ROWS))
 
     def each(self, emit: Callable) -> None:
         """Emit ``emit(first, rows)`` for each block."""

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import tvm.tirx.script.builder as T
 from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div
+
+#: A call without an instruction. LLVM does not unroll a loop with inline assembly.
+_ROLLED = """
+define linkonce_odr hidden i32 @relax_grad_rolled() alwaysinline nounwind {
+  call void asm sideeffect "", ""()
+  ret i32 0
+}
+"""
 
 
 def tile_size(cpu: CPU) -> tuple[int, int]:
@@ -42,6 +51,11 @@ def rows_up_to(first, number: int, end) -> list:
     return [bind(tirx.min(b.const(i), end - 1 - first)) for i in range(number)]
 
 
+def rolled_loops():
+    """Return the frame of statements with tiles that are ``rolled``."""
+    return T.attr(0, "pragma_import_llvm", _ROLLED)
+
+
 def multiply_add(
     vectors: Vectors,
     size: tuple[int, int],
@@ -52,6 +66,7 @@ def multiply_add(
     *,
     add,
     prefetch: bool = False,
+    rolled: bool = False,
     multiply: Callable = lambda total, a, b: total + a * b,
     bias: Callable | None = None,
     finish: Callable = lambda total, i: total,
@@ -78,6 +93,10 @@ def multiply_add(
     prefetch : bool
         Whether these values may be in distant caches. They are prefetched, and added after the
         sum, which does not wait for them.
+    rolled : bool
+        Whether the loop over k is not unrolled, within :func:`rolled_loops`. Where LLVM unrolls
+        it, it loads the next operands early, and spills accumulators of a tile that takes all
+        registers.
     multiply : Callable
         ``multiply(total, a, b)`` adds a product of vectors.
     bias : Callable, optional
@@ -123,6 +142,8 @@ def multiply_add(
         _choose(add, load, clear)
 
     def step(k) -> None:
+        if rolled:
+            T.evaluate(tirx.call_extern("int32", "relax_grad_rolled"))
         factors = [bind(vector(k, v)) for v in range(columns)]
         for i in range(rows):
             splat = bind(vectors.splat(value(i, k)))

@@ -143,13 +143,13 @@ class _Forward:
         self.of, self.tasks, self.vectors = of, Tasks(of.batch, of.size, cpu), Vectors(cpu.lanes)
         self.pairs, self.inputs, self.results = pairs, list(inputs), list(results)
         self.source = self.inputs[3 if of.kind == "lstm" else 2]
-        size, height = of.size, self.tasks.height
+        size, rows = of.size, self.tasks.rows
         # The gate n of a GRU that resets first has a product of its own.
         self.is_reset = of.kind == "gru_reset"
         together = 2 if self.is_reset else of.gates
         start = together * size * size
-        self.weight = Weight(cpu, together * size, size, True, height, pairs=pairs)
-        self.last = Weight(cpu, size, size, True, height, start, pairs=pairs)
+        self.weight = Weight(cpu, together * size, size, True, rows, pairs=pairs)
+        self.last = Weight(cpu, size, size, True, rows, start, pairs=pairs)
 
     def emit(self) -> None:
         self.weight.pack(self.source)
@@ -318,12 +318,12 @@ class _Backward:
         self.grad, self.slopes, self.source, *cells = inputs
         self.cells = cells[0] if cells else None
         self.gates, self.states, *self.initial = results
-        size, height = of.size, self.tasks.height
+        size, rows = of.size, self.tasks.rows
         self.is_reset = of.kind == "gru_reset"
         together = 2 if self.is_reset else of.gates
         start = together * size * size
-        self.weight = Weight(cpu, size, together * size, False, height, pairs=pairs)
-        self.last = Weight(cpu, size, size, False, height, start, pairs=pairs)
+        self.weight = Weight(cpu, size, together * size, False, rows, pairs=pairs)
+        self.last = Weight(cpu, size, size, False, rows, start, pairs=pairs)
 
     def emit(self) -> None:
         self.weight.pack(self.source)

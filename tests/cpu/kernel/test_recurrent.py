@@ -10,15 +10,25 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from machines import PAIRS, Run, compile_kernels, each_target, largest_error, run_kernels, runs_here
+from machines import (
+    PAIRS,
+    TARGETS,
+    Run,
+    compile_kernels,
+    each_target,
+    largest_error,
+    run_kernels,
+    runs_here,
+)
 from recurrent_layers import LAYERS, backward
 
+from relax_grad.cpu.kernel._recurrent import Tasks, tile
 from relax_grad.cpu.kernel.halves import stored_as
 from relax_grad.cpu.kernel.recurrent import Layer, recurrence, recurrent_backward
 from relax_grad.cpu.target import CPU
 
-#: Steps, batch and size.
-EXTENTS = [(3, 5, 7), (1, 1, 33), (4, 37, 3)]
+#: Steps, batch and size. The sums of the last ones have several stretches.
+EXTENTS = [(3, 5, 7), (1, 1, 33), (4, 37, 3), (2, 9, 70)]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -72,6 +82,27 @@ def test_gradients(target):
     check([(make(), *case) for make, *case in gradients(CPU.of(target), some)], target)
 
 
+@pytest.mark.parametrize("cores", [1, 2, 64])
+def test_tiles_fit_in_the_registers(cores):
+    for target in (*TARGETS.values(), *PAIRS.values()):
+        cpu = CPU.of(tvm.target.Target({**target, "num-cores": cores}))
+        for batch in (1, 8, 16, 33, 100):
+            rows = Tasks(batch, 5, cpu).rows
+            assert rows <= 32
+            for columns in (3, 128, 256, 1024):
+                height, vectors = tile(rows, columns, cpu)
+                assert height <= rows
+                assert height * vectors + vectors + 1 <= cpu.registers
+
+
+def test_tiles_waste_few_rows():
+    """Sixteen rows are four tiles of four for AVX2, not three of six."""
+    cpus = {name: CPU.of(tvm.target.Target(target)) for name, target in TARGETS.items()}
+    assert tile(16, 1024, cpus["avx2"]) == (4, 3)
+    assert tile(12, 128, cpus["avx2"]) == (6, 2)
+    assert tile(16, 1024, cpus["avx512"]) == (8, 2)
+
+
 def in_bfloat16(cases: Sequence, target) -> Iterator[tuple[list, list]]:
     """Yield the results of kernels of bfloat16, and those in float64 of the same numbers."""
     rng = np.random.default_rng(0)
@@ -101,7 +132,7 @@ def in_bfloat16(cases: Sequence, target) -> Iterator[tuple[list, list]]:
 def test_pairs_of_bfloat16(make):
     """Odd sizes end with half a pair."""
     target = tvm.target.Target(PAIRS["avx512bf16"])
-    cases = list(make(CPU.of(target), lambda _: [(4, 5, 7), (3, 1, 34), (2, 37, 3)]))
+    cases = list(make(CPU.of(target), lambda _: [(4, 5, 7), (3, 1, 34), (2, 37, 3), (2, 3, 131)]))
     for results, wanted in in_bfloat16(cases, target):
         for result, value in zip(results, wanted, strict=True):
             assert largest_error(result, value) < 2.0**-6
