@@ -277,6 +277,26 @@ def _attentions() -> Iterator[KernelCase]:
             ),
             detail=f"heads first, gradient {index}",
         )
+    # Keys, and their gradient, that have the features before the positions.
+    turned = [shapes[0], (N, 2, 19, 37), shapes[2]]
+    yield KernelCase(
+        "relax.nn.attention",
+        turned,
+        lambda _, q, k, v: nn.attention(q, relax.op.permute_dims(k, [0, 3, 1, 2]), v),
+        detail="features first",
+    )
+
+    def gradient_of_turned(_, grad, result, query, key, value) -> relax.Call:
+        key = relax.op.permute_dims(key, [0, 3, 1, 2])
+        grads = attention_backward(grad, result, query, key, value, causal_mask="TopLeft")
+        return relax.op.permute_dims(relax.TupleGetItem(grads, 1), [0, 2, 3, 1])
+
+    yield KernelCase(
+        "relax.grad.attention_backward",
+        [result, result, *turned],
+        gradient_of_turned,
+        detail="features first",
+    )
     # A block of 60 queries from 120 on (of AVX2 and SSE) ends before the block of keys from 128 on.
     result, key = (N, 125, 1, 3), (N, 140, 1, 3)
     yield KernelCase(

@@ -90,6 +90,11 @@ def are_faster_as_products(
     features and few positions have a small share of their time in the softmax, while the operator
     saves permutations of its operands. Many keys of many features take longer to be multiplied
     again for the gradient than few scores to be loaded.
+
+    Many keys of at most 64 features stay the operator, in at most the time of the products with
+    vectors of 16 elements. With those of 8, operator and gradient take up to 1.09 of it: seven
+    products in place of six, and two passes of exponentials in place of one, which take 1.04 of it
+    at the peak of multiply-adds.
     """
     first, last = extents_of(query), extents_of(turned)
     if has_masks or first is None or last is None:
