@@ -30,6 +30,10 @@ OPAQUE = 8
 #: The attribute of a generated kernel: statements without blocks, ready to be lowered.
 IS_KERNEL = "relax_grad.is_kernel"
 
+#: The attribute of a kernel of one product of matrices of float32: its rows, columns and depth, and
+#: whether the first and the second factor are stored transposed.
+PRODUCT = "relax_grad.product"
+
 #: The attribute of a function that draws random numbers: their form, and its parameter.
 DRAWN = "relax_grad.drawn"
 

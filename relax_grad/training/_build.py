@@ -21,7 +21,7 @@ from ._scaling import FIRST_SCALE, cotangent, next_scale, unscaled
 from ._shards import Shards
 from ._slots import EMA, GOOD_STEPS, GRADIENT, LOSS_SCALE, MASTER, STEP, Slot
 from ._source import Source
-from ._tensors import Emit, computed_in, shape_of
+from ._tensors import Emit, computed_in, in_dtype, shape_of
 from ._totals import count_of_invalid, invalid, sum_of_squares, total_over_workers
 
 #: The largest denominator that PyTorch adds to the norm of the gradients.
@@ -291,9 +291,7 @@ class Build:
         outputs = [_field(emit, result, source.outputs[name]) for name in self.outputs]
         new_states = {name: _field(emit, result, path) for name, path in source.new_states.items()}
         gradients: Mapping[str, relax.Expr] = {
-            name: emit(
-                op.astype(emit(relax.TupleGetItem(partials, i)), computed_in(self.types[name]))
-            )
+            name: in_dtype(emit, relax.TupleGetItem(partials, i), computed_in(self.types[name]))
             for i, name in enumerate(params)
         }
         gradients = unscaled(emit, gradients, scale, settings.accumulate)

@@ -23,6 +23,16 @@ def computed_in(ty: relax.TensorType) -> str:
     return "float64" if dtype_of(ty) == "float64" else "float32"
 
 
+def in_dtype(emit: Emit, x: relax.Expr, dtype: str) -> relax.Var:
+    """Return a tensor in a dtype.
+
+    A cast to the dtype that a tensor has would be a second name of it, behind which a pass would
+    have to look for its value.
+    """
+    value = emit(x)
+    return value if dtype_of(value.ty) == dtype else emit(op.astype(value, dtype))
+
+
 def shape_of(ty: relax.TensorType) -> tuple[int, ...]:
     """Return the constant shape of a tensor."""
     return tuple(int(extent) for extent in ty.shape.values)

@@ -186,6 +186,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "cpu.passes.dispatch": ("cpu/dispatch/test_work.py", "cpu/codegen/test_declarations.py"),
     "cpu.passes.updates": ("training/test_memory.py", "training/test_donation.py"),
     "cpu.passes.extents": ("autodiff/test_conditional_extents.py",),
+    "cpu.schedule._consumers": ("cpu/passes/test_consumers.py",),
     "cpu.schedule._functions": ("cpu/test_functions_of_float32.py", "cpu/kernel/test_functions.py"),
     "cpu.schedule._in_place": ("cpu/passes/test_donate.py",),
     "cpu.schedule._merge": ("cpu/passes/test_siblings.py",),

@@ -56,7 +56,7 @@ def matrix_product(site: CallSite) -> Kernel | None:
     else:
         return None
     generator = partial(matmul, product, site.cpu, shapes=shapes)
-    return Kernel(generator, [a, b])
+    return Kernel(generator, [a, b], product=product)
 
 
 def _untransposed(site: CallSite, factor: relax.Expr) -> tuple[relax.Expr, bool]:

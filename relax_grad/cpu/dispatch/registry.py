@@ -13,6 +13,7 @@ from ...ir.compat import dtype_of
 from ...ir.dtypes import HALVES
 from ...ir.shapes import known_extents
 from ..kernel.halves import stored_as
+from ..kernel.matmul import Matmul
 from ..target import CPU
 from ._identity import key_of, text_of
 from .declare import Extents
@@ -48,6 +49,8 @@ class Kernel:
     turnable : Sequence[int]
         The indices of those that may have the second and third axes exchanged, then the last two:
         positions, heads and features become heads, features and positions.
+    product : Matmul, optional
+        The product that the kernel computes, of its two arguments.
     """
 
     generator: partial[tirx.PrimFunc]
@@ -56,6 +59,7 @@ class Kernel:
     shapes: Sequence[Sequence[int | tirx.PrimExpr]] | None = None
     exchangeable: Sequence[int] = ()
     turnable: Sequence[int] = ()
+    product: Matmul | None = None
 
     def with_orders(
         self, arguments: Sequence[relax.Expr], exchanged: Sequence[int], turned: Sequence[int]
@@ -93,7 +97,8 @@ class Kernel:
         dtypes = tuple(map(dtype_of, types))
         if not any(dtype in HALVES for dtype in dtypes):
             return self
-        return replace(self, generator=partial(stored_as, dtypes, results, self.generator))
+        generator = partial(stored_as, dtypes, results, self.generator)
+        return replace(self, generator=generator, product=None)
 
     @property
     def key(self) -> tuple:

@@ -102,12 +102,10 @@ def matmul(
 def _emit(p: Matmul, cpu: CPU, way: str | None, tensors: tuple, bias: Bias | None) -> None:
     most = p.most_few_rows(cpu)
     is_packed = way == "packed" if way else isinstance(p.rows, int) and p.rows > most
-    is_narrow = isinstance(p.columns, int) and p.columns <= tile_size(cpu)[1] * cpu.lanes
-    limit = _ONE_THREAD_NS_OF_ONE_PANEL if is_packed and is_narrow else ONE_THREAD_NS
     # B that is read in place is divided by its columns.
     is_undivided = is_one(p.batch) and isinstance(p.rows, int) and not is_packed
     is_undivided &= isinstance(p.columns, int) and p.columns <= cpu.lanes
-    is_small = p.nanoseconds(cpu) <= limit or is_undivided
+    is_small = is_in_one_thread(p, cpu, is_packed) or is_undivided
     if is_small:
         cpu = replace(cpu, cores=1)
 
@@ -132,6 +130,14 @@ def _emit(p: Matmul, cpu: CPU, way: str | None, tensors: tuple, bias: Bias | Non
             many()
         else:
             b.either(p.rows <= min(most, _FEW_SYMBOLIC), few, many)
+
+
+def is_in_one_thread(product: Matmul, cpu: CPU, is_packed: bool = True) -> bool:
+    """Tell whether one thread computes a product, because waking others costs more."""
+    columns = product.columns
+    is_narrow = isinstance(columns, int) and columns <= tile_size(cpu)[1] * cpu.lanes
+    limit = _ONE_THREAD_NS_OF_ONE_PANEL if is_packed and is_narrow else ONE_THREAD_NS
+    return product.nanoseconds(cpu) <= limit
 
 
 class Generator:
@@ -317,22 +323,38 @@ class Generator:
         """Emit one tile of C over a stretch of k; ``rows`` holds the first row, and the offsets of
         all rows from it."""
         (row, offsets), (j, numbers), (_, size, first) = rows, columns, depth
-        lanes, width = self.vectors.lanes, self.width
-        (panels, base), bias = panel, self.bias
+        lanes, width, bias = self.vectors.lanes, self.width, self.bias
         row = bind(row)
         start = bind(c0 + row * self.p.columns + j * width)
-        read = reader(row)
+        self._sum(
+            (reader(row), offsets),
+            (panel, len(numbers)),
+            size,
+            lambda i, v: (c, start + offsets[i] * self.p.columns + v * lanes, numbers[v]),
+            add=not first if isinstance(first, bool) else tirx.Not(first),
+            bias=None if bias is None else bias.vector_of(self.vectors, j * width, numbers),
+        )
+
+    def _sum(self, rows, columns, size, place: Callable, add, bias=None) -> None:
+        """Emit the sums of a tile.
+
+        ``rows`` holds the reader of A from the first row on, and the offsets of all rows;
+        ``columns`` holds the panel and the number of its vectors; ``place``, ``add`` and ``bias``
+        are those of :func:`multiply_add`.
+        """
+        (read, offsets), ((panels, base), number) = rows, columns
+        lanes, width = self.vectors.lanes, self.width
         multiply_add(
             self.vectors,
-            (len(offsets), len(numbers)),
+            (len(offsets), number),
             size,
             lambda i, k: read(offsets[i], k),
             lambda k, v: self.vectors.load(panels, base + k * width + v * lanes),
-            lambda i, v: (c, start + offsets[i] * self.p.columns + v * lanes, numbers[v]),
-            add=not first if isinstance(first, bool) else tirx.Not(first),
+            place,
+            add=add,
             prefetch=True,
             multiply=self.multiply,
-            bias=None if bias is None else bias.vector_of(self.vectors, j * width, numbers),
+            bias=bias,
         )
 
 

@@ -12,6 +12,7 @@ from tvm.ir import GlobalVar, Op, PrimType
 from ...ir.aliases import Memory, writing_functions
 from ...ir.bindings import bindings_of, without_unused
 from ...ir.compat import remap_variable
+from ...ir.module import PRODUCT
 from ..dispatch import CallSite, Kernel
 from ..dispatch.biases import AddedBiases, with_bias
 from ..dispatch.casts import (
@@ -29,6 +30,7 @@ from ..dispatch.exchanges import (
 )
 from ..dispatch.registry import find_kernel, is_decomposed, takes_halves, takes_uncast
 from ..dispatch.residuals import BlockCalls, Replacement, ResidualKernel, find_residuals
+from ..kernel.matmul import Matmul
 from ..kernel.winograd import SQUARES
 from ..target import CPU
 from ._target import TargetPass
@@ -141,6 +143,18 @@ def _generated(kernel: Kernel, _types: Sequence[relax.Type]) -> tirx.PrimFunc:
     # The function is known only by its name in the module, because kernels of one generator have
     # the same symbol.
     return kernel.generator().without_attr("global_symbol")
+
+
+def _described(function: tirx.PrimFunc, product: Matmul | None) -> tirx.PrimFunc:
+    """Return the function of a kernel with its product as an attribute, if it is one of matrices
+    of static extents."""
+    if product is None:
+        return function
+    numbers = (product.batch, product.rows, product.columns, product.depth)
+    if not all(isinstance(number, int) for number in numbers) or product.batch != 1:
+        return function
+    transposed = int(product.transpose_a), int(product.transpose_b)
+    return function.with_attr(PRODUCT, [*numbers[1:], *transposed])
 
 
 def _dispatched(mod: tvm.IRModule, cpu: CPU, winograd_tile: int, define: _Define) -> tvm.IRModule:
@@ -284,7 +298,7 @@ class _Dispatch(relax.PyExprMutator):
         key = kernel.key
         if key not in self._functions:
             name = (kernel.name or op_name).removeprefix("relax.").replace(".", "_")
-            function = self._define(kernel, types)
+            function = _described(self._define(kernel, types), kernel.product)
             self._functions[key] = self.builder_.add_func(function, f"{name}_kernel")
         return self._functions[key]
 

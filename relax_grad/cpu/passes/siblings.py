@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import GlobalVar, Op
+from tvm.ir import GlobalVar
 from tvm_ffi import structural_equal
 
 from ...ir.aliases import may_write, writing_functions
 from ...ir.compat import dtype_of
-from ...ir.module import IS_SCHEDULED, SCHEDULED_ATTRS, referred_to, with_functions
+from ...ir.module import IS_SCHEDULED, PRODUCT, SCHEDULED_ATTRS, referred_to, with_functions
 from ...ir.shapes import known_extents
-from ..schedule import Part, Pointwise, merge, pointwise, schedule_merged
+from ..kernel.matmul import Matmul
+from ..schedule import Part, Pointwise, merge, pointwise, schedule_consumer, schedule_merged
 from ..target import CPU
+from ._consumers import Item, is_call, with_products
 from ._target import TargetPass
-
-_CALL_TIR = Op.get("relax.call_tir")
 
 #: The most calls that a call is moved across. Its operands or results stay live over this distance.
 _FAR = 8
@@ -38,6 +37,10 @@ class FuseSiblings(TargetPass):
     several tensors: the moments are returned, and the parameter is computed from them. Much of a
     backward pass also ends in several tensors, for example where two factors share the gradient of
     their product. Here such calls become one call, which reads the shared tensors once.
+
+    If a result is returned, and a kernel of a matrix product has no other use, such as the
+    gradient of a weight that only an update reads, the call also computes the product, which is
+    then never stored.
 
     Parameters
     ----------
@@ -68,38 +71,13 @@ class FuseSiblings(TargetPass):
         return _Merger(mod, cpu).module()
 
 
-@dataclass
-class _Item:
-    """A group of bindings that become one call: the bindings of merged calls, or a single binding.
+class _Function(NamedTuple):
+    """The function of a group: the numbers of the tensors that it takes, and of the results that it
+    stores."""
 
-    Attributes
-    ----------
-    bindings : list[relax.Binding]
-        The bindings.
-    uses : set[relax.Var]
-        The variables in their values.
-    is_open : bool
-        Whether other calls may join the group.
-    results : list[relax.Var]
-        The bound variables.
-    has_call : bool
-        Whether a value calls a tensor function.
-    """
-
-    bindings: list[relax.Binding]
-    uses: set[relax.Var] = field(default_factory=set)
-    is_open: bool = False
-    results: list[relax.Var] = field(init=False)
-    has_call: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        for binding in self.bindings:
-            self.uses |= set(relax.analysis.free_vars(binding.value)[:])
-        self.results = [binding.var for binding in self.bindings]
-        self.has_call = any(_is_call(binding.value) for binding in self.bindings)
-
-    def with_call(self, other: _Item) -> _Item:
-        return _Item([*self.bindings, *other.bindings], is_open=True)
+    inputs: list[int]
+    results: list[int]
+    variable: GlobalVar
 
 
 @relax.expr_functor.mutator
@@ -127,24 +105,29 @@ class _Merger(relax.PyExprMutator):
             return block
         items = self._items(block.bindings[:])
         needed = self._needed(items)
+        items = with_products(
+            items,
+            lambda binding: self._product(binding) is not None,
+            lambda item: self._may_consume(item, needed),
+        )
         self.builder_._begin_dataflow_block()
         for item in items:
-            if len(item.bindings) > 1:
+            if len(item.bindings) > 1 or item.product is not None:
                 self._emit(item, needed)
             else:
                 self.visit_binding(item.bindings[0])
         return self.builder_._end_block()
 
-    def _items(self, bindings: Sequence[relax.Binding]) -> list[_Item]:
+    def _items(self, bindings: Sequence[relax.Binding]) -> list[Item]:
         """Return the bindings in groups, in an order in which merged calls are adjacent."""
-        items: list[_Item] = []
+        items: list[Item] = []
         for binding in bindings:
-            item = _Item([binding], is_open=self._is_pointwise(binding))
+            item = Item([binding], is_open=self._is_pointwise(binding))
             if not (item.is_open and self._join(item, items)):
                 items.append(item)
         return items
 
-    def _join(self, item: _Item, items: list[_Item]) -> bool:
+    def _join(self, item: Item, items: list[Item]) -> bool:
         """Merge a call with an earlier group that shares a tensor with it; tell whether there is
         one."""
         calls = 0
@@ -168,7 +151,7 @@ class _Merger(relax.PyExprMutator):
             return True
         return False
 
-    def _share(self, item: _Item, other: _Item) -> bool:
+    def _share(self, item: Item, other: Item) -> bool:
         """Tell whether a call reads a tensor of its own size that a group reads or computes, and
         they can be merged."""
         kind = other.bindings[0].var.ty
@@ -193,7 +176,7 @@ class _Merger(relax.PyExprMutator):
     def _is_pointwise(self, binding: relax.Binding) -> bool:
         """Tell whether the value of a binding is a call that may be merged."""
         call = binding.value
-        if not _is_call(call) or len(call.args) != 2 or not isinstance(call.args[1], relax.Tuple):
+        if not is_call(call) or len(call.args) != 2 or not isinstance(call.args[1], relax.Tuple):
             return False
         tensors = [call.ty, *(argument.ty for argument in call.args[1].fields[:])]
         if any(known_extents(kind) is None for kind in tensors):
@@ -207,7 +190,7 @@ class _Merger(relax.PyExprMutator):
             self._pointwise[name] = pointwise(function) if is_free else None
         return self._pointwise[name] is not None
 
-    def _needed(self, items: Sequence[_Item]) -> set[relax.Var]:
+    def _needed(self, items: Sequence[Item]) -> set[relax.Var]:
         """Return the results that are used outside their group."""
         needed = set()
         for item in items:
@@ -217,23 +200,79 @@ class _Merger(relax.PyExprMutator):
             }
         return needed
 
-    def _emit(self, item: _Item, needed: set[relax.Var]) -> None:
-        call = _Call(item.bindings)
+    def _may_consume(self, item: Item, needed: set[relax.Var]) -> bool:
+        """Tell whether one function computes a group and its product.
+
+        One of its results must be returned, such as the new weight. Other products stay calls of
+        their own, which the backward pass may repeat. The factors live until the last read of the
+        weight, and must not be larger than the product that is not stored.
+        """
+        product = None if item.product is None else self._product(item.product)
+        if product is None or product.depth > min(product.rows, product.columns):
+            return False
+        results = needed.intersection(item.results)
+        if all(isinstance(var, relax.DataflowVar) for var in results):
+            return False
+        return self._function(item, needed) is not None
+
+    def _product(self, binding: relax.Binding) -> Matmul | None:
+        """Return the product that a binding calls the kernel of, or None."""
+        if not is_call(binding.value):
+            return None
+        attributes = self._mod[binding.value.args[0]].attrs
+        if attributes is None or PRODUCT not in attributes:
+            return None
+        rows, columns, depth, *transposed = map(int, attributes[PRODUCT])
+        return Matmul(rows, columns, depth, *map(bool, transposed))
+
+    def _function(self, item: Item, needed: set[relax.Var]) -> _Function | None:
+        """Return the function of a group; None if it cannot compute the product of the group."""
+        call, product = _Call(item.bindings), item.product
         results = [i for i, var in enumerate(item.results) if var in needed]
-        key = (call.key, tuple(results))
+        source = None if product is None else call.number(product.var)
+        described = None if product is None else self._product(product)
+        key = (call.key, tuple(results), source, described)
         if key not in self._functions:
-            inputs = [name for name in range(len(call.arguments)) if name not in call.results]
-            function = schedule_merged(
-                self._merge(call), inputs, [call.results[i] for i in results], self._cpu
-            )
-            name = "_".join(["merged", *(name.name_hint for name in call.names)])[:80]
-            self._functions[key] = (
-                inputs,
-                self.builder_.add_func(function.with_attrs(SCHEDULED_ATTRS), name),
-            )
-        inputs, function = self._functions[key]
+            taken = {*call.results, source}
+            inputs = [name for name in range(len(call.arguments)) if name not in taken]
+            function = self._scheduled(call, inputs, results, source, described)
+            if function is not None:
+                function = _Function(inputs, results, function)
+            self._functions[key] = function
+        return self._functions[key]
+
+    def _scheduled(
+        self,
+        call: _Call,
+        inputs: Sequence[int],
+        results: Sequence[int],
+        source: int | None,
+        product: Matmul | None,
+    ) -> GlobalVar | None:
+        """Return the new function of merged calls, which takes and stores some of their tensors. It
+        may compute the tensor ``source``, a product."""
+        merged, stored = self._merge(call), [call.results[i] for i in results]
+        if merged is None:
+            return None
+        if product is None or source is None:
+            function = schedule_merged(merged, inputs, stored, self._cpu)
+        else:
+            function = schedule_consumer(merged, inputs, stored, source, product, self._cpu)
+        if function is None:
+            return None
+        kind = "merged" if product is None else "matmul"
+        name = "_".join([kind, *(name.name_hint for name in call.names)])[:80]
+        return self.builder_.add_func(function.with_attrs(SCHEDULED_ATTRS), name)
+
+    def _emit(self, item: Item, needed: set[relax.Var]) -> None:
+        call, product = _Call(item.bindings), item.product
+        inputs, results, function = cast(_Function, self._function(item, needed))
         self._replaced |= set(call.names)
-        arguments = relax.Tuple([self.visit_expr(call.arguments[i]) for i in inputs])
+        operands = [call.arguments[i] for i in inputs]
+        if product is not None:
+            self._replaced.add(product.value.args[0])
+            operands = [*product.value.args[1].fields[:], *operands]
+        arguments = relax.Tuple([self.visit_expr(operand) for operand in operands])
         types = [item.results[i].ty for i in results]
         if len(types) == 1:
             values = [relax.call_tir(function, arguments, types[0])]
@@ -266,7 +305,7 @@ class _Call:
         self.arguments: list[relax.Expr] = []
         self._extents: list[tuple[tirx.PrimExpr, tirx.Var]] = []
         self.tensors = [
-            [self._number(argument) for argument in (*binding.value.args[1].fields, binding.var)]
+            [self.number(argument) for argument in (*binding.value.args[1].fields, binding.var)]
             for binding in bindings
         ]
         self.results = [tensors[-1] for tensors in self.tensors]
@@ -281,7 +320,8 @@ class _Call:
             tuple(tuple(map(self._identity, shape)) for shape in shapes),
         )
 
-    def _number(self, expr: relax.Expr) -> int:
+    def number(self, expr: relax.Expr) -> int:
+        """Return the number of a tensor."""
         for i, known in enumerate(self.arguments):
             if known.same_as(expr):
                 return i
@@ -302,10 +342,6 @@ class _Call:
         if isinstance(extent, tirx.IntImm):
             return ("is", int(extent))
         return ("named", [variable.same_as(extent) for _, variable in self._extents].index(True))
-
-
-def _is_call(value: relax.Expr) -> bool:
-    return type(value) is relax.Call and value.op.same_as(_CALL_TIR)
 
 
 def _is_as_large(kind: relax.Type, other: relax.TensorType) -> bool:

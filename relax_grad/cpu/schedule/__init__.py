@@ -4,7 +4,8 @@ A function is parsed into loop nests (``_nest``), nests are fused (``_fuse``), a
 contiguous memory are joined (``_access``). Then new loops are emitted: over elements
 (``_elements``), over more memory than caches hold (``_stream``), and for reductions (``_reduce``),
 with arithmetic instead of calls of the C library (``_functions``). Several element-wise functions
-can be merged into one first (``_merge``). A statement that is no nest, such as a scan, keeps its
+can be merged into one first (``_merge``), and may consume the tiles of a matrix product
+(``_consumers``). A statement that is no nest, such as a scan, keeps its
 loops between those of the nests, and functions with other effects are scheduled block by block
 (``_blocks``).
 """
@@ -23,6 +24,7 @@ from ...ir.module import is_buffer
 from ..kernel.builder import block, scopes
 from ..target import CPU
 from ._blocks import over_flat_buffers, schedule_blocks
+from ._consumers import schedule_consumer
 from ._elements import Elements
 from ._functions import calls_in
 from ._fuse import Group, flat, fuse
@@ -42,6 +44,7 @@ __all__ = [
     "merge",
     "pointwise",
     "schedule",
+    "schedule_consumer",
     "schedule_merged",
 ]
 
