@@ -12,7 +12,7 @@ import arm
 import numpy as np
 import pytest
 import tvm
-from arm_programs import adjoints, losses
+from arm_programs import adjoints, losses, updates
 from kernel_case import KernelCall, KernelCase, kernel_of
 from kernel_cases import cases
 from sweep import share
@@ -174,6 +174,7 @@ def test_every_family_has_a_case():
     assert sorted({case.op for case in chosen}) == operators_with_kernels()
     # test_programs.py runs these programs.
     target = relax_grad.target.arm("cortex-a72")
-    for module, _ in (*losses().values(), *adjoints("float32", ["relax.nn.gelu"]).values()):
+    programs = {**losses(), **updates(), **adjoints("float32", ["relax.nn.gelu"])}
+    for module, _ in programs.values():
         modules |= modules_that_run(lambda module=module: relax_grad.pipeline(target)(module))
     assert modules == MODULES, "add a case to tests/support/kernel_cases.py or arm_programs.py"

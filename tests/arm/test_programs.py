@@ -10,7 +10,7 @@ import arm
 import numpy as np
 import pytest
 import tvm
-from arm_programs import Case, adjoints, flat, losses, random_numbers
+from arm_programs import Case, adjoints, flat, losses, random_numbers, updates
 from sweep import share
 from training_steps import convolutional, transformer
 from tvm import relax
@@ -66,7 +66,7 @@ def _machine(executable):
 
 
 def test_every_second_operator(programs, tmp_path):
-    cases = {**adjoints("float32", sampled_operators()[::2]), **losses()}
+    cases = {**adjoints("float32", sampled_operators()[::2]), **losses(), **updates()}
     target = relax_grad.target.arm("cortex-a76")
     assert differences(cases, target, "cortex-a76", programs, tmp_path) == {}
 

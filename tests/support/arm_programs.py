@@ -69,6 +69,20 @@ def losses() -> dict[str, Case]:
     return cases
 
 
+def updates() -> dict[str, Case]:
+    """Return an update of a weight, whose gradient is a product that is not stored."""
+    rng = np.random.default_rng(1)
+    shapes = {"x": (24, 70), "y": (24, 51), "w": (70, 51)}
+    params = [tensor(name, shape, "float32") for name, shape in shapes.items()]
+
+    def body(bb, x, y, w) -> relax.Expr:
+        product = bb.emit(relax.op.matmul(bb.emit(relax.op.permute_dims(x)), y))
+        return relax.op.subtract(w, relax.op.multiply(product, relax.const(0.1)))
+
+    values = [rng.normal(size=shape).astype("float32") for shape in shapes.values()]
+    return {"update": (build(params, body), values)}
+
+
 def random_numbers() -> dict[str, Case]:
     """Return programs of every distribution of ``relax_grad.frontend.random``."""
     made = {
