@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
 from dispatched import HOST, check_dispatch, kernels_in, run_both
 from programs import build, run, tensor
 from tvm import relax, tirx
@@ -14,6 +15,8 @@ from tvm.script import tirx as T
 import relax_grad
 from relax_grad.ir.bindings import bindings_of
 from relax_grad.ir.compat import constant_value
+from relax_grad.ir.shapes import static_extents
+from relax_grad.training import SGD, Trainer, lora, train_step
 
 RNG = np.random.default_rng(0)
 N = tirx.Var("n", "int64")
@@ -197,6 +200,35 @@ def test_steps_of_a_cell_share_panels_forward_and_backward():
     np.testing.assert_allclose(loss, wanted, 1e-4)
     for gradient, other in zip(ours, stock, strict=True):
         np.testing.assert_allclose(gradient, other, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize(("batches", "packed"), [(2, 0), (4, 3)])
+def test_frozen_weights_with_adapters(batches, packed):
+    """Two layers that a step applies to several batches. Each frozen weight is packed once for the
+    forward pass, and that of the second layer once for the gradients of its data. Two products take
+    less time if each packs its own."""
+    values = {name: 0.2 * normal(48, 48) for name in "vw"}
+    inputs = [normal(64, 48) for _ in range(batches)]
+
+    def body(bb, v, w, *batches):
+        outputs = []
+        for x in batches:
+            hidden = bb.emit(op.tanh(bb.emit(op.linear(x, v))))
+            outputs.append(bb.emit(op.sum(op.tanh(bb.emit(op.linear(hidden, w))))))
+        return op.sum(op.stack(outputs))
+
+    params = [tensor(name, (48, 48), "float32") for name in "vw"]
+    params += [tensor(f"x{i}", (64, 48), "float32") for i in range(batches)]
+    module = build(params, body)
+    module = tvm.IRModule({"loss": module["main"].with_attr("global_symbol", "loss")})
+    step = train_step(lora(module, 2, ["v", "w"], values=values), SGD(0.1))
+    calls = [call for call in panels_of(step.module, "step") if KERNEL in str(call.args[0])]
+    # The factors of the adapters have two rows or two columns.
+    factors = [static_extents(call.args[1][1].ty) for call in calls]
+    assert factors.count([48, 48]) == packed
+    outputs = [np.tanh(np.tanh(x @ values["v"].T) @ values["w"].T) for x in inputs]
+    trainer = Trainer(step, target=HOST)
+    np.testing.assert_allclose(trainer.step(*inputs).loss, sum(map(np.sum, outputs)), 1e-4, 1e-3)
 
 
 def with_constants(rows, transpose=False, uses=1, is_written=False):
