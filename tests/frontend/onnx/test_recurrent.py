@@ -3,9 +3,12 @@ and PyTorch."""
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tvm
+from recurrent_layers import sigmoid
 from tvm import relax
 
 import relax_grad
@@ -248,6 +251,130 @@ def torch_step(torch, kind, attributes, x, r, own, state):
     else:
         h = (x_h + r_h @ (reset * hidden) + b_h).tanh()
     return [(1 - z) * h + z * hidden]
+
+
+def numpy_layer(kind, direction, attributes, lengths, tensors):
+    """Return the results of a layer by the formulas of ONNX in float64: all hidden states, of
+    shape (steps, directions, batch, hidden), and the last states."""
+    ways = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
+    x, names = tensors["x"], [name for name in ("h", "c") if name in tensors]
+    hidden = np.zeros((x.shape[0], len(ways), x.shape[1], tensors["r"].shape[-1]))
+    last = [np.array(tensors[name]) for name in names]
+    for number, backwards in enumerate(ways):
+        w, r = tensors["w"][number], tensors["r"][number]
+        bias, own = np.split(tensors["b"][number], 2)
+        for sequence, length in enumerate(lengths):
+            state = [tensors[name][number, sequence] for name in names]
+            for t in reversed(range(length)) if backwards else range(length):
+                state = numpy_step(kind, attributes, w @ x[t, sequence] + bias, r, own, state)
+                hidden[t, number, sequence] = state[0]
+            for part, end in zip(last, state, strict=True):
+                part[number, sequence] = end
+    return [hidden, *last]
+
+
+def numpy_step(kind, attributes, x, r, own, state):
+    hidden, *cell = state
+    if kind == "LSTM":
+        i, o, f, c = np.split(x + r @ hidden + own, 4)
+        new = sigmoid(f) * cell[0] + sigmoid(i) * np.tanh(c)
+        return [sigmoid(o) * np.tanh(new), new]
+    if kind == "RNN":
+        total = x + r @ hidden + own
+        return [np.maximum(total, 0) if attributes else np.tanh(total)]
+    (x_z, x_r, x_h), (r_z, r_r, r_h), (b_z, b_r, b_h) = (np.split(part, 3) for part in (x, r, own))
+    z, reset = sigmoid(x_z + r_z @ hidden + b_z), sigmoid(x_r + r_r @ hidden + b_r)
+    inner = reset * (r_h @ hidden + b_h) if attributes else r_h @ (reset * hidden) + b_h
+    return [(1 - z) * np.tanh(x_h + inner) + z * hidden]
+
+
+def numpy_loss(*arguments):
+    """Return the loss of :func:`with_squares` of a layer."""
+    return sum(float((result + result**2).sum()) for result in numpy_layer(*arguments))
+
+
+def with_squares(bb, *results):
+    """Build a loss: the sum in float32 of the results and of their squares."""
+    total = None
+    for result in results:
+        result = bb.emit(relax.op.astype(result, "float32"))
+        terms = bb.emit(relax.op.add(result, relax.op.multiply(result, result)))
+        part = bb.emit(relax.op.sum(terms))
+        total = part if total is None else bb.emit(relax.op.add(total, part))
+    return total
+
+
+def numpy_dtype(name):
+    """Return a dtype of NumPy, also for bfloat16."""
+    return np.dtype(getattr(pytest.importorskip("ml_dtypes"), name, name))
+
+
+HALVES = [
+    ("LSTM", "bidirectional", {}, "bfloat16"),
+    ("LSTM", "reverse", {}, "float16"),
+    ("GRU", "bidirectional", {}, "float16"),
+    ("GRU", "forward", {"linear_before_reset": 1}, "bfloat16"),
+    ("RNN", "reverse", {"activations": ["Relu"]}, "bfloat16"),
+    ("RNN", "forward", {}, "float16"),
+]
+
+
+@pytest.fixture(scope="module")
+def layers_in_half_precision():
+    """Return functions of results and gradients of layers in half precision with symbolic extents
+    and lengths, compiled together with the kernels, and their imports."""
+    module, layers = tvm.IRModule(), []
+    for number, (kind, direction, attributes, dtype) in enumerate(HALVES):
+        dtype = numpy_dtype(dtype)
+        model, _ = recurrent(kind, direction, dtype, **attributes)
+        imported = from_model(symbolic(with_lengths(model)), trainable="*")
+        wrt = [name for name in (*imported.inputs, *imported.params) if name != "lengths"]
+        with_loss = imported.with_loss(with_squares)
+        adjoint = relax_grad.value_and_grad(with_loss, "loss", wrt=wrt)["loss_adjoint"]
+        module[f"layer{number}"] = adjoint.with_attr("global_symbol", f"layer{number}")
+        results = imported.module["main"].with_attr("global_symbol", f"results{number}")
+        module[f"results{number}"] = results
+        layers.append(imported)
+    return models.compiled(module, None, "relax_grad"), layers
+
+
+@pytest.mark.parametrize(
+    "number", range(len(HALVES)), ids=["-".join((*h[:2], h[3])) for h in HALVES]
+)
+def test_half_precision(layers_in_half_precision, number):
+    """Results have the dtype of the model. They, and the gradients in a random direction, are those
+    of float64 up to a few roundings, for sequences of different lengths, also of none."""
+    call, layers = layers_in_half_precision
+    (kind, direction, attributes, name), imported = HALVES[number], layers[number]
+    dtype, count = numpy_dtype(name), 2 if direction == "bidirectional" else 1
+    error = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[name]
+    for steps, lengths in ((4, [4, 2, 3]), (1, [1]), (7, [0, 7])):
+        arrays = {"x": normal(steps, len(lengths), 4, dtype=dtype)}
+        for state in list(imported.inputs)[1:]:
+            if state != "lengths":
+                arrays[state] = normal(count, len(lengths), 5, dtype=dtype)
+        weights = {key: value.numpy() for key, value in imported.params.items()}
+        weights = {
+            key: (value.astype("float64") / 3).astype(dtype) for key, value in weights.items()
+        }
+        inputs = {**arrays, "lengths": np.array(lengths, "int32")}
+        operands = [*(inputs[key] for key in imported.inputs), *weights.values()]
+        exact = {key: value.astype("float64") for key, value in {**arrays, **weights}.items()}
+        wanted = numpy_layer(kind, direction, attributes, lengths, exact)
+        for result, other in zip(call(f"results{number}", *operands), wanted, strict=True):
+            assert result.dtype == dtype
+            np.testing.assert_allclose(result.astype("float64"), other, rtol=0, atol=8 * error)
+        loss = functools.partial(numpy_loss, kind, direction, attributes, lengths)
+        _, gradients = call(f"layer{number}", *operands)
+        differentiated = [key for key in (*imported.inputs, *weights) if key != "lengths"]
+        for key, grad in zip(differentiated, gradients, strict=True):
+            assert grad.dtype == dtype, key
+            step = 1e-5 * normal(*exact[key].shape, dtype="float64")
+            ahead, behind = (loss({**exact, key: exact[key] + way * step}) for way in (1, -1))
+            products = grad.astype("float64") * step
+            scale = np.abs(products).sum() + 1e-7
+            difference = (ahead - behind) / 2
+            assert products.sum() == pytest.approx(difference, abs=4 * error * scale), key
 
 
 def test_symbolic_steps_of_a_layer_that_is_written_out():

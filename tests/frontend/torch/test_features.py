@@ -11,6 +11,7 @@ from torch_models import check, compiled, set_seeds, tensor_of  # noqa: E402
 from torch_zoo_parts import Lossy, normal  # noqa: E402
 
 from relax_grad.frontend.torch import from_module, wrap  # noqa: E402
+from relax_grad.training import AdamW, Trainer, train_step  # noqa: E402
 
 F, nn, distributions = torch.nn.functional, torch.nn, torch.distributions
 attention = F.scaled_dot_product_attention
@@ -356,3 +357,57 @@ def test_attention_with_dropout_in_half_precision_is_an_operator(length):
     imported = from_module(module, (normal(2, length, 6).to(torch.bfloat16),))
     text = imported.module["loss"].script()
     assert "R.grad.attention_dropout" in text
+
+
+class Scaled(nn.Module):
+    """A loss under autocast of float16, of a convolution, attention and a recurrent network whose
+    dtypes differ."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(7, 8, 3, padding=1)
+        self.query = nn.Linear(8, 16, bias=False)  # a bias of keys has no gradient
+        self.net = nn.GRU(8, 9, batch_first=True)
+        self.head = nn.Linear(9, 5)
+
+    def forward(self, x, y):
+        with torch.autocast("cpu", torch.float16):
+            x = self.conv(x.transpose(1, 2)).relu().transpose(1, 2)
+            query, key = self.query(x).chunk(2, -1)
+            x = x + attention(query, key, x, is_causal=True)
+            return F.cross_entropy(self.head(self.net(x)[0][:, -1]), y)
+
+
+def test_steps_with_scaled_losses_are_those_of_pytorch(tmp_path):
+    """Under autocast of float16, with a dynamic scale, clipped gradients, batches of other sizes,
+    infinities, and a resumed trainer."""
+    module, scaler = Scaled(), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.AdamW(module.parameters(), 0.01)
+    batches = [(torch.randn(size, 6, 7), torch.arange(size)) for size in (4, 3, 1, 5, 2, 4, 1, 3)]
+    batches[2][0][0, 0, 0], batches[5][0][0, 3, 1] = torch.inf, torch.nan
+    axes = {"x": {0: "batch"}, "y": {0: "batch"}}
+    imported = from_module(module, batches[0], dynamic_shapes=axes)
+    step = train_step(imported, AdamW(0.01), loss_scale="dynamic", clip_norm=0.3)
+    trainer = Trainer(step, on_nan="skip")
+    for number, (x, y) in enumerate(batches):
+        optimizer.zero_grad()
+        wanted, scale = module(x, y), scaler.get_scale()
+        scaler.scale(wanted).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(module.parameters(), 0.3)
+        scaler.step(optimizer)
+        scaler.update()
+        result = trainer.step(x.numpy(), y.numpy())
+        assert result.metrics["loss_scale"] == scale
+        assert result.metrics["applied"] == float(norm.isfinite())
+        assert float(result.loss) == pytest.approx(wanted.item(), rel=2e-3, nan_ok=True)
+        if number == 3:  # after skipped updates
+            trainer.save(tmp_path / "trainer")
+            trainer = Trainer(step, on_nan="skip")
+            trainer.load(tmp_path / "trainer")
+    assert trainer.skipped >= 2
+    assert float(trainer.optimizer_state["loss_scale"].numpy()) == scaler.get_scale()
+    for key, param in module.named_parameters():
+        value = trainer.params[key].numpy()
+        assert value.dtype == "float32"
+        torch.testing.assert_close(torch.from_numpy(value), param.detach(), rtol=0, atol=4e-3)
