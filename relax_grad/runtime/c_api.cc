@@ -2,13 +2,12 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "files.h"
+#include "handles.h"
 #include "manifest.h"
 #include "relax_grad_trainer.h"
 #include "state.h"
@@ -17,6 +16,7 @@
 namespace {
 
 using relax_grad::Error;
+using relax_grad::Handles;
 using relax_grad::Tensor;
 using relax_grad::Tensors;
 using relax_grad::TensorType;
@@ -71,32 +71,6 @@ namespace {
 
 thread_local std::string last_error;
 thread_local bool has_no_memory_for_error = false;
-
-/// The trainers and files that are open.
-template <typename T>
-class Handles {
- public:
-  void Add(const T* handle) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    open_.insert(handle);
-  }
-  /// Returns what a handle names; throws if it is null or closed.
-  T& Get(T* handle, const char* what) {
-    if (handle == nullptr) throw Error(std::string(what) + " is a null pointer");
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!open_.count(handle)) throw Error(std::string(what) + " is closed, or was never open");
-    return *handle;
-  }
-  void Remove(T* handle, const char* what) {
-    Get(handle, what);
-    std::lock_guard<std::mutex> lock(mutex_);
-    open_.erase(handle);
-  }
-
- private:
-  std::mutex mutex_;
-  std::set<const T*> open_;
-};
 
 // They are not destroyed: other threads may call while the program ends.
 Handles<relax_grad_trainer>& Trainers() {
