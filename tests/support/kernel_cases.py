@@ -348,6 +348,11 @@ def _recurrences() -> Iterator[KernelCase]:
                 lambda _, *tensors, function=function: function(*tensors),
                 detail=f"{len(others)} operands",
             )
+        yield KernelCase(
+            "relax.grad.previous_steps",
+            [states, initial],
+            lambda _, *tensors: recurrent.previous_steps(*tensors),
+        )
         parts = (6, 4, True), (6, 4, False), (5, 3, False), (4, 3, False), (1, 1, False)
         for slopes, gates, cells in parts:
             yield KernelCase(

@@ -7,7 +7,7 @@ from functools import partial
 
 from tvm import relax
 
-from ..kernel.recurrent import PARTS, Layer, recurrence, recurrent_backward
+from ..kernel.recurrent import PARTS, Layer, previous_steps, recurrence, recurrent_backward
 from .registry import CallSite, Kernel, all_known, decompose, kernel_for
 
 #: The most units of a layer: int32 counts the elements of the copies of its weight.
@@ -41,6 +41,15 @@ def gradient(site: CallSite) -> Kernel | None:
         return None
     generator = partial(recurrent_backward, of, site.cpu, has_cells_grad=len(args) == 4)
     return Kernel(generator, args)
+
+
+@kernel_for("relax.grad.previous_steps", takes_uncast=False)
+def previous(site: CallSite) -> Kernel | None:
+    """Return the kernel of the values of the step before each step, which copies whole steps."""
+    shapes = site.shapes(*site.call.args)
+    if shapes is None or len(shapes[0]) < 2:
+        return None
+    return Kernel(partial(previous_steps, shapes[0]), site.call.args)
 
 
 # Without a kernel, half precision consists of casts, and of the operator in float32.

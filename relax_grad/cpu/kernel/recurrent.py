@@ -138,6 +138,35 @@ def recurrent_backward(of: Layer, cpu: CPU, *, has_cells_grad: bool = False) -> 
     return b.prim_func("recurrent_backward", b.floats(names, shapes), body)
 
 
+def previous_steps(shape: Sequence[Extent]) -> tirx.PrimFunc:
+    """Return the kernel that moves values to the next step, with initial ones before them.
+
+    Parameters
+    ----------
+    shape : Sequence[int or tirx.PrimExpr]
+        The shape of the values: the steps, and the extents of a step.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes the arguments of ``relax.grad.previous_steps``, and its result.
+    """
+    steps, *own = shape
+
+    def body(data, initial, result) -> None:
+        size = b.count(own)
+        with b.parallel(0, steps) as t:
+            b.either(
+                t > 0,
+                lambda: b.copy(result, bind(t * size), data, bind((t - 1) * size), size),
+                lambda: b.copy(result, const(0), initial, const(0), size),
+            )
+
+    return b.prim_func(
+        "previous_steps", b.floats(["data", "initial", "result"], [shape, own, shape]), body
+    )
+
+
 class _Forward:
     def __init__(self, of: Layer, cpu: CPU, pairs: bool, inputs: Sequence, results: Sequence):
         self.of, self.tasks, self.vectors = of, Tasks(of.batch, of.size, cpu), Vectors(cpu.lanes)

@@ -63,3 +63,13 @@ def test_layers_of_float32_keep_the_casts_of_their_operands():
 )
 def test_calls_without_a_kernel(module):
     assert "grad_lstm_kernel" not in kernels_in(DispatchKernels(HOST)(module))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_steps_before_are_copied(dtype):
+    rng = np.random.default_rng(0)
+    shapes, symbolic = [(4, 3, 5), (3, 5)], [(T, B, 5), (B, 5)]
+    values = [rng.normal(size=shape).astype(numpy_dtype(dtype)) for shape in shapes]
+    params = [tensor(f"x{i}", shape, dtype) for i, shape in enumerate(symbolic)]
+    module = build(params, backward.previous_steps)
+    check_dispatch(module, "main", values, ["grad_previous_steps_kernel"], rtol=0)
