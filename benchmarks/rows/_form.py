@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 
 import relax_grad
+from relax_grad.ir.module import DONATED
 
 #: An input: the shape of normally distributed numbers, or a function of a generator and the
 #: previous inputs.
@@ -48,6 +49,10 @@ class Row:
         The floating-point operations of a direct computation, where they bound the time; else 0.
     is_random : bool
         Whether each framework draws random numbers of its own, so that their results differ.
+    replaced : Sequence[int]
+        The inputs that the results replace in place, in the order of the results, which are a
+        tuple: as ``train_step`` updates parameters, and PyTorch's optimizers do. JAX has new
+        results.
     """
 
     group: str
@@ -61,6 +66,7 @@ class Row:
     symbolic: Sequence[int] = ()
     flops: int = 0
     is_random: bool = False
+    replaced: Sequence[int] = ()
 
     def arrays(self) -> list[np.ndarray]:
         """Return the inputs, with the same values in every call."""
@@ -80,7 +86,15 @@ class Row:
             with bb.dataflow():
                 result = bb.emit_output(bb.normalize(self.relax(bb, *taken)))
             bb.emit_func_output(result)
-        return self._gradients(bb.get()) if self.wrt else _inlined(bb.get())
+        if self.wrt:
+            return self._gradients(bb.get())
+        module = _inlined(bb.get())
+        donated = [[param, field] for field, param in enumerate(self.replaced)]
+        if donated:
+            module.update_func(
+                module.get_global_var("main"), module["main"].with_attr(DONATED, donated)
+            )
+        return module
 
     def _param(self, index: int, array: np.ndarray) -> relax.Var:
         shape = list(array.shape)
