@@ -157,6 +157,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         *("cpu/kernel/test_conv_weight.py", "cpu/kernel/test_conv_few_channels.py"),
         "cpu/kernel/test_depthwise.py",
     ),
+    "cpu.kernel.streams": ("cpu/kernel/test_pool.py", "cpu/schedule/test_schedule.py"),
     "cpu.kernel._sums": ("cpu/kernel/test_builder.py",),
     "cpu.kernel._tasks": ("cpu/kernel/test_matmul.py",),
     "cpu.kernel._tile": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_builder.py"),

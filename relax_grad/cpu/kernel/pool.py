@@ -1,11 +1,12 @@
 """Pooling of planes and volumes and its gradients, with or without indices saved by the forward
 pass.
 
-A plane is first copied with its padding, such that columns that are a stride apart become
-contiguous: a tap of consecutive windows then reads a vector. For the gradient of maximum pooling,
-the winning tap of each window is found once and stored with the window's gradient. Then every
-element sums the gradients of the windows in which it wins. Each element is written once, and the
-result does not depend on the order of threads.
+A plane is copied with its padding, such that columns that are a stride apart become contiguous: a
+tap of consecutive windows then reads a vector. For the gradient of maximum pooling, the winning tap
+of each window is found once and stored with the window's gradient. Then every element sums the
+gradients of the windows in which it wins. Each element is written once, and the result does not
+depend on the order of threads. All of this is done for a band of rows of windows after the other,
+so that the copies stay in the first-level cache.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def max_pool(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tir
         with pool.each_plane(cpu) as planes:
             source = Source(pool, vectors, _LOWEST)
 
-            def windows(plane, finite: bool) -> None:
-                with pool.each_row_of_windows() as at:
+            def windows(plane, band, finite: bool) -> None:
+                with pool.each_row_of_windows(band) as at:
                     base = pool.windows(plane, at)
 
                     def some(j, number) -> None:
@@ -66,9 +67,9 @@ def max_pool(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tir
 
                     vectors.each(pool.columns.number, some)
 
-            with planes() as plane:
-                source.fill(x, plane)
-                _if_finite(source, lambda finite: windows(plane, finite))
+            with planes() as plane, pool.each_band(cpu.lanes) as band:
+                source.fill(x, plane, band)
+                _if_finite(source, lambda finite: windows(plane, band, finite))
 
     params = b.floats(("x", "y"), shapes)
     if winners:
@@ -98,8 +99,9 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
     bytes_ = Vectors(cpu.lanes, "int8")
 
     def body(dy, x, dx) -> None:
-        with pool.each_plane(cpu) as planes:
-            grads = Gathered(pool, vectors)
+        streamed = pool.streams((dy, x, dx))
+        with pool.each_plane(cpu, streamed) as planes:
+            grads = Gathered(pool, vectors, streamed)
             integers = grads.integers
             source = None if winners else Source(pool, vectors, _LOWEST)
             won, values = grads.buffer(integers, -1), grads.buffer(vectors, 0)
@@ -108,8 +110,8 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
                 is_won = tirx.EQ(integers.load(won, at), integers.splat(tap))
                 return tirx.Select(is_won, vectors.load(values, at), vectors.splat(0))
 
-            def windows(plane, finite: bool) -> None:
-                with pool.each_row_of_windows() as at:
+            def windows(plane, band, finite: bool) -> None:
+                with pool.each_row_of_windows(band) as at:
                     base = pool.windows(plane, at)
 
                     def some(j, number) -> None:
@@ -125,13 +127,13 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
 
                     vectors.each(pool.columns.number, some)
 
-            with planes() as plane:
+            with planes() as plane, pool.each_band(cpu.lanes) as band:
                 if source is None:
-                    windows(plane, True)
+                    windows(plane, band, True)
                 else:
-                    source.fill(x, plane)
-                    _if_finite(source, lambda finite: windows(plane, finite))
-                grads.gather(dx, plane, share)
+                    source.fill(x, plane, band)
+                    _if_finite(source, lambda finite: windows(plane, band, finite))
+                grads.gather(dx, plane, band, share)
 
     dy, x, dx = shapes
     second = ("winners", dy, "int8") if winners else ("x", x, "float32")
@@ -159,9 +161,9 @@ def avg_pool(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -> tirx.Pr
     def body(x, y) -> None:
         with pool.each_plane(cpu) as planes:
             source = Source(pool, vectors, 0)
-            with planes() as plane:
-                source.fill(x, plane)
-                with pool.each_row_of_windows() as at:
+            with planes() as plane, pool.each_band(cpu.lanes) as band:
+                source.fill(x, plane, band)
+                with pool.each_row_of_windows(band) as at:
                     base, outer = pool.windows(plane, at), _outer_count(pool, at, include_pad)
 
                     def average(j, number) -> None:
@@ -191,8 +193,8 @@ def avg_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -
     """
     vectors = Vectors(cpu.lanes)
 
-    def shares(grads: Gathered, values, dy, plane) -> None:
-        with pool.each_row_of_windows() as at:
+    def shares(grads: Gathered, values, dy, plane, band) -> None:
+        with pool.each_row_of_windows(band) as at:
             base, outer = pool.windows(plane, at), _outer_count(pool, at, include_pad)
 
             def share(j, number) -> None:
@@ -203,12 +205,13 @@ def avg_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -
             vectors.each(pool.columns.number, share)
 
     def body(dy, dx) -> None:
-        with pool.each_plane(cpu) as planes:
-            grads = Gathered(pool, vectors)
+        streamed = pool.streams((dy, dx))
+        with pool.each_plane(cpu, streamed) as planes:
+            grads = Gathered(pool, vectors, streamed)
             values = grads.buffer(vectors, 0)
-            with planes() as plane:
-                shares(grads, values, dy, plane)
-                grads.gather(dx, plane, lambda at, _tap: vectors.load(values, at))
+            with planes() as plane, pool.each_band(cpu.lanes) as band:
+                shares(grads, values, dy, plane, band)
+                grads.gather(dx, plane, band, lambda at, _tap: vectors.load(values, at))
 
     return b.prim_func("avg_pool_backward", b.floats(("dy", "dx"), shapes), body)
 

@@ -4,7 +4,7 @@ over windows."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -14,9 +14,17 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from .streams import LINE, are_large, fence, stream, streams
 
 #: Tasks for each core; each task fills in the padding once.
 _TASKS = 16
+
+#: The bytes of the copied rows of a band, so that the band stays in the first-level cache with the
+#: rows that it is copied from and with those of the result.
+_BAND_BYTES = 12 * 1024
+
+#: The largest share of the copied rows of a band that the next band copies again.
+_MOST_AGAIN = 1 / 4
 
 #: The mask of a float32's magnitude bits, and the bits of infinity, the smallest ones of a number
 #: that is not finite.
@@ -86,8 +94,17 @@ class Windows:
     def margins(self, steps: int) -> tuple[int, int]:
         """Return the numbers of absent windows before the first and after the last that ``steps``
         strides refer to."""
-        offsets = [0, *(o for phase in range(self.stride) for _, o in self.taps(phase))]
+        offsets = self._offsets()
         return -min(offsets), max(0, steps - 1 + max(offsets) - (self.number - 1))
+
+    @property
+    def ahead(self) -> int:
+        """The distance of the last window that has an element of a stride from the window with the
+        number of the stride."""
+        return max(self._offsets())
+
+    def _offsets(self) -> list[int]:
+        return [0, *(o for phase in range(self.stride) for _, o in self.taps(phase))]
 
 
 @dataclass(frozen=True)
@@ -137,25 +154,86 @@ class Pool:
         return bind(_flat([plane, *at, const(0)], [0, *self.numbers]))
 
     @contextmanager
-    def each_plane(self, cpu: CPU) -> Iterator[Callable]:
+    def each_plane(self, cpu: CPU, streamed: bool = False) -> Iterator[Callable]:
         """Emit the loop over tasks, and yield a function that emits the loop over the planes of a
-        task."""
+        task.
+
+        With ``streamed``, the tasks may store past the caches.
+        """
         tasks = _TASKS * cpu.cores
         if isinstance(self.planes, int):
             tasks = min(tasks, self.planes)
-        with b.parallel(0, tasks) as task:
+        with streams(cpu.lanes) if streamed else nullcontext(), b.parallel(0, tasks) as task:
             first, last = bind(task * self.planes // tasks), bind((task + 1) * self.planes // tasks)
             yield lambda: b.serial(first, last)
+            if streamed:
+                fence(cpu.lanes)
+
+    def streams(self, tensors: Sequence[tirx.Buffer]) -> bool:
+        """Tell whether a gradient is stored past the caches: if it and the other tensors are too
+        large for them, and its rows have whole lines."""
+        return are_large(tensors) and self.columns.extent % LINE == 0
+
+    def band(self, lanes: int) -> int:
+        """Return the number of windows of a band along the first axis: all, if their elements stay
+        in the first-level cache, or bands would copy many elements again."""
+        axis, columns = self.outer[0], self.columns
+        width = ceil_div(columns.length, columns.stride * lanes) * columns.stride * lanes
+        line = 4 * width * prod(other.length for other in self.outer[1:])
+        lines = max(1, _BAND_BYTES // line)
+        most = max(1, (lines - axis.reach - 1) // axis.stride + 1)
+        again = max(0, axis.reach + 1 - axis.stride)
+        if again > _MOST_AGAIN * most * axis.stride:
+            return axis.number
+        return ceil_div(axis.number, ceil_div(axis.number, most))
 
     @contextmanager
-    def each_row_of_windows(self) -> Iterator[Sequence[tirx.Var]]:
-        """Emit the loops over all axes of windows except the last, and yield their indices."""
-        with _loops([axis.number for axis in self.outer]) as at:
-            yield at
+    def each_band(self, lanes: int) -> Iterator[Band]:
+        """Emit the loop over bands of windows along the first axis, and yield the band."""
+        number, size = self.outer[0].number, self.band(lanes)
+        if size == number:
+            yield Band(const(0), const(number), size, number)
+            return
+        with b.serial(0, ceil_div(number, size)) as i:
+            first = bind(i * size)
+            yield Band(first, bind(tirx.min(first + size, const(number))), size, number)
+
+    @contextmanager
+    def each_row_of_windows(self, band: Band) -> Iterator[Sequence[tirx.Var]]:
+        """Emit the loops over the windows of a band along all axes except the last, and yield their
+        indices."""
+        with (
+            b.serial(band.first, band.end) as first,
+            _loops([axis.number for axis in self.outer[1:]]) as others,
+        ):
+            yield [first, *others]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Consecutive windows along the first axis of a pooling.
+
+    Attributes
+    ----------
+    first, end : tirx.PrimExpr
+        The first window, and the one behind the last.
+    size, number : int
+        The windows of all bands but the last, and of the whole axis.
+    """
+
+    first: tirx.PrimExpr
+    end: tirx.PrimExpr
+    size: int
+    number: int
+
+    @property
+    def is_whole(self) -> bool:
+        return self.size == self.number
 
 
 class Source:
-    """A padded plane, ``[.., row][phase][column // stride]``, with the phase ``column % stride``.
+    """A padded band of a plane, ``[.., row][phase][column // stride]``, with the phase
+    ``column % stride``.
 
     Parameters
     ----------
@@ -174,8 +252,17 @@ class Source:
         copied = ceil_div(columns.extent, self._step) * lanes
         copied += ceil_div(columns.before, columns.stride)
         read = ceil_div(columns.number, lanes) * lanes + columns.reach // columns.stride
-        self._width = max(copied, read)
-        self._heights = [axis.length for axis in pool.outer]
+        # The vectors that are copied are aligned.
+        copies = [divmod(columns.before + shift, columns.stride) for shift in range(columns.stride)]
+        self._starts = {phase: -column % lanes for column, phase in copies}
+        longest = max(copied, read) + max(self._starts.values())
+        self._width = ceil_div(longest, lanes) * lanes
+        first, *others = pool.outer
+        self._first: tirx.PrimExpr = const(0)
+        self._heights = [
+            (pool.band(lanes) - 1) * first.stride + first.reach + 1,
+            *(axis.length for axis in others),
+        ]
         self._row = columns.stride * self._width
         self._buffer = filled(vectors, prod(self._heights) * self._row, padding)
         self._largest = Accumulators(Vectors(lanes, "int32"), 1)
@@ -185,28 +272,60 @@ class Source:
         ``(*at, j)`` on."""
         columns = self._pool.columns
         for taps in self._pool.outer_taps():
+            local = [at[0] - self._first, *at[1:]]
             place = [
                 i * axis.stride + t * axis.dilation
-                for i, t, axis in zip(at, taps, self._pool.outer, strict=True)
+                for i, t, axis in zip(local, taps, self._pool.outer, strict=True)
             ]
             row = bind(_flat(place, self._heights) * self._row + j)
             for u in range(columns.size):
                 column, phase = divmod(u * columns.dilation, columns.stride)
-                yield bind(self._vectors.load(self._buffer, row + phase * self._width + column))
+                yield bind(self._vectors.load(self._buffer, row + (self._phase(phase) + column)))
 
-    def fill(self, x: tirx.Buffer, plane: tirx.PrimExpr) -> None:
-        """Copy a plane."""
+    def fill(self, x: tirx.Buffer, plane: tirx.PrimExpr, band: Band) -> None:
+        """Copy the elements of the windows of a band of a plane."""
+        axis = self._pool.outer[0]
+        self._largest[0] = tirx.Broadcast(const(0), self._vectors.lanes)
+        self._first = band.first
+        if band.is_whole:
+            with b.serial(0, axis.copied) as i:
+                self._lines(x, plane, i, bind(i + axis.before))
+            return
+        before = bind(band.first * axis.stride - axis.before)
+        number = bind((band.end - 1) * axis.stride + axis.reach + 1 - band.first * axis.stride)
+        has_padding = axis.before > 0 or axis.length - axis.before > axis.extent
+        with b.serial(0, number) as line:
+            i = bind(before + line)
+            if not has_padding:
+                self._lines(x, plane, i, line)
+            else:
+                is_inside = tirx.all(i >= 0, i < axis.extent)
+                b.either(
+                    is_inside,
+                    lambda: self._lines(x, plane, i, line),
+                    lambda: self._pad(line),
+                )
+
+    def _lines(self, x: tirx.Buffer, plane, i, line) -> None:
+        """Copy the elements with an index along the first axis to a line of the band."""
         pool, columns, lanes = self._pool, self._pool.columns, self._vectors.lanes
-        self._largest[0] = tirx.Broadcast(const(0), lanes)
-        with _loops([axis.copied for axis in pool.outer]) as at:
-            place = [i + axis.before for i, axis in zip(at, pool.outer, strict=True)]
+        others = pool.outer[1:]
+        with _loops([axis.copied for axis in others]) as at:
+            place = [line, *(i + axis.before for i, axis in zip(at, others, strict=True))]
             target = bind(_flat(place, self._heights) * self._row)
-            source = pool.row(plane, at)
+            source = pool.row(plane, [i, *at])
             whole, rest = divmod(columns.extent, self._step)
             with b.serial(0, whole) as m:
                 self._copy(x, source + m * self._step, target + m * lanes, self._step)
             if rest:
                 self._copy(x, source + whole * self._step, target + whole * lanes, rest)
+
+    def _pad(self, line) -> None:
+        """Fill a line of the band with padding."""
+        size, vectors = prod(self._heights[1:]) * self._row, self._vectors
+        start = bind(line * size)
+        padding = vectors.splat(self._padding)
+        vectors.each(size, lambda at, n: vectors.store(self._buffer, start + at, padding, n))
 
     def is_finite(self) -> tirx.PrimExpr:
         """Return the condition that the copied plane has neither infinities nor NaN."""
@@ -231,7 +350,11 @@ class Source:
             parts.append(bind(vectors.only(part, left, self._padding)))
         for shift, part in enumerate(vectors.deinterleave(parts)):
             column, phase = divmod(columns.before + shift, columns.stride)
-            vectors.store(self._buffer, target + phase * self._width + column, part)
+            vectors.store(self._buffer, target + (self._phase(phase) + column), part)
+
+    def _phase(self, phase: int) -> int:
+        """Return the index in a row of the first column of a phase."""
+        return phase * self._width + self._starts[phase]
 
 
 class Gathered:
@@ -241,10 +364,12 @@ class Gathered:
     ----------
     pool, vectors
         As for :class:`Source`.
+    streamed : bool
+        Whether the sums are stored past the caches.
     """
 
-    def __init__(self, pool: Pool, vectors: Vectors):
-        self._pool, self._vectors = pool, vectors
+    def __init__(self, pool: Pool, vectors: Vectors, streamed: bool):
+        self._pool, self._vectors, self._streamed = pool, vectors, streamed
         self.integers = Vectors(vectors.lanes, "int32")
         columns, lanes = pool.columns, vectors.lanes
         margins = [axis.margins(ceil_div(axis.extent, axis.stride)) for axis in pool.outer]
@@ -254,9 +379,12 @@ class Gathered:
             for (first, behind), axis in zip(margins, pool.outer, strict=True)
         ]
         steps = ceil_div(ceil_div(columns.extent, columns.stride), lanes) * lanes
-        self._left, right = columns.margins(steps)
+        left, right = columns.margins(steps)
         inner = ceil_div(columns.number, lanes) * lanes
-        self._width = self._left + max(inner, columns.number + right) + lanes
+        # The vectors of windows are aligned.
+        self._left = ceil_div(left, lanes) * lanes
+        longest = self._left + max(inner, columns.number + right)
+        self._width = ceil_div(longest, lanes) * lanes
 
     def buffer(self, vectors: Vectors, value: float) -> tirx.Buffer:
         """Allocate one element for each window; those of absent windows hold ``value``."""
@@ -267,10 +395,22 @@ class Gathered:
         place = [i + first for i, first in zip(at, self._first, strict=True)]
         return _flat(place, self._heights) * self._width + self._left + j
 
-    def gather(self, dx: tirx.Buffer, plane: tirx.PrimExpr, share: Callable) -> None:
-        """Emit the sums of ``share(index, tap)`` over the windows that each element belongs to."""
+    def gather(self, dx: tirx.Buffer, plane: tirx.PrimExpr, band: Band, share: Callable) -> None:
+        """Emit the sums of ``share(index, tap)`` over the windows that each element belongs to, for
+        the elements that belong to no windows behind the band, and that were not summed yet."""
         outer = self._pool.outer
-        with _loops([ceil_div(axis.extent, axis.stride) for axis in outer]) as at:
+        first, *others = (ceil_div(axis.extent, axis.stride) for axis in outer)
+        start, end = const(0), const(first)
+        if not band.is_whole:
+            ahead = outer[0].ahead
+            start, end = (
+                bind(tirx.max(const(0), tirx.min(at - ahead, const(first))))
+                for at in (band.first, band.end)
+            )
+            is_last = tirx.EQ(band.end, const(band.number))
+            end = bind(tirx.Select(is_last, const(first), end))
+        with b.serial(start, end) as step, _loops(others) as rest:
+            at = [step, *rest]
             for phases in product(*(range(axis.stride) for axis in outer)):
                 with ExitStack() as stack:
                     place = []
@@ -312,7 +452,9 @@ class Gathered:
         vectors, lanes = self._vectors, self._vectors.lanes
         for k, part in enumerate(vectors.interleave(sums)):
             left = min(lanes, number - k * lanes)
-            if left > 0:
+            if left >= lanes and self._streamed:
+                stream(dx, start + k * lanes, part, lanes)
+            elif left > 0:
                 vectors.store(dx, start + k * lanes, part, left)
 
 

@@ -123,12 +123,12 @@ def schedule_merged(
     groups = merged.groups(dropped)
     if len(groups) == 1:
         groups = [for_in_place(groups[0])]
-    body = _emitted(params, groups, allocated, cpu, "merged")
-    originals = [merged.original(name) for name in (*inputs, *results)]
-    function = tirx.PrimFunc(originals, with_params(body, params, originals))
     pairs = []
     if len(groups) == 1:
         pairs = in_place_pairs(groups[0], params[: len(inputs)], params[len(inputs) :])
+    body = _emitted(params, groups, allocated, cpu, "merged", may_share=bool(pairs))
+    originals = [merged.original(name) for name in (*inputs, *results)]
+    function = tirx.PrimFunc(originals, with_params(body, params, originals))
     attrs = {"tirx.noalias": True, **({IN_PLACE: pairs} if pairs else {})}
     return function.with_attrs(attrs)
 
@@ -139,11 +139,13 @@ def _emitted(
     allocated: Sequence[tirx.Buffer],
     cpu: CPU,
     name: str,
+    may_share: bool = False,
 ) -> tirx.Stmt:
     """Return a block with the loops of groups, over flat buffers in place of parameters and
     allocated buffers.
 
-    It is a block because TVM's detection of reshapes expects one in a function of one argument.
+    With ``may_share``, results may later be written to the memory of inputs. It is a block because
+    TVM's detection of reshapes expects one in a function of one argument.
     """
     used = {
         buffer
@@ -167,7 +169,7 @@ def _emitted(
                     )
             for group in groups:
                 if isinstance(group, Group):
-                    _emit_group(flat(group, rows), cpu)
+                    _emit_group(flat(group, rows), cpu, may_share)
                 else:
                     T.add_to_parent(over_flat_buffers(group, rows))
     body = builder.get().body
@@ -178,9 +180,9 @@ def _emitted(
     return body
 
 
-def _emit_group(group: Group, cpu: CPU) -> None:
+def _emit_group(group: Group, cpu: CPU, may_share: bool) -> None:
     if group.nests[0].combine:
         Reduction(group, cpu).emit()
         return
-    stream = Stream(group, cpu)
+    stream = Stream(group, cpu, may_share)
     (stream if stream.is_worth_it else Elements(group, cpu)).emit()

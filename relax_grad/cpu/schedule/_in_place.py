@@ -10,6 +10,7 @@ from tvm import tirx
 
 from ...ir.compat import BufferLoad, SBlockRealize, loaded_buffer
 from ...ir.module import IS_SCHEDULED
+from ..kernel.streams import without_streams
 from ._dependence import are_disjoint, is_pure, touched
 from ._fuse import Group
 from ._nest import Nest, loops_of
@@ -60,7 +61,7 @@ def in_place(function: tirx.PrimFunc, pairs: Sequence[tuple[int, int]]) -> tirx.
 
     # A parameter is the variable of its buffer.
     rule = (tirx.Var, lambda variable: shared.get(variable, variable))
-    body = tvm_ffi.structural_map(function.body, rule)
+    body = without_streams(tvm_ffi.structural_map(function.body, rule))
     left = [param for param in params if param not in shared]
     made = tirx.PrimFunc(left, body, function.ret_type, attrs=function.attrs)
     return made.without_attr(IN_PLACE) if IN_PLACE in attrs else made

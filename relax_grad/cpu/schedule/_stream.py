@@ -1,62 +1,55 @@
-"""Loops over more memory than the caches hold, with nontemporal stores.
+"""Loops over contiguous elements in explicit vectors: updates in place, and loops over more memory
+than the caches hold.
 
-A processor reads the cache line that it stores to, except with nontemporal stores. TVM has no such
-stores, but LLVM does: they are emitted as functions in LLVM IR, which are inlined. They store whole
-aligned vectors; tensors that are not aligned are stored as usual.
+LLVM leaves loops over several tensors that are updated in place without vectors on some processors:
+with AVX2, an update with momentum took 4 times as long. Tensors that are only written are stored
+past the caches, if all tensors are large; such stores write whole aligned vectors, and tensors that
+are not aligned are stored as usual.
 """
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import tvm.tirx.script.builder as T
 from tvm import tirx
 from tvm.tirx import Ramp
 
+from ..kernel.streams import LARGE, fence, stream, streams
+from ..target import CPU
 from . import _elements
 from ._elements import Emitter
+from ._fuse import Group
 from ._nest import is_zero
-
-#: The minimum number of bytes read and written. With a cache of 32 MiB, a relu that reads and
-#: writes 24 MiB takes 1.4 times as long with nontemporal stores, and an update of 48 MiB 1.3 times
-#: as long without them; steps of networks take the same time with a minimum of 16 and of 32 MiB.
-LARGE = 32 << 20
-
-_LLVM = """
-define void @relax_grad_stream{lanes}(ptr %to, <{lanes} x float> %value) {{
-  %address = ptrtoint ptr %to to i64
-  %offset = urem i64 %address, {size}
-  %is_aligned = icmp eq i64 %offset, 0
-  br i1 %is_aligned, label %past, label %through
-past:
-  store <{lanes} x float> %value, ptr %to, align {size}, !nontemporal !0
-  ret void
-through:
-  store <{lanes} x float> %value, ptr %to, align 4
-  ret void
-}}
-define void @relax_grad_streamed{lanes}() {{
-  fence seq_cst
-  ret void
-}}
-!0 = !{{i32 1}}
-"""
 
 
 class Stream(Emitter):
-    """A generator of loops over contiguous elements, which are computed in vectors and stored past
-    the caches."""
+    """A generator of loops over contiguous elements, which are computed in vectors and, if they are
+    many, stored past the caches.
+
+    Parameters
+    ----------
+    group, cpu
+        As for :class:`Emitter`.
+    may_share : bool
+        Whether results may later be written to the memory of inputs.
+    """
+
+    def __init__(self, group: Group, cpu: CPU, may_share: bool = False):
+        super().__init__(group, cpu)
+        self._may_share = may_share
 
     @property
     def is_worth_it(self) -> bool:
-        """Tell whether the elements are many, of float32, contiguous, and need only vectorisable
-        arithmetic."""
+        """Tell whether the elements are many or updated in place, of float32, contiguous, and need
+        only vectorisable arithmetic."""
         if len(self.axes) != 1 or self.accesses.tested:
             return False
         (axis,) = self.axes
         if axis.size is None:
             return False
         stored = [a for a in self.accesses.stores if a.buffer in self.group.stored]
-        whole = {a.buffer for a in self.accesses.loads.values() if a.stride(axis) == 1}
-        if 4 * axis.size * (len(whole) + len(stored)) < LARGE:
+        if not self._is_large and not self._in_place and not self._may_share:
             return False
         dtypes = {str(access.buffer.dtype) for access in self.accesses.all}
         return (
@@ -66,15 +59,29 @@ class Stream(Emitter):
             and all(map(self.is_vector, range(len(self.group.nests))))
         )
 
+    @property
+    def _is_large(self) -> bool:
+        """Whether the loop reads and writes more memory than the caches hold."""
+        (axis,) = self.axes
+        whole = {a.buffer for a in self.accesses.loads.values() if a.stride(axis) == 1}
+        return 4 * (axis.size or 0) * (len(whole) + len(self.group.stored)) >= LARGE
+
+    @property
+    def _in_place(self) -> set[tirx.Buffer]:
+        """The tensors that are updated in place. Their lines are in the caches when they are
+        stored."""
+        return set(self.group.stored) & set().union(*self.read)
+
     def emit(self) -> None:
         (axis,), lanes = self.axes, self.cpu.lanes
         elements = int(axis.extent)  # symbolic extents are not worth it
-        pieces = 8 * self.cpu.cores
+        is_large = self._is_large
+        pieces = 8 * self.cpu.cores if elements >= _elements.SMALL else 1
         line = max(_elements.LINE, lanes)  # the stores need whole vectors
         piece = -(-elements // (pieces * line)) * line
         pieces = -(-elements // piece)
-        code = _LLVM.format(lanes=lanes, size=4 * lanes)
-        with T.attr(0, "pragma_import_llvm", code), T.parallel(0, pieces) as part:
+        loop = T.parallel if pieces > 1 else T.serial
+        with streams(lanes) if is_large else nullcontext(), loop(0, pieces) as part:
             start = T.Bind(part * piece)
             size = T.Bind(tirx.min(piece, elements - start)) if elements % piece else piece
             with T.serial(0, size // lanes) as i:
@@ -83,17 +90,21 @@ class Stream(Emitter):
                 done = T.Bind(size // lanes * lanes)
                 with T.serial(0, size - done) as i:
                     self.element({axis.var: start + done + i})
-            T.evaluate(tirx.call_extern("void", f"relax_grad_streamed{lanes}"))
+            if is_large:
+                fence(lanes)
 
     def _vector(self, start) -> None:
         lanes, (axis,) = self.cpu.lanes, self.axes
+        is_large, in_place = self._is_large, self._in_place
         rows = {
             buffer: T.alloc_buffer([lanes], "float32", layout=None) for buffer in self.group.stored
         }
         with T.vectorized(0, lanes) as j:
             self.element({axis.var: start + j}, stored={row: (rows[row], j) for row in rows})
-        zero = tirx.IntImm("int32", 0)
+        zero, one = tirx.IntImm("int32", 0), tirx.IntImm(str(start.ty.dtype), 1)
         for buffer, row in rows.items():
             vector = row[Ramp(zero, tirx.IntImm("int32", 1), lanes)]
-            place = tirx.address_of(buffer[start])
-            T.evaluate(tirx.call_extern("void", f"relax_grad_stream{lanes}", place, vector))
+            if is_large and buffer not in in_place:
+                stream(buffer, start, vector, lanes)
+            else:
+                T.buffer_store(buffer, vector, [Ramp(start, one, lanes)])

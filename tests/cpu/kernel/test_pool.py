@@ -10,6 +10,7 @@ from machines import Run, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
+from relax_grad.cpu.kernel import pooling, streams
 from relax_grad.cpu.kernel.pool import avg_pool, avg_pool_backward, max_pool, max_pool_backward
 from relax_grad.cpu.kernel.pooling import Pool, Windows
 from relax_grad.cpu.target import CPU
@@ -180,6 +181,37 @@ def test_volumes_and_dilation(target):
         target,
     )
     check([(kind, 3, (far, far), False, "few") for kind in KINDS if "max" in kind], target)
+
+
+@each_target
+def test_bands_and_large_tensors(target, monkeypatch):
+    """Planes are divided into several bands, and gradients of whole lines are stored past the
+    caches."""
+    monkeypatch.setattr(pooling, "_BAND_BYTES", 4096)
+    monkeypatch.setattr(streams, "LARGE", 2)
+    overlapping, halving = Windows(48, 3, 2, 1, 24, 1), Windows(32, 2, 2, 0, 16)
+    sliding, long = Windows(64, 3, 1, 1, 64, 1), Windows(53, 5, 3, 2, 18, 2)
+    far, padded = Windows(48, 3, 2, 2, 24, 2, 2), Windows(16, 5, 1, 4, 20, 4)
+    sparse, deep = Windows(41, 2, 4, 0, 11), Windows(9, 2, 1, 1, 10, 1)
+    cases = [
+        (overlapping, overlapping),
+        (halving, sliding),
+        (long, overlapping),
+        (sliding, long),
+        (padded, halving),
+        (sparse, halving),
+        (sliding, overlapping, halving),
+        (deep, halving, padded),
+    ]
+    assert sum(pooling.Pool(1, c[:-1], c[-1]).band(8) < c[0].number for c in cases) >= 5
+    of_all = [(kind, 3, case, case[0] is long, "plain") for case in cases for kind in KINDS]
+    of_maxima = [
+        (kind, 2, (far, overlapping), False, numbers)
+        for kind in KINDS
+        if "max" in kind
+        for numbers in ("few", "nan")
+    ]
+    check(of_all + of_maxima, target)
 
 
 @each_target

@@ -9,8 +9,9 @@ from tvm import relax
 from tvm.relax import op
 from tvm.script import tirx as T
 
-from relax_grad.cpu.schedule import in_place, schedule
-from relax_grad.cpu.target import CPU, host
+from relax_grad import pipeline
+from relax_grad.cpu.schedule import _stream, in_place, schedule
+from relax_grad.cpu.target import CPU, host, x86_64
 from relax_grad.ir.module import DONATED
 
 SHAPE = (6, 6)
@@ -103,7 +104,9 @@ def test_a_result_in_the_memory_of_an_argument(function, wanted, scheduled):
 
 def test_one_loop_computes_an_element_in_place():
     text = schedule(in_place(elements, [(0, 1)]), CPU.of(host())).script()
-    assert text.count("range") + text.count("T.parallel") + text.count("T.grid") == 1
+    # Of pieces, vectors, and the rest; the only memory beside the argument is that of a vector.
+    assert text.count("range") + text.count("T.parallel") + text.count("T.grid") == 3
+    assert text.count("T.alloc_buffer") == 1
 
 
 @pytest.mark.parametrize("function", [transposed, read_later, summed, other_type])
@@ -115,9 +118,9 @@ def test_a_result_after_the_last_read():
     assert in_place(read_later, [(0, 2)]) is not None
 
 
-def compiled(body, donated=((1, 1),)):
-    """Return the function ``step(x, (a, b)) -> (x-like, (new a, new b))`` whose second parameter is
-    donated."""
+def step_of(body, donated=((1, 1),)):
+    """Return a module with the function ``step(x, (a, b)) -> (x-like, (new a, new b))`` whose
+    second parameter is donated."""
     kind = relax.TensorType(SHAPE, "float32")
     x = relax.Var("x", kind)
     both = relax.Var("both", relax.TupleType([kind, kind]))
@@ -127,7 +130,12 @@ def compiled(body, donated=((1, 1),)):
             fields = [bb.emit(relax.TupleGetItem(both, i)) for i in range(2)]
             result = bb.emit_output(body(bb, x, *fields))
         bb.emit_func_output(result)
-    built = tvm.compile(bb.get(), host(), relax_pipeline="relax_grad")
+    return bb.get()
+
+
+def compiled(body, donated=((1, 1),)):
+    """Return the function of :func:`step_of`, compiled."""
+    built = tvm.compile(step_of(body, donated), host(), relax_pipeline="relax_grad")
     return relax.VirtualMachine(built, tvm.cpu())["step"]
 
 
@@ -156,6 +164,35 @@ def test_new_values_take_the_memory_of_the_old_ones():
     newer = new / 2 + x
     np.testing.assert_allclose(again[1].numpy(), newer, rtol=1e-5)
     np.testing.assert_allclose(again[0].numpy(), a - new - newer, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_updates_in_place_are_vectors_that_are_stored_through_the_caches(is_large, monkeypatch):
+    """LLVM makes no vectors of some of these loops, and the lines of tensors that are read are in
+    the caches."""
+    if is_large:
+        monkeypatch.setattr(_stream, "LARGE", 2)
+
+    def body(bb, x, a, b):
+        velocity = bb.emit(op.add(op.multiply(b, relax.const(0.5, "float32")), x))
+        new = bb.emit(op.subtract(a, op.multiply(velocity, relax.const(0.25, "float32"))))
+        return relax.Tuple([x, relax.Tuple([new, velocity])])
+
+    with x86_64("v3", 2):
+        module = pipeline()(step_of(body))
+    updates = {
+        variable.name_hint: function.script()
+        for variable, function in module.functions_items()
+        if variable.name_hint.endswith("_in_place")
+    }
+    (text,) = updates.values()
+    assert "T.vectorized" in text
+    assert "relax_grad_stream_" not in text
+    step = compiled(body)
+    (x, a, b), inputs = tensors(3)
+    _, results = step(inputs[0], inputs[1:])
+    np.testing.assert_allclose(results[1].numpy(), b / 2 + x, rtol=1e-6)
+    np.testing.assert_allclose(results[0].numpy(), a - (b / 2 + x) / 4, rtol=1e-5, atol=1e-6)
 
 
 def test_results_that_depend_on_each_others_old_values_take_their_memory():
