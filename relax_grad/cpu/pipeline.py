@@ -27,7 +27,7 @@ def pipeline(
         The target of the compilation; by default the current target. Its ``mcpu`` determines the
         width of vectors. :func:`relax_grad.target.host` returns the target of this machine.
     winograd_tile : int or None
-        The computation of convolutions with 3x3 kernels: 2, 4, or 0 for direct sums. See
+        The computation of convolutions by Winograd's filtering: 2, 4, or 0 for direct sums. See
         :class:`relax_grad.transform.DispatchKernels`.
     compile_functions : bool
         Whether the last pass compiles the tensor functions to machine code. It uses as many threads

@@ -20,10 +20,11 @@ from ..kernel.depthwise import MOST_TAPS, depthwise, depthwise_backward_data
 from ..kernel.depthwise_weight import depthwise_weight
 from ..kernel.gathering import Gathering
 from ..kernel.matmul import Matmul, matmul
-from ..kernel.winograd import is_winograd, number_of_squares, winograd, winograd_backward_data
+from ..kernel.winograd import winograd, winograd_backward_data
 from ..kernel.winograd_weight import winograd_weight
 from ..target import CPU
 from ._convolution import convolution_of
+from ._winograd import winograd_square
 from .registry import CallSite, Kernel, kernel_for
 
 #: The largest strides of a data gradient. Its code has a part for each phase, and grows too long
@@ -34,21 +35,6 @@ _LARGEST_DEPTHWISE_STRIDE = 4
 #: The fewest pixels for which a matrix product with images as rows is faster than a kernel with
 #: channels as lanes.
 _LARGE_IMAGE = 512
-
-#: The fewest channels for which Winograd's transforms of tiles cost less than the products that
-#: they save.
-_MANY_CHANNELS = 32
-
-#: The fewest channels of volumes with the same property, for results and data gradients, and for
-#: weight gradients.
-_FEWEST_CHANNELS = 8, 12
-
-#: The fewest squares of volumes whose products outweigh the transform of the weight.
-_FEWEST_SQUARES = 100
-
-#: The squares of Winograd's filtering up to which the products that it saves take no longer than
-#: its transforms, where direct kernels multiply pairs.
-_MOST_SQUARE_OF_PAIRS = 2
 
 
 @kernel_for("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d", takes_uncast=False)
@@ -162,11 +148,9 @@ def _of_volumes(
     """Return the kernel of a convolution over three axes."""
     if conv.slices.is_depthwise:
         return None
-    channels = min(conv.slices.in_channels, conv.slices.out_channels)
-    few = _FEWEST_CHANNELS[by_winograd is winograd_weight]
-    is_worth = channels >= few and number_of_squares(conv) >= _FEWEST_SQUARES
-    make = _by_winograd(site, conv, by_winograd, _multiplies_pairs(site, *arguments), is_worth)
-    return Kernel(partial(make or direct, conv, site.cpu, shapes), arguments)
+    of_pairs = _multiplies_pairs(site, *arguments)
+    make = _by_winograd(site, conv, by_winograd, of_pairs) or direct
+    return Kernel(partial(make, conv, site.cpu, shapes), arguments)
 
 
 def _multiplies_pairs(site: CallSite, *factors: relax.Expr) -> bool:
@@ -185,19 +169,17 @@ def _choose(
     """Return the generator of the kernel of a convolution, or None."""
     if conv.is_depthwise:
         return for_depthwise if prod(conv.kernel) <= MOST_TAPS else None
-    is_worth = min(conv.in_channels, conv.out_channels) >= _MANY_CHANNELS
-    return _by_winograd(site, conv, by_winograd, of_pairs, is_worth) or direct
+    return _by_winograd(site, conv, by_winograd, of_pairs) or direct
 
 
 def _by_winograd(
-    site: CallSite, conv: Conv2d | Conv3d, make: Callable, of_pairs: bool, is_worth: bool
+    site: CallSite, conv: Conv2d | Conv3d, make: Callable, of_pairs: bool
 ) -> Callable[[Conv2d | Conv3d, CPU, list], object] | None:
-    """Return the generator of the kernel by Winograd's filtering; None where it does not apply, or
-    where a direct one is as fast."""
-    square = site.winograd_tile
-    if of_pairs and square <= _MOST_SQUARE_OF_PAIRS:
-        return None
-    return partial(make, square=square) if square and is_worth and is_winograd(conv) else None
+    """Return the generator of the kernel by Winograd's filtering; None where a direct one is as
+    fast."""
+    of_weight = make is winograd_weight
+    square = winograd_square(conv, site.winograd_tile, of_weight=of_weight, of_pairs=of_pairs)
+    return partial(make, square=square) if square else None
 
 
 def _is_product(conv: Conv2d) -> bool:

@@ -47,40 +47,41 @@ _TASK_BYTES, _CHUNK_BYTES = 512 * 1024, 8 * 1024 * 1024
 #: Channels that a tile sums over at once.
 _DEPTH = 256
 
-#: Expected number of images of a symbolic batch.
-_EXPECTED_IMAGES = 8
-
 #: The extents m of squares with a choice of accuracy.
 SQUARES = (2, 4)
 
 
 def is_winograd(conv: Conv2d | Conv3d) -> bool:
-    """Tell whether Winograd's algorithm applies: kernels of 3x3 in a slice, without stride, padding
-    up to that of a data gradient, one group."""
-    slices = conv.slices if isinstance(conv, Conv3d) else conv
-    reach = [
-        (extent - 1) * step for extent, step in zip(slices.kernel, slices.dilation, strict=True)
-    ]
+    """Tell whether Winograd's algorithm applies: kernels of 1, 3 or 5 rows and columns, without
+    stride, one group. Images have at most as much padding as taps reach, and volumes any depth."""
+    images, _ = parts_of(conv)
     return (
-        slices.kernel == (3, 3)
-        and (slices.strides, slices.groups) == ((1, 1), 1)
-        and slices.dilation == (1, 1)
-        and min(slices.padding) >= 0
-        and all(size <= most for size, most in zip(slices.padding, reach * 2, strict=True))
+        max(images.kernel) > 1
+        and set(images.kernel) <= {1, 3, 5}
+        and (images.strides, images.groups) == ((1, 1), 1)
+        and all(
+            0 <= size <= most for size, most in zip(images.padding, _reach(images), strict=True)
+        )
     )
 
 
-def number_of_squares(conv: Conv2d | Conv3d) -> int:
-    """Return the number of squares of 2x2 results, or the expected number if the batch is
-    symbolic."""
-    images, depth = parts_of(conv)
-    batch = images.batch if isinstance(images.batch, int) else _EXPECTED_IMAGES
-    return batch * depth.number * prod(ceil_div(extent, 2) for extent in images.out_size)
+def _reach(images: Conv2d) -> tuple[int, ...]:
+    """Return the distances of the first and last taps, in the order of the padding."""
+    height, width = ((axis.kernel - 1) * axis.dilation for axis in (images.height, images.width))
+    return height, width, height, width
+
+
+def tiles_of(images: Conv2d, square: int) -> tuple[int, int]:
+    """Return the number of rows of tiles of an image, and of tiles in a row."""
+    down, across = transforms_of(images, square)
+    height = Tiles.of(images.height, down.results)
+    return height.tall * height.phases, Tiles.of(images.width, across.results).wide
 
 
 def transforms_of(conv: Conv2d, square: int) -> tuple[Transform, Transform]:
     """Return the transforms for the rows and for the columns of a convolution of images."""
-    height, width = (transform_of(square if taps == 3 else 2, taps) for taps in conv.kernel)
+    results = {1: 1, 3: square}
+    height, width = (transform_of(results.get(taps, 2), taps) for taps in conv.kernel)
     return height, width
 
 
@@ -130,11 +131,8 @@ def winograd_backward_data(
     shapes = shapes or (conv.out_shape, conv.weight_shape, conv.data_shape)
     params = b.floats(("output_grad", "weight", "data_grad"), shapes)
     images, depth = parts_of(conv)
-    reach = [
-        (extent - 1) * step for extent, step in zip(images.kernel, images.dilation, strict=True)
-    ]
     top, left, bottom, right = (
-        most - size for most, size in zip(reach * 2, images.padding, strict=True)
+        most - size for most, size in zip(_reach(images), images.padding, strict=True)
     )
     turned = replace(
         images,

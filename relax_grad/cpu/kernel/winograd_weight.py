@@ -33,6 +33,9 @@ from .winograd import parts_of, transforms_of
 #: bytes.
 _CHUNK_BYTES, _LARGEST_CHUNK_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
 
+#: Squares of plain images whose products are summed before they are added to the others.
+_STRETCH = 256
+
 
 def winograd_weight(
     conv: Conv2d | Conv3d,
@@ -176,7 +179,6 @@ class _Generator:
         one panel of input channels; ``index`` has the tap and the element."""
         lanes, depth = self.cpu.lanes, self.depth
         tap, cell = bind(index // self.cells), bind(index % self.cells)
-        factors = bind(cell * self.in_plane + panel * self.panel)
         # Slice z of the result reads slice z * stride + shift of the data.
         shift = bind(tap * depth.dilation - depth.before)
         first = bind(tirx.max(const(0), (depth.stride - 1 - shift) // depth.stride))
@@ -184,19 +186,25 @@ class _Generator:
             const(depth.number), (depth.size - 1 - shift + depth.stride) // depth.stride
         )
         stop = bind(tirx.max(first, last))
-        with b.serial(0, self.strips) as strip:
+        is_flat = depth.size == depth.number == depth.kernel == 1
+        # Terms of plain images are summed in short stretches, whose rounding errors are smaller.
+        stretches, most = (ceil_div(squares, _STRETCH), _STRETCH) if is_flat else (1, squares)
+        with b.serial(0, self.strips) as strip, b.serial(0, stretches) as stretch:
+            begin = bind(stretch * most)
+            number = bind(tirx.min(const(_STRETCH), squares - begin)) if is_flat else squares
             out = bind(strip * self.tile_rows)
-            values = bind(cell * self.out_plane + out)
+            values = bind(cell * self.out_plane + begin * self.outs + out)
+            factors = bind(cell * self.in_plane + begin * self.ins + panel * self.panel)
             place = bind(index * self.sum_plane + out * self.ins + panel * self.panel)
 
-            def each(step: Callable, values=values) -> None:
+            def each(step: Callable, values=values, factors=factors, number=number) -> None:
                 """Emit the sum over slices and squares."""
 
                 def of_slice(grad, data) -> None:
-                    with b.serial(0, squares) as k:
+                    with b.serial(0, number) as k:
                         step((grad + k * self.outs, data + k * self.ins))
 
-                if depth.size == depth.number == depth.kernel == 1:
+                if is_flat:
                     of_slice(values, factors)
                 else:
                     with b.serial(first, stop) as z:
@@ -212,7 +220,8 @@ class _Generator:
                 lambda i, k: grads[k[0] + i],
                 lambda k, v: self.vectors.load(data, k[1] + v * lanes),
                 lambda i, v, place=place: (sums, place + (i * self.ins + v * lanes), None),
-                add=tirx.Not(is_first),
+                add=tirx.Not(tirx.all(is_first, tirx.EQ(begin, const(0)))),
+                prefetch=is_flat,
                 each=each,
             )
 

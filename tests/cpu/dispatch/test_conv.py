@@ -134,25 +134,6 @@ def test_winograd_tiles_have_kernels_of_their_own():
             assert np.abs(other - direct).max() < tolerance * np.abs(direct).max()
 
 
-def test_volumes_of_few_channels_or_squares_have_direct_kernels():
-    """Winograd's filtering computes the others: its kernels differ from the direct ones."""
-
-    def kernels(data, weight, tile):
-        module = of_two([data, weight], lambda x, w: relax.op.nn.conv3d(x, w, padding=1))
-        return DispatchKernels(HOST, winograd_tile=tile)(module)
-
-    for data, filters, by_winograd in [
-        ((2, 8, 4, 9, 9), 8, True),
-        ((N, 8, 4, 9, 9), 8, True),
-        ((2, 7, 4, 9, 9), 8, False),
-        ((2, 8, 4, 9, 9), 7, False),
-        ((1, 40, 3, 8, 8), 40, False),
-    ]:
-        weight = (filters, data[1], 3, 3, 3)
-        same = structural_equal(kernels(data, weight, 2), kernels(data, weight, 0))
-        assert same != by_winograd, data
-
-
 @pytest.mark.parametrize("tile", [1, 3, -2, "4"])
 def test_unknown_winograd_tiles_are_refused(tile):
     for make in (DispatchKernels, relax_grad.pipeline):

@@ -102,19 +102,19 @@ CASES = {
         gradient_of(conv3d, 1),
         WINOGRAD,
     ),
-    "conv2d 5x5": (
+    "conv2d 5x5 (Winograd)": (
         [IMAGES, (64, 64, 5, 5)],
         lambda x, w: op.nn.conv2d(x, w, padding=2),
         conv,
         FACTOR,
     ),
-    "conv2d 5x5 data gradient": (
+    "conv2d 5x5 data gradient (Winograd)": (
         [IMAGES, (64, 64, 5, 5), IMAGES],
         lambda x, w, dy: op.grad.conv2d_backward_data(dy, IMAGES, w, padding=2),
         gradient_of(conv, 0),
         FACTOR,
     ),
-    "conv2d 5x5 weight gradient": (
+    "conv2d 5x5 weight gradient (Winograd)": (
         [IMAGES, (64, 64, 5, 5), IMAGES],
         lambda x, w, dy: op.grad.conv2d_backward_weight(dy, x, (64, 64, 5, 5), padding=2),
         gradient_of(conv, 1),
