@@ -52,8 +52,9 @@ class DispatchKernels(TargetPass):
         the target, the pass leaves the module unchanged.
     winograd_tile : int or None
         The side of the output tiles in Winograd's minimal filtering, which computes convolutions
-        with 3x3 kernels. 2 is about as accurate as a direct sum. 4 is faster and less accurate, as
-        measured in docs/cpu.md. 0 or None means that all convolutions are computed directly.
+        with kernels of 3 and 5. 2 is about as accurate as a direct sum. 4, for kernels of 3, is
+        faster and less accurate, as measured in docs/cpu.md. 0 or None means that all convolutions
+        are computed directly.
 
     Raises
     ------
