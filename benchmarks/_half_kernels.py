@@ -82,6 +82,19 @@ CASES: dict[str, dict[str, Case]] = {
         "conv2d 5x5, stride 2": Case(
             lambda x, w: F.conv2d(x, w, padding=2, stride=2), (_IMAGES, (48, 32, 5, 5)), {1: 0.04}
         ),
+        "conv2d 3x3 of 3 channels": Case(
+            lambda x, w: F.conv2d(x, w, padding=1), ((4, 3, 28, 28), (48, 3, 3, 3)), {1: 0.2}
+        ),
+        "conv3d 3x3x3": Case(
+            lambda x, w: F.conv3d(x, w, padding=1),
+            ((2, 16, 8, 12, 12), (24, 16, 3, 3, 3)),
+            {1: 0.05},
+        ),
+        "conv_transpose2d 4x4, stride 2": Case(
+            lambda x, w: F.conv_transpose2d(x, w, padding=1, stride=2),
+            ((4, 32, 14, 14), (32, 24, 4, 4)),
+            {1: 0.09},
+        ),
         "depthwise 3x3": Case(
             lambda x, w: F.conv2d(x, w, padding=1, groups=32), (_IMAGES, (32, 1, 3, 3)), {1: 0.3}
         ),
@@ -90,6 +103,10 @@ CASES: dict[str, dict[str, Case]] = {
         "128 keys": _attention(128, False),
         "512 keys": _attention(512, False),
         "512 keys, causal": _attention(512, True),
+        "200 keys, grouped heads": Case(
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+            ((2, 8, 200, 32), (2, 2, 200, 32), (2, 2, 200, 32)),
+        ),
     },
     "normalisation": {
         "layer_norm, 256x384": Case(
@@ -116,6 +133,19 @@ CASES: dict[str, dict[str, Case]] = {
         "sum of columns, 2000x64": Case(lambda x: x.sum(0), ((2000, 64),)),
         "mean of rows, 64x2000": Case(lambda x: x.mean(-1), ((64, 2000),)),
         "variance of rows, 64x2000": Case(lambda x: x.var(-1), ((64, 2000),)),
+    },
+    "pooling": {
+        "avg_pool2d 2x2": Case(lambda x: F.avg_pool2d(x, 2), (_IMAGES,)),
+        "max_pool2d 3x3, stride 2": Case(lambda x: F.max_pool2d(x, 3, 2, 1), (_IMAGES,)),
+    },
+    "activations": {
+        "gelu, 256x384": Case(F.gelu, ((256, 384),)),
+        "silu, 256x384": Case(F.silu, ((256, 384),)),
+    },
+    "indexing": {
+        "embedding, 600 of 40 rows": Case(
+            lambda x: F.embedding(torch.arange(600) % 40, x), ((40, 64),)
+        ),
     },
     "losses": {
         "cross_entropy, 256x100": _loss(F.cross_entropy),

@@ -20,7 +20,7 @@ from ...op.attention_dropout import (
 from ..kernel import attention as kernels
 from ..kernel.attention_backward import attention_backward
 from .registry import CallSite, Kernel, Shape, decompose, kernel_for
-from .residuals import BlockCalls, Found, Replacement, ResidualKernel, residuals_for
+from .residuals import BlockCalls, Description, Replacement, ResidualKernel, residuals_for
 
 _FORWARD = "relax.nn.attention", "relax.nn.attention_bias", ATTENTION_DROPOUT
 _BACKWARD = "relax.grad.attention_backward"
@@ -85,7 +85,7 @@ def attention_with_sums(site: CallSite, var: relax.Var, calls: BlockCalls) -> Re
     return ResidualKernel(replace(kernel, generator=generator), [kind], uses)
 
 
-def _of_same_operands(_calls: BlockCalls, var: relax.Var, call: relax.Call) -> Found:
+def _of_same_operands(_calls: BlockCalls, var: relax.Var, call: relax.Call) -> Description:
     """Describe a gradient by the operands and the attributes of the attention."""
     return _key(call.args[2:], call), (var,)
 

@@ -16,7 +16,7 @@ from ..kernel import shared_panels as panels
 from ..kernel.matmul import Matmul, matmul
 from ..target import CPU
 from .registry import CallSite, Kernel, kernel_for
-from .residuals import BlockCalls, Describe, Found, ResidualKernel, residuals_for
+from .residuals import BlockCalls, Describe, Description, ResidualKernel, residuals_for
 
 _PERMUTE = Op.get("relax.permute_dims")
 
@@ -146,7 +146,7 @@ def _kernel(
 def _sharing(cpu: CPU) -> Describe:
     """Return the description of products by their second factor."""
 
-    def describe(calls: BlockCalls, var: relax.Var, call: relax.Call) -> Found | None:
+    def describe(calls: BlockCalls, var: relax.Var, call: relax.Call) -> Description | None:
         factor = _shared_factor(calls, call, cpu)
         return None if factor is None else (factor, (var,))
 

@@ -10,7 +10,7 @@ from tvm import relax
 
 from . import norm
 from .registry import CallSite, Kernel, decompose
-from .residuals import BlockCalls, Found, Replacement, ResidualKernel, residuals_for
+from .residuals import BlockCalls, Description, Replacement, ResidualKernel, residuals_for
 
 #: Makes the kernel of a call; if given the shape of further results, the kernel returns these too.
 _Make = Callable[..., "Kernel | None"]
@@ -154,7 +154,7 @@ def _all_saved(call: relax.Call, saved: Sequence[relax.Var]) -> relax.Expr:
     return relax.Tuple(list(saved)) if isinstance(call.ty, relax.TupleType) else saved[0]
 
 
-def _of_same_data(_calls: BlockCalls, var: relax.Var, call: relax.Call) -> Found:
+def _of_same_data(_calls: BlockCalls, var: relax.Var, call: relax.Call) -> Description:
     """Describe statistics by their data, elements and epsilon."""
     return _key(call, _ELEMENTS[call.op.name]), (var,)
 
@@ -163,6 +163,6 @@ def _key(call: relax.Call, elements: Callable[[relax.Call], Hashable]) -> Hashab
     return call.args[0], elements(call), float(call.attrs.epsilon)
 
 
-def _summed(_calls: BlockCalls, var: relax.Var, call: relax.Call) -> Found:
+def _summed(_calls: BlockCalls, var: relax.Var, call: relax.Call) -> Description:
     """Describe a sum by its operand and axes."""
     return (call.args[0], _axes(call.attrs.axis, call.args[0].ty.ndim)), (var,)

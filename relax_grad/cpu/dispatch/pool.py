@@ -12,7 +12,7 @@ from ...op.rank import RANKS
 from ..kernel import pool
 from ..kernel.pooling import Pool, Windows
 from .registry import CallSite, Kernel, Shape, kernel_for
-from .residuals import BlockCalls, Found, Replacement, ResidualKernel, residuals_for
+from .residuals import BlockCalls, Description, Replacement, ResidualKernel, residuals_for
 
 #: The most taps of a window, and the largest stride, for which the code of all taps and phases is
 #: unrolled.
@@ -69,7 +69,7 @@ def max_pool_with_winners(
     return ResidualKernel(kernel, [relax.TensorType(site.call.ty.shape, "int8")], uses)
 
 
-def _recomputed_winners(_calls: BlockCalls, var: relax.Var, call: relax.Call) -> Found:
+def _recomputed_winners(_calls: BlockCalls, var: relax.Var, call: relax.Call) -> Description:
     """Describe a gradient that searches the maxima again, by its data and its windows."""
     return (call.args[1], _pool_key(call)), (var,)
 

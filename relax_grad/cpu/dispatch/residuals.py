@@ -22,8 +22,9 @@ from .registry import CallSite, Kernel
 #: Makes the replacement of a later call: takes the call and the saved results.
 Replacement = Callable[[relax.Call, Sequence[relax.Var]], Kernel | relax.Expr]
 
-#: A key, and the results that a kernel of an earlier call with this key can save.
-Found = tuple[Hashable, tuple[relax.Var, ...]]
+#: The description of a call: a key, and the results that a kernel of an earlier call with this key
+#: can save.
+Description = tuple[Hashable, tuple[relax.Var, ...]]
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class BlockCalls:
 
 
 #: Describes a call that may recompute an intermediate result of an earlier kernel.
-Describe = Callable[[BlockCalls, relax.Var, relax.Call], "Found | None"]
+Describe = Callable[[BlockCalls, relax.Var, relax.Call], "Description | None"]
 
 #: Returns the residual kernel of a call, or None.
 ResidualFactory = Callable[[CallSite, relax.Var, BlockCalls], "ResidualKernel | None"]

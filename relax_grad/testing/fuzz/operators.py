@@ -16,7 +16,7 @@ from .script import BATCH, Tensor, Value, shape_text
 def _elementwise(pen: Pen):
     x = pen.pick()
     template, compute, bound = pen.rng.choice(_ELEMENTWISE)
-    return pen.let(template, compute, [x], x.kind, bound(x.bound))
+    return pen.try_bind(template, compute, [x], x.kind, bound(x.bound))
 
 
 _ELEMENTWISE = [
@@ -65,7 +65,7 @@ def _binary(pen: Pen):
     template, compute, bound = pen.rng.choice(_BINARY)
     shape = _broadcast(x.tensor.shape, y.tensor.shape)
     assert shape is not None
-    return pen.let(template, compute, [x, y], Tensor(shape), bound(x.bound, y.bound))
+    return pen.try_bind(template, compute, [x, y], Tensor(shape), bound(x.bound, y.bound))
 
 
 _BINARY = [
@@ -92,7 +92,9 @@ def _with_constant(pen: Pen):
             ("multiply", lambda t, x: x * t.tensor(numbers, dtype=t.float64), x.bound),
         ]
     )
-    return pen.let(f'R.{name}({{0}}, R.const({numbers}, "float64"))', compute, [x], x.kind, bound)
+    return pen.try_bind(
+        f'R.{name}({{0}}, R.const({numbers}, "float64"))', compute, [x], x.kind, bound
+    )
 
 
 def _matmul(pen: Pen):
@@ -108,10 +110,10 @@ def _matmul(pen: Pen):
     bound = x.bound * y.bound * inner
     if y.tensor.shape[0] == inner and (y.tensor.shape[1] != inner or pen.rng.random() < 0.5):
         kind = Tensor((*x.tensor.shape[:-1], y.tensor.shape[1]))
-        return pen.let("R.matmul({0}, {1})", lambda t, x, y: x @ y, [x, y], kind, bound)
+        return pen.try_bind("R.matmul({0}, {1})", lambda t, x, y: x @ y, [x, y], kind, bound)
     kind = Tensor((*x.tensor.shape[:-1], y.tensor.shape[0]))
     template = "R.matmul({0}, R.permute_dims({1}))"
-    return pen.let(template, lambda t, x, y: x @ y.T, [x, y], kind, bound)
+    return pen.try_bind(template, lambda t, x, y: x @ y.T, [x, y], kind, bound)
 
 
 def _axes(pen: Pen, shape: Sequence[int]) -> list[int]:
@@ -138,7 +140,7 @@ def _reduce(pen: Pen):
         ]
     )
     template = f"R.{name}({{0}}, axis={axes}, keepdims={keepdims})"
-    return pen.let(template, compute, [x], Tensor(shape), bound)
+    return pen.try_bind(template, compute, [x], Tensor(shape), bound)
 
 
 def _along_an_axis(pen: Pen):
@@ -152,7 +154,7 @@ def _along_an_axis(pen: Pen):
             ("R.cumsum({0}, axis=-1)", lambda t, x: x.cumsum(-1), 4 * x.bound),
         ]
     )
-    return pen.let(template, compute, [x], x.kind, bound)
+    return pen.try_bind(template, compute, [x], x.kind, bound)
 
 
 def _permute(pen: Pen):
@@ -163,7 +165,7 @@ def _permute(pen: Pen):
     pen.rng.shuffle(axes)
     kind = Tensor(tuple(x.tensor.shape[axis] for axis in axes))
     template = f"R.permute_dims({{0}}, axes={axes})"
-    return pen.let(template, lambda t, x: x.permute(axes), [x], kind, x.bound)
+    return pen.try_bind(template, lambda t, x: x.permute(axes), [x], kind, x.bound)
 
 
 def _reshape(pen: Pen):
@@ -177,7 +179,7 @@ def _reshape(pen: Pen):
         ways += [[*shape[:i], size * shape[i + 1], *shape[i + 2 :]]] if i + 1 < len(shape) else []
     new = tuple(pen.rng.choice([way for way in ways if len(way) <= 3] or [shape]))
     template = f"R.reshape({{0}}, {shape_text(new)})"
-    return pen.let(template, lambda t, x: x.reshape(new), [x], Tensor(new), x.bound)
+    return pen.try_bind(template, lambda t, x: x.reshape(new), [x], Tensor(new), x.bound)
 
 
 def _broadcast_to(pen: Pen):
@@ -186,7 +188,7 @@ def _broadcast_to(pen: Pen):
         return None
     new = (pen.rng.choice([2, BATCH]), *x.tensor.shape)
     template = f"R.broadcast_to({{0}}, {shape_text(new)})"
-    return pen.let(template, lambda t, x: x.expand(new), [x], Tensor(new), x.bound)
+    return pen.try_bind(template, lambda t, x: x.expand(new), [x], Tensor(new), x.bound)
 
 
 def _split(pen: Pen):
@@ -198,7 +200,7 @@ def _split(pen: Pen):
     parts = pen.rng.choice([n for n in (2, 3, 4) if shape[axis] % n == 0])
     size = shape[axis] // parts
     part = Tensor((*shape[:axis], size, *shape[axis + 1 :]))
-    return pen.let(
+    return pen.try_bind(
         f"R.split({{0}}, {parts}, axis={axis})",
         lambda t, x: x.split(size, axis),
         [x],
@@ -232,7 +234,7 @@ def _concat(pen: Pen):
             return t.concat(x, axis)
 
     kind = Tensor((*shape[:axis], count * shape[axis], *shape[axis + 1 :]))
-    return pen.let(f"R.concat({text}, axis={axis})", compute, operands, kind, bound)
+    return pen.try_bind(f"R.concat({text}, axis={axis})", compute, operands, kind, bound)
 
 
 def _can_concat(kind) -> bool:
@@ -254,7 +256,7 @@ def _tuple(pen: Pen):
     text = ", ".join(f"{{{i}}}" for i in range(len(chosen)))
     bound = max(value.bound for value in chosen)
     kind = tuple(value.kind for value in chosen)
-    return pen.let(f"({text},)", lambda t, *x: x, chosen, kind, bound)
+    return pen.try_bind(f"({text},)", lambda t, *x: x, chosen, kind, bound)
 
 
 def _depth(kind) -> int:
@@ -264,7 +266,7 @@ def _depth(kind) -> int:
 def _alias(pen: Pen):
     value = pen.rng.choice(pen.values)
     value = pen.rng.choice([value, *value.elements()])
-    return pen.let("{0}", lambda t, x: x, [value], value.kind, value.bound)
+    return pen.try_bind("{0}", lambda t, x: x, [value], value.kind, value.bound)
 
 
 def _take(pen: Pen):
@@ -275,7 +277,7 @@ def _take(pen: Pen):
     axis = pen.rng.choice([axis for axis, size in enumerate(shape) if size < BATCH])
     places = [pen.rng.randrange(shape[axis]) for _ in range(pen.rng.randint(2, 3))]
     kind = Tensor((*shape[:axis], len(places), *shape[axis + 1 :]))
-    return pen.let(
+    return pen.try_bind(
         f'R.take({{0}}, R.const({places}, "int64"), axis={axis})',
         lambda t, x: x.index_select(axis, t.tensor(places)),
         [x],
@@ -291,7 +293,7 @@ def _slice(pen: Pen):
     shape = x.tensor.shape
     axis = pen.rng.choice([axis for axis, size in enumerate(shape) if size in (3, 4)])
     kind = Tensor((*shape[:axis], 2, *shape[axis + 1 :]))
-    return pen.let(
+    return pen.try_bind(
         f"R.strided_slice({{0}}, axes=[{axis}], begin=[1], end=[3])",
         lambda t, x: x.narrow(axis, 1, 2),
         [x],
@@ -304,7 +306,7 @@ def _where(pen: Pen):
     x = pen.pick()
     y = pen.pick_like(x.tensor)
     z = pen.pick_like(x.tensor)
-    return pen.let(
+    return pen.try_bind(
         'R.where(R.greater({0}, R.const(0.1234567, "float64")), {1}, {2})',
         lambda t, x, y, z: t.where(x > 0.1234567, y, z),
         [x, y, z],
@@ -325,7 +327,7 @@ def _floor(pen: Pen):
         # a constant.
         return (x * 3.1415926).floor().detach()
 
-    return pen.let(template, compute, [x], x.kind, 3 * x.bound)
+    return pen.try_bind(template, compute, [x], x.kind, 3 * x.bound)
 
 
 #: Added to the operand of an argmax to avoid ties.
@@ -337,7 +339,7 @@ def _argmax(pen: Pen):
     if x is None:
         return None
     uneven = _UNEVEN[: x.tensor.shape[-1]]
-    return pen.let(
+    return pen.try_bind(
         f'R.argmax(R.add({{0}}, R.const({uneven}, "float64")), axis=-1)',
         lambda t, x: (x + t.tensor(uneven, dtype=t.float64)).argmax(-1),
         [x],
@@ -356,14 +358,16 @@ def _of_integers(pen: Pen):
     x = pen.rng.choice(leaves)
     shape = x.tensor.shape
     if len(shape) < 3 and pen.rng.random() < 0.6:
-        return pen.let(
+        return pen.try_bind(
             "R.one_hot({0}, T.float64(1.0), T.float64(0.0), 4, axis=-1)",
             lambda t, x: t.nn.functional.one_hot(x, 4).double(),
             [x],
             Tensor((*shape, 4)),
             1.0,
         )
-    return pen.let('R.astype({0}, "float64")', lambda t, x: x.double(), [x], Tensor(shape), 4.0)
+    return pen.try_bind(
+        'R.astype({0}, "float64")', lambda t, x: x.double(), [x], Tensor(shape), 4.0
+    )
 
 
 #: The entries with their weights.
@@ -455,7 +459,7 @@ def _in_steps(pen: Pen, dtypes: Sequence[str], operators: Sequence) -> Value | N
             x = step(t, x)
         return x.double()
 
-    return pen.let(text, compute_all, [x], x.kind, bound)
+    return pen.try_bind(text, compute_all, [x], x.kind, bound)
 
 
 def _cast(dtype: str) -> Callable:

@@ -53,7 +53,7 @@ class Pen:
         self.values.append(value)
         return value
 
-    def let(
+    def try_bind(
         self,
         template: str,
         compute: Callable | None,
@@ -64,8 +64,10 @@ class Pen:
         operators: tuple[str, ...] = (),
         is_smooth: bool = True,
     ) -> Value | None:
-        """Bind a value, unless it is too large; ``operators`` and ``is_smooth`` are those of
-        :class:`Let`."""
+        """Bind a value, or return None if it is too large.
+
+        ``operators`` and ``is_smooth`` are those of :class:`Let`.
+        """
         if isinstance(kind, Tensor) and math.prod(kind.shape) > _MOST:
             return None
         return self.bind(
@@ -83,7 +85,7 @@ class Pen:
         operators: tuple[str, ...] = (),
         is_smooth: bool = True,
     ) -> Value:
-        """Bind a value of any size; the arguments are those of :meth:`let`."""
+        """Bind a value of any size; the arguments are those of :meth:`try_bind`."""
         let = Let(self.name(), template, compute, tuple(operands), kind, operators, is_smooth)
         return self.add(let, bound)
 

@@ -129,7 +129,7 @@ def write_form(pen: Pen, chosen: Form) -> Value | None:
         ends = [f"{{name}}_r{leaf}" for leaf in chosen.leaves]
         kind = kinds if len(ends) > 1 else kinds[0]
         lines.append(f"({', '.join(ends)})" if len(ends) > 1 else ends[0])
-    return pen.let(
+    return pen.try_bind(
         "\n".join(lines),
         chosen.compute and _computed(chosen),
         operands,
