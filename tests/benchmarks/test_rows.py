@@ -79,7 +79,7 @@ def test_the_operations_are_those_that_pytorch_counts():
         "rms_norm and gradients 4x256x768",
         "max_pool2d, gradient 64x32x32², 2x2, stride 2",
         "mean of planes 8x512x7²",
-        "momentum SGD update 4096x1024",
+        "momentum SGD update in place 4096x1024",
         "symbolic batch: layer_norm 4x256x768",
     ],
 )
