@@ -34,7 +34,8 @@ class Contestant:
     first : float
         The time of the first call in seconds; 0 if this call compiled.
     executable : tvm.relax.VMExecutable, optional
-        The program that TVM compiled.
+        The program that TVM compiled. That of a step in relax_grad is a variant that updates its
+        arguments in place, for the peak memory.
     kernels : tuple[int, int]
         The number of kernel calls, and the number of different kernels.
     arrays : Sequence[np.ndarray]
@@ -126,6 +127,10 @@ def _of_step(step: Step, column: str, target: tvm.target.Target) -> Contestant:
         module, arrays = _steps.in_relax(network, inputs)
         contestant = _by_tvm(module, "step", arrays, target if column == "relax_grad" else None)
         contestant.arrays = arrays
+        if column == "relax_grad":
+            contestant.executable = tvm.compile(
+                _steps.in_place(module), target, relax_pipeline="relax_grad"
+            )
     elif column == "jax":
         contestant = _by_first_call(_steps.in_jax(network, inputs))
     else:

@@ -6,8 +6,9 @@ the step adds. PyTorch and JAX compile and load code at their first step. They t
 unmeasured step, drop its results, and return freed memory to the system. TVM has compiled in
 another process; its first step counts, because it keeps the memory of a step for the next one. Each
 step starts from the parameters of the previous one, as in training (JAX's always from the same
-parameters). New parameters count if a step returns them beside the old ones, as in Relax and JAX.
-PyTorch updates the parameters in place, but keeps gradients beside them.
+parameters). New parameters count if a step returns them beside the old ones, as in TVM's pipeline
+and JAX. relax_grad's step updates them in place, as that of a trainer. PyTorch updates them in
+place too, but keeps gradients beside them.
 """
 
 from __future__ import annotations

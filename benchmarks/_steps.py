@@ -12,6 +12,8 @@ from tvm import relax
 
 import relax_grad
 from relax_grad.frontend.torch import from_module
+from relax_grad.ir.module import DONATED, with_functions
+from relax_grad.ir.remat import LIGHT, REMAT
 
 RATE = 0.1
 
@@ -32,7 +34,8 @@ def in_relax(
     """Return a module and the arguments of its function ``step``.
 
     The arguments are the inputs, the buffers that stay, the parameters, and the running statistics.
-    The function returns the loss, the new parameters and the new statistics.
+    The function returns the loss, the new parameters and the new statistics. Its backward pass
+    repeats the calls that ``remat="light"`` of ``train_step`` repeats.
     """
     imported = from_module(network, tuple(inputs))
     learned, frozen, states = imported.params, imported.frozen, imported.states
@@ -63,7 +66,17 @@ def in_relax(
         bb.emit_func_output(result)
     values = [*frozen.values(), *learned.values(), *states.values()]
     arrays = [*(tensor.numpy() for tensor in inputs), *(value.numpy() for value in values)]
-    return relax.transform.DeadCodeElimination(["step"])(bb.get()), arrays
+    module = relax.transform.DeadCodeElimination(["step"])(bb.get())
+    return with_functions(module, {"step": module["step"].with_attr(REMAT, LIGHT)}), arrays
+
+
+def in_place(module: tvm.IRModule) -> tvm.IRModule:
+    """Return a module whose function ``step`` writes new parameters and statistics to the memory of
+    the old ones, as that of a trainer does."""
+    step = module["step"]
+    new = len(step.ret_ty.fields) - 1  # the loss comes first
+    donated = [[len(step.params) - new + i, 1 + i] for i in range(new)]
+    return with_functions(module, {"step": step.with_attr(DONATED, donated)})
 
 
 def in_torch(

@@ -1,10 +1,11 @@
 """Measure the memory and the time of whole training steps with recomputation, beside PyTorch's.
 
-``python benchmarks/memory.py`` measures ResNet-18, GPT and ViT-tiny: without recomputation, with
-``remat="auto"``, with a policy, and within budgets, which are shares of the planned peak without
-recomputation. The times are measured in turn in one process. Each peak is that of a process of its
-own: the resident memory that steps add. It writes memory.json to benchmarks/results. ``--plot``
-draws the figure of docs/trainer.md of these results, and prints the rows of its table.
+``python benchmarks/memory.py`` measures ResNet-18, two GPTs and ViT-tiny: without recomputation,
+with ``remat="light"`` and ``"auto"``, with a policy, and within budgets, which are shares of the
+planned peak without recomputation. The times are measured in turn in one process. Each peak is that
+of a process of its own: the resident memory that steps add. It writes memory.json to
+benchmarks/results. ``--plot`` draws the figure of docs/trainer.md of these results, and prints the
+rows of its table.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import _json_rows
 
-NAMES = ("ResNet-18", "GPT, 6 layers", "ViT-tiny")
+NAMES = ("ResNet-18", "GPT, 6 layers", "GPT, 4 layers, 256 wide, 1x1024", "ViT-tiny")
 POLICY = "dots_with_no_batch_dims_saveable"
 
 #: The budgets, as shares of the planned peak without recomputation.
@@ -79,7 +80,7 @@ def _measured(step, args: argparse.Namespace) -> list[dict]:
         return train_step(imported, SGD(lr=_steps.RATE), remat=remat)
 
     whole = memory_of(made(None)).peak
-    settings = {"none": None, "auto": "auto", POLICY: POLICY}
+    settings = {"none": None, "light": "light", "auto": "auto", POLICY: POLICY}
     settings.update({f"{share:.0%} of the peak": int(share * whole) for share in SHARES})
     runs, rows = {"PyTorch": _steps.in_torch(network, inputs, False)}, {}
     for name, remat in settings.items():

@@ -26,6 +26,7 @@ from .passes.donate import WriteToDonated
 from .passes.extents import select_extents
 from .passes.fusion import fuse_ops, keep_operands, return_operands
 from .passes.legalize import legalize_ops
+from .passes.reuse import WriteToLastRead
 from .passes.schedule import DeclareSchedules
 from .passes.tuples import resolve_tuples
 from .passes.updates import place_updates
@@ -69,6 +70,7 @@ def passes(
         if step.info.name != "RewriteDataflowReshape":  # done above
             yield step
     yield WriteToDonated()
+    yield WriteToLastRead()
     # After the passes that turn copies by reshape into views, because they do not recognise
     # scheduled copies.
     if declarations is None:

@@ -58,6 +58,10 @@ class ModulePass:
 #: memory of the tensor at its place in the parameter, except those at these places.
 DONATED = "relax_grad.donated"
 
+#: The attribute of a scheduled function whose parameters share memory: these positions, before the
+#: parameters of results were removed.
+SHARED = "relax_grad.shared"
+
 
 @contextlib.contextmanager
 def ending_blocks(builder: relax.BlockBuilder) -> Iterator[None]:
@@ -254,3 +258,20 @@ def referred_to(functions: Iterable[tvm.ir.BaseFunc]) -> set[GlobalVar]:
         if isinstance(function, relax.Function):
             called.update(relax.analysis.all_global_vars(function))
     return called
+
+
+def sharing(function: tirx.PrimFunc, pairs: Sequence[tuple[int, int]]) -> tirx.PrimFunc:
+    """Return a function with one parameter for each argument that is read and the result in its
+    memory."""
+    params = function.params
+    shared: dict[tirx.Var, tirx.Var] = {}
+    for read, written in pairs:
+        first = shared.setdefault(params[written], params[read])
+        if not first.same_as(params[read]):
+            shared[params[read]] = first
+
+    # A parameter is the variable of its buffer.
+    rule = (tirx.Var, lambda variable: shared.get(variable, variable))
+    body = tvm_ffi.structural_map(function.body, rule)
+    left = [param for param in params if param not in shared]
+    return tirx.PrimFunc(left, body, function.ret_type, attrs=function.attrs)

@@ -12,6 +12,7 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
 from ...ir.bindings import bindings_of, used
+from ...ir.module import SHARED, sharing
 from .lower import content
 from .sources import sources
 
@@ -101,6 +102,9 @@ class Declarations:
         if not _is_declaration(function):
             return function
         made = self._of(function).make().without_attr("global_symbol")
+        pairs = [(int(read), int(written)) for read, written in function.attrs.get(SHARED, [])]
+        if pairs:
+            made = sharing(made, pairs)
         symbol = function.attrs.get("global_symbol")
         attributes = (
             _kept(function) if symbol is None else {**_kept(function), "global_symbol": symbol}

@@ -51,6 +51,9 @@ class Kernel:
         positions, heads and features become heads, features and positions.
     product : Matmul, optional
         The product that the kernel computes, of its two arguments.
+    in_place : Sequence[tuple[int, int]]
+        The indices of arguments and results that may share memory: the kernel reads an element of
+        the argument for the last time before it writes the element of the result.
     """
 
     generator: partial[tirx.PrimFunc]
@@ -60,6 +63,7 @@ class Kernel:
     exchangeable: Sequence[int] = ()
     turnable: Sequence[int] = ()
     product: Matmul | None = None
+    in_place: Sequence[tuple[int, int]] = ()
 
     def with_orders(
         self, arguments: Sequence[relax.Expr], exchanged: Sequence[int], turned: Sequence[int]

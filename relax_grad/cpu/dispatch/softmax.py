@@ -38,7 +38,8 @@ def softmax(site: CallSite) -> Kernel | None:
     if shapes is None or (lines := _lines(shapes, int(site.call.attrs.axis))) is None:
         return None
     generator = partial(_MAKE[site.call.op.name], lines, shapes[0], site.cpu)
-    return Kernel(generator, site.call.args)
+    count = len(site.call.args)
+    return Kernel(generator, site.call.args, in_place=[(i, count) for i in range(count)])
 
 
 @residuals_for("relax.grad.log_softmax_backward")
@@ -78,7 +79,9 @@ def _cross_entropy_backward(site: CallSite, shape: Shape, lines: kernels.Lines) 
     if shapes is None or not is_plain or dtype.startswith("uint"):
         return None
     generator = partial(cross_entropy_backward, loss, lines, shapes, dtype, site.cpu)
-    return Kernel(generator, [output_grad, y, targets, *weights], "grad.cross_entropy_backward")
+    arguments = [output_grad, y, targets, *weights]
+    name = "grad.cross_entropy_backward"
+    return Kernel(generator, arguments, name, in_place=[(1, len(arguments))])
 
 
 def _gathered_backward(
@@ -106,7 +109,8 @@ def _gathered_backward(
     if axis % len(shape) != len(shape) - 1 or dtype.startswith("uint"):
         return None
     generator = partial(cross_entropy_backward, Loss("gather"), lines, shapes, dtype, site.cpu)
-    return Kernel(generator, [output_grad, y, indices], "grad.cross_entropy_backward")
+    arguments, name = [output_grad, y, indices], "grad.cross_entropy_backward"
+    return Kernel(generator, arguments, name, in_place=[(1, 3)])
 
 
 def _lines(shapes: list[Shape], axis: int) -> kernels.Lines | None:

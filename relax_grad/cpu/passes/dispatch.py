@@ -32,6 +32,7 @@ from ..dispatch.registry import find_kernel, is_decomposed, takes_halves, takes_
 from ..dispatch.residuals import BlockCalls, Replacement, ResidualKernel, find_residuals
 from ..kernel.matmul import Matmul
 from ..kernel.winograd import SQUARES
+from ..schedule import IN_PLACE
 from ..target import CPU
 from ._target import TargetPass
 
@@ -300,6 +301,8 @@ class _Dispatch(relax.PyExprMutator):
         if key not in self._functions:
             name = (kernel.name or op_name).removeprefix("relax.").replace(".", "_")
             function = _described(self._define(kernel, types), kernel.product)
+            if kernel.in_place:
+                function = function.with_attr(IN_PLACE, list(map(list, kernel.in_place)))
             self._functions[key] = self.builder_.add_func(function, f"{name}_kernel")
         return self._functions[key]
 

@@ -74,8 +74,45 @@ class ShareStorage:
 
 
 def _shared(function: relax.Function, mod: tvm.IRModule) -> relax.Function:
-    blocks = function.body.blocks[:]
-    contents = [[_Content.of(binding) for binding in block.bindings[:]] for block in blocks]
+    contents, lifetimes = block_lifetimes(function, mod)
+    returned = _returned(function, contents)
+    if not any(lifetimes) and not returned:
+        return function
+    blocks = [
+        type(block)(_planned(content, own, returned))
+        for block, content, own in zip(function.body.blocks, contents, lifetimes, strict=True)
+    ]
+    body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
+    return relax.Function(
+        function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
+    )
+
+
+class Content(NamedTuple):
+    """A binding, the variables in its value, and the size in bytes of the tensor that it allocates,
+    or 0."""
+
+    binding: relax.Binding
+    variables: set[relax.Var]
+    size: int
+
+    @classmethod
+    def of(cls, binding: relax.Binding) -> Content:
+        return cls(binding, _variables(binding.value), allocated_bytes(binding.value))
+
+
+def block_lifetimes(
+    function: relax.Function, mod: tvm.IRModule
+) -> tuple[list[list[Content]], list[dict[relax.Var, Lifetime]]]:
+    """Return the contents of the blocks of a function, and the lifetimes of the tensors that are
+    allocated in each block and die there.
+
+    A tensor is left out if one of its names is used outside the block, or has a use other than a
+    call of a tensor function.
+    """
+    contents = [
+        [Content.of(binding) for binding in block.bindings[:]] for block in function.body.blocks[:]
+    ]
     variables = [set().union(*(item.variables for item in content)) for content in contents]
     users = Counter(variable for own in variables for variable in own)
     users.update(_variables(function.body.body))
@@ -87,33 +124,10 @@ def _shared(function: relax.Function, mod: tvm.IRModule) -> relax.Function:
         _lifetimes(content, mod, partial(is_used_outside, own))
         for content, own in zip(contents, variables, strict=True)
     ]
-    returned = _returned(function, contents)
-    if not any(lifetimes) and not returned:
-        return function
-    blocks = [
-        type(block)(_planned(content, own, returned))
-        for block, content, own in zip(blocks, contents, lifetimes, strict=True)
-    ]
-    body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
-    return relax.Function(
-        function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
-    )
+    return contents, lifetimes
 
 
-class _Content(NamedTuple):
-    """A binding, the variables in its value, and the size in bytes of the tensor that it allocates,
-    or 0."""
-
-    binding: relax.Binding
-    variables: set[relax.Var]
-    size: int
-
-    @classmethod
-    def of(cls, binding: relax.Binding) -> _Content:
-        return cls(binding, _variables(binding.value), allocated_bytes(binding.value))
-
-
-def _returned(function: relax.Function, contents: list[list[_Content]]) -> set[relax.Var]:
+def _returned(function: relax.Function, contents: list[list[Content]]) -> set[relax.Var]:
     """Return the variables of the tensors that a function allocates and returns."""
     allocated: set[relax.Var] = set()
     names: dict[relax.Var, object] = {}
@@ -127,13 +141,9 @@ def _returned(function: relax.Function, contents: list[list[_Content]]) -> set[r
 
 
 def _lifetimes(
-    content: list[_Content], mod: tvm.IRModule, is_used_outside: Callable[[relax.Var], bool]
+    content: list[Content], mod: tvm.IRModule, is_used_outside: Callable[[relax.Var], bool]
 ) -> dict[relax.Var, Lifetime]:
-    """Return the lifetimes of the tensors that are allocated in a block and die there.
-
-    A tensor is left out if one of its names is used outside the block, or has a use other than a
-    call of a tensor function.
-    """
+    """Return the lifetimes of the tensors of a block; see :func:`block_lifetimes`."""
     lifetimes: dict[relax.Var, Lifetime] = {}
     names: dict[relax.Var, object] = {}
     for i, (binding, variables, size) in enumerate(content):
@@ -158,7 +168,7 @@ def _lifetimes(
 
 
 def _planned(
-    content: list[_Content],
+    content: list[Content],
     lifetimes: dict[relax.Var, Lifetime],
     returned: Collection[relax.Var],
 ) -> list[relax.Binding]:

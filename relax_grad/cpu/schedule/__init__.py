@@ -38,6 +38,7 @@ from ._reduce import Reduction
 from ._stream import Stream
 
 __all__ = [
+    "IN_PLACE",
     "Part",
     "Pointwise",
     "in_place",

@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import tirx
 
 from ...ir.compat import BufferLoad, SBlockRealize, loaded_buffer
-from ...ir.module import IS_SCHEDULED
+from ...ir.module import IS_SCHEDULED, SHARED, sharing
 from ..kernel.streams import without_streams
 from ._dependence import are_disjoint, is_pure, touched
 from ._fuse import Group
@@ -53,18 +53,12 @@ def in_place(function: tirx.PrimFunc, pairs: Sequence[tuple[int, int]]) -> tirx.
         for i, j in pairs
     ):
         return None
-    shared: dict[tirx.Var, tirx.Var] = {}
-    for read, written in pairs:
-        first = shared.setdefault(params[written], params[read])
-        if not first.same_as(params[read]):
-            shared[params[read]] = first
-
-    # A parameter is the variable of its buffer.
-    rule = (tirx.Var, lambda variable: shared.get(variable, variable))
-    body = without_streams(tvm_ffi.structural_map(function.body, rule))
-    left = [param for param in params if param not in shared]
-    made = tirx.PrimFunc(left, body, function.ret_type, attrs=function.attrs)
-    return made.without_attr(IN_PLACE) if IN_PLACE in attrs else made
+    made = sharing(function, pairs)
+    body = without_streams(made.body)
+    made = tirx.PrimFunc(made.params, body, made.ret_type, attrs=made.attrs)
+    if not attrs.get(IS_SCHEDULED, False):
+        return made
+    return made.without_attr(IN_PLACE).with_attr(SHARED, list(map(list, pairs)))
 
 
 def for_in_place(group: Group) -> Group:
