@@ -61,6 +61,11 @@ def test_weight_gradients_of_volumes_need_more_channels():
         assert winograd_square(conv, 2, of_weight=True) == square
 
 
+def test_weight_gradients_of_volumes_with_5_taps_are_direct():
+    conv = Conv3d(FIVE, DEPTH)
+    assert (winograd_square(conv, 2), winograd_square(conv, 2, of_weight=True)) == (2, 0)
+
+
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_dispatch_follows_the_choice(rank):
     data, weight = (8, 32, *[26] * rank), (32, 32, *[3] * rank)

@@ -24,7 +24,7 @@ MAKERS = {"out": winograd, "data": winograd_backward_data, "weight": winograd_we
 TOLERANCES = {2: 4e-6, 4: 4e-5}
 
 #: The tolerance of kernels of 5 taps, whose transforms multiply by larger numbers.
-OF_FIVE = 1.2e-5
+OF_FIVE = 2e-5
 
 
 def conv3x3(batch, ins, outs, size, padding=(1, 1, 1, 1)):
