@@ -33,6 +33,8 @@ class Item:
         The bound variables.
     has_call : bool
         Whether a value calls a tensor function.
+    calls_anything : bool
+        Whether a value is any call, and no name, field or tuple.
     product : relax.VarBinding, optional
         The call of a product that the call of the group computes too.
     """
@@ -43,12 +45,15 @@ class Item:
     product: relax.VarBinding | None = None
     results: list[relax.Var] = field(init=False)
     has_call: bool = field(init=False)
+    calls_anything: bool = field(init=False)
 
     def __post_init__(self) -> None:
         for binding in self.bindings:
             self.uses |= set(relax.analysis.free_vars(binding.value)[:])
         self.results = [binding.var for binding in self.bindings]
         self.has_call = any(is_call(binding.value) for binding in self.bindings)
+        values = [binding.value for binding in self.bindings]
+        self.calls_anything = any(isinstance(value, relax.Call) for value in values)
 
     def with_call(self, other: Item) -> Item:
         """Return the group with the call of another one."""

@@ -105,10 +105,11 @@ class _Merger(relax.PyExprMutator):
             return block
         items = self._items(block.bindings[:])
         needed = self._needed(items)
+        read = {var for item in items if item.calls_anything for var in item.uses}
         items = with_products(
             items,
             lambda binding: self._product(binding) is not None,
-            lambda item: self._may_consume(item, needed),
+            lambda item: self._may_consume(item, needed, read),
         )
         self.builder_._begin_dataflow_block()
         for item in items:
@@ -200,18 +201,19 @@ class _Merger(relax.PyExprMutator):
             }
         return needed
 
-    def _may_consume(self, item: Item, needed: set[relax.Var]) -> bool:
+    def _may_consume(self, item: Item, needed: set[relax.Var], read: set[relax.Var]) -> bool:
         """Tell whether one function computes a group and its product.
 
-        One of its results must be returned, such as the new weight. Other products stay calls of
-        their own, which the backward pass may repeat. The factors live until the last read of the
-        weight, and must not be larger than the product that is not stored.
+        One of its results must be returned, and not be in ``read``, the operands of calls: the new
+        weight. Other products stay calls of their own, which the backward pass may repeat. The
+        factors live until the last read of the weight, and must not be larger than the product that
+        is not stored.
         """
         product = None if item.product is None else self._product(item.product)
         if product is None or product.depth > min(product.rows, product.columns):
             return False
         results = needed.intersection(item.results)
-        if all(isinstance(var, relax.DataflowVar) for var in results):
+        if all(isinstance(var, relax.DataflowVar) and var in read for var in results):
             return False
         return self._function(item, needed) is not None
 

@@ -160,14 +160,18 @@ def consumers(body, params):
     ]
 
 
-def updated(bb, x, y, w, rate, *, scale=None, seen=False):
-    """Return an update of w by the product of x and y; ``seen``: and the product."""
+def updated(bb, x, y, w, rate, *, scale=None, seen=False, in_tuple=False):
+    """Return an update of w by the product of x and y; ``seen``: and the product; ``in_tuple``: as
+    the field of a tuple."""
     product = op.matmul(bb.emit(op.permute_dims(x)), y)
     gradient = bb.emit_output(product) if seen else bb.emit(product)
     size = bb.emit(op.multiply(rate, relax.const(0.5)))
     if scale is not None:
         size = bb.emit(scale(w))
-    new = bb.emit_output(op.subtract(w, op.multiply(gradient, size)))
+    new = op.subtract(w, op.multiply(gradient, size))
+    if in_tuple:
+        return (bb.emit_output(relax.Tuple([bb.emit(new)])),)
+    new = bb.emit_output(new)
     return (new, gradient) if seen else (new,)
 
 
@@ -180,6 +184,7 @@ def params_of(rows, columns, depth):
     ("options", "sizes", "wanted"),
     [
         ({}, (64, 48, 32), [1]),
+        ({"in_tuple": True}, (64, 48, 32), [1]),
         ({"scale": op.sum}, (64, 48, 32), [1]),  # a scalar that is computed behind the product
         ({"scale": lambda w: op.sum(op.exp(w), [0])}, (64, 48, 32), []),  # a vector
         ({"seen": True}, (64, 48, 32), []),
