@@ -18,6 +18,7 @@ from . import (
     manipulate,
     manipulate_join,
     manipulate_order,
+    masks,
     norm,
     pad,
     pool,

@@ -7,6 +7,10 @@ themselves, and dlight leaves them alone.
 
 One of these rules is also wrong: if a sum has a single term, it inlines the consumer of the sum
 into the initial value of the sum too (0.26 and 0.27).
+
+TVM's code for CUDA is wrong as well: it loads and stores vectors of truth values as 16-bit integers,
+while they have 8 bits in memory (0.26 and 0.27). Only products have such vectors, from the functions
+that are fused with them.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import math
 import tvm
 from tvm import relax, s_tir, tirx
 
+from ..ir.compat import dtype_of
 from ..ir.module import IS_SCHEDULED, OPAQUE
 from ..topi.util import is_static, on_gpu
 
@@ -75,6 +80,32 @@ def keep_apart(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
     if on_gpu() and isinstance(variable, tvm.ir.GlobalVar):
         bb.update_func(variable, bb.get()[variable].with_attr("op_pattern", OPAQUE))
     return call
+
+
+def keep_masks_apart(
+    bb: relax.BlockBuilder, call: relax.Call, legalized: relax.Expr
+) -> relax.Expr:
+    """Keep a function from being fused with others, if it is for a GPU and reads or returns truth
+    values.
+
+    Parameters
+    ----------
+    bb : relax.BlockBuilder
+        The builder that holds the function.
+    call : relax.Call
+        The call of the operator.
+    legalized : relax.Expr
+        The call of the function; TVM's legalizations return the operator's if they do not support
+        it.
+
+    Returns
+    -------
+    legalized : relax.Expr
+        The same call.
+    """
+    types = [each.ty for each in (call, *call.args)]
+    masks = [isinstance(ty, relax.TensorType) and dtype_of(ty) == "bool" for ty in types]
+    return keep_apart(bb, legalized) if any(masks) else legalized
 
 
 def _schedule(function: tirx.PrimFunc, always: bool) -> tirx.PrimFunc:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import numpy as np
 from tvm import relax, tirx
 
+from ..ir.compat import dtype_of
 from ..ir.module import tuple_fields
 from ..registry import register_legalize
 from ..topi import manipulate_join as topi_join
-from ..topi.util import is_static
+from ..topi.util import Shape, is_static, on_gpu
+from ..topi.util import is_empty as is_known_empty
 from ._util import EMPTY, int_list, is_empty, shape_values, stock, zeros
 
 _STOCK_CONCAT = stock("relax.concat")
@@ -27,15 +32,19 @@ def _concat(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 @register_legalize("relax.grad.concat_backward_tensors")
 def _concat_backward_tensors(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, shapes = call.args
-    axis = call.attrs.axis
-    parts = bb.call_te(
-        topi_join.concat_backward_tensors,
-        output_grad,
-        [list(field.values) for field in shapes.ty.fields],
-        0 if axis is None else int(axis),
-        primfunc_name_hint="concat_backward_tensors",
-    )
-    return relax.Tuple([parts]) if len(shapes.ty.fields) == 1 else parts
+    axis = 0 if call.attrs.axis is None else int(call.attrs.axis)
+    parts = [list(field.values) for field in shapes.ty.fields]
+
+    def made(kept: list[int]) -> relax.Expr:
+        return bb.call_te(
+            topi_join.concat_backward_tensors,
+            output_grad,
+            [parts[i] for i in kept],
+            axis,
+            primfunc_name_hint="concat_backward_tensors",
+        )
+
+    return _in_parts(bb, made, parts, dtype_of(output_grad.ty))
 
 
 @register_legalize(
@@ -60,9 +69,19 @@ def _split(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         left_to_tvm = is_static(extent) and all(map(int.__lt__, ends, [*ends[1:], int(extent)]))
     if left_to_tvm:
         return _STOCK_SPLIT(bb, call)
-    return bb.call_te(
-        topi_join.split, x, parts, _begins(call, extent), axis, primfunc_name_hint="split"
-    )
+    begins = _begins(call, extent)
+
+    def made(kept: list[int]) -> relax.Expr:
+        return bb.call_te(
+            topi_join.split,
+            x,
+            [parts[i] for i in kept],
+            [begins[i] for i in kept],
+            axis,
+            primfunc_name_hint="split",
+        )
+
+    return _in_parts(bb, made, parts, dtype_of(x.ty))
 
 
 @register_legalize("relax.grad.split_backward_x")
@@ -101,6 +120,38 @@ def _stack_backward_tensors(bb: relax.BlockBuilder, call: relax.Call) -> relax.E
 def _meshgrid(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     grids = _STOCK_MESHGRID(bb, call)
     return relax.Tuple([grids]) if len(call.ty.fields) == 1 else grids
+
+
+def _in_parts(
+    bb: relax.BlockBuilder,
+    made: Callable[[list[int]], relax.Expr],
+    parts: Sequence[Shape],
+    dtype: str,
+) -> relax.Expr:
+    """Return a tuple of parts, which a function makes from their numbers.
+
+    On a GPU, parts that are known to be empty are constants: TVM drops the bound of the threads
+    that would write them.
+    """
+    kept = [i for i, shape in enumerate(parts) if not (on_gpu() and is_known_empty(shape))]
+    results = made(kept) if kept else None
+    if len(kept) == len(parts) > 1:
+        return results
+    fields = iter([results] if len(kept) == 1 else _fields(bb, results, len(kept)))
+    return relax.Tuple(
+        [
+            next(fields) if i in kept else relax.const(np.zeros(list(map(int, shape)), dtype))
+            for i, shape in enumerate(parts)
+        ]
+    )
+
+
+def _fields(bb: relax.BlockBuilder, results: relax.Expr | None, count: int) -> list[relax.Expr]:
+    """Return the tensors of a tuple of results."""
+    if results is None:
+        return []
+    variable = bb.emit(results)
+    return [relax.TupleGetItem(variable, i) for i in range(count)]
 
 
 def _begins(call: relax.Call, extent) -> list:

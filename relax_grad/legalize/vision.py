@@ -10,6 +10,7 @@ from ..op.vision import roi_attrs
 from ..registry import register_legalize
 from ..topi import roi_align as topi_roi_align
 from ..topi import roi_pool as topi_roi_pool
+from ._gpu import bind_threads
 
 
 @register_legalize(
@@ -18,7 +19,7 @@ from ..topi import roi_pool as topi_roi_pool
     "undefined, and returns the regions' dtype where it is wider than the data's",
 )
 def _roi_align(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return _call(bb, topi_roi_align.roi_align, call)
+    return bind_threads(bb, _call(bb, topi_roi_align.roi_align, call))
 
 
 @register_legalize(

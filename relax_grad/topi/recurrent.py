@@ -7,13 +7,14 @@ float32 first. The slopes are those of :mod:`relax_grad.op.recurrent`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
 from ._loops import loops, statements, tasks
-from .util import Shape, is_empty, zeros
+from .util import Shape, is_empty, is_static, zeros
 
 
 def lstm(data: te.Tensor, hidden: te.Tensor, cell: te.Tensor, weight: te.Tensor) -> list[te.Tensor]:
@@ -38,14 +39,14 @@ def lstm(data: te.Tensor, hidden: te.Tensor, cell: te.Tensor, weight: te.Tensor)
     size = weight.shape[1]
 
     def body(x, h0, c0, w, states, cells, slopes):
-        with tasks([batch]) as (b,), loops([steps]) as (t,):
-            before = _before(states, h0, t, b)
+        def step(t, b, before_in):
+            before = before_in(states, h0)
             _sums(slopes, x, w, before, (t, b), 4 * size, size)
             with loops([size]) as (j,):
                 parts = [T.bind(slopes[t, b, j + size * gate]) for gate in range(4)]
                 i, f, o = (T.bind(_sigmoid(parts[gate])) for gate in (0, 1, 3))
                 g = T.bind(tirx.tanh(parts[2]))
-                last = T.bind(_before(cells, c0, t, b)(j))
+                last = T.bind(before_in(cells, c0)(j))
                 new = T.bind(f * last + i * g)
                 m = T.bind(tirx.tanh(new))
                 T.buffer_store(cells, new, [t, b, j])
@@ -60,6 +61,8 @@ def lstm(data: te.Tensor, hidden: te.Tensor, cell: te.Tensor, weight: te.Tensor)
                 ]
                 for part, value in enumerate(derivatives):
                     T.buffer_store(slopes, value, [t, b, j + size * part])
+
+        _each_step(batch, steps, step)
 
     states = [steps, batch, size]
     shapes = [states, states, [steps, batch, 6 * size]]
@@ -95,8 +98,8 @@ def gru(
     size = weight.shape[1]
 
     def body(x, h0, w, own, states, slopes, fresh):
-        with tasks([batch]) as (b,), loops([steps]) as (t,):
-            before = _before(states, h0, t, b)
+        def step(t, b, before_in):
+            before = before_in(states, h0)
             _sums(slopes, None, w, before, (t, b), 3 * size, size)
             with loops([size]) as (j,):
                 product = [T.bind(slopes[t, b, j + size * gate]) for gate in range(3)]
@@ -112,6 +115,8 @@ def gru(
                 for part, value in enumerate(values):
                     T.buffer_store(slopes, value, [t, b, j + size * part])
 
+        _each_step(batch, steps, step)
+
     states = [steps, batch, size]
     shapes = [states, [steps, batch, 4 * size], states]
     return _made(body, [data, hidden, weight, bias], shapes, "gru")
@@ -124,8 +129,8 @@ def _gru_that_resets_first(
     size = weight.shape[1]
 
     def body(x, h0, w, states, slopes):
-        with tasks([batch]) as (b,), loops([steps]) as (t,):
-            before = _before(states, h0, t, b)
+        def step(t, b, before_in):
+            before = before_in(states, h0)
             _sums(slopes, x, w, before, (t, b), 2 * size, size)
             with loops([size]) as (j,):
                 r, z = (T.bind(_sigmoid(slopes[t, b, j + size * gate])) for gate in range(2))
@@ -146,6 +151,8 @@ def _gru_that_resets_first(
                     2: (1 - z) * (1 - n * n),
                 }.items():
                     T.buffer_store(slopes, value, [t, b, j + size * part])
+
+        _each_step(batch, steps, step)
 
     shapes = [[steps, batch, size], [steps, batch, 5 * size]]
     return _made(body, [data, hidden, weight], shapes, "gru")
@@ -173,8 +180,8 @@ def rnn(data: te.Tensor, hidden: te.Tensor, weight: te.Tensor, activation: str) 
     steps, batch, size = data.shape
 
     def body(x, h0, w, states):
-        with tasks([batch]) as (b,), loops([steps]) as (t,):
-            before = _before(states, h0, t, b)
+        def step(t, b, before_in):
+            before = before_in(states, h0)
             _sums(states, x, w, before, (t, b), size, size)
             with loops([size]) as (j,):
                 total = states[t, b, j]
@@ -183,6 +190,8 @@ def rnn(data: te.Tensor, hidden: te.Tensor, weight: te.Tensor, activation: str) 
                 T.buffer_store(
                     states, tirx.tanh(total) if activation == "tanh" else relu, [t, b, j]
                 )
+
+        _each_step(batch, steps, step)
 
     return _made(body, [data, hidden, weight], [[steps, batch, size]], "rnn")[0]
 
@@ -304,8 +313,9 @@ def recurrent_tangent(
     def body(*buffers):
         x, own, h0, s, w, *c0 = buffers[: len(inputs)]
         result, sums, *cells = buffers[len(inputs) :]
-        with tasks([batch]) as (b,), loops([steps]) as (t,):
-            before = _before(result, h0, t, b)
+
+        def step(t, b, before_in):
+            before = before_in(result, h0)
             _sums(sums, x, w, before, (t, b), 2 * size if resets else rows, size)
             if resets:
 
@@ -319,12 +329,14 @@ def recurrent_tangent(
                 for gate in range(1 if resets else 0, 3 if parts > 1 else 1):
                     value = value + slope[gate] * sums[t, b, j + size * gate]
                 if of_lstm:
-                    value = T.bind(value + slope[4] * _before(cells[0], c0[0], t, b)(j))
+                    value = T.bind(value + slope[4] * before_in(cells[0], c0[0])(j))
                     T.buffer_store(cells[0], value, [t, b, j])
                     value = slope[5] * value + slope[3] * sums[t, b, j + size * 3]
                 elif parts in (4, 5):
                     value = value + slope[3] * before(j)
                 T.buffer_store(result, value, [t, b, j])
+
+        _each_step(batch, steps, step)
 
     of_states = [steps, batch, size]
     shapes = [of_states, [steps, batch, rows], *([of_states] if of_lstm else [])]
@@ -363,14 +375,21 @@ def _made(
     return statements(body, inputs, [(shape, dtype) for shape in shapes], name)
 
 
-def _before(states, initial, t, b) -> Callable:
-    """Return a function of the index of a unit that returns its state before a step."""
+def _each_step(batch, steps, step: Callable) -> None:
+    """Emit all steps of a sequence, in a task of its own.
 
-    def state(j):
-        last = states[tirx.max(t - 1, 0), b, j]
-        return tirx.if_then_else(t > 0, last, initial[b, j])
-
-    return state
+    ``step(t, b, before_in)`` emits one; ``before_in(states, initial)`` is a function of the index
+    of a unit that returns its state before the step. The first step is apart, since it reads the
+    initial state: in a loop, a load would be of an argument or of a result. nvcc takes such a load
+    for one of memory that the kernel does not write, and can return an old value.
+    """
+    with tasks([batch]) as (b,), contextlib.ExitStack() as stack:
+        if not is_static(steps):
+            stack.enter_context(T.If(steps > 0))
+            stack.enter_context(T.Then())
+        step(tirx.const(0, "int64"), b, lambda _, initial: lambda j: initial[b, j])
+        with loops([steps - 1]) as (t,):
+            step(t + 1, b, lambda states, _: lambda j: states[t, b, j])
 
 
 def _sums(target, data, weight, before: Callable, at: tuple, rows, size, first=0) -> None:
