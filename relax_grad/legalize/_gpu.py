@@ -8,9 +8,9 @@ themselves, and dlight leaves them alone.
 One of these rules is also wrong: if a sum has a single term, it inlines the consumer of the sum
 into the initial value of the sum too (0.26 and 0.27).
 
-TVM's code for CUDA is wrong as well: it loads and stores vectors of truth values as 16-bit integers,
-while they have 8 bits in memory (0.26 and 0.27). Only products have such vectors, from the functions
-that are fused with them.
+TVM's code for CUDA is wrong as well: it loads and stores vectors of truth values as 16-bit
+integers, while they have 8 bits in memory (0.26 and 0.27). Only the kernels of products have such
+vectors, from functions that are fused with them.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tvm
 from compile_cuda import compile_for_cuda, leaves, missing
+from ptx import stale_loads
 from tvm import relax
 
 from relax_grad.testing import _arguments, _program
@@ -30,7 +31,19 @@ FAMILIES = {
     "scatter": ["take", "scatter_*", "index_put", "gather_*", "grad.take*", "grad.gather*"],
     "reduction": ["mean", "variance", "std", "sum", "grad.mean*"],
     "image": ["image.resize*", "image.affine_grid", "nn.pad", "grad.pad*"],
+    "join": ["split", "concat", "grad.split*", "grad.concat*"],
+    "region": ["vision.roi_align", "grad.roi_align*"],
 }
+
+#: The recurrences; the matrix-vector products of a single sequence fail in TVM's rules.
+RECURRENT = [
+    ("grad.lstm", "plain"),
+    ("grad.gru", "plain"),
+    ("grad.gru", "plain, resets first"),
+    ("grad.rnn_tanh", "plain"),
+    ("grad.recurrent_backward", "lstm with cells"),
+    ("grad.recurrent_tangent", "gru"),
+]
 
 #: One sample of each kind, for the default suite.
 REPRESENTATIVE = [
@@ -168,6 +181,70 @@ def test_nvcc_compiles_the_kernels(few):
 @NEEDS_CXX
 def test_emulated_kernels_agree_with_the_cpu(few):
     few.check_emulated()
+
+
+@pytest.fixture(scope="module")
+def recurrent() -> Programs:
+    return Programs(
+        [next(s for s in samples(f"relax.{op}") if s.note == note) for op, note in RECURRENT]
+    )
+
+
+@NEEDS_CXX
+def test_emulated_recurrences_agree_with_the_cpu(recurrent):
+    recurrent.check_kernels()
+    recurrent.check_emulated()
+
+
+@NEEDS_NVCC
+def test_no_kernel_loads_what_it_writes_as_unwritten(few, recurrent):
+    assert few.compiled.stale_loads() == {}
+    assert recurrent.compiled.stale_loads() == {}
+
+
+def test_the_reader_of_machine_code_finds_a_stale_load():
+    """A load of one of two parameters, of which the kernel writes one."""
+    kernel = """.visible .entry either(
+    .param .u64 either_param_0,
+    .param .u64 either_param_1
+)
+{
+    ld.param.u64 %rd1, [either_param_0];
+    ld.param.u64 %rd2, [either_param_1];
+    cvta.to.global.u64 %rd3, %rd1;
+    cvta.to.global.u64 %rd4, %rd2;
+    selp.b64 %rd5, %rd3, %rd4, %p1;
+    ld.global.nc.f32 %f1, [%rd5+4];
+    st.global.f32 [%rd3], %f1;
+    ret;
+}
+"""
+    assert stale_loads(kernel) == {"either": ["either_param_0"]}
+    assert stale_loads(kernel.replace("[%rd5+4]", "[%rd4+4]")) == {}
+
+
+def test_masks_stay_apart_from_products():
+    """TVM's code for CUDA loads a vector of truth values as 16-bit integers."""
+    x, w, mask = (
+        relax.Var(name, relax.TensorType(shape, dtype))
+        for name, shape, dtype in [
+            ("x", (7, 20), "float32"),
+            ("w", (20, 40), "float32"),
+            ("mask", (7, 40), "bool"),
+        ]
+    )
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, w, mask]):
+        with bb.dataflow():
+            product = bb.emit(relax.op.matmul(x, w))
+            kept = bb.emit(relax.op.where(mask, product, relax.const(0.0, "float32")))
+            back = bb.emit(relax.op.matmul(kept, bb.emit(relax.op.permute_dims(w))))
+            signs = bb.emit(relax.op.greater(back, relax.const(0.0, "float32")))
+            result = bb.emit_output(relax.Tuple([kept, signs]))
+        bb.emit_func_output(result)
+    source = compile_for_cuda(bb.get()).source
+    assert "matmul" in source
+    assert "*(ushort" not in source
 
 
 def test_half_precision_has_threads():

@@ -23,6 +23,7 @@ from unittest import mock
 import numpy as np
 import tvm
 import tvm_ffi
+from ptx import stale_loads
 from tvm import relax, tirx
 from tvm.tirx import compilation_pipeline
 
@@ -63,21 +64,18 @@ class Compiled:
 
     def compile(self) -> None:
         """Compile the kernels to machine code with nvcc, which is possible without a device."""
+        self._run_nvcc("-cubin", "kernels.cubin")
+
+    def stale_loads(self) -> dict[str, list[str]]:
+        """Return the parameters that kernels write, and load as memory that no one writes."""
+        return stale_loads(self._run_nvcc("-ptx", "kernels.ptx").decode())
+
+    def _run_nvcc(self, form: str, name: str) -> bytes:
         with tempfile.TemporaryDirectory() as directory:
-            path = Path(directory) / "kernels.cu"
-            path.write_text(self.source)
-            _call(
-                [
-                    "nvcc",
-                    "-arch",
-                    str(TARGET.attrs["arch"]),
-                    "-cubin",
-                    "-w",
-                    path,
-                    "-o",
-                    "/dev/null",
-                ]
-            )
+            source, made = Path(directory) / "kernels.cu", Path(directory) / name
+            source.write_text(self.source)
+            _call(["nvcc", "-arch", str(TARGET.attrs["arch"]), form, "-w", source, "-o", made])
+            return made.read_bytes()
 
     @contextlib.contextmanager
     def emulate(self) -> Iterator[Emulation]:
