@@ -82,9 +82,7 @@ def keep_apart(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
     return call
 
 
-def keep_masks_apart(
-    bb: relax.BlockBuilder, call: relax.Call, legalized: relax.Expr
-) -> relax.Expr:
+def keep_masks_apart(bb: relax.BlockBuilder, call: relax.Call, legalized: relax.Expr) -> relax.Expr:
     """Keep a function from being fused with others, if it is for a GPU and reads or returns truth
     values.
 
