@@ -60,11 +60,11 @@ def bind_threads(bb: relax.BlockBuilder, call: relax.Expr, *, always: bool = Tru
 
 
 def keep_apart(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
-    """Keep a sum over some axes from being fused with its producer, if it is for a GPU.
+    """Keep a function from being fused with others, if it is for a GPU.
 
     TVM's rule for matrix-vector products misidentifies every sum of a product of two tensors,
-    whatever their axes, and fails an assertion if the axes do not fit. It does not match a sum of a
-    single tensor.
+    whatever their axes, and fails an assertion if the axes do not fit. It does not match a sum over
+    some axes that stays apart from its producer.
 
     Parameters
     ----------

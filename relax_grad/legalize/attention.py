@@ -12,6 +12,7 @@ from ..op.attention_dropout import ATTENTION_DROPOUT
 from ..registry import register_legalize
 from ..topi import attention as topi_attention
 from ..topi import util as topi_util
+from ._gpu import bind_threads
 from ._util import stock, zero_where_empty, zeros
 
 _STOCK_ATTENTION = stock("relax.nn.attention")
@@ -39,7 +40,7 @@ def _attention(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     ):
         if topi_util.is_empty([keys]):
             return zeros(bb, call)
-        attended = _STOCK_ATTENTION(bb, call)
+        attended = bind_threads(bb, _STOCK_ATTENTION(bb, call), always=False)
         return attended if topi_util.is_static(keys) else zero_where_empty(bb, attended, [keys])
     return _compute(bb, call)
 

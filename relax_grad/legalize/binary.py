@@ -8,14 +8,11 @@ from tvm import relax
 from ..ir.compat import dtype_of
 from ..registry import LegalizeRule, register_legalize
 from ..topi import binary as topi_binary
+from ..topi.util import on_gpu
 from ._util import stock
 
 #: The dtypes in which TVM's legalization does not compile.
-_DO_NOT_COMPILE = {
-    "relax.atan2": "float16",
-    "relax.mod": "bfloat16",
-    "relax.power": "bfloat16",
-}
+_DO_NOT_COMPILE = {"relax.atan2": "float16", "relax.mod": "bfloat16"}
 
 
 def _in_float32(op_name: str, refused: str) -> LegalizeRule:
@@ -35,6 +32,22 @@ for _name, _refused in _DO_NOT_COMPILE.items():
     register_legalize(_name, corrects=f"does not compile in {_refused}")(
         _in_float32(_name, _refused)
     )
+
+
+_power_in_float32 = _in_float32("relax.power", "bfloat16")
+
+
+@register_legalize(
+    "relax.power",
+    corrects="does not compile in bfloat16; returns NaN for a negative base on a GPU, where it is "
+    "2 to the power of a product with a logarithm",
+)
+def _power(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    dtype = dtype_of(call.ty)
+    if not on_gpu() or dtype not in ("float16", "float32"):
+        return _power_in_float32(bb, call)
+    wide = [relax.op.astype(argument, "float64") for argument in call.args]
+    return relax.op.astype(relax.Call(call.op, wide), dtype)
 
 
 @register_legalize(

@@ -12,14 +12,19 @@ from ..op.linear_algebra import einsum_labels
 from ..registry import register_legalize
 from ..topi import linear_algebra as topi_linear_algebra
 from ..topi.util import is_static
+from ._gpu import bind_threads
 from ._util import shape_values, stock, zero_where_empty
 
 _STOCK_EINSUM, _STOCK_MATMUL = stock("relax.einsum"), stock("relax.matmul")
 
 
-@register_legalize("relax.matmul", corrects="is undefined where a symbolic summation axis is empty")
+@register_legalize(
+    "relax.matmul",
+    corrects="is undefined where a symbolic summation axis is empty; on a GPU, wrong where the sum "
+    "has a single term and another function reads it",
+)
 def _matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    product = _STOCK_MATMUL(bb, call)
+    product = bind_threads(bb, _STOCK_MATMUL(bb, call), always=False)
     a, b = (operand.ty.shape.values for operand in call.args)
     extents = [a[-1], b[-2 if len(b) > 1 else 0]]
     # TVM's legalization is correct if the extent is known.
@@ -45,14 +50,15 @@ def _einsum(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     inputs, _, result = str(call.attrs.subscripts).partition("->")
     ellipsis_kept = "..." not in inputs or not result or "..." in result
     if dtype_of(call.ty) not in HALVES and never_empty and ellipsis_kept:
-        return _STOCK_EINSUM(bb, call)
-    return bb.call_te(
+        return bind_threads(bb, _STOCK_EINSUM(bb, call), always=False)
+    product = bb.call_te(
         topi_linear_algebra.einsum,
         tuple_fields(operands),
         labels,
         output,
         primfunc_name_hint="einsum",
     )
+    return bind_threads(bb, product, always=False)
 
 
 @register_legalize("relax.grad.einsum_backward_operand")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from tvm import relax, tirx
 
 from ..ir.compat import dtype_of
@@ -130,7 +129,7 @@ def _in_parts(
 ) -> relax.Expr:
     """Return a tuple of parts, which a function makes from their numbers.
 
-    On a GPU, parts that are known to be empty are constants: TVM drops the bound of the threads
+    On a GPU, no function makes parts that are known to be empty: TVM drops the bound of the threads
     that would write them.
     """
     kept = [i for i, shape in enumerate(parts) if not (on_gpu() and is_known_empty(shape))]
@@ -138,12 +137,12 @@ def _in_parts(
     if len(kept) == len(parts) > 1:
         return results
     fields = iter([results] if len(kept) == 1 else _fields(bb, results, len(kept)))
-    return relax.Tuple(
-        [
-            next(fields) if i in kept else relax.const(np.zeros(list(map(int, shape)), dtype))
-            for i, shape in enumerate(parts)
-        ]
-    )
+    empty = {
+        i: bb.emit(relax.op.builtin.alloc_tensor(relax.ShapeExpr(list(shape)), dtype, 0))
+        for i, shape in enumerate(parts)
+        if i not in kept
+    }
+    return relax.Tuple([empty[i] if i in empty else next(fields) for i in range(len(parts))])
 
 
 def _fields(bb: relax.BlockBuilder, results: relax.Expr | None, count: int) -> list[relax.Expr]:

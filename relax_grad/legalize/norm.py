@@ -93,7 +93,7 @@ def _rms_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     axes, ndim = _axes(data, call.attrs.axes), data.ty.ndim
     last = list(range(ndim - len(axes), ndim))
     if dtype_of(data.ty) != "float64" and axes == last and len(axes) < ndim:
-        return _STOCK_RMS_NORM(bb, call)
+        return bind_threads(bb, _STOCK_RMS_NORM(bb, call), always=False)
     return _compute(bb, call, data, axes, axes, center=False)
 
 

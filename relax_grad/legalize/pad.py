@@ -8,7 +8,7 @@ from ..op.pad import PAD_MODES
 from ..registry import register_legalize
 from ..topi import pad as topi_pad
 from ..topi.util import is_static
-from ._gpu import bind_threads
+from ._gpu import bind_threads, keep_apart
 from ._util import int_list, is_empty, shape_values, stock, zeros
 
 _STOCK_PAD = stock("relax.nn.pad")
@@ -18,7 +18,8 @@ _STOCK_PAD = stock("relax.nn.pad")
     "relax.nn.pad",
     corrects=(
         "reflects only once and reads out of bounds for wider padding; reads an empty axis out of "
-        "bounds or divides by its extent; pads with pad_value in an unknown mode"
+        "bounds or divides by its extent; pads with pad_value in an unknown mode; on a GPU, leaves "
+        "the padding of a matrix-vector product undefined"
     ),
 )
 def _pad(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -31,7 +32,8 @@ def _pad(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if mode == "constant" or all(
         map(_tvm_takes, extents, widths[::2], widths[1::2], [mode] * len(extents))
     ):
-        return _STOCK_PAD(bb, call)
+        # Behind a matrix-vector product, TVM's rule writes only the elements of the product.
+        return keep_apart(bb, _STOCK_PAD(bb, call))
     return bb.call_te(topi_pad.pad, call.args[0], widths, mode, primfunc_name_hint="pad")
 
 

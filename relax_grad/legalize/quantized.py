@@ -12,6 +12,7 @@ from ..ir.dtypes import accumulation_dtype
 from ..ir.module import short_name
 from ..registry import register_legalize
 from ..topi import quantized as topi_quantized
+from ._gpu import bind_threads
 from ._util import shape_values
 
 
@@ -48,7 +49,10 @@ def _product(
     floats = [operand for operand in (data, scale, *zero_point) if "float" in dtype_of(operand.ty)]
     if all(dtype_of(operand.ty) == wide for operand in floats):
         zeros = zero_point[0] if zero_point else None
-        return bb.call_te(function, data, weight, scale, zeros, primfunc_name_hint=short_name(call))
+        product = bb.call_te(
+            function, data, weight, scale, zeros, primfunc_name_hint=short_name(call)
+        )
+        return bind_threads(bb, product, always=False)
     arguments = [
         bb.emit(op.astype(argument, wide))
         if any(argument.same_as(operand) for operand in floats) and dtype_of(argument.ty) != wide

@@ -65,6 +65,20 @@ for _name in _REDUCTIONS:
     _legalize_reduction(_name)
 
 
+def _legalize_extremum(op_name: str) -> None:
+    of_tvm = stock(op_name)
+
+    @register_legalize(
+        op_name, corrects="on a GPU, wrong over no axes where another function reads the result"
+    )
+    def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        return bind_threads(bb, of_tvm(bb, call), always=False)
+
+
+for _name in ("relax.max", "relax.min"):
+    _legalize_extremum(_name)
+
+
 @register_legalize(
     "relax.median",
     corrects=(

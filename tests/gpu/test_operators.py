@@ -60,6 +60,9 @@ REPRESENTATIVE = [
     ("scatter_nd", "different"),
     ("take", ""),
     ("nn.pad", "reflect, wider than the axis"),
+    ("power", "negative base"),
+    ("vision.roi_align", "two samples"),
+    ("grad.quantized_matmul_backward_data", "one output"),
 ]
 
 ON_DEVICE = pytest.mark.skipif(
@@ -221,6 +224,61 @@ def test_the_reader_of_machine_code_finds_a_stale_load():
 """
     assert stale_loads(kernel) == {"either": ["either_param_0"]}
     assert stale_loads(kernel.replace("[%rd5+4]", "[%rd4+4]")) == {}
+
+
+#: Functions of sums, and shapes for which they have a single term.
+ONE_TERM = {
+    "matmul": (relax.op.matmul, [(8, 1), (1, 6)]),
+    "matmul of batches": (relax.op.matmul, [(2, 3, 1), (2, 1, 4)]),
+    "einsum": (lambda *x: relax.op.einsum(x, "ij,jk->ik"), [(5, 1), (1, 3)]),
+    "attention": (relax.op.nn.attention, [(1, 1, 2, 4)] * 3),
+    "rms_norm": (lambda x, weight: relax.op.nn.rms_norm(x, weight, axes=[-1]), [(5, 1), (1,)]),
+    "layer_norm": (lambda *x: relax.op.nn.layer_norm(*x, axes=[-1]), [(5, 1), (1,), (1,)]),
+    "softmax": (relax.op.nn.softmax, [(5, 1)]),
+    "conv2d": (relax.op.nn.conv2d, [(1, 1, 4, 4), (2, 1, 1, 1)]),
+    "conv1d_transpose": (relax.op.nn.conv1d_transpose, [(1, 1, 4), (1, 2, 1)]),
+    "max over no axes": (lambda x: relax.op.max(x, []), [(5, 4)]),
+    "min over no axes": (lambda x: relax.op.min(x, []), [(5, 4)]),
+    "mean": (lambda x: relax.op.mean(x, -1), [(5, 1)]),
+    "prod": (lambda x: relax.op.prod(x, -1), [(5, 1)]),
+    "variance": (lambda x: relax.op.variance(x, -1), [(5, 1)]),
+}
+
+
+@NEEDS_CXX
+def test_the_reader_of_a_sum_of_one_term_sees_it_once():
+    """TVM's rules inline what reads such a sum into its initial value too."""
+    rng = np.random.default_rng(0)
+    bb, values = relax.BlockBuilder(), {}
+    for name, (function, shapes) in ONE_TERM.items():
+        entry = name.replace(" ", "_")
+        values[entry] = [rng.uniform(0.5, 2, shape).astype("float32") for shape in shapes]
+        arguments = [
+            relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)
+        ]
+        with bb.function(entry, arguments):
+            with bb.dataflow():
+                result = bb.emit(function(*arguments))
+                more = bb.emit_output(relax.op.add(result, relax.const(1.0, "float32")))
+            bb.emit_func_output(more)
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    with compile_for_cuda(bb.get()).emulate() as emulation:
+        for entry, operands in values.items():
+            wanted = machine[entry](*map(tvm.runtime.tensor, operands)).numpy()
+            (own,) = emulation.run(entry, operands)
+            np.testing.assert_allclose(own, wanted, 1e-5, 1e-5, err_msg=entry)
+
+
+def test_no_kernel_writes_an_empty_part():
+    """TVM's rules drop the bound of the threads that write a tensor without elements."""
+    x = relax.Var("x", relax.TensorType((3, 4), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            parts = bb.emit_output(relax.op.split(x, [2, 2], axis=1))
+        bb.emit_func_output(parts)
+    compiled = compile_for_cuda(bb.get())
+    assert len(compiled.launches) == 2, compiled.source
 
 
 def test_half_precision_has_threads():

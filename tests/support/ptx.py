@@ -30,8 +30,8 @@ def stale_loads(ptx: str) -> dict[str, list[str]]:
                 continue
             kind, operands = instruction.groups()
             if kind.startswith("ld.param"):
-                register, parameter = _OPERAND.findall(operands)[:2]
-                origins[register] = {parameter}
+                register, *parameter = _OPERAND.findall(operands)
+                origins[register] = set(parameter)  # none for the result of a call
             elif kind.startswith(("st.global", "atom.global", "red.global")):
                 written += _ADDRESS.findall(operands)
             elif kind.startswith("ld.global.nc"):
