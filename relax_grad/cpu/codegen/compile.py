@@ -147,7 +147,7 @@ def _compiled_alone(mod: tvm.IRModule, target: tvm.target.Target) -> dict[Global
             continue
         calls = set() if is_generated(function) else _functions_in(function)
         called |= calls
-        if not calls and _is_for(function, target) and len(function.params) > 1:
+        if not calls and _is_for(function, target) and len(function.params) > 0:
             compiled[variable] = function
     return {variable: function for variable, function in compiled.items() if variable not in called}
 

@@ -7,6 +7,7 @@ stores, but LLVM does: they are emitted as functions in LLVM IR, which are inlin
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 import tvm.tirx.script.builder as T
 import tvm_ffi
@@ -61,7 +62,7 @@ def are_large(tensors: Iterable[tirx.Buffer | Half]) -> bool:
     return size >= LARGE
 
 
-def streams(lanes: int):
+def streams(lanes: int) -> AbstractContextManager[object]:
     """Return the frame of statements that may call :func:`stream` and :func:`fence`."""
     return T.attr(0, "pragma_import_llvm", _LLVM.format(lanes=lanes, size=4 * lanes))
 

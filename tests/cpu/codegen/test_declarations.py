@@ -204,7 +204,7 @@ def test_a_kernel_of_unknown_sources_is_generated(monkeypatch, runs, tmp_path):
     theirs = known.pop("relax.matmul")
     monkeypatch.setattr(registry, "_KERNELS", known)
 
-    @kernel_for("relax.matmul")
+    @kernel_for("relax.matmul", takes_uncast=False)
     def kernel(site):
         call = theirs(site)
         generator = call.generator

@@ -51,7 +51,7 @@ def test_a_kernel_of_softmax_reads_and_stores_half_precision(dtype):
 
 
 def test_products_and_convolutions_take_operands_that_are_cast_before():
-    products = "matmul", "conv", "lstm", "gru", "rnn", "recurrent"
+    products = "matmul", "conv", "lstm", "gru", "rnn", "recurrent", "previous_steps"
     in_halves = operators_in_halves()
     assert takes_uncast("relax.nn.softmax")
     assert "relax.matmul" in in_halves
