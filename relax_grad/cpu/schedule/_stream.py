@@ -46,7 +46,7 @@ class Stream(Emitter):
         if len(self.axes) != 1 or self.accesses.tested:
             return False
         (axis,) = self.axes
-        if axis.size is None:
+        if not axis.size:  # symbolic or empty
             return False
         stored = [a for a in self.accesses.stores if a.buffer in self.group.stored]
         if not self._is_large and not self._in_place and not self._may_share:

@@ -68,8 +68,10 @@ def check(cases, dtype, target=TARGET):
     values = list(zip(*values, strict=True))
     results = (run(modules, *how, values) for how in (("relax_grad", target), ("default", TARGET)))
     for name, ours, stock in zip(names, *results, strict=True):
+        # A result in half precision, by an attribute out_dtype, is summed to the others.
+        allowed = max(TOLERANCES.get(kind, 0) for kind in (dtype, *(str(b.dtype) for b in stock)))
         for a, b in zip(ours, stock, strict=True):
-            tolerance = TOLERANCES[dtype] * max(1.0, np.abs(b.astype("float64")).max(initial=0.0))
+            tolerance = allowed * max(1.0, np.abs(b.astype("float64")).max(initial=0.0))
             np.testing.assert_allclose(
                 a.astype("float64"), b.astype("float64"), 0, tolerance, err_msg=f"{name} {dtype}"
             )
