@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
 from ...ir.aliases import is_name, leaves, named_by
-from ...ir.module import normalized, referred_to
+from ...ir.module import IS_SCHEDULED, normalized, referred_to
 from ..schedule import in_place
 from .storage import Content, Lifetime, block_lifetimes, storages_of
 
@@ -23,11 +23,12 @@ class WriteToLastRead:
     """Write results to the memory of operands that the call is the last to read, where the most
     memory is live.
 
-    A tensor function that computes an element of its result from the same element of an operand can
-    write to the memory of the operand. Such are loops over elements, and kernels that say so, such
-    as the logarithm of softmax and the gradient of the cross entropy. Calls at the peak of the
-    live tensors are changed until no call there can be; other calls of the same functions are
-    changed too, so that no function is compiled in two forms.
+    A kernel that computes an element of its result from the same element of an operand can write to
+    the memory of the operand, and says so: the logarithm of softmax, and the gradient of the cross
+    entropy. Loops over elements stay as they are, because their schedules are slower in place: a
+    step of a ViT took a fifth longer. Calls at the peak of the live tensors are changed until no
+    call there can be; other calls of the same functions are changed too, so that no function is
+    compiled in two forms.
 
     The pass runs after ``CallTIRRewrite``, and before schedules.
     """
@@ -95,7 +96,9 @@ class _Variants:
     def _variant(self, callee: GlobalVar, pairs: Sequence[tuple[int, int]]) -> tirx.PrimFunc | None:
         key = (callee, *pairs)
         if key not in self._made:
-            self._made[key] = in_place(self._mod[callee], pairs)
+            function = self._mod[callee]
+            is_kernel = function.attrs is not None and function.attrs.get(IS_SCHEDULED, False)
+            self._made[key] = in_place(function, pairs) if is_kernel else None
         return self._made[key]
 
     def added(self, callee: GlobalVar, pairs: Sequence[tuple[int, int]]) -> GlobalVar:
