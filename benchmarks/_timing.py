@@ -7,6 +7,8 @@ import ctypes
 import time
 from collections.abc import Callable, Mapping
 
+from _cores import Apart
+
 #: The least duration of a sample in seconds; a sample calls short functions several times.
 _SHORTEST = 5e-3
 
@@ -52,6 +54,7 @@ def measure(
     repeats: int,
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
+    threads: int = 1,
 ) -> dict[str, list[float]]:
     """Return samples of the time of a call of each function, in seconds.
 
@@ -68,23 +71,43 @@ def measure(
     clock : Callable
         The clock of the samples; ``time.thread_time`` for functions of one thread on a machine that
         is not idle.
+    threads : int
+        The threads of each function. If they share a core meanwhile, a round of samples is taken
+        again: see :mod:`_cores`.
     """
     times = {name: _time_of(function) for name, function in functions.items()}
     calls = {name: max(1, int(_SHORTEST / max(spent, 1e-7))) for name, spent in times.items()}
     samples: dict[str, list[float]] = {name: [] for name in functions}
-    begin = time.perf_counter()
-    for i in range(repeats):
-        if i >= 3 and time.perf_counter() - begin > seconds:
-            break
-        for name, function in functions.items():
-            start = time.perf_counter()
-            while times[name] < _LONG and time.perf_counter() - start < _UNMEASURED:
-                function()
-            start = clock()
-            for _ in range(calls[name]):
-                function()
-            samples[name].append((clock() - start) / calls[name])
+    apart = Apart(threads)
+    spent, taken = 0.0, 0
+    while functions and taken < repeats and (taken < 3 or spent < seconds):
+        apart.wait()
+        start = time.perf_counter()
+        found = {
+            name: _sample(function, times[name], calls[name], clock)
+            for name, function in functions.items()
+        }
+        duration = time.perf_counter() - start
+        if not apart.holds():
+            apart.lose(duration)
+            continue
+        for name, sample in found.items():
+            samples[name].append(sample)
+        spent, taken = spent + duration, taken + 1
     return samples
+
+
+def _sample(
+    function: Callable[[], object], spent: float, calls: int, clock: Callable[[], float]
+) -> float:
+    """Return the time of a call, in the mean of some, after unmeasured ones."""
+    start = time.perf_counter()
+    while spent < _LONG and time.perf_counter() - start < _UNMEASURED:
+        function()
+    start = clock()
+    for _ in range(calls):
+        function()
+    return (clock() - start) / calls
 
 
 def _time_of(function: Callable[[], object]) -> float:

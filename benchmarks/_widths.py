@@ -7,15 +7,11 @@ A script measures each width in a process of its own, and writes a file for each
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
@@ -143,33 +139,6 @@ def target_of(width: str | None) -> str:
 
     named = None if width is None else WIDTHS[width][0]
     return named or str(relax_grad.target.host().attrs["mcpu"])
-
-
-def peak(flags: list[str], threads: int) -> float:
-    """Return the GFLOP/s of multiply-adds in registers, in so many threads."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "peak.so")
-        command = ["cc", "-O2", "-ffp-contract=fast", "-shared", "-fPIC", *flags]
-        subprocess.run([*command, "-o", str(path), str(HERE / "_peak.c")], check=True)
-        library = ctypes.CDLL(str(path))
-    library.multiply_adds.restype = ctypes.c_double
-    real, pointer = ctypes.c_float, ctypes.POINTER(ctypes.c_float)
-    library.multiply_adds.argtypes = [ctypes.c_long, real, real, pointer]
-    done = [0.0] * threads
-
-    def run(i: int) -> None:
-        done[i] = library.multiply_adds(10_000_000, 0.999, 0.001, real())
-
-    best = 0.0
-    for _ in range(15):
-        workers = [threading.Thread(target=run, args=[i]) for i in range(threads)]
-        start = time.perf_counter()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        best = max(best, sum(done) / (time.perf_counter() - start) / 1e9)
-    return best
 
 
 def _text(result: dict) -> str:

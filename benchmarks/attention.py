@@ -20,12 +20,12 @@ import json
 import sys
 import time
 
+from _cores import peak
 from _widths import (
     WIDTHS,
     against_torch,
     median_ratio,
     parser,
-    peak,
     prepare,
     target_of,
     write,
@@ -97,10 +97,10 @@ def main() -> None:
 def _measured(width: str, args: argparse.Namespace) -> dict:
     """Return the peak and the rows of a width; in a process whose environment holds PyTorch to this
     width."""
-    threads = 1 if args.processor_time else 2
+    clock = time.thread_time if args.processor_time else time.perf_counter
+    threads = _threads(clock)
     target = prepare(width, threads)
     before = peak(WIDTHS[width][1], threads)
-    clock = time.thread_time if args.processor_time else time.perf_counter
     rows = [
         *(
             _row(sizes, is_causal, key_heads, None, target, args.repeats, clock)
@@ -131,6 +131,11 @@ def _summary_beside_written_out(width: str, part: dict) -> str:
     return f"{width} ({part['target']}):\n{summary(part['rows'])}"
 
 
+def _threads(clock) -> int:
+    """Return the number of threads of a measurement by this clock."""
+    return 1 if clock is time.thread_time else 2
+
+
 def _row(
     sizes: tuple,
     is_causal: bool,
@@ -149,7 +154,7 @@ def _row(
     for name, row in zip(("forward", "both"), forms, strict=True):
         for column, run in against_torch(row, target, 1e-4).items():
             calls[name if column == "relax_grad" else f"{column} {name}"] = run
-    times = measure(calls, repeats, 40, clock)
+    times = measure(calls, repeats, 40, clock, _threads(clock))
     batch, length, heads, features = sizes
     #: The multiply-adds of two products of each query and each key that it attends to.
     pairs = length * (length + 1) // 2 if is_causal else length**2
@@ -184,7 +189,11 @@ def _step(name: str, width: str, target, repeats: int, clock) -> dict:
     if not error < 1e-3:
         raise SystemExit(f"{name}: the results differ by {error:.1e} of the largest element")
     times = measure(
-        {column: contestant.run for column, contestant in by_column.items()}, repeats, 60, clock
+        {column: contestant.run for column, contestant in by_column.items()},
+        repeats,
+        60,
+        clock,
+        _threads(clock),
     )
     result = {
         "name": name,

@@ -92,7 +92,7 @@ def _measured(step, args: argparse.Namespace) -> dict:
             traceback.print_exc()
             runs.pop(name, None)
             reasons[name] = "an error"
-    samples = measure(runs, args.repeats, args.seconds)
+    samples = measure(runs, args.repeats, args.seconds, threads=args.threads)
     least = {name: min(times) for name, times in samples.items()}
     if "TVM" in args.against:
         stock = _by_tvm(step, args)

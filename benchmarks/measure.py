@@ -35,10 +35,10 @@ def main() -> int:
         raise SystemExit(
             f"{error}: install the dependencies of the benchmarks with: pip install '.[bench]'"
         ) from error
+    from _cores import peak
     from _models import STEPS
     from _report import reports, write
     from _timing import raise_mmap_threshold
-    from _widths import peak
     from rows import ROWS
 
     torch.set_num_threads(args.threads)
@@ -105,7 +105,7 @@ def _measured(entry, columns: list[str], args: argparse.Namespace):
         if contestant.first > args.seconds
     }
     quick = {name: contestant.run for name, contestant in by_column.items() if name not in slow}
-    samples = measure(quick, args.repeats, args.seconds)
+    samples = measure(quick, args.repeats, args.seconds, threads=args.threads)
     samples.update({name: [contestant.first] for name, contestant in slow.items()})
     memory = {}
     if isinstance(entry, Step):

@@ -101,7 +101,7 @@ def _measured(step, args: argparse.Namespace) -> list[dict]:
         measured = json.loads(done.stdout.splitlines()[-1])
         rows[name] = {"planned": planned, "measured": measured, "compiling_s": round(spent, 1)}
     rows["PyTorch"] = {"measured": _memory.peak(step.name, "torch")}
-    samples = measure(runs, args.repeats, args.seconds)
+    samples = measure(runs, args.repeats, args.seconds, threads=args.threads)
     for name, row in rows.items():
         row["ms"] = round(min(samples[name]) * 1e3, 2)
     for row in rows.values():

@@ -18,13 +18,13 @@ import os
 import sys
 import time
 
+from _cores import peak
 from _widths import (
     WIDTHS,
     against_torch,
     digits,
     median_ratio,
     parser,
-    peak,
     prepare,
     target_of,
     write,
@@ -95,7 +95,7 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
     for sizes in [*LARGE, *SMALL]:
         for form in _FORMS:
             row = product(*sizes, form[0] == "T", form[1] == "T")
-            times = measure(against_torch(row, target, 1e-4), args.repeats, 20)
+            times = measure(against_torch(row, target, 1e-4), args.repeats, 20, threads=2)
             least = min(times["relax_grad"])
             rows.append(
                 {

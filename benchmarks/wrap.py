@@ -173,7 +173,7 @@ def main() -> None:
     def measured(name: str, others: Sequence[str]) -> dict[str, list[float]]:
         functions = contestants(others, *chosen[name])
         compare(functions)
-        return measure(functions, arguments.repeats, arguments.seconds)
+        return measure(functions, arguments.repeats, arguments.seconds, threads=arguments.threads)
 
     plain = {name: measured(name, ["torch"]) for name in chosen}
     print(f"{'network':<34}{'own us':>9}{'within':>15}{'outside':>15}{'torch':>15}")

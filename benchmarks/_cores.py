@@ -1,0 +1,148 @@
+"""The multiply-adds of this machine's cores: their peak, and whether the threads of a measurement
+share a core.
+
+A virtual machine shows processors that may be two hardware threads of one core. Its host may move
+them, so that they share a core for seconds or minutes at a time. Functions that use all units of a
+core then take twice as long as before, and others less. So the ratios of times differ too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+#: The rounds of multiply-adds of a probe: about half a millisecond.
+_PROBE = 150_000
+
+#: Probes that must fail in turn, such that a thread of another contestant that still spins, or a
+#: short interrupt, is not taken for a shared core; and the seconds between them.
+_PROBES, _BETWEEN = 6, 8e-3
+
+#: The least share of the rate of one thread that each of several threads has on cores of their own.
+#: On two hardware threads of one core it is a half.
+_LEAST_SHARE = 0.75
+
+#: Seconds to wait for cores at most, in a measurement.
+_PATIENCE = 60.0
+
+
+def peak(flags: Sequence[str], threads: int) -> float:
+    """Return the GFLOP/s of multiply-adds in registers, in so many threads."""
+    run = _multiply_adds(tuple(flags))
+    return max(_rate(run, threads, 10_000_000) for _ in range(15))
+
+
+def are_apart(threads: int, run: Callable[[int], float] | None = None) -> bool:
+    """Return whether so many threads run on cores of their own, as far as it can be measured.
+
+    Parameters
+    ----------
+    threads : int
+        The number of threads.
+    run : Callable, optional
+        Does so many rounds of work, and returns the number of operations; the default is
+        multiply-adds by the compiler ``cc``. Without it, threads are apart.
+    """
+    if threads < 2:
+        return True
+    if run is None:
+        if not shutil.which("cc"):
+            return True
+        run = _multiply_adds(("-march=native",))
+    for probe in range(_PROBES):
+        if probe:
+            time.sleep(_BETWEEN)
+        together, alone = _rate(run, threads, _PROBE), _rate(run, 1, _PROBE)
+        if together > _LEAST_SHARE * threads * alone:
+            return True
+    return False
+
+
+class Apart:
+    """Waits until the threads of a measurement have cores of their own.
+
+    Parameters
+    ----------
+    threads : int
+        The number of threads.
+    probe : Callable
+        Returns whether so many threads have cores of their own.
+    patience : float
+        Seconds to wait at most in total. Then a warning is given, and all samples count.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        probe: Callable[[int], bool] = are_apart,
+        patience: float = _PATIENCE,
+    ):
+        self.threads, self.probe, self.left = threads, probe, patience
+
+    def wait(self) -> None:
+        """Return when threads are apart."""
+        while not self.holds():
+            start = time.perf_counter()
+            time.sleep(_BETWEEN)
+            self.lose(time.perf_counter() - start)
+
+    def holds(self) -> bool:
+        """Return whether threads are apart, or this is no longer waited for."""
+        start = time.perf_counter()
+        if self.left <= 0 or self.probe(self.threads):
+            return True
+        self.lose(time.perf_counter() - start)
+        return self.left <= 0
+
+    def lose(self, seconds: float) -> None:
+        """Count the time of samples that do not count."""
+        before, self.left = self.left, self.left - seconds
+        if before > 0 >= self.left:
+            warnings.warn(
+                f"{self.threads} threads shared a core for as long as a measurement waits for "
+                "others: these samples were taken so",
+                stacklevel=3,
+            )
+
+
+def _rate(run: Callable[[int], float], threads: int, rounds: int) -> float:
+    """Return the GFLOP/s of so many threads at once, each with so many rounds."""
+    done, seconds = [0.0] * threads, [0.0] * threads
+    ready = threading.Barrier(threads)
+
+    def work(i: int) -> None:
+        ready.wait()
+        start = time.perf_counter()
+        done[i] = run(rounds)
+        seconds[i] = time.perf_counter() - start
+
+    workers = [threading.Thread(target=work, args=[i]) for i in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(done) / max(seconds) / 1e9
+
+
+@functools.cache
+def _multiply_adds(flags: tuple[str, ...]) -> Callable[[int], float]:
+    """Compile the multiply-adds with these flags, and return a function that does some rounds of
+    them."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "peak.so")
+        command = ["cc", "-O2", "-ffp-contract=fast", "-shared", "-fPIC", *flags]
+        source = Path(__file__).with_name("_peak.c")
+        subprocess.run([*command, "-o", str(path), str(source)], check=True)
+        library = ctypes.CDLL(str(path))
+    library.multiply_adds.restype = ctypes.c_double
+    real, pointer = ctypes.c_float, ctypes.POINTER(ctypes.c_float)
+    library.multiply_adds.argtypes = [ctypes.c_long, real, real, pointer]
+    return lambda rounds: library.multiply_adds(rounds, 0.999, 0.001, real())
