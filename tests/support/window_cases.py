@@ -13,6 +13,7 @@ def window_cases() -> Iterator[KernelCase]:
     for attrs, data, weight, out in _CONVOLUTIONS:
         yield from _convolutions(attrs, data, weight, out)
     yield from _transposed_convolutions()
+    yield from _biased_convolutions()
     for attrs, data, out in _POOLS:
         yield from _pools(attrs, data, out)
 
@@ -81,6 +82,33 @@ def _transposed_convolutions() -> Iterator[KernelCase]:
             lambda _, x, w, function=function, attrs=attrs: function(x, w, **attrs),
             detail=f"{weight} {attrs}",
         )
+
+
+def _biased_convolutions() -> Iterator[KernelCase]:
+    """In half precision, their kernels add the bias and apply ReLU."""
+    nn = relax.op.nn
+    for name, attrs, data, weight in [
+        ("conv2d", {"padding": 1}, (35, 7, 9), (33, 35, 3, 3)),
+        ("conv2d", {}, (9, 23, 25), (13, 9, 1, 1)),
+        ("conv2d", {"groups": 21, "padding": 1}, (21, 5, 37), (21, 1, 3, 3)),
+        ("conv2d", {"strides": 2, "padding": 3}, (3, 21, 23), (20, 3, 7, 7)),
+        ("conv2d_transpose", {"strides": 2}, (21, 5, 7), (21, 13, 2, 2)),
+        ("conv3d", {"padding": 1}, (5, 4, 5, 6), (7, 5, 3, 3, 3)),
+    ]:
+        channels = weight["transpose" in name]
+        for rectifies in (False, True):
+
+            def body(_, x, w, bias, name=name, attrs=attrs, rectifies=rectifies):
+                y = relax.op.add(getattr(nn, name)(x, w, **attrs), bias)
+                return nn.relu(y) if rectifies else y
+
+            yield KernelCase(
+                f"relax.nn.{name}",
+                [(N, *data), weight, (channels,) + (1,) * (len(data) - 1)],
+                body,
+                detail=f"{weight} {attrs}, a bias{', ReLU' if rectifies else ''}",
+                differs_in_halves=True,
+            )
 
 
 #: Attributes and shapes of data and result.

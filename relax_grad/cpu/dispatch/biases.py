@@ -1,12 +1,13 @@
-"""Biases behind products in half precision, which the kernels of the products add.
+"""Biases behind products and convolutions in half precision, which their kernels add.
 
 The kernel of a product adds the bias to its sums in float32. The result is rounded once: written
-apart, the product is rounded before the bias is added.
+apart, the product is rounded before the bias is added. Convolutions are products here too.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -19,10 +20,15 @@ from ...ir.compat import dtype_of
 from ...ir.dtypes import HALVES
 from ...ir.expressions import are_equal
 from ...ir.shapes import known_extents
+from ..kernel import epilogue
 from ..kernel.matmul import matmul
 from .registry import CallSite, Kernel
 
 _ADD, _MATMUL = Op.get("relax.add"), Op.get("relax.matmul")
+
+_CONVOLUTIONS = {
+    Op.get(f"relax.nn.conv{rank}d{kind}") for rank in (1, 2, 3) for kind in ("", "_transpose")
+}
 
 
 class _Addition(NamedTuple):
@@ -46,13 +52,13 @@ class AddedBiases:
 
     def __init__(self, block: relax.DataflowBlock):
         bindings = block.bindings[:]
-        products = {binding.var for binding in bindings if _is_product(binding)}
+        products = {b.var: _axis(b.value) for b in bindings if _is_product(b)}
         self._additions: dict[relax.Var, _Addition] = {}
         self._products: set[relax.Var] = set()
         if not products:
             return
         counts = Counter(var for binding in bindings for var in used(binding.value))
-        single = {var for var in products if counts[var] == 1}
+        single = {var: axis for var, axis in products.items() if counts[var] == 1}
         for binding in bindings:
             addition = _addition(binding.value, single)
             if addition is not None:
@@ -72,7 +78,9 @@ class AddedBiases:
         return call.args[addition.product_index], call.args[addition.bias_index]
 
 
-def with_bias(kernel: Kernel, site: CallSite, bias: relax.Expr) -> Kernel | None:
+def with_bias(
+    kernel: Kernel, site: CallSite, bias: relax.Expr, *, rectifies: bool = False
+) -> Kernel | None:
     """Return the kernel of a product that also adds a bias, or None if there is none.
 
     Parameters
@@ -83,16 +91,24 @@ def with_bias(kernel: Kernel, site: CallSite, bias: relax.Expr) -> Kernel | None
         The call of the product.
     bias : relax.Expr
         The bias.
+    rectifies : bool
+        Whether the kernel also applies ReLU to the sum.
     """
     generator, shape = kernel.generator, site.shape(bias)
-    if generator.func is not matmul or shape is None:
+    if shape is None:
         return None
-    first, second, result = generator.keywords["shapes"]
+    if site.call.op in _CONVOLUTIONS:
+        generator = partial(epilogue.with_bias, shape, generator)
+    elif generator.func is matmul:
+        first, second, result = generator.keywords["shapes"]
+        generator = partial(generator, shapes=[first, second, shape, result], adds_bias=True)
+    else:
+        return None
     return replace(
         kernel,
-        generator=partial(generator, shapes=[first, second, shape, result], adds_bias=True),
+        generator=partial(epilogue.rectified, generator) if rectifies else generator,
         arguments=[*kernel.arguments, bias],
-        name="relax.matmul",
+        name=site.call.op.name,
     )
 
 
@@ -101,28 +117,39 @@ def _is_product(binding: relax.Binding) -> bool:
     value = binding.value
     return (
         isinstance(value, relax.Call)
-        and value.op == _MATMUL
+        and (value.op == _MATMUL or value.op in _CONVOLUTIONS)
         and isinstance(binding.var, relax.DataflowVar)
         and known_extents(binding.var.ty) is not None
         and dtype_of(binding.var.ty) in HALVES
     )
 
 
-def _addition(value: relax.Expr, products: set[relax.Var]) -> _Addition | None:
+def _axis(product: relax.Call) -> int:
+    """Return the axis of a product that a bias has, counted from the last one: columns or
+    channels."""
+    return -1 if product.op == _MATMUL else 1 - product.ty.ndim
+
+
+def _addition(value: relax.Expr, products: Mapping[relax.Var, int]) -> _Addition | None:
     if not isinstance(value, relax.Call) or value.op != _ADD:
         return None
     for index, other in ((0, 1), (1, 0)):
         product, bias = value.args[index], value.args[other]
-        if isinstance(product, relax.Var) and product in products and _is_bias(bias, product):
+        axis = products.get(product) if isinstance(product, relax.Var) else None
+        if axis is not None and _is_bias(bias, product, axis):
             return _Addition(product, index, other)
     return None
 
 
-def _is_bias(bias: relax.Expr, product: relax.Var) -> bool:
-    """Tell whether a tensor has a number for each column of a product, and no other axes."""
+def _is_bias(bias: relax.Expr, product: relax.Var, axis: int) -> bool:
+    """Tell whether a tensor has a number for each index of an axis of a product, and no other axes;
+    the axis is counted from the last one."""
     own, full = known_extents(bias.ty), known_extents(product.ty)
-    if not own or not full or len(own) > len(full) or dtype_of(bias.ty) != dtype_of(product.ty):
+    if not own or not full or not -axis <= len(own) <= len(full):
         return False
-    return are_equal(own[-1], full[-1]) and all(
-        isinstance(extent, tirx.IntImm) and int(extent) == 1 for extent in own[:-1]
+    if dtype_of(bias.ty) != dtype_of(product.ty):
+        return False
+    rest = [extent for i, extent in enumerate(own) if i != len(own) + axis]
+    return are_equal(own[axis], full[axis]) and all(
+        isinstance(extent, tirx.IntImm) and int(extent) == 1 for extent in rest
     )

@@ -10,6 +10,7 @@ from . import builder as b
 from ._chunks import whole_or_rest
 from .builder import Vectors, bind, const
 from .convolution import Windows
+from .epilogue import biases_from
 
 
 @dataclass(frozen=True)
@@ -195,12 +196,12 @@ def unpack_row(vectors: Vectors, line, target, columns: int, channels: int) -> N
         The number of columns and of channels; at most as many channels as lanes.
     """
     buffer, start, plane = target
-    lanes = vectors.lanes
+    lanes, bias = vectors.lanes, biases_from(buffer, start)
 
     def square(column, number) -> None:
         rows = [bind(vectors.load(line, (column + i) * lanes)) for i in range(lanes)]
         for c, vector in enumerate(vectors.transpose(rows)[:channels]):
-            vectors.store(buffer, start + column + c * plane, vector, number)
+            vectors.store(buffer, start + column + c * plane, vector, number, bias(c))
 
     vectors.each(columns, square)
 

@@ -57,12 +57,17 @@ class Vectors:
         index: tirx.PrimExpr,
         vector: tirx.PrimExpr,
         number: Extent | None = None,
+        bias: tirx.PrimExpr | None = None,
     ) -> None:
-        """Store consecutive elements: all lanes, or the first ``number`` lanes."""
+        """Store consecutive elements: all lanes, or the first ``number`` lanes. The bias is that of
+        the buffer, if it is known."""
         if self._is_whole(number):
-            store(buffer, self._ramp(index), vector)
+            if isinstance(buffer, Half):
+                buffer.store(self._ramp(index), vector, bias)
+            else:
+                store(buffer, self._ramp(index), vector)
         elif isinstance(buffer, Half):
-            buffer.masked_store(vector, self._ramp(index), self._mask(number))
+            buffer.masked_store(vector, self._ramp(index), self._mask(number), bias)
         else:
             masked_store(buffer, vector, self._ramp(index), self._mask(number))
 

@@ -34,6 +34,7 @@ from ._statements import (
     when,
 )
 from ._vectors import Accumulators, Vectors
+from .epilogue import ChannelBias, finish, with_bias_param
 from .halves import Half, stored_params
 
 __all__ = [
@@ -93,22 +94,27 @@ def prim_func(
     body : Callable
         Takes a flat buffer for each tensor, whose elements are in row-major order.
     """
+    params, adds_bias = with_bias_param(params)
     params, results = stored_params(params)
-    function, flat = _emitted(name, params, body, frozenset())
+    function, flat = _emitted(name, params, body, frozenset(), adds_bias)
     read = {
         i
         for i in range(len(params) - results, len(params))
         if isinstance(flat[i], Half) and flat[i].was_read
     }
     # A result that is read again, such as a sum in several parts, is rounded once, at the end.
-    return _emitted(name, params, body, read)[0] if read else function
+    return _emitted(name, params, body, read, adds_bias)[0] if read else function
 
 
 def _emitted(
-    name: str, params: Sequence[tuple], body: Callable[..., None], in_parts: Collection[int]
+    name: str,
+    params: Sequence[tuple],
+    body: Callable[..., None],
+    in_parts: Collection[int],
+    adds_bias: bool,
 ) -> tuple[tirx.PrimFunc, list]:
     """Return a function and its flat buffers; the results ``in_parts`` are computed in a buffer of
-    float32."""
+    float32. With ``adds_bias``, the tensor before the last is added to the last."""
     with IRBuilder() as builder, T.prim_func():
         T.func_name(name)
         # The tensors of a call do not alias, and kernels are not fused with other functions.
@@ -126,17 +132,28 @@ def _emitted(
             ]
             for shape in {str(shape): shape for _, shape, _ in params}.values():
                 refuse_large(name, shape)
+            if isinstance(flat[-1], Half):
+                finish(flat[-1], params[-1][1], flat[-2] if adds_bias else None)
             few = all(isinstance(size, int) for size in sizes) and sum(sizes) <= _FEW_ELEMENTS
             with one_thread(few):
                 wide = {i: scratch(sizes[i]) for i in in_parts}
-                body(*(wide.get(i, buffer) for i, buffer in enumerate(flat)))
+                taken = [wide.get(i, buffer) for i, buffer in enumerate(flat)]
+                body(*(taken[:-2] + taken[-1:] if adds_bias else taken))
                 for i, buffer in wide.items():
                     _round(buffer, flat[i], sizes[i])
     return builder.get(), flat
 
 
 def _round(source: tirx.Buffer, target: Half, size: Extent) -> None:
-    """Copy elements of float32 to a tensor in half precision."""
+    """Copy elements of float32 to a tensor in half precision, and add its bias."""
+    bias = target.bias
+    if isinstance(bias, ChannelBias):
+        target.bias = None
+        with parallel(0, quotient(size, bias.plane)) as i:
+            start, number = bind(i * bias.plane), bind(bias.of_plane(i))
+            with serial(0, bias.plane) as j:
+                target.store(start + j, source[start + j] + number)
+        return
     with parallel(0, ceil_div(size, _ROUNDED)) as i:
         start = bind(i * _ROUNDED)
         with serial(0, bind(tirx.min(const(_ROUNDED), size - start))) as j:

@@ -32,6 +32,7 @@ from ._conv_pairs import BlockingOfPairs, PackerOfPairs
 from ._pairs import add_products, imported, takes_pairs
 from .builder import Accumulators, Extent, bind, ceil_div, const
 from .convolution import Conv2d, Conv3d
+from .epilogue import biases_from
 from .gathering import Gathering, Taps
 
 
@@ -367,6 +368,7 @@ class _Generator:
         lanes = self.vectors.lanes
         plane = self.g.slices.target * self.rows.target * self.columns.target
         with b.serial(0, ceil_div(channels or self.s.width, lanes)) as v:
+            bias = biases_from(target, out + v * (lanes * plane))
 
             def square(i, number) -> None:
                 rows = [
@@ -377,10 +379,10 @@ class _Generator:
                 for c, vector in enumerate(self.vectors.transpose(rows)):
                     at = out + (v * lanes + c) * plane + i
                     if channels is None or c < channels % lanes or channels % lanes == 0:
-                        self.vectors.store(target, at, vector, number)
+                        self.vectors.store(target, at, vector, number, bias(c))
                     elif channels > lanes:
                         with b.when(v < channels // lanes):
-                            self.vectors.store(target, at, vector, number)
+                            self.vectors.store(target, at, vector, number, bias(c))
 
             extent = height * self.columns.target
             self.vectors.each(int(extent) if isinstance(extent, tirx.IntImm) else extent, square)

@@ -72,19 +72,30 @@ class Half:
         Their dtype.
     was_read : bool
         Whether an element was read.
+    bias : Callable, optional
+        Takes an index, and returns the number that is added to the element that is stored there, or
+        to the vector of elements that begins there.
+    rectifies : bool
+        Whether ReLU is applied to the elements that are stored, after the bias.
     """
 
     def __init__(self, tensor: tirx.Buffer, size: int | tirx.PrimExpr, dtype: str):
         stored = "uint16" if dtype == "bfloat16" else dtype
         self.raw = T.decl_buffer([size], stored, data=tensor.data, layout=None)
         self.dtype, self.was_read = dtype, False
+        self.bias: Callable | None = None
+        self.rectifies = False
 
     def __getitem__(self, index: tirx.PrimExpr) -> tirx.PrimExpr:
         self.was_read = True
         return widened(self.raw[index], self.dtype)
 
-    def store(self, index: tirx.PrimExpr, value: tirx.PrimExpr) -> None:
-        """Emit the store of an element or, if the index is a ramp, of a vector."""
+    def store(
+        self, index: tirx.PrimExpr, value: tirx.PrimExpr, bias: tirx.PrimExpr | None = None
+    ) -> None:
+        """Emit the store of an element or, if the index is a ramp, of a vector. The bias is that of
+        :attr:`bias`, if it is known."""
+        value = self._finished(value, index, bias)
         T.buffer_store(self.raw, narrowed(value, self.dtype, _lanes_of(index)), [index])
 
     def masked_load(self, ramp: Ramp, mask: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -92,9 +103,27 @@ class Half:
         self.was_read = True
         return widened(T.Bind(masked_load(self.raw, ramp, mask)), self.dtype)
 
-    def masked_store(self, vector: tirx.PrimExpr, ramp: Ramp, mask: tirx.PrimExpr) -> None:
-        """Emit the store of the lanes that a mask selects."""
+    def masked_store(
+        self,
+        vector: tirx.PrimExpr,
+        ramp: Ramp,
+        mask: tirx.PrimExpr,
+        bias: tirx.PrimExpr | None = None,
+    ) -> None:
+        """Emit the store of the lanes that a mask selects, with a bias as for :meth:`store`."""
+        vector = self._finished(vector, ramp, bias)
         masked_store(self.raw, narrowed(vector, self.dtype, int(ramp.lanes)), ramp, mask)
+
+    def _finished(
+        self, value: tirx.PrimExpr, index: tirx.PrimExpr, bias: tirx.PrimExpr | None
+    ) -> tirx.PrimExpr:
+        """Return the elements to store at an index, or at a ramp."""
+        lanes = _lanes_of(index)
+        if bias is None and self.bias is not None:
+            bias = self.bias(index.base if isinstance(index, Ramp) else index)
+        if bias is not None:
+            value = value + (bias if lanes == 1 else Broadcast(bias, lanes))
+        return tirx.Max(_like(0.0, lanes, "float32"), value) if self.rectifies else value
 
 
 def widened(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
@@ -138,6 +167,6 @@ def _lanes_of(expr) -> int:
     return int(str(expr.ty.dtype).partition("x")[2] or 1)
 
 
-def _like(value: int, lanes: int, dtype: str = "uint32"):
+def _like(value: float, lanes: int, dtype: str = "uint32"):
     constant = tirx.const(value, dtype)
     return constant if lanes == 1 else Broadcast(constant, lanes)

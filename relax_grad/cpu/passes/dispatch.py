@@ -28,6 +28,7 @@ from ..dispatch.exchanges import (
     before_both,
     with_exchanges,
 )
+from ..dispatch.rectified import Rectified
 from ..dispatch.registry import find_kernel, is_decomposed, takes_halves, takes_uncast
 from ..dispatch.residuals import BlockCalls, Replacement, ResidualKernel, find_residuals
 from ..kernel.matmul import Matmul
@@ -203,6 +204,7 @@ class _Dispatch(relax.PyExprMutator):
         self._exchanged: ExchangedResults | None = None
         self._narrowed: NarrowedResults | None = None
         self._biases: AddedBiases | None = None
+        self._rectified: Rectified | None = None
         self._memory: Memory  # that of the function that is visited
         self._var: relax.Var | None = None
         self._uses: dict[relax.Var, tuple[Replacement, Sequence[relax.Var]]] = {}
@@ -233,8 +235,9 @@ class _Dispatch(relax.PyExprMutator):
         self._exchanged = None if is_written else ExchangedResults(block)
         self._narrowed = None if is_written else NarrowedResults(block)
         self._biases = None if is_written else AddedBiases(block)
+        self._rectified = None if is_written else Rectified(block)
         block = super().visit_dataflow_block_(block)
-        self._calls = self._exchanged = self._narrowed = self._biases = None
+        self._calls = self._exchanged = self._narrowed = self._biases = self._rectified = None
         return block
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
@@ -258,6 +261,8 @@ class _Dispatch(relax.PyExprMutator):
             return source
         if self._narrowed is not None and (source := before_casts(call, lookup)) is not None:
             return source
+        if self._rectified is not None and self._rectified.has(var):
+            return call.args[0]
         site = self._site(call, lookup)
         biased = self._with_bias(call, var, lookup)
         if biased is not None:
@@ -283,8 +288,13 @@ class _Dispatch(relax.PyExprMutator):
         product, bias = lookup(operands[0]), operands[1]
         site = self._site(product, lookup)
         kernel = find_kernel(product.op.name, site)
-        kernel = None if kernel is None else with_bias(kernel, site, bias)
-        return None if kernel is None else self._result(kernel, call, var)
+        rectifies = self._rectified is not None and self._rectified.takes(var)
+        kernel = None if kernel is None else with_bias(kernel, site, bias, rectifies=rectifies)
+        if kernel is None:
+            return None
+        if self._rectified is not None and rectifies:
+            self._rectified.mark(var)
+        return self._result(kernel, call, var)
 
     def _lookup(self, at: relax.Var, variable: relax.Var) -> relax.Expr | None:
         """Return the value of a variable if it and its operands are unchanged at a later binding,
