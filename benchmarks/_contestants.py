@@ -110,8 +110,8 @@ def _of_row(
         inputs = [jax.numpy.array(array) for array in arrays]
         return _by_first_call(lambda: jax.block_until_ready(function(*inputs)))
     function = torch.compile(row.torch) if column == "torch.compile" else row.torch
-    # Copies: some rows update their inputs.
-    tensors = [torch.from_numpy(array.copy()) for array in arrays]
+    # Copies, because some rows update their inputs, in PyTorch's memory: NumPy asks for huge pages.
+    tensors = [torch.from_numpy(array).clone() for array in arrays]
 
     def run():
         with torch.no_grad():

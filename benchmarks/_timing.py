@@ -58,7 +58,10 @@ def measure(
 ) -> dict[str, list[float]]:
     """Return samples of the time of a call of each function, in seconds.
 
-    The functions take turns. Unmeasured calls precede each sample.
+    The functions take turns. Unmeasured calls precede each sample. A result lives until the next
+    call returns, as in a loop with ``y = f(x)``: TVM's virtual machine refers to its last result
+    until then, while another framework would write each result to the memory of the one before,
+    which is still in the caches.
 
     Parameters
     ----------
@@ -100,13 +103,19 @@ def measure(
 def _sample(
     function: Callable[[], object], spent: float, calls: int, clock: Callable[[], float]
 ) -> float:
-    """Return the time of a call, in the mean of some, after unmeasured ones."""
+    """Return the time of a call, in the mean of some, after unmeasured ones.
+
+    A result lives until the next call returns, as in a loop with ``y = f(x)``: TVM's virtual
+    machine refers to its last result until then, while another framework would write each result
+    to the memory of the one before, which is still in the caches.
+    """
+    _kept: object = None
     start = time.perf_counter()
     while spent < _LONG and time.perf_counter() - start < _UNMEASURED:
-        function()
+        _kept = function()
     start = clock()
     for _ in range(calls):
-        function()
+        _kept = function()
     return (clock() - start) / calls
 
 
