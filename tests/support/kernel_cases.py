@@ -132,6 +132,14 @@ def _norms() -> Iterator[KernelCase]:
             [wide, wide, row, row],
             lambda _, *a: norm.layer_norm_backward_gamma(*a, axes=[-1]),
         )
+        if last > 7:
+            longer = (N, 11, 133)
+            yield KernelCase(
+                "relax.grad.layer_norm_backward_gamma",
+                [longer, longer, (N, 11, 1), (N, 11, 1)],
+                lambda _, *a: norm.layer_norm_backward_gamma(*a, axes=[-1]),
+                detail="in cache",
+            )
         yield KernelCase(
             "relax.nn.rms_norm", [wide, (last,)], lambda _, *a: op.rms_norm(*a, axes=-1)
         )
@@ -405,6 +413,7 @@ def _sums() -> Iterator[KernelCase]:
                 detail=str(axes),
             )
     yield KernelCase("relax.sum", [(N, 67)], lambda _, x: relax.op.sum(x, [0]))
+    yield KernelCase("relax.sum", [(N, 133)], lambda _, x: relax.op.sum(x, [0]), detail="in cache")
     yield KernelCase("relax.sum", [(67, N)], lambda _, x: relax.op.sum(x, [1]))
     for result in ((7,), (5, 7), (6, 1, 1)):
         yield KernelCase(

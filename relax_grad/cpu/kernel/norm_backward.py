@@ -241,7 +241,7 @@ def row_norm_backward_gamma(
 
             return product
 
-        emit_column_sums(vectors, cpu, (1, rows, columns), term, results)
+        emit_column_sums(vectors, cpu, (1, rows, columns), term, results, operands=2)
 
     names = ("dy", "x", *(["mean"] if centered else []), "rstd", "result")
     params = list(zip(names, shapes, strict=True))

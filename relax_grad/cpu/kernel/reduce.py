@@ -1,9 +1,9 @@
 """Sums over some axes: over rows, over columns, and over all axes except the channels.
 
 Sums along a row are kept in several vectors, so that an addition does not wait for the previous
-one. Sums down columns are kept in registers for a block of columns, over a fixed number of
-stretches of rows; the partial sums are added at the end. The order of additions does not depend on
-the number of threads.
+one. Sums down columns are kept in registers for a block of columns, or in the first-level cache for
+whole rows, over a fixed number of stretches of rows; the partial sums are added at the end. The
+order of additions does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -24,8 +24,19 @@ _STRETCHES = 8
 #: The minimum number of rows of a stretch.
 _STRETCH = 32
 
-#: The number of vectors in a block of columns.
+#: The number of vectors in a block of columns whose sums are kept in registers.
 _BLOCK = 8
+
+#: The maximum number of columns of a block whose sums are kept in the first-level cache, for rows
+#: of more columns than a block in registers has. A block in registers reads a few cache lines of
+#: each row, which takes up to twice as long as reading the rows in order.
+_CACHED = 2048
+
+#: The number of rows that are added at a time to sums in the cache, so that memory serves several
+#: requests at once. Rows of several operands that a block holds whole are added one by one: each
+#: operand is read in order from its beginning to its end, and 16 rows would displace each other
+#: where their length is a multiple of 4 KiB.
+_TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -133,7 +144,7 @@ def sum_columns(
             return lambda at, number: [vectors.load(x, at, number)]
 
         count = as_float(rows) if mean else None
-        emit_column_sums(vectors, cpu, (outer, rows, columns), term, [result], count)
+        emit_column_sums(vectors, cpu, (outer, rows, columns), term, [result], divisor=count)
 
     return _function("sum_columns", shapes, body)
 
@@ -144,6 +155,7 @@ def emit_column_sums(
     extents: tuple[Extent, Extent, int],
     term: Callable,
     results: Sequence[tirx.Buffer],
+    operands: int = 1,
     divisor: tirx.PrimExpr | None = None,
 ) -> None:
     """Emit sums over the rows of ``[outer, rows, columns]``.
@@ -161,20 +173,23 @@ def emit_column_sums(
         number, which returns the vectors to sum, one for each result.
     results : Sequence[tirx.Buffer]
         The buffers of the sums, ``[outer, columns]``.
+    operands : int
+        The number of tensors of ``[outer, rows, columns]`` that the terms are computed from.
     divisor : tirx.PrimExpr, optional
         The divisor of the sums.
     """
-    _ColumnSums(vectors, cpu, extents, term, results, divisor).emit()
+    _ColumnSums(vectors, cpu, extents, term, results, operands, divisor).emit()
 
 
 class _ColumnSums:
     """A generator of sums over rows, with its block sizes. Parameters are those of
     :func:`emit_column_sums`.
 
-    Each task sums a stretch of rows for a block of columns.
+    Each task sums a stretch of rows for a block of columns. The sums have the same bits in
+    registers and in the cache.
     """
 
-    def __init__(self, vectors: Vectors, cpu: CPU, extents, term, results, divisor):
+    def __init__(self, vectors: Vectors, cpu: CPU, extents, term, results, operands, divisor):
         self._vectors, self._term, self._divisor = vectors, term, divisor
         self._outer, self._rows, self._columns = outer, rows, columns = extents
         stretches = _STRETCHES
@@ -182,13 +197,20 @@ class _ColumnSums:
             stretches = max(1, min(stretches, rows // _STRETCH))
         if isinstance(outer, int) and outer >= 2 * cpu.cores:
             stretches = 1
-        block = min(_BLOCK, b.ceil_div(columns, vectors.lanes))
+        block = b.ceil_div(columns, vectors.lanes)
+        is_short = isinstance(rows, int) and rows < _STRETCH
+        self._in_registers = block <= _BLOCK or is_short
+        if self._in_registers:
+            block = min(_BLOCK, block)
+        else:
+            block = b.ceil_div(block, b.ceil_div(columns, _CACHED))
         while (
             block > 1
             and isinstance(outer, int)
             and _tasks(outer * stretches, columns, block, vectors) < cpu.cores
         ):
             block = block // 2
+        self._together = 1 if operands > 1 and columns <= _CACHED else _TOGETHER
         self._stretches, self._block, self._width = stretches, block, block * vectors.lanes
         self._blocks = b.ceil_div(columns, self._width)
         self._results = self._partial = results
@@ -238,22 +260,72 @@ class _ColumnSums:
         sums of all columns.
         """
         (first, last, base), (offset, target), vectors = rows, columns, self._vectors
-        numbers = [None] * (number_of - 1) + [rest]
-        totals = [Accumulators(vectors, number_of) for _ in self._results]
+
+        def row_at(i) -> tuple[Callable, tirx.PrimExpr]:
+            """Return the terms of the i-th row, and the index of its first element."""
+            row = bind(base + first + i)
+            return self._term(row), bind(row * self._columns + offset)
+
+        def finish(at, number, sums: Sequence) -> None:
+            for total, buffer in zip(sums, self._partial, strict=True):
+                value = self._finished(total) if self._stretches == 1 else total
+                vectors.store(buffer, target + offset + at, value, number)
+
+        size = bind(last - first)
+        if self._in_registers:
+            self._sums_in_registers(size, row_at, finish, [None] * (number_of - 1) + [rest])
+        else:
+            width = number_of * vectors.lanes
+            width = width if rest is None else width - vectors.lanes + rest
+            self._sums_in_cache(size, row_at, finish, width)
+
+    def _sums_in_registers(
+        self, size, row_at: Callable, finish: Callable, numbers: Sequence[int | None]
+    ) -> None:
+        """Emit the sums of vectors of so many lanes (None: all), which are unrolled."""
+        vectors = self._vectors
+        totals = [Accumulators(vectors, len(numbers)) for _ in self._results]
         for total in totals:
-            for v in range(number_of):
+            for v in range(len(numbers)):
                 total[v] = vectors.splat(0)
-        with b.serial(0, last - first) as i:
-            row = bind(first + i)
-            value, start = self._term(base + row), bind((base + row) * self._columns + offset)
+        with b.serial(0, size) as i:
+            value, start = row_at(i)
             for v, number in enumerate(numbers):
                 terms = value(start + v * vectors.lanes, number)
                 for total, term in zip(totals, terms, strict=True):
                     total[v] = total[v] + term
         for v, number in enumerate(numbers):
-            for total, buffer in zip(totals, self._partial, strict=True):
-                value = self._finished(total[v]) if self._stretches == 1 else total[v]
-                vectors.store(buffer, target + offset + v * vectors.lanes, value, number)
+            finish(v * vectors.lanes, number, [total[v] for total in totals])
+
+    def _sums_in_cache(self, size, row_at: Callable, finish: Callable, width: int) -> None:
+        """Emit the sums of so many columns."""
+        vectors, together = self._vectors, self._together
+        padded = b.ceil_div(width, vectors.lanes) * vectors.lanes
+        totals = [b.scratch(padded) for _ in self._results]
+        for total in totals:
+            b.clear(total, b.const(0), padded)
+
+        def sums_at(offset) -> list:
+            return [vectors.load(total, offset) for total in totals]
+
+        def add(rows: Sequence[tuple[Callable, tirx.PrimExpr]]) -> None:
+            def at_offset(offset, number) -> None:
+                sums = sums_at(offset)
+                for value, start in rows:
+                    terms = value(start + offset, number)
+                    sums = [total + term for total, term in zip(sums, terms, strict=True)]
+                for total, value in zip(totals, sums, strict=True):
+                    vectors.store(total, offset, value)
+
+            vectors.each(width, at_offset)
+
+        done = bind(size // together * together)
+        with b.serial(0, size // together) as i:
+            add([row_at(i * together + j) for j in range(together)])
+        if together > 1:
+            with b.serial(0, size - done) as i:
+                add([row_at(done + i)])
+        vectors.each(width, lambda at, number: finish(at, number, sums_at(at)))
 
     def _add_stretches(self, n) -> None:
         """Emit the sums of the partial sums of all stretches."""

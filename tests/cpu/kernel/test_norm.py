@@ -318,6 +318,20 @@ def test_sizes_around_vectors(target):
     )
 
 
+@each_target
+def test_gradients_of_gamma_with_sums_in_the_cache(target):
+    """Rows of more columns than a block in registers has, one by one and several at a time."""
+    sizes = [(45, 3, 59), (70, 5, 60), (101, 5, 421)]
+    check(
+        [
+            Case("row_gamma", *size, True, groups, symbolic, saves)
+            for size in sizes
+            for groups, symbolic, saves in ((1, False, True), (1, True, False), (2, False, False))
+        ],
+        target,
+    )
+
+
 @st.composite
 def case(draw):
     return Case(

@@ -52,6 +52,16 @@ def test_sizes_around_vectors(target, symbolic):
     check([(kind, *size, symbolic, size[0] > 3) for size in sizes for kind in KINDS], target)
 
 
+@each_target
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_sums_in_the_cache(target, symbolic):
+    """Of more columns than a block in registers has: one block, several ones, and rows that are
+    added one by one behind those that are added together."""
+    sizes = [(1, 32, 129), (1, 47, 300), (2, 261, 161), (1, 70, 2049), (1, 33, 4101), (3, 40, 520)]
+    kinds = ["columns", "inner columns"]
+    check([(kind, *size, symbolic, size[0] > 2) for size in sizes for kind in kinds], target)
+
+
 @pytest.mark.slow
 @each_target
 @at_length(150)
