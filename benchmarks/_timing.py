@@ -58,10 +58,7 @@ def measure(
 ) -> dict[str, list[float]]:
     """Return samples of the time of a call of each function, in seconds.
 
-    The functions take turns. Unmeasured calls precede each sample. A result lives until the next
-    call returns, as in a loop with ``y = f(x)``: TVM's virtual machine refers to its last result
-    until then, while another framework would write each result to the memory of the one before,
-    which is still in the caches.
+    The functions take turns. Unmeasured calls precede each sample.
 
     Parameters
     ----------
