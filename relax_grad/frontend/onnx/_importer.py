@@ -39,6 +39,7 @@ from ._graph import STANDARD, every_node, label, opset_of
 from ._graph import operands as all_operands
 from ._recurrent import RECURRENT
 from ._resize import RESIZING
+from ._standard_attention import STANDARD_ATTENTION, is_operator
 from ._support import reason_of
 from ._values import Extents, Known, is_symbolic, objects, plain
 
@@ -46,6 +47,7 @@ _CONVERTERS = {
     **CONVERTERS,
     **RECURRENT,
     **RESIZING,
+    **STANDARD_ATTENTION,
     **{f"{DOMAIN}.{name}": function for name, function in FUSED.items()},
 }
 
@@ -66,6 +68,8 @@ def has_converter(node: onnx.NodeProto) -> bool:
     if in_domain(node):
         return kind in FUSED or kind in _MICROSOFT & known
     if node.domain in STANDARD:
+        if kind in STANDARD_ATTENTION:
+            return is_operator(node)
         return kind in {*known, "Constant", "If"} and kind not in _ONLY_MICROSOFT
     return False
 

@@ -1,0 +1,132 @@
+"""ONNX's own operator ``Attention`` is one operator: values by ONNX's evaluator, gradients by
+differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: extra onnx")
+reason = "this version of onnx does not have the operator Attention"
+pytest.importorskip("onnx.reference.ops.op_attention", reason=reason)
+
+import onnx_models as models  # noqa: E402
+from onnx_models import node, normal  # noqa: E402
+
+from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
+
+B, T, S, WIDTH, D, E = 2, 5, 7, 6, 8, 3
+RNG = np.random.default_rng(3)
+
+KEPT = RNG.random((T, S)) < 0.6
+KEPT[:, 0] = True
+NONE_FOR_ONE = KEPT & (np.arange(T) != 2)[:, None]
+
+
+def model_of(attributes, *, heads=2, groups=2, keys=S, mask=None, past=0, results=1, flat=False):
+    """Return a model of the products of ``x`` and ``z`` with weights, and their attention."""
+    dtype = "float64"
+    weights = {}
+    for name, count, size in (("wq", heads, D), ("wk", groups, D), ("wv", groups, E)):
+        shape = (WIDTH, count * size) if flat else (count, WIDTH, size)
+        weights[name] = normal(*shape, dtype=dtype)
+    inner = () if flat else (1,)
+    shapes = {"x": [B, *inner, T, WIDTH], "z": [B, *inner, keys, WIDTH]}
+    nodes = [node("MatMul", [source, f"w{n}"], [n]) for source, n in zip("xzz", "qkv", strict=True)]
+    operands = [*"qkv", *(["mask"] if mask is not None else [])]
+    if mask is not None:
+        weights["mask"] = mask if mask.dtype == bool else mask.astype(dtype)
+    if past:
+        operands += ["", "past_key", "past_value"][len(operands) - 3 :]
+        shapes["past_key"], shapes["past_value"] = ([B, groups, past, n] for n in (D, E))
+    outputs = ["y", "key", "value", "scores"][:results]
+    if flat:
+        attributes = {**attributes, "q_num_heads": heads, "kv_num_heads": groups}
+    nodes.append(node("Attention", operands, outputs, **attributes))
+    model = models.model_of(nodes, shapes, weights, outputs=outputs, opset=23, dtype=dtype)
+    return model, {name: normal(*shape, dtype=dtype) for name, shape in shapes.items()}
+
+
+def close(results, expected):
+    for result, wanted in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-6, atol=1e-7)
+
+
+CASES = {
+    "plain": model_of({}),
+    "scale": model_of({"scale": 0.3}),
+    "softmax in float32": model_of({"softmax_precision": onnx.TensorProto.FLOAT}),
+    "causal": model_of({"is_causal": 1}),
+    "three axes, grouped": model_of({"is_causal": 1}, heads=4, flat=True),
+    "one head of keys": model_of({}, heads=3, groups=1, mask=normal(T, S)),
+    "bias of heads": model_of({}, mask=normal(2, T, S)),
+    "bias of sequences": model_of({"is_causal": 1}, mask=normal(B, 1, T, S)),
+    "mask": model_of({}, mask=KEPT),
+    "query without keys": model_of({}, mask=NONE_FOR_ONE),
+    "past": model_of({}, past=2, results=3),
+    "past, causal": model_of({"is_causal": 1}, keys=T, past=3, flat=True),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients(case):
+    model, feeds = CASES[case]
+    imported = from_model(model)
+    assert "R.nn.attention" in imported.module.script()
+    assert "R.nn.softmax" not in imported.module.script()
+    close(models.outputs(imported, feeds), models.wanted(model, feeds))
+    assert list(imported.params)[:3] == ["wq", "wk", "wv"]
+    models.check_parameter_gradients(imported, feeds)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        model_of({"softcap": 2.0}),
+        model_of({}, results=4),
+        model_of({"softmax_precision": onnx.TensorProto.DOUBLE}),
+    ],
+    ids=["bound", "scores", "softmax in float64"],
+)
+def test_others_are_written_out(model):
+    model, feeds = model
+    imported = from_model(model)
+    assert "R.nn.attention" not in imported.module.script()
+    close(models.outputs(imported, feeds), models.wanted(model, feeds))
+
+
+@pytest.mark.parametrize(
+    ("mask", "whole"),
+    [
+        (KEPT[:, :1], np.broadcast_to(KEPT[:, :1], KEPT.shape)),
+        (KEPT[:, :-2], KEPT & (np.arange(S) < S - 2)),
+        (normal(2, 1, 4), None),
+    ],
+    ids=["one key", "fewer keys, truth values", "fewer keys, numbers"],
+)
+def test_masks_of_fewer_keys(mask, whole):
+    """A mask of one key is one of all keys, and keys behind the mask are hidden."""
+    if whole is None:
+        missing = [(0, 0), (0, 0), (0, S - mask.shape[-1])]
+        whole = np.pad(mask, missing, constant_values=-np.inf)
+    model, feeds = model_of({}, mask=mask)
+    other, _ = model_of({}, mask=np.ascontiguousarray(whole))
+    values = {tensor.name: tensor for tensor in model.graph.initializer}
+    for tensor in other.graph.initializer:
+        if tensor.name != "mask":
+            tensor.CopyFrom(values[tensor.name])
+    results = models.outputs(from_model(model), feeds)[0], models.wanted(other, feeds)[0]
+    np.testing.assert_allclose(*results, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (model_of({}, mask=normal(T, S + 1))[0], "its mask has 8 keys, and it has 7"),
+        (model_of({"is_causal": 1}, past=2)[0], "other numbers of queries and new keys"),
+    ],
+    ids=["mask", "past"],
+)
+def test_errors(model, message):
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        from_model(model)
