@@ -56,7 +56,7 @@ OPSET = min(support.LAST_OPSET, onnx.defs.onnx_opset_version())
 
 #: Operators that are imported by their definitions, which some versions of the package cannot write
 #: out.
-DEFINED = {"Attention", "CenterCropPad", "RotaryEmbedding"}
+DEFINED = {"CenterCropPad", "RotaryEmbedding"}
 
 
 def covered(cases):
