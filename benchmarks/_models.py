@@ -301,6 +301,17 @@ class Llama(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer for sequences, steps first, and a linear layer on its last result."""
+
+    def __init__(self, layer: nn.Module, classes: int):
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(layer.hidden_size, classes)
+
+    def forward(self, steps, labels):
+        return F.cross_entropy(self.head(self.layer(steps)[0][-1]), labels)
+
+
 @dataclass(frozen=True)
 class Step:
     """A whole training step: forward, backward, SGD."""
@@ -346,4 +357,12 @@ STEPS = [
         lambda: (torch.randn(4, 3, 128, 128), torch.randint(0, 4, (4, 128, 128))),
     ),
     Step("ConvNeXt, 4x3x128x128", convnext, _images(4, 128, 1000)),
+    *(
+        Step(
+            f"{kind} 128 -> 256, 32 steps, batch 32",
+            lambda kind=kind: Recurrent(getattr(nn, kind)(128, 256), 10),
+            lambda: (torch.randn(32, 32, 128), torch.randint(0, 10, (32,))),
+        )
+        for kind in ("LSTM", "GRU", "RNN")
+    ),
 ]
