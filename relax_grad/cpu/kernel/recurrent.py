@@ -18,9 +18,9 @@ from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
-from . import functions as math
 from ._recurrent import Rows, Tasks, Weight, pairs_of
 from .builder import Extent, Vectors, bind, const
+from .gates import sigmoid, tanh
 from .halves import Half
 
 #: The numbers of slopes and gates of each unit, by the name of the layer.
@@ -228,22 +228,6 @@ class _Forward:
         at = bind(place * (of.gates * of.size) + offset + gate * of.size)
         return self.vectors.load(self.inputs[0], at, number)
 
-    def _sigmoid(self, x):
-        return self._held(math.sigmoid(x))
-
-    def _tanh(self, x):
-        return self._held(math.tanh(x))
-
-    def _held(self, value):
-        """Return a vector by way of a buffer, which LLVM keeps in a register.
-
-        TVM's simplifier visits both cases of a bound Select at every use of the variable, and those
-        within them.
-        """
-        row = b.scratch(self.vectors.lanes)
-        self.vectors.store(row, const(0), value)
-        return bind(self.vectors.load(row, const(0)))
-
     def _store(self, result: int, place, offset, value, number, part: int = 0, parts: int = 1):
         size = self.of.size
         at = bind(place * (parts * size) + offset + part * size)
@@ -257,12 +241,12 @@ class _Forward:
             )
             for gate in range(4)
         ]
-        i, f, o = (self._sigmoid(total[gate]) for gate in (0, 1, 3))
-        g = self._tanh(total[2])
+        i, f, o = (sigmoid(self.vectors, total[gate]) for gate in (0, 1, 3))
+        g = tanh(self.vectors, total[2])
         local = bind(row * self.of.size + offset)
         last = bind(vectors.load(cell, local, number))
         new = bind(f * last + i * g)
-        m = self._tanh(new)
+        m = tanh(self.vectors, new)
         hidden = bind(o * m)
         state.store(row, offset, hidden, number)
         vectors.store(cell, local, new, number)
@@ -283,9 +267,9 @@ class _Forward:
         vectors, one = self.vectors, self.vectors.splat(1.0)
         data = [self._data(place, offset, gate, number) for gate in range(3)]
         product = [self._sum(sums, row, offset, gate, number) for gate in range(3)]
-        r, z = (self._sigmoid(bind(data[gate] + product[gate])) for gate in range(2))
+        r, z = (sigmoid(self.vectors, bind(data[gate] + product[gate])) for gate in range(2))
         kept = bind(product[2] + vectors.load(self.inputs[3], offset, number))
-        n = self._tanh(bind(data[2] + r * kept))
+        n = tanh(self.vectors, bind(data[2] + r * kept))
         last = bind(state.load(row, offset, number))
         rest = bind(one - z)
         hidden = bind(rest * n + z * last)
@@ -301,11 +285,12 @@ class _Forward:
         """Emit the gates r and z of a GRU that resets first, and the reset state."""
         one = self.vectors.splat(1.0)
         r, z = (
-            self._sigmoid(
+            sigmoid(
+                self.vectors,
                 bind(
                     self._data(place, offset, gate, number)
                     + self._sum(sums, row, offset, gate, number)
-                )
+                ),
             )
             for gate in range(2)
         )
@@ -319,7 +304,7 @@ class _Forward:
         """Emit the gate n of a GRU that resets first, and the new state."""
         one = self.vectors.splat(1.0)
         product = self._sum(sums, row, offset, 0, number, self.last.pitch)
-        n = self._tanh(bind(self._data(place, offset, 2, number) + product))
+        n = tanh(self.vectors, bind(self._data(place, offset, 2, number) + product))
         z = bind(self.vectors.load(self.kept, bind(row * self.of.size + offset), number))
         last = bind(state.load(row, offset, number))
         rest = bind(one - z)
@@ -332,7 +317,7 @@ class _Forward:
     def _rnn(self, place, row, offset, number, sums, state, _) -> None:
         total = bind(self._data(place, offset, 0, number) + self._sum(sums, row, offset, 0, number))
         if self.of.kind == "rnn_tanh":
-            hidden = self._tanh(total)
+            hidden = tanh(self.vectors, total)
         else:
             # With the operands in this order, a NaN propagates.
             hidden = bind(tirx.Max(self.vectors.splat(0.0), total))
