@@ -179,6 +179,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         ("training/test_remat.py",),
     ),
     "cpu.passes._masks": ("cpu/passes/test_attention.py",),
+    "cpu.passes._terms": ("cpu/passes/test_attention.py",),
     **dict.fromkeys(
         ("cpu.passes._dropouts", "cpu.passes._moves", "cpu.passes._shapes"),
         ("cpu/passes/test_attention.py",),

@@ -48,6 +48,7 @@ _VALUES: dict[str, Callable] = {
     "astype": lambda call, _, x: x.astype(dtype_of(call.ty)),
     "broadcast_to": lambda _, shape, x: np.broadcast_to(x, shape),
     "expand_dims": _reshaped,
+    "grad.stop_gradient": lambda _call, _shape, x: x,
     "full": lambda _, shape, x: np.full(shape, x),
     "ones": lambda call, shape: np.ones(shape, dtype_of(call.ty)),
     "reshape": _reshaped,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import TypeGuard
+from dataclasses import replace
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.ir import GlobalVar, Op
 from tvm.relax import op
@@ -17,7 +18,6 @@ from tvm.relax import op
 from ...ir.aliases import may_write, writing_functions
 from ...ir.bindings import bindings_of, used
 from ...ir.dataflow import with_changed_blocks
-from ...ir.expressions import are_equal
 from ...ir.module import ModulePass
 from ...op.attention_dropout import attention_dropout
 from ._dropouts import dropout_of
@@ -33,22 +33,16 @@ from ._shapes import (
     is_one,
     number_of,
 )
+from ._terms import MASKED, Term, causal_mask_of, guarded, spans, with_four_axes
 
 _MATMUL, _SOFTMAX = Op.get("relax.matmul"), Op.get("relax.nn.softmax")
 _PERMUTE, _WHERE = Op.get("relax.permute_dims"), Op.get("relax.where")
+_NOT = Op.get("relax.logical_not")
 _ADD, _SUBTRACT = Op.get("relax.add"), Op.get("relax.subtract")
 _MULTIPLY, _DIVIDE = Op.get("relax.multiply"), Op.get("relax.divide")
 
 #: The operators between the two products, besides the softmax.
 _STEPS = _WHERE, _ADD, _SUBTRACT, _MULTIPLY, _DIVIDE
-
-#: The largest number in the place of masked scores: beside a score that is not masked, its weight
-#: is zero.
-_MASKED = -1e4
-
-#: A number that stays the same if any score is added: queries whose keys are all masked attend to
-#: all of them equally.
-_LOWEST = -1e30
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.FuseAttention")
@@ -57,7 +51,8 @@ class FuseAttention(ModulePass):
 
     An attention is ``matmul(softmax(scores, -1), values)``. Its scores are
     ``matmul(queries, keys^T)``, perhaps with factors of one element, biases, and masks:
-    ``where(mask, scores, number)`` with a number below -1e4, or the other way round. A mask that
+    ``where(mask, scores, number)`` with a number below -1e4, or the other way round. The weights of
+    masked scores may be replaced by zero after the softmax. A mask that
     constants determine and that lets each query see the keys up to its own becomes the attribute
     ``causal_mask``. The operator has kernels for CPUs whose memory grows with the number of keys,
     not with the number of scores; its gradient computes the scores again. Run the pass before
@@ -129,59 +124,22 @@ def _fused_in(function: relax.Function, mod: tvm.IRModule):
     return changed
 
 
-@dataclass(frozen=True)
-class _Term:
-    """A change of the scores: the addition of a bias, or the replacement of masked ones by a
-    number.
+class _Selection(NamedTuple):
+    """The selection of data or another number.
 
     Attributes
     ----------
-    tensor : relax.Expr
-        The bias, or the condition of the mask.
-    number : float, optional
-        The number of a mask.
+    condition : relax.Expr
+        The condition.
     keeps : bool
-        Whether the condition holds for the scores that stay.
-    value : np.ndarray, optional
-        The bias or the condition, if constants determine it.
-    may_be_infinite : bool
-        Whether some scores may become minus infinity.
+        Whether it holds for the data that stay.
+    tensor : relax.Expr
+        The data.
     """
 
-    tensor: relax.Expr
-    number: float | None
+    condition: relax.Expr
     keeps: bool
-    value: np.ndarray | None
-    may_be_infinite: bool
-
-    @property
-    def allowed(self) -> np.ndarray | None:
-        """The scores that a constant mask keeps; of a bias, those with zero, if all others are
-        masked."""
-        if self.value is None:
-            return None
-        if self.number is not None:
-            return self.value if self.keeps else ~self.value
-        hides = self.value <= _MASKED
-        return ~hides if np.all(hides | (self.value == 0)) else None
-
-    @property
-    def is_selection(self) -> bool:
-        """Whether a finite number replaces scores."""
-        return self.number is not None and math.isfinite(self.number)
-
-    @property
-    def may_add_a_mask(self) -> bool:
-        """Whether it is a bias that may have numbers as low as masks have."""
-        return self.number is None and (self.value is None or bool(np.any(self.value <= _MASKED)))
-
-    def after(self, bias: relax.Expr | None) -> relax.Expr:
-        """Return the bias of this term and of those before it."""
-        if self.number is None:
-            return self.tensor if bias is None else op.add(bias, self.tensor)
-        kept = relax.const(0.0, "float32") if bias is None else bias
-        hidden = relax.const(min(self.number, _LOWEST), "float32")
-        return op.where(self.tensor, *((kept, hidden) if self.keeps else (hidden, kept)))
+    tensor: relax.Expr
 
 
 class _Matcher:
@@ -206,23 +164,27 @@ class _Matcher:
         dropout = dropout_of(weights, self._values, self._used_once, self._mod)
         if dropout is not None:
             weights = source_of(dropout.data, self._used_once)
+        zeroed = self._zeroed(weights)
+        if zeroed is not None:
+            weights = self._used_once(zeroed.tensor)
         if not _calls(weights, _SOFTMAX) or (rank := weights.ty.ndim) not in (3, 4):
             return binding
         if int(weights.attrs.axis) not in (-1, rank - 1):
             return binding
         scale = 1.0
         factors: list[relax.Expr] = []
-        terms: list[_Term] = []
+        terms: list[Term] = []
         scores = self._before(weights.args[0])
         while scores is not None and not _calls(scores, _MATMUL):
             step = self._step(scores)
             if step is None:
                 return binding
             inner, change = step
-            if isinstance(change, _Term):
-                if scale != 1.0 or factors:  # of the bias too
+            if isinstance(change, Term):
+                term = None if factors else change.times(scale)  # of the bias too
+                if term is None:
                     return binding
-                terms.insert(0, change)
+                terms.insert(0, term)
             elif isinstance(change, float):
                 scale *= change
             else:
@@ -231,8 +193,13 @@ class _Matcher:
         operands = None if scores is None else self._operands(scores, weights, product)
         if scores is None or operands is None:
             return binding
-        if not math.isfinite(scale) or not all(_spans(term, weights) for term in terms):
+        if not math.isfinite(scale) or not all(spans(term, weights) for term in terms):
             return binding
+        if zeroed is not None:
+            masked = self._with_zeros(terms, zeroed)
+            if masked is None:
+                return binding
+            terms = masked
         # The operator saves permutations of the factors.
         moved = [is_move(self._bound(factor)) for factor in (scores.args[0], product.args[1])]
         query, turned = scores.args
@@ -244,6 +211,53 @@ class _Matcher:
         if not are_equal_shapes(batch_of(product), batch_of(weights)):
             result = op.reshape(result, product.ty.shape)
         return relax.VarBinding(binding.var, result, binding.span)
+
+    def _zeroed(self, weights: relax.Call | None) -> _Selection | None:
+        """Return the selection of weights or zero, if it follows the softmax."""
+        if not _calls(weights, _WHERE):
+            return None
+        condition, left, right = weights.args
+        for data, other, keeps in ((left, right, True), (right, left, False)):
+            if self._number(other) == 0.0 and are_equal_shapes(
+                extents_of(data), extents_of(weights)
+            ):
+                return _Selection(condition, keeps, data)
+        return None
+
+    def _with_zeros(self, terms: list[Term], zeroed: _Selection) -> list[Term] | None:
+        """Return terms whose mask also selects zero after the softmax; None if the operator does
+        not compute the same: it divides by the sum of the weights that stay."""
+        masks = [term for term in terms if term.number is not None]
+        if len(masks) != 1 or any(term.may_add_a_mask for term in terms):
+            return None
+        own = self._without_not(masks[0].tensor, masks[0].keeps)
+        other = self._without_not(zeroed.condition, zeroed.keeps)
+        if own[1] != other[1] or not self._are_same(own[0], other[0]):
+            return None
+        masked = replace(masks[0], is_zeroed=True)
+        return [masked if term is masks[0] else term for term in terms]
+
+    def _without_not(self, condition: relax.Expr, keeps: bool) -> tuple[relax.Expr, bool]:
+        """Return a condition before negations, and whether it holds for the elements that stay."""
+        while _calls(value := self._bound(condition), _NOT):
+            condition, keeps = value.args[0], not keeps
+        return condition, keeps
+
+    def _are_same(self, expr: relax.Expr, other: relax.Expr) -> bool:
+        """Tell whether two expressions are computed in the same way."""
+        if isinstance(expr, relax.Var) and expr.same_as(other):
+            return True
+        value, others = self._bound(expr), self._bound(other)
+        if not isinstance(value, relax.Call) or not isinstance(others, relax.Call):
+            return value is not None and tvm_ffi.structural_equal(value, others)
+        return (
+            value.op == others.op
+            and isinstance(value.op, Op)
+            and len(value.args) == len(others.args)
+            and tvm_ffi.structural_equal(value.attrs, others.attrs)
+            and tvm_ffi.structural_equal(value.ty, others.ty)
+            and all(map(self._are_same, value.args, others.args))
+        )
 
     def _operands(self, scores, weights, product) -> tuple | None:
         """Return queries, keys with the features before the positions, and values, with the axes of
@@ -297,10 +311,10 @@ class _Matcher:
         key = self._permuted(turned, [0, 2, 1] if rank == 3 else [0, 3, 1, 2])
         key = op.expand_dims(key, 2) if rank == 3 else key
         masks = [term for term in terms if term.number is not None or term.allowed is not None]
-        causal = _causal(masks[0]) if len(masks) == 1 else None
+        causal = causal_mask_of(masks[0]) if len(masks) == 1 else None
         others = [term for term in terms if term not in masks]
         if causal and not any(term.may_be_infinite for term in others):
-            if not others or masks[0].may_be_infinite:
+            if not others or masks[0].may_be_infinite or masks[0].is_zeroed:
                 terms = others  # no query is without a key
             else:
                 causal = None  # the keys of a query that the others mask would count
@@ -312,8 +326,8 @@ class _Matcher:
         for term in terms:
             bias = term.after(bias)
         if bias is not None:
-            bias = _with_four_axes(bias, terms, rank)
-            query = _guarded(query, bias, terms)
+            bias = with_four_axes(bias, terms, rank)
+            query = guarded(query, bias, terms)
         attrs = {"scale": scale, "causal_mask": causal}
         if dropout is not None:
             attrs["bias"] = bias
@@ -354,16 +368,16 @@ class _Matcher:
         is_single = isinstance(value, relax.Call) and self._counts[expr] == 1
         return value if is_single else None
 
-    def _step(self, call: relax.Call) -> tuple[relax.Expr, _Term | float | relax.Expr] | None:
+    def _step(self, call: relax.Call) -> tuple[relax.Expr, Term | float | relax.Expr] | None:
         """Return scores before a call, and how it changes them: by a term, a number, or a factor of
         one element."""
         if call.op == _WHERE:
             condition, left, right = call.args
             for scores, other, keeps in ((left, right, True), (right, left, False)):
-                number = number_of(other)
-                if number is not None and number <= _MASKED and self._are_scores(scores, call):
+                number = self._number(other)
+                if number is not None and number <= MASKED and self._are_scores(scores, call):
                     value = self._value_of(condition)
-                    term = _Term(condition, number, keeps, value, math.isinf(number))
+                    term = Term(condition, number, keeps, value, math.isinf(number))
                     return scores, term
             return None
         if call.op not in _STEPS:
@@ -377,7 +391,7 @@ class _Matcher:
                 continue
             if call.op in (_ADD, _SUBTRACT):
                 return scores, self._bias(other, call.op == _SUBTRACT)
-            number = number_of(other)
+            number = self._number(other)
             if number is not None:
                 if call.op == _MULTIPLY:
                     return scores, number
@@ -387,13 +401,13 @@ class _Matcher:
                 return scores, other
         return None
 
-    def _bias(self, bias: relax.Expr, is_subtracted: bool) -> _Term:
+    def _bias(self, bias: relax.Expr, is_subtracted: bool) -> Term:
         value = self._value_of(bias)
         infinite = self._may_be_infinite(bias) if value is None else bool(np.isinf(value).any())
         if is_subtracted:
             bias = relax.BlockBuilder().normalize(op.negative(bias))
             value = None if value is None else -value
-        return _Term(bias, None, True, value, infinite)
+        return Term(bias, None, True, value, infinite)
 
     def _are_scores(self, expr: relax.Expr, call: relax.Call) -> bool:
         """Tell whether an operand of a call, of the same shape, comes from a product by steps of an
@@ -408,6 +422,14 @@ class _Matcher:
     def _value_of(self, expr: relax.Expr) -> np.ndarray | None:
         return value_of(expr, self._values, self._constants)
 
+    def _number(self, expr: relax.Expr) -> float | None:
+        """Return the number of a tensor of one element that constants determine, or None."""
+        number, extents = number_of(expr), extents_of(expr)
+        if number is not None or extents is None or not all(map(is_one, extents)):
+            return number
+        value = self._value_of(expr)
+        return None if value is None else float(value.reshape(()))
+
     def _may_be_infinite(self, expr: relax.Expr) -> bool:
         """Tell whether a bias may be minus infinity: not if it selects one of two finite
         numbers."""
@@ -418,42 +440,6 @@ class _Matcher:
         return not all(number is not None and math.isfinite(number) for number in numbers)
 
 
-def _with_four_axes(bias: relax.Expr, terms: list[_Term], rank: int) -> relax.Expr:
-    """Return the bias of scores of three or four axes as (batch, heads, queries, keys)."""
-    missing = rank - max(term.tensor.ty.ndim for term in terms)
-    if missing:
-        bias = op.expand_dims(bias, list(range(missing)))
-    return op.expand_dims(bias, 1) if rank == 3 else bias
-
-
-def _guarded(query: relax.Expr, bias: relax.Expr, terms: list[_Term]) -> relax.Expr:
-    """Return queries with which those without a key have the results of the original."""
-    hiding = [term for term in terms if term.is_selection or term.may_be_infinite]
-    allowed = hiding[0].allowed if len(hiding) == 1 else None
-    if not hiding or (allowed is not None and np.all(np.any(allowed, axis=-1))):
-        return query  # each query has a key
-    # The operator returns zero for a query without a key, and softmax NaN. TVM's largest of minus
-    # infinities is finite.
-    is_finite = op.where(op.greater(bias, relax.const(-math.inf, "float32")), *_constants(1.0, 0.0))
-    has_key = op.greater(_largest(is_finite), relax.const(0.0, "float32"))
-    zero_or_nan = op.where(has_key, *_constants(0.0, math.nan))
-    if not any(term.is_selection for term in terms):
-        return op.add(query, zero_or_nan)
-    # A selection does not pass gradients to the scores of hidden keys: with zeros as the query, the
-    # operator does not either.
-    is_hidden = op.less_equal(_largest(bias), relax.const(_LOWEST, "float32"))
-    return op.where(is_hidden, zero_or_nan, query)
-
-
-def _largest(numbers: relax.Expr) -> relax.Expr:
-    """Return the largest number of each query as (batch, queries, heads, 1)."""
-    return op.permute_dims(op.max(numbers, -1, keepdims=True), [0, 2, 1, 3])
-
-
-def _constants(*numbers: float) -> list[relax.Expr]:
-    return [relax.const(number, "float32") for number in numbers]
-
-
 def _calls(value: relax.Expr | None, operator: Op) -> TypeGuard[relax.Call]:
     return isinstance(value, relax.Call) and value.op == operator
 
@@ -462,32 +448,3 @@ def _exchanges_last(axes: Collection | None, rank: int) -> bool:
     """Tell whether a permutation exchanges the last two axes, and names the axes."""
     exchanged = [*range(rank - 2), rank - 1, rank - 2]
     return axes is not None and [int(axis) % rank for axis in axes] == exchanged
-
-
-def _causal(term: _Term) -> str | None:
-    """Return the attribute of a constant mask that lets each query see the keys up to its own, or
-    None."""
-    allowed = term.allowed
-    if allowed is None or allowed.ndim < 2 or allowed.size != math.prod(allowed.shape[-2:]):
-        return None
-    allowed = allowed.reshape(allowed.shape[-2:])
-    queries, keys = allowed.shape
-    if np.array_equal(allowed, np.tri(queries, keys, dtype=bool)):
-        return "TopLeft"
-    if keys > queries and np.array_equal(
-        allowed, np.tri(queries, keys, keys - queries, dtype=bool)
-    ):
-        return "BottomRight"
-    return None
-
-
-def _spans(term: _Term, weights: relax.Call) -> bool:
-    """Tell whether a term has a number for each key, and broadcasts to the scores."""
-    own, full = extents_of(term.tensor), extents_of(weights)
-    if not own or full is None or len(own) > len(full):
-        return False
-    full = full[len(full) - len(own) :]
-    others = zip(own[:-1], full[:-1], strict=True)
-    return are_equal(own[-1], full[-1]) and all(
-        is_one(extent) or are_equal(extent, all_) for extent, all_ in others
-    )

@@ -15,6 +15,7 @@ from tvm.relax import op
 import relax_grad
 from relax_grad.frontend import random
 from relax_grad.ir.bindings import bindings_of
+from relax_grad.op import stop_gradient
 from relax_grad.testing import _program
 from relax_grad.transform import FuseAttention
 
@@ -87,6 +88,11 @@ def where(value, keeps=True, mask=None):
         return op.where(kept, *((scores, hidden) if keeps else (hidden, scores)))
 
     return step
+
+
+def zeros(keeps=True, mask=None):
+    """Return a step that replaces weights by zero where a mask says so."""
+    return where(0.0, keeps, mask)
 
 
 def computed_triangle(bb, scores, *_):
@@ -230,6 +236,70 @@ FUSED = {
         "attention_bias",
         None,
     ),
+    "scale of a bias": (
+        attention(times(0.3), plus, times(0.5), over(3.0), extra=(H, T, S)),
+        "attention_bias",
+        None,
+    ),
+    "scale of a mask and a bias": (
+        attention(
+            constant_bias(RNG.normal(size=(T, S))), where(LEAST), over(2.0), extra=ALL, kind="bool"
+        ),
+        "attention_bias",
+        None,
+    ),
+    "infinite by a scale": (
+        attention(where(LEAST), times(2.0), extra=ALL, kind="bool"),
+        "attention_bias",
+        None,
+    ),
+    "scale of a causal mask": (
+        attention(where(-1e20, mask=CAUSAL), over(4.0)),
+        "attention",
+        "TopLeft",
+    ),
+    "numbers of tensors": (
+        attention(
+            lambda bb, s, m: op.divide(s, bb.emit(op.full((), number(3.0), "float32"))),
+            lambda bb, s, m: op.where(m, s, bb.emit(stop_gradient(bb.emit(number(-1e9))))),
+            extra=(B, 1, 1, S),
+            kind="bool",
+        ),
+        "attention_bias",
+        None,
+    ),
+    "zeros of masked weights": (
+        attention(times(0.3), where(-1e9), extra=ALL, kind="bool", on_weights=[zeros()]),
+        "attention_bias",
+        None,
+    ),
+    "zeros of masked weights, -inf": (
+        attention(where(-math.inf), times(0.4), extra=ALL, kind="bool", on_weights=[zeros()]),
+        "attention_bias",
+        None,
+    ),
+    "zeros by two negations": (
+        attention(
+            lambda bb, s, m: where(-1e9, keeps=False)(bb, s, bb.emit(op.logical_not(m))),
+            extra=ALL,
+            kind="bool",
+            on_weights=[
+                lambda bb, w, m: zeros(keeps=False)(bb, w, bb.emit(op.logical_not(m))),
+                dropout(0.25),
+            ],
+        ),
+        "attention_dropout",
+        None,
+    ),
+    "zeros of a causal mask with a bias": (
+        attention(
+            constant_bias(RNG.normal(size=(H, T, S))),
+            where(-1e9, mask=CAUSAL),
+            on_weights=[zeros(mask=CAUSAL)],
+        ),
+        "attention_bias",
+        "TopLeft",
+    ),
     "dropout": (
         attention(times(0.3), where(INFINITE, mask=CAUSAL), on_weights=[dropout(0.25)]),
         "attention_dropout",
@@ -257,7 +327,18 @@ LEFT = {
     "another factor than that of dropout": attention(on_weights=[dropout(0.5), times(0.5)]),
     "dropout of all": attention(on_weights=[dropout(1.0)]),
     "number above the limit": attention(where(-100.0), extra=ALL, kind="bool"),
-    "scale of a bias": attention(plus, times(0.5), extra=(H, T, S)),
+    "negative scale of a mask": attention(where(-1e9), times(-0.5), extra=ALL, kind="bool"),
+    "scale that lifts a mask": attention(where(-1e4), times(0.5), extra=ALL, kind="bool"),
+    "zeros of another mask": attention(
+        where(-1e9), extra=(T, S), kind="bool", on_weights=[zeros(mask=RNG.random((T, S)) < 0.5)]
+    ),
+    "zeros in the place of the others": attention(
+        where(-1e9), extra=ALL, kind="bool", on_weights=[zeros(keeps=False)]
+    ),
+    "zeros without a mask": attention(plus, extra=ALL, on_weights=[zeros(mask=CAUSAL)]),
+    "zeros and a bias that may hide": attention(
+        plus, where(-1e9, mask=CAUSAL), extra=ALL, on_weights=[zeros(mask=CAUSAL)]
+    ),
     "factors of rows": attention(lambda bb, s, f: op.multiply(s, f), extra=(T, 1)),
     "mask of rows": attention(where(LEAST), extra=(T, 1), kind="bool"),
     "mask and bias that may hide": attention(where(-1e9, mask=CAUSAL), plus, extra=(B, 1, 1, S)),
