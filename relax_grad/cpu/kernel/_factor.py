@@ -15,13 +15,6 @@ from .builder import Vectors, as_expr, bind, ceil_div, const
 #: lines.
 _STRIPS = 8
 
-#: The elements of a cache line.
-_LINE = 16
-
-#: The rows that a copy of A is ahead of itself with its prefetches: of stretches of rows that are
-#: pages apart, hardware prefetches few lines.
-_AHEAD, _AHEAD_OF_STRIPS = 8, 16
-
 
 @dataclass(frozen=True)
 class Factor:
@@ -93,12 +86,12 @@ class Copies(Factor):
         """Emit the copy of a stretch of a row; ``source`` is A, its offset and the row."""
         (a, a0, row), (k0, size) = source, depth
         start = bind(a0 + row * self.p.depth + k0)
-
-        def copy(k, left) -> None:
-            b.prefetch(a, start + k + _AHEAD * self.p.depth)
-            self.vectors.store(place, target + k, self.vectors.load(a, start + k, left), left)
-
-        self.vectors.each(size, copy)
+        self.vectors.each(
+            size,
+            lambda k, left: self.vectors.store(
+                place, target + k, self.vectors.load(a, start + k, left), left
+            ),
+        )
 
 
 class Strips(Factor):
@@ -119,16 +112,14 @@ class Strips(Factor):
         offsets = range(0, height, lanes)
 
         def copy(begin, number, is_whole: bool) -> None:
-            with b.serial(0, size) as k:
-                self.prefetch(a, a0, k0 + k + _AHEAD_OF_STRIPS, begin * height)
-                with b.serial(0, number) as i:
-                    row = bind((begin + i) * height)
-                    target = bind((begin + i - first) * pitch + k * height)
-                    for offset in offsets:
-                        left = tirx.max(const(0), tirx.min(const(lanes), rows - row - offset))
-                        number_of = None if is_whole else bind(left)
-                        part = self.part(a, a0, k0 + k, row + offset, number_of)
-                        self.vectors.store(place, target + offset, part)
+            with b.serial(0, size) as k, b.serial(0, number) as i:
+                row = bind((begin + i) * height)
+                target = bind((begin + i - first) * pitch + k * height)
+                for offset in offsets:
+                    left = tirx.max(const(0), tirx.min(const(lanes), rows - row - offset))
+                    number_of = None if is_whole else bind(left)
+                    part = self.part(a, a0, k0 + k, row + offset, number_of)
+                    self.vectors.store(place, target + offset, part)
 
         with b.serial(0, ceil_div(last - first, _STRIPS)) as group:
             begin = bind(first + group * _STRIPS)
@@ -146,13 +137,6 @@ class Strips(Factor):
             return lambda i, k: place[base + k * height + i]
 
         return read
-
-    def prefetch(self, a, a0, k, row) -> None:
-        """Emit prefetches of the elements that are copied together of a row of the transposed A,
-        which may be out of bounds."""
-        start = bind(a0 + k * self.p.rows + row)
-        for at in range(0, _STRIPS * self.size[0], _LINE):
-            b.prefetch(a, start + at)
 
     def part(self, a, a0, k, row, number):
         """Return a vector of a row of the transposed A; ``number`` lanes exist."""

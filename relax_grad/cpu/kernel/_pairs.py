@@ -245,9 +245,6 @@ class _StripsOfPairs(Strips):
 
     p: Pairs
 
-    def prefetch(self, a, a0, k, row) -> None:
-        """Emit nothing."""
-
     def part(self, a, a0, k, row, number):
         return self.p.across(a, a0 + row, self.p.rows, k, number)
 

@@ -239,19 +239,14 @@ def test_panels_of_a_large_factor_are_prefetched():
     """Of a factor that a second-level cache holds, or with few rows to hide them, nothing is."""
     cpu, rows = CPU(16, 32, 2), tirx.Var("rows", "int32")
 
-    def prefetches(*product, factor="buffer_1"):
-        lines = matmul(Matmul(*product), cpu).script().splitlines()
-        return any("prefetch" in line and f"address_of({factor}[" in line for line in lines)
+    def prefetches(*product):
+        return "prefetch" in matmul(Matmul(*product), cpu).script()
 
     assert prefetches(1024, 2048, 256)
     assert prefetches(1024, 2048, 256, True, True)
     assert prefetches(rows, 1024, 1024)
     assert not prefetches(1024, 512, 256)
     assert not prefetches(64, 2048, 256, True)
-    # Copies of a first factor read rows that are pages apart.
-    assert prefetches(64, 2048, 256, True, factor="buffer")
-    assert prefetches(64, 2048, 1024, factor="buffer")
-    assert not prefetches(64, 2048, 250, factor="buffer")
 
 
 @each_target
