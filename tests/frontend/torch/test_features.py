@@ -302,8 +302,37 @@ def test_attention_in_half_precision_is_an_operator(kind, length):
     assert text.count("R.nn.attention") == 3
 
 
+@pytest.mark.parametrize("is_symbolic", [False, True])
+def test_attention_of_other_axes_is_an_operator(is_symbolic):
+    """With three or five axes, a batch by broadcast, and masks of one key."""
+
+    def loss(self, x, mask):
+        q, k, v = self.layer(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        pairs = mask[:, None].expand(-1, mask.shape[1], -1)
+        deep = [part[:, None].expand(-1, 3, -1, -1, -1) for part in (q, k, v)]
+        results = [
+            attention(*(part[:, 0] for part in (q, k, v)), is_causal=True),
+            attention(*(part[:, 0] for part in (q, k, v)), attn_mask=pairs),
+            attention(*deep, scale=0.3),
+            attention(*deep, attn_mask=mask[:, None, None, None] * 0.5),
+            attention(*deep, attn_mask=mask[0].sigmoid()),
+            attention(q, k[:1], v[:1], attn_mask=mask[:, None, None]),
+            attention(q, k, v, attn_mask=mask[:, None, :, None] > 0),
+        ]
+        return sum((result**2).mean() for result in results)
+
+    module = Lossy(loss, layer=nn.Linear(6, 48))
+    axes = {"dynamic_shapes": [{0: "batch", 1: "steps"}] * 2} if is_symbolic else {}
+    imported = check(
+        module, (normal(2, 37, 6).float(), normal(2, 37).float()), forward=False, **axes
+    )
+    text = imported.module["loss"].script()
+    assert text.count("R.nn.attention") == 7
+    assert "R.nn.softmax" not in text
+
+
 class Attentions(nn.Module):
-    """Attentions of four axes, which are operators, and one of three, which is written out."""
+    """Attentions of four axes and one of three."""
 
     def forward(self, query, key, value, mask):
         return (
@@ -340,9 +369,9 @@ def test_attention_in_half_precision_is_no_less_accurate_than_pytorch(kind):
                 float((x.double() - wanted).abs().max() / wanted.abs().max())
                 for x in (theirs, ours)
             )
-            # The operator rounds once; on processors that multiply pairs of bfloat16 and written
-            # out, the weights are rounded too, as in PyTorch.
-            rounds_weights = number == 3 or kind == torch.bfloat16
+            # The operator rounds once; on processors that multiply pairs of bfloat16, the weights
+            # are rounded too, as in PyTorch.
+            rounds_weights = kind == torch.bfloat16
             limit = max(2 * rounding, 1.2 * other) if rounds_weights else 1.2 * rounding
             assert error <= limit, (number, error, other)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from tvm import relax, tirx
@@ -33,8 +34,11 @@ def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, 
         if not isinstance(width, int):
             raise Refused("the width of its heads is symbolic; give a scale")
         scale = 1 / math.sqrt(width)
-    if kind in _KINDS and _is_operator(query, key, value, attn_mask, is_causal):
-        return _operator(call, (query, key, value), attn_mask, is_causal, scale, dropout_p)
+    if kind in _KINDS:
+        shaped = _with_four_axes(call, (query, key, value), attn_mask)
+        if shaped is not None and _is_operator(*shaped.operands, shaped.mask, is_causal):
+            result = _operator(call, shaped, is_causal, scale, dropout_p)
+            return shaped.result(call, result, query.ty.ndim)
     if enable_gqa:
         key, value = (_repeated(call, query, tensor) for tensor in (key, value))
     rank = key.ty.ndim
@@ -64,6 +68,86 @@ def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, 
     if dropout_p:
         weights = dropped(call, weights, dropout_p)
     return _op.matmul(weights, value)
+
+
+class _Shaped(NamedTuple):
+    """An attention as (batch, heads, positions, features or keys).
+
+    Attributes
+    ----------
+    operands : list[relax.Expr]
+        Queries, keys and values.
+    mask : relax.Expr, optional
+        The mask, whose first axes may be missing.
+    batch : list
+        The extents of the axes that became one.
+    """
+
+    operands: list[relax.Expr]
+    mask: relax.Expr | None
+    batch: list
+
+    def result(self, call, result: relax.Expr, rank: int) -> relax.Expr:
+        """Return the result with as many axes as the operands had."""
+        if rank == 4:
+            return result
+        _, *rest = extents_of(call.emit(result))
+        return _op.reshape(result, [*self.batch, *(rest[1:] if rank == 3 else rest)])
+
+
+def _with_four_axes(call, operands: tuple, mask: relax.Expr | None) -> _Shaped | None:
+    """Return an attention with four axes, or None if its operands have less than three.
+
+    Axes of the batch are broadcast and become one. Without an axis of heads, there is one head. A
+    mask of one key is one of all keys.
+    """
+    rank, batch = operands[0].ty.ndim, _batch(operands)
+    if batch is None or (mask is not None and mask.ty.ndim > rank):
+        return None
+    shaped = [_reshaped(call, operand, extents_of(operand), batch) for operand in operands]
+    if mask is None:
+        return _Shaped(shaped, None, batch)
+    keys, own = extents_of(operands[1])[-2], extents_of(mask)
+    if own and own[-1] == 1 and keys != 1:
+        own = [*own[:-1], keys]
+        mask = call.emit(_op.broadcast_to(mask, own))
+    if rank != 4:
+        own = [*[1] * (rank - len(own)), *own]
+        ones = [1] * len(batch)
+        is_shared = _are_same(own[: len(batch)], ones)
+        mask = _reshaped(call, mask, own, ones if is_shared else batch)
+    return _Shaped(shaped, mask, batch)
+
+
+def _batch(operands: tuple) -> list | None:
+    """Return the extents of the batch of queries, keys and values: of all axes before the heads, or
+    of the first of three; None if they have others."""
+    rank = operands[0].ty.ndim
+    if rank < 3 or any(operand.ty.ndim != rank for operand in operands):
+        return None
+    batch = []
+    firsts = (extents_of(operand)[: max(rank - 3, 1)] for operand in operands)
+    for extents in zip(*firsts, strict=True):
+        full = next((extent for extent in extents if not _are_same([extent], [1])), 1)
+        if not all(_are_same([extent], [full]) or _are_same([extent], [1]) for extent in extents):
+            return None
+        batch.append(full)
+    return batch
+
+
+def _reshaped(call, tensor: relax.Expr, own: list, batch: list) -> relax.Expr:
+    """Return a tensor of some extents whose first axes are broadcast to those of the batch, and
+    become one."""
+    rest = own[len(batch) :]
+    full = [*batch, *rest]
+    if not _are_same(extents_of(tensor), full):
+        if tensor.ty.ndim < len(full):
+            tensor = call.emit(_op.expand_dims(tensor, list(range(len(full) - tensor.ty.ndim))))
+        tensor = call.emit(_op.broadcast_to(tensor, full))
+    if len(batch) == 1 and len(rest) == 3:
+        return tensor
+    heads = rest if len(rest) == 3 else [1, *rest]
+    return call.emit(_op.reshape(tensor, [math.prod(batch), *heads]))
 
 
 def _is_operator(query, key, value, mask, is_causal: bool) -> bool:
@@ -103,6 +187,8 @@ def _is_operator(query, key, value, mask, is_causal: bool) -> bool:
 
 def _are_same(extents: list, others: list) -> bool:
     """Tell whether extents are equal whatever the values of their variables are."""
+    if len(extents) != len(others):
+        return False
     first, other = (
         [tirx.IntImm("int64", extent) if isinstance(extent, int) else extent for extent in list_]
         for list_ in (extents, others)
@@ -110,11 +196,10 @@ def _are_same(extents: list, others: list) -> bool:
     return all(map(Analyzer().can_prove_equal, first, other))
 
 
-def _operator(
-    call, operands: tuple, mask, is_causal: bool, scale: float, rate: float
-) -> relax.Expr:
+def _operator(call, shaped: _Shaped, is_causal: bool, scale: float, rate: float) -> relax.Expr:
     """Return an attention as an operator, whose operands have the positions before the heads."""
-    permuted = [call.emit(_op.permute_dims(operand, [0, 2, 1, 3])) for operand in operands]
+    permuted = [call.emit(_op.permute_dims(operand, [0, 2, 1, 3])) for operand in shaped.operands]
+    mask = shaped.mask
     attrs = {"scale": scale, "causal_mask": "TopLeft" if is_causal else None}
     bias = None
     if mask is not None:
