@@ -21,6 +21,7 @@ from ...ir.dataflow import with_changed_blocks
 from ...ir.module import ModulePass
 from ...op.attention_dropout import attention_dropout
 from ._dropouts import dropout_of
+from ._groups import ATTENTIONS, without_repeats
 from ._masks import value_of
 from ._moves import is_move, source_of, with_extents
 from ._shapes import (
@@ -64,9 +65,11 @@ class FuseAttention(ModulePass):
     operator: of at most 32 positions and one and a half times as many features, whose factors are
     not permuted, and of more than 256 keys and 64 features, if it has at most 2**21 scores. Dropout
     of the weights by ``relax_grad.frontend.random.dropout`` becomes part of the operator
-    ``relax.grad.attention_dropout``, which computes the same mask block by block. Results differ by
-    rounding. A query whose keys are all masked has the result of the original: NaN for minus
-    infinity, and the mean of the values for a finite number.
+    ``relax.grad.attention_dropout``, which computes the same mask block by block. If keys and
+    values are repeated for heads of queries that share them, the operator reads them before.
+
+    Results differ by rounding. A query whose keys are all masked has the result of the original:
+    NaN for minus infinity, and the mean of the values for a finite number.
 
     Examples
     --------
@@ -96,14 +99,16 @@ class FuseAttention(ModulePass):
 
 
 def _has_attention(function: relax.Function, writers: Collection[GlobalVar]) -> bool:
-    """Tell whether a function has a softmax and two products, and no call that writes to memory."""
+    """Tell whether a function has a softmax and two products, or an attention, and no call that
+    writes to memory."""
     values = [binding.value for binding in bindings_of(function.body)]
     operators = Counter(
         value.op
         for value in values
-        if isinstance(value, relax.Call) and value.op in (_SOFTMAX, _MATMUL)
+        if isinstance(value, relax.Call) and value.op in (_SOFTMAX, _MATMUL, *ATTENTIONS)
     )
-    if not operators[_SOFTMAX] or operators[_MATMUL] < 2:
+    is_written_out = operators[_SOFTMAX] and operators[_MATMUL] >= 2
+    if not is_written_out and not any(operators[operator] for operator in ATTENTIONS):
         return False
     return not any(may_write(value, writers) for value in values)
 
@@ -116,7 +121,7 @@ def _fused_in(function: relax.Function, mod: tvm.IRModule):
 
     def changed(block: relax.DataflowBlock) -> relax.DataflowBlock:
         matcher = _Matcher(block, counts, mod)
-        bindings = list(map(matcher.fused, block.bindings[:]))
+        bindings = [matcher.shared(matcher.fused(binding)) for binding in block.bindings[:]]
         if all(new is old for new, old in zip(bindings, block.bindings[:], strict=True)):
             return block
         return relax.DataflowBlock(bindings, block.span)
@@ -153,6 +158,26 @@ class _Matcher:
         }
         self._counts, self._mod = counts, mod
         self._constants: dict[relax.Var, np.ndarray | None] = {}
+
+    def shared(self, binding: relax.Binding) -> relax.Binding:
+        """Return the binding of an attention without repeated keys and values, or the same
+        binding."""
+
+        def changed(value: relax.Expr) -> relax.Expr:
+            if not isinstance(value, relax.Call):
+                return value
+            if value.op in ATTENTIONS:
+                return without_repeats(value, self._values)
+            if not is_move(value):  # of the result of an attention that was written out
+                return value
+            data = value.args[0]
+            new = changed(data)
+            return (
+                value if new is data else relax.Call(value.op, [new, *value.args[1:]], value.attrs)
+            )
+
+        new = binding.value if not isinstance(binding, relax.VarBinding) else changed(binding.value)
+        return binding if new is binding.value else relax.VarBinding(binding.var, new, binding.span)
 
     def fused(self, binding: relax.Binding) -> relax.Binding:
         """Return the binding of an operator in the place of that of an attention's last product, or
