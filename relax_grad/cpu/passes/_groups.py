@@ -54,11 +54,13 @@ def _before_repeat(
     if not isinstance(call, relax.Call):
         return None
     if call.op == _PERMUTE:
-        axes = call.attrs.axes
-        rank = call.args[0].ty.ndim
-        axes = range(rank)[::-1] if axes is None else [int(place) % rank for place in axes]
+        if call.attrs.axes is None:
+            return None
+        # An operand within another call has no type yet.
+        rank = len(call.attrs.axes)
+        axes = [int(place) % rank for place in call.attrs.axes]
         source = _before_repeat(call.args[0], axes[axis], values)
-        return None if source is None else (op.permute_dims(source[0], list(axes)), source[1])
+        return None if source is None else (op.permute_dims(source[0], axes), source[1])
     if call.op == _REPEAT and call.attrs.axis is not None:
         data, count = call.args[0], int(call.attrs.repeats)
         return (data, count) if int(call.attrs.axis) % data.ty.ndim == axis else None
