@@ -154,25 +154,26 @@ class Pool:
         return bind(_flat([plane, *at, const(0)], [0, *self.numbers]))
 
     @contextmanager
-    def each_plane(self, cpu: CPU, streamed: bool = False) -> Iterator[Callable]:
+    def each_plane(self, cpu: CPU, streamed: bool | tirx.PrimExpr = False) -> Iterator[Callable]:
         """Emit the loop over tasks, and yield a function that emits the loop over the planes of a
         task.
 
-        With ``streamed``, the tasks may store past the caches.
+        The tasks may store past the caches unless ``streamed`` is false.
         """
+        may_stream = streamed is not False
         tasks = _TASKS * cpu.cores
         if isinstance(self.planes, int):
             tasks = min(tasks, self.planes)
-        with streams(cpu.lanes) if streamed else nullcontext(), b.parallel(0, tasks) as task:
+        with streams(cpu.lanes) if may_stream else nullcontext(), b.parallel(0, tasks) as task:
             first, last = bind(task * self.planes // tasks), bind((task + 1) * self.planes // tasks)
             yield lambda: b.serial(first, last)
-            if streamed:
+            if may_stream:
                 fence(cpu.lanes)
 
-    def streams(self, tensors: Sequence[tirx.Buffer]) -> bool:
+    def streams(self, tensors: Sequence[tirx.Buffer]) -> bool | tirx.PrimExpr:
         """Tell whether a gradient is stored past the caches: if it and the other tensors are too
-        large for them, and its rows have whole lines."""
-        return are_large(tensors) and self.columns.extent % LINE == 0
+        large for them, and its rows have whole lines; a condition if their sizes are symbolic."""
+        return self.columns.extent % LINE == 0 and are_large(tensors)
 
     def band(self, lanes: int) -> int:
         """Return the number of windows of a band along the first axis: all, if their elements stay
@@ -364,11 +365,11 @@ class Gathered:
     ----------
     pool, vectors
         As for :class:`Source`.
-    streamed : bool
+    streamed : bool or tirx.PrimExpr
         Whether the sums are stored past the caches.
     """
 
-    def __init__(self, pool: Pool, vectors: Vectors, streamed: bool):
+    def __init__(self, pool: Pool, vectors: Vectors, streamed: bool | tirx.PrimExpr):
         self._pool, self._vectors, self._streamed = pool, vectors, streamed
         self.integers = Vectors(vectors.lanes, "int32")
         columns, lanes = pool.columns, vectors.lanes
@@ -452,8 +453,8 @@ class Gathered:
         vectors, lanes = self._vectors, self._vectors.lanes
         for k, part in enumerate(vectors.interleave(sums)):
             left = min(lanes, number - k * lanes)
-            if left >= lanes and self._streamed:
-                stream(dx, start + k * lanes, part, lanes)
+            if left >= lanes and self._streamed is not False:
+                stream(dx, start + k * lanes, part, lanes, self._streamed)
             elif left > 0:
                 vectors.store(dx, start + k * lanes, part, left)
 

@@ -15,6 +15,8 @@ from tvm import tirx
 from tvm.ir import Call, Op
 
 from ...ir.compat import loaded_buffer
+from ._extents import const
+from ._statements import bind
 from .halves import Half
 
 #: The minimum number of bytes read and written. With a cache of 32 MiB, a relu that reads and
@@ -31,11 +33,13 @@ _CALL_EXTERN = Op.get("tirx.call_extern")
 _STREAM = "relax_grad_stream_"
 
 _LLVM = """
-define void @relax_grad_stream_{lanes}(ptr %to, <{lanes} x float> %value) {{
+define void @relax_grad_stream_{lanes}(ptr %to, <{lanes} x float> %value, i32 %large) {{
   %address = ptrtoint ptr %to to i64
   %offset = urem i64 %address, {size}
   %is_aligned = icmp eq i64 %offset, 0
-  br i1 %is_aligned, label %past, label %through
+  %is_large = icmp ne i32 %large, 0
+  %both = and i1 %is_aligned, %is_large
+  br i1 %both, label %past, label %through
 past:
   store <{lanes} x float> %value, ptr %to, align {size}, !nontemporal !0
   ret void
@@ -51,15 +55,23 @@ define void @relax_grad_streamed{lanes}() {{
 """
 
 
-def are_large(tensors: Iterable[tirx.Buffer | Half]) -> bool:
-    """Tell whether flat tensors of known sizes, none of them in half precision, have more bytes
-    than the caches hold."""
-    size = 0
+def are_large(tensors: Iterable[tirx.Buffer | Half]) -> bool | tirx.PrimExpr:
+    """Tell whether flat tensors, none of them in half precision, have more bytes than the caches
+    hold.
+
+    For tensors of symbolic sizes, this is a condition, bound to a variable.
+    """
+    size = tirx.const(0, "int64")
     for tensor in tensors:
-        if isinstance(tensor, Half) or not isinstance(tensor.shape[0], tirx.IntImm):
+        if isinstance(tensor, Half):
             return False
-        size += int(tensor.shape[0]) * tvm_ffi.dtype(str(tensor.dtype)).itemsize
-    return size >= LARGE
+        number = tensor.shape[0]
+        is_known = isinstance(number, tirx.IntImm)
+        number = tirx.const(int(number), "int64") if is_known else tirx.Cast("int64", number)
+        size = size + number * tvm_ffi.dtype(str(tensor.dtype)).itemsize
+    if isinstance(size, tirx.IntImm):
+        return int(size) >= LARGE
+    return bind(size >= tirx.const(LARGE, "int64"))
 
 
 def streams(lanes: int) -> AbstractContextManager[object]:
@@ -67,11 +79,18 @@ def streams(lanes: int) -> AbstractContextManager[object]:
     return T.attr(0, "pragma_import_llvm", _LLVM.format(lanes=lanes, size=4 * lanes))
 
 
-def stream(buffer: tirx.Buffer, index: tirx.PrimExpr, vector: tirx.PrimExpr, lanes: int) -> None:
-    """Emit the store of a vector of float32: past the caches if its address is aligned to its
-    size."""
+def stream(
+    buffer: tirx.Buffer,
+    index: tirx.PrimExpr,
+    vector: tirx.PrimExpr,
+    lanes: int,
+    is_large: bool | tirx.PrimExpr = True,
+) -> None:
+    """Emit the store of a vector of float32: past the caches if its address is aligned to its size,
+    and the tensors are large."""
     place = tirx.address_of(buffer[index])
-    T.evaluate(tirx.call_extern("void", f"{_STREAM}{lanes}", place, vector))
+    large = const(int(is_large)) if isinstance(is_large, bool) else tirx.Cast("int32", is_large)
+    T.evaluate(tirx.call_extern("void", f"{_STREAM}{lanes}", place, vector, large))
 
 
 def fence(lanes: int) -> None:

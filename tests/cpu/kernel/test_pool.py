@@ -215,6 +215,27 @@ def test_bands_and_large_tensors(target, monkeypatch):
 
 
 @each_target
+@pytest.mark.parametrize("least", [2, 40_000, 1 << 40])
+def test_a_symbolic_batch_chooses_the_stores(target, least, monkeypatch):
+    """Past the caches if the tensors are large when the kernel is called."""
+    monkeypatch.setattr(streams, "LARGE", least)
+    overlapping, sliding = Windows(48, 3, 2, 1, 24, 1), Windows(64, 3, 1, 1, 64, 1)
+    n = tirx.Var("n", "int32")
+    function = max_pool_backward(
+        Pool(n, (overlapping,), overlapping),
+        [(n, 24, 24), (n, 48, 48), (n, 48, 48)],
+        CPU.of(target),
+    )
+    assert "relax_grad_stream_" in function.script()
+    kinds = [kind for kind in KINDS if "backward" in kind]
+    pairs = [(overlapping, overlapping), (sliding, overlapping)]
+    check(
+        [(kind, number, p, True, "plain") for kind in kinds for p in pairs for number in (1, 7)],
+        target,
+    )
+
+
+@each_target
 def test_ties_infinities_and_nan(target):
     rows, columns = Windows(12, 3, 2, 0, 5), Windows(39, 3, 1, 0, 37)
     kinds = ["max", "max_backward", "max_backward_saved"]
