@@ -144,7 +144,14 @@ def _layer(bb, inputs, attrs, gates, initial, activations, whole, step=None, *, 
     for a layer that ``step`` writes out.
     """
     _check(attrs, activations)
+    # In the layout 1, the batch is the first axis of the data, the states and the results.
+    is_batch_first = bool(attrs.get("layout", 0))
     data = inputs[0]
+    if is_batch_first:
+        data, *initial = (
+            None if tensor is None else bb.emit(op.permute_dims(tensor, [1, 0, 2]))
+            for tensor in (data, *initial)
+        )
     steps, batch, _ = _extents(data)
     lengths = _lengths(bb, inputs[4], steps)
     directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
@@ -174,6 +181,12 @@ def _layer(bb, inputs, attrs, gates, initial, activations, whole, step=None, *, 
         lasts.append(state)
     results = [bb.emit(op.stack(sequences, 1))]
     results += [bb.emit(op.stack(list(parts), 0)) for parts in zip(*lasts, strict=True)]
+    if is_batch_first:
+        orders = [[2, 0, 1, 3], *([1, 0, 2] for _ in results[1:])]
+        results = [
+            bb.emit(op.permute_dims(result, order))
+            for result, order in zip(results, orders, strict=True)
+        ]
     return relax.Tuple(results)
 
 
@@ -281,8 +294,8 @@ def _check(attrs, activations) -> None:
     names = _activations(attrs)
     if names and names != activations * max(len(names) // len(activations), 1):
         raise Refused(f"it has the activations {', '.join(names)}; only the default ones are known")
-    if attrs.get("clip") or attrs.get("layout", 0):
-        raise Refused("it has the attribute clip or layout=1; export it without")
+    if attrs.get("clip"):
+        raise Refused("it has the attribute clip; export it without")
 
 
 #: The converters of recurrent layers.
