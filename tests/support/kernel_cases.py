@@ -99,6 +99,19 @@ def _norms() -> Iterator[KernelCase]:
     yield KernelCase(
         "relax.nn.batch_norm", [data, *[small] * 4], lambda _, *a: op.batch_norm(*a, axis=1)
     )
+    # The kernels apply the ReLU.
+    yield KernelCase(
+        "relax.nn.batch_norm",
+        [data, *[small] * 4],
+        lambda _, *a: op.relu(op.batch_norm(*a, axis=1)[0]),
+        detail="ReLU",
+    )
+    yield KernelCase(
+        "relax.nn.group_norm",
+        [data, small, small],
+        lambda _, *a: op.relu(op.group_norm(*a, 3, 1, [2, 3])),
+        detail="ReLU",
+    )
     yield KernelCase(
         "relax.grad.batch_norm_backward_data",
         [data, data, *[small] * 5],

@@ -58,7 +58,7 @@ def batch_norm(site: CallSite, statistics: Shape | None = None) -> Kernel | None
     )
     data, parameter = shapes[:2]
     results = [data, *[parameter] * (4 if statistics else 2)]
-    return Kernel(generator, site.call.args, shapes=[*shapes, *results])
+    return Kernel(generator, site.call.args, shapes=[*shapes, *results], rectifiable=True)
 
 
 @kernel_for("relax.grad.batch_norm_backward_data")
@@ -142,7 +142,7 @@ def _of_groups(site: CallSite, name: str, split: _Split, statistics: Shape | Non
         statistics,
         size,
     )
-    return Kernel(generator, site.call.args)
+    return Kernel(generator, site.call.args, rectifiable=True)
 
 
 @kernel_for("relax.grad.batch_norm_statistics")
@@ -267,7 +267,7 @@ def layer_norm(site: CallSite, statistics: Shape | None = None) -> Kernel | None
         scale=bool(attrs.scale),
         statistics=statistics,
     )
-    return Kernel(generator, site.call.args)
+    return Kernel(generator, site.call.args, rectifiable=True)
 
 
 @kernel_for("relax.nn.rms_norm")

@@ -6,6 +6,8 @@ does, NaN included: the kernels leave NaN as it is. Therefore the operand is not
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tvm import relax
 from tvm.ir import Op
 
@@ -14,15 +16,17 @@ from ...ir.compat import constant_value
 
 _RELU = Op.get("relax.nn.relu")
 
+_WHERE, _CLOSED = Op.get("relax.where"), Op.get("relax.less_equal")
+
 #: The comparisons with 0 that are the same for an operand and the result of ReLU.
-_COMPARISONS = (Op.get("relax.less_equal"), Op.get("relax.greater"))
+_COMPARISONS = (_CLOSED, Op.get("relax.greater"))
 
 
 class Rectified:
     """The tensors in a dataflow block that are only used by ReLU and by comparisons with 0.
 
-    A kernel may store ReLU of such a tensor in its place; then the call of ReLU returns its
-    operand.
+    ReLU is also the selection of 0 where a tensor is 0 or less, as imported models have it. A
+    kernel may store ReLU of a tensor in its place; then the call of ReLU returns its operand.
 
     Parameters
     ----------
@@ -31,19 +35,22 @@ class Rectified:
     """
 
     def __init__(self, block: relax.DataflowBlock):
-        self._relus: dict[relax.Var, list[relax.Var]] = {}
+        self._relus: dict[relax.Expr, list[tuple[relax.Var, relax.Expr]]] = {}
         self._others: set[relax.Var] = set()
         self._elements: dict[relax.Var, list[relax.Var]] = {}
-        self._done: set[relax.Var] = set()
+        self._done: dict[relax.Var, relax.Expr] = {}
+        closed: dict[relax.Expr, relax.Expr] = {}
         for binding in block.bindings[:]:
             value = binding.value
             if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Var):
                 if value.index == 0:
                     self._elements.setdefault(value.tuple_value, []).append(binding.var)
-            elif isinstance(value, relax.Call) and value.op == _RELU:
-                self._relus.setdefault(value.args[0], []).append(binding.var)
+            elif (operand := _rectified(value, closed)) is not None:
+                self._relus.setdefault(operand, []).append((binding.var, value))
             elif not _is_comparison(value):
                 self._others.update(used(value))
+            elif value.op == _CLOSED:
+                closed[binding.var] = value.args[0]
 
     def takes(self, var: relax.Var | None) -> bool:
         """Tell whether a kernel may store ReLU of the tensor that a variable is bound to; of a
@@ -61,14 +68,42 @@ class Rectified:
         for tensor in tensors:
             self._done.update(self._relus[tensor])
 
-    def has(self, var: relax.Var | None) -> bool:
-        """Tell whether a variable is bound to a call of ReLU that a kernel computes."""
-        return var in self._done
+    def has(self, var: relax.Var | None, call: relax.Call) -> bool:
+        """Tell whether a call is that of ReLU that a variable is bound to, and that a kernel
+        computes."""
+        relu = None if var is None else self._done.get(var)
+        return relu is not None and relu.same_as(call)
+
+
+def _rectified(value: relax.Expr, closed: Mapping[relax.Expr, relax.Expr]) -> relax.Expr | None:
+    """Return the tensor that a value is ReLU of, or None.
+
+    Parameters
+    ----------
+    value : relax.Expr
+        The value.
+    closed : Mapping[relax.Expr, relax.Expr]
+        The tensors whose elements are 0 or less where a variable is true.
+    """
+    if not isinstance(value, relax.Call):
+        return None
+    if value.op == _RELU:
+        return value.args[0]
+    if value.op != _WHERE or not _is_zero(value.args[1]):
+        return None
+    mask, _, tensor = value.args
+    source = closed.get(mask)
+    return tensor if source is not None and source.same_as(tensor) else None
 
 
 def _is_comparison(value: relax.Expr) -> bool:
     """Tell whether a value compares a tensor with 0."""
     if not isinstance(value, relax.Call) or value.op not in _COMPARISONS:
         return False
-    limit = constant_value(value.args[1])
-    return limit is not None and limit.size == 1 and not limit.any()
+    return _is_zero(value.args[1])
+
+
+def _is_zero(expr: relax.Expr) -> bool:
+    """Tell whether an expression is the constant 0, a scalar."""
+    value = constant_value(expr)
+    return value is not None and value.ndim == 0 and not value.any()

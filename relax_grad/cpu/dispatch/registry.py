@@ -54,6 +54,9 @@ class Kernel:
     in_place : Sequence[tuple[int, int]]
         The indices of arguments and results that may share memory: the kernel reads an element of
         the argument for the last time before it writes the element of the result.
+    rectifiable : bool
+        Whether the generator takes ``rectifies=True``, so that the kernel applies ReLU to its first
+        result.
     """
 
     generator: partial[tirx.PrimFunc]
@@ -64,6 +67,7 @@ class Kernel:
     turnable: Sequence[int] = ()
     product: Matmul | None = None
     in_place: Sequence[tuple[int, int]] = ()
+    rectifiable: bool = False
 
     def with_orders(
         self, arguments: Sequence[relax.Expr], exchanged: Sequence[int], turned: Sequence[int]

@@ -123,7 +123,10 @@ class Half:
             bias = self.bias(index.base if isinstance(index, Ramp) else index)
         if bias is not None:
             value = value + (bias if lanes == 1 else Broadcast(bias, lanes))
-        return tirx.Max(_like(0.0, lanes, "float32"), value) if self.rectifies else value
+        if not self.rectifies:
+            return value
+        value, zero = T.Bind(value), _like(0.0, lanes, "float32")
+        return tirx.Select(value <= zero, zero, value)
 
 
 def widened(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:

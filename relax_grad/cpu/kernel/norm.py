@@ -30,6 +30,7 @@ def batch_norm(
     center: bool = True,
     scale: bool = True,
     statistics: Sequence[Extent] | None = None,
+    rectifies: bool = False,
 ) -> tirx.PrimFunc:
     """Return the kernel of batch_norm in training.
 
@@ -45,6 +46,8 @@ def batch_norm(
         As for ``relax.op.nn.batch_norm``.
     statistics : Sequence, optional
         The shape of two additional results: the mean, and 1 / sqrt(variance + epsilon).
+    rectifies : bool
+        Whether y is ReLU of the normalised data; NaN stays NaN.
 
     Returns
     -------
@@ -68,7 +71,8 @@ def batch_norm(
             mean = bind(vectors.splat(mean))
 
             def normalize(at, number) -> None:
-                vectors.store(y, at, (vectors.load(x, at, number) - mean) * slope + shift, number)
+                value = (vectors.load(x, at, number) - mean) * slope + shift
+                vectors.store(y, at, _rectified(vectors, value, rectifies), number)
 
             of.each_row(c, lambda base: each_of_row(vectors, of.inner, base, normalize))
 
@@ -95,6 +99,7 @@ def row_norm(
     name: str = "layer_norm",
     statistics: Sequence[Extent] | None = None,
     copies: Extent = 1,
+    rectifies: bool = False,
 ) -> tirx.PrimFunc:
     """Return the kernel of layer_norm (``inner`` is 1), instance_norm or group_norm.
 
@@ -112,7 +117,7 @@ def row_norm(
         The number of rows with their own parameters, which are ``[groups, planes]``.
     name : str
         The name of the function.
-    statistics : Sequence, optional
+    statistics, rectifies
         As for :func:`batch_norm`.
     copies : int or tirx.PrimExpr
         The number of elements that hold the statistics of a row.
@@ -135,7 +140,8 @@ def row_norm(
             base, first = bind(row * length), bind(row % groups * planes)
 
             def normalize(at, number, slope, shift) -> None:
-                vectors.store(y, at, (vectors.load(x, at, number) - mean) * slope + shift, number)
+                value = (vectors.load(x, at, number) - mean) * slope + shift
+                vectors.store(y, at, _rectified(vectors, value, rectifies), number)
 
             if isinstance(inner, int) and inner == 1:
                 wide = bind(vectors.splat(rstd))
@@ -249,6 +255,14 @@ def statistics(
 def _reciprocal_deviation(variance, epsilon: float) -> tirx.Var:
     """Return ``1 / sqrt(variance + epsilon)``."""
     return bind(number_of(1.0) / tirx.sqrt(variance + number_of(epsilon)))
+
+
+def _rectified(vectors: Vectors, value, rectifies: bool):
+    """Return ReLU of a vector, or the vector."""
+    if not rectifies:
+        return value
+    value, zero = bind(value), vectors.splat(0)
+    return tirx.Select(value <= zero, zero, value)
 
 
 def _mean_square(vectors: Vectors, x: tirx.Buffer, base, columns: Extent):

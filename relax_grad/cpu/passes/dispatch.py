@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import tvm
@@ -245,7 +246,7 @@ class _Dispatch(relax.PyExprMutator):
         super().visit_var_binding_(binding)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        var = self._var
+        var, original = self._var, call
         call = self.visit_expr_post_order(call)
         # The condition of an extent, as in the type of x[:n - 1], is also a call, and is visited
         # with the type.
@@ -261,8 +262,8 @@ class _Dispatch(relax.PyExprMutator):
             return source
         if self._narrowed is not None and (source := before_casts(call, lookup)) is not None:
             return source
-        if self._rectified is not None and self._rectified.has(var):
-            return call.args[0]
+        if self._rectified is not None and self._rectified.has(var, original):
+            return call.args[-1]
         site = self._site(call, lookup)
         biased = self._with_bias(call, var, lookup)
         if biased is not None:
@@ -337,6 +338,7 @@ class _Dispatch(relax.PyExprMutator):
             narrowed = {i: dtype for i, dtype in dtypes if dtype is not None}
         changed: dict[int, list[Callable[[relax.Expr], relax.Expr]]] = {}
         lookup = partial(self._lookup, var)
+        kernel = self._with_relu(kernel, var)
         takes_sources = self._narrowed is not None and takes_uncast(call.op.name)
         if takes_sources:
             kernel = without_casts(kernel, lookup)
@@ -358,6 +360,14 @@ class _Dispatch(relax.PyExprMutator):
             i: partial(self._restored, steps) for i, steps in changed.items()
         }
         return relax.call_tir(function, arguments, types), changes
+
+    def _with_relu(self, kernel: Kernel, var: relax.Var | None) -> Kernel:
+        """Return a kernel that applies ReLU to its first result, if the calls behind it do."""
+        rectified = self._rectified
+        if not kernel.rectifiable or var is None or rectified is None or not rectified.takes(var):
+            return kernel
+        rectified.mark(var)
+        return replace(kernel, generator=partial(kernel.generator, rectifies=True))
 
     def _restored(
         self, steps: Sequence[Callable[[relax.Expr], relax.Expr]], expr: relax.Expr

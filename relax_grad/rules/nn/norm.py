@@ -42,6 +42,10 @@ def batch_norm(
     the large tensors more often. Given them, the gradients of gamma and of the data take one pass
     each. Without training the data gradient is an affine map, which fuses, and so does the sum for
     beta.
+
+    The mask of a ReLU behind batch_norm stays a call of its own.
+    Both kernels on CPUs could apply the mask as they read ``y_grad``, but then each reads a third
+    tensor: a step of a U-Net took 1.002 to 1.007 of the time, on one core of a Zen 5.
     """
     data, gamma, beta, moving_mean, moving_var = orig_call.args
     attrs = orig_call.attrs
