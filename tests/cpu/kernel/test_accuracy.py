@@ -46,11 +46,38 @@ def gradient_of(function, which):
 
 
 def conv(x, w):
-    return F.conv2d(x, w, padding=(w.shape[-1] - 1) // 2)
+    function = F.conv2d if x.ndim == 4 else F.conv3d
+    return function(x, w, padding=(w.shape[-1] - 1) // 2)
 
 
-def conv3d(x, w):
-    return F.conv3d(x, w, padding=1)
+def convolutions(name, data, weight, factor):
+    """Return the cases of a convolution by Winograd's filtering, of images or volumes, and of its
+    gradients."""
+    kind, kwargs = name.split()[0], {"padding": (weight[-1] - 1) // 2}
+    forward = getattr(op.nn, kind)
+    backward_data, backward_weight = (
+        getattr(op.grad, f"{kind}_backward_{operand}") for operand in ("data", "weight")
+    )
+    return {
+        f"{name} (Winograd)": (
+            [data, weight],
+            lambda x, w: forward(x, w, **kwargs),
+            conv,
+            factor,
+        ),
+        f"{name} data gradient (Winograd)": (
+            [data, weight, data],
+            lambda x, w, dy: backward_data(dy, data, w, **kwargs),
+            gradient_of(conv, 0),
+            factor,
+        ),
+        f"{name} weight gradient (Winograd)": (
+            [data, weight, data],
+            lambda x, w, dy: backward_weight(dy, x, weight, **kwargs),
+            gradient_of(conv, 1),
+            factor,
+        ),
+    }
 
 
 def layer_norm(x, gamma, beta):
@@ -66,60 +93,9 @@ def statistics(x):
 
 #: Shapes of the arguments, the Relax call, its PyTorch equivalent, and the accepted factor.
 CASES = {
-    "conv2d 3x3 (Winograd)": (
-        [IMAGES, WEIGHT],
-        lambda x, w: op.nn.conv2d(x, w, padding=1),
-        conv,
-        WINOGRAD,
-    ),
-    "conv2d 3x3 data gradient (Winograd)": (
-        [IMAGES, WEIGHT, IMAGES],
-        lambda x, w, dy: op.grad.conv2d_backward_data(dy, IMAGES, w, padding=1),
-        gradient_of(conv, 0),
-        WINOGRAD,
-    ),
-    "conv2d 3x3 weight gradient (Winograd)": (
-        [IMAGES, WEIGHT, IMAGES],
-        lambda x, w, dy: op.grad.conv2d_backward_weight(dy, x, WEIGHT, padding=1),
-        gradient_of(conv, 1),
-        WINOGRAD,
-    ),
-    "conv3d 3x3x3 (Winograd)": (
-        [VOLUMES, CUBES],
-        lambda x, w: op.nn.conv3d(x, w, padding=1),
-        conv3d,
-        WINOGRAD,
-    ),
-    "conv3d 3x3x3 data gradient (Winograd)": (
-        [VOLUMES, CUBES, VOLUMES],
-        lambda x, w, dy: op.grad.conv3d_backward_data(dy, VOLUMES, w, padding=1),
-        gradient_of(conv3d, 0),
-        WINOGRAD,
-    ),
-    "conv3d 3x3x3 weight gradient (Winograd)": (
-        [VOLUMES, CUBES, VOLUMES],
-        lambda x, w, dy: op.grad.conv3d_backward_weight(dy, x, CUBES, padding=1),
-        gradient_of(conv3d, 1),
-        WINOGRAD,
-    ),
-    "conv2d 5x5 (Winograd)": (
-        [IMAGES, (64, 64, 5, 5)],
-        lambda x, w: op.nn.conv2d(x, w, padding=2),
-        conv,
-        FACTOR,
-    ),
-    "conv2d 5x5 data gradient (Winograd)": (
-        [IMAGES, (64, 64, 5, 5), IMAGES],
-        lambda x, w, dy: op.grad.conv2d_backward_data(dy, IMAGES, w, padding=2),
-        gradient_of(conv, 0),
-        FACTOR,
-    ),
-    "conv2d 5x5 weight gradient (Winograd)": (
-        [IMAGES, (64, 64, 5, 5), IMAGES],
-        lambda x, w, dy: op.grad.conv2d_backward_weight(dy, x, (64, 64, 5, 5), padding=2),
-        gradient_of(conv, 1),
-        FACTOR,
-    ),
+    **convolutions("conv2d 3x3", IMAGES, WEIGHT, WINOGRAD),
+    **convolutions("conv3d 3x3x3", VOLUMES, CUBES, WINOGRAD),
+    **convolutions("conv2d 5x5", IMAGES, (64, 64, 5, 5), FACTOR),
     "conv2d 1x1": ([IMAGES, (64, 64, 1, 1)], lambda x, w: op.nn.conv2d(x, w), conv, FACTOR),
     "matmul": ([(256, 1000), (1000, 256)], op.matmul, torch.matmul, FACTOR),
     "batch_norm": (
