@@ -91,7 +91,10 @@ def gelu(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     # The product with a, in a form that rounds once.
     product = bind(a * a * polynomial(a, numerator, bind) + a * like(a, constant))
     tail = _lowered(bind(product / polynomial(a, denominator, bind)), p, n, bind)
-    return _positive_part(x, bind) - tail
+    # The maximum of x and 0, and NaN at minus infinity. Multiplications bound the time of gelu, and
+    # this has one.
+    half = bind(x * like(x, 0.5))
+    return bind(half + magnitude(half)) - tail
 
 
 def gelu_slope(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
@@ -180,11 +183,17 @@ def _normal_density(a, bind: Callable) -> tuple:
     The square is computed from two parts of a. The first has so few bits that its square is exact:
     an absolute error of the exponent becomes a relative error of the result.
     """
-    high = bind(as_bits(as_bits(a, "int32") & like(a, -4096, "int32"), "float32"))
-    rest = bind((a - high) * (a + high) * like(a, 0.5))
-    square = bind(high * high * like(a, -0.5))
-    n, r = reduced(square, bind, about=a * a * like(a, -0.5), rest=rest)
+    high = _leading(a, bind)
+    half = bind(a * like(a, -0.5))
+    high_half = _leading(half, bind)  # half of -high, without a multiplication
+    rest = bind((high - a) * (half + high_half))
+    n, r = reduced(bind(high * high_half), bind, about=a * half, rest=rest)
     return bind(small_expm1(r, bind)), n
+
+
+def _leading(x, bind: Callable):
+    """Return the 12 leading bits of a number."""
+    return bind(as_bits(as_bits(x, "int32") & like(x, -4096, "int32"), "float32"))
 
 
 def _tanh_exponential(a, square, bind: Callable) -> tuple:
