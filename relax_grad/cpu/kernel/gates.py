@@ -45,7 +45,7 @@ def sigmoid(vectors: Vectors, x: tirx.PrimExpr) -> tirx.PrimExpr:
     """
     x = _clamped(x, _END_OF_SIGMOID)
     p, power = _exp_parts(vectors, x, -1.0)
-    return _reciprocal(vectors, bind((p + like(x, 1.0)) * power + like(x, 1.0)))
+    return _reciprocal(vectors, _held(vectors, (p + like(x, 1.0)) * power + like(x, 1.0)))
 
 
 def tanh(vectors: Vectors, x: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -55,8 +55,8 @@ def tanh(vectors: Vectors, x: tirx.PrimExpr) -> tirx.PrimExpr:
     """
     x = _clamped(x, _END_OF_TANH)
     p, power = _exp_parts(vectors, x, 2.0)
-    e = bind(p * power + (power - like(x, 1.0)))
-    return bind(e * _reciprocal(vectors, bind(e + like(x, 2.0))))
+    e = _held(vectors, p * power + (power - like(x, 1.0)))
+    return _held(vectors, e * _reciprocal(vectors, bind(e + like(x, 2.0))))
 
 
 def _clamped(x, end: float):
@@ -66,10 +66,8 @@ def _clamped(x, end: float):
 
 def _exp_parts(vectors: Vectors, x, factor: float):
     """Return p and a power of 2 such that ``exp(factor * x)`` is ``(1 + p) * power``."""
-    # TVM's simplifier would undo the sum within an expression. LLVM keeps the buffer in a register.
-    row = b.scratch(vectors.lanes)
-    vectors.store(row, const(0), x * like(x, factor * math.log2(math.e)) + like(x, _MAGIC))
-    shifted = bind(vectors.load(row, const(0)))
+    # TVM's simplifier would undo the sum.
+    shifted = _held(vectors, x * like(x, factor * math.log2(math.e)) + like(x, _MAGIC))
     n = bind(shifted - like(x, _MAGIC))
     r = bind(x * like(x, factor) - n * like(x, math.log(2)))
     total = like(x, _EXP[0])
@@ -83,10 +81,20 @@ def _reciprocal(vectors: Vectors, x):
     """Return ``1 / x`` for a positive normal x with a normal result, within 1 unit in the last
     place."""
     if vectors.lanes != 16:
-        return bind(like(x, 1.0) / x)
+        return _held(vectors, like(x, 1.0) / x)
     # The estimate of AVX-512 has 14 bits; a step of Newton's method doubles them.
     mask, zero = tirx.const(-1, "int16"), like(x, 0.0)
     name = "llvm.x86.avx512.rcp14.ps.512"
-    about = bind(tirx.call_llvm_pure_intrin(x.ty.dtype, name, x, zero, mask))
+    about = _held(vectors, tirx.call_llvm_pure_intrin(x.ty.dtype, name, x, zero, mask))
     rest = bind(like(x, 1.0) - x * about)
-    return bind(about * rest + about)
+    return _held(vectors, about * rest + about)
+
+
+def _held(vectors: Vectors, value):
+    """Return a vector by way of a buffer, which LLVM keeps in a register.
+
+    TVM's simplifier visits the value of a variable again at each of its uses.
+    """
+    row = b.scratch(vectors.lanes)
+    vectors.store(row, const(0), value)
+    return bind(vectors.load(row, const(0)))
