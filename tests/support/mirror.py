@@ -147,6 +147,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         [f"cpu.kernel._{part}" for part in ("extents", "statements", "vectors")],
         ("cpu/kernel/test_builder.py",),
     ),
+    "cpu.dispatch.unread": ("cpu/dispatch/test_recurrent.py",),
     "cpu.kernel.epilogue": ("cpu/dispatch/test_biases.py",),
     "cpu.kernel._chunks": ("cpu/kernel/test_conv_weight.py", "cpu/kernel/test_depthwise_weight.py"),
     "cpu.kernel._conv_*": ("cpu/kernel/test_conv.py", "cpu/kernel/test_conv3d.py"),

@@ -25,7 +25,9 @@ def layer(site: CallSite) -> Kernel | None:
     kind = call.op.name.removeprefix("relax.grad.")
     resets_first = kind == "gru" and len(call.args) == 3
     of = _layer(site, "gru_reset" if resets_first else kind, call.args)
-    return None if of is None else Kernel(partial(recurrence, of, site.cpu), call.args)
+    if of is None:
+        return None
+    return Kernel(partial(recurrence, of, site.cpu, unread=site.unread), call.args)
 
 
 @kernel_for(_BACKWARD, takes_uncast=False)
@@ -40,7 +42,7 @@ def gradient(site: CallSite) -> Kernel | None:
     if of is None:
         return None
     generator = partial(recurrent_backward, of, site.cpu, has_cells_grad=len(args) == 4)
-    return Kernel(generator, args)
+    return Kernel(partial(generator, unread=site.unread), args)
 
 
 @kernel_for("relax.grad.previous_steps", takes_uncast=False)

@@ -148,6 +148,9 @@ class CallSite:
         The copies of constants that kernels of the module read in their place, by the constant and
         its layout. None if a call may overwrite constants, so that kernels must read the constants
         themselves.
+    unread : Sequence[int]
+        The indices of the results of the call that nothing reads: the kernel may leave them as they
+        are.
     """
 
     def __init__(
@@ -157,9 +160,10 @@ class CallSite:
         lookup: Callable[[relax.Var], relax.Expr | None] = lambda _: None,
         winograd_tile: int = 2,
         packed: dict[tuple, relax.Expr] | None = None,
+        unread: Sequence[int] = (),
     ):
         self.call, self.cpu, self.lookup = call, cpu, lookup
-        self.winograd_tile, self.packed = winograd_tile, packed
+        self.winograd_tile, self.packed, self.unread = winograd_tile, packed, tuple(unread)
         self._extents = Extents()
         self._takes_halves = call is not None and call.op.name in _IN_HALVES
 

@@ -70,7 +70,7 @@ class Layer:
         return [self.gates * self.size, self.size]
 
 
-def recurrence(of: Layer, cpu: CPU) -> tirx.PrimFunc:
+def recurrence(of: Layer, cpu: CPU, *, unread: Sequence[int] = ()) -> tirx.PrimFunc:
     """Return the kernel of a layer.
 
     Parameters
@@ -79,6 +79,9 @@ def recurrence(of: Layer, cpu: CPU) -> tirx.PrimFunc:
         The sizes.
     cpu : CPU
         The target CPU.
+    unread : Sequence[int]
+        The indices of the results that the kernel does not write: most of its memory traffic is
+        that of the slopes, which only gradients read.
 
     Returns
     -------
@@ -101,12 +104,14 @@ def recurrence(of: Layer, cpu: CPU) -> tirx.PrimFunc:
 
     def body(*tensors) -> None:
         with pairs_of(cpu, tensors[3 if of.kind == "lstm" else 2], tensors[count]) as pairs:
-            _Forward(of, cpu, pairs, tensors[:count], tensors[count:]).emit()
+            _Forward(of, cpu, pairs, tensors[:count], tensors[count:], unread).emit()
 
     return b.prim_func(of.kind, b.floats(names, [*shapes, *results]), body)
 
 
-def recurrent_backward(of: Layer, cpu: CPU, *, has_cells_grad: bool = False) -> tirx.PrimFunc:
+def recurrent_backward(
+    of: Layer, cpu: CPU, *, has_cells_grad: bool = False, unread: Sequence[int] = ()
+) -> tirx.PrimFunc:
     """Return the kernel of the gradient of a layer.
 
     Parameters
@@ -117,6 +122,8 @@ def recurrent_backward(of: Layer, cpu: CPU, *, has_cells_grad: bool = False) -> 
         The target CPU.
     has_cells_grad : bool
         Whether there is a gradient with respect to the cells of an LSTM.
+    unread : Sequence[int]
+        The indices of results that nothing reads. Those of the states are not written.
 
     Returns
     -------
@@ -133,7 +140,7 @@ def recurrent_backward(of: Layer, cpu: CPU, *, has_cells_grad: bool = False) -> 
 
     def body(*tensors) -> None:
         with pairs_of(cpu, tensors[2], tensors[count]) as pairs:
-            _Backward(of, cpu, pairs, tensors[:count], tensors[count:]).emit()
+            _Backward(of, cpu, pairs, tensors[:count], tensors[count:], unread).emit()
 
     return b.prim_func("recurrent_backward", b.floats(names, shapes), body)
 
@@ -168,9 +175,18 @@ def previous_steps(shape: Sequence[Extent]) -> tirx.PrimFunc:
 
 
 class _Forward:
-    def __init__(self, of: Layer, cpu: CPU, pairs: bool, inputs: Sequence, results: Sequence):
+    def __init__(
+        self,
+        of: Layer,
+        cpu: CPU,
+        pairs: bool,
+        inputs: Sequence,
+        results: Sequence,
+        unread: Sequence[int],
+    ):
         self.of, self.tasks, self.vectors = of, Tasks(of.batch, of.size, cpu), Vectors(cpu.lanes)
         self.pairs, self.inputs, self.results = pairs, list(inputs), list(results)
+        self.unread = unread
         self.source = self.inputs[3 if of.kind == "lstm" else 2]
         size, rows = of.size, self.tasks.rows
         # The gate n of a GRU that resets first has a product of its own.
@@ -229,6 +245,8 @@ class _Forward:
         return self.vectors.load(self.inputs[0], at, number)
 
     def _store(self, result: int, place, offset, value, number, part: int = 0, parts: int = 1):
+        if result in self.unread:
+            return
         size = self.of.size
         at = bind(place * (parts * size) + offset + part * size)
         self.vectors.store(self.results[result], at, value, number)
@@ -326,9 +344,17 @@ class _Forward:
 
 
 class _Backward:
-    def __init__(self, of: Layer, cpu: CPU, pairs: bool, inputs: Sequence, results: Sequence):
+    def __init__(
+        self,
+        of: Layer,
+        cpu: CPU,
+        pairs: bool,
+        inputs: Sequence,
+        results: Sequence,
+        unread: Sequence[int],
+    ):
         self.of, self.tasks, self.vectors = of, Tasks(of.batch, of.size, cpu), Vectors(cpu.lanes)
-        self.pairs = pairs
+        self.pairs, self.keeps_states = pairs, 1 not in unread
         self.grad, self.slopes, self.source, *cells = inputs
         self.cells = cells[0] if cells else None
         self.gates, self.states, *self.initial = results
@@ -409,7 +435,8 @@ class _Backward:
             vectors.store(through, local, slope(3) * state, number)
         for part in range(1 if self.is_reset else 0, min(3, of.gates)):
             store(part, slope(part) * state)
-        vectors.store(self.states, own, state, number)
+        if self.keeps_states:
+            vectors.store(self.states, own, state, number)
 
     def _reset(self, place, row, offset, number, through, reset) -> None:
         """Emit the gradients through the reset state of a GRU that resets first."""

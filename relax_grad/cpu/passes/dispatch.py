@@ -32,6 +32,7 @@ from ..dispatch.exchanges import (
 from ..dispatch.rectified import Rectified
 from ..dispatch.registry import find_kernel, is_decomposed, takes_halves, takes_uncast
 from ..dispatch.residuals import BlockCalls, Replacement, ResidualKernel, find_residuals
+from ..dispatch.unread import UnreadResults
 from ..kernel.matmul import Matmul
 from ..kernel.winograd import SQUARES
 from ..schedule import IN_PLACE
@@ -206,6 +207,7 @@ class _Dispatch(relax.PyExprMutator):
         self._narrowed: NarrowedResults | None = None
         self._biases: AddedBiases | None = None
         self._rectified: Rectified | None = None
+        self._unread: UnreadResults | None = None
         self._memory: Memory  # that of the function that is visited
         self._var: relax.Var | None = None
         self._uses: dict[relax.Var, tuple[Replacement, Sequence[relax.Var]]] = {}
@@ -229,7 +231,7 @@ class _Dispatch(relax.PyExprMutator):
         return self.builder_.get()
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
-        self._calls = BlockCalls(block, self._memory)
+        self._calls, self._unread = BlockCalls(block, self._memory), UnreadResults(block)
         # Where a call may write to its arguments, a tensor before a permutation or a cast may have
         # changed.
         is_written = self._memory.is_written
@@ -239,6 +241,7 @@ class _Dispatch(relax.PyExprMutator):
         self._rectified = None if is_written else Rectified(block)
         block = super().visit_dataflow_block_(block)
         self._calls = self._exchanged = self._narrowed = self._biases = self._rectified = None
+        self._unread = None
         return block
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
@@ -264,7 +267,8 @@ class _Dispatch(relax.PyExprMutator):
             return source
         if self._rectified is not None and self._rectified.has(var, original):
             return call.args[-1]
-        site = self._site(call, lookup)
+        unread = () if self._unread is None else self._unread.of(var)
+        site = self._site(call, lookup, unread)
         biased = self._with_bias(call, var, lookup)
         if biased is not None:
             return biased
@@ -277,8 +281,8 @@ class _Dispatch(relax.PyExprMutator):
             return call  # the product is computed where its bias is added
         return self._result(kernel, call, var)
 
-    def _site(self, call: relax.Call, lookup: Callable) -> CallSite:
-        return CallSite(call, self._cpu, lookup, self._winograd_tile, self._packed)
+    def _site(self, call: relax.Call, lookup: Callable, unread: Sequence[int] = ()) -> CallSite:
+        return CallSite(call, self._cpu, lookup, self._winograd_tile, self._packed, unread)
 
     def _with_bias(self, call: relax.Call, var: relax.Var, lookup: Callable) -> relax.Expr | None:
         """Return the result of the kernel of a product that adds the bias too, if a call adds a

@@ -65,6 +65,30 @@ def test_calls_without_a_kernel(module):
     assert "grad_lstm_kernel" not in kernels_in(DispatchKernels(HOST)(module))
 
 
+def test_slopes_that_nothing_reads_are_not_written():
+    """The results of a tuple that leaves the block are all written."""
+    shapes = [(3, 2, 20), (2, 5), (2, 5), (20, 5)]
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=shape).astype("float32") for shape in shapes]
+    functions = []
+    for elements in ([0], [0, 2], None):
+
+        def chosen(*arguments, elements=elements):
+            results = backward.lstm(*arguments)
+            if elements is None:
+                return results
+            bound = relax.BlockBuilder.current().emit(results)
+            parts = [relax.TupleGetItem(bound, i) for i in elements]
+            return parts[0] if len(parts) == 1 else relax.Tuple(parts)
+
+        params = [tensor(f"x{i}", shape, "float32") for i, shape in enumerate(shapes)]
+        module = build(params, chosen)
+        check_dispatch(module, "main", values, ["grad_lstm_kernel"], 1e-5)
+        functions.append(DispatchKernels(HOST)(module)["grad_lstm_kernel"].script())
+    lengths = [len(text.splitlines()) for text in functions]
+    assert lengths[0] < lengths[1] < lengths[2]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_steps_before_are_copied(dtype):
     rng = np.random.default_rng(0)

@@ -82,6 +82,29 @@ def test_gradients(target):
     check([(make(), *case) for make, *case in gradients(CPU.of(target), some)], target)
 
 
+@each_target
+def test_unread_results_are_not_written(target):
+    """Elements that no kernel writes are NaN here."""
+    cpu, rng = CPU.of(target), np.random.default_rng(0)
+    unread_of = {"lstm": (1, 2), "gru": (1, 2), "gru_reset": (0, 1)}
+
+    def few(kind: str) -> list[tuple[int, int, int]]:
+        return [(2, 3, 16)] if kind in unread_of else []
+
+    cases = [(*case, unread_of[case[0].args[0].kind]) for case in layers(cpu, few)]
+    cases += [(*case, (1,)) for case in gradients(cpu, few)][:2]
+    runs = []
+    for make, shapes, reference, unread in cases:
+        arrays = [rng.normal(size=shape).astype("float32") for shape in shapes]
+        results = [value.shape for value in reference(*arrays)]
+        runs += [Run(make(**options), arrays, results) for options in ({}, {"unread": unread})]
+    results = run_kernels(runs, target)
+    for (*_, unread), whole, part in zip(cases, results[::2], results[1::2], strict=True):
+        for i, (value, other) in enumerate(zip(whole, part, strict=True)):
+            assert np.isfinite(value).all()
+            np.testing.assert_array_equal(other, value if i not in unread else np.nan)
+
+
 @pytest.mark.parametrize("cores", [1, 2, 64])
 def test_tiles_fit_in_the_registers(cores):
     for target in (*TARGETS.values(), *PAIRS.values()):
