@@ -172,6 +172,24 @@ def test_a_convolution_with_another_bias_keeps_its_addition():
     assert additions_in(module) == 1
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_relu_behind_a_linear_layer(dtype):
+    """The kernel applies it, with the bits of a call behind the kernel."""
+    for name in ("few rows", "tiles", "one column", "symbolic rows"):
+        shapes = SHAPES[name]
+        module = module_of(shapes, dtype, lambda bb, *x: op.nn.relu(bb.emit(linear(bb, *x))))
+        assert "relax.nn.relu" not in calls_in(module), name
+        values = [
+            RNG.normal(size=[21 if extent is N else extent for extent in shape]).astype(half(dtype))
+            for shape in shapes
+        ]
+        ours, plain = (
+            run(mod, "main", *values, target=HOST, pipeline="relax_grad").astype("float32")
+            for mod in (module, module_of(shapes, dtype))
+        )
+        np.testing.assert_array_equal(ours, np.maximum(plain, 0))
+
+
 def test_nan_behind_a_bias_and_relu():
     """NaN stays NaN, as in PyTorch."""
 
