@@ -38,11 +38,7 @@ def with_bias(shape: Sequence[Extent], make: Callable[[], tirx.PrimFunc]) -> tir
     make : Callable
         Returns the kernel, which has one result.
     """
-    token = _BIAS.set(shape)
-    try:
-        return make()
-    finally:
-        _BIAS.reset(token)
+    return _made_with(_BIAS, shape, make)
 
 
 def rectified(make: Callable[[], tirx.PrimFunc]) -> tirx.PrimFunc:
@@ -54,11 +50,17 @@ def rectified(make: Callable[[], tirx.PrimFunc]) -> tirx.PrimFunc:
     make : Callable
         Returns the kernel, which has one result.
     """
-    token = _RECTIFIES.set(True)
+    return _made_with(_RECTIFIES, True, make)
+
+
+def _made_with(
+    variable: ContextVar, value: object, make: Callable[[], tirx.PrimFunc]
+) -> tirx.PrimFunc:
+    token = variable.set(value)
     try:
         return make()
     finally:
-        _RECTIFIES.reset(token)
+        variable.reset(token)
 
 
 def with_bias_param(params: Sequence[tuple[str, Sequence, str]]) -> tuple[list[tuple], bool]:

@@ -34,6 +34,21 @@ def module_of(shapes, dtype, body=linear):
     return build(params, body)
 
 
+def check_gradients(shapes, body):
+    """Compare the gradients of a function in bfloat16 with those in float32, and return its
+    module."""
+    module = relax_grad.value_and_grad(module_of(shapes, "bfloat16", body))
+    del module["main"]
+    values = [RNG.normal(size=shape).astype(half("bfloat16")) for shape in shapes]
+    ours = run(module, "main_adjoint", *values, target=HOST, pipeline="relax_grad")
+    wide = relax_grad.value_and_grad(module_of(shapes, "float32", body))
+    exact = run(wide, "main_adjoint", *(value.astype("float32") for value in values))
+    for result, wanted in zip([ours[0], *ours[1]], [exact[0], *exact[1]], strict=True):
+        error = np.abs(result.astype("float32") - wanted).max()
+        assert error <= 0.02 * np.abs(wanted).max()
+    return module
+
+
 def calls_in(module, name="main"):
     """Return the names of the operators that remain beside kernels."""
     return [
@@ -218,16 +233,8 @@ def test_a_step_of_a_convolution():
         y = bb.emit(op.nn.relu(bb.emit(op.add(y, bias))))
         return op.sum(bb.emit(op.astype(bb.emit(op.multiply(y, y)), "float32")))
 
-    module = relax_grad.value_and_grad(module_of(shapes, "bfloat16", body))
-    del module["main"]
+    module = check_gradients(shapes, body)
     assert "relax.nn.relu" not in calls_in(module, "main_adjoint")
-    values = [RNG.normal(size=shape).astype(half("bfloat16")) for shape in shapes]
-    ours = run(module, "main_adjoint", *values, target=HOST, pipeline="relax_grad")
-    wide = relax_grad.value_and_grad(module_of(shapes, "float32", body))
-    exact = run(wide, "main_adjoint", *(value.astype("float32") for value in values))
-    for result, wanted in zip([ours[0], *ours[1]], [exact[0], *exact[1]], strict=True):
-        error = np.abs(result.astype("float32") - wanted).max()
-        assert error <= 0.02 * np.abs(wanted).max()
 
 
 def test_a_constant_bias_before_the_product():
@@ -306,12 +313,4 @@ def test_a_gradient_step():
         y = bb.emit(op.nn.gelu(bb.emit(linear(bb, x, w, bias))))
         return op.sum(bb.emit(op.astype(bb.emit(op.multiply(y, y)), "float32")))
 
-    module = relax_grad.value_and_grad(module_of(shapes, "bfloat16", body))
-    del module["main"]
-    values = [RNG.normal(size=shape).astype(half("bfloat16")) for shape in shapes]
-    ours = run(module, "main_adjoint", *values, target=HOST, pipeline="relax_grad")
-    wide = relax_grad.value_and_grad(module_of(shapes, "float32", body))
-    exact = run(wide, "main_adjoint", *(value.astype("float32") for value in values))
-    for result, wanted in zip([ours[0], *ours[1]], [exact[0], *exact[1]], strict=True):
-        error = np.abs(result.astype("float32") - wanted).max()
-        assert error <= 0.02 * np.abs(wanted).max()
+    check_gradients(shapes, body)

@@ -7,16 +7,14 @@ import math
 import numpy as np
 import pytest
 import tvm
+from fused import before_and_after
 from programs import build, tensor, to_numpy
-from sweep import TARGET
 from tvm import relax, tirx
 from tvm.relax import op
 
-import relax_grad
 from relax_grad.frontend import random
 from relax_grad.ir.bindings import bindings_of
 from relax_grad.op import stop_gradient
-from relax_grad.testing import _program
 from relax_grad.transform import FuseAttention
 
 RNG = np.random.default_rng(0)
@@ -377,18 +375,12 @@ def drawn(shapes, module) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def differentiated():
-    """The programs before and after the pass, with their gradients, compiled as one module."""
-    programs, names = [], []
-    for case, ((module, _), *_) in FUSED.items():
-        for when, mod in (("before", module), ("after", FuseAttention()(module))):
-            wrt = [p.name for p in mod["main"].params if str(p.ty.dtype) == "float32"]
-            program = relax_grad.value_and_grad(mod, "main", wrt)
-            del program["main"]
-            programs.append(program)
-            names.append((when, case))
-    executable = tvm.compile(_program.merge(programs), TARGET, relax_pipeline="relax_grad")
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    return {name: machine[f"main_{i}_adjoint"] for i, name in enumerate(names, start=1)}
+    return before_and_after(
+        {
+            case: (module, [p.name for p in module["main"].params if str(p.ty.dtype) == "float32"])
+            for case, ((module, _), *_) in FUSED.items()
+        }
+    )
 
 
 @pytest.mark.parametrize("case", FUSED)

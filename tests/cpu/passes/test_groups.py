@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from fused import before_and_after
 from programs import build, tensor, to_numpy
-from sweep import TARGET
 from tvm import relax, tirx
 from tvm.relax import op
 
-import relax_grad
 from relax_grad.frontend import random
 from relax_grad.ir.bindings import bindings_of
-from relax_grad.testing import _program
 from relax_grad.transform import FuseAttention
 
 RNG = np.random.default_rng(0)
@@ -119,17 +117,9 @@ def attentions(module) -> list[relax.Call]:
 
 @pytest.fixture(scope="module")
 def differentiated():
-    """The programs before and after the pass, with their gradients, compiled as one module."""
-    programs, names = [], []
-    for case, (module, _) in SHARED.items():
-        for when, mod in (("before", module), ("after", FuseAttention()(module))):
-            program = relax_grad.value_and_grad(mod, "main", ["q", "k", "v"])
-            del program["main"]
-            programs.append(program)
-            names.append((when, case))
-    executable = tvm.compile(_program.merge(programs), TARGET, relax_pipeline="relax_grad")
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    return {name: machine[f"main_{i}_adjoint"] for i, name in enumerate(names, start=1)}
+    return before_and_after(
+        {case: (module, ["q", "k", "v"]) for case, (module, _) in SHARED.items()}
+    )
 
 
 @pytest.mark.parametrize("case", SHARED)
