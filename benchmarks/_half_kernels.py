@@ -78,6 +78,11 @@ CASES: dict[str, dict[str, Case]] = {
         "conv2d 3x3": Case(
             lambda x, w: F.conv2d(x, w, padding=1), (_IMAGES, (48, 32, 3, 3)), {1: 0.06}
         ),
+        "conv2d 3x3 with a bias": Case(
+            lambda x, w, b: F.conv2d(x, w, b, padding=1),
+            (_IMAGES, (48, 32, 3, 3), (48,)),
+            {1: 0.06},
+        ),
         "conv2d 1x1": Case(F.conv2d, (_IMAGES, (48, 32, 1, 1)), {1: 0.18}),
         "conv2d 5x5, stride 2": Case(
             lambda x, w: F.conv2d(x, w, padding=2, stride=2), (_IMAGES, (48, 32, 5, 5)), {1: 0.04}

@@ -147,7 +147,7 @@ def test_activations_in_half_precision_take_half_the_memory(dtype):
     assert 2 * half.params == whole.params
     # The copy of the parameters in float32, which the optimizer updates.
     assert half.optimizer_state - whole.optimizer_state == whole.params
-    assert half.intermediate < 0.64 * whole.intermediate
+    assert half.intermediate < 0.6 * whole.intermediate
 
 
 def test_the_table_of_half_precision_has_about_half_the_memory():

@@ -13,6 +13,7 @@ from tvm.ir import Op
 from tvm.relax import op
 
 import relax_grad
+from relax_grad.ir.dtypes import HALVES
 from relax_grad.transform import DispatchKernels
 
 RNG = np.random.default_rng(0)
@@ -25,7 +26,7 @@ def relu(bb, x):
 
 def selection(bb, x):
     """ReLU as imported models have it."""
-    zero = relax.const(0.0, "float32")
+    zero = relax.const(0.0, x.ty.dtype)
     return op.where(bb.emit(op.less_equal(x, zero)), zero, x)
 
 
@@ -109,6 +110,29 @@ def test_a_mask_behind_it_and_nan():
     assert np.isnan(result[:, 2]).all()
     np.testing.assert_array_equal(is_open, before > 0)
     np.testing.assert_array_equal(is_closed, before <= 0)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("behind", [relu, selection])
+def test_relu_behind_a_cast(behind, dtype):
+    """Normalisations of networks in half precision round their results before ReLU; a cast with
+    another use keeps it."""
+    for name, (shapes, norm) in NORMS.items():
+
+        def rounded(bb, *x, norm=norm):
+            return bb.emit(op.astype(norm(bb, *x), dtype))
+
+        module = module_of(shapes, lambda bb, *x: behind(bb, rounded(bb, *x)))
+        kept = module_of(
+            shapes, lambda bb, *x: relax.Tuple([bb.emit(behind(bb, y := rounded(bb, *x))), y])
+        )
+        assert len(kernels_in(module)) == 1, name
+        assert calls_in(module) == [], name
+        assert {"nn.relu", "where"} & set(calls_in(kept)), name
+        values = values_of(shapes)
+        ours = run(module, "main", *values, target=HOST, pipeline="relax_grad")
+        wanted, _ = run(kept, "main", *values, target=HOST, pipeline="relax_grad")
+        assert ours.tobytes() == wanted.tobytes(), name
 
 
 @pytest.mark.parametrize(
