@@ -1,9 +1,11 @@
 """The multiply-adds of this machine's cores: their peak, and whether the threads of a measurement
-share a core.
+share a core, or have cores that are far from each other.
 
-A virtual machine shows processors that may be two hardware threads of one core. Its host may move
-them, so that they share a core for seconds or minutes at a time. Functions that use all units of a
-core then take twice as long as before, and others less. So the ratios of times differ too.
+A virtual machine shows processors that may be two hardware threads of one core, or cores of
+different dies. Its host may move them for seconds or minutes at a time. On one core, functions that
+use all of its units take twice as long as before, and others less. On different dies, functions
+whose threads read what other threads wrote take longer, and others do not. So the ratios of times
+differ too.
 """
 
 from __future__ import annotations
@@ -30,14 +32,41 @@ _PROBES, _BETWEEN = 6, 8e-3
 #: On two hardware threads of one core it is a half.
 _LEAST_SHARE = 0.75
 
-#: Seconds to wait for cores at most, in a measurement.
-_PATIENCE = 60.0
+#: The nanoseconds that a cache line takes there and back at most, between cores that are near. On
+#: one die of a Zen 5 it takes 80 to 120, between two dies 420.
+_NEAR = 250.0
+
+#: Seconds to wait for cores at most: in a measurement, and in all of a process.
+_PATIENCE, _ALL_PATIENCE = 60.0, 600.0
 
 
 def peak(flags: Sequence[str], threads: int) -> float:
     """Return the GFLOP/s of multiply-adds in registers, in so many threads."""
     run = _multiply_adds(tuple(flags))
     return max(_rate(run, threads, 10_000_000) for _ in range(15))
+
+
+def are_near(threads: int, trip: Callable[[], float] | None = None) -> bool:
+    """Return whether two of so many threads pass a cache line to each other as fast as cores of one
+    die do, as far as it can be measured.
+
+    Parameters
+    ----------
+    threads : int
+        The number of threads.
+    trip : Callable, optional
+        Returns the nanoseconds of a way there and back; the default measures them by a program of
+        the compiler ``cc``. Without it, threads are near.
+    """
+    if threads < 2 or (trip is None and not shutil.which("cc")):
+        return True
+    trip = trip or _round_trip
+    return any(trip() < _NEAR for _ in range(_PROBES))
+
+
+def are_well_placed(threads: int) -> bool:
+    """Return whether so many threads have cores of their own that are near."""
+    return are_apart(threads) and are_near(threads)
 
 
 def are_apart(threads: int, run: Callable[[int], float] | None = None) -> bool:
@@ -67,25 +96,28 @@ def are_apart(threads: int, run: Callable[[int], float] | None = None) -> bool:
 
 
 class Apart:
-    """Waits until the threads of a measurement have cores of their own.
+    """Waits until the threads of a measurement have cores of their own that are near.
 
     Parameters
     ----------
     threads : int
         The number of threads.
     probe : Callable
-        Returns whether so many threads have cores of their own.
+        Returns whether so many threads have such cores.
     patience : float
         Seconds to wait at most in total. Then a warning is given, and all samples count.
     """
 
+    #: Seconds that are left for all measurements of the process.
+    left_of_all = _ALL_PATIENCE
+
     def __init__(
         self,
         threads: int,
-        probe: Callable[[int], bool] = are_apart,
+        probe: Callable[[int], bool] = are_well_placed,
         patience: float = _PATIENCE,
     ):
-        self.threads, self.probe, self.left = threads, probe, patience
+        self.threads, self.probe, self.left = threads, probe, min(patience, Apart.left_of_all)
 
     def wait(self) -> None:
         """Return when threads are apart."""
@@ -105,12 +137,28 @@ class Apart:
     def lose(self, seconds: float) -> None:
         """Count the time of samples that do not count."""
         before, self.left = self.left, self.left - seconds
+        Apart.left_of_all -= seconds
         if before > 0 >= self.left:
             warnings.warn(
-                f"{self.threads} threads shared a core for as long as a measurement waits for "
-                "others: these samples were taken so",
+                f"{self.threads} threads shared a core, or had cores of different dies, as long "
+                "as a measurement waits for others: these samples were taken so",
                 stacklevel=3,
             )
+
+
+def _round_trip() -> float:
+    """Return the nanoseconds of a way of a cache line there and back between two threads."""
+    exchange, line, found = _library(("-march=native",)).exchange, ctypes.c_int(0), [0.0, 0.0]
+
+    def work(rank: int) -> None:
+        found[rank] = exchange(ctypes.byref(line), rank)
+
+    workers = [threading.Thread(target=work, args=[rank]) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return min(found)
 
 
 def _rate(run: Callable[[int], float], threads: int, rounds: int) -> float:
@@ -132,17 +180,23 @@ def _rate(run: Callable[[int], float], threads: int, rounds: int) -> float:
     return sum(done) / max(seconds) / 1e9
 
 
-@functools.cache
 def _multiply_adds(flags: tuple[str, ...]) -> Callable[[int], float]:
-    """Compile the multiply-adds with these flags, and return a function that does some rounds of
-    them."""
+    """Return a function that does some rounds of multiply-adds, compiled with these flags."""
+    library = _library(flags)
+    return lambda rounds: library.multiply_adds(rounds, 0.999, 0.001, ctypes.c_float())
+
+
+@functools.cache
+def _library(flags: tuple[str, ...]) -> ctypes.CDLL:
+    """Return the functions of _peak.c, compiled with these flags."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "peak.so")
         command = ["cc", "-O2", "-ffp-contract=fast", "-shared", "-fPIC", *flags]
         source = Path(__file__).with_name("_peak.c")
         subprocess.run([*command, "-o", str(path), str(source)], check=True)
         library = ctypes.CDLL(str(path))
-    library.multiply_adds.restype = ctypes.c_double
     real, pointer = ctypes.c_float, ctypes.POINTER(ctypes.c_float)
+    library.multiply_adds.restype = library.exchange.restype = ctypes.c_double
     library.multiply_adds.argtypes = [ctypes.c_long, real, real, pointer]
-    return lambda rounds: library.multiply_adds(rounds, 0.999, 0.001, real())
+    library.exchange.argtypes = [ctypes.POINTER(ctypes.c_int), ctypes.c_int]
+    return library

@@ -1,5 +1,7 @@
 /* Multiply-adds of float32 at the peak of a core: independent chains in registers, without memory.
    The compiler's flags (-march=native, or -mavx2 -mfma) name the instructions. */
+#include <time.h>
+
 #if defined(__AVX512F__)
 #define LANES 16
 #elif defined(__AVX__)
@@ -30,4 +32,37 @@ double multiply_adds(long rounds, float factor, float addend, float *result) {
   EACH_CHAIN(ADD)
   *result = total[0];
   return 2.0 * LANES * CHAINS * (double)rounds;
+}
+
+static double nanoseconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return 1e9 * (double)now.tv_sec + (double)now.tv_nsec;
+}
+
+/* Let two threads, of ranks 0 and 1, pass a cache line to each other for about a millisecond, and
+   return the nanoseconds of a way there and back. Both threads call it with the same line, which is
+   0 before. */
+double exchange(volatile int *line, int rank) {
+  const double begin = nanoseconds();
+  double now = begin;
+  int trips = 0;
+  for (; now - begin < 1e6; trips++) {
+    if (rank == 0) {
+      __atomic_store_n(line, 2 * trips + 1, __ATOMIC_RELEASE);
+    }
+    const int wanted = 2 * trips + 2 - rank;
+    for (int tries = 1; __atomic_load_n(line, __ATOMIC_ACQUIRE) != wanted; tries++) {
+      if (tries % 1024 == 0 && nanoseconds() - begin > 2e6) {
+        return (nanoseconds() - begin) / (trips + 1);
+      }
+    }
+    if (rank == 1) {
+      __atomic_store_n(line, 2 * trips + 2, __ATOMIC_RELEASE);
+    }
+    if (trips % 16 == 0) {
+      now = nanoseconds();
+    }
+  }
+  return (now - begin) / trips;
 }

@@ -12,8 +12,12 @@ from _cores import Apart
 #: The least duration of a sample in seconds; a sample calls short functions several times.
 _SHORTEST = 5e-3
 
-#: Seconds of unmeasured calls before a sample: the threads of the previous function spin for some
-#: milliseconds.
+#: Seconds of a pause before the calls of a function. The threads of PyTorch spin for some
+#: milliseconds after an operation. If those of TVM start meanwhile, on the processor that is left,
+#: they may stay there together for longer than a sample, since they yield to each other.
+_PAUSE = 12e-3
+
+#: Seconds of unmeasured calls before a sample.
 _UNMEASURED = 20e-3
 
 #: Longer functions, in seconds, have no unmeasured calls: some milliseconds do not affect their
@@ -106,6 +110,7 @@ def _sample(
     to the memory of the one before, which is still in the caches.
     """
     _kept: object = None
+    time.sleep(_PAUSE)
     start = time.perf_counter()
     while spent < _LONG and time.perf_counter() - start < _UNMEASURED:
         _kept = function()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 
 import pytest
-from _cores import Apart, are_apart
+from _cores import Apart, _round_trip, are_apart, are_near
 from _timing import measure
 
 
@@ -27,6 +28,18 @@ def test_threads_that_take_turns_share_a_core():
     assert are_apart(1, shared)
 
 
+def test_far_cores():
+    """One quick trip of some is enough: others may have met an interrupt."""
+    assert are_near(2, iter([430.0, 90.0]).__next__)
+    assert not are_near(2, lambda: 430.0)
+    assert are_near(1, lambda: 430.0)
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler: nothing is measured")
+def test_a_trip_of_a_cache_line():
+    assert 5 < _round_trip() < 1e7
+
+
 def test_rounds_on_a_shared_core_are_taken_again(monkeypatch):
     states = iter([True, True, True, False, False, True, True, *[True] * 20])
     calls, counted = [], []
@@ -44,10 +57,17 @@ def test_rounds_on_a_shared_core_are_taken_again(monkeypatch):
     assert len(counted) == 8
 
 
-def test_a_measurement_does_not_wait_for_ever():
+def test_a_measurement_does_not_wait_for_ever(monkeypatch):
+    monkeypatch.setattr(Apart, "left_of_all", 100.0)
     apart = Apart(2, lambda _: False, patience=0.05)
     start = time.perf_counter()
     with pytest.warns(UserWarning, match="2 threads shared a core"):
         apart.wait()
     assert time.perf_counter() - start < 5
     assert apart.holds()
+    assert Apart.left_of_all < 100
+
+
+def test_a_process_does_not_wait_for_ever(monkeypatch):
+    monkeypatch.setattr(Apart, "left_of_all", 0.0)
+    assert Apart(2, lambda _: False).holds()
