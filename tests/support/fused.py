@@ -1,12 +1,15 @@
-"""The gradients of programs before and after the fusion of attentions."""
+"""Attentions with moves of their tensors, and the gradients of programs before and after the fusion
+of attentions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import tvm
+from programs import build, tensor
 from sweep import TARGET
 from tvm import relax
+from tvm.relax import op
 
 import relax_grad
 from relax_grad.testing import _program
@@ -33,3 +36,27 @@ def before_and_after(programs: Mapping[str, tuple[tvm.IRModule, Sequence[str]]])
     executable = tvm.compile(_program.merge(adjoints), TARGET, relax_pipeline="relax_grad")
     machine = relax.VirtualMachine(executable, tvm.cpu())
     return {name: machine[f"main_{i}_adjoint"] for i, name in enumerate(names, start=1)}
+
+
+def moved(bb, x, *steps):
+    """Return a tensor after reshapes, to tuples, and permutations, by lists."""
+    for step in steps:
+        move = op.permute_dims if isinstance(step, list) else op.reshape
+        x = bb.emit(move(x, step))
+    return x
+
+
+def by_moves(shapes, queries, keys, values, scores, weights, result, *steps):
+    """Return the module of an attention with moves of its operands, scores, weights and result."""
+    params = [tensor(name, shape, "float32") for name, shape in zip("qkv", shapes, strict=True)]
+
+    def body(bb, q, k, v):
+        s = bb.emit(op.matmul(moved(bb, q, *queries), moved(bb, k, *keys)))
+        s = moved(bb, s, *scores)
+        for step in steps:
+            s = bb.emit(step(bb, s))
+        w = moved(bb, bb.emit(op.nn.softmax(s, -1)), *weights)
+        y = moved(bb, bb.emit(op.matmul(w, moved(bb, v, *values))), *result)
+        return bb.emit(op.sum(bb.emit(op.multiply(y, bb.emit(op.sin(y))))))
+
+    return build(params, body), shapes

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import tvm
-from fused import before_and_after
+from fused import before_and_after, by_moves
 from programs import build, tensor, to_numpy
 from tvm import relax, tirx
 from tvm.relax import op
@@ -102,30 +102,6 @@ def computed_triangle(bb, scores, *_):
 
 def dropout(rate, seed=7):
     return lambda bb, weights, *_: random.dropout(bb, seed, 3, weights, rate)[0]
-
-
-def moved(bb, x, *steps):
-    """Return a tensor after reshapes, to tuples, and permutations, by lists."""
-    for step in steps:
-        move = op.permute_dims if isinstance(step, list) else op.reshape
-        x = bb.emit(move(x, step))
-    return x
-
-
-def by_moves(shapes, queries, keys, values, scores, weights, result, *steps):
-    """Return the module of an attention with moves of its operands, scores, weights and result."""
-    params = [tensor(name, shape, "float32") for name, shape in zip("qkv", shapes, strict=True)]
-
-    def body(bb, q, k, v):
-        s = bb.emit(op.matmul(moved(bb, q, *queries), moved(bb, k, *keys)))
-        s = moved(bb, s, *scores)
-        for step in steps:
-            s = bb.emit(step(bb, s))
-        w = moved(bb, bb.emit(op.nn.softmax(s, -1)), *weights)
-        y = moved(bb, bb.emit(op.matmul(w, moved(bb, v, *values))), *result)
-        return bb.emit(op.sum(bb.emit(op.multiply(y, bb.emit(op.sin(y))))))
-
-    return build(params, body), shapes
 
 
 def as_bmm(*steps, scores=((B, H, T, S),), weights=((B * H, T, S),)):
