@@ -1,63 +1,82 @@
 """Converters of recurrent layers, which TVM has none of.
 
-Layers whose recurrence is an operator, with any number of steps, become this operator. An RNN with
-another activation is written out step by step.
+Layers of the usual form become an operator. Others become a tensor function of all steps, which is
+differentiated by its statements. Both take any number of steps.
 """
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import numpy as np
 from tvm import relax, tirx
 from tvm.relax import op
 
 from ...ir.compat import constant_value
+from ...ir.dtypes import accumulation_dtype
 from ...op import recurrent
+from ...topi import recurrent_cells as cells
 from ._converters import Refused, _dtype, _extents, _like, _text
-
-#: More steps would make a module that takes minutes to compile.
-_MOST_STEPS = 256
 
 
 def _lstm(bb, inputs, attrs, opset):
     """``i, o, f = sigmoid(...)``, ``c = f * c + i * tanh(...)``, ``h = o * tanh(c)``; the gates are
     in the order i, o, f, c."""
-    if inputs[7] is not None:
-        raise Refused("it has peepholes; export it without")
-    if attrs.get("input_forget", 0):
-        raise Refused("it couples the gates (input_forget=1); export it without")
+    coupled = attrs.get("input_forget", 0)
+    if coupled not in (0, 1):
+        raise Refused(
+            f"its attribute input_forget is {coupled}; it is 1 where the gate f is 1 - i, and "
+            "otherwise 0"
+        )
+    cell = _Cell.of(attrs, ["Sigmoid", "Tanh", "Tanh"])
+    is_usual = cell.is_usual and inputs[7] is None and not coupled
 
-    def operator(gates, state, weights):
-        result = bb.emit(recurrent.lstm(gates, *state, weights.recurrent))
-        return [bb.emit(relax.TupleGetItem(result, i)) for i in range(2)]
+    def usual(gates, state, weights):
+        return _elements(bb, recurrent.lstm(gates, *state, weights.recurrent), 2)
 
-    activations = ["Sigmoid", "Tanh", "Tanh"]
-    whole = operator, [0, 2, 3, 1]
-    return _layer(bb, inputs, attrs, 4, [inputs[5], inputs[6]], activations, lambda _: whole)
+    def other(gates, state, weights):
+        operands = [gates, *state, weights.recurrent]
+        if inputs[7] is not None:
+            operands.append(_of_direction(bb, inputs[7], weights.number))
+
+        def function(x, h, c, w, *peepholes):
+            peephole = peepholes[0] if peepholes else None
+            own = cell.activations[weights.number]
+            return cells.lstm_cells(x, h, c, w, peephole, own, cell.bound, bool(coupled))
+
+        return _computed(bb, function, operands, 2)
+
+    whole = (usual, [0, 2, 3, 1]) if is_usual else (other, None)
+    return _layer(bb, inputs, attrs, 4, [inputs[5], inputs[6]], lambda _: whole)
 
 
 def _gru(bb, inputs, attrs, opset):
     """``z, r = sigmoid(...)``, ``h = (1 - z) * tanh(...) + z * h``; the gates are in the order z,
     r, h."""
     after = bool(attrs.get("linear_before_reset", 0))
+    cell = _Cell.of(attrs, ["Sigmoid", "Tanh"])
 
-    def operator(gates, state, weights):
+    def usual(gates, state, weights):
         # The layer adds the other biases to the data: all, if the state is reset before the
         # product.
-        result = bb.emit(recurrent.gru(gates, *state, weights.recurrent, weights.own_bias))
-        return [bb.emit(relax.TupleGetItem(result, 0))]
+        result = recurrent.gru(gates, *state, weights.recurrent, weights.own_bias)
+        return _elements(bb, result, 1)
 
-    whole = operator, [1, 0, 2]
-    activations = ["Sigmoid", "Tanh"]
-    return _layer(bb, inputs, attrs, 3, [inputs[5]], activations, lambda _: whole, apart=after)
+    def other(gates, state, weights):
+        operands = [gates, *state, weights.recurrent]
+        if after:
+            operands.append(weights.own_bias)
 
+        def function(x, h, w, *biases):
+            bias = biases[0] if biases else None
+            return cells.gru_cells(x, h, w, bias, cell.activations[weights.number], cell.bound)
 
-#: The activations of plain recurrent layers.
-_ACTIVATIONS = {
-    "Relu": op.nn.relu,
-    "Sigmoid": op.sigmoid,
-    "Softsign": lambda x: op.divide(x, op.add(op.abs(x), _like(1, x))),
-    "Tanh": op.tanh,
-}
+        return _computed(bb, function, operands, 1)
+
+    whole = (usual, [1, 0, 2]) if cell.is_usual else (other, None)
+    return _layer(bb, inputs, attrs, 3, [inputs[5]], lambda _: whole, apart=after)
+
 
 #: The recurrences of plain layers that are operators, by their activation.
 _RECURRENCES = {"Relu": recurrent.rnn_relu, "Tanh": recurrent.rnn_tanh}
@@ -65,31 +84,131 @@ _RECURRENCES = {"Relu": recurrent.rnn_relu, "Tanh": recurrent.rnn_tanh}
 
 def _rnn(bb, inputs, attrs, opset):
     """``h = tanh(...)``, or another activation, which may differ between the directions."""
-    kinds = _activations(attrs) or ["Tanh"]
-    unknown = [kind for kind in kinds if kind not in _ACTIVATIONS]
-    if unknown:
-        raise Refused(f"it has the activation {unknown[0]}; known are {', '.join(_ACTIVATIONS)}")
-
-    def step(gates, state, weights):
-        (hidden,) = state
-        function = _ACTIVATIONS[kinds[min(weights.number, len(kinds) - 1)]]
-        total = bb.normalize(op.add(gates, op.matmul(hidden, weights.recurrent)))
-        return (bb.emit(function(total)),)
+    cell = _Cell.of(attrs, ["Tanh"])
 
     def whole(number):
-        function = _RECURRENCES.get(kinds[min(number, len(kinds) - 1)])
-        if function is None:
-            return None
-        return lambda gates, state, weights: [
-            bb.emit(function(gates, *state, weights.recurrent))
-        ], [0]
+        own = cell.activations[number]
+        usual = None if cell.bound is not None else _RECURRENCES.get(own[0].name)
 
-    return _layer(bb, inputs, attrs, 1, [inputs[5]], kinds, whole, step)
+        def operator(gates, state, weights):
+            operands = [gates, *state, weights.recurrent]
+            if usual is not None:
+                return [bb.emit(usual(*operands))]
+            return _computed(
+                bb, lambda x, h, w: cells.rnn_cells(x, h, w, own, cell.bound), operands, 1
+            )
+
+        return operator, None
+
+    return _layer(bb, inputs, attrs, 1, [inputs[5]], whole)
+
+
+class _Cell(NamedTuple):
+    """The activations of a layer, those of each direction, and the bound of their operands."""
+
+    activations: list[tuple[cells.Activation, ...]]
+    bound: float | None
+    is_usual: bool
+
+    @classmethod
+    def of(cls, attrs: dict, default: list[str]) -> _Cell:
+        """Return those of a node.
+
+        The values of ``activation_alpha`` and ``activation_beta`` belong to the activations that
+        have such a parameter, in their order.
+        """
+        directions = len(_directions(attrs))
+        given = [
+            name.decode() if isinstance(name, bytes) else name
+            for name in attrs.get("activations", [])
+        ]
+        count = len(default)
+        if len(given) not in (0, count, count * directions):
+            numbers = " or ".join(map(str, sorted({count, count * directions})))
+            raise Refused(
+                f"its attribute activations has {len(given)} names ({', '.join(given)}); it must "
+                f"have {numbers} for its {directions} direction{'s' if directions > 1 else ''}"
+            )
+        names = [_known(name) for name in given or default]
+        parameters = [_parameters(attrs, which, names) for which in ("alpha", "beta")]
+        rows = [
+            cells.Activation(name, *pair) for name, *pair in zip(names, *parameters, strict=True)
+        ]
+        by_direction = [tuple(rows[i : i + count]) for i in range(0, len(rows), count)]
+        by_direction *= directions // len(by_direction)
+        bound = attrs.get("clip")
+        if bound is not None and not bound > 0:
+            raise Refused(f"its attribute clip is {bound:g}; a bound is positive: leave it out")
+        return cls(by_direction, bound, bound is None and names == default * (len(names) // count))
+
+
+def _known(name: str) -> str:
+    """Return the name of an activation as ONNX spells it; ONNX Runtime takes any case."""
+    spelled = {known.lower(): known for known in cells.ACTIVATIONS}.get(name.lower())
+    if spelled is None:
+        raise Refused(f"it has the activation {name}; known are {', '.join(cells.ACTIVATIONS)}")
+    return spelled
+
+
+def _parameters(attrs, which: str, names: list[str]) -> list[float]:
+    """Return a parameter of all activations, 0 for those that do not have it."""
+    values = list(attrs.get(f"activation_{which}", []))
+    defaults = [getattr(cells.ACTIVATIONS[name], which) for name in names]
+    takers = sum(default is not None for default in defaults)
+    if len(values) > takers and takers:
+        shown = ", ".join(f"{value:g}" for value in values)
+        raise Refused(
+            f"its attribute activation_{which} has {len(values)} values ({shown}), and {takers} of "
+            f"its activations ({', '.join(names)}) take one; give one for each of these"
+        )
+    result = [
+        0.0 if default is None else float(values.pop(0) if values else default)
+        for default in defaults
+    ]
+    unset = next((name for name, x in zip(names, result, strict=True) if math.isnan(x)), None)
+    if unset is not None:
+        raise Refused(
+            f"its activation {unset} has no activation_{which}, and no default value that ONNX "
+            f"and ONNX Runtime share; set the attribute activation_{which}"
+        )
+    return result
+
+
+def _directions(attrs) -> list[bool]:
+    """Return for each direction whether it is backwards."""
+    known = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
+    kind = _text(attrs, "direction", "forward")
+    if kind not in known:
+        raise Refused(f"its attribute direction is {kind!r}; it must be one of {', '.join(known)}")
+    return known[kind]
+
+
+def _elements(bb, result, count: int) -> list[relax.Expr]:
+    result = bb.emit(result)
+    return [bb.emit(relax.TupleGetItem(result, i)) for i in range(count)]
+
+
+def _computed(bb, function, operands, count: int) -> list[relax.Expr]:
+    """Return the first results of a tensor function; half precision is computed in float32."""
+    dtype = _dtype(operands[0])
+    wide = accumulation_dtype(dtype)
+    if wide != dtype:
+        operands = [bb.emit(op.astype(operand, wide)) for operand in operands]
+    results = bb.emit_te(function, *operands, primfunc_name_hint="recurrence")
+    results = [bb.emit(relax.TupleGetItem(results, i)) for i in range(count)]
+    return [bb.emit(op.astype(x, dtype)) for x in results] if wide != dtype else results
 
 
 def _split(bb, data, indices_or_count, axis: int) -> list[relax.Expr]:
     parts = bb.emit(op.split(data, indices_or_count, axis))
     return [bb.emit(relax.TupleGetItem(parts, i)) for i in range(len(parts.ty.fields))]
+
+
+def _of_direction(bb, value, number: int) -> relax.Expr:
+    """Return the part of a tensor that belongs to a direction."""
+    if _extents(value)[0] > 1:
+        value = bb.emit(op.strided_slice(value, [0], [number], [number + 1], [1]))
+    return bb.emit(op.squeeze(value, [0]))
 
 
 class _Weights:
@@ -98,25 +217,22 @@ class _Weights:
     Parameters
     ----------
     order : list[int] or None
-        The order of the gates for an operator. None for steps that are written out: ``recurrent``
-        is then transposed.
+        The order of the gates, None for that of ONNX.
     apart : bool
         Whether the bias of the product of the last gate with the state stays apart from the others.
     """
 
     def __init__(self, bb, inputs, direction: int, gates: int, order: list[int] | None, apart):
-        def of(value, axes):
-            if _extents(value)[0] > 1:
-                value = bb.emit(op.strided_slice(value, [0], [direction], [direction + 1], [1]))
-            value = bb.emit(op.squeeze(value, [0]))
-            if order is not None and order != list(range(gates)):
-                parts = _split(bb, value, gates, 0)
-                value = bb.emit(op.concat([parts[gate] for gate in order], 0))
-            return bb.emit(op.permute_dims(value, axes)) if axes else value
+        def ordered(value):
+            value = _of_direction(bb, value, direction)
+            if order is None:
+                return value
+            parts = _split(bb, value, gates, 0)
+            return bb.emit(op.concat([parts[gate] for gate in order], 0))
 
         self.number = direction
-        self.input = of(inputs[1], [1, 0])
-        self.recurrent = of(inputs[2], None if order is not None else [1, 0])
+        self.input = bb.emit(op.permute_dims(ordered(inputs[1]), [1, 0]))
+        self.recurrent = ordered(inputs[2])
         self.size = _extents(inputs[2])[2]
         width = gates * self.size
         zero = relax.const(np.zeros(width), _dtype(inputs[0]))
@@ -125,7 +241,7 @@ class _Weights:
             both = inputs[3]
             shape = (_extents(both)[0], 2, width)
             first, second = (
-                of(bb.emit(op.squeeze(part, [1])), None)
+                ordered(bb.emit(op.squeeze(part, [1])))
                 for part in _split(bb, bb.emit(op.reshape(both, shape)), 2, 1)
             )
         self.own_bias = None
@@ -137,13 +253,12 @@ class _Weights:
         self.bias = bb.emit(op.add(first, second))
 
 
-def _layer(bb, inputs, attrs, gates, initial, activations, whole, step=None, *, apart=False):
+def _layer(bb, inputs, attrs, gates, initial, whole, *, apart=False):
     """Return the hidden states of all steps, and the last states.
 
-    ``whole(direction)`` returns the recurrence as an operator with the order of its gates, or None
-    for a layer that ``step`` writes out.
+    ``whole(direction)`` returns the recurrence of all steps, and the order of its gates, None for
+    that of ONNX.
     """
-    _check(attrs, activations)
     # In the layout 1, the batch is the first axis of the data, the states and the results.
     is_batch_first = bool(attrs.get("layout", 0))
     data = inputs[0]
@@ -154,11 +269,10 @@ def _layer(bb, inputs, attrs, gates, initial, activations, whole, step=None, *, 
         )
     steps, batch, _ = _extents(data)
     lengths = _lengths(bb, inputs[4], steps)
-    directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
     sequences, lasts = [], []
-    for number, backwards in enumerate(directions[_text(attrs, "direction", "forward")]):
-        operator, order = whole(number) or (None, None)
-        weights = _Weights(bb, inputs, number, gates, order, apart)
+    for number, backwards in enumerate(_directions(attrs)):
+        recurrence, gate_order = whole(number)
+        weights = _Weights(bb, inputs, number, gates, gate_order, apart)
         state = []
         for start in initial:
             if start is None:
@@ -166,19 +280,14 @@ def _layer(bb, inputs, attrs, gates, initial, activations, whole, step=None, *, 
                     bb.emit(op.zeros(relax.ShapeExpr([batch, weights.size]), _dtype(data)))
                 )
                 continue
-            if _extents(start)[0] > 1:
-                start = bb.emit(op.strided_slice(start, [0], [number], [number + 1], [1]))
-            state.append(bb.emit(op.squeeze(start, [0])))
+            state.append(_of_direction(bb, start, number))
         products = bb.emit(op.add(op.matmul(data, weights.input), weights.bias))
-        if operator is None:
-            hidden, state = _written_out(bb, products, step, state, weights, lengths, backwards)
-        else:
-            order = _Order(bb, products, lengths, backwards)
-            states = operator(order.turned(products), state, weights)
-            hidden = order.masked(order.turned(states[0]))
-            state = [order.last(sequence, old) for sequence, old in zip(states, state, strict=True)]
-        sequences.append(hidden)
-        lasts.append(state)
+        order = _Order(bb, products, lengths, backwards)
+        states = recurrence(order.turned(products), state, weights)
+        sequences.append(order.masked(order.turned(states[0])))
+        lasts.append(
+            [order.last(sequence, old) for sequence, old in zip(states, state, strict=True)]
+        )
     results = [bb.emit(op.stack(sequences, 1))]
     results += [bb.emit(op.stack(list(parts), 0)) for parts in zip(*lasts, strict=True)]
     if is_batch_first:
@@ -241,36 +350,6 @@ class _Order:
         return bb.emit(op.where(is_empty, initial, bb.emit(op.sum(masked, [0]))))
 
 
-def _written_out(bb, products, step, state, weights, lengths, backwards: bool):
-    """Return the hidden states and the last states of a layer whose steps are written out."""
-    steps = _extents(products)[0]
-    if not isinstance(steps, int):
-        raise Refused(
-            f"the number of its steps is {steps}, and an RNN with this activation is written out "
-            "step by step (others are not: LSTM, GRU, RNN with Tanh or Relu); give the extents "
-            "of the inputs: shapes={...}"
-        )
-    if steps > _MOST_STEPS:
-        raise Refused(
-            f"it has {steps} steps, and more than {_MOST_STEPS} are not written out; give fewer: "
-            "shapes={...}"
-        )
-    parts = [products] if steps == 1 else _split(bb, products, steps, 0)
-    hidden = {}
-    for time in reversed(range(steps)) if backwards else range(steps):
-        new = step(bb.emit(op.squeeze(parts[time], [0])), state, weights)
-        hidden[time] = new[0]
-        if lengths is not None:  # after its end, a sequence keeps its state, and the results are 0
-            goes_on = bb.emit(op.less(relax.const(time, _dtype(lengths)), lengths))
-            new = [
-                bb.emit(op.where(goes_on, later, old))
-                for later, old in zip(new, state, strict=True)
-            ]
-            hidden[time] = bb.emit(op.where(goes_on, hidden[time], _like(0, products)))
-        state = new
-    return bb.emit(op.stack([hidden[time] for time in range(steps)], 0)), state
-
-
 def _lengths(bb, lengths, steps: int | tirx.PrimExpr):
     """Return the lengths of the sequences as a column; None if no sequence ends before the last
     step."""
@@ -280,22 +359,6 @@ def _lengths(bb, lengths, steps: int | tirx.PrimExpr):
     if known is not None and isinstance(steps, int) and (known >= steps).all():
         return None
     return bb.emit(op.expand_dims(lengths, 1))
-
-
-def _activations(attrs) -> list[str]:
-    """Return the names of the activations, none for the default ones."""
-    return [
-        name.decode() if isinstance(name, bytes) else name for name in attrs.get("activations", [])
-    ]
-
-
-def _check(attrs, activations) -> None:
-    """Refuse the settings that are not written out."""
-    names = _activations(attrs)
-    if names and names != activations * max(len(names) // len(activations), 1):
-        raise Refused(f"it has the activations {', '.join(names)}; only the default ones are known")
-    if attrs.get("clip"):
-        raise Refused("it has the attribute clip; export it without")
 
 
 #: The converters of recurrent layers.

@@ -18,7 +18,7 @@ onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: ex
 import onnx_models as models  # noqa: E402
 from onnx_models import node, normal  # noqa: E402
 
-from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
+from relax_grad.frontend.onnx import from_model  # noqa: E402
 
 
 def recurrent(kind, direction, dtype, **attributes):
@@ -415,41 +415,3 @@ def test_half_precision(layers_in_half_precision, number):
             scale = np.abs(products).sum() + 1e-7
             difference = (ahead - behind) / 2
             assert products.sum() == pytest.approx(difference, abs=4 * error * scale), key
-
-
-def test_symbolic_steps_of_a_layer_that_is_written_out():
-    model, _ = recurrent("RNN", "forward", "float32", activations=["Sigmoid"])
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "steps"
-    with pytest.raises(
-        UnsupportedOperatorError, match=r"RNN with this activation.*give the extents"
-    ):
-        from_model(model)
-
-
-def test_peepholes_are_refused():
-    model, _ = recurrent("LSTM", "forward", "float32")
-    model.graph.node[0].input.append("p")
-    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(1, 15), "p"))
-    with pytest.raises(UnsupportedOperatorError, match="it has peepholes; export it without"):
-        from_model(model)
-
-
-@pytest.mark.parametrize(
-    ("attributes", "message"),
-    [
-        ({"activations": ["Relu", "Tanh", "Tanh"]}, "it has the activations Relu, Tanh, Tanh"),
-        ({"clip": 1.0}, "it has the attribute clip"),
-        ({"input_forget": 1}, "it couples the gates"),
-    ],
-)
-def test_a_recurrent_layer_of_another_form_is_refused(attributes, message):
-    model, _ = recurrent("LSTM", "forward", "float32", **attributes)
-    with pytest.raises(UnsupportedOperatorError, match=message):
-        from_model(model)
-
-
-def test_an_unknown_activation_is_refused():
-    model, _ = recurrent("RNN", "forward", "float32", activations=["Affine"])
-    message = "it has the activation Affine; known are Relu, Sigmoid, Softsign, Tanh"
-    with pytest.raises(UnsupportedOperatorError, match=message):
-        from_model(model)
