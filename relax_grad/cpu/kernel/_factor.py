@@ -99,7 +99,7 @@ class Strips(Factor):
 
     Rows are copied in whole vectors: masked stores are slow on processors without AVX-512. What a
     vector writes beyond a row is overwritten by the next one, and each strip ends with room for a
-    vector.
+    vector. Strips of half a vector are copied in half vectors, which no cache line divides.
     """
 
     def place(self) -> tirx.Buffer:
@@ -107,8 +107,9 @@ class Strips(Factor):
 
     def reader(self, a, a0, place, strips, depth) -> Callable:
         (first, last), (k0, size), height = strips, depth, self.size[0]
-        lanes, rows = self.vectors.lanes, self.p.rows
-        pitch = bind(size * height + lanes)
+        vectors, rows = self.copied, self.p.rows
+        lanes = vectors.lanes
+        pitch = bind(size * height + self.vectors.lanes)
         offsets = range(0, height, lanes)
 
         def copy(begin, number, is_whole: bool) -> None:
@@ -119,7 +120,7 @@ class Strips(Factor):
                     left = tirx.max(const(0), tirx.min(const(lanes), rows - row - offset))
                     number_of = None if is_whole else bind(left)
                     part = self.part(a, a0, k0 + k, row + offset, number_of)
-                    self.vectors.store(place, target + offset, part)
+                    vectors.store(place, target + offset, part)
 
         with b.serial(0, ceil_div(last - first, _STRIPS)) as group:
             begin = bind(first + group * _STRIPS)
@@ -138,9 +139,15 @@ class Strips(Factor):
 
         return read
 
+    @property
+    def copied(self) -> Vectors:
+        """The vectors of the copies."""
+        lanes = self.vectors.lanes
+        return Vectors(lanes // 2) if 2 * self.size[0] <= lanes else self.vectors
+
     def part(self, a, a0, k, row, number):
         """Return a vector of a row of the transposed A; ``number`` lanes exist."""
-        return self.vectors.load(a, a0 + k * self.p.rows + row, number)
+        return self.copied.load(a, a0 + k * self.p.rows + row, number)
 
 
 def _is_few(product: Matmul) -> bool:

@@ -245,6 +245,10 @@ class _StripsOfPairs(Strips):
 
     p: Pairs
 
+    @property
+    def copied(self) -> Vectors:
+        return self.vectors
+
     def part(self, a, a0, k, row, number):
         return self.p.across(a, a0 + row, self.p.rows, k, number)
 

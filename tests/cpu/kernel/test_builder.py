@@ -238,7 +238,7 @@ def test_a_tile(add, part):
 
 
 def test_tile_sizes():
-    assert tile_size(CPU(16, 32, 2)) == (10, 2)
+    assert tile_size(CPU(16, 32, 2)) == (8, 2)
     assert tile_size(CPU(4, 32, 2)) == (8, 3)
     assert tile_size(CPU(8, 16, 2)) == tile_size(CPU(4, 16, 2)) == (6, 2)
 
