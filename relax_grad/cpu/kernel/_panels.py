@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from . import builder as b
-from ._product import DEPTH, Matmul
+from ._product import DEPTH, LINE, Matmul
 from .builder import Extent, Vectors, bind, ceil_div, const
 
 #: Panels of a task that are packed together, if the rows of B are those of memory. A last one is
 #: packed alone.
 _GROUP = 2
-
-#: The elements of a cache line.
-_LINE = 16
 
 #: The bytes of B up to which it stays in a second-level cache, so that prefetches do not help.
 CACHED = 2**20
@@ -112,17 +109,17 @@ class Packing:
         """
         (bb, b0, j), (k0, size), (number, parts) = source, depth, part
         p, width = self.p, self.width
-        lines = bind(ceil_div(size, _LINE))
+        lines = bind(ceil_div(size, LINE))
         steps = bind(lines * width) if p.transpose_b else size
         first, last = (b.computed(b.quotient(i * steps, parts)) for i in (number, number + 1))
         with b.serial(first, last) as i:
             if p.transpose_b:
                 row = b.computed(b.quotient(i, lines))
-                column, k = j * width + row, k0 + (i - row * lines) * _LINE
+                column, k = j * width + row, k0 + (i - row * lines) * LINE
                 b.prefetch(bb, b0 + column * p.depth + k)
             else:
                 start = bind(b0 + (k0 + i) * p.columns + j * width)
-                for at in range(0, width, _LINE):
+                for at in range(0, width, LINE):
                     b.prefetch(bb, start + at)
 
     def left(self, column):
@@ -166,12 +163,12 @@ class Packed:
         is_last = bind(j + 1 >= stop)
         panel = b.computed(tirx.Select(is_last, first, j + 1))
         start = self._offset(panel, b.computed(tirx.Select(is_last, k0 + size, k0)))
-        lines = bind(ceil_div(size * self.width, _LINE))
+        lines = bind(ceil_div(size * self.width, LINE))
 
         def prefetch(i, n) -> None:
             begin, end = (b.computed(b.quotient(part * lines, n)) for part in (i, i + 1))
             with b.serial(begin, end) as line:
-                b.prefetch(self.panels, start + line * _LINE)
+                b.prefetch(self.panels, start + line * LINE)
 
         return prefetch
 

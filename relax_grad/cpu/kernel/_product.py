@@ -16,6 +16,9 @@ from .builder import Extent, Vectors, ceil_div, const
 #: Steps of k that a tile sums over at once.
 DEPTH = 256
 
+#: The elements of a cache line.
+LINE = 16
+
 #: The maximum number of rows for which B is not packed: if it is read in rows, and if its vectors
 #: run along k.
 _FEW_ROWS, _FEW_DOTS = 32, 16

@@ -11,7 +11,7 @@ from ..target import CPU
 from . import builder as b
 from ._pairs import PairPacking, Pairs, add_products, imported, pair_at, takes_pairs
 from ._panels import Early, Packing
-from ._product import Matmul
+from ._product import LINE, Matmul
 from ._tile import equal_height, multiply_add, rolled_loops, rows_up_to
 from .builder import Extent, Vectors, bind, ceil_div, const
 from .halves import Half
@@ -21,9 +21,6 @@ _MOST_ROWS = 32
 
 #: The steps of k of a stretch.
 _DEPTH = 256
-
-#: The elements of a line of cache.
-_LINE = 16
 
 #: The cycles from a multiply-add to the next one of the same accumulator.
 _LATENCY = 5
@@ -181,7 +178,7 @@ class Rows:
         self._vectors, self._size = vectors, size
         #: The stride of the rows: lines of cache of an odd number, so that not all rows lie in the
         #: same sets of it.
-        self.pitch = (ceil_div(size, _LINE) | 1) * _LINE
+        self.pitch = (ceil_div(size, LINE) | 1) * LINE
         self._exact = b.scratch(count * self.pitch) if exact or not pairs else None
         self.factor = self._exact
         if pairs:

@@ -11,13 +11,9 @@ from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
-from ._product import DEPTH
+from ._product import DEPTH, LINE
 from .builder import bind
 from .matmul import Generator, Matmul, is_in_one_thread
-
-#: The elements of a cache line, and those by which a row in the scratch memory of a strip is longer
-#: than needed: rows at distances of 4 KB share few sets of a cache.
-_LINE = 16
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,8 @@ class _Consumed(Generator):
 
     def _block(self, read, panels, c, c0, strips, columns, depth) -> None:
         rows, height = self.p.rows, self.tile_rows
-        pitch = self.blocks()[1] * self.width + _LINE
+        pitch = self.blocks()[1] * self.width + LINE
+        # Rows at distances of 4 KB would share few sets of a cache.
         strip = b.scratch(height * pitch)
         first = bind(columns[0] * self.width)
         number = bind(tirx.min(columns[1] * self.width, b.const(self.p.columns)) - first)
@@ -131,7 +128,7 @@ class _Consumed(Generator):
         for buffer in self._consumer.streams:
             with b.serial(0, self.tile_rows) as i:
                 start = bind((row + i) * self.p.columns + column)
-                for at in range(0, self.width, _LINE):
+                for at in range(0, self.width, LINE):
                     b.prefetch(buffer, start + at, level=2)
 
     def _part(self, rows, columns, place: tuple, size) -> None:

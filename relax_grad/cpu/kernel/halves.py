@@ -123,10 +123,13 @@ class Half:
             bias = self.bias(index.base if isinstance(index, Ramp) else index)
         if bias is not None:
             value = value + (bias if lanes == 1 else Broadcast(bias, lanes))
-        if not self.rectifies:
-            return value
-        value, zero = T.Bind(value), _like(0.0, lanes, "float32")
-        return tirx.Select(value <= zero, zero, value)
+        return rectified(value, lanes) if self.rectifies else value
+
+
+def rectified(value: tirx.PrimExpr, lanes: int) -> tirx.PrimExpr:
+    """Return ReLU of a float32, or of a vector of them; NaN stays."""
+    value, zero = T.Bind(value), _like(0.0, lanes, "float32")
+    return tirx.Select(value <= zero, zero, value)
 
 
 def widened(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:

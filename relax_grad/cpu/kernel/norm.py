@@ -16,6 +16,7 @@ from ..target import CPU
 from . import builder as b
 from ._sums import Sums
 from .builder import Extent, Vectors, as_float, bind
+from .halves import rectified
 from .reduce import Channels
 
 Shapes = Sequence[Sequence[Extent]]
@@ -259,10 +260,7 @@ def _reciprocal_deviation(variance, epsilon: float) -> tirx.Var:
 
 def _rectified(vectors: Vectors, value, rectifies: bool):
     """Return ReLU of a vector, or the vector."""
-    if not rectifies:
-        return value
-    value, zero = bind(value), vectors.splat(0)
-    return tirx.Select(value <= zero, zero, value)
+    return rectified(value, vectors.lanes) if rectifies else value
 
 
 def _mean_square(vectors: Vectors, x: tirx.Buffer, base, columns: Extent):

@@ -10,6 +10,7 @@ factors of the products with the weight are rounded too: the states, and the gra
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -174,7 +175,47 @@ def previous_steps(shape: Sequence[Extent]) -> tirx.PrimFunc:
     )
 
 
-class _Forward:
+class _Pass(ABC):
+    """The forward or the backward pass of a layer.
+
+    Parameters
+    ----------
+    of : Layer
+        The layer.
+    cpu : CPU
+        The target CPU.
+    pairs : bool
+        Whether products are those of pairs of bfloat16.
+    source : tirx.Buffer
+        The weight.
+    is_turned : bool
+        Whether products read the weight transposed.
+    """
+
+    def __init__(self, of: Layer, cpu: CPU, pairs: bool, source: tirx.Buffer, *, is_turned: bool):
+        self.of, self.tasks, self.vectors = of, Tasks(of.batch, of.size, cpu), Vectors(cpu.lanes)
+        self.pairs, self.source = pairs, source
+        size, rows = of.size, self.tasks.rows
+        # The gate n of a GRU that resets first has a product of its own.
+        self.is_reset = of.kind == "gru_reset"
+        together = (2 if self.is_reset else of.gates) * size
+        sizes = (together, size) if is_turned else (size, together)
+        self.weight = Weight(cpu, *sizes, is_turned, rows, pairs=pairs)
+        self.last = Weight(cpu, size, size, is_turned, rows, together * size, pairs=pairs)
+
+    def emit(self) -> None:
+        """Emit the pass."""
+        self.weight.pack(self.source)
+        if self.is_reset:
+            self.last.pack(self.source)
+        self.tasks.each(self._block)
+
+    @abstractmethod
+    def _block(self, first, rows) -> None:
+        """Emit all steps of some sequences of the batch, given the first one and their number."""
+
+
+class _Forward(_Pass):
     def __init__(
         self,
         of: Layer,
@@ -184,23 +225,8 @@ class _Forward:
         results: Sequence,
         unread: Sequence[int],
     ):
-        self.of, self.tasks, self.vectors = of, Tasks(of.batch, of.size, cpu), Vectors(cpu.lanes)
-        self.pairs, self.inputs, self.results = pairs, list(inputs), list(results)
-        self.unread = unread
-        self.source = self.inputs[3 if of.kind == "lstm" else 2]
-        size, rows = of.size, self.tasks.rows
-        # The gate n of a GRU that resets first has a product of its own.
-        self.is_reset = of.kind == "gru_reset"
-        together = 2 if self.is_reset else of.gates
-        start = together * size * size
-        self.weight = Weight(cpu, together * size, size, True, rows, pairs=pairs)
-        self.last = Weight(cpu, size, size, True, rows, start, pairs=pairs)
-
-    def emit(self) -> None:
-        self.weight.pack(self.source)
-        if self.is_reset:
-            self.last.pack(self.source)
-        self.tasks.each(self._block)
+        super().__init__(of, cpu, pairs, inputs[3 if of.kind == "lstm" else 2], is_turned=True)
+        self.inputs, self.results, self.unread = list(inputs), list(results), unread
 
     def _block(self, first, rows) -> None:
         of, size, count = self.of, self.of.size, self.tasks.rows
@@ -343,7 +369,7 @@ class _Forward:
         self._store(0, place, offset, hidden, number)
 
 
-class _Backward:
+class _Backward(_Pass):
     def __init__(
         self,
         of: Layer,
@@ -353,23 +379,11 @@ class _Backward:
         results: Sequence,
         unread: Sequence[int],
     ):
-        self.of, self.tasks, self.vectors = of, Tasks(of.batch, of.size, cpu), Vectors(cpu.lanes)
-        self.pairs, self.keeps_states = pairs, 1 not in unread
-        self.grad, self.slopes, self.source, *cells = inputs
+        self.grad, self.slopes, source, *cells = inputs
+        super().__init__(of, cpu, pairs, source, is_turned=False)
+        self.keeps_states = 1 not in unread
         self.cells = cells[0] if cells else None
         self.gates, self.states, *self.initial = results
-        size, rows = of.size, self.tasks.rows
-        self.is_reset = of.kind == "gru_reset"
-        together = 2 if self.is_reset else of.gates
-        start = together * size * size
-        self.weight = Weight(cpu, size, together * size, False, rows, pairs=pairs)
-        self.last = Weight(cpu, size, size, False, rows, start, pairs=pairs)
-
-    def emit(self) -> None:
-        self.weight.pack(self.source)
-        if self.is_reset:
-            self.last.pack(self.source)
-        self.tasks.each(self._block)
 
     def _block(self, first, rows) -> None:
         of, size, pitch = self.of, self.of.size, self.weight.pitch
