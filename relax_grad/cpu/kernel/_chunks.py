@@ -49,6 +49,19 @@ class Chunks:
         """Whether a single chunk is known to cover all images."""
         return isinstance(self.batch, int) and (self.batch, self.height) == (self.images, self.rows)
 
+    @property
+    def number(self) -> Extent:
+        """The number of chunks."""
+        return ceil_div(self.batch, self.images) * ceil_div(self.height, self.rows)
+
+    def at(self, index) -> Chunk:
+        """Return a chunk by its number."""
+        of_image = ceil_div(self.height, self.rows)
+        image = bind(index // of_image * self.images)
+        row = bind(index % of_image * self.rows)
+        images = self._left(self.batch, self.images, image)
+        return Chunk(self, image, images, row, self._left(self.height, self.rows, row))
+
     def each(self, emit: Callable[[Chunk], None]) -> None:
         """Emit the loops over the chunks, with ``emit(chunk)`` as their body."""
         with b.serial(0, ceil_div(self.batch, self.images)) as i:

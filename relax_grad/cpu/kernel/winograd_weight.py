@@ -7,14 +7,19 @@ there is such a matrix for each tap along the depth. At the end, these matrices 
 the taps. The errors differ from those of the convolution:
 docs/cpu.md lists them too.
 
-The images are processed in chunks, such that all squares of a chunk stay in the last-level cache.
-The threads first transform the squares, then each sums some of the matrices. So every sum is in the
-order of the squares, whatever the number of threads.
+The images are processed in chunks, such that all squares of a chunk stay in a cache. If the sums
+take few bytes beside all squares, the chunks form parts, and each thread transforms and sums the
+squares of its own parts: it reads little that others wrote, which takes long between distant cores.
+Otherwise, the threads first transform the squares of a chunk, then each sums some of the matrices.
+The parts depend on the shapes alone, and their sums are added in order, so that the result does not
+depend on the number of threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from math import prod
 
 from tvm import tirx
@@ -25,13 +30,24 @@ from ._chunks import Chunk, Chunks, unless_empty, whole_or_rest
 from ._pack import channels_of_taps
 from ._tile import multiply_add, tile_size
 from ._winograd_tiles import Source, Tiles, Transforms, apart, balanced, transposed
-from .builder import Extent, Vectors, bind, ceil_div, const
+from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
 from .convolution import Conv2d, Conv3d
 from .winograd import parts_of, transforms_of
 
-#: Bytes of the transformed squares of a chunk: normally, and at most if the sums take as many
-#: bytes.
+#: Bytes of the transformed squares of a chunk that threads share: normally, and at most if the sums
+#: take as many bytes.
 _CHUNK_BYTES, _LARGEST_CHUNK_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
+
+#: Bytes of the transformed squares of a chunk of one thread: at least, at most, and for each byte
+#: of the sums, which a chunk reads and writes.
+_LEAST_OWN_BYTES, _OWN_BYTES, _OWN_SHARE = 1024 * 1024, 2 * 1024 * 1024, 4
+
+#: The most parts, the bytes of all squares for each byte of their sums at least, and the bytes of
+#: their sums at most.
+_PARTS, _LEAST_SQUARES, _SUMS_BYTES = 8, 10, 16 * 1024 * 1024
+
+#: Expected number of images of a symbolic batch.
+_EXPECTED_IMAGES = 8
 
 #: Squares of plain images whose products are summed before they are added to the others.
 _STRETCH = 256
@@ -90,10 +106,7 @@ class _Generator:
         sums = 4 * self.depth.kernel * self.cells * self.sum_plane
         slices = self.ins * self.depth.size + self.outs * self.depth.number
         row = 4 * self.cells * slices * self.wide
-        # Each chunk reads and writes all sums once, so a chunk is at least as large as the sums.
-        most = max(_CHUNK_BYTES, min(sums, _LARGEST_CHUNK_BYTES))
-        batch = conv.batch * self.height.phases
-        self.chunks = Chunks.of_bytes(batch, self.tall, lambda rows: rows * row, most)
+        self.parts, self.chunks = divide(conv.batch, self.height.phases, self.tall, row, sums)
         squares = self.chunks.images * self.chunks.rows * self.wide
         self.in_slice, self.out_slice = squares * self.ins, squares * self.outs
         self.in_plane = apart(self.depth.size * self.in_slice)
@@ -103,18 +116,30 @@ class _Generator:
         unless_empty(self.conv.batch, dw, self.size, self.vectors, lambda: self._sum(dy, x, dw))
 
     def _sum(self, dy, x, dw) -> None:
-        data, grads = (b.scratch(self.cells * n) for n in (self.in_plane, self.out_plane))
-        sums = b.scratch(self.depth.kernel * self.cells * self.sum_plane)
+        sums = b.scratch(self.parts * self.depth.kernel * self.cells * self.sum_plane)
+        parts = bind(tirx.min(const(self.parts), as_expr(self.chunks.number)))
+        # Fewer parts than threads would leave some of these idle.
+        if self.parts > 1 and self.parts >= self.cpu.cores:
+            with b.parallel(0, parts) as part, b.one_thread():
+                self._part(dy, x, sums, part, parts)
+        else:
+            with b.serial(0, parts) as part:
+                self._part(dy, x, sums, part, parts)
+        self._finish(sums, parts, dw)
 
-        def add(chunk: Chunk) -> None:
+    def _part(self, dy, x, sums, part, parts) -> None:
+        """Sum the products of the chunks of a part."""
+        data, grads = (b.scratch(self.cells * n) for n in (self.in_plane, self.out_plane))
+        place = bind(part * (self.depth.kernel * self.cells * self.sum_plane))
+        number = as_expr(self.chunks.number)
+        start, stop = (bind(b.quotient(i * number, parts)) for i in (part, part + 1))
+        with b.serial(start, stop) as index:
+            chunk = self.chunks.at(index)
             self._transform(dy, x, data, grads, chunk)
             squares = bind(chunk.images * chunk.rows * self.wide)
             with b.parallel(0, self.depth.kernel * self.cells * self.panels) as task:
                 cell, panel = bind(task // self.panels), bind(task % self.panels)
-                self._add(data, grads, sums, cell, panel, squares, chunk.is_first)
-
-        self.chunks.each(add)
-        self._finish(sums, dw)
+                self._add((data, grads, sums, place), cell, panel, squares, tirx.EQ(index, start))
 
     def _transform(self, dy, x, data, grads, chunk: Chunk) -> None:
         """Transform all squares of a chunk."""
@@ -174,9 +199,10 @@ class _Generator:
             return bind(index), const(0)
         return bind(index // phases), bind(index % phases)
 
-    def _add(self, data, grads, sums, index, panel, squares, is_first) -> None:
+    def _add(self, buffers: tuple, index, panel, squares, is_first) -> None:
         """Add the products of a chunk for one tap along the depth, one element of the squares, and
         one panel of input channels; ``index`` has the tap and the element."""
+        data, grads, sums, start = buffers
         lanes, depth = self.cpu.lanes, self.depth
         tap, cell = bind(index // self.cells), bind(index % self.cells)
         # Slice z of the result reads slice z * stride + shift of the data.
@@ -195,7 +221,7 @@ class _Generator:
             out = bind(strip * self.tile_rows)
             values = bind(cell * self.out_plane + begin * self.outs + out)
             factors = bind(cell * self.in_plane + begin * self.ins + panel * self.panel)
-            place = bind(index * self.sum_plane + out * self.ins + panel * self.panel)
+            place = bind(start + index * self.sum_plane + out * self.ins + panel * self.panel)
 
             def each(step: Callable, values=values, factors=factors, number=number) -> None:
                 """Emit the sum over slices and squares."""
@@ -225,19 +251,24 @@ class _Generator:
                 each=each,
             )
 
-    def _finish(self, sums, dw) -> None:
-        """Transform the sums to the gradients of the taps."""
+    def _finish(self, sums, parts, dw) -> None:
+        """Add the sums of all parts, and transform them to the gradients of the taps."""
         conv, lanes, slices = self.conv, self.cpu.lanes, self.depth.kernel
-        number = prod(conv.kernel)
+        number, planes = prod(conv.kernel), slices * self.cells
         with b.parallel(0, conv.out_channels) as o:
             taps = b.scratch(slices * number * lanes)
+            if self.parts > 1:
+                totals, plane, row = b.scratch(planes * self.ins), self.ins, const(0)
+                self._add_parts(sums, parts, o, totals)
+            else:
+                totals, plane, row = sums, self.sum_plane, bind(o * self.ins)
             with b.serial(0, ceil_div(conv.in_channels, lanes)) as block:
                 with b.serial(0, slices) as tap:
-                    at = bind(tap * (self.cells * self.sum_plane) + o * self.ins + block * lanes)
+                    at = bind(tap * (self.cells * plane) + row + block * lanes)
                     first = bind(tap * (number * lanes))
                     self.transforms.both(
                         self.sum_matrices,
-                        self.transforms.cells(self.sum_matrices, sums, at, self.sum_plane),
+                        self.transforms.cells(self.sum_matrices, totals, at, plane),
                         lambda tap, value, first=first: self.vectors.store(
                             taps, first + tap * lanes, value
                         ),
@@ -255,3 +286,74 @@ class _Generator:
                         (dw, start),
                     ),
                 )
+
+    def _add_parts(self, sums, parts, out, totals) -> None:
+        """Add the sums of all parts for an output channel, ``[plane][input channel]``."""
+        lanes, planes = self.cpu.lanes, self.depth.kernel * self.cells
+        with b.serial(0, planes) as i, b.serial(0, self.ins // lanes) as v:
+            place = bind(i * self.sum_plane + out * self.ins + v * lanes)
+            total = Accumulators(self.vectors, 1)
+            total[0] = self.vectors.load(sums, place)
+            with b.serial(1, parts) as part:
+                at = part * (planes * self.sum_plane) + place
+                total[0] = total[0] + self.vectors.load(sums, at)
+            self.vectors.store(totals, i * self.ins + v * lanes, total[0])
+
+
+def divide(batch: Extent, phases: int, height: int, row: int, sums: int) -> tuple[int, Chunks]:
+    """Return the number of parts, and the chunks. They do not depend on the number of threads.
+
+    Parameters
+    ----------
+    batch : int or tirx.PrimExpr
+        The number of images.
+    phases, height : int
+        The number of interleaved images of each, and the rows of squares of these.
+    row, sums : int
+        The bytes of a row of squares, and of the sums of a part.
+    """
+    is_known = isinstance(batch, int)
+    images = (batch if is_known else _EXPECTED_IMAGES) * phases
+    squares = images * height * row
+    most = min(_PARTS, images * height, min(squares // _LEAST_SQUARES, _SUMS_BYTES) // sums)
+    if most < 2:
+        # Each chunk reads and writes all sums once, so a chunk is at least as large as the sums.
+        most = max(_CHUNK_BYTES, min(sums, _LARGEST_CHUNK_BYTES))
+        return 1, Chunks.of_bytes(batch * phases, height, lambda rows: rows * row, most)
+    parts = 1 << (most.bit_length() - 1)
+    size = max(_LEAST_OWN_BYTES, min(_OWN_SHARE * sums, _OWN_BYTES))
+    rows = max(1, min(size // row, images * height // parts))
+    is_tall = rows < height
+    number = ceil_div(height, rows) if is_tall else ceil_div(images, rows // height)
+    # More chunks may be more even shares.
+    choices = [
+        Chunks(images, height, 1, ceil_div(height, n))
+        if is_tall
+        else Chunks(images, height, ceil_div(images, n), height)
+        for n in range(number, min(2 * number, number + parts))
+    ]
+    best = min(choices, key=lambda chunks: _longest(chunks, parts))
+    if is_known:
+        return min(parts, best.number), best
+    return parts, replace(best, batch=batch * phases)
+
+
+def _longest(chunks: Chunks, parts: int) -> float:
+    """Return the sum of the largest shares of two, four and eight threads, each relative to equal
+    shares."""
+    number = chunks.number
+    parts = min(parts, number)
+    sizes = [
+        min(chunks.images, chunks.batch - i) * min(chunks.rows, chunks.height - j)
+        for i in range(0, chunks.batch, chunks.images)
+        for j in range(0, chunks.height, chunks.rows)
+    ]
+    until = [0, *accumulate(sizes)]
+    total = 0.0
+    for threads in (2, 4, 8):
+        # The runtime gives each thread but the last ones the same number of parts.
+        of_thread = ceil_div(parts, threads)
+        stops = [min(i * of_thread, parts) * number // parts for i in range(threads + 1)]
+        shares = [until[stop] - until[start] for start, stop in pairwise(stops)]
+        total += max(shares) * threads / until[-1]
+    return total

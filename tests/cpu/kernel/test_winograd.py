@@ -16,7 +16,7 @@ from tvm import tirx
 from relax_grad.cpu.kernel._winograd_transforms import transform_of
 from relax_grad.cpu.kernel.convolution import Conv2d, Conv3d, Windows
 from relax_grad.cpu.kernel.winograd import is_winograd, winograd, winograd_backward_data
-from relax_grad.cpu.kernel.winograd_weight import winograd_weight
+from relax_grad.cpu.kernel.winograd_weight import divide, winograd_weight
 from relax_grad.cpu.target import CPU
 
 RNG = np.random.default_rng(0)
@@ -31,9 +31,29 @@ def conv3x3(batch, ins, outs, size, padding=(1, 1, 1, 1)):
     return Conv2d(batch, ins, outs, size, (3, 3), padding=padding)
 
 
-def check(convolutions, target, square=2, cores=2, **extents):
-    """Compare the forward and both gradient kernels of convolutions, compiled together, with
-    PyTorch."""
+def volumes(batch, ins, outs, size, kernel=3, stride=1, padding=(1, 1), dilation=1):
+    """Return a convolution of volumes; the first extent of ``size`` is the depth, whose windows the
+    other attributes describe."""
+    depth = Windows(size[0], kernel, stride, *padding, dilation)
+    return Conv3d(conv3x3(batch, ins, outs, size[1:]), depth)
+
+
+#: Convolutions whose sums take few bytes beside the squares.
+IN_PARTS = [
+    conv3x3(3, 20, 34, (40, 37)),
+    Conv2d(2, 17, 18, (47, 30), (3, 3), padding=(2, 1, 0, 3), dilation=(2, 3)),
+    volumes(1, 12, 18, (9, 20, 21), stride=2),
+    Conv2d(9, 33, 9, (1, 300), (1, 5), padding=(0, 2, 0, 2)),
+    conv3x3(37, 5, 17, (5, 9)),
+]
+
+#: The parallel loops of kernels whose threads sum their own squares, and of others.
+OF_PARTS, SHARED = 2, 3
+
+
+def check(convolutions, target, square=2, cores=2, kinds=tuple(MAKERS), **extents):
+    """Compare the forward and both gradient kernels of convolutions, or some of them, compiled
+    together, with PyTorch."""
     host = CPU.of(target)
     cpu = CPU(host.lanes, host.registers, cores)
     runs, wanted = [], []
@@ -46,7 +66,8 @@ def check(convolutions, target, square=2, cores=2, **extents):
                 ("out", conv.out_shape),
             ]
         }
-        for result, make in MAKERS.items():
+        for result in kinds:
+            make = MAKERS[result]
             known = {name: array for name, array in arrays.items() if name != result}
             # Gradient kernels take the output gradient first.
             inputs = sorted(known, key=["out", "data", "weight"].index)
@@ -56,10 +77,10 @@ def check(convolutions, target, square=2, cores=2, **extents):
             wanted.append(expected(conv, known, shape, result))
     results = [result for (result,) in run_kernels(runs, target)]
     for i, (result, right) in enumerate(zip(results, wanted, strict=True)):
-        conv = convolutions[i // 3]
+        conv = convolutions[i // len(kinds)]
         images = conv.slices if isinstance(conv, Conv3d) else conv
         tolerance = max(TOLERANCES[square], OF_FIVE if 5 in images.kernel else 0)
-        assert largest_error(result, right) < tolerance, (conv, i % 3)
+        assert largest_error(result, right) < tolerance, (conv, kinds[i % len(kinds)])
     return results
 
 
@@ -94,6 +115,7 @@ def test_weights_that_leave_the_cache(target):
 def test_symbolic_batch():
     batch = tirx.Var("batch", "int32")
     for conv, size in [
+        (conv3x3(batch, 18, 9, (20, 21)), 3),
         (conv3x3(batch, 18, 9, (8, 9)), 13),
         (conv3x3(batch, 120, 140, (3, 4)), 0),
         (volumes(batch, 18, 9, (3, 5, 6)), 3),
@@ -109,6 +131,53 @@ def test_symbolic_batch_of_any_size(target):
         check([conv3x3(batch, 18, 9, (8, 9)), conv3x3(batch, 120, 140, (3, 4))], target, batch=size)
 
 
+def parallel_loops(conv, cores=2, square=2):
+    """Return the number of parallel loops of the kernel of a weight gradient."""
+    return winograd_weight(conv, CPU(8, 16, cores), square=square).script().count("T.parallel(")
+
+
+@each_target
+def test_weight_gradients_whose_threads_sum_their_own_squares(target):
+    """Parts of images and of rows, of interleaved images, and of volumes."""
+    assert {parallel_loops(conv) for conv in IN_PARTS} == {OF_PARTS}
+    check(IN_PARTS, target, kinds=["weight"])
+
+
+@pytest.mark.parametrize(
+    ("conv", "cores", "loops"),
+    {
+        "few channels": (conv3x3(8, 64, 64, (56, 56)), 8, OF_PARTS),
+        "more cores than parts": (conv3x3(8, 64, 64, (56, 56)), 9, SHARED),
+        "two parts": (conv3x3(8, 128, 128, (28, 28)), 2, OF_PARTS),
+        "many images": (conv3x3(64, 128, 128, (28, 28)), 8, OF_PARTS),
+        "one image": (conv3x3(1, 64, 64, (64, 64)), 2, OF_PARTS),
+        "large sums": (conv3x3(8, 256, 256, (14, 14)), 2, SHARED),
+        "small images": (conv3x3(8, 64, 64, (8, 8)), 2, SHARED),
+        "sums that exceed a cache": (conv3x3(512, 512, 512, (14, 14)), 2, SHARED),
+        "symbolic batch": (conv3x3(tirx.Var("n", "int32"), 64, 64, (56, 56)), 8, OF_PARTS),
+    }.values(),
+)
+def test_threads_sum_their_own_squares_if_the_sums_are_small(conv, cores, loops):
+    assert parallel_loops(conv, cores) == loops
+
+
+@pytest.mark.parametrize(
+    ("batch", "phases", "height"), [(1, 1, 29), (3, 1, 14), (5, 2, 7), (7, 3, 3), (100, 1, 1)]
+)
+def test_parts_are_equal_shares(batch, phases, height):
+    """Two threads of equal numbers of parts have nearly equal numbers of rows."""
+    parts, chunks = divide(batch, phases, height, row=200_000, sums=50_000)
+    sizes = [
+        min(chunks.images, batch * phases - i) * min(chunks.rows, height - j)
+        for i in range(0, batch * phases, chunks.images)
+        for j in range(0, height, chunks.rows)
+    ]
+    assert (sum(sizes), len(sizes)) == (batch * phases * height, chunks.number)
+    half = sum(sizes[: -(-parts // 2) * len(sizes) // parts])
+    assert parts > 1
+    assert abs(half / sum(sizes) - 0.5) < 0.08
+
+
 def test_results_do_not_depend_on_the_cores():
     global RNG
     convolutions = [
@@ -120,6 +189,7 @@ def test_results_do_not_depend_on_the_cores():
     for cores in (1, 2, 64):
         RNG = np.random.default_rng(0)
         results = check(convolutions, {"kind": "llvm"}, cores=cores)
+        results += check(IN_PARTS[:2], {"kind": "llvm"}, cores=cores, kinds=["weight"])
         runs.append([result.tobytes() for result in results])
     assert runs[0] == runs[1] == runs[2]
 
@@ -161,13 +231,6 @@ def test_other_kernels_and_dilations(target):
         ],
         target,
     )
-
-
-def volumes(batch, ins, outs, size, kernel=3, stride=1, padding=(1, 1), dilation=1):
-    """Return a convolution of volumes; the first extent of ``size`` is the depth, whose windows the
-    other attributes describe."""
-    depth = Windows(size[0], kernel, stride, *padding, dilation)
-    return Conv3d(conv3x3(batch, ins, outs, size[1:]), depth)
 
 
 @each_target
