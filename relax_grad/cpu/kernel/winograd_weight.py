@@ -212,7 +212,7 @@ class _Generator:
             const(depth.number), (depth.size - 1 - shift + depth.stride) // depth.stride
         )
         stop = bind(tirx.max(first, last))
-        is_flat = depth.size == depth.number == depth.kernel == 1
+        is_flat = depth.size == depth.number == depth.kernel == 1 and depth.is_inside
         # Terms of plain images are summed in short stretches, whose rounding errors are smaller.
         stretches, most = (ceil_div(squares, _STRETCH), _STRETCH) if is_flat else (1, squares)
         with b.serial(0, self.strips) as strip, b.serial(0, stretches) as stretch:

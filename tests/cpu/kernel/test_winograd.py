@@ -236,7 +236,7 @@ def test_other_kernels_and_dilations(target):
 @each_target
 def test_volumes(target):
     """Blocks of all slices and of some, strides and dilations of the depth, and no tap in bounds
-    for some slices."""
+    for some slices, or for a single one."""
     check(
         [
             volumes(2, 9, 20, (5, 6, 7)),
@@ -244,6 +244,7 @@ def test_volumes(target):
             volumes(1, 5, 35, (9, 5, 6), kernel=4, stride=3, padding=(2, 1), dilation=2),
             volumes(2, 40, 33, (3, 31, 33), kernel=2, stride=3, padding=(4, 3)),
             volumes(1, 120, 140, (4, 3, 4)),
+            volumes(2, 13, 14, (1, 5, 4), kernel=1, stride=2, padding=(1, 0)),
         ],
         target,
     )
