@@ -359,8 +359,19 @@ def _roi_align(bb, inputs, attrs, opset):
 
 @_converts("SpaceToDepth")
 def _space_to_depth(bb, inputs, attrs, opset):
-    if _text(attrs, "mode", "DCR") != "DCR":
-        raise Refused("TVM has the order DCR of the channels only")
+    """The order CRD of the channels, which version 28 has: those of the data come first."""
+    mode = _text(attrs, "mode", "DCR")
+    if mode not in ("DCR", "CRD"):
+        raise Refused(f"its attribute mode is {mode!r}; it must be 'DCR' or 'CRD'")
+    if mode == "DCR":
+        return None
+    (batch, channels, height, width), size = _extents(inputs[0]), attrs["blocksize"]
+    rows, columns = height // size, width // size
+    blocks = [batch, channels, rows, size, columns, size]
+    parts = bb.emit(relax.op.reshape(inputs[0], relax.ShapeExpr(blocks)))
+    parts = bb.emit(relax.op.permute_dims(parts, [0, 1, 3, 5, 2, 4]))
+    shape = [batch, channels * size * size, rows, columns]
+    return relax.op.reshape(parts, relax.ShapeExpr(shape))
 
 
 def _only_first(attrs: dict) -> None:

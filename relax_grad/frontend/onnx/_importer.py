@@ -28,6 +28,7 @@ from . import (  # noqa: F401  their converters are entered in CONVERTERS
     _n_bits,
     _normalize,
     _padding,
+    _recent,
     _symbolic,
     _transforms,
     _windows,
@@ -39,7 +40,7 @@ from ._graph import STANDARD, every_node, label, opset_of
 from ._graph import operands as all_operands
 from ._recurrent import RECURRENT
 from ._resize import RESIZING
-from ._standard_attention import STANDARD_ATTENTION, is_operator
+from ._standard_attention import STANDARD_ATTENTION
 from ._support import reason_of
 from ._values import Extents, Known, is_symbolic, objects, plain
 
@@ -56,7 +57,7 @@ _CONVERTERS = {
 _MICROSOFT = {"AllClassNMS", "MatMulInteger16"}
 
 #: Operators of TVM's that are no operators of ONNX's own domain, or have another meaning there.
-_ONLY_MICROSOFT = _MICROSOFT | (FUSED.keys() - {"Gelu", "RotaryEmbedding"})
+_ONLY_MICROSOFT = _MICROSOFT | (FUSED.keys() - {"Attention", "Gelu", "RotaryEmbedding"})
 
 #: The most nodes of an operator that a message names.
 _MOST_NAMED = 3
@@ -68,8 +69,6 @@ def has_converter(node: onnx.NodeProto) -> bool:
     if in_domain(node):
         return kind in FUSED or kind in _MICROSOFT & known
     if node.domain in STANDARD:
-        if kind in STANDARD_ATTENTION:
-            return is_operator(node)
         return kind in {*known, "Constant", "If"} and kind not in _ONLY_MICROSOFT
     return False
 

@@ -26,21 +26,23 @@ class Support(NamedTuple):
 
 
 #: The versions of ONNX's operators that the table covers.
-FIRST_OPSET, LAST_OPSET = 7, 23
+FIRST_OPSET, LAST_OPSET = 7, 28
 
 #: Operators that train without a condition.
 _TRAIN = """
     Abs Acos Acosh Add AffineGrid Asin Asinh Atan Atanh Attention AveragePool BatchNormalization
-    Celu Col2Im Concat Conv Cos Cosh CumSum DFT DeformConv DepthToSpace Det Div Einsum Elu Erf Exp
-    Expand Flatten GRU Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool
-    GlobalMaxPool GridSample GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization
-    LRN LSTM LayerNormalization LeakyRelu Log LogSoftmax LpNormalization LpPool MatMul Max MaxPool
-    MaxRoiPool MaxUnpool Mean MeanVarianceNormalization Min Mish Mul Neg NegativeLogLikelihoodLoss
-    PRelu Pad Pow RMSNormalization RNN Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
-    ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize
-    ReverseSequence RoiAlign RotaryEmbedding Scatter ScatterElements ScatterND Selu Shrink Sigmoid
-    Sin Sinh Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign STFT SpaceToDepth Split Sqrt
-    Squeeze Sub Sum Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where
+    CausalConvWithState Celu Col2Im Concat Conv Cos Cosh CumProd CumSum DFT DeformConv
+    DepthToSpace Det Div Einsum Elu Erf Exp Expand Flatten GRU Gather GatherElements GatherND
+    Gelu Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool GridSample GroupNormalization
+    HardSigmoid HardSwish Identity InstanceNormalization LRN LSTM LayerNormalization LeakyRelu
+    Log LogSoftmax LpNormalization LpPool MatMul Max MaxPool MaxRoiPool MaxUnpool Mean
+    MeanVarianceNormalization Min Mish Mul Neg NegativeLogLikelihoodLoss PRelu Pad Pow
+    RMSNormalization RNN Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
+    ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize
+    ReverseSequence RoiAlign RotaryEmbedding Scatter ScatterElements ScatterND Selu Shrink
+    Sigmoid Sin Sinh Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign STFT SpaceToDepth
+    Split Sqrt Squeeze Sub Sum SwiGLU Swish Tan Tanh TensorScatter ThresholdedRelu Tile TopK
+    Transpose Trilu Unsqueeze Upsample Where
 """
 
 #: Operators whose results are integers, truth values or shapes, or steps, whose derivative is 0 or
@@ -91,6 +93,8 @@ _STANDARD = {
                                       + _INTEGERS),
     **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit"),
     Support("refused", _STRINGS)),
+    "BitCast": Support("refused", "it reads the bits of numbers, which have no gradient; compute "
+                                  "them before the model"),
     "Cast": Support("trains", "between floating-point types"),
     "CastLike": Support("trains", "between floating-point types"),
     "CenterCropPad": Support("trains"),
@@ -104,6 +108,7 @@ _STANDARD = {
                                                 "dynamic quantisation, its operand trains"),
     "If": Support("trains", "its condition is known before the run"),
     "ImageDecoder": Support("refused", "it reads files of images; decode them before the model"),
+    "LinearAttention": Support("refused", "it is not supported; export its steps, as a Scan"),
     "Loop": Support("trains", "with a known number of trips, at most 256, which are written out"),
     "Mod": Support("trains", "with fmod=1"),
     "Multinomial": Support("refused", "it draws classes, through which no gradient passes; draw "

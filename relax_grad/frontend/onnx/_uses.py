@@ -30,6 +30,7 @@ _WEIGHTS: dict[str, tuple[int, ...]] = {
     "BiasDropout": (1,),
     "BiasGelu": (1,),
     "BiasSplitGelu": (1,),
+    "CausalConvWithState": (1, 2),
     "Conv": (1, 2),
     "ConvTranspose": (1, 2),
     "DeformConv": (1, 3),

@@ -15,6 +15,9 @@ from onnx_models import node, normal  # noqa: E402
 
 from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
 
+NEWEST = pytest.mark.skipif(
+    onnx.defs.onnx_opset_version() < 25, reason="this version of onnx has no windows of Attention"
+)
 B, T, S, WIDTH, D, E = 2, 5, 7, 6, 8, 3
 RNG = np.random.default_rng(3)
 
@@ -23,7 +26,19 @@ KEPT[:, 0] = True
 NONE_FOR_ONE = KEPT & (np.arange(T) != 2)[:, None]
 
 
-def model_of(attributes, *, heads=2, groups=2, keys=S, mask=None, past=0, results=1, flat=False):
+def model_of(
+    attributes,
+    *,
+    heads=2,
+    groups=2,
+    keys=S,
+    mask=None,
+    past=0,
+    results=1,
+    flat=False,
+    lengths=None,
+    opset=23,
+):
     """Return a model of the products of ``x`` and ``z`` with weights, and their attention."""
     dtype = "float64"
     weights = {}
@@ -39,11 +54,14 @@ def model_of(attributes, *, heads=2, groups=2, keys=S, mask=None, past=0, result
     if past:
         operands += ["", "past_key", "past_value"][len(operands) - 3 :]
         shapes["past_key"], shapes["past_value"] = ([B, groups, past, n] for n in (D, E))
+    if lengths is not None:
+        operands += [""] * (6 - len(operands)) + ["lengths"]
+        weights["lengths"] = np.array(lengths)
     outputs = ["y", "key", "value", "scores"][:results]
     if flat:
         attributes = {**attributes, "q_num_heads": heads, "kv_num_heads": groups}
     nodes.append(node("Attention", operands, outputs, **attributes))
-    model = models.model_of(nodes, shapes, weights, outputs=outputs, opset=23, dtype=dtype)
+    model = models.model_of(nodes, shapes, weights, outputs=outputs, opset=opset, dtype=dtype)
     return model, {name: normal(*shape, dtype=dtype) for name, shape in shapes.items()}
 
 
@@ -79,20 +97,73 @@ def test_values_and_gradients(case):
     models.check_parameter_gradients(imported, feeds)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        model_of({"softcap": 2.0}),
-        model_of({}, results=4),
-        model_of({"softmax_precision": onnx.TensorProto.DOUBLE}),
-    ],
-    ids=["bound", "scores", "softmax in float64"],
-)
-def test_others_are_written_out(model):
-    model, feeds = model
+def drawn(**attributes):
+    """Return random windows around a query."""
+    windows = {f"{side}_window_size": int(RNG.integers(0, 3)) for side in ("left", "right")}
+    return {**windows, **attributes}
+
+
+LENGTHS = RNG.permutation([2, S]).tolist()
+SHORT = normal(2, 1, S - 1)
+DOUBLE = onnx.TensorProto.DOUBLE
+SCORES = {"results": 4}
+
+#: Attentions of version 25: whether they are one operator, and the arguments of :func:`model_of`.
+NEWER = {
+    "lengths": (True, {}, {"lengths": LENGTHS}),
+    "lengths, three axes": (True, {}, {"lengths": LENGTHS, "heads": 4, "flat": True}),
+    "lengths, causal": (True, {"is_causal": 1}, {"lengths": LENGTHS, "groups": 1}),
+    "lengths, mask": (True, {"is_causal": 1}, {"lengths": LENGTHS, "mask": KEPT}),
+    "lengths, short mask": (True, {}, {"lengths": [3, S - 1], "mask": SHORT}),
+    "window": (True, drawn(left_window_size=-1), {}),
+    "window, causal": (True, drawn(is_causal=1), {"mask": KEPT}),
+    "window, lengths": (True, drawn(), {"lengths": LENGTHS}),
+    "window, past": (True, drawn(), {"past": 2, "results": 3}),
+    "causal, fewer queries than keys": (True, {"is_causal": 1}, {"past": 2, "keys": S}),
+    "bound": (False, {"softcap": 2.0}, {}),
+    "bound, mask": (False, {"softcap": 0.7, "is_causal": 1}, {"mask": NONE_FOR_ONE}),
+    "bound, lengths": (False, {"softcap": 1.5}, {"lengths": LENGTHS, "heads": 4}),
+    "products": (False, {"is_causal": 1}, SCORES),
+    "bounded products": (False, {"softcap": 2.0, "qk_matmul_output_mode": 1}, SCORES),
+    "weights": (False, drawn(is_causal=1, qk_matmul_output_mode=3), {**SCORES, "lengths": LENGTHS}),
+    "softmax in float64": (False, {"softmax_precision": DOUBLE}, {"flat": True}),
+}
+
+
+@NEWEST
+@pytest.mark.parametrize("case", NEWER)
+def test_lengths_windows_and_scores(case):
+    is_operator, attributes, arguments = NEWER[case]
+    model, feeds = model_of(attributes, opset=25, **arguments)
     imported = from_model(model)
-    assert "R.nn.attention" not in imported.module.script()
+    assert ("R.nn.attention" in imported.module.script()) == is_operator
     close(models.outputs(imported, feeds), models.wanted(model, feeds))
+    models.check_parameter_gradients(imported, feeds)
+
+
+def test_scores_with_hidden_keys():
+    """The scores with the mask are -inf where a query does not see a key."""
+    model, feeds = model_of(
+        {"qk_matmul_output_mode": 2, "is_causal": 1}, mask=KEPT, results=4, opset=23
+    )
+    close(models.outputs(from_model(model), feeds), models.wanted(model, feeds))
+
+
+@NEWEST
+@pytest.mark.parametrize("attributes", [{"is_causal": 1}, drawn(), drawn(softcap=1.0)])
+def test_symbolic_extents(attributes):
+    model, feeds = model_of(attributes, lengths=LENGTHS, opset=25)
+    (lengths,) = (tensor for tensor in model.graph.initializer if tensor.name == "lengths")
+    model.graph.initializer.remove(lengths)
+    kind = onnx.TensorProto.INT64
+    model.graph.input.append(onnx.helper.make_tensor_value_info("lengths", kind, [B]))
+    feeds["lengths"] = np.array(LENGTHS)
+    shapes = {"x": ("b", 1, "t", WIDTH), "z": ("b", 1, "s", WIDTH), "lengths": ("b",)}
+    close(models.outputs(from_model(model, shapes=shapes), feeds), models.wanted(model, feeds))
+    del shapes["lengths"]
+    model, feeds = model_of(attributes, past=2, opset=25)
+    shapes["past_key"], shapes["past_value"] = (("b", 2, "p", n) for n in (D, E))
+    close(models.outputs(from_model(model, shapes=shapes), feeds), models.wanted(model, feeds))
 
 
 @pytest.mark.parametrize(
@@ -123,9 +194,24 @@ def test_masks_of_fewer_keys(mask, whole):
     ("model", "message"),
     [
         (model_of({}, mask=normal(T, S + 1))[0], "its mask has 8 keys, and it has 7"),
-        (model_of({"is_causal": 1}, past=2)[0], "other numbers of queries and new keys"),
+        pytest.param(
+            model_of({}, past=2, lengths=LENGTHS, opset=24)[0],
+            "nonpad_kv_seqlen and past keys",
+            marks=NEWEST,
+        ),
+        pytest.param(
+            model_of({}, lengths=[1, 2, 3], opset=24)[0],
+            "has 3 numbers, and its batch is 2",
+            marks=NEWEST,
+        ),
+        pytest.param(
+            model_of({"left_window_size": -2}, opset=25)[0], "left_window_size is -2", marks=NEWEST
+        ),
+        (model_of({"softcap": -1.0})[0], "softcap is -1; a bound is positive"),
+        (model_of({"qk_matmul_output_mode": 4}, results=4)[0], "mode is 4; it must be 0, 1, 2 or"),
+        (model_of({"softmax_precision": 7})[0], r"precision is 7; .* 1 \(float32\), 10"),
     ],
-    ids=["mask", "past"],
+    ids=["mask", "past", "lengths", "window", "bound", "mode", "precision"],
 )
 def test_errors(model, message):
     with pytest.raises(UnsupportedOperatorError, match=message):
