@@ -239,6 +239,17 @@ def test_heads_whose_random_numbers_have_no_place_are_refused(stream, shard, mes
         TensorParallel("loss", {"q": shard}, 2)(module)
 
 
+def test_more_workers_than_heads_of_keys_are_refused():
+    build, shapes, _ = CASES["attention, two heads of keys"]
+    pass_ = TensorParallel("loss", {"query": column(), "out": row()}, 4)
+    with pytest.raises(
+        ValueError,
+        match=r"axis 2 of lv\d* has the extent 2, and 2 positions of the divided axis share one of "
+        r"them, so that the 4 workers must divide this extent",
+    ):
+        pass_(module_of(build, shapes))
+
+
 def test_branches_results_and_parts_are_refused():
     shapes = {"x": (4, 4), "w": (4, 6)}
     mask = module_of(lambda emit, x, w: emit(op.isnan(emit(op.matmul(x, w)))), shapes)

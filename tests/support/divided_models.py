@@ -109,6 +109,43 @@ def dropped(emit, x, qkv, bias, out):
     return mean_of(emit, linear(emit, emit(op.reshape(emit(attended), (n, 4, 4))), out))
 
 
+def grouped(emit, x, query, key, value, out):
+    """Attention whose heads of queries share those of keys, by the operator for attention."""
+    n = x.ty.shape.values[0]
+    q, k, v = (
+        emit(op.reshape(emit(op.matmul(x, weight)), (n, 4, int(weight.ty.shape.values[1]) // 2, 2)))
+        for weight in (query, key, value)
+    )
+    y = emit(op.reshape(emit(op.nn.attention(q, k, v)), (n, 4, 8)))
+    return mean_of(emit, emit(op.matmul(y, out)))
+
+
+def repeated(emit, x, query, key, value, out):
+    """The same with repeated heads of keys, as models write it, and those of values by an axis of
+    their own."""
+    n = x.ty.shape.values[0]
+    q, k, v = (
+        emit(op.reshape(emit(op.matmul(x, weight)), (n, 4, int(weight.ty.shape.values[1]) // 2, 2)))
+        for weight in (query, key, value)
+    )
+    k = emit(op.repeat(k, 2, 2))
+    v = emit(op.broadcast_to(emit(op.expand_dims(v, 3)), (n, 4, 2, 2, 2)))
+    q, k, v = (emit(op.permute_dims(y, [0, 2, 1, 3])) for y in (q, k, op.reshape(v, (n, 4, 4, 2))))
+    y = emit(op.reshape(emit(op.permute_dims(attended(emit, q, k, v), [0, 2, 1, 3])), (n, 4, 8)))
+    return mean_of(emit, emit(op.matmul(y, out)))
+
+
+def grouped_shapes(heads: int) -> dict:
+    """Return the shapes of :func:`grouped` for so many heads of keys."""
+    return {
+        "x": ("n", 4, 4),
+        "query": (4, 8),
+        "key": (4, 2 * heads),
+        "value": (4, 2 * heads),
+        "out": (8, 4),
+    }
+
+
 ATTENTION = {"x": ("n", 4, 4), "qkv": (12, 4), "bias": (12,), "out": (4, 4)}
 ATTENTION_SHARDS = {"qkv": column(parts=3), "bias": column(parts=3), "out": row()}
 
@@ -186,6 +223,31 @@ CASES = {
     "3 parts": (mlp, MLP, {"up": along(1, 3), "down": row(3)}),
     "attention": (joined, ATTENTION, ATTENTION_SHARDS),
     "attention, bias without an annotation": (joined, ATTENTION, {"qkv": column(3), "out": row()}),
+    "attention, two heads of keys": (
+        grouped,
+        grouped_shapes(2),
+        {"query": column(), "key": column(), "value": column(), "out": row()},
+    ),
+    "attention, repeated heads of keys": (
+        repeated,
+        grouped_shapes(2),
+        {"query": column(), "key": column(), "value": column(), "out": row()},
+    ),
+    "attention, whole heads of keys": (
+        grouped,
+        grouped_shapes(2),
+        {"query": column(), "out": row()},
+    ),
+    "attention, whole queries": (
+        grouped,
+        grouped_shapes(2),
+        {"key": column(), "out": row()},
+    ),
+    "attention, one head of keys": (
+        grouped,
+        grouped_shapes(1),
+        {"query": column(), "out": row()},
+    ),
     "attention by slices": (chunked, ATTENTION, ATTENTION_SHARDS),
     "attention operator": (fused, ATTENTION, ATTENTION_SHARDS),
     "attention with dropout": (dropped, ATTENTION, ATTENTION_SHARDS),

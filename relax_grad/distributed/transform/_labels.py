@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from tvm import relax
 
+from ._layouts import as_int
+
 Labels = Sequence[Hashable]
 
 
@@ -29,6 +31,9 @@ class Axes:
     sums, means : set
         The labels of axes over which the operator takes a sum that is linear in the divided
         operands, or a mean.
+    repeats : dict[tuple[int, Hashable], int]
+        How many consecutive positions of a label share one of an operand, by the number of the
+        operand and the label.
     """
 
     operands: Sequence[Labels]
@@ -36,6 +41,7 @@ class Axes:
     whole: set = field(default_factory=set)
     sums: set = field(default_factory=set)
     means: set = field(default_factory=set)
+    repeats: dict[tuple[int, Hashable], int] = field(default_factory=dict)
 
 
 #: Takes a call and the types of its operands and of its result as whole tensors.
@@ -157,8 +163,10 @@ def _reduction(call, operands, result) -> Axes:
         for i in range(ndim)
         if i not in reduced or call.attrs.keepdims
     ]
-    kinds = {"relax.sum": "sums", "relax.mean": "means"}
-    return Axes([list(range(ndim))], [left], **{kinds.get(name, "whole"): reduced})
+    axes_of = Axes([list(range(ndim))], [left])
+    linear = {"relax.sum": axes_of.sums, "relax.mean": axes_of.means}
+    linear.get(name, axes_of.whole).update(reduced)
+    return axes_of
 
 
 @rule("argmax", "argmin")
@@ -199,6 +207,16 @@ def _take(call, operands, result) -> Axes:
     return Axes([names, *([places] if indices else [])], [labels], whole={axis})
 
 
+@rule("repeat")
+def _repeat(call, operands, result) -> Axes:
+    """Consecutive positions of the result share one of the operand."""
+    if call.attrs.axis is None:
+        return Axes(labels_of(operands), labels_of([result]), whole=_all(operands))
+    names = list(range(operands[0].ndim))
+    axis = int(call.attrs.axis) % len(names)
+    return Axes([names], [names], repeats={(0, axis): int(call.attrs.repeats)})
+
+
 @rule("gather_elements")
 def _gather_elements(call, operands, result) -> Axes:
     ndim = operands[0].ndim
@@ -210,7 +228,8 @@ def _gather_elements(call, operands, result) -> Axes:
 @rule("nn.attention", "nn.attention_bias", "grad.attention_dropout")
 def _attention(call, operands, result) -> Axes:
     """Queries (batch, place, head, feature), and a bias (batch, head, place, key). Seed and stream
-    are scalars; :mod:`._dropout` gives workers a stream of their own."""
+    are scalars; :mod:`._dropout` gives workers a stream of their own. Consecutive heads of queries
+    may share one of keys."""
     generator: list[Labels] = [[], []] if call.op.name == "relax.grad.attention_dropout" else []
     others = operands[3 + len(generator) :]
     bias = [["batch", "head", "place", "key"][-operand.ndim :] for operand in others]
@@ -221,4 +240,15 @@ def _attention(call, operands, result) -> Axes:
         *generator,
         *bias,
     ]
-    return Axes(labels, [["batch", "place", "head", "value"]], whole={"place", "key", "feature"})
+    query, *keys = (as_int(operand.shape.values[2]) for operand in operands[:3])
+    repeats: dict[tuple[int, Hashable], int] = {
+        (i, "head"): query // heads
+        for i, heads in enumerate(keys, start=1)
+        if query and heads and heads > 1
+    }
+    return Axes(
+        labels,
+        [["batch", "place", "head", "value"]],
+        whole={"place", "key", "feature"},
+        repeats=repeats,
+    )

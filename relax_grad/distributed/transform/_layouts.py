@@ -39,6 +39,10 @@ class Divided:
         """Return this layout at another axis."""
         return Divided(axis, self.parts, self.size)
 
+    def repeated(self, times: int) -> Divided:
+        """Return this layout of an axis with as many consecutive copies of each index."""
+        return self if times == 1 else Divided(self.axis, self.parts, self.size * times)
+
     def is_like(self, other: Divided) -> bool:
         """Tell whether two layouts divide their axes in the same way."""
         return is_equal(self.parts, other.parts) and is_equal(self.size, other.size)
@@ -55,6 +59,12 @@ def as_int(extent) -> int | None:
     if isinstance(extent, int):
         return extent
     return int(extent) if isinstance(extent, tirx.IntImm) else None
+
+
+def text(extent) -> str:
+    """Return an extent as errors show it."""
+    known = as_int(extent)
+    return str(extent if known is None else known)
 
 
 def quotient(numerator: Iterable, denominator: Iterable):

@@ -18,7 +18,7 @@ from ...ir.module import tuple_fields, unused
 from ..shards import check_extent
 from ._emitter import Emitter
 from ._labels import RULES, SHAPES, Axes
-from ._layouts import Divided, as_int, is_equal, local_type
+from ._layouts import Divided, as_int, is_equal, local_type, text
 
 #: The layout of a value: that of a tensor, None if all workers have the whole, or a list for the
 #: fields of a tuple.
@@ -229,10 +229,12 @@ class Propagation:
                 f"the operator needs axis {layout.axis} of {first.name} whole, but it is divided "
                 "among the workers",
             )
-        for operand, labels in zip(operands, axes.operands, strict=True):
-            operand.value = self.local(
-                operand, self._axis_in(operand, labels, label, layout), layout
-            )
+        for i, (operand, labels) in enumerate(zip(operands, axes.operands, strict=True)):
+            axis, own = self._axis_in(operand, labels, label, layout), layout
+            repeats = axes.repeats.get((i, label), 1)
+            if axis is not None and repeats > 1:
+                own = self._shared(name, operand, axis, layout, repeats)
+            operand.value = self.local(operand, axis, own)
         made = relax.Call(call.op, arguments(), call.attrs, call.ty_args, call.span)
         if label in axes.sums or label in axes.means:
             own = self._named(made, f"{variable.name}_part")
@@ -309,12 +311,13 @@ class Propagation:
         label: Hashable = None
         layout: Divided | None = None
         first: Operand | None = None
-        for operand, labels in zip(operands, axes.operands, strict=True):
+        for i, (operand, labels) in enumerate(zip(operands, axes.operands, strict=True)):
             if operand.layout is None:
                 continue
             own = labels[operand.layout.axis]
+            of_label = operand.layout.repeated(axes.repeats.get((i, own), 1))
             if first is None or layout is None:
-                label, layout, first = own, operand.layout, operand
+                label, layout, first = own, of_label, operand
             elif own != label:
                 self.refuse(
                     name,
@@ -322,7 +325,7 @@ class Propagation:
                     f"{operand.name} are divided, which are different axes of the operator; a "
                     "worker would have a part of each only",
                 )
-            elif not operand.layout.is_like(layout):
+            elif not of_label.is_like(layout):
                 self.refuse(
                     name,
                     f"axis {layout.axis} of {first.name} is divided within "
@@ -332,6 +335,23 @@ class Propagation:
         if layout is None:
             self.refuse(name, "no tensor among its operands is divided")
         return label, layout
+
+    def _shared(
+        self, name: str, operand: Operand, axis: int, layout: Divided, repeats: int
+    ) -> Divided:
+        """Return the layout of an operand of which several positions of the divided axis share
+        one."""
+        size = as_int(layout.size)
+        if size is None or size % repeats:
+            self.refuse(
+                name,
+                f"axis {axis} of {operand.name} has the extent "
+                f"{text(operand.kind.shape.values[axis])}, "
+                f"and {repeats} positions of the divided axis share one of them, so that the "
+                f"{self.num_workers} workers must divide this extent; use fewer workers, or leave "
+                "the parameters whole",
+            )
+        return Divided(axis, layout.parts, size // repeats)
 
     def _axis_in(self, operand: Operand, labels, label, layout: Divided) -> int | None:
         """Return the axis of an operand with a label, or None if all positions of the label take
@@ -370,8 +390,9 @@ class Propagation:
         if not is_equal(extents[axis], layout.parts * self.num_workers * layout.size):
             self.refuse(
                 name,
-                f"axis {axis} of {operand.name} has the extent {extents[axis]}, but the divided "
-                f"axis of the other operand has {layout.parts * self.num_workers * layout.size}",
+                f"axis {axis} of {operand.name} has the extent {text(extents[axis])}, but the "
+                "divided axis of the other operand has "
+                f"{text(layout.parts * self.num_workers * layout.size)}",
             )
         if parts is None or size is None:
             self.refuse(

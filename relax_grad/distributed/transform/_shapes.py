@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ._labels import SHAPES
-from ._layouts import Divided, as_int, quotient
+from ._layouts import Divided, as_int, quotient, text
 from ._propagation import Operand, Propagation
 
 #: Binds the result of a call, or returns False for the rule by labels.
@@ -153,4 +153,4 @@ def _constants(value: relax.Expr) -> list[int] | None:
 
 
 def _text(extents) -> str:
-    return f"({', '.join(str(as_int(extent) or extent) for extent in extents)})"
+    return f"({', '.join(map(text, extents))})"
