@@ -111,6 +111,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "topi.position": ("topi/test_index.py", "topi/test_loss.py"),
     "topi.roi_*": ("topi/test_regions.py", "topi/test_threads.py"),
     "topi.recurrent_cells": ("frontend/onnx/test_recurrent_cells.py",),
+    "topi.linear_attention": ("frontend/onnx/test_linear_attention.py",),
     "topi.statistical": ("legalize/test_statistical.py", "rules/test_statistical.py"),
     "topi.util": ("topi/test_conv.py", "topi/test_norm.py"),
     # Tensor functions.

@@ -232,6 +232,8 @@ TRAINS: dict[str, Case] = {
     "LRN": unary(4, 4, 2, 1, low=-1, high=1, size=3, alpha=0.5),
     "LSTM": recurrent(4),
     "LayerNormalization": Case((floats(2, 4), floats(4), floats(4))),
+    "LinearAttention": Case((symmetric(2, 4, 6), symmetric(2, 4, 6), symmetric(2, 4, 4), None,
+    symmetric(2, 4, 2), symmetric(2, 4, 2)), {"q_num_heads": 2, "kv_num_heads": 2}, 2, (0, 1)),
     "LpPool": picture(kernel_shape=[2, 2]),
     "MatMul": Case((floats(2, 3), floats(3, 4))),
     "MaxPool": picture(kernel_shape=[2, 2]),

@@ -25,6 +25,7 @@ from . import (  # noqa: F401  their converters are entered in CONVERTERS
     _attention,
     _contrib,
     _indices,
+    _linear_attention,
     _n_bits,
     _normalize,
     _padding,

@@ -34,15 +34,15 @@ _TRAIN = """
     CausalConvWithState Celu Col2Im Concat Conv Cos Cosh CumProd CumSum DFT DeformConv
     DepthToSpace Det Div Einsum Elu Erf Exp Expand Flatten GRU Gather GatherElements GatherND
     Gelu Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool GridSample GroupNormalization
-    HardSigmoid HardSwish Identity InstanceNormalization LRN LSTM LayerNormalization LeakyRelu
-    Log LogSoftmax LpNormalization LpPool MatMul Max MaxPool MaxRoiPool MaxUnpool Mean
-    MeanVarianceNormalization Min Mish Mul Neg NegativeLogLikelihoodLoss PRelu Pad Pow
-    RMSNormalization RNN Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
-    ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize
-    ReverseSequence RoiAlign RotaryEmbedding Scatter ScatterElements ScatterND Selu Shrink
-    Sigmoid Sin Sinh Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign STFT SpaceToDepth
-    Split Sqrt Squeeze Sub Sum SwiGLU Swish Tan Tanh TensorScatter ThresholdedRelu Tile TopK
-    Transpose Trilu Unsqueeze Upsample Where
+    HardSigmoid HardSwish Identity InstanceNormalization LRN LSTM LayerNormalization
+    LinearAttention LeakyRelu Log LogSoftmax LpNormalization LpPool MatMul Max MaxPool
+    MaxRoiPool MaxUnpool Mean MeanVarianceNormalization Min Mish Mul Neg
+    NegativeLogLikelihoodLoss PRelu Pad Pow RMSNormalization RNN Reciprocal ReduceL1 ReduceL2
+    ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
+    ReduceSumSquare Relu Reshape Resize ReverseSequence RoiAlign RotaryEmbedding Scatter
+    ScatterElements ScatterND Selu Shrink Sigmoid Sin Sinh Slice Softmax SoftmaxCrossEntropyLoss
+    Softplus Softsign STFT SpaceToDepth Split Sqrt Squeeze Sub Sum SwiGLU Swish Tan Tanh
+    TensorScatter ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where
 """
 
 #: Operators whose results are integers, truth values or shapes, or steps, whose derivative is 0 or
@@ -108,7 +108,6 @@ _STANDARD = {
                                                 "dynamic quantisation, its operand trains"),
     "If": Support("trains", "its condition is known before the run"),
     "ImageDecoder": Support("refused", "it reads files of images; decode them before the model"),
-    "LinearAttention": Support("refused", "it is not supported; export its steps, as a Scan"),
     "Loop": Support("trains", "with a known number of trips, at most 256, which are written out"),
     "Mod": Support("trains", "with fmod=1"),
     "Multinomial": Support("refused", "it draws classes, through which no gradient passes; draw "
