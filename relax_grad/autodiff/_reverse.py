@@ -13,7 +13,7 @@ from ..errors import GradientError
 from ..ir.bindings import bindings_of, element, expanded, used
 from ..ir.branches import copy_branch, without_effects
 from ..ir.compat import shapes_agree
-from ..ir.module import is_known, tuple_fields
+from ..ir.module import adjoint_name, is_known, tuple_fields
 from ..ir.partials import check_partial, failing_as, is_no_grad
 from ..registry import apply_rule
 from ..tir.call import TensorFunctions, float_arguments, is_call, partials
@@ -86,7 +86,7 @@ class Reverse:
             variable, value = binding.var, binding.value
             if variable not in self._active or variable not in self._adjoints:
                 continue
-            adjoint, name = self._adjoints[variable], f"{variable.name}_adjoint"
+            adjoint, name = self._adjoints[variable], adjoint_name(variable)
             if is_call(value) and value.op.name not in self._constants:
                 self._tensor_function(variable, value, adjoint.parts(self._bb, name))
             elif isinstance(value, relax.Call):
@@ -134,7 +134,7 @@ class Reverse:
             return
         rule = call.op.get_attr("FPrimalGradient") if isinstance(call.op, Op) else None
         if not isinstance(total, relax.Var):
-            total = self._bb.emit(total, f"{variable.name}_adjoint")
+            total = self._bb.emit(total, adjoint_name(variable))
         seen, seen_call = variable, call
         if self._checkpoints is not None:
             seen, seen_call = self._checkpoints.recomputed(self._bb, variable, call)
@@ -264,7 +264,7 @@ def _written_out(expr: relax.Expr) -> relax.Expr:
 
 
 def _or_zeros(adjoint: Adjoint, bb: relax.BlockBuilder) -> relax.Expr:
-    total = adjoint.total(bb, f"{adjoint.expr.name}_adjoint")
+    total = adjoint.total(bb, adjoint_name(adjoint.expr))
     if total is not None:
         return total
     if not holds_floats(adjoint.type):  # quantized: the gradient is that of the encoded numbers

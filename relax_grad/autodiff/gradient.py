@@ -18,7 +18,13 @@ from ..ir.branches import lift_branches
 from ..ir.choices import Choices
 from ..ir.compat import dtype_of
 from ..ir.dataflow import in_dataflow, without_cast
-from ..ir.module import ModulePass, check_defined, copy_with_new_vars, relax_function
+from ..ir.module import (
+    ModulePass,
+    adjoint_name,
+    check_defined,
+    copy_with_new_vars,
+    relax_function,
+)
 from ..registry import is_operator
 from ..tir.call import TensorFunctions
 from ..tir.recognise import with_operators
@@ -305,9 +311,9 @@ class _Differentiation:
 
     def _output(self, bb: relax.BlockBuilder, reverse: Reverse, variable: relax.Var) -> relax.Expr:
         adjoint = reverse.adjoint(variable)
-        total = adjoint.total(bb, f"{variable.name}_adjoint")
+        total = adjoint.total(bb, adjoint_name(variable))
         total = adjoint.zeros(bb) if total is None else total
-        name = f"{variable.name}_adjoint_out"
+        name = f"{adjoint_name(variable)}_out"
         return bb.emit_output(total, name) if self._is_plain else bb.emit(total, name)
 
     def _finish(self, bb: relax.BlockBuilder, adjoint: relax.Function, name: str) -> tvm.IRModule:

@@ -8,6 +8,7 @@ from tvm import relax
 
 from ..activity import varied
 from ..ir.bindings import expanded
+from ..ir.module import adjoint_name
 from ..tir.call import TensorFunctions
 from ._checks import check_gradients
 from ._reverse import Reverse
@@ -50,6 +51,6 @@ def emit_gradients(
     gradients = []
     for variable in inputs:
         adjoint = reverse.adjoint(variable)
-        total = adjoint.total(bb, f"{variable.name}_adjoint")
+        total = adjoint.total(bb, adjoint_name(variable))
         gradients.append(adjoint.zeros(bb) if total is None else total)
     return gradients

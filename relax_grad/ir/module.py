@@ -153,6 +153,21 @@ def _bound_twice(function: relax.Function) -> set[relax.Var]:
     return twice
 
 
+def adjoint_name(variable: relax.Var) -> str:
+    """Return the name of the adjoint of a variable, an identifier.
+
+    TVM's code for GPUs takes names of variables over, and parameters of a ``torch.nn.Sequential``
+    begin with a digit.
+    """
+    return f"{identifier(variable.name)}_adjoint"
+
+
+def identifier(name: str) -> str:
+    """Return a name with an underscore for each character that identifiers do not have."""
+    name = "".join(character if character.isalnum() else "_" for character in name)
+    return f"_{name}" if name[:1].isdigit() else name
+
+
 def unused(name: str, taken: Collection[str]) -> str:
     """Return the name, or a variant of it that is not taken."""
     while name in taken:

@@ -1,4 +1,9 @@
-"""Legalization of the strided slices and of their backward operators."""
+"""Legalization of the strided slices and of their backward operators.
+
+A slice from the first element on, and its gradient, read the element at the place that they write.
+TVM takes them for functions of elements, and fuses them with a convolution or a product before
+them. Its rules for GPUs then fail, since the extents differ, so the functions stay apart there.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from tvm import relax, te, tirx, topi
 
 from ..registry import register_legalize
 from ..topi import index_slice as topi_slice
+from ._gpu import keep_apart
 from ._util import int_list, shape_values, stock
 
 _STOCK_STRIDED_SLICE = stock("relax.strided_slice")
@@ -17,10 +23,15 @@ _STOCK_STRIDED_SLICE = stock("relax.strided_slice")
     "relax.strided_slice",
     corrects=(
         "does not compile for a negative axis of a symbolic shape; for a symbolic shape, TVM 0.26 "
-        "also reads out of bounds at a negative begin"
+        "also reads out of bounds at a negative begin; on a GPU, does not compile behind a "
+        "convolution"
     ),
 )
 def _strided_slice(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return keep_apart(bb, _sliced(bb, call))
+
+
+def _sliced(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     x, axes, begin, end, *strides = call.args
     if not all(isinstance(arg, relax.Tuple) for arg in call.args[1:]):
         return _STOCK_STRIDED_SLICE(bb, call)
@@ -61,7 +72,7 @@ def _stock_clips_begin() -> bool:
 @register_legalize("relax.grad.strided_slice_backward_data")
 def _strided_slice_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data_shape, axes, begin, _, strides = call.args
-    return bb.call_te(
+    gradient = bb.call_te(
         topi_slice.strided_slice_backward_data,
         output_grad,
         shape_values(data_shape),
@@ -71,6 +82,7 @@ def _strided_slice_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> re
         bool(call.attrs.assume_inbound),
         primfunc_name_hint="strided_slice_backward_data",
     )
+    return keep_apart(bb, gradient)
 
 
 @register_legalize(
@@ -83,7 +95,7 @@ def _dynamic_strided_slice(bb: relax.BlockBuilder, call: relax.Call) -> relax.Ex
     shape = bb.emit_te(topi_slice.dynamic_strided_slice_shape, x, begin, end, strides)
     extents = [tirx.Var(f"s{axis}", "int64") for axis in range(x.ty.ndim)]
     bb.match_cast(bb.emit(relax.op.tensor_to_shape(shape)), relax.ShapeType(extents))
-    return bb.call_te(
+    sliced = bb.call_te(
         topi_slice.dynamic_strided_slice,
         x,
         begin,
@@ -91,6 +103,7 @@ def _dynamic_strided_slice(bb: relax.BlockBuilder, call: relax.Call) -> relax.Ex
         output_shape=extents,
         primfunc_name_hint="dynamic_strided_slice",
     )
+    return keep_apart(bb, sliced)
 
 
 @register_legalize("relax.grad.dynamic_strided_slice_backward_data")
@@ -100,7 +113,7 @@ def _dynamic_strided_slice_backward_data(bb: relax.BlockBuilder, call: relax.Cal
         rank = len(shape_values(data_shape))
         extents = [tirx.Var(f"s{axis}", "int64") for axis in range(rank)]
         output_grad = bb.match_cast(output_grad, relax.TensorType(extents, output_grad.ty.dtype))
-    return bb.call_te(
+    gradient = bb.call_te(
         topi_slice.dynamic_strided_slice_backward_data,
         output_grad,
         shape_values(data_shape),
@@ -108,3 +121,4 @@ def _dynamic_strided_slice_backward_data(bb: relax.BlockBuilder, call: relax.Cal
         strides,
         primfunc_name_hint="dynamic_strided_slice_backward_data",
     )
+    return keep_apart(bb, gradient)

@@ -34,7 +34,8 @@ def _pad(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     ):
         # Behind a matrix-vector product, TVM's rule writes only the elements of the product.
         return keep_apart(bb, _STOCK_PAD(bb, call))
-    return bb.call_te(topi_pad.pad, call.args[0], widths, mode, primfunc_name_hint="pad")
+    padded = bb.call_te(topi_pad.pad, call.args[0], widths, mode, primfunc_name_hint="pad")
+    return keep_apart(bb, padded)
 
 
 @register_legalize("relax.grad.pad_backward_data")
@@ -50,7 +51,7 @@ def _pad_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         str(call.attrs.pad_mode),
         primfunc_name_hint="pad_backward_data",
     )
-    return bind_threads(bb, gradient)
+    return keep_apart(bb, bind_threads(bb, gradient))
 
 
 def _tvm_takes(extent, before: int, after: int, mode: str) -> bool:

@@ -26,6 +26,10 @@ _ROUNDS = 10
 #: vectors.
 LANES = 16
 
+#: The divisor of float64 numbers. LLVM multiplies by its inverse, which TVM's code for CUDA would
+#: write with 15 decimals, as 0.
+_PARTS = tirx.const(2.0**53, "float64")
+
 
 class Words(Protocol):
     """Memory of the four words of a block."""
@@ -119,9 +123,13 @@ def _uniform(words: Sequence, digits: int) -> list:
 
 def _long_uniform(words: Sequence, _parameter: int) -> list:
     """Return float64 numbers in [0, 1) of 53 binary digits."""
-    unit = tirx.const(2.0**-53, "float64")
+    return [number / _PARTS for number in _long_whole(words)]
+
+
+def _long_whole(words: Sequence) -> list:
+    """Return float64 numbers that are integers below 2**53."""
     whole = [tirx.Cast("int64", tirx.shift_right(word, _u64(11))) for word in _long(words)]
-    return [tirx.Cast("float64", number) * unit for number in whole]
+    return [tirx.Cast("float64", number) for number in whole]
 
 
 def _positive(words: Sequence, _parameter: int) -> list:
@@ -132,8 +140,8 @@ def _positive(words: Sequence, _parameter: int) -> list:
 
 def _long_positive(words: Sequence, _parameter: int) -> list:
     """Return float64 numbers in (0, 1), whose least is 2**-54."""
-    half = tirx.const(2.0**-54, "float64")
-    return [number + half for number in _long_uniform(words, 0)]
+    half = tirx.const(0.5, "float64")
+    return [(number + half) / _PARTS for number in _long_whole(words)]
 
 
 def _below(words: Sequence, threshold: int) -> list:
@@ -187,7 +195,7 @@ def philox(rows: int | None, form: Form) -> tirx.PrimFunc:
             with T.grid(extent, LANES) as (i, j), T.sblock("philox"):
                 row, lane = T.axis.remap("SS", [i, j])
                 T.reads([seed[()], stream[()]])
-                T.writes([result[row, 0 : form.per_block, lane]])
+                T.writes([result[row, number, lane] for number in range(form.per_block)])
                 for number, value in enumerate(_drawn(form, seed[()], stream[()], row, lane)):
                     T.buffer_store(result, value, [row, number, lane])
     return builder.get().without_attr("global_symbol")  # the module gives each function its name
@@ -228,7 +236,7 @@ def philox_of_parts(form: Form) -> tirx.PrimFunc:
             with T.grid(parts, rows, LANES) as (i, j, k), T.sblock("philox"):
                 part, row, lane = T.axis.remap("SSS", [i, j, k])
                 T.reads([seed[()], stream[0], first[part]])
-                T.writes([result[part, row, 0 : form.per_block, lane]])
+                T.writes([result[part, row, number, lane] for number in range(form.per_block)])
                 drawn = _drawn(form, seed[()], stream[0], first[part] + row, lane)
                 for number, value in enumerate(drawn):
                     T.buffer_store(result, value, [part, row, number, lane])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from .util import constant
+
 
 def position(
     index: tirx.PrimExpr, extent: tirx.PrimExpr, mode: str
@@ -57,7 +59,7 @@ def filling(dtype: str, fill: str) -> tirx.PrimExpr:
     """Return the value for an out-of-bounds index: ``fill`` is ``"nan"`` (0 for integers) or
     ``"zero"``."""
     is_float = str(dtype).startswith(("float", "bfloat"))
-    return tirx.const(float("nan") if fill == "nan" and is_float else 0, dtype)
+    return constant(float("nan") if fill == "nan" and is_float else 0, dtype)
 
 
 def as_int64(value: int | tirx.PrimExpr) -> tirx.PrimExpr:

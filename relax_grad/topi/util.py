@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import tvm
 from tvm import te, tirx, topi
 
@@ -28,6 +30,18 @@ def on_gpu() -> bool:
     """
     target = tvm.target.Target.current(allow_none=True)
     return target is not None and "gpu" in target.keys
+
+
+def constant(value: float, dtype: str) -> tirx.PrimExpr:
+    """Return a constant, which may be infinite or NaN.
+
+    TVM's code for CUDA writes bfloat16 numbers that are not finite as ``inff`` and ``nanf``, which
+    are no constants, so a GPU reads their bits.
+    """
+    if str(dtype) != "bfloat16" or math.isfinite(value) or not on_gpu():
+        return tirx.const(value, dtype)
+    bits = np.array(value, "float32").view("uint32") >> 16  # bfloat16 is the upper half
+    return tirx.reinterpret(dtype, tirx.const(int(bits), "uint16"))
 
 
 def axes(layout: str, names: str) -> list[int]:

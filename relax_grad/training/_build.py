@@ -13,7 +13,7 @@ from tvm.relax import op
 from ..autodiff.gradient import Gradient, add_adjoint
 from ..ir.compat import dtype_of
 from ..ir.inlining import write_out_calls
-from ..ir.module import copy_with_new_vars, referred_to, unused, with_functions
+from ..ir.module import copy_with_new_vars, identifier, referred_to, unused, with_functions
 from ..ir.remat import REMAT, as_attribute
 from ..ir.signature import MODEL_GROUPS
 from ._optimizer import Optimizer, Update, rates_of
@@ -241,7 +241,7 @@ class Build:
             name: relax.Var(name, ty) for name, ty in signature.types(function, "batch").items()
         }
         scalars = {
-            name: relax.Var(_identifier(name), relax.TensorType((), "float64"))
+            name: relax.Var(identifier(name), relax.TensorType((), "float64"))
             for name in self.hyperparameters
         }
         seed = relax.Var("seed", relax.TensorType((), "int64"))
@@ -492,7 +492,3 @@ def _type_at(ty: relax.Type, path: Iterable[int]) -> relax.Type:
     for i in path:
         ty = ty.fields[i]
     return ty
-
-
-def _identifier(name: str) -> str:
-    return "".join(character if character.isalnum() else "_" for character in name)

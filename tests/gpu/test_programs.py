@@ -1,0 +1,166 @@
+"""Programs of several operators on a GPU: faults of TVM's default pipeline for GPUs that a single
+operator does not show."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tvm
+from compile_cuda import compile_for_cuda, leaves, missing
+from programs import build, tensor
+from tvm import relax
+from tvm.relax import op
+
+import relax_grad
+from relax_grad.frontend import random
+
+NEEDS_NVCC = pytest.mark.skipif(
+    missing("nvcc") is not None, reason=f"{missing('nvcc')}: the CUDA source is not compiled"
+)
+NEEDS_CXX = pytest.mark.skipif(
+    missing("g++") is not None, reason=f"{missing('g++')}: the kernels are not emulated"
+)
+RNG = np.random.default_rng(0)
+
+
+def differentiated(shapes, body, dtype="float32"):
+    """Return a function of the sum of the squares of a function's result, with its gradients, and
+    values."""
+    params = [tensor(f"x{i}", shape, dtype) for i, shape in enumerate(shapes)]
+
+    def loss(bb, *operands):
+        result = bb.emit(op.astype(bb.emit(body(bb, *operands)), "float32"))
+        return op.sum(bb.emit(op.square(result)))
+
+    module = relax_grad.value_and_grad(build(params, loss))
+    del module["main"]
+    return module, [RNG.normal(size=shape).astype("float32") for shape in shapes]
+
+
+def check_emulated(module, values):
+    """Compare the results of emulated kernels with those of LLVM's code for the CPU."""
+    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    wanted = leaves(machine["main_adjoint"](*map(tvm.runtime.tensor, values)))
+    compiled = compile_for_cuda(module)
+    assert (compiled.on_host, compiled.serial) == ([], [])
+    with compiled.emulate() as emulation:
+        for own, expected in zip(emulation.run("main_adjoint", values), wanted, strict=True):
+            np.testing.assert_allclose(own, expected, 1e-4, 1e-4 * np.abs(expected).max())
+
+
+def first(result, width):
+    return op.strided_slice(result, [result.ty.ndim - 1], [0], [width])
+
+
+def padded_crop(bb, x, weight):
+    """The gradient of padding at the end is the first elements of its operand."""
+    padded = op.nn.pad(x, [0, 0, 0, 0, 0, 2])
+    return op.nn.conv1d(bb.emit(padded), weight)
+
+
+#: Functions that read the first elements of a sum, or that write them, behind the sum.
+PARTS = {
+    "conv1d": ([(2, 3, 12), (4, 3, 3)], lambda bb, *x: first(bb.emit(op.nn.conv1d(*x)), 7)),
+    "conv2d": ([(1, 2, 6, 6), (3, 2, 3, 3)], lambda bb, *x: first(bb.emit(op.nn.conv2d(*x)), 3)),
+    "matmul": ([(5, 6), (6, 7)], lambda bb, *x: first(bb.emit(op.matmul(*x)), 4)),
+    "vector": ([(1, 6), (6, 7)], lambda bb, *x: first(bb.emit(op.matmul(*x)), 4)),
+    "operand": ([(5, 8), (6, 7)], lambda bb, x, y: op.matmul(bb.emit(first(x, 6)), y)),
+    "vector operand": ([(1, 8), (6, 7)], lambda bb, x, y: op.matmul(bb.emit(first(x, 6)), y)),
+    "bias": (
+        [(2, 3, 12), (4, 3, 3), (1, 4, 1)],
+        lambda bb, x, w, b: first(bb.emit(op.add(bb.emit(op.nn.conv1d(x, w)), b)), 5),
+    ),
+    "padding": ([(2, 3, 12), (4, 3, 3)], padded_crop),
+}
+
+
+@NEEDS_CXX
+@pytest.mark.parametrize("name", PARTS)
+def test_slices_behind_sums(name):
+    check_emulated(*differentiated(*PARTS[name]))
+
+
+@NEEDS_CXX
+@pytest.mark.parametrize("shape", [(3, 70), (2, 40, 5), (64,), (1, 65)])
+def test_dropout(shape):
+    """Masks of several rows of the generator, whose blocks write several numbers."""
+
+    def body(bb, x, seed):
+        seed = bb.emit(op.astype(seed, "int64"))
+        return random.dropout(bb, seed, 1, bb.emit(op.tanh(x)), 0.3)[0]
+
+    check_emulated(*differentiated([shape, ()], body))
+
+
+@NEEDS_CXX
+def test_random_numbers_are_those_of_the_cpu():
+    """Each form of numbers, of a constant and of a symbolic count."""
+    n = tvm.tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType((n,), "float32"))
+    seed = relax.Var("seed", relax.TensorType((), "int64"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [seed, x]):
+        with bb.dataflow():
+            drawn = [
+                random.uniform(bb, seed, 0, (130,)),
+                random.uniform(bb, seed, 1, (9, n), "float64"),
+                random.exponential(bb, seed, 5, (n,), "float64"),
+                random.bernoulli(bb, seed, 2, (n,), 0.25),
+                random.bits(bb, seed, 3, (3, 50)),
+                random.randint(bb, seed, 4, -5, 9, (n, 2)),
+            ]
+            result = bb.emit_output(relax.Tuple(drawn))
+        bb.emit_func_output(result)
+    values = [np.array(7), np.zeros(100, "float32")]
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    wanted = leaves(machine["main"](*map(tvm.runtime.tensor, values)))
+    compiled = compile_for_cuda(bb.get())
+    assert compiled.serial == []
+    with compiled.emulate() as emulation:
+        for own, expected in zip(emulation.run("main", values), wanted, strict=True):
+            np.testing.assert_allclose(own, expected, 1e-14)
+
+
+def test_names_of_adjoints_are_identifiers():
+    """Parameters of a ``torch.nn.Sequential`` begin with a digit, and a step takes them from a
+    tuple."""
+    weight = tensor("0.weight", (6, 6), "float32")
+
+    def body(bb, x, weight):
+        y = bb.emit(op.tanh(bb.emit(op.matmul(x, weight))))
+        return op.sum(bb.emit(op.matmul(y, weight)))
+
+    module = relax_grad.value_and_grad(
+        build([tensor("x", (5, 6), "float32"), weight], body), wrt=["0.weight"]
+    )
+    names = {
+        binding.var.name
+        for block in module["main_adjoint"].body.blocks
+        for binding in block.bindings
+    }
+    assert any("weight_adjoint" in name for name in names)
+    assert not [name for name in names if not re.fullmatch(r"[A-Za-z_]\w*", name)]
+    assert module["main_adjoint"].params[1].name == "0.weight"
+
+
+def missing_rows(bb, x):
+    """Read rows of which one is out of bounds, and is NaN."""
+    return op.take(x, relax.const(np.array([2, 7, 0]), "int64"), axis=0, mode="nan")
+
+
+@pytest.fixture(scope="module")
+def not_finite():
+    return compile_for_cuda(differentiated([(5, 6)], missing_rows, "bfloat16")[0])
+
+
+def test_bfloat16_constants_are_numbers(not_finite):
+    """TVM writes those that are not finite as names that do not exist."""
+    assert "bfloat16" in not_finite.source
+    assert not re.search(r"\b(nanf|inff)\b", not_finite.source)
+
+
+@NEEDS_NVCC
+def test_nvcc_takes_bfloat16_constants(not_finite):
+    not_finite.compile()
