@@ -374,13 +374,6 @@ def _space_to_depth(bb, inputs, attrs, opset):
     return relax.op.reshape(parts, relax.ShapeExpr(shape))
 
 
-def _only_first(attrs: dict) -> None:
-    """Refuse a node of which more than the first result is used; TVM's converter returns zeros for
-    the others."""
-    if attrs["tvm_custom"]["num_outputs"] > 1:
-        raise Refused("results other than the first are used, which TVM cannot compute")
-
-
 @_converts("DynamicQuantizeLinear")
 def _dynamic_quantize(bb, inputs, attrs, opset):
     """Return the integers of data, their scale and zero; neither has a gradient."""

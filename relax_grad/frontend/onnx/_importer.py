@@ -29,6 +29,7 @@ from . import (  # noqa: F401  their converters are entered in CONVERTERS
     _n_bits,
     _normalize,
     _padding,
+    _places,
     _recent,
     _symbolic,
     _transforms,

@@ -48,6 +48,27 @@ def _transformed(bb, parts: list, length: int, count: int, inverse: bool) -> lis
     return [real, imaginary]
 
 
+def _real_signal(bb, parts: list, length: int) -> relax.Expr:
+    """Return the real signal of a half of its spectrum along the last axis.
+
+    The other half are the conjugate numbers, so that all frequencies count twice but the first, and
+    the middle one of an even length.
+    """
+    count = length // 2 + 1
+    shares = np.full((count, 1), 2 / length)
+    shares[0] = 1 / length
+    if length % 2 == 0:
+        shares[-1] = 1 / length
+    angles = 2 * math.pi * (np.outer(np.arange(count), np.arange(length)) % length) / length
+    dtype = _dtype(parts[0])
+    bases = [shares * np.cos(angles), -shares * np.sin(angles)]
+    terms = [
+        bb.emit(op.matmul(part, relax.const(basis, dtype)))
+        for part, basis in zip(parts, bases, strict=False)
+    ]
+    return terms[0] if len(terms) == 1 else bb.emit(op.add(*terms))
+
+
 @_converts("DFT")
 def _dft(bb, inputs, attrs, opset):
     """The discrete Fourier transform along an axis, as a product with a matrix; the last axis holds
@@ -59,17 +80,21 @@ def _dft(bb, inputs, attrs, opset):
         axis = attrs.get("axis", 1)
     axis %= rank
     inverse, one_sided = bool(attrs.get("inverse", 0)), bool(attrs.get("onesided", 0))
-    if inverse and one_sided:
-        raise Refused("it is inverse and onesided; export the inverse of the whole spectrum")
     extent = _known(_extents(data)[axis], "the extent of its axis")
-    length = extent if inputs[1] is None else int(_constant(inputs[1], "dft_length").item())
+    length = 2 * (extent - 1) if inverse and one_sided else extent
+    if inputs[1] is not None:
+        length = int(_constant(inputs[1], "dft_length").item())
     if length > _LONGEST:
         raise Refused(f"its length is {length}; transforms of at most {_LONGEST} are supported")
-    if length < extent:
-        data = bb.emit(op.strided_slice(data, [axis], [0], [length], [1]))
-    elif length > extent:
+    if length < 1:
+        raise Refused(f"its length is {length}; it must be positive: give dft_length")
+    # A half of the spectrum has the frequencies from 0 to half the length.
+    taken = length // 2 + 1 if inverse and one_sided else length
+    if taken < extent:
+        data = bb.emit(op.strided_slice(data, [axis], [0], [taken], [1]))
+    elif taken > extent:
         widths = [0] * (2 * rank)
-        widths[2 * axis + 1] = length - extent
+        widths[2 * axis + 1] = taken - extent
         data = bb.emit(op.nn.pad(data, widths))
     parts = _known(_extents(data)[-1], "the extent of its last axis")
     order = [dim for dim in range(rank - 1) if dim != axis] + [axis]
@@ -80,9 +105,12 @@ def _dft(bb, inputs, attrs, opset):
             piece = bb.emit(op.strided_slice(data, [rank - 1], [i], [i + 1], [1]))
         piece = bb.emit(op.squeeze(piece, [rank - 1]))
         pieces.append(bb.emit(op.permute_dims(piece, order)))
+    back = [order.index(dim) for dim in range(rank - 1)]
+    if inverse and one_sided:
+        signal = bb.emit(op.permute_dims(_real_signal(bb, pieces, length), back))
+        return op.expand_dims(signal, rank - 1)
     count = length // 2 + 1 if one_sided else length
     spectrum = _transformed(bb, pieces, length, count, inverse)
-    back = [order.index(dim) for dim in range(rank - 1)]
     spectrum = [bb.emit(op.permute_dims(part, back)) for part in spectrum]
     result = bb.emit(op.stack(spectrum, rank - 1))
     return op.multiply(result, _like(1 / length, result)) if inverse else result

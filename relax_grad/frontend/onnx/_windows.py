@@ -9,7 +9,8 @@ from tvm import relax
 from tvm.relax import op
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from ._converters import Refused, _converts, _dtype, _extents, _like, _only_first, _rank, _text
+from ._converters import Refused, _converts, _dtype, _extents, _like, _rank, _text
+from ._places import places_of_largest
 from ._symbolic import arithmetic
 from ._values import is_symbolic
 
@@ -90,10 +91,16 @@ def _conv_transpose(bb, inputs, attrs, opset):
 
 @_converts("MaxPool")
 def _max_pool(bb, inputs, attrs, opset):
-    _only_first(attrs)
-    dtype = _dtype(inputs[0])
+    """The largest elements of windows, and their places."""
+    data = inputs[0]
+    dtype = _dtype(data)
     lowest = np.finfo(dtype).min if "float" in dtype else np.iinfo(dtype).min
-    inputs[0] = _padded(bb, inputs[0], attrs["kernel_shape"], attrs, float(lowest))
+    inputs[0] = _padded(bb, data, attrs["kernel_shape"], attrs, float(lowest))
+    if attrs["tvm_custom"]["num_outputs"] < 2:
+        return None
+    convert = onnx_frontend._get_convert_map()["MaxPool"].get_converter(opset)
+    values = bb.emit(convert(bb, inputs, dict(attrs), [{}, {}]))
+    return relax.Tuple([values, places_of_largest(bb, data, values, attrs)])
 
 
 @_converts("LpPool")

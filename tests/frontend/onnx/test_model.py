@@ -314,21 +314,6 @@ def test_a_function_of_the_model_is_inlined():
     models.check_outputs(from_model(model), model, {"x": normal(3)})
 
 
-REFUSED = {
-    "max_pool": (
-        node("MaxPool", ["x"], ["a", "y"], kernel_shape=[2, 2]),
-        "results other than the first are used",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_nodes_that_tvm_would_import_with_another_meaning_are_refused(case):
-    operator, message = REFUSED[case]
-    with pytest.raises(UnsupportedOperatorError, match=message):
-        from_model(models.model_of([operator], {"x": [1, 2, 4, 5]}, {}))
-
-
 # The packages
 
 

@@ -163,8 +163,8 @@ def test_a_loop_whose_trips_are_not_known_is_refused(count, goes_on, condition):
 
 
 REFUSED = {
-    "dft": (node("DFT", ["x"], ["y"], axis=1, inverse=1, onesided=1), [2, 4, 2],
-    "it is inverse and onesided"),
+    "dft_inverse": (node("DFT", ["x"], ["y"], axis=1, inverse=1, onesided=1), [2, 1, 2],
+    "its length is 0; it must be positive: give dft_length"),
     "dft_symbolic": (node("DFT", ["x"], ["y"], axis=1), [2, "n", 2],
     "the extent of its axis is n; give the extents"),
     "det": (node("Det", ["x"], ["y"]), [80, 80], "its matrices have 80 rows"),
@@ -176,6 +176,26 @@ def test_what_is_not_supported_is_refused(case):
     call, shape, message = REFUSED[case]
     with pytest.raises(UnsupportedOperatorError, match=message):
         from_model(models.model_of([call], {"x": shape}, {}, opset=18))
+
+
+@pytest.mark.parametrize(("frequencies", "length"), [(4, None), (5, 7), (4, 10), (6, 8), (3, 1)])
+def test_the_real_signal_of_a_half_of_its_spectrum(frequencies, length):
+    nodes = [
+        node("Mul", ["x", "scale"], ["spectrum"]),
+        node("DFT", ["spectrum", "length" if length else "", "axis"], ["y"], inverse=1, onesided=1),
+    ]
+    weights = {"scale": symmetric(frequencies, 1, 1), "axis": np.array(1)}
+    if length:
+        weights["length"] = np.array(length)
+    shape = [2, frequencies, 3, 2]
+    model = models.model_of(nodes, {"x": shape}, weights, opset=20, dtype="float64")
+    imported = from_model(model, trainable="scale")
+    x = models.normal(*shape, dtype="float64")
+    spectrum = x * weights["scale"]
+    expected = np.fft.irfft(spectrum[..., 0] + 1j * spectrum[..., 1], length, 1)
+    (result,) = models.outputs(imported, {"x": x})
+    np.testing.assert_allclose(result, expected[..., None], 1e-9, 1e-12)
+    models.check_parameter_gradients(imported, {"x": x})
 
 
 def test_the_frames_of_a_symbolic_signal():
