@@ -7,6 +7,7 @@ from tvm.ir import Op
 
 from ..ir.compat import dtype_of
 from ..registry import register_legalize
+from ..topi.util import on_gpu
 from ._util import stock
 
 _REFUSES = "refuses float16 on CPU, which has no such function"
@@ -35,12 +36,13 @@ def _register(op_name: str, corrects: str) -> None:
     op, of_tvm = Op.get(op_name), stock(op_name)
 
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        """Compute float16 in float32."""
+        """Compute float16 in float32, and bfloat16 on a GPU, which has no such functions of it."""
         (x,) = call.args
-        if dtype_of(x.ty) != "float16":
+        dtype = dtype_of(x.ty)
+        if dtype != "float16" and not (dtype == "bfloat16" and on_gpu()):
             return of_tvm(bb, call)
         wide = relax.Call(op, [relax.op.astype(x, "float32")], call.attrs)
-        return relax.op.astype(wide, "float16")
+        return relax.op.astype(wide, dtype)
 
     register_legalize(op_name, corrects=corrects)(legalize)
 

@@ -22,6 +22,10 @@ NEEDS_NVCC = pytest.mark.skipif(
 NEEDS_CXX = pytest.mark.skipif(
     missing("g++") is not None, reason=f"{missing('g++')}: the kernels are not emulated"
 )
+ON_DEVICE = pytest.mark.skipif(
+    not tvm.cuda().exist,
+    reason="no CUDA device: kernels are compiled and emulated, and not run on one",
+)
 RNG = np.random.default_rng(0)
 
 
@@ -39,15 +43,24 @@ def differentiated(shapes, body, dtype="float32"):
     return module, [RNG.normal(size=shape).astype("float32") for shape in shapes]
 
 
+def results(module, values, target, device):
+    machine = relax.VirtualMachine(tvm.compile(module, target), device)
+    tensors = [tvm.runtime.tensor(value, device) for value in values]
+    return list(leaves(machine["main_adjoint"](*tensors)))
+
+
+def check_close(own, module, values):
+    """Compare results with those of LLVM's code for the CPU."""
+    wanted = results(module, values, "llvm", tvm.cpu())
+    for result, expected in zip(own, wanted, strict=True):
+        np.testing.assert_allclose(result, expected, 1e-4, 1e-4 * np.abs(expected).max())
+
+
 def check_emulated(module, values):
-    """Compare the results of emulated kernels with those of LLVM's code for the CPU."""
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
-    wanted = leaves(machine["main_adjoint"](*map(tvm.runtime.tensor, values)))
     compiled = compile_for_cuda(module)
     assert (compiled.on_host, compiled.serial) == ([], [])
     with compiled.emulate() as emulation:
-        for own, expected in zip(emulation.run("main_adjoint", values), wanted, strict=True):
-            np.testing.assert_allclose(own, expected, 1e-4, 1e-4 * np.abs(expected).max())
+        check_close(emulation.run("main_adjoint", values), module, values)
 
 
 def first(result, width):
@@ -82,16 +95,23 @@ def test_slices_behind_sums(name):
     check_emulated(*differentiated(*PARTS[name]))
 
 
+def dropped(bb, x, seed):
+    seed = bb.emit(op.astype(seed, "int64"))
+    return random.dropout(bb, seed, 1, bb.emit(op.tanh(x)), 0.3)[0]
+
+
 @NEEDS_CXX
 @pytest.mark.parametrize("shape", [(3, 70), (2, 40, 5), (64,), (1, 65)])
 def test_dropout(shape):
     """Masks of several rows of the generator, whose blocks write several numbers."""
+    check_emulated(*differentiated([shape, ()], dropped))
 
-    def body(bb, x, seed):
-        seed = bb.emit(op.astype(seed, "int64"))
-        return random.dropout(bb, seed, 1, bb.emit(op.tanh(x)), 0.3)[0]
 
-    check_emulated(*differentiated([shape, ()], body))
+@ON_DEVICE
+@pytest.mark.parametrize("name", [*PARTS, "dropout"])
+def test_programs_on_the_device(name):
+    module, values = differentiated(*({**PARTS, "dropout": ([(300, 70), ()], dropped)}[name]))
+    check_close(results(module, values, "cuda", tvm.cuda()), module, values)
 
 
 @NEEDS_CXX
@@ -164,3 +184,17 @@ def test_bfloat16_constants_are_numbers(not_finite):
 @NEEDS_NVCC
 def test_nvcc_takes_bfloat16_constants(not_finite):
     not_finite.compile()
+
+
+def test_functions_of_bfloat16_are_of_float32():
+    """CUDA has few functions of bfloat16."""
+    names = ["acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "tan", "tanh"]
+    bb = relax.BlockBuilder()
+    for name in names:
+        x = tensor("x", (70,), "bfloat16")
+        with bb.function(name, [x]):
+            with bb.dataflow():
+                result = bb.emit_output(getattr(op, name)(x))
+            bb.emit_func_output(result)
+    source = compile_for_cuda(bb.get()).source
+    assert not [name for name in names if not re.search(rf"\b{name}h?f\(", source)]
