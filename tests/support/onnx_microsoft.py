@@ -57,6 +57,20 @@ CASES = {
     activation="Sigmoid", alpha=0.5),
     "Gelu": case("Gelu", shifted(2, 3)),
     "GemmFastGelu": case("GemmFastGelu", shifted(2, 3), shifted(3, 4), shifted(4)),
+    "CausalConvWithState": case("CausalConvWithState", shifted(2, 6, 3), shifted(3, 1, 3),
+    shifted(3), shifted(2, 4, 3), activation="silu", dilation=2, channels_last=1, count=2),
+    "GatedAdd": case("GatedAdd", shifted(2, 4), shifted(2, 4), shifted(2, 3), shifted(3, 1)),
+    "GatedRMSNorm": case("GatedRMSNorm", shifted(2, 6), floats(3), shifted(2, 6),
+    activation="sigmoid", epsilon=2.0**-10),
+    "GatedRelativePositionBias": case("GatedRelativePositionBias", shifted(2, 3, 8), shifted(8),
+    shifted(1, 2, 3, 3), shifted(4, 6), shifted(6), shifted(1, 2, 1, 1), num_heads=2),
+    "LinearAttention": case("LinearAttention", shifted(2, 4, 6), shifted(2, 4, 6), shifted(2, 4, 4),
+    None, None, floats(2, 4, 2), q_num_heads=2, kv_num_heads=2, update_rule="delta", count=2),
+    "LinearAttentionGate": case("LinearAttentionGate", shifted(2, 3, 4), shifted(4), shifted(4),
+    shifted(2, 3, 4), count=2),
+    "ScaledSiLU": case("ScaledSiLU", shifted(2, 3), alpha=1.5),
+    "SwiGLU": case("SwiGLU", shifted(2, 3, 8), activation_alpha=1.75, activation_beta=0.5,
+    limit=0.25),
     "GroupNorm": case("GroupNorm", shifted(2, 3, 3, 4), floats(4), floats(4), groups=2,
     activation=1, epsilon=2.0**-10),
     "GroupQueryAttention": case("GroupQueryAttention", shifted(2, 5, 64), shifted(2, 5, 32),
@@ -109,12 +123,53 @@ def _softmax(x):
     return np.exp(x) / np.exp(x).sum(-1, keepdims=True)
 
 
-#: The results of operators that onnxruntime has for GPUs only, by the operands.
+def _swiglu(x):
+    gate, line = np.minimum(x[..., :4], 0.25), np.clip(x[..., 4:], -0.25, 0.25)
+    return gate * _sigmoid(1.75 * gate) * (line + 0.5)
+
+
+def _convolution(x, w, b, s):
+    whole = np.concatenate([s, x], 1)
+    return _silu(sum(whole[:, 2 * i : 2 * i + 6] * w[:, 0, i] for i in range(3)) + b)
+
+
+def _gated_norm(x, scale, gate):
+    rows = x.reshape(2, 2, 3)
+    rows = rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 2.0**-10) * scale
+    return rows.reshape(2, 6) * _sigmoid(gate)
+
+
+def _gated_bias(query, own, distances, weight, bias, factor):
+    heads = (query + own).reshape(2, 3, 2, 4).transpose(0, 2, 1, 3)
+    gates = _sigmoid((heads @ weight + bias).reshape(2, 2, 3, 2, 3).sum(-1))
+    return (gates[..., :1] * (gates[..., 1:] * factor - 1) + 2) * distances
+
+
+def _delta(q, k, v, rate):
+    q, k, v = (x.reshape(2, 4, 2, -1) for x in (q, k, v))
+    state, results = np.zeros((2, 2, 3, 2)), []
+    for t in range(4):
+        error = v[:, t] - np.einsum("bhij,bhi->bhj", state, k[:, t])
+        state = state + k[:, t, :, :, None] * (rate[:, t, :, None] * error)[:, :, None]
+        results.append(np.einsum("bhij,bhi->bhj", state, q[:, t]).reshape(2, 4) / np.sqrt(3))
+    return np.stack(results, 1)
+
+
+#: The results of operators that onnxruntime has for GPUs only or in recent versions only, by the
+#: operands.
 BY_NUMPY = {
     "BiasAdd": lambda x, b, s: x + b + s,
     "BiasDropout": lambda x, b, r, *_: x + b + r,
     "BiasSoftmax": lambda x, b: _softmax(x + b),
     "BiasSplitGelu": lambda x, b: (x + b)[..., :4] * _gelu((x + b)[..., 4:]),
+    "CausalConvWithState": _convolution,
+    "GatedAdd": lambda x, y, g, w: x + y * _sigmoid(g @ w),
+    "GatedRMSNorm": _gated_norm,
+    "GatedRelativePositionBias": _gated_bias,
+    "LinearAttention": _delta,
+    "LinearAttentionGate": lambda a, b, s, _: s * np.logaddexp(0, a + b),
+    "ScaledSiLU": lambda x: _silu(1.5 * x),
+    "SwiGLU": _swiglu,
     "FusedMatMulActivation": lambda a, b: _sigmoid(0.5 * a @ b),
     "GemmFastGelu": lambda a, b, c: _fast_gelu(a @ b + c),
     "GroupNorm": lambda x, g, b: _silu(_group_norm(x, g, b)),

@@ -24,8 +24,8 @@ from ...ir.module import ending_blocks, with_functions
 from . import (  # noqa: F401  their converters are entered in CONVERTERS
     _attention,
     _contrib,
+    _gated,
     _indices,
-    _linear_attention,
     _n_bits,
     _normalize,
     _padding,
@@ -43,7 +43,7 @@ from ._graph import operands as all_operands
 from ._recurrent import RECURRENT
 from ._resize import RESIZING
 from ._standard_attention import STANDARD_ATTENTION
-from ._support import reason_of
+from ._support import STANDARD_OPERATORS, reason_of
 from ._values import Extents, Known, is_symbolic, objects, plain
 
 _CONVERTERS = {
@@ -59,7 +59,7 @@ _CONVERTERS = {
 _MICROSOFT = {"AllClassNMS", "MatMulInteger16"}
 
 #: Operators of TVM's that are no operators of ONNX's own domain, or have another meaning there.
-_ONLY_MICROSOFT = _MICROSOFT | (FUSED.keys() - {"Attention", "Gelu", "RotaryEmbedding"})
+_ONLY_MICROSOFT = _MICROSOFT | (FUSED.keys() - STANDARD_OPERATORS.keys())
 
 #: The most nodes of an operator that a message names.
 _MOST_NAMED = 3

@@ -86,7 +86,12 @@ def number_of(bb, extent) -> relax.Expr:
 def _causal_conv(bb, inputs, attrs, opset):
     """Return the convolution of each channel with the elements before, and the last elements, which
     are the state of the next call."""
-    data, weight, bias, state = (inputs[i] for i in range(4))
+    results = causal_convolution(bb, *(inputs[i] for i in range(4)), attrs)
+    return results[0] if len(results) == 1 else relax.Tuple(results)
+
+
+def causal_convolution(bb, data, weight, bias, state, attrs, dilation: int = 1) -> list:
+    """Return the convolution of each channel, and the state if it is a result."""
     activation = _text(attrs, "activation", "none")
     if activation not in ("none", "silu", "swish"):
         raise Refused(
@@ -98,18 +103,18 @@ def _causal_conv(bb, inputs, attrs, opset):
             f"its weight has the extents {_extents(weight)}; give those of the channels and of the "
             "window: shapes={...}"
         )
-    kept = int(width) - 1
+    kept = (int(width) - 1) * dilation
     if state is None:
         state = bb.emit(op.zeros(relax.ShapeExpr([batch, channels, kept]), _dtype(data)))
     whole = bb.emit(op.concat([state, data], 2)) if kept else data
-    result = bb.emit(op.nn.conv1d(whole, weight, groups=int(channels)))
+    result = bb.emit(op.nn.conv1d(whole, weight, dilation=dilation, groups=int(channels)))
     if bias is not None:
         result = bb.emit(op.add(result, bb.emit(op.expand_dims(bias, 1))))
     if activation != "none":
         result = bb.emit(op.nn.silu(result))
     if attrs["tvm_custom"]["num_outputs"] < 2:
-        return result
+        return [result]
     if kept:
         last = op.add(bb.emit(op.arange(0, kept, 1, "int64")), number_of(bb, length))
         state = bb.emit(op.take(whole, bb.emit(last), 2, "clip"))
-    return relax.Tuple([result, state])
+    return [result, state]

@@ -138,7 +138,8 @@ _LAYOUT = (
 _FUSED = """
     BiasGelu EmbedLayerNormalization FastGelu Gelu QuickGelu SimplifiedLayerNormalization
     SkipLayerNormalization SkipSimplifiedLayerNormalization FusedGemm BiasAdd BiasSplitGelu
-    FusedMatMul GemmFastGelu SkipGroupNorm
+    FusedMatMul GatedAdd GatedRMSNorm GemmFastGelu LinearAttentionGate ScaledSiLU SkipGroupNorm
+    SwiGLU
 """
 
 _QUANTISED_OPERATORS = """
@@ -186,6 +187,9 @@ _MICROSOFT = {
                                    "HardSigmoid and Elu"),
     "FusedMatMulActivation": Support("trains", "with the activations of FusedConv"),
     "BiasDropout": Support("trains", "its ratio and training_mode are constants"),
+    "CausalConvWithState": Support("trains", "along one axis"),
+    "GatedRelativePositionBias": Support("trains", "of queries with padding"),
+    "LinearAttention": Support("trains", "without state_window"),
     "GroupNorm": Support("trains", "of pictures, without an activation or with SiLU"),
     "BiasSoftmax": Support("trains", "over the last axis"),
     "GroupQueryAttention": Support("trains", "without past"),
