@@ -46,6 +46,10 @@ _LEAST_OWN_BYTES, _OWN_BYTES, _OWN_SHARE = 1024 * 1024, 2 * 1024 * 1024, 4
 #: their sums at most.
 _PARTS, _LEAST_SQUARES, _SUMS_BYTES = 8, 10, 16 * 1024 * 1024
 
+#: The most chunks among whose numbers the one of the most even shares is chosen, and the time of
+#: copying the elements around a row of squares, relative to that of the row.
+_MOST_CHUNKS, _ROW_COST = 256, 0.1
+
 #: Expected number of images of a symbolic batch.
 _EXPECTED_IMAGES = 8
 
@@ -323,24 +327,30 @@ def divide(batch: Extent, phases: int, height: int, row: int, sums: int) -> tupl
     parts = 1 << (most.bit_length() - 1)
     size = max(_LEAST_OWN_BYTES, min(_OWN_SHARE * sums, _OWN_BYTES))
     rows = max(1, min(size // row, images * height // parts))
-    is_tall = rows < height
-    number = ceil_div(height, rows) if is_tall else ceil_div(images, rows // height)
     # More chunks may be more even shares.
+    whole, tall = rows // height, ceil_div(height, rows)
     choices = [
-        Chunks(images, height, 1, ceil_div(height, n))
-        if is_tall
-        else Chunks(images, height, ceil_div(images, n), height)
-        for n in range(number, min(2 * number, number + parts))
+        *(
+            Chunks(images, height, ceil_div(images, number), height)
+            for number in (range(ceil_div(images, whole), images + 1)[:parts] if whole else ())
+        ),
+        *(
+            Chunks(images, height, 1, ceil_div(height, number))
+            for number in range(tall, height + 1)[: 2 * parts]
+        ),
     ]
-    best = min(choices, key=lambda chunks: _longest(chunks, parts))
+    if choices[0].number > _MOST_CHUNKS:
+        best = choices[0]
+    else:
+        best = min(choices, key=lambda chunks: _longest(chunks, parts) + _ROW_COST / chunks.rows)
     if is_known:
         return min(parts, best.number), best
     return parts, replace(best, batch=batch * phases)
 
 
 def _longest(chunks: Chunks, parts: int) -> float:
-    """Return the sum of the largest shares of two, four and eight threads, each relative to equal
-    shares."""
+    """Return the largest share of one of two, four and eight threads, each relative to equal
+    shares, on average."""
     number = chunks.number
     parts = min(parts, number)
     sizes = [
@@ -349,11 +359,11 @@ def _longest(chunks: Chunks, parts: int) -> float:
         for j in range(0, chunks.height, chunks.rows)
     ]
     until = [0, *accumulate(sizes)]
-    total = 0.0
+    longest = []
     for threads in (2, 4, 8):
         # The runtime gives each thread but the last ones the same number of parts.
         of_thread = ceil_div(parts, threads)
         stops = [min(i * of_thread, parts) * number // parts for i in range(threads + 1)]
         shares = [until[stop] - until[start] for start, stop in pairwise(stops)]
-        total += max(shares) * threads / until[-1]
-    return total
+        longest.append(max(shares) * threads / until[-1])
+    return sum(longest) / len(longest)
