@@ -6,8 +6,10 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from tvm import relax
 from tvm.relax import op
+from tvm.relax.frontend.onnx import onnx_frontend
 
 from ._converters import (
     Refused,
@@ -134,6 +136,31 @@ def _max_unpool(bb, inputs, attrs, opset):
     places, data = (bb.emit(op.reshape(tensor, count)) for tensor in (places, data))
     result = bb.emit(op.scatter_elements(zeros, places, data, 0))
     return op.reshape(result, relax.ShapeExpr(shape))
+
+
+@_converts("NonMaxSuppression")
+def _suppressed(bb, inputs, attrs, opset):
+    """TVM's converter takes defaults of its own for bounds that are left out, or computed at run
+    time, and TVM's operator takes positive scores and a positive bound of the overlap only."""
+    operands = [inputs[i] if i < len(inputs) else None for i in range(5)]
+    names = ("max_output_boxes_per_class", "iou_threshold", "score_threshold")
+    count, overlap, least = (
+        None if value is None else value.item() for value in map(_constant, operands[2:], names)
+    )
+    scores, least = operands[1], -math.inf if least is None else least
+    if least < 0:
+        # The ranks of the scores have the same order. Those of the best boxes are the largest.
+        ranks = bb.emit(op.argsort(scores, -1, descending=True))
+        ranks = bb.emit(op.astype(bb.emit(op.argsort(ranks, -1)), _dtype(scores)))
+        total = _like(int(_extents(scores)[-1]), scores)
+        is_high = bb.emit(op.greater(scores, _like(least, scores)))
+        scores = bb.emit(op.where(is_high, bb.emit(op.subtract(total, ranks)), _like(0, scores)))
+        least = 0.0
+    overlap = max(overlap or 0.0, float(np.finfo("float32").tiny))
+    bounds = relax.const(count or 0, "int64"), relax.const(overlap, "float32")
+    convert = onnx_frontend._get_convert_map()["NonMaxSuppression"].get_converter(opset)
+    operands = [operands[0], scores, *bounds, relax.const(least, "float32")]
+    return convert(bb, onnx_frontend.onnx_input(operands), attrs, [{}, {}])
 
 
 @_converts("EyeLike")

@@ -103,6 +103,11 @@ def _unknown(what: str) -> Refused:
     )
 
 
+def _is_computed(value) -> bool:
+    """Tell whether an operand is a tensor that is computed at run time."""
+    return _is_tensor(value) and constant_value(value) is None
+
+
 @_converts("Reshape")
 def _reshape(bb, inputs, attrs, opset):
     data, known = inputs[0], elements_of(inputs, attrs, 1)
@@ -133,6 +138,9 @@ def _expand(bb, inputs, attrs, opset):
     """Broadcast in both directions: an extent of 1 of the operand or of the shape becomes that of
     the other."""
     data, wanted = inputs[0], _numbers(elements_of(inputs, attrs, 1))
+    if wanted is None and _is_computed(inputs[1]):
+        # TVM's converter broadcasts in one direction.
+        raise _unknown("its shape")
     if wanted is None or not _is_tensor(data):
         return None
     shape, extents = _extents(data), arithmetic(attrs)
@@ -156,6 +164,8 @@ def _expand(bb, inputs, attrs, opset):
 @_converts("ConstantOfShape")
 def _constant_of_shape(bb, inputs, attrs, opset):
     shape = _numbers(elements_of(inputs, attrs, 0))
+    if shape is None and _is_computed(inputs[0]):
+        raise _unknown("its shape")
     if shape is None or not any(map(is_symbolic, shape)):
         return None
     value = (

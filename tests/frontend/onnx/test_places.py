@@ -81,6 +81,39 @@ def test_elements_return_to_their_places():
     np.testing.assert_array_equal(models.outputs(symbolic, {"x": x})[0], result)
 
 
+@pytest.mark.parametrize("bounds", [{}, {"iou": 0.3}, {"iou": 0.7, "score": 0.25}, {"score": -0.5}])
+def test_boxes_that_overlap_are_left_out(bounds):
+    """Bounds that are left out are those of ONNX: no overlap, and any score."""
+    corners = RNG.uniform(0, 1, (2, 6, 2))
+    boxes = np.concatenate([corners, corners + RNG.uniform(0.2, 0.6, (2, 6, 2))], 2)
+    feeds = {"boxes": boxes, "scores": RNG.uniform(-1, 1, (2, 3, 6))}
+    feeds = {name: value.astype("float32") for name, value in feeds.items()}
+    weights = {name: np.array([value], "float32") for name, value in bounds.items()}
+    weights["count"] = np.array([4])
+    operands = ["boxes", "scores", "count", *(key if key in bounds else "" for key in ("iou",
+    "score"))]  # fmt: skip
+    while not operands[-1]:
+        operands.pop()
+    call = node("NonMaxSuppression", operands)
+    shapes = {name: list(value.shape) for name, value in feeds.items()}
+    model = models.model_of([call], shapes, weights)
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    reason = "onnxruntime is not installed, with which values are compared"
+    runtime = pytest.importorskip("onnxruntime", reason=reason)
+    (result,) = models.outputs(from_model(model), feeds)
+    (expected,) = runtime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_bounds_of_overlap_that_are_computed_are_refused():
+    shapes = {"boxes": [1, 6, 4], "scores": [1, 2, 6], "bound": [1]}
+    call = node("NonMaxSuppression", ["boxes", "scores", "count", "bound"])
+    model = models.model_of([call], shapes, {"count": np.array([4])})
+    message = "its operand 'iou_threshold' is computed at run time"
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        from_model(model)
+
+
 @pytest.mark.parametrize(("kind", "offset"), [("float64", 0), ("int32", -1), ("float32", 2)])
 def test_ones_on_a_diagonal_of_another_dtype(kind, offset):
     number = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
