@@ -6,32 +6,35 @@ from __future__ import annotations
 from tvm import relax
 
 from ..ir.compat import dtype_of
+from ..ir.dtypes import HALVES
 from ..registry import LegalizeRule, register_legalize
 from ..topi import binary as topi_binary
 from ..topi.util import on_gpu
 from ._util import stock
 
-#: The dtypes in which TVM's legalization does not compile.
-_DO_NOT_COMPILE = {"relax.atan2": "float16", "relax.mod": "bfloat16"}
+#: The operators that TVM does not compile in a half precision, and the targets.
+_DO_NOT_COMPILE = {
+    "relax.atan2": "does not compile in float16, and on a GPU in bfloat16",
+    "relax.mod": "does not compile in bfloat16, and on a GPU in float16",
+}
 
 
-def _in_float32(op_name: str, refused: str) -> LegalizeRule:
+def _in_float32(op_name: str, *refused: str) -> LegalizeRule:
     of_tvm = stock(op_name)
 
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         """Compute in float32 if TVM does not compile the operator in the dtype."""
-        if dtype_of(call.ty) != refused:
+        dtype = dtype_of(call.ty)
+        if dtype not in refused:
             return of_tvm(bb, call)
         arguments = [relax.op.astype(argument, "float32") for argument in call.args]
-        return relax.op.astype(relax.Call(call.op, arguments), refused)
+        return relax.op.astype(relax.Call(call.op, arguments), dtype)
 
     return legalize
 
 
-for _name, _refused in _DO_NOT_COMPILE.items():
-    register_legalize(_name, corrects=f"does not compile in {_refused}")(
-        _in_float32(_name, _refused)
-    )
+for _name, _wrong in _DO_NOT_COMPILE.items():
+    register_legalize(_name, corrects=_wrong)(_in_float32(_name, *HALVES))
 
 
 _power_in_float32 = _in_float32("relax.power", "bfloat16")

@@ -58,7 +58,8 @@ def _einsum(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         output,
         primfunc_name_hint="einsum",
     )
-    return bind_threads(bb, product, always=False)
+    # TVM's rules do not schedule a sum to a scalar that a cast reads.
+    return bind_threads(bb, product, always=call.ty.ndim == 0)
 
 
 @register_legalize("relax.grad.einsum_backward_operand")
@@ -66,7 +67,7 @@ def _einsum_backward_operand(bb: relax.BlockBuilder, call: relax.Call) -> relax.
     output_grad, operand_shape = call.args
     shape = shape_values(operand_shape)
     (labels,), output = einsum_labels(str(call.attrs.subscripts), [len(shape)])
-    return bb.call_te(
+    gradient = bb.call_te(
         topi_linear_algebra.einsum_backward_operand,
         output_grad,
         shape,
@@ -74,3 +75,4 @@ def _einsum_backward_operand(bb: relax.BlockBuilder, call: relax.Call) -> relax.
         output,
         primfunc_name_hint="einsum_backward_operand",
     )
+    return bind_threads(bb, gradient, always=call.ty.ndim == 0)

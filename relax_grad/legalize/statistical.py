@@ -51,13 +51,18 @@ def _legalize_reduction(name: str) -> None:
         result = bb.call_te(
             reduce, call.args[0], _axes(call), bool(call.attrs.keepdims), primfunc_name_hint=name
         )
-        return scheduled(bb, call, result)
+        return scheduled(bb, call, result, is_sum=False)
 
-    def scheduled(bb: relax.BlockBuilder, call: relax.Call, result: relax.Expr) -> relax.Expr:
-        """Bind the threads of a reduction to a scalar; TVM schedules sums, and reductions over some
-        of the axes."""
+    def scheduled(
+        bb: relax.BlockBuilder,
+        call: relax.Call,
+        result: relax.Expr,
+        is_sum: bool = op_name == "relax.sum",
+    ) -> relax.Expr:
+        """Bind the threads of a reduction to a scalar; TVM schedules sums that no expression of the
+        function reads, and reductions over some of the axes."""
         is_total = len(_extents(call)) == call.args[0].ty.ndim
-        result = bind_threads(bb, result, always=is_total and op_name != "relax.sum")
+        result = bind_threads(bb, result, always=is_total and not is_sum)
         return result if is_total else keep_apart(bb, result)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 
@@ -120,7 +122,7 @@ def max(
     """
     (x,) = orig_call.args
     # If all elements are -inf, TVM's maximum is the least finite number.
-    candidates = relax.op.maximum(x, _const(tirx.min_value(dtype_of(x)), x))
+    candidates = _within(relax.op.maximum, x, tirx.min_value)
     return [_share_among_equals(orig_call, candidates, orig_var, output_grad, ctx)]
 
 
@@ -138,7 +140,7 @@ def min(
     """
     (x,) = orig_call.args
     # If all elements are inf, TVM's minimum is the largest finite number.
-    candidates = relax.op.minimum(x, _const(tirx.max_value(dtype_of(x)), x))
+    candidates = _within(relax.op.minimum, x, tirx.max_value)
     return [_share_among_equals(orig_call, candidates, orig_var, output_grad, ctx)]
 
 
@@ -212,6 +214,17 @@ def _share_among_equals(
     count = relax.op.sum(equal, reduction.attrs.axis, keepdims=True)
     grad = restore_axes(reduction, widen(output_grad))
     return cast_like(ctx, equal * grad / count, x)
+
+
+def _within(
+    clip: Callable[[relax.Expr, relax.Expr], relax.Expr],
+    x: relax.Expr,
+    bound: Callable[[str], tirx.PrimExpr],
+) -> relax.Expr:
+    """Return a tensor with the finite number at which TVM's extremes begin in place of an
+    infinity; in bfloat16, this number is rounded to the infinity."""
+    dtype = dtype_of(x)
+    return x if dtype == "bfloat16" else clip(x, _const(bound(dtype), x))
 
 
 def _const(value: tirx.PrimExpr, like: relax.Expr) -> relax.Expr:

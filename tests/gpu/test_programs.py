@@ -198,3 +198,40 @@ def test_functions_of_bfloat16_are_of_float32():
             bb.emit_func_output(result)
     source = compile_for_cuda(bb.get()).source
     assert not [name for name in names if not re.search(rf"\b{name}h?f\(", source)]
+
+
+@NEEDS_CXX
+@pytest.mark.parametrize("reduce", [op.sum, op.mean, op.prod], ids=lambda reduce: reduce.__name__)
+def test_reductions_over_all_axes_of_symbolic_extents(reduce):
+    """The function also reads the result, to replace that of no elements."""
+    n = tvm.tirx.Var("n", "int64")
+    x = tensor("x0", (n, 3), "float32")
+
+    def loss(bb, x):
+        return op.multiply(reduce(bb.emit(op.tanh(x))), relax.const(3.0, "float32"))
+
+    module = relax_grad.value_and_grad(build([x], loss))
+    del module["main"]
+    values = [RNG.uniform(0.5, 1.5, (9, 3)).astype("float32")]
+    with compile_for_cuda(module).emulate() as emulation:
+        check_close(emulation.run("main_adjoint", values), module, values)
+
+
+#: Functions whose kernels or gradients TVM does not compile in a half precision for a GPU.
+IN_HALF = {
+    "mod": ("float16", [(5, 6), (5, 6)], lambda bb, *x: op.mod(*x)),
+    "atan2": ("bfloat16", [(5, 6), (5, 6)], lambda bb, *x: op.atan2(*x)),
+    "max": ("bfloat16", [(5, 6)], lambda bb, x: op.max(x, 0)),
+    "min": ("bfloat16", [(5, 6)], lambda bb, x: op.min(x)),
+    "dot": ("float16", [(7,), (7,)], lambda bb, *x: op.einsum(x, "i,i->")),
+    "total": ("bfloat16", [(7, 3)], lambda bb, x: op.einsum((x,), "ij->")),
+    "total of a scalar": ("float16", [(), (7, 3)], lambda bb, *x: op.einsum(x, ",ij->ij")),
+}
+
+
+@pytest.mark.parametrize("name", IN_HALF)
+def test_functions_in_half_precision(name):
+    dtype, shapes, body = IN_HALF[name]
+    compiled = compile_for_cuda(differentiated(shapes, body, dtype)[0])
+    assert (compiled.on_host, compiled.serial) == ([], [])
+    assert not re.search(r"\b(nanf|inff)\b", compiled.source)

@@ -90,6 +90,21 @@ def test_extremum_of_nan_and_infinity(torch, op):
         np.testing.assert_allclose(slope, leaf.grad.numpy())
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", ["relax.max", "relax.min"])
+def test_extremum_of_infinity_in_half_precision(op, dtype):
+    """TVM's least number of bfloat16 is that of float32, which is rounded to minus infinity."""
+    x = np.array([[np.inf, np.inf], [-np.inf, -np.inf], [np.inf, 1]], "float32")
+
+    def extremum(x):
+        half = relax.op.astype(x, dtype)
+        return relax.op.astype(getattr(relax.op, op[6:])(half, [1]), "float32")
+
+    slope = gradient(extremum, x, np.array([1, 2, 3], "float32"))
+    last = [3, 0] if op == "relax.max" else [0, 3]
+    np.testing.assert_array_equal(slope, [[0.5, 0.5], [1, 1], last])
+
+
 def test_median_gives_its_gradient_to_the_element_that_the_index_names():
     x = np.array([[2.0, 1.0, 2.0, 1.0, 1.0], [0.0, 0.0, 3.0, 3.0, 3.0]])
 
