@@ -281,16 +281,20 @@ def _embed_layer_norm(bb, inputs, attrs, opset):
 
 @_converts("BiasSoftmax")
 def _bias_softmax(bb, inputs, attrs, opset):
-    """Return the softmax of the sum of the data and a bias over the axes from ``axis`` on, which
-    must be the last one."""
+    """Return the softmax of the sum of the data and a bias over the axes from ``axis`` on."""
     data, bias = inputs[:2]
-    if attrs.get("axis", 1) % _rank(data) != _rank(data) - 1:
-        raise Refused("it normalises several axes; optimise the model without this fusion")
+    axis = attrs.get("axis", 1) % _rank(data)
     if not attrs.get("is_inner_broadcast", 1) and _extents(bias) != _extents(data):
         raise Refused(
-            "its bias is broadcast over outer axes; optimise the model without this fusion"
+            "its attribute is_inner_broadcast is 0, and its bias has other extents than its data: "
+            f"{_extents(bias)} and {_extents(data)}; optimise the model without this fusion"
         )
-    return op.nn.softmax(bb.emit(op.add(data, bias)), -1)
+    total = bb.emit(op.add(data, bias))
+    extents = _extents(data)
+    if axis == len(extents) - 1:
+        return op.nn.softmax(total, -1)
+    total = bb.emit(op.reshape(total, [*extents[:axis], math.prod(extents[axis:])]))
+    return op.reshape(bb.emit(op.nn.softmax(total, -1)), extents)
 
 
 @_converts("GemmFastGelu")

@@ -353,8 +353,12 @@ def _is_inf(bb, inputs, attrs, opset):
 
 @_converts("RoiAlign")
 def _roi_align(bb, inputs, attrs, opset):
-    if _text(attrs, "mode", "avg") != "avg":
-        raise Refused("TVM's maximum differs from ONNX's; export it with mode=avg")
+    mode = _text(attrs, "mode", "avg")
+    if mode != "avg":
+        raise Refused(
+            f"its attribute mode is {mode!r}; TVM's maximum differs from ONNX's: export it with "
+            "mode='avg'"
+        )
 
 
 @_converts("SpaceToDepth")

@@ -62,7 +62,10 @@ def _activated(bb, data: relax.Expr, name: str, values) -> relax.Expr:
         return op.clip(bb.normalize(line), 0.0, 1.0)
     if name == "Elu":
         return CONVERTERS["Elu"](bb, [data], {"alpha": 1.0 if slope is None else slope}, 6)
-    raise Refused(f"it has the activation {name}, which is not supported; export it without")
+    raise Refused(
+        f"its attribute activation is {name!r}; supported are Relu, Sigmoid, Tanh, LeakyRelu, "
+        "Clip with two bounds, HardSigmoid and Elu: optimise the model without this fusion"
+    )
 
 
 def _swapped(data: relax.Expr) -> relax.Expr:
@@ -202,8 +205,12 @@ def _skip_simplified_layer_norm(bb, inputs, attrs, opset):
 def _rotary_embedding(bb, inputs, attrs, opset):
     """Turn pairs of elements by angles, whose cosines and sines stand in tables by positions."""
     data, positions, cosines, sines = inputs[:4]
-    if attrs.get("is_packed_batching", 0) or attrs.get("scale", 1.0) != 1.0:
-        raise Refused("it has the attribute is_packed_batching or scale; export it without")
+    for name, usual in (("is_packed_batching", 0), ("scale", 1.0)):
+        if attrs.get(name, usual) != usual:
+            raise Refused(
+                f"its attribute {name} is {attrs[name]:g}; {usual:g} is supported: export it "
+                "without"
+            )
     is_flat, extents = _rank(data) == 3, _extents(data)
     half = _extents(cosines)[1]
     width = attrs.get("rotary_embedding_dim", 0) or 2 * half
@@ -211,7 +218,10 @@ def _rotary_embedding(bb, inputs, attrs, opset):
         batch, steps, hidden = extents
         heads = attrs.get("num_heads", 0)
         if attrs.get("rotary_embedding_dim", 0) and not heads:
-            raise Refused("it has rotary_embedding_dim without num_heads")
+            raise Refused(
+                f"its attribute rotary_embedding_dim is {attrs['rotary_embedding_dim']}, and it "
+                "has no num_heads; give the number of heads"
+            )
         heads = heads or hidden // (2 * half)
         size = hidden // heads
         data = bb.emit(op.reshape(data, [batch, steps, heads, size]))

@@ -191,7 +191,7 @@ _MICROSOFT = {
     "GatedRelativePositionBias": Support("trains", "of queries with padding"),
     "LinearAttention": Support("trains", "without state_window"),
     "GroupNorm": Support("trains", "of pictures, without an activation or with SiLU"),
-    "BiasSoftmax": Support("trains", "over the last axis"),
+    "BiasSoftmax": Support("trains"),
     "GroupQueryAttention": Support("trains", "without past"),
     "MatMulNBits": Support("trains", "its weight is frozen; 2, 4 or 8 bits; groups of g_idx "
                                      "have block_size columns, all but one"),

@@ -280,8 +280,8 @@ def test_the_reference_is_onnxruntime():
 @pytest.mark.parametrize(
     ("kind", "attributes", "message"),
     [
-        ("FusedMatMulActivation", {"activation": "Softsign"}, "it has the activation Softsign"),
-        ("FusedGemm", {"activation": "Softsign"}, "it has the activation Softsign"),
+        ("FusedMatMulActivation", {"activation": "Softsign"}, "attribute activation is .Softsign"),
+        ("FusedGemm", {"activation": "Softsign"}, "attribute activation is .Softsign"),
         ("NoSuchOperator", {}, "com.microsoft.NoSuchOperator: 1"),
     ],
 )

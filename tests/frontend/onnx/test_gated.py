@@ -38,6 +38,8 @@ CASES = {
     "scale": (case("ScaledSiLU", shifted(2, 3), np.array(0.3)),
     lambda x, s: s * x * sigmoid(s * x)),
     "norm": (case("GatedRMSNorm", shifted(2, 3, 4), shifted(4), shifted(2, 3, 4)), norm),
+    "softmax of axes": (case("BiasSoftmax", shifted(2, 3, 4), shifted(2, 3, 4), axis=1,
+    is_inner_broadcast=0), lambda x, b: np.exp(x + b) / np.exp(x + b).sum((1, 2), keepdims=True)),
     "convolution": (case("CausalConvWithState", shifted(2, 3, 5), shifted(3, 1, 4), count=2),
     causal),
 }  # fmt: skip
@@ -56,6 +58,8 @@ def test_values_and_gradients():
         ("CausalConvWithState", {"ndim": 2}, "ndim=2; ndim=1 is supported"),
         ("GatedRMSNorm", {"activation": "tanh"}, "activation is 'tanh'; it must be 'silu', 'swi"),
         ("LinearAttention", {"state_window": 3}, "state_window=3, whose results are states"),
+        ("RotaryEmbedding", {"scale": 0.5}, "attribute scale is 0.5; 1 is supported"),
+        ("FusedGemm", {"activation": "Cube"}, "activation is 'Cube'; supported are Relu, Sigm"),
     ],
 )
 def test_errors(name, attributes, message):
