@@ -43,12 +43,15 @@ _CHUNK_BYTES, _LARGEST_CHUNK_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
 _LEAST_OWN_BYTES, _OWN_BYTES, _OWN_SHARE = 1024 * 1024, 2 * 1024 * 1024, 4
 
 #: The most parts, the bytes of all squares for each byte of their sums at least, and the bytes of
-#: their sums at most.
-_PARTS, _LEAST_SQUARES, _SUMS_BYTES = 8, 10, 16 * 1024 * 1024
+#: the sums of a part at most.
+_PARTS, _LEAST_SQUARES, _SUMS_BYTES = 8, 10, _OWN_BYTES // 3
 
 #: The most chunks among whose numbers the one of the most even shares is chosen, and the time of
 #: copying the elements around a row of squares, relative to that of the row.
 _MOST_CHUNKS, _ROW_COST = 256, 0.1
+
+#: The most rows of squares that a task transforms.
+_TASK_ROWS = 4
 
 #: Expected number of images of a symbolic batch.
 _EXPECTED_IMAGES = 8
@@ -94,6 +97,7 @@ class _Generator:
         self.grad_matrices = transposed(down.result), transposed(across.result)
         self.sum_matrices = transposed(down.weight), transposed(across.weight)
         self.cells = down.side * across.side
+        self.matrices = self.depth.kernel * self.cells
         self.height = Tiles.of(self.conv.height, down.results)
         self.width = Tiles.of(self.conv.width, across.results)
         self.tall, self.wide = self.height.tall, self.width.wide
@@ -107,12 +111,16 @@ class _Generator:
         self.strips = ceil_div(conv.out_channels, self.tile_rows)
         self.outs = ceil_div(max(self.strips * self.tile_rows, 1), cpu.lanes) * cpu.lanes
         self.sum_plane = apart(self.outs * self.ins)
-        sums = 4 * self.depth.kernel * self.cells * self.sum_plane
+        sums = 4 * self.matrices * self.sum_plane
         slices = self.ins * self.depth.size + self.outs * self.depth.number
         row = 4 * self.cells * slices * self.wide
         self.parts, self.chunks = divide(conv.batch, self.height.phases, self.tall, row, sums)
         squares = self.chunks.images * self.chunks.rows * self.wide
         self.in_slice, self.out_slice = squares * self.ins, squares * self.outs
+        slices = max(self.depth.size, self.depth.number)
+        self.transforms_of_chunk = (
+            self.chunks.images * slices * ceil_div(self.chunks.rows, _TASK_ROWS)
+        )
         self.in_plane = apart(self.depth.size * self.in_slice)
         self.out_plane = apart(self.depth.number * self.out_slice)
 
@@ -120,46 +128,69 @@ class _Generator:
         unless_empty(self.conv.batch, dw, self.size, self.vectors, lambda: self._sum(dy, x, dw))
 
     def _sum(self, dy, x, dw) -> None:
-        sums = b.scratch(self.parts * self.depth.kernel * self.cells * self.sum_plane)
+        sums = b.scratch(self.parts * self.matrices * self.sum_plane)
         parts = bind(tirx.min(const(self.parts), as_expr(self.chunks.number)))
+        tensors = dy, x, sums
         # Fewer parts than threads would leave some of these idle.
         if self.parts > 1 and self.parts >= self.cpu.cores:
             with b.parallel(0, parts) as part, b.one_thread():
-                self._part(dy, x, sums, part, parts)
+                self._add_chunks(tensors, parts, part, const(1), 1)
         else:
-            with b.serial(0, parts) as part:
-                self._part(dy, x, sums, part, parts)
+            self._add_chunks(tensors, parts, const(0), parts, self.parts)
         self._finish(sums, parts, dw)
 
-    def _part(self, dy, x, sums, part, parts) -> None:
-        """Sum the products of the chunks of a part."""
-        data, grads = (b.scratch(self.cells * n) for n in (self.in_plane, self.out_plane))
-        place = bind(part * (self.depth.kernel * self.cells * self.sum_plane))
-        number = as_expr(self.chunks.number)
-        start, stop = (bind(b.quotient(i * number, parts)) for i in (part, part + 1))
-        with b.serial(start, stop) as index:
-            chunk = self.chunks.at(index)
-            self._transform(dy, x, data, grads, chunk)
-            squares = bind(chunk.images * chunk.rows * self.wide)
-            with b.parallel(0, self.depth.kernel * self.cells * self.panels) as task:
-                cell, panel = bind(task // self.panels), bind(task % self.panels)
-                self._add((data, grads, sums, place), cell, panel, squares, tirx.EQ(index, start))
+    def _add_chunks(self, tensors: tuple, parts, first, number, most: int) -> None:
+        """Add the products of the chunks of a number of parts, at most ``most``, from the first one
+        on; a chunk of each of them at a time."""
+        dy, x, sums = tensors
+        data = b.scratch(most * self.cells * self.in_plane)
+        grads = b.scratch(most * self.cells * self.out_plane)
+        chunks = as_expr(self.chunks.number)
 
-    def _transform(self, dy, x, data, grads, chunk: Chunk) -> None:
-        """Transform all squares of a chunk."""
+        def start_of(part) -> tirx.Var:
+            """Return the first chunk of a part."""
+            return bind(b.quotient(part * chunks, parts))
+
+        steps = b.quotient(chunks + (parts - 1), parts)
+        with b.serial(0, bind(steps)) as step:
+
+            def each(tasks: Extent, emit: Callable, step=step) -> None:
+                """Emit ``emit(part, buffers, chunk, task)`` for the tasks of the chunk of each
+                part."""
+                with b.parallel(0, number * tasks) as index:
+                    own, task = bind(index // tasks), bind(index % tasks)
+                    part = bind(first + own)
+                    at = bind(start_of(part) + step)
+                    buffers = (
+                        (data, bind(own * (self.cells * self.in_plane))),
+                        (grads, bind(own * (self.cells * self.out_plane))),
+                    )
+                    with b.when(at < start_of(part + 1)):
+                        emit(part, buffers, self.chunks.at(at), task)
+
+            def add(part, buffers, chunk, task, step=step) -> None:
+                place = sums, bind(part * (self.matrices * self.sum_plane))
+                self._add(buffers, place, chunk, task, is_first=tirx.EQ(step, const(0)))
+
+            each(self.transforms_of_chunk, lambda _, *rest: self._transform((dy, x), *rest))
+            each(self.matrices * self.panels, add)
+
+    def _transform(self, tensors: tuple, buffers: tuple, chunk: Chunk, task) -> None:
+        """Transform the squares of some rows of a slice of a chunk."""
+        (dy, x), ((data, of_data), (grads, of_grads)) = tensors, buffers
         conv, depth = self.conv, self.depth
-        parts = ceil_div(self.chunks.rows, 4)
+        parts = ceil_div(self.chunks.rows, _TASK_ROWS)
         size = ceil_div(self.chunks.rows, parts)
         slices = max(depth.size, depth.number)
-        with b.parallel(0, chunk.images * (slices * parts)) as task:
-            i, slice_ = bind(task // (slices * parts)), bind(task // parts % slices)
+        i, slice_ = bind(task // (slices * parts)), bind(task // parts % slices)
+        with b.when(i < chunk.images):
             row = bind(task % parts * size)
             number_of_rows = bind(tirx.max(const(0), tirx.min(const(size), chunk.rows - row)))
             rows = bind(chunk.row + row), number_of_rows, size
             at = bind((i * self.chunks.rows + row) * self.wide)
             image, phase = self._image(chunk.image + i)
 
-            def of_data() -> None:
+            def transform_data() -> None:
                 plane = bind(image * (conv.in_channels * depth.size) + slice_)
                 self.transforms.transform(
                     Source(x, plane, depth.size, conv.in_channels, self.height, self.width, phase),
@@ -167,13 +198,13 @@ class _Generator:
                     rows,
                     (
                         data,
-                        bind(slice_ * self.in_slice + at * self.ins),
+                        bind(of_data + slice_ * self.in_slice + at * self.ins),
                         self.ins,
                         self.in_plane,
                     ),
                 )
 
-            def of_grads() -> None:
+            def transform_grads() -> None:
                 plane = bind(image * (conv.out_channels * depth.number) + slice_)
                 # Squares of the output gradient have no halo.
                 height, width = self.height.of_results, self.width.of_results
@@ -183,13 +214,13 @@ class _Generator:
                     rows,
                     (
                         grads,
-                        bind(slice_ * self.out_slice + at * self.outs),
+                        bind(of_grads + slice_ * self.out_slice + at * self.outs),
                         self.outs,
                         self.out_plane,
                     ),
                 )
 
-            for number, emit in ((depth.size, of_data), (depth.number, of_grads)):
+            for number, emit in ((depth.size, transform_data), (depth.number, transform_grads)):
                 if number == slices:
                     emit()
                 else:
@@ -203,10 +234,12 @@ class _Generator:
             return bind(index), const(0)
         return bind(index // phases), bind(index % phases)
 
-    def _add(self, buffers: tuple, index, panel, squares, is_first) -> None:
+    def _add(self, buffers: tuple, place_of_sums: tuple, chunk: Chunk, task, *, is_first) -> None:
         """Add the products of a chunk for one tap along the depth, one element of the squares, and
-        one panel of input channels; ``index`` has the tap and the element."""
-        data, grads, sums, start = buffers
+        one panel of input channels."""
+        ((data, of_data), (grads, of_grads)), (sums, of_sums) = buffers, place_of_sums
+        index, panel = bind(task // self.panels), bind(task % self.panels)
+        squares = bind(chunk.images * chunk.rows * self.wide)
         lanes, depth = self.cpu.lanes, self.depth
         tap, cell = bind(index // self.cells), bind(index % self.cells)
         # Slice z of the result reads slice z * stride + shift of the data.
@@ -223,9 +256,9 @@ class _Generator:
             begin = bind(stretch * most)
             number = bind(tirx.min(const(_STRETCH), squares - begin)) if is_flat else squares
             out = bind(strip * self.tile_rows)
-            values = bind(cell * self.out_plane + begin * self.outs + out)
-            factors = bind(cell * self.in_plane + begin * self.ins + panel * self.panel)
-            place = bind(start + index * self.sum_plane + out * self.ins + panel * self.panel)
+            values = bind(of_grads + cell * self.out_plane + begin * self.outs + out)
+            factors = bind(of_data + cell * self.in_plane + begin * self.ins + panel * self.panel)
+            place = bind(of_sums + index * self.sum_plane + out * self.ins + panel * self.panel)
 
             def each(step: Callable, values=values, factors=factors, number=number) -> None:
                 """Emit the sum over slices and squares."""
@@ -258,11 +291,11 @@ class _Generator:
     def _finish(self, sums, parts, dw) -> None:
         """Add the sums of all parts, and transform them to the gradients of the taps."""
         conv, lanes, slices = self.conv, self.cpu.lanes, self.depth.kernel
-        number, planes = prod(conv.kernel), slices * self.cells
+        number = prod(conv.kernel)
         with b.parallel(0, conv.out_channels) as o:
             taps = b.scratch(slices * number * lanes)
             if self.parts > 1:
-                totals, plane, row = b.scratch(planes * self.ins), self.ins, const(0)
+                totals, plane, row = b.scratch(self.matrices * self.ins), self.ins, const(0)
                 self._add_parts(sums, parts, o, totals)
             else:
                 totals, plane, row = sums, self.sum_plane, bind(o * self.ins)
@@ -293,13 +326,13 @@ class _Generator:
 
     def _add_parts(self, sums, parts, out, totals) -> None:
         """Add the sums of all parts for an output channel, ``[plane][input channel]``."""
-        lanes, planes = self.cpu.lanes, self.depth.kernel * self.cells
-        with b.serial(0, planes) as i, b.serial(0, self.ins // lanes) as v:
+        lanes = self.cpu.lanes
+        with b.serial(0, self.matrices) as i, b.serial(0, self.ins // lanes) as v:
             place = bind(i * self.sum_plane + out * self.ins + v * lanes)
             total = Accumulators(self.vectors, 1)
             total[0] = self.vectors.load(sums, place)
             with b.serial(1, parts) as part:
-                at = part * (planes * self.sum_plane) + place
+                at = part * (self.matrices * self.sum_plane) + place
                 total[0] = total[0] + self.vectors.load(sums, at)
             self.vectors.store(totals, i * self.ins + v * lanes, total[0])
 
@@ -319,8 +352,8 @@ def divide(batch: Extent, phases: int, height: int, row: int, sums: int) -> tupl
     is_known = isinstance(batch, int)
     images = (batch if is_known else _EXPECTED_IMAGES) * phases
     squares = images * height * row
-    most = min(_PARTS, images * height, min(squares // _LEAST_SQUARES, _SUMS_BYTES) // sums)
-    if most < 2:
+    most = min(_PARTS, images * height, squares // (_LEAST_SQUARES * sums))
+    if most < 2 or sums > _SUMS_BYTES:
         # Each chunk reads and writes all sums once, so a chunk is at least as large as the sums.
         most = max(_CHUNK_BYTES, min(sums, _LARGEST_CHUNK_BYTES))
         return 1, Chunks.of_bytes(batch * phases, height, lambda rows: rows * row, most)
