@@ -10,9 +10,9 @@ docs/cpu.md lists them too.
 The images are processed in chunks, such that all squares of a chunk stay in a cache. If the sums
 take few bytes beside all squares, the chunks form parts, and each thread transforms and sums the
 squares of its own parts: it reads little that others wrote, which takes long between distant cores.
-Otherwise, the threads first transform the squares of a chunk, then each sums some of the matrices.
-The parts depend on the shapes alone, and their sums are added in order, so that the result does not
-depend on the number of threads.
+Otherwise, and with fewer parts than threads, the threads first transform the squares of a chunk of
+each part, then each sums some of the matrices. The parts depend on the shapes alone, and their sums
+are added in order, so that the result does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class _Generator:
         steps = b.quotient(chunks + (parts - 1), parts)
         with b.serial(0, bind(steps)) as step:
 
-            def each(tasks: Extent, emit: Callable, step=step) -> None:
+            def run_tasks(tasks: Extent, emit: Callable, step=step) -> None:
                 """Emit ``emit(part, buffers, chunk, task)`` for the tasks of the chunk of each
                 part."""
                 with b.parallel(0, number * tasks) as index:
@@ -172,8 +172,8 @@ class _Generator:
                 place = sums, bind(part * (self.matrices * self.sum_plane))
                 self._add(buffers, place, chunk, task, is_first=tirx.EQ(step, const(0)))
 
-            each(self.transforms_of_chunk, lambda _, *rest: self._transform((dy, x), *rest))
-            each(self.matrices * self.panels, add)
+            run_tasks(self.transforms_of_chunk, lambda _, *rest: self._transform((dy, x), *rest))
+            run_tasks(self.matrices * self.panels, add)
 
     def _transform(self, tensors: tuple, buffers: tuple, chunk: Chunk, task) -> None:
         """Transform the squares of some rows of a slice of a chunk."""
