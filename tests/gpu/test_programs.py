@@ -77,9 +77,7 @@ def padded_crop(bb, x, weight):
 PARTS = {
     "conv1d": ([(2, 3, 12), (4, 3, 3)], lambda bb, *x: first(bb.emit(op.nn.conv1d(*x)), 7)),
     "conv2d": ([(1, 2, 6, 6), (3, 2, 3, 3)], lambda bb, *x: first(bb.emit(op.nn.conv2d(*x)), 3)),
-    "matmul": ([(5, 6), (6, 7)], lambda bb, *x: first(bb.emit(op.matmul(*x)), 4)),
     "vector": ([(1, 6), (6, 7)], lambda bb, *x: first(bb.emit(op.matmul(*x)), 4)),
-    "operand": ([(5, 8), (6, 7)], lambda bb, x, y: op.matmul(bb.emit(first(x, 6)), y)),
     "vector operand": ([(1, 8), (6, 7)], lambda bb, x, y: op.matmul(bb.emit(first(x, 6)), y)),
     "bias": (
         [(2, 3, 12), (4, 3, 3), (1, 4, 1)],
@@ -101,7 +99,7 @@ def dropped(bb, x, seed):
 
 
 @NEEDS_CXX
-@pytest.mark.parametrize("shape", [(3, 70), (2, 40, 5), (64,), (1, 65)])
+@pytest.mark.parametrize("shape", [(2, 40, 5), (64,)])
 def test_dropout(shape):
     """Masks of several rows of the generator, whose blocks write several numbers."""
     check_emulated(*differentiated([shape, ()], dropped))
@@ -201,7 +199,7 @@ def test_functions_of_bfloat16_are_of_float32():
 
 
 @NEEDS_CXX
-@pytest.mark.parametrize("reduce", [op.sum, op.mean, op.prod], ids=lambda reduce: reduce.__name__)
+@pytest.mark.parametrize("reduce", [op.sum, op.mean], ids=lambda reduce: reduce.__name__)
 def test_reductions_over_all_axes_of_symbolic_extents(reduce):
     """The function also reads the result, to replace that of no elements."""
     n = tvm.tirx.Var("n", "int64")
