@@ -164,7 +164,7 @@ def adjoint_name(variable: relax.Var) -> str:
 
 def identifier(name: str) -> str:
     """Return a name with an underscore for each character that identifiers do not have."""
-    name = "".join(character if character.isalnum() else "_" for character in name)
+    name = "".join(c if c.isascii() and c.isalnum() else "_" for c in name) or "_"
     return f"_{name}" if name[:1].isdigit() else name
 
 

@@ -16,6 +16,7 @@ from ..cpu.passes import (
     ReorderForPeakMemory,
     ShareStorage,
 )
+from ..ir.names import PlainNames
 
 
 def __getattr__(name: str) -> object:
@@ -28,4 +29,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-__all__ = ["Gradient", *passes.__all__]
+__all__ = ["Gradient", "PlainNames", *passes.__all__]

@@ -15,6 +15,7 @@ from tvm.relax import op
 
 import relax_grad
 from relax_grad.frontend import random
+from relax_grad.transform import PlainNames
 
 NEEDS_NVCC = pytest.mark.skipif(
     missing("nvcc") is not None, reason=f"{missing('nvcc')}: the CUDA source is not compiled"
@@ -161,6 +162,9 @@ def test_names_of_adjoints_are_identifiers():
     assert any("weight_adjoint" in name for name in names)
     assert not [name for name in names if not re.fullmatch(r"[A-Za-z_]\w*", name)]
     assert module["main_adjoint"].params[1].name == "0.weight"
+    source = compile_for_cuda(PlainNames()(module)).source
+    assert "__restrict__ _0_weight" in source
+    assert not re.search(r"__restrict__ \d", source)
 
 
 def missing_rows(bb, x):

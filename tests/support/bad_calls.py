@@ -55,6 +55,7 @@ _NOTHING = {
     "relax_grad.transform.DivideSlices": passes.DivideSlices,
     "relax_grad.transform.FoldConstants": passes.FoldConstants,
     "relax_grad.transform.InlineSingleUse": passes.InlineSingleUse,
+    "relax_grad.transform.PlainNames": relax_grad.transform.PlainNames,
     "relax_grad.transform.FuseAttention": passes.FuseAttention,
     "relax_grad.transform.JoinProducts": passes.JoinProducts,
     "relax_grad.transform.JoinSlices": passes.JoinSlices,
