@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,9 @@ FIRST_ELEMENTS = "relax_grad.first_elements"
 
 #: The attributes of a scheduled tensor function. They also keep TVM's passes from changing it.
 SCHEDULED_ATTRS = {IS_SCHEDULED: True, "op_pattern": OPAQUE}
+
+#: The characters that identifiers do not have.
+_NO_IDENTIFIER = re.compile(r"[^A-Za-z0-9]")
 
 
 class ModulePass:
@@ -164,8 +168,8 @@ def adjoint_name(variable: relax.Var) -> str:
 
 def identifier(name: str) -> str:
     """Return a name with an underscore for each character that identifiers do not have."""
-    name = "".join(c if c.isascii() and c.isalnum() else "_" for c in name) or "_"
-    return f"_{name}" if name[:1].isdigit() else name
+    name = _NO_IDENTIFIER.sub("_", name)
+    return name if name[:1].isalpha() else f"_{name.removeprefix('_')}"
 
 
 def unused(name: str, taken: Collection[str]) -> str:
