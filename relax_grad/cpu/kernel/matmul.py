@@ -368,9 +368,5 @@ class _OfPairs(Generator):
         self.pairs = product
         self.packing = PairPacking(product, self.vectors, self.tile_vectors)
 
-    def emit_shared(self, a: tirx.Buffer, panels: Packed, c: tirx.Buffer) -> None:
-        """Emit a single product, whose panels other products read too."""
-        self._multiply(a, const(0), panels, c, const(0), b.parallel)
-
     def factor(self, a: tirx.Buffer | Half, size: tuple[int, int]) -> Factor:
         return self.pairs.factor(self.vectors, size)

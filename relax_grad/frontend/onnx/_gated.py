@@ -8,7 +8,7 @@ from tvm.relax import op
 from ._converters import Refused, _dtype, _extents, _like, _rank, _text
 from ._fused import _converts, _split
 from ._linear_attention import _linear_attention
-from ._recent import causal_convolution
+from ._recent import causal_convolution, swish_of
 from ._values import is_symbolic
 
 _converts("LinearAttention")(_linear_attention)
@@ -59,8 +59,7 @@ def _swiglu(bb, inputs, attrs, opset):
     if limit > 0:
         gate = bb.emit(op.minimum(gate, _like(limit, gate)))
         line = bb.emit(op.clip(line, -limit, limit))
-    scaled = bb.emit(op.multiply(gate, _like(attrs.get("activation_alpha", 1.0), gate)))
-    gate = bb.emit(op.multiply(gate, bb.emit(op.sigmoid(scaled))))
+    gate = bb.emit(swish_of(bb, gate, attrs.get("activation_alpha", 1.0)))
     beta = attrs.get("activation_beta", 0.0)
     if beta:
         line = bb.emit(op.add(line, _like(beta, line)))

@@ -12,17 +12,18 @@ from ._values import is_symbolic
 @_converts("Swish")
 def _swish(bb, inputs, attrs, opset):
     """Return ``x sigmoid(alpha x)``."""
-    return _swish_of(bb, inputs[0], attrs.get("alpha", 1.0))
+    return swish_of(bb, inputs[0], attrs.get("alpha", 1.0))
 
 
 @_converts("SwiGLU")
 def _swiglu(bb, inputs, attrs, opset):
     """Return ``swish(a) b``."""
-    gate = bb.emit(_swish_of(bb, inputs[0], attrs.get("alpha", 1.0)))
+    gate = bb.emit(swish_of(bb, inputs[0], attrs.get("alpha", 1.0)))
     return op.multiply(gate, inputs[1])
 
 
-def _swish_of(bb, data, alpha: float) -> relax.Expr:
+def swish_of(bb, data, alpha: float) -> relax.Expr:
+    """Return ``x sigmoid(alpha x)``."""
     if alpha == 1.0:
         return op.nn.silu(data)
     scaled = bb.emit(op.multiply(data, _like(alpha, data)))

@@ -206,8 +206,9 @@ def _written_out(bb, settings: _Settings, query, key, value, bias):
     if heads != groups:
         key, value = (bb.emit(op.repeat(x, heads // groups, 1)) for x in (key, value))
     # The factor of both operands avoids an overflow of the product in half precision.
-    factor = _like(math.sqrt(settings.scale), query)
-    query, key = (bb.emit(op.multiply(operand, factor)) for operand in (query, key))
+    factor = math.sqrt(abs(settings.scale))
+    query = bb.emit(op.multiply(query, _like(math.copysign(factor, settings.scale), query)))
+    key = bb.emit(op.multiply(key, _like(factor, key)))
     product = bb.emit(op.matmul(query, bb.emit(op.permute_dims(key, [0, 1, 3, 2]))))
     bounded = product
     if settings.bound:

@@ -149,6 +149,17 @@ def test_scores_with_hidden_keys():
     close(models.outputs(from_model(model), feeds), models.wanted(model, feeds))
 
 
+def test_a_negative_scale_written_out():
+    """That of the operator: ONNX's evaluator takes the square root of the scale."""
+    model, feeds = model_of({"scale": -0.3}, mask=normal(T, S))
+    wanted = models.outputs(from_model(model), feeds)
+    model.graph.node[-1].attribute.append(onnx.helper.make_attribute("softcap", 1e6))
+    imported = from_model(model)
+    assert "R.nn.softmax" in imported.module.script()
+    close(models.outputs(imported, feeds), wanted)
+    models.check_parameter_gradients(imported, feeds)
+
+
 @NEWEST
 @pytest.mark.parametrize("attributes", [{"is_causal": 1}, drawn(), drawn(softcap=1.0)])
 def test_symbolic_extents(attributes):
