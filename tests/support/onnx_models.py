@@ -20,6 +20,11 @@ OPSET = 18
 RNG = np.random.default_rng(0)
 
 
+def reseed(number):
+    """Let the next draws be the same whatever tests ran before."""
+    RNG.bit_generator.state = np.random.default_rng(number).bit_generator.state
+
+
 def normal(*shape, dtype="float32"):
     return RNG.normal(size=shape).astype(dtype)
 

@@ -364,6 +364,7 @@ def layers_in_half_precision():
     """Return functions of results and gradients of layers in half precision with symbolic extents
     and lengths, compiled together with the kernels, and their imports."""
     module, layers = tvm.IRModule(), []
+    models.reseed(len(HALVES))
     for number, (kind, direction, attributes, dtype) in enumerate(HALVES):
         dtype = numpy_dtype(dtype)
         model, _ = recurrent(kind, direction, dtype, **attributes)
@@ -383,8 +384,13 @@ def layers_in_half_precision():
 )
 def test_half_precision(layers_in_half_precision, number):
     """Results have the dtype of the model. They, and the gradients in a random direction, are those
-    of float64 up to a few roundings, for sequences of different lengths, also of none."""
+    of float64 up to a few roundings, for sequences of different lengths, also of none.
+
+    A state near 1 has a slope of which float16 rounds a large part: draws that depended on the
+    order of the tests had one now and then.
+    """
     call, layers = layers_in_half_precision
+    models.reseed(number)
     (kind, direction, attributes, name), imported = HALVES[number], layers[number]
     dtype, count = numpy_dtype(name), 2 if direction == "bidirectional" else 1
     error = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[name]
