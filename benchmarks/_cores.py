@@ -69,27 +69,28 @@ def are_well_placed(threads: int) -> bool:
     return are_apart(threads) and are_near(threads)
 
 
-def are_apart(threads: int, run: Callable[[int], float] | None = None) -> bool:
+def are_apart(threads: int, rate: Callable[[int], float] | None = None) -> bool:
     """Return whether so many threads run on cores of their own, as far as it can be measured.
 
     Parameters
     ----------
     threads : int
         The number of threads.
-    run : Callable, optional
-        Does so many rounds of work, and returns the number of operations; the default is
+    rate : Callable, optional
+        Returns the operations in a second of so many threads at once; the default measures
         multiply-adds by the compiler ``cc``. Without it, threads are apart.
     """
     if threads < 2:
         return True
-    if run is None:
+    if rate is None:
         if not shutil.which("cc"):
             return True
         run = _multiply_adds(("-march=native",))
+        rate = functools.partial(_rate, run, rounds=_PROBE)
     for probe in range(_PROBES):
         if probe:
             time.sleep(_BETWEEN)
-        together, alone = _rate(run, threads, _PROBE), _rate(run, 1, _PROBE)
+        together, alone = rate(threads), rate(1)
         if together > _LEAST_SHARE * threads * alone:
             return True
     return False

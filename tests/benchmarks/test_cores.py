@@ -7,25 +7,33 @@ import threading
 import time
 
 import pytest
-from _cores import Apart, _round_trip, are_apart, are_near
+from _cores import Apart, _rate, _round_trip, are_apart, are_near
 from _timing import measure
 
 
-def test_threads_that_take_turns_share_a_core():
-    """A core is a lock here: a thread that holds it computes, and the other one waits."""
-    core = threading.Lock()
+def test_threads_that_share_a_core():
+    """Threads that share a core have the rate of one together."""
+    assert are_apart(2, lambda threads: 100.0 * threads)
+    assert not are_apart(2, lambda threads: 100.0)
+    assert are_apart(1, lambda threads: 100.0)
 
-    def alone(rounds: int) -> float:
-        time.sleep(2e-3)
+
+def test_one_probe_of_some_is_enough():
+    """Others may have met a thread that still spins."""
+    rates = iter([100.0, 100.0, 190.0, 100.0])
+    assert are_apart(2, lambda threads: next(rates))
+
+
+def test_the_rate_of_threads_is_that_of_all_at_once():
+    """Each thread waits within its work for the other one, so both are there at once."""
+    meeting = threading.Barrier(2, timeout=60)
+
+    def work(rounds: int) -> float:
+        meeting.wait()
+        time.sleep(1e-3)
         return rounds
 
-    def shared(rounds: int) -> float:
-        with core:
-            return alone(rounds)
-
-    assert are_apart(2, alone)
-    assert not are_apart(2, shared)
-    assert are_apart(1, shared)
+    assert 0 < _rate(work, 2, 1000) <= 2 * 1000 / 1e-3 / 1e9
 
 
 def test_far_cores():
