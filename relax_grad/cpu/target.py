@@ -33,12 +33,16 @@ class CPU:
         do not depend on the number of threads at run time.
     bfloat16 : bool
         Whether the processor multiplies pairs of bfloat16 (AVX512-BF16).
+    intel : bool
+        Whether the processor has AVX-512 as Intel's have it, or as those of any maker do
+        (``x86-64-v4``).
     """
 
     lanes: int
     registers: int
     cores: int
     bfloat16: bool = field(default=False, repr=False)
+    intel: bool = field(default=False, repr=False)
 
     @staticmethod
     def current(target: tvm.target.Target | str | dict | None = None) -> CPU | None:
@@ -69,7 +73,11 @@ class CPU:
         if cores < 0:
             raise ValueError(f"num-cores of the target must be positive, but it is {cores}")
         if codegen.target_has_features("avx512f", target):
-            return CPU(16, 32, cores, codegen.target_has_features("avx512bf16", target))
+            has_pairs, is_intel = (
+                bool(codegen.target_has_features(feature, target))
+                for feature in ("avx512bf16", "prefer-256-bit")
+            )
+            return CPU(16, 32, cores, has_pairs, is_intel)
         if codegen.target_has_features(["avx2", "fma"], target):
             return CPU(8, 16, cores)
         return CPU(4, 32 if codegen.target_has_features("neon", target) else 16, cores)

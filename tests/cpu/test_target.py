@@ -77,7 +77,16 @@ def test_processors_of_arm(name, half):
     ("level", "cpu"), [("v1", (4, 16)), ("v2", (4, 16)), ("v3", (8, 16)), ("v4", (16, 32))]
 )
 def test_levels_of_x86_64(level, cpu):
-    assert CPU.of(relax_grad.target.x86_64(level, 3)) == CPU(*cpu, 3)
+    found = CPU.of(relax_grad.target.x86_64(level, 3))
+    assert found == CPU(*cpu, 3, intel=level == "v4")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_intel"),
+    [("skylake-avx512", True), ("emeraldrapids", True), ("znver4", False), ("znver5", False)],
+)
+def test_makers_of_avx512(name, is_intel):
+    assert CPU.of({"kind": "llvm", "mcpu": name}).intel == is_intel
 
 
 @pytest.mark.parametrize(

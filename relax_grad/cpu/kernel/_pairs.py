@@ -259,7 +259,7 @@ class PairPacking(Packing):
 
     p: Pairs
 
-    def prefetch(self, source: tuple, depth: tuple, part: tuple) -> None:
+    def prefetch(self, source: tuple, start, part: tuple) -> None:
         """Emit nothing."""
 
     def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:

@@ -10,15 +10,46 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from . import builder as b
-from ._product import DEPTH, LINE, Matmul
+from ._product import DEPTH, LINE, ROUND, Matmul
 from .builder import Extent, Vectors, bind, ceil_div, const
 
 #: Panels of a task that are packed together, if the rows of B are those of memory. A last one is
 #: packed alone.
 _GROUP = 2
 
+#: The most steps of k that a wide tile sums over at once, if all steps are more than DEPTH.
+_SHORT = 192
+
+#: The prefetches of a part up to which they are emitted one after the other.
+_MOST_OF_PART = 32
+
 #: The bytes of B up to which it stays in a second-level cache, so that prefetches do not help.
 CACHED = 2**20
+
+
+def _each_of_part(number: int, part: tuple, emit: Callable) -> None:
+    """Emit ``emit(i)`` for a part of some numbers i; the last part may have numbers beyond.
+
+    The code is within a tile, so it has neither divisions nor jumps if the parts are known.
+
+    Parameters
+    ----------
+    number : int
+        The numbers of all parts.
+    part : tuple
+        The number of the part, and the number of parts.
+    emit : Callable
+        Emits the code for a number.
+    """
+    at, parts = part
+    each = ceil_div(number, parts)
+    first = bind(at * each)
+    if isinstance(each, int) and each <= _MOST_OF_PART:
+        for i in range(each):
+            emit(first + i)
+        return
+    with b.serial(0, each) as i:
+        emit(bind(first + i))
 
 
 @dataclass(frozen=True)
@@ -41,7 +72,19 @@ class Packing:
 
     def aligned(self, depth: Extent) -> Extent:
         """Return the steps of k that are packed for a stretch of a size."""
-        return depth
+        return ceil_div(depth, ROUND) * ROUND if isinstance(depth, int) else depth
+
+    @property
+    def stretch(self) -> int:
+        """The steps of k in a stretch; the last one may have fewer."""
+        depth = self.p.depth
+        if not isinstance(depth, int):
+            return DEPTH
+        if depth <= DEPTH:
+            return depth
+        # Panels of three vectors stay in the first-level cache if they are short.
+        most = _SHORT if self.tile_vectors == 3 and self.vectors.lanes > 8 else DEPTH
+        return self.aligned(ceil_div(depth, ceil_div(depth, most)))
 
     @property
     def width(self) -> int:
@@ -95,32 +138,34 @@ class Packing:
                 vector = self.vectors.load(bb, row + column, number)
                 self.vectors.store(panels, to + i * step + at, vector)
 
-    def prefetch(self, source: tuple, depth: tuple, part: tuple) -> None:
+    def prefetch(self, source: tuple, start, part: tuple) -> None:
         """Prefetch a part of the elements that :meth:`pack` copies for a panel.
 
         Parameters
         ----------
         source : tuple
             B, its offset, and the number of the panel, which may be out of bounds.
-        depth : tuple
-            The start and the size of the stretch.
+        start : tirx.PrimExpr
+            The first step of the stretch.
         part : tuple
             The number of the part, and the number of parts.
         """
-        (bb, b0, j), (k0, size), (number, parts) = source, depth, part
-        p, width = self.p, self.width
-        lines = bind(ceil_div(size, LINE))
-        steps = bind(lines * width) if p.transpose_b else size
-        first, last = (b.computed(b.quotient(i * steps, parts)) for i in (number, number + 1))
-        with b.serial(first, last) as i:
-            if p.transpose_b:
-                row = b.computed(b.quotient(i, lines))
-                column, k = j * width + row, k0 + (i - row * lines) * LINE
-                b.prefetch(bb, b0 + column * p.depth + k)
-            else:
-                start = bind(b0 + (k0 + i) * p.columns + j * width)
-                for at in range(0, width, LINE):
-                    b.prefetch(bb, start + at)
+        (bb, b0, j), p, width = source, self.p, self.width
+        lines = ceil_div(self.stretch, LINE)
+
+        def of_column(i) -> None:
+            column, line = bind(j * width + i // lines), bind(i % lines)
+            b.prefetch(bb, b0 + column * p.depth + start + line * LINE)
+
+        def of_row(i) -> None:
+            first = bind(b0 + (start + i) * p.columns + j * width)
+            for at in range(0, width, LINE):
+                b.prefetch(bb, first + at)
+
+        if p.transpose_b:
+            _each_of_part(lines * width, part, of_column)
+        else:
+            _each_of_part(self.stretch, part, of_row)
 
     def left(self, column):
         """Return the number of columns of a vector that exist, or None if all always do."""
@@ -139,6 +184,7 @@ class Packed:
 
     def __init__(self, packing: Packing, panels: tirx.Buffer, *, prefetch: bool = False):
         self.depth, self.width, self.panels = packing.p.depth, packing.width, panels
+        self.stretch = packing.stretch
         self.prefetches = prefetch
 
     def place(self) -> None:
@@ -163,14 +209,10 @@ class Packed:
         is_last = bind(j + 1 >= stop)
         panel = b.computed(tirx.Select(is_last, first, j + 1))
         start = self._offset(panel, b.computed(tirx.Select(is_last, k0 + size, k0)))
-        lines = bind(ceil_div(size * self.width, LINE))
-
-        def prefetch(i, n) -> None:
-            begin, end = (b.computed(b.quotient(part * lines, n)) for part in (i, i + 1))
-            with b.serial(begin, end) as line:
-                b.prefetch(self.panels, start + line * LINE)
-
-        return prefetch
+        lines = ceil_div(self.stretch * self.width, LINE)
+        return lambda i, n: _each_of_part(
+            lines, (i, n), lambda line: b.prefetch(self.panels, start + line * LINE)
+        )
 
 
 class Early(Packed):
@@ -190,8 +232,7 @@ class Late:
     def __init__(self, packing: Packing, bb, b0, *, prefetch: bool = False):
         self.packing, self.bb, self.b0 = packing, bb, b0
         depth = packing.p.depth
-        steps = min(depth, DEPTH) if isinstance(depth, int) else DEPTH
-        self.size = packing.aligned(steps) * packing.width
+        self.size = packing.aligned(packing.stretch) * packing.width
         # Rows of B are read in several cache lines at a time; transposed, a panel has rows of its
         # own.
         self.group = 1 if packing.p.transpose_b else _GROUP
@@ -234,4 +275,4 @@ class Late:
         panel = b.computed(tirx.Select(is_last, start + (j - start) % self.group, j + self.group))
         first = b.computed(tirx.Select(is_last, k0 + size, k0))
         source = (self.bb, self.b0, panel)
-        return lambda i, n: self.packing.prefetch(source, (first, size), (i, n))
+        return lambda i, n: self.packing.prefetch(source, first, (i, n))

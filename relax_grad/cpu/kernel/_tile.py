@@ -35,6 +35,19 @@ def tile_size(cpu: CPU) -> tuple[int, int]:
     return (8, 3) if cpu.lanes <= 4 else (8, 2)
 
 
+def product_tile(cpu: CPU, columns: Extent) -> tuple[int, int]:
+    """Return the rows and vectors of the tile of a matrix product with some columns.
+
+    Intel's cores load and issue less for each thread where another thread shares them. Wide tiles
+    need fewer loads and instructions for a multiply-add. Their vectors divide the columns, if
+    possible, such that no panel has a mask.
+    """
+    lanes = cpu.lanes
+    if not (cpu.intel and isinstance(columns, int) and columns > 2 * lanes):
+        return tile_size(cpu)
+    return (6, 4) if columns % (4 * lanes) == 0 and columns % (3 * lanes) else (9, 3)
+
+
 def equal_height(rows: Extent, most: int) -> int:
     """Return the height of the fewest strips of at most ``most`` rows, all as high as possible.
 
@@ -69,6 +82,7 @@ def multiply_add(
     add,
     prefetch: bool = False,
     rolled: bool = False,
+    unrolled: int = 1,
     multiply: Callable = lambda total, a, b: total + a * b,
     bias: Callable | None = None,
     finish: Callable = lambda total, i: total,
@@ -99,6 +113,8 @@ def multiply_add(
         Whether the loop over k is not unrolled, within :func:`rolled_loops`. Where LLVM unrolls
         it, it loads the next operands early, and spills accumulators of a tile that takes all
         registers.
+    unrolled : int
+        The steps in a round of the loop over k; their number divides the extent.
     multiply : Callable
         ``multiply(total, a, b)`` adds a product of vectors.
     bias : Callable, optional
@@ -156,8 +172,10 @@ def multiply_add(
     if each is not None:
         each(step)
     else:
-        with b.serial(0, depth) as k:
-            step(k)
+        with b.serial(0, b.quotient(depth, unrolled)) as number:
+            k = number * unrolled
+            for i in range(unrolled):
+                step(k + i)
     if prefetch or bias is not None:
         _choose(add, add_old if prefetch else _nothing, add_bias)
     for index, cell in enumerate(cells):

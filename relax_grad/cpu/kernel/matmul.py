@@ -9,6 +9,7 @@ is the scheme of Goto and van de Geijn, "Anatomy of High-Performance Matrix Mult
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -20,9 +21,9 @@ from ._factor import Factor
 from ._few_rows import FewRows
 from ._pairs import PairPacking, Pairs, add_products, imported, takes_pairs
 from ._panels import Early, Late, Packed, Packing
-from ._product import DEPTH, WAYS, Bias, Matmul, is_one
+from ._product import DEPTH, ROUND, WAYS, Bias, Matmul, is_one
 from ._tasks import divide, largest_task
-from ._tile import equal_height, multiply_add, rows_up_to, tile_size
+from ._tile import equal_height, multiply_add, product_tile, rows_up_to
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from .halves import Half
 
@@ -135,7 +136,7 @@ def _emit(p: Matmul, cpu: CPU, way: str | None, tensors: tuple, bias: Bias | Non
 def is_in_one_thread(product: Matmul, cpu: CPU, is_packed: bool = True) -> bool:
     """Tell whether one thread computes a product, because waking others costs more."""
     columns = product.columns
-    is_narrow = isinstance(columns, int) and columns <= tile_size(cpu)[1] * cpu.lanes
+    is_narrow = isinstance(columns, int) and columns <= product_tile(cpu, columns)[1] * cpu.lanes
     limit = _ONE_THREAD_NS_OF_ONE_PANEL if is_packed and is_narrow else ONE_THREAD_NS
     return product.nanoseconds(cpu) <= limit
 
@@ -156,7 +157,7 @@ class Generator:
     def __init__(self, product: Matmul, cpu: CPU, bias: Bias | None = None):
         self.p, self.cpu, self.bias = product, cpu, bias
         self.vectors = Vectors(cpu.lanes)
-        most_rows, self.tile_vectors = tile_size(cpu)
+        most_rows, self.tile_vectors = product_tile(cpu, product.columns)
         self.tile_rows = equal_height(product.rows, most_rows)
         self.packing = Packing(product, self.vectors, self.tile_vectors)
         self.width, self.panels = self.packing.width, self.packing.panels
@@ -164,7 +165,9 @@ class Generator:
         self.largest = largest_task(cpu, (self.tile_rows, self.width), product.depth)
         #: Whether each task packs the panels of B that it reads.
         self.packs_late = is_one(product.batch) or not product.shared_b
-        if isinstance(self.strips, int) and isinstance(self.panels, int):
+        #: Whether the sizes of tasks are known.
+        self.is_divided = isinstance(self.strips, int) and isinstance(self.panels, int)
+        if self.is_divided:
             strips, panels = self.blocks()
             has_rows = strips >= self.strips or strips * self.tile_rows >= _ROWS_OF_LATE
             steps = product.depth if isinstance(product.depth, int) else DEPTH
@@ -240,12 +243,10 @@ class Generator:
         """Emit ``emit(start, size, is_first)`` for each stretch of k; the first one sets C, the
         others add to it."""
         depth = self.p.depth
-        if isinstance(depth, int) and depth <= DEPTH:
+        if isinstance(depth, int) and depth <= self.packing.stretch:
             emit(const(0), const(depth), True)
             return
-        size = DEPTH
-        if isinstance(depth, int):
-            size = self.packing.aligned(ceil_div(depth, ceil_div(depth, DEPTH)))
+        size = self.packing.stretch
         stretches = ceil_div(depth, size)
         if not isinstance(depth, int):
             # The empty sum is 0.
@@ -257,12 +258,13 @@ class Generator:
     def _block(self, read, panels, c, c0, strips, columns, depth) -> None:
         """Emit the tiles of a block: panel by panel, so that a stretch of a panel stays in the
         cache."""
+        strips_each = self.blocks()[0] if self.is_divided else bind(strips[1] - strips[0])
         with panels[0].each(panels[1], columns, depth[:2]) as (j, panel, ahead):
 
             def tiles(numbers: list) -> None:
                 with b.serial(strips[0], strips[1]) as i:
                     if ahead is not None:
-                        ahead(bind(i - strips[0]), bind(strips[1] - strips[0]))
+                        ahead(bind(i - strips[0]), strips_each)
                     self._strip(
                         i,
                         lambda row, offsets: self._tile(
@@ -343,7 +345,7 @@ class Generator:
         are those of :func:`multiply_add`.
         """
         (read, offsets), ((panels, base), number) = rows, columns
-        lanes, width = self.vectors.lanes, self.width
+        lanes, width, depth = self.vectors.lanes, self.width, self.p.depth
         multiply_add(
             self.vectors,
             (len(offsets), number),
@@ -353,6 +355,7 @@ class Generator:
             place,
             add=add,
             prefetch=True,
+            unrolled=math.gcd(depth, ROUND) if isinstance(depth, int) else 1,
             multiply=self.multiply,
             bias=bias,
         )

@@ -117,9 +117,9 @@ class _Packing(Packing):
 
     def aligned(self, depth: int) -> int:
         lanes = self.vectors.lanes
-        return ceil_div(depth, lanes) * lanes if self.p.transpose_b else depth
+        return ceil_div(depth, lanes) * lanes if self.p.transpose_b else super().aligned(depth)
 
-    def prefetch(self, source: tuple, depth: tuple, part: tuple) -> None:
+    def prefetch(self, source: tuple, start, part: tuple) -> None:
         """Emit nothing: rows of a few bits are short."""
 
     def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:

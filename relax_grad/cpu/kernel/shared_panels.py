@@ -17,7 +17,7 @@ from ..target import CPU
 from . import builder as b
 from ._panels import CACHED, Early, Packed, Packing
 from ._product import Matmul
-from ._tile import tile_size
+from ._tile import product_tile
 from .builder import Extent, Vectors, const
 from .matmul import ONE_THREAD_NS, Generator
 
@@ -55,7 +55,7 @@ def fewest_sharing(product: Matmul, cpu: CPU) -> int | None:
 
 def panels_shape(product: Matmul, cpu: CPU) -> list[Extent]:
     """Return the shape of the panels of a product's second factor."""
-    return Packing(product, Vectors(cpu.lanes), tile_size(cpu)[1]).shape
+    return Packing(product, Vectors(cpu.lanes), product_tile(cpu, product.columns)[1]).shape
 
 
 def packed(matrix: np.ndarray, shape: Sequence[int]) -> np.ndarray:

@@ -12,7 +12,7 @@ from tvm import tirx
 
 from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._sums import Sums
-from relax_grad.cpu.kernel._tile import multiply_add, tile_size
+from relax_grad.cpu.kernel._tile import multiply_add, product_tile, tile_size
 from relax_grad.cpu.kernel.builder import Accumulators, Vectors
 from relax_grad.cpu.target import CPU
 
@@ -241,6 +241,18 @@ def test_tile_sizes():
     assert tile_size(CPU(16, 32, 2)) == (8, 2)
     assert tile_size(CPU(4, 32, 2)) == (8, 3)
     assert tile_size(CPU(8, 16, 2)) == tile_size(CPU(4, 16, 2)) == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("columns", "tile"),
+    [(16, (8, 2)), (32, (8, 2)), (33, (9, 3)), (64, (6, 4)), (96, (9, 3)), (768, (9, 3))]
+    + [(1000, (9, 3)), (1024, (6, 4)), (tirx.Var("n", "int32"), (8, 2))],
+)
+def test_tiles_of_intel(columns, tile):
+    """Tiles are wide, if the product is."""
+    assert product_tile(CPU(16, 32, 2, intel=True), columns) == tile
+    assert product_tile(CPU(16, 32, 2), columns) == (8, 2)
+    assert product_tile(CPU(8, 16, 2), columns) == (6, 2)
 
 
 def test_ceil_div_and_floats():

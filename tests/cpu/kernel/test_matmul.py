@@ -42,8 +42,10 @@ def check(products, target, *extents, way=None, adds_bias=False, **properties):
     """Compare products, compiled together, with NumPy's in float64, for given values of the
     symbolic extents."""
     runs, checked = [], []
-    for product in products:
-        cpu = replace(CPU.of(target), **properties)
+    cpu = replace(CPU.of(target), **properties)
+    # The tiles of the makers of AVX-512 differ.
+    makers = [cpu, replace(cpu, intel=False)] if cpu.intel else [cpu]
+    for product, cpu in itertools.product(products, makers):
         function = matmul(with_own_extents(product), cpu, way=way, adds_bias=adds_bias)
         for values in extents or [{}]:
             *inputs, output = (at(shape, values) for shape in product.shapes())
@@ -324,3 +326,25 @@ def test_threads_get_equal_parts(size, cores):
     part = -(-len(tasks) // cores)
     most = max(sum(tasks[i : i + part]) for i in range(0, len(tasks), part))
     assert most <= 1.1 * generator.strips * generator.panels / cores
+
+
+@each_target
+def test_rounds_of_steps(target):
+    """Steps are summed in rounds of 4, 2 or 1, that divide them, in one stretch and in several."""
+    depths = (1, 2, 3, 4, 6, 7, 250, 252, 255, 257, 258, 260, 387, 514, 520)
+    check([Matmul(37, 50 + 16 * (k % 3), k, k % 2 == 1, k % 4 < 2) for k in depths], target)
+
+
+@pytest.mark.parametrize("properties", [(16, 32, 1, False, True), (16, 32, 1), (8, 16, 1)])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("columns", [1024, 1008])
+def test_tiles_prefetch_all_of_the_next_panel(columns, transpose_b, properties):
+    """Each tile of a panel prefetches a part of the next one, without a loop."""
+    product, cpu = Matmul(512, columns, 1024, False, transpose_b), CPU(*properties)
+    generator = Generator(product, cpu)
+    lines = generator.packing.stretch * generator.width // 16
+    # The tiles of a last panel with fewer columns are in the code too.
+    codes = 1 + (columns % generator.width > 0)
+    of_second_level = matmul(product, cpu).script().count(", 0, 2, 1)")
+    number, strips = of_second_level // codes, generator.blocks()[0]
+    assert lines <= number * strips < lines + generator.width // 16 * strips

@@ -24,12 +24,12 @@ TARGETS = {
     ),
     "SSE": ({**X86, "num-cores": 1}, CPU(4, 16, 1), "mulps"),
     "AVX2": ({**X86, "mcpu": "haswell", "num-cores": 64}, CPU(8, 16, 64), "%ymm"),
-    "AVX-512": ({**X86, "mcpu": "skylake-avx512", "num-cores": 1}, CPU(16, 32, 1), "%zmm"),
+    "AVX-512": ({**X86, "mcpu": "skylake-avx512", "num-cores": 1}, CPU(16, 32, 1, intel=True), "%zmm"),
     "x86-64-v3": (dict(relax_grad.target.x86_64("v3").export()), CPU(8, 16, 8), "%ymm"),
-    "x86-64-v4": (dict(relax_grad.target.x86_64("v4").export()), CPU(16, 32, 8), "%zmm"),
+    "x86-64-v4": (dict(relax_grad.target.x86_64("v4").export()), CPU(16, 32, 8, intel=True), "%zmm"),
     "AVX-512 of 64 cores": (
         {**X86, "mcpu": "skylake-avx512", "num-cores": 64},
-        CPU(16, 32, 64),
+        CPU(16, 32, 64, intel=True),
         "%zmm",
     ),
 }
