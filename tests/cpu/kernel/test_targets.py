@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tvm
 from kernel_case import kernel_of
@@ -14,6 +16,7 @@ from relax_grad.cpu.target import CPU
 
 ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
 X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
+INTEL = CPU(16, 32, 1, intel=True)
 TARGETS = {
     "Cortex-A76": ({**ARM, "mcpu": "cortex-a76", "num-cores": 4}, CPU(4, 32, 4), "fmla"),
     "Neoverse N1": ({**ARM, "mcpu": "neoverse-n1", "num-cores": 64}, CPU(4, 32, 64), "fmla"),
@@ -24,12 +27,12 @@ TARGETS = {
     ),
     "SSE": ({**X86, "num-cores": 1}, CPU(4, 16, 1), "mulps"),
     "AVX2": ({**X86, "mcpu": "haswell", "num-cores": 64}, CPU(8, 16, 64), "%ymm"),
-    "AVX-512": ({**X86, "mcpu": "skylake-avx512", "num-cores": 1}, CPU(16, 32, 1, intel=True), "%zmm"),
+    "AVX-512": ({**X86, "mcpu": "skylake-avx512", "num-cores": 1}, INTEL, "%zmm"),
     "x86-64-v3": (dict(relax_grad.target.x86_64("v3").export()), CPU(8, 16, 8), "%ymm"),
-    "x86-64-v4": (dict(relax_grad.target.x86_64("v4").export()), CPU(16, 32, 8, intel=True), "%zmm"),
+    "x86-64-v4": (dict(relax_grad.target.x86_64("v4").export()), replace(INTEL, cores=8), "%zmm"),
     "AVX-512 of 64 cores": (
         {**X86, "mcpu": "skylake-avx512", "num-cores": 64},
-        CPU(16, 32, 64, intel=True),
+        replace(INTEL, cores=64),
         "%zmm",
     ),
 }
