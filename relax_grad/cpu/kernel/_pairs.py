@@ -267,7 +267,7 @@ class PairPacking(Packing):
         p, lanes, width, vectors = self.p, self.vectors.lanes, self.width, self.vectors
         if not p.transpose_b:
             places = [(i, v * lanes) for i in range(group) for v in range(self.tile_vectors)]
-            columns = [bind((j + i) * width + at) for i, at in places]
+            columns = [bind(self.existing((j + i) * width + at)) for i, at in places]
             left = [self.left(column) for column in columns]
             with b.serial(0, size) as k:
                 to = bind(base + k * width)
@@ -277,7 +277,7 @@ class PairPacking(Packing):
             return
         with b.serial(0, group) as i, b.serial(0, self.tile_vectors) as v:
             to = bind(base + i * step + v * lanes)
-            column = bind((j + i) * width + v * lanes)
+            column = bind(self.existing((j + i) * width + v * lanes))
             left = self.left(column)
 
             def row(at: int, k, number):

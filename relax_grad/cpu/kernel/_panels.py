@@ -87,6 +87,11 @@ class Packing:
         return self.aligned(ceil_div(depth, ceil_div(depth, most)))
 
     @property
+    def _is_of_vectors(self) -> bool:
+        columns = self.p.columns
+        return isinstance(columns, int) and columns % self.vectors.lanes == 0
+
+    @property
     def width(self) -> int:
         """The columns of a panel."""
         return self.tile_vectors * self.vectors.lanes
@@ -120,7 +125,7 @@ class Packing:
         if p.transpose_b:
             with b.serial(0, group) as i, b.serial(0, self.tile_vectors) as v:
                 to = bind(base + i * step + v * lanes)
-                column = bind((j + i) * width + v * lanes)
+                column = bind(self.existing((j + i) * width + v * lanes))
                 self.vectors.copy_transposed(
                     (bb, b0 + column * p.depth + k0, p.depth),
                     self.left(column),
@@ -130,7 +135,7 @@ class Packing:
                 )
             return
         vectors = [(i, v * lanes) for i in range(group) for v in range(self.tile_vectors)]
-        columns = [bind((j + i) * width + at) for i, at in vectors]
+        columns = [bind(self.existing((j + i) * width + at)) for i, at in vectors]
         left = [self.left(column) for column in columns]
         with b.serial(0, size) as k:
             row, to = bind(b0 + (k0 + k) * p.columns), bind(base + k * width)
@@ -167,10 +172,18 @@ class Packing:
         else:
             _each_of_part(self.stretch, part, of_row)
 
+    def existing(self, column):
+        """Return the first column to copy for that of a vector: vectors beyond the last column are
+        not read, so another one takes the place of a mask, if no vector exists in part."""
+        columns, lanes = self.p.columns, self.vectors.lanes
+        if not self._is_of_vectors or columns % self.width == 0:
+            return column
+        return tirx.min(column, const(columns - lanes))
+
     def left(self, column):
         """Return the number of columns of a vector that exist, or None if all always do."""
         columns, lanes = self.p.columns, self.vectors.lanes
-        if isinstance(columns, int) and columns % self.width == 0:
+        if self._is_of_vectors:
             return None
         return bind(tirx.max(const(0), tirx.min(const(lanes), columns - column)))
 
