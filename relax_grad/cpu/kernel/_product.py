@@ -31,6 +31,10 @@ _FEW_ROWS, _FEW_DOTS = 32, 16
 #: most: few registers hold too few sums to hide the latency of multiply-adds.
 _FEW_CROWDED = 8
 
+#: The same for Intel's processors, if B has more bytes than a second-level cache: short parts of
+#: its rows are read slowly from distant caches.
+_FEW_DISTANT, _NEAR = 8, 2**21
+
 #: The same with 32 registers, if a row of B is one vector: packing it gains nothing. A product with
 #: more steps is divided between threads, which have rows of their own if B is packed.
 _FEW_OF_ONE_VECTOR, _MOST_STEPS = 64, 1024
@@ -123,6 +127,8 @@ class Matmul:
             is_crowded = is_deep and share_sets(self.columns)
             if not isinstance(self.columns, int):
                 return _FEW_ROWS
+            if cpu.intel and isinstance(self.depth, int) and 4 * self.columns * self.depth > _NEAR:
+                return _FEW_DISTANT
             if cpu.registers < 32:
                 is_short = self.columns <= cpu.lanes
                 return _FEW_CROWDED if is_crowded or is_short else _FEW_ROWS

@@ -34,12 +34,17 @@ def largest_task(cpu: CPU, tile: tuple[int, int], depth: Extent) -> tuple[int, i
 
 
 def divide(
-    strips: Extent, panels: Extent, largest: tuple[int, int], cores: int
+    strips: Extent,
+    panels: Extent,
+    largest: tuple[int, int],
+    cores: int,
+    tile: tuple[Extent, int] = (1, 1),
 ) -> tuple[Extent, Extent]:
     """Return the number of strips and of panels of a task; the number of tasks is about a multiple
     of the cores.
 
-    Of symbolic numbers, the code that computes it is emitted.
+    A task packs the columns of B that it reads, and copies its rows of A, so those of which a task
+    has more are divided. Of symbolic numbers, the code that computes the result is emitted.
 
     Parameters
     ----------
@@ -49,13 +54,15 @@ def divide(
         The maximum for a task.
     cores : int
         The number of threads that share the tasks.
+    tile : tuple[int, int]
+        The rows of a strip, and the columns of a panel.
     """
     rows, columns = _least(largest[0], strips), _least(largest[1], panels)
     halvings = (cores - 1).bit_length()
     # Halves that are rounded up may not double the number of tasks.
     for _ in range(halvings + (halvings > 1)):
         is_few = _up(strips, rows) * _up(panels, columns) < cores
-        is_tall = rows >= columns
+        is_tall = rows * tile[0] >= columns * tile[1]
         fewer_rows = _select(is_tall, _up(rows, 2), rows)
         fewer_columns = _select(is_tall, columns, _up(columns, 2))
         rows = _select(is_few, fewer_rows, rows)

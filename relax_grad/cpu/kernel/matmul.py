@@ -176,7 +176,8 @@ class Generator:
 
     def blocks(self) -> tuple[Extent, Extent]:
         """Return the number of strips and of panels of a task."""
-        return divide(self.strips, self.panels, self.largest, self.cpu.cores)
+        tile = (self.tile_rows, self.width)
+        return divide(self.strips, self.panels, self.largest, self.cpu.cores, tile)
 
     def emit(self, a: tirx.Buffer, bb: tirx.Buffer, c: tirx.Buffer) -> None:
         """Emit all products: each by one thread, or one after the other if they are fewer than

@@ -107,6 +107,10 @@ def test_the_most_rows_that_read_a_factor_in_place():
     assert Matmul(64, 17, 768).most_few_rows(wide) == 32
     assert Matmul(64, 16, 4096).most_few_rows(wide) == 32
     assert Matmul(64, 10, 768).most_few_rows(narrow) == 32
+    intel = replace(wide, intel=True)
+    assert Matmul(16, 1024, 1024).most_few_rows(intel) == 8
+    assert Matmul(16, 1024, 512).most_few_rows(intel) == 32
+    assert Matmul(16, 1024, 1024).most_few_rows(wide) == 32
     assert Matmul(64, 8, 768).most_few_rows(narrow) == 8
 
 
@@ -184,7 +188,7 @@ def test_products_of_few_rows_have_one_parallel_region():
     for cpu in (CPU(16, 32, 2), CPU(8, 16, 2)):
         for size in [(64, 64, 256), (128, 16, 1500), (48, 130, 300)]:
             assert matmul(Matmul(*size), cpu).script().count("T.parallel") == 1
-    assert matmul(Matmul(129, 330, 1200), CPU(16, 32, 32)).script().count("T.parallel") == 2
+    assert matmul(Matmul(129, 330, 4000), CPU(16, 32, 32)).script().count("T.parallel") == 2
 
 
 @pytest.mark.parametrize("transpose_b", [False, True])
@@ -208,6 +212,20 @@ def test_one_thread_packs_a_single_panel(transpose_a):
     assert not is_parallel(matmul(Matmul(32, 16, 4096), cpu))  # one vector of columns
 
 
+@pytest.mark.parametrize("properties", [(16, 32, 2, False, True), (16, 32, 2), (8, 16, 2)])
+def test_threads_pack_as_little_as_possible(properties):
+    """Two threads divide the columns of a wide product, each of which then packs a half of B, and
+    the rows of a tall one, each of which then copies a half of A."""
+
+    def parts(*sizes: int) -> tuple[int, int]:
+        generator = Generator(Matmul(*sizes), CPU(*properties))
+        strips, panels = generator.blocks()
+        return -(-generator.strips // strips), -(-generator.panels // panels)
+
+    assert parts(64, 256, 784) == parts(40, 256, 784) == (1, 2)
+    assert parts(256, 64, 784) == parts(300, 192, 100) == (2, 1)
+
+
 @each_target
 def test_sums_in_stretches_of_rows_that_repeat(target):
     """The last rows of a symbolic number repeat within a tile, and each stretch adds to them."""
@@ -224,14 +242,14 @@ def test_tasks_of_symbolic_numbers():
         strips, panels = (tirx.Var(name, "int32") for name in ("strips", "panels"))
 
         def emit(_a, _b, counts, extents=(strips, panels), largest=largest, cores=cores):
-            for i, count in enumerate(divide(*extents, largest, cores)):
+            for i, count in enumerate(divide(*extents, largest, cores, (6, 64))):
                 b.store(counts, i, b.as_float(count))
 
         params = b.floats("abc", [[strips], [panels], [2]])
         function = b.prim_func("divide", params, emit)
         for numbers in [(1, 1), (1, 90), (90, 1), *generator.integers(1, 200, (20, 2)).tolist()]:
             arrays = [np.zeros(number, "float32") for number in numbers]
-            sizes.append((Run(function, arrays, [(2,)]), divide(*numbers, largest, cores)))
+            sizes.append((Run(function, arrays, [(2,)]), divide(*numbers, largest, cores, (6, 64))))
     results = run_kernels([run for run, _ in sizes], {"kind": "llvm"})
     for (counts,), (_, wanted) in zip(results, sizes, strict=True):
         assert counts.tolist() == list(wanted)
