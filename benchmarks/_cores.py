@@ -10,15 +10,17 @@ differ too.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import os
 import shutil
 import subprocess
 import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 #: The rounds of multiply-adds of a probe: about half a millisecond.
@@ -36,6 +38,9 @@ _LEAST_SHARE = 0.75
 #: one die of a Zen 5 it took 96 to 164 by this program, between two dies 424 to 588.
 _NEAR = 250.0
 
+#: The processors of this process, as long as none of its threads is bound; none outside of Linux.
+_PROCESSORS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
 #: Seconds to wait for cores at most: in a measurement, and in all of a process.
 _PATIENCE, _ALL_PATIENCE = 60.0, 600.0
 
@@ -44,6 +49,39 @@ def peak(flags: Sequence[str], threads: int) -> float:
     """Return the GFLOP/s of multiply-adds in registers, in so many threads."""
     run = _multiply_adds(tuple(flags))
     return max(_rate(run, threads, 10_000_000) for _ in range(15))
+
+
+@contextlib.contextmanager
+def bound(threads: int) -> Iterator[None]:
+    """Bind the calling thread to one processor and the others of the process to another one, if a
+    measurement has two threads.
+
+    Some systems start the second thread of a library on the processor of the first one, as long as
+    it has little to do, and leave both there while they wait for each other. The library then takes
+    the time of one thread, in some processes for all samples.
+    """
+    if threads != 2 or len(_PROCESSORS) < 2:
+        yield
+        return
+    _bind_all(_PROCESSORS[:1], _PROCESSORS[1:2])
+    try:
+        yield
+    finally:
+        _bind_all(_PROCESSORS, _PROCESSORS)
+
+
+def _bind_all(own: Sequence[int], others: Sequence[int]) -> None:
+    """Bind the calling thread, and the other threads of the process, to some processors."""
+    caller = threading.get_native_id()
+    for task in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(ProcessLookupError):  # A thread that has just ended.
+            os.sched_setaffinity(task, own if task == caller else others)
+
+
+def _bind(rank: int) -> None:
+    """Bind the calling thread of a probe to a processor of its own."""
+    if rank < len(_PROCESSORS):
+        os.sched_setaffinity(0, _PROCESSORS[rank : rank + 1])
 
 
 def are_near(threads: int, trip: Callable[[], float] | None = None) -> bool:
@@ -152,6 +190,7 @@ def _round_trip() -> float:
     exchange, line, found = _library(("-march=native",)).exchange, ctypes.c_int(0), [0.0, 0.0]
 
     def work(rank: int) -> None:
+        _bind(rank)
         found[rank] = exchange(ctypes.byref(line), rank)
 
     workers = [threading.Thread(target=work, args=[rank]) for rank in range(2)]
@@ -168,6 +207,7 @@ def _rate(run: Callable[[int], float], threads: int, rounds: int) -> float:
     ready = threading.Barrier(threads)
 
     def work(i: int) -> None:
+        _bind(i)
         ready.wait()
         start = time.perf_counter()
         done[i] = run(rounds)

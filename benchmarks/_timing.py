@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import time
 from collections.abc import Callable, Mapping
 
-from _cores import Apart
+from _cores import Apart, bound
 
 #: The least duration of a sample in seconds; a sample calls short functions several times.
 _SHORTEST = 5e-3
@@ -59,6 +60,8 @@ def measure(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
     threads: int = 1,
+    *,
+    binds: bool = False,
 ) -> dict[str, list[float]]:
     """Return samples of the time of a call of each function, in seconds.
 
@@ -78,6 +81,9 @@ def measure(
     threads : int
         The threads of each function. If they share a core meanwhile, a round of samples is taken
         again: see :mod:`_cores`.
+    binds : bool
+        Whether to bind the calling thread and all others, which are the second ones of libraries
+        that compute in the calling thread too, to processors of their own.
     """
     times = {name: _time_of(function) for name, function in functions.items()}
     calls = {name: max(1, int(_SHORTEST / max(spent, 1e-7))) for name, spent in times.items()}
@@ -89,7 +95,10 @@ def measure(
         start = time.perf_counter()
         # The order changes, because a function may find the caches as the one before left them.
         order = list(functions) if taken % 2 == 0 else list(reversed(functions))
-        found = {name: _sample(functions[name], times[name], calls[name], clock) for name in order}
+        with bound(threads) if binds else contextlib.nullcontext():
+            found = {
+                name: _sample(functions[name], times[name], calls[name], clock) for name in order
+            }
         duration = time.perf_counter() - start
         if not apart.holds():
             apart.lose(duration)

@@ -154,7 +154,7 @@ def _row(
     for name, row in zip(("forward", "both"), forms, strict=True):
         for column, run in against_torch(row, target, 1e-4).items():
             calls[name if column == "relax_grad" else f"{column} {name}"] = run
-    times = measure(calls, repeats, 40, clock, _threads(clock))
+    times = measure(calls, repeats, 40, clock, _threads(clock), binds=True)
     batch, length, heads, features = sizes
     #: The multiply-adds of two products of each query and each key that it attends to.
     pairs = length * (length + 1) // 2 if is_causal else length**2
@@ -194,6 +194,7 @@ def _step(name: str, width: str, target, repeats: int, clock) -> dict:
         60,
         clock,
         _threads(clock),
+        binds=True,
     )
     result = {
         "name": name,

@@ -95,7 +95,8 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
     for sizes in [*LARGE, *SMALL]:
         for form in _FORMS:
             row = product(*sizes, form[0] == "T", form[1] == "T")
-            times = measure(against_torch(row, target, 1e-4), args.repeats, 20, threads=2)
+            calls = against_torch(row, target, 1e-4)
+            times = measure(calls, args.repeats, 20, threads=2, binds=True)
             least = min(times["relax_grad"])
             rows.append(
                 {

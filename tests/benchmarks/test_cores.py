@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
 
 import pytest
-from _cores import Apart, _rate, _round_trip, are_apart, are_near
+from _cores import _PROCESSORS, Apart, _rate, _round_trip, are_apart, are_near, bound
 from _timing import measure
 
 
@@ -79,3 +80,31 @@ def test_a_measurement_does_not_wait_for_ever(monkeypatch):
 def test_a_process_does_not_wait_for_ever(monkeypatch):
     monkeypatch.setattr(Apart, "left_of_all", 0.0)
     assert Apart(2, lambda _: False).holds()
+
+
+@pytest.mark.skipif(len(_PROCESSORS) < 2, reason="one processor, or not Linux")
+def test_threads_are_bound_for_a_measurement():
+    """The calling thread has one processor, and the others have another one, until the end."""
+    ready, done, other = threading.Event(), threading.Event(), []
+
+    def wait() -> None:
+        other.append(threading.get_native_id())
+        ready.set()
+        done.wait()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    ready.wait()
+    try:
+        with bound(2):
+            own = os.sched_getaffinity(0)
+            theirs = os.sched_getaffinity(other[0])
+        assert len(own) == len(theirs) == 1
+        assert own != theirs
+        for threads in (1, 3):
+            with bound(threads):
+                assert sorted(os.sched_getaffinity(0)) == _PROCESSORS
+        assert sorted(os.sched_getaffinity(other[0])) == _PROCESSORS
+    finally:
+        done.set()
+        thread.join()
