@@ -38,7 +38,7 @@ def divide(
     panels: Extent,
     largest: tuple[int, int],
     cores: int,
-    tile: tuple[Extent, int] = (1, 1),
+    tile: tuple[Extent, int],
 ) -> tuple[Extent, Extent]:
     """Return the number of strips and of panels of a task; the number of tasks is about a multiple
     of the cores.
