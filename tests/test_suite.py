@@ -16,8 +16,8 @@ from cpu_times import report_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
-from slices import is_in_part, slice_of
-from sweep import batches
+from slices import check_lengths, is_in_part, slice_of
+from sweep import at_length, batches
 
 SUPPORT = Path(__file__).parent / "support"
 
@@ -26,7 +26,7 @@ class Item:
     """A test as the plugin of parts sees it."""
 
     def __init__(self, path: str, is_slow: bool = True, obj=None):
-        self.path, self.obj = Path(path), obj
+        self.path, self.nodeid, self.obj = Path(path), path, obj
         self._is_slow = is_slow
 
     def get_closest_marker(self, name: str):
@@ -67,6 +67,16 @@ def test_a_sweep_of_many_batches_is_divided(monkeypatch, cases, share, divides, 
 
     assert draws.divides_itself == divides
     assert draws._hypothesis_internal_use_settings.max_examples == examples
+
+
+def test_a_sweep_has_a_number_of_cases():
+    @given(batches(st.integers()))
+    def draws(cases): ...
+
+    check_lengths([Item("test_a.py", is_slow=False, obj=draws), Item("test_b.py")])
+    with pytest.raises(pytest.UsageError, match=r"test_c\.py is slow and has no number of cases"):
+        check_lengths([Item("test_c.py", obj=draws)])
+    check_lengths([Item("test_c.py", obj=at_length(10)(draws))])
 
 
 @pytest.mark.parametrize(

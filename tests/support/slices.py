@@ -11,6 +11,7 @@ import os
 from collections import defaultdict
 
 import pytest
+from hypothesis import settings
 
 
 def slice_of(text: str | None) -> tuple[int, int]:
@@ -41,8 +42,21 @@ def is_in_part(items: list, part: int, parts: int) -> list[bool]:
     return chosen
 
 
+def check_lengths(items: list) -> None:
+    """Refuse long tests that draw Hypothesis's default number of cases, whatever the share of the
+    sweeps (:data:`sweep.SHARE`)."""
+    for item in items:
+        test = getattr(item, "obj", None)
+        drawn = getattr(test, "_hypothesis_internal_use_settings", None)
+        if drawn == settings.default and item.get_closest_marker("slow"):
+            raise pytest.UsageError(
+                f"{item.nodeid} is slow and has no number of cases: use sweep.at_length"
+            )
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items: list) -> None:
+    check_lengths(items)
     if PARTS == 1:
         return
     chosen = is_in_part(items, PART, PARTS)

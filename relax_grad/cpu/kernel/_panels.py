@@ -107,7 +107,9 @@ class Packing:
         return [self.panels, self.p.depth, self.width]
 
     def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:
-        """Copy a stretch of k of consecutive panels of B, ``[panel][k][width]``, padded with zeros.
+        """Copy a stretch of k of consecutive panels of B, ``[panel][k][width]``.
+
+        Columns of a panel beyond those of B are zeros or other columns of B: no result reads them.
 
         Parameters
         ----------
