@@ -21,6 +21,7 @@ from . import builder as b
 from ._factor import Copies, Factor, Strips
 from ._panels import Packing
 from ._product import Matmul
+from ._tile import Ahead
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from .halves import Half
 
@@ -259,8 +260,9 @@ class PairPacking(Packing):
 
     p: Pairs
 
-    def prefetch(self, source: tuple, start, part: tuple) -> None:
-        """Emit nothing."""
+    def prefetch(self, source: tuple, start, part: tuple) -> Ahead:
+        """Return no prefetches."""
+        return Ahead(0, lambda i, j: None)
 
     def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:
         (bb, b0, j), (panels, base, step), (k0, size) = source, target, depth

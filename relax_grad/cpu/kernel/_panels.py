@@ -11,6 +11,7 @@ from tvm import tirx
 
 from . import builder as b
 from ._product import DEPTH, LINE, ROUND, Matmul
+from ._tile import Ahead
 from .builder import Extent, Vectors, bind, ceil_div, const
 
 #: Panels of a task that are packed together, if the rows of B are those of memory. A last one is
@@ -20,36 +21,28 @@ _GROUP = 2
 #: The most steps of k that a wide tile sums over at once, if all steps are more than DEPTH.
 _SHORT = 192
 
-#: The prefetches of a part up to which they are emitted one after the other.
-_MOST_OF_PART = 32
-
 #: The bytes of B up to which it stays in a second-level cache, so that prefetches do not help.
 CACHED = 2**20
 
 
-def _each_of_part(number: int, part: tuple, emit: Callable) -> None:
-    """Emit ``emit(i)`` for a part of some numbers i; the last part may have numbers beyond.
-
-    The code is within a tile, so it has neither divisions nor jumps if the parts are known.
+def _part_of(rows: Extent, part: tuple, emit: Callable, lines: int = 1) -> Ahead:
+    """Return the prefetches of a part of some rows; the last part may have rows beyond.
 
     Parameters
     ----------
-    number : int
-        The numbers of all parts.
+    rows : int or tirx.PrimExpr
+        The rows of all parts.
     part : tuple
         The number of the part, and the number of parts.
     emit : Callable
-        Emits the code for a number.
+        ``emit(i, j)`` emits the prefetch of line j of row i.
+    lines : int
+        The lines of a row.
     """
     at, parts = part
-    each = ceil_div(number, parts)
+    each = ceil_div(rows, parts)
     first = bind(at * each)
-    if isinstance(each, int) and each <= _MOST_OF_PART:
-        for i in range(each):
-            emit(first + i)
-        return
-    with b.serial(0, each) as i:
-        emit(bind(first + i))
+    return Ahead(each, lambda i, j: emit(first + i, j), lines)
 
 
 @dataclass(frozen=True)
@@ -145,8 +138,8 @@ class Packing:
                 vector = self.vectors.load(bb, row + column, number)
                 self.vectors.store(panels, to + i * step + at, vector)
 
-    def prefetch(self, source: tuple, start, part: tuple) -> None:
-        """Prefetch a part of the elements that :meth:`pack` copies for a panel.
+    def prefetch(self, source: tuple, start, part: tuple) -> Ahead:
+        """Return the prefetches of a part of the elements that :meth:`pack` copies for a panel.
 
         Parameters
         ----------
@@ -160,19 +153,16 @@ class Packing:
         (bb, b0, j), p, width = source, self.p, self.width
         lines = ceil_div(self.stretch, LINE)
 
-        def of_column(i) -> None:
+        def of_column(i, _) -> None:
             column, line = bind(j * width + i // lines), bind(i % lines)
             b.prefetch(bb, b0 + column * p.depth + start + line * LINE)
 
-        def of_row(i) -> None:
-            first = bind(b0 + (start + i) * p.columns + j * width)
-            for at in range(0, width, LINE):
-                b.prefetch(bb, first + at)
+        def of_row(i, line) -> None:
+            b.prefetch(bb, b0 + (start + i) * p.columns + j * width + line * LINE)
 
         if p.transpose_b:
-            _each_of_part(lines * width, part, of_column)
-        else:
-            _each_of_part(self.stretch, part, of_row)
+            return _part_of(lines * width, part, of_column)
+        return _part_of(self.stretch, part, of_row, ceil_div(width, LINE))
 
     def existing(self, column):
         """Return the first column to copy for that of a vector: vectors beyond the last column are
@@ -210,7 +200,7 @@ class Packed:
         """Emit a loop over panels; yield the number of one, the buffer and the offset of its
         stretch, and None or a function.
 
-        ``function(i, n)`` emits prefetches of the i-th of n parts of the next stretch of a panel.
+        ``function(i, n)`` returns prefetches of the i-th of n parts of the next stretch of a panel.
         """
         with b.serial(*columns) as j:
             ahead = self._ahead(j, columns, depth) if self.prefetches else None
@@ -225,8 +215,8 @@ class Packed:
         panel = b.computed(tirx.Select(is_last, first, j + 1))
         start = self._offset(panel, b.computed(tirx.Select(is_last, k0 + size, k0)))
         lines = ceil_div(self.stretch * self.width, LINE)
-        return lambda i, n: _each_of_part(
-            lines, (i, n), lambda line: b.prefetch(self.panels, start + line * LINE)
+        return lambda i, n: _part_of(
+            lines, (i, n), lambda line, _: b.prefetch(self.panels, start + line * LINE)
         )
 
 
@@ -264,7 +254,7 @@ class Late:
         """Emit a loop over panels that are packed; yield the number of one, its buffer and its
         offset, and None or a function.
 
-        ``function(i, n)`` emits prefetches of the i-th of n parts of the panel that is packed
+        ``function(i, n)`` returns prefetches of the i-th of n parts of the panel that is packed
         after this one or its group: hardware prefetches few lines of rows that are pages apart.
         """
         start, stop = columns

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import tvm.tirx.script.builder as T
 from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
-from .builder import Accumulators, Extent, Vectors, bind, ceil_div
+from ._product import LINE
+from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div
+
+#: The columns from which a last panel with fewer vectors takes little of the time.
+_MANY_COLUMNS = 512
+
+#: The prefetches up to which they are emitted one after the other, without a loop.
+_MOST_IN_A_ROW = 32
 
 #: A call without an instruction. LLVM does not unroll a loop with inline assembly.
 _ROLLED = """
@@ -18,6 +26,49 @@ define linkonce_odr hidden i32 @relax_grad_rolled() alwaysinline nounwind {
   ret i32 0
 }
 """
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Prefetches of rows of cache lines.
+
+    Attributes
+    ----------
+    rows : int or tirx.PrimExpr
+        The number of rows.
+    emit : Callable
+        ``emit(i, j)`` emits the prefetch of line j of row i.
+    lines : int
+        The number of lines of a row.
+    """
+
+    rows: Extent
+    emit: Callable
+    lines: int = 1
+
+    @property
+    def number(self) -> Extent:
+        """The number of lines."""
+        return self.rows * self.lines
+
+    def each(self, number) -> None:
+        """Emit the prefetch of a line of a number."""
+        i, j = (number, 0) if self.lines == 1 else (number // self.lines, number % self.lines)
+        self.emit(i, j)
+
+    def all(self) -> None:
+        """Emit all prefetches, one after the other.
+
+        The code is within a tile, so it has neither divisions nor jumps if the number is known.
+        """
+        if isinstance(self.number, int) and self.number <= _MOST_IN_A_ROW:
+            for i in range(self.rows):
+                for j in range(self.lines):
+                    self.emit(i, j)
+            return
+        with b.serial(0, self.rows) as i:
+            for j in range(self.lines):
+                self.emit(i, j)
 
 
 def tile_size(cpu: CPU) -> tuple[int, int]:
@@ -39,13 +90,14 @@ def product_tile(cpu: CPU, columns: Extent) -> tuple[int, int]:
     """Return the rows and vectors of the tile of a matrix product with some columns.
 
     Intel's cores load and issue less for each thread where another thread shares them. Wide tiles
-    need fewer loads and instructions for a multiply-add. Their vectors divide the columns, if
-    possible, such that no panel has a mask.
+    need fewer loads and instructions for a multiply-add. Of few columns, the vectors of a panel
+    divide them, if possible.
     """
     lanes = cpu.lanes
     if not (cpu.intel and isinstance(columns, int) and columns > 2 * lanes):
         return tile_size(cpu)
-    return (6, 4) if columns % (4 * lanes) == 0 and columns % (3 * lanes) else (9, 3)
+    divides = columns % (4 * lanes) == 0 and columns % (3 * lanes) > 0
+    return (6, 4) if divides and columns < _MANY_COLUMNS else (9, 3)
 
 
 def equal_height(rows: Extent, most: int) -> int:
@@ -71,6 +123,27 @@ def rolled_loops():
     return T.attr(0, "pragma_import_llvm", _ROLLED)
 
 
+def lines_of(buffer, start, pitch: Extent, rows: int, width: int) -> Ahead:
+    """Return the prefetches of rows of a matrix into the second-level cache.
+
+    Parameters
+    ----------
+    buffer : tirx.Buffer or Half
+        The matrix.
+    start : tirx.PrimExpr
+        The index of the first element.
+    pitch : int or tirx.PrimExpr
+        The distance of rows.
+    rows, width : int
+        The number of rows, and of elements of each.
+    """
+
+    def emit(i, j) -> None:
+        b.prefetch(buffer, start + i * pitch + j * LINE)
+
+    return Ahead(rows, emit, ceil_div(width, LINE))
+
+
 def multiply_add(
     vectors: Vectors,
     size: tuple[int, int],
@@ -87,6 +160,8 @@ def multiply_add(
     bias: Callable | None = None,
     finish: Callable = lambda total, i: total,
     each: Callable | None = None,
+    ahead: Sequence[Ahead] = (),
+    rounds: int = 1,
 ) -> None:
     """Emit a tile: the sum over k of ``value(i, k) * vector(k, v)`` for each row i and each vector
     v of a row.
@@ -125,6 +200,11 @@ def multiply_add(
     each : Callable, optional
         ``each(step)`` emits the loops of the sum and calls ``step(k)`` in the innermost one, where
         k may be anything.
+    ahead : Sequence[Ahead]
+        One or two kinds of prefetches, which are spread over the rounds. Those of the values in the
+        buffer are among them, if they are to be prefetched.
+    rounds : int
+        The expected number of rounds, with ``ahead``.
     """
     rows, columns = size
     cells = [(i, v) for i in range(rows) for v in range(columns)]
@@ -152,7 +232,7 @@ def multiply_add(
                 total[index] = total[index] + term
 
     if prefetch and add is not False:
-        for cell in cells:
+        for cell in cells if not ahead else ():
             buffer, at, _ = place(*cell)
             b.prefetch(buffer, at, level=1)
         clear()
@@ -172,15 +252,67 @@ def multiply_add(
     if each is not None:
         each(step)
     else:
-        with b.serial(0, b.quotient(depth, unrolled)) as number:
-            k = number * unrolled
+
+        def one(number) -> None:
             for i in range(unrolled):
-                step(k + i)
+                step(number * unrolled + i)
+
+        spread(ahead, b.quotient(depth, unrolled), rounds, one)
     if prefetch or bias is not None:
         _choose(add, add_old if prefetch else _nothing, add_bias)
     for index, cell in enumerate(cells):
         buffer, at, number = place(*cell)
         vectors.store(buffer, at, finish(total[index], cell[0]), number)
+
+
+def spread(ahead: Sequence[Ahead], number: Extent, expected: int, one: Callable) -> None:
+    """Emit some rounds with prefetches.
+
+    A core has few buffers for cache lines that are on their way. Prefetches one after the other
+    take all of them, and the first steps wait for theirs.
+
+    Parameters
+    ----------
+    ahead : Sequence[Ahead]
+        The prefetches: the first rounds have those of the first kind, and the others those of the
+        second one, the last of which they repeat.
+    number : int or tirx.PrimExpr
+        The number of rounds.
+    expected : int
+        The number that it most likely is, if it is symbolic.
+    one : Callable
+        Emits a round of a number.
+    """
+    if not ahead:
+        with b.serial(0, number) as i:
+            one(i)
+        return
+    own, *others = ahead
+    expected = number if isinstance(number, int) else expected
+    each = ceil_div(own.number, max(1, expected - len(others)))
+    first = ceil_div(own.number, each)
+    stop = min(first, number) if isinstance(number, int) else bind(tirx.min(b.const(first), number))
+    with b.serial(0, stop) as i:
+        for line in range(each):
+            own.each(i * each + line)
+        one(i)
+    if not isinstance(number, int):
+        with b.serial(stop * each, own.number) as line:
+            own.each(line)
+    with b.serial(stop, number) as i:
+        for other in others:
+            _share(other, i - stop, max(1, expected - first))
+        one(i)
+
+
+def _share(ahead: Ahead, at, parts: int) -> None:
+    """Emit a part of some prefetches; those beyond repeat the last one."""
+    number = ahead.number
+    if isinstance(number, int) and number == 0:
+        return
+    each = ceil_div(number, parts) if isinstance(number, int) else 1
+    for i in range(each):
+        ahead.each(bind(tirx.min(at * each + i, as_expr(number) - 1)))
 
 
 def _nothing() -> None:

@@ -12,6 +12,7 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from ._product import DEPTH, LINE
+from ._tile import Ahead, lines_of
 from .builder import bind
 from .matmul import Generator, Matmul, is_in_one_thread
 
@@ -109,12 +110,13 @@ class _Consumed(Generator):
         with b.serial(*strips) as i:
             with panels[0].each(panels[1], columns, depth[:2]) as (j, panel, _):
                 place = (strip, bind((j - columns[0]) * self.width), pitch)
-                self._prefetch(i * height, j * self.width)
+                streams = self._streams(i * height, j * self.width)
 
-                def tiles(numbers: list, i=i, panel=panel, place=place) -> None:
+                def tiles(numbers: list, i=i, panel=panel, place=place, streams=streams) -> None:
                     def tile(row, offsets) -> None:
                         rows = (read(bind(row)), offsets)
-                        self._part(rows, (panel, len(numbers)), place, depth[1])
+                        ahead = self.spread(offsets, numbers, streams)
+                        self._part(rows, (panel, len(numbers)), place, (depth[1], ahead))
 
                     self._strip(i, tile)
 
@@ -123,21 +125,23 @@ class _Consumed(Generator):
             with b.serial(0, bind(tirx.min(b.const(height), rows - top))) as row:
                 self._consume((top + row) * self.p.columns + first, (strip, row * pitch), number)
 
-    def _prefetch(self, row, column) -> None:
-        """Prefetch the elements at the place of a tile, which may be beyond the last one."""
-        for buffer in self._consumer.streams:
-            with b.serial(0, self.tile_rows) as i:
-                start = bind((row + i) * self.p.columns + column)
-                for at in range(0, self.width, LINE):
-                    b.prefetch(buffer, start + at, level=2)
+    def _streams(self, row, column) -> list[Ahead]:
+        """Return prefetches of the elements at the place of a tile, which may be beyond the last
+        one."""
+        columns = self.p.columns
+        start = bind(row * columns + column)
+        return [
+            lines_of(buffer, start, columns, self.tile_rows, self.width)
+            for buffer in self._consumer.streams
+        ]
 
-    def _part(self, rows, columns, place: tuple, size) -> None:
+    def _part(self, rows, columns, place: tuple, depth: tuple) -> None:
         """Emit the tile of a strip in a panel.
 
         ``place`` holds the buffer of the strip, the offset of the panel in it, and the distance of
-        rows.
+        rows; ``depth`` the number of steps, and the prefetches that are spread over them.
         """
-        strip, at, pitch = place
+        (strip, at, pitch), (size, ahead) = place, depth
         lanes = self.vectors.lanes
         self._sum(
             rows,
@@ -145,6 +149,7 @@ class _Consumed(Generator):
             size,
             lambda i, v: (strip, at + i * pitch + v * lanes, None),
             add=False,
+            ahead=ahead,
         )
 
     def _consume(self, start, row: tuple, number) -> None:

@@ -23,7 +23,14 @@ from ._pairs import PairPacking, Pairs, add_products, imported, takes_pairs
 from ._panels import Early, Late, Packed, Packing
 from ._product import DEPTH, ROUND, WAYS, Bias, Matmul, is_one
 from ._tasks import divide, largest_task
-from ._tile import equal_height, multiply_add, product_tile, rows_up_to
+from ._tile import (
+    Ahead,
+    equal_height,
+    lines_of,
+    multiply_add,
+    product_tile,
+    rows_up_to,
+)
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from .halves import Half
 
@@ -42,6 +49,9 @@ _BYTES_OF_LATE = 256 * 1024
 
 #: The strips of a task between which the next panel is prefetched; fewer do not hide its latency.
 _STRIPS_OF_PREFETCH = 16
+
+#: The bytes of C from which its prefetches are spread: less stays in a second-level cache.
+_BYTES_OF_SPREAD = 512 * 1024
 
 #: Nanoseconds of work up to which one thread computes a product: a parallel region takes 400
 #: to 5000.
@@ -165,6 +175,9 @@ class Generator:
         self.largest = largest_task(cpu, (self.tile_rows, self.width), product.depth)
         #: Whether each task packs the panels of B that it reads.
         self.packs_late = is_one(product.batch) or not product.shared_b
+        c_bytes = 4 * product.rows * product.columns
+        #: Whether tiles spread their prefetches over their steps, instead of beginning with them.
+        self.spreads = cpu.intel and not (isinstance(c_bytes, int) and c_bytes < _BYTES_OF_SPREAD)
         #: Whether the sizes of tasks are known.
         self.is_divided = isinstance(self.strips, int) and isinstance(self.panels, int)
         if self.is_divided:
@@ -264,12 +277,15 @@ class Generator:
 
             def tiles(numbers: list) -> None:
                 with b.serial(strips[0], strips[1]) as i:
+                    later: Sequence[Ahead] = ()
                     if ahead is not None:
-                        ahead(bind(i - strips[0]), strips_each)
+                        later = [ahead(bind(i - strips[0]), strips_each)]
+                    if not self.spreads:
+                        later = self.spread(range(0), range(0), later)
                     self._strip(
                         i,
                         lambda row, offsets: self._tile(
-                            read, panel, c, c0, (row, offsets), (j, numbers), depth
+                            read, panel, c, c0, (row, offsets), (j, numbers), (*depth, later)
                         ),
                     )
 
@@ -324,11 +340,13 @@ class Generator:
 
     def _tile(self, reader, panel, c, c0, rows, columns, depth) -> None:
         """Emit one tile of C over a stretch of k; ``rows`` holds the first row, and the offsets of
-        all rows from it."""
-        (row, offsets), (j, numbers), (_, size, first) = rows, columns, depth
+        all rows from it, and ``depth`` also the prefetches for later tiles."""
+        (row, offsets), (j, numbers), (_, size, first, later) = rows, columns, depth
         lanes, width, bias = self.vectors.lanes, self.width, self.bias
         row = bind(row)
         start = bind(c0 + row * self.p.columns + j * width)
+        if self.spreads_in(offsets, numbers):
+            later = [lines_of(c, start, self.p.columns, len(offsets), width), *later]
         self._sum(
             (reader(row), offsets),
             (panel, len(numbers)),
@@ -336,17 +354,35 @@ class Generator:
             lambda i, v: (c, start + offsets[i] * self.p.columns + v * lanes, numbers[v]),
             add=not first if isinstance(first, bool) else tirx.Not(first),
             bias=None if bias is None else bias.vector_of(self.vectors, j * width, numbers),
+            ahead=self.spread(offsets, numbers, later),
         )
 
-    def _sum(self, rows, columns, size, place: Callable, add, bias=None) -> None:
+    def spread(self, rows: Sequence, vectors: Sequence, ahead: Sequence[Ahead]) -> Sequence[Ahead]:
+        """Return the prefetches that a tile of some rows and vectors spreads over its steps; emit
+        those of other tiles."""
+        if self.spreads_in(rows, vectors):
+            return ahead
+        for prefetches in ahead:
+            prefetches.all()
+        return ()
+
+    def spreads_in(self, rows: Sequence, vectors: Sequence) -> bool:
+        """Tell whether a tile of some rows and vectors spreads its prefetches over its steps: few
+        tiles are partial, and their code would double."""
+        return self.spreads and (len(rows), len(vectors)) == (self.tile_rows, self.tile_vectors)
+
+    def _sum(
+        self, rows, columns, size, place: Callable, add, bias=None, ahead: Sequence[Ahead] = ()
+    ) -> None:
         """Emit the sums of a tile.
 
         ``rows`` holds the reader of A from the first row on, and the offsets of all rows;
-        ``columns`` holds the panel and the number of its vectors; ``place``, ``add`` and ``bias``
-        are those of :func:`multiply_add`.
+        ``columns`` holds the panel and the number of its vectors; ``place``, ``add``, ``bias`` and
+        ``ahead`` are those of :func:`multiply_add`.
         """
         (read, offsets), ((panels, base), number) = rows, columns
         lanes, width, depth = self.vectors.lanes, self.width, self.p.depth
+        unrolled = math.gcd(depth, ROUND) if isinstance(depth, int) else 1
         multiply_add(
             self.vectors,
             (len(offsets), number),
@@ -356,9 +392,11 @@ class Generator:
             place,
             add=add,
             prefetch=True,
-            unrolled=math.gcd(depth, ROUND) if isinstance(depth, int) else 1,
+            unrolled=unrolled,
             multiply=self.multiply,
             bias=bias,
+            ahead=ahead,
+            rounds=self.packing.stretch // unrolled,
         )
 
 

@@ -15,6 +15,7 @@ from ..target import CPU
 from . import builder as b
 from ._panels import Packing
 from ._product import Matmul
+from ._tile import Ahead
 from .builder import Extent, Vectors, bind, ceil_div, const
 from .matmul import ONE_THREAD_NS, Generator
 
@@ -119,8 +120,9 @@ class _Packing(Packing):
         lanes = self.vectors.lanes
         return ceil_div(depth, lanes) * lanes if self.p.transpose_b else super().aligned(depth)
 
-    def prefetch(self, source: tuple, start, part: tuple) -> None:
-        """Emit nothing: rows of a few bits are short."""
+    def prefetch(self, source: tuple, start, part: tuple) -> Ahead:
+        """Return no prefetches: rows of a few bits are short."""
+        return Ahead(0, lambda i, j: None)
 
     def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:
         (operands, _, j), (panels, base, step), (k0, size) = source, target, depth

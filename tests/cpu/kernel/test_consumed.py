@@ -18,6 +18,7 @@ RNG = np.random.default_rng(0)
 
 #: Rows, columns and depths of whole and partial tiles and panels, of one task and of several.
 SIZES = [(40, 2, 1), (33, 20, 7), (64, 64, 32), (90, 45, 129), (47, 2113, 3), (701, 66, 256)]
+SIZES += [(300, 450, 7)]
 
 
 def factors(product):
