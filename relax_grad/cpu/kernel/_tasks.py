@@ -16,6 +16,11 @@ _TASK_BYTES, _TASK_BYTES_OF_LARGE_CACHES = 384 * 1024, 544 * 1024
 _TASK_COLUMNS = 2048
 
 
+#: The rows of A whose multiply-adds take as long as the packing of B, and the columns of B whose
+#: multiply-adds take as long as the copy of A.
+_COPIED = 24
+
+
 def largest_task(cpu: CPU, tile: tuple[int, int], depth: Extent) -> tuple[int, int]:
     """Return the maximum number of strips and of panels of a task.
 
@@ -43,8 +48,9 @@ def divide(
     """Return the number of strips and of panels of a task; the number of tasks is about a multiple
     of the cores.
 
-    A task packs the columns of B that it reads, and copies its rows of A, so those of which a task
-    has more are divided. Of symbolic numbers, the code that computes the result is emitted.
+    A task packs the columns of B that it reads, and copies its rows of A. So the larger ones of
+    both are divided, unless the others have more even halves. Of symbolic numbers, the code that
+    computes the result is emitted.
 
     Parameters
     ----------
@@ -62,17 +68,23 @@ def divide(
     # Halves that are rounded up may not double the number of tasks.
     for _ in range(halvings + (halvings > 1)):
         is_few = _up(strips, rows) * _up(panels, columns) < cores
-        is_tall = rows * tile[0] >= columns * tile[1]
-        fewer_rows = _select(is_tall, _up(rows, 2), rows)
-        fewer_columns = _select(is_tall, columns, _up(columns, 2))
-        rows = _select(is_few, fewer_rows, rows)
-        columns = _select(is_few, fewer_columns, columns)
+        half_rows, half_columns = _up(rows, 2), _up(columns, 2)
+        by_rows = _work(half_rows, columns, tile) <= _work(rows, half_columns, tile)
+        rows, columns = (
+            _select(is_few, _select(by_rows, half_rows, rows), rows),
+            _select(is_few, _select(by_rows, columns, half_columns), columns),
+        )
     # Tasks have equal size, because each thread gets the same number of them.
     across, down = _up(panels, columns), _up(strips, rows)
     tasks = across * down
     is_even = quotient(tasks, cores) * cores == tasks
     down = _select(is_even, down, _select(down > 1, _up(down, cores) * cores, down))
     return _up(strips, down), _up(panels, across)
+
+
+def _work(rows: Extent, columns: Extent, tile: tuple[Extent, int]) -> Extent:
+    """Return the work of a task of some strips and panels, in multiply-adds for each step."""
+    return (rows * tile[0] + _COPIED) * (columns * tile[1] + _COPIED)
 
 
 def _least(most: int, number: Extent) -> Extent:

@@ -348,6 +348,25 @@ def test_threads_get_equal_parts(size, cores):
     assert most <= 1.1 * generator.strips * generator.panels / cores
 
 
+@pytest.mark.parametrize(
+    ("size", "divided"),
+    [
+        ((512, 512), "rows"),  # 57 strips and 11 panels: 29 and 28 strips are more even
+        ((300, 200), "rows"),
+        ((200, 300), "rows"),  # 23 strips and 7 panels, of which one task would have 4
+        ((64, 256), "columns"),
+        ((100, 1000), "columns"),
+    ],
+)
+def test_what_two_threads_divide(size, divided):
+    generator = Generator(Matmul(*size, 512), CPU(16, 32, 2, False, True))
+    strips, panels = generator.blocks()
+    assert (strips < generator.strips, panels < generator.panels) == (
+        divided == "rows",
+        divided == "columns",
+    )
+
+
 @each_target
 def test_rounds_of_steps(target):
     """Steps are summed in rounds of 4, 2 or 1, that divide them, in one stretch and in several."""
