@@ -141,7 +141,9 @@ def lines_of(buffer, start, pitch: Extent, rows: int, width: int) -> Ahead:
     def emit(i, j) -> None:
         b.prefetch(buffer, start + i * pitch + j * LINE)
 
-    return Ahead(rows, emit, ceil_div(width, LINE))
+    # Rows that do not begin with a line end in another one.
+    is_aligned = isinstance(pitch, int) and pitch % LINE == 0
+    return Ahead(rows, emit, ceil_div(width, LINE) + (not is_aligned))
 
 
 def multiply_add(
