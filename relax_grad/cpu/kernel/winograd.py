@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
+from math import gcd, prod
 
 from tvm import tirx
 
@@ -30,6 +30,7 @@ from ..target import CPU
 from . import builder as b
 from ._chunks import whole_or_rest
 from ._pack import taps_of_channels, unpack_row
+from ._product import ROUND
 from ._tile import multiply_add, tile_size
 from ._winograd_slices import Part, Slices
 from ._winograd_tiles import Source, Tiles, Transforms, apart, balanced
@@ -439,8 +440,11 @@ class _Generator:
             def of_tap(slice_, tap) -> None:
                 read = bind(at + slice_ * self.in_slice)
                 of_weight = bind(begin + tap * self.weight_slice)
-                with b.serial(0, depth) as k:
-                    step((read + k, of_weight + k * self.panel))
+                round_ = gcd(depth, ROUND) if self.cpu.intel else 1
+                with b.serial(0, depth // round_) as i:
+                    for k in range(round_):
+                        place = i * round_ + k
+                        step((read + place, of_weight + place * self.panel))
 
             if self.slices.is_flat:
                 of_tap(const(0), const(0))
