@@ -283,7 +283,7 @@ class Generator:
                     later: Sequence[Ahead] = ()
                     if ahead is not None:
                         later = [ahead(bind(i - strips[0]), strips_each)]
-                    if not self.spreads:
+                    if not self.spreads:  # once, for whole and for partial strips
                         later = self.spread(range(0), range(0), later)
                     self._strip(
                         i,
