@@ -283,8 +283,11 @@ class Generator:
                     later: Sequence[Ahead] = ()
                     if ahead is not None:
                         later = [ahead(bind(i - strips[0]), strips_each)]
-                    if not self.spreads:  # once, for whole and for partial strips
-                        later = self.spread(range(0), range(0), later)
+                    if not self.spreads:
+                        # Once, for whole and for partial strips.
+                        for prefetches in later:
+                            prefetches.all()
+                        later = ()
                     self._strip(
                         i,
                         lambda row, offsets: self._tile(

@@ -403,9 +403,10 @@ def test_tiles_of_intel_prefetch_during_their_steps(transpose_b):
         return re.findall(r"prefetch.*address_of\((\w+)\[.*, 0, (\d), 1\)", function.script())
 
     of_c, of_b = "buffer_2", "buffer_1"
-    spread = prefetched(1152, 1008, 1024)  # 112 strips of a task would take 9 lines of B each
-    assert {name for name, level in spread if level == "2"} == {of_b, of_c}
-    assert len(spread) < 10
+    large = prefetched(1152, 1008, 1024)
+    assert {name for name, level in large if level == "2"} == {of_b, of_c}
+    # In loops: a burst of C alone would be 27 in each tile.
+    assert len(large) < 10
     # Less of C is prefetched at once, if it is added to, into the first-level cache.
     small = prefetched(99, 1008, 1024)
     assert small == [(of_c, "3")] * 27
@@ -434,8 +435,7 @@ def test_prefetches_that_are_spread_over_rounds(is_symbolic, others):
             total = bind(tirx.Cast("int32", count[0])) if is_symbolic else number
             ahead = [Ahead(own[0], lambda i, j: b.store(lines, i * 3 + j, b.as_float(1)), own[1])]
             if others is not None:
-                mark = lambda i, _: b.store(more, i, b.as_float(1))  # noqa: E731
-                ahead.append(Ahead(others, mark))
+                ahead.append(Ahead(others, lambda i, _: b.store(more, i, b.as_float(1))))
             place = b.scratch(1)
             b.store(place, 0, b.as_float(0))
 
