@@ -70,9 +70,10 @@ def check_threads(folder, chosen, names, numbers=(1, 2, 3, 7)):
 
 
 def test_same_bits_with_some_numbers_of_threads(tmp_path):
-    # The sums of this case are partial sums of several threads.
+    # The sums of these cases are partial sums of several threads.
     of_parts = [case for case in cases() if case.op == WEIGHT_GRADIENT and "(35, 33" in case.detail]
-    assert of_parts
+    of_parts += [case for case in cases() if "in parts of k" in case.detail]
+    assert len(of_parts) >= 3
     check_threads(tmp_path, cases()[::SOME] + of_parts, ["convolutional"], (1, 3))
 
 

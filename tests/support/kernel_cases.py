@@ -59,6 +59,13 @@ def _products() -> Iterator[KernelCase]:
     yield KernelCase(
         "relax.matmul", [(21, 33), (N, 21)], lambda _, a, b: matmul(turn(a), turn(b)), detail="TT"
     )
+    for form, shapes in (("NN", [(65, 1001), (1001, 70)]), ("TN", [(1001, 65), (1001, 70)])):
+        yield KernelCase(
+            "relax.matmul",
+            shapes,
+            lambda _, a, b, form=form: matmul(turn(a) if form == "TN" else a, b),
+            detail=f"{form} in parts of k",
+        )
     # With static shapes, the first of several products of one factor packs it for the others.
     for place, role in enumerate(("packs a shared factor", "reads packed panels")):
         for form, shape in (("NN", (70, 45)), ("NT", (45, 70))):

@@ -162,7 +162,7 @@ class Blocks:
             base = bind(j * (features * width) + v * lanes)
             left = self._left(extent, row)
             vectors.copy_transposed(
-                (buffer, bind(start + row * step), step),
+                (buffer, bind(start + tirx.min(row, as_expr(extent) - 1) * step), step),
                 left,
                 features,
                 panels,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from ..target import CPU
 from . import builder as b
 from ._product import DEPTH, Matmul, share_sets
 from .builder import Vectors, as_expr, bind, ceil_div, const
@@ -14,6 +15,10 @@ from .builder import Vectors, as_expr, bind, ceil_div, const
 #: Strips of a transposed A that are packed together, so that its rows are read in whole cache
 #: lines.
 _STRIPS = 8
+
+#: The rows of a transposed A, and the columns it is multiplied by, up to which it is read in place.
+#: Steps at larger distances take long to find in the tables of pages.
+_MOST_ACROSS, _FEW_COLUMNS = 2000, 128
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,18 @@ class Factor:
 
     @staticmethod
     def of(
-        product: Matmul, vectors: Vectors, size: tuple[int, int], *, copies: bool = False
+        product: Matmul,
+        vectors: Vectors,
+        size: tuple[int, int],
+        cpu: CPU,
+        *,
+        copies: bool = False,
     ) -> Factor:
         """Return the reader for the A of a product, which reads a copy if ``copies``."""
         if product.transpose_a:
-            return Strips(product, vectors, size)
-        copies = copies or (share_sets(product.depth) and not _is_few(product))
+            is_read = not copies and _is_read_across(product, cpu)
+            return (Across if is_read else Strips)(product, vectors, size)
+        copies = copies or (share_sets(product.depth) and not _is_few(product, cpu))
         return (Copies if copies else Factor)(product, vectors, size)
 
     def place(self) -> tirx.Buffer | None:
@@ -92,6 +103,17 @@ class Copies(Factor):
                 place, target + k, self.vectors.load(a, start + k, left), left
             ),
         )
+
+
+class Across(Factor):
+    """A reader of a transposed A in place, ``[k, m]``."""
+
+    def reader(self, a, a0, place, strips: tuple, depth: tuple) -> Callable:
+        def read(row) -> Callable:
+            base = bind(a0 + depth[0] * self.p.rows + row)
+            return lambda i, k: a[base + k * self.p.rows + i]
+
+        return read
 
 
 class Strips(Factor):
@@ -150,6 +172,19 @@ class Strips(Factor):
         return self.copied.load(a, a0 + k * self.p.rows + row, number)
 
 
-def _is_few(product: Matmul) -> bool:
+def _is_read_across(product: Matmul, cpu: CPU) -> bool:
+    """Tell whether a transposed A is multiplied by so few columns that copying it costs more than
+    the distance of its steps."""
+    rows, columns = product.rows, product.columns
+    if not (isinstance(rows, int) and isinstance(columns, int)) or rows > _MOST_ACROSS:
+        return False
+    is_wide = cpu.intel and cpu.lanes > 8
+    if share_sets(rows):
+        return is_wide and 2 * cpu.lanes < columns <= _FEW_COLUMNS and rows <= 1024
+    return columns <= (3 if is_wide else 1) * _FEW_COLUMNS
+
+
+def _is_few(product: Matmul, cpu: CPU) -> bool:
     """Tell whether A is multiplied by so few columns that copying it costs more than it saves."""
-    return isinstance(product.columns, int) and product.columns < 64
+    most = _FEW_COLUMNS if cpu.intel else _FEW_COLUMNS // 2 - 1
+    return isinstance(product.columns, int) and product.columns <= most

@@ -123,7 +123,7 @@ class Pairs(Matmul):
         """
         return pairs_across((source, start, stride), k, self.elements, number)
 
-    def along(self, source: Half, start, k, number: Extent | None, exists=None):
+    def along(self, source: Half, start, k, number: Extent | None):
         """Return the pairs from the ``k``-th one on of a row, ``[..., k]``.
 
         Parameters
@@ -137,10 +137,8 @@ class Pairs(Matmul):
         number : int or tirx.PrimExpr or None
             The number of pairs to read, the others are 0; None for a vector, none of which is
             half beyond the row.
-        exists : tirx.PrimExpr, optional
-            Whether the row exists.
         """
-        return pairs_along((source, start), k, self.elements, number, exists)
+        return pairs_along((source, start), k, self.elements, number)
 
 
 def pairs_across(rows: tuple, k, elements: Extent, number: Extent | None):
@@ -162,8 +160,8 @@ def pairs_across(rows: tuple, k, elements: Extent, number: Extent | None):
 def pairs_along(row: tuple, k, elements: Extent, number: Extent | None, exists=None):
     """Return the pairs from the ``k``-th one on of a row of elements.
 
-    ``row`` is a buffer and the offset of the row. ``number`` and ``exists`` are as in
-    :meth:`Pairs.along`.
+    ``row`` is a buffer and the offset of the row, ``number`` is as in :meth:`Pairs.along`, and
+    ``exists`` tells whether the row exists; otherwise the pairs are 0.
     """
     source, start = row
     left = None
@@ -277,14 +275,15 @@ class PairPacking(Packing):
                     pairs = p.across(bb, b0 + column, p.columns, k0 + k, number)
                     vectors.store(panels, to + i * step + at, pairs)
             return
-        with b.serial(0, group) as i, b.serial(0, self.tile_vectors) as v:
+        with b.serial(0, group) as i, b.serial(0, self.vectors_in(j + i)) as v:
             to = bind(base + i * step + v * lanes)
-            column = bind(self.existing((j + i) * width + v * lanes))
+            column = bind((j + i) * width + v * lanes)
             left = self.left(column)
 
             def row(at: int, k, number):
-                exists = None if left is None else left > at
-                return p.along(bb, bind(b0 + (column + at) * p.elements), k, number, exists)
+                # Columns that do not exist repeat the last one.
+                own = const(at) if left is None else tirx.min(const(at), left - 1)
+                return p.along(bb, bind(b0 + (column + own) * p.elements), k, number)
 
             squares(vectors, size, lambda at, k, number: row(at, k0 + k, number), panels, to, width)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tvm import tirx
 
@@ -57,11 +57,14 @@ class Packing:
         The vectors.
     tile_vectors : int
         The vectors in a row of a panel.
+    parts : int
+        The parts of k that are summed apart.
     """
 
     p: Matmul
     vectors: Vectors
     tile_vectors: int
+    parts: int = field(default=1, kw_only=True)
 
     def aligned(self, depth: Extent) -> Extent:
         """Return the steps of k that are packed for a stretch of a size."""
@@ -77,7 +80,8 @@ class Packing:
             return depth
         # Panels of three vectors stay in the first-level cache if they are short.
         most = _SHORT if self.tile_vectors == 3 and self.vectors.lanes > 8 else DEPTH
-        return self.aligned(ceil_div(depth, ceil_div(depth, most)))
+        number = self.parts * ceil_div(depth, self.parts * most)
+        return self.aligned(ceil_div(depth, number))
 
     @property
     def _is_of_vectors(self) -> bool:
@@ -102,7 +106,7 @@ class Packing:
     def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:
         """Copy a stretch of k of consecutive panels of B, ``[panel][k][width]``.
 
-        Columns of a panel beyond those of B are zeros or other columns of B: no result reads them.
+        Columns of a panel beyond those of B are anything: no result reads them.
 
         Parameters
         ----------
@@ -118,15 +122,16 @@ class Packing:
         (bb, b0, j), (panels, base, step), (k0, size) = source, target, depth
         p, lanes, width = self.p, self.vectors.lanes, self.width
         if p.transpose_b:
-            with b.serial(0, group) as i, b.serial(0, self.tile_vectors) as v:
+            with b.serial(0, group) as i, b.serial(0, self.vectors_in(j + i)) as v:
                 to = bind(base + i * step + v * lanes)
-                column = bind(self.existing((j + i) * width + v * lanes))
+                column = bind((j + i) * width + v * lanes)
                 self.vectors.copy_transposed(
-                    (bb, b0 + column * p.depth + k0, p.depth),
+                    (bb, bind(b0 + column * p.depth + k0), p.depth),
                     self.left(column),
                     size,
                     panels,
                     lambda k: to + k * width,
+                    repeats=True,
                 )
             return
         vectors = [(i, v * lanes) for i in range(group) for v in range(self.tile_vectors)]
@@ -163,6 +168,14 @@ class Packing:
         if p.transpose_b:
             return _part_of(lines * width, part, of_column)
         return _part_of(self.stretch, part, of_row, ceil_div(width, LINE))
+
+    def vectors_in(self, panel) -> Extent:
+        """Return the number of vectors of a panel that have columns of B."""
+        columns = self.p.columns
+        if isinstance(columns, int) and columns % self.width == 0:
+            return self.tile_vectors
+        left = ceil_div(columns - panel * self.width, self.vectors.lanes)
+        return bind(tirx.min(const(self.tile_vectors), left))
 
     def existing(self, column):
         """Return the first column to copy for that of a vector: vectors beyond the last column are

@@ -45,7 +45,7 @@ _MASKED_SIZE, _NARROW = 2**18, 32
 
 #: Multiply-adds that a vector lane computes in a nanosecond, and bytes that a core reads from its
 #: second-level cache.
-_PER_LANE_NS, _BYTES_PER_NS = 6.4, 100
+PER_LANE_NS, _BYTES_PER_NS = 6.4, 100
 
 #: The ways to compute a product: B is read in place, or packed.
 WAYS = ("few rows", "packed")
@@ -153,7 +153,7 @@ class Matmul:
         batch, rows, columns, depth = extents
         width = columns if self.transpose_b else ceil_div(columns, cpu.lanes) * cpu.lanes
         size = 4 * depth * (rows + columns)
-        lanes = _PER_LANE_NS * cpu.lanes
+        lanes = PER_LANE_NS * cpu.lanes
         return batch * max(rows * width * depth / lanes, size / _BYTES_PER_NS)
 
 

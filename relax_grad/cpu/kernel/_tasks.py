@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from ..target import CPU
-from ._product import DEPTH
+from ._product import DEPTH, PER_LANE_NS, Matmul
 from .builder import Extent, as_expr, computed, quotient
 
 #: Bytes of A that one task reads, about half of a second-level cache: processors with vectors of 16
@@ -19,6 +19,24 @@ _TASK_COLUMNS = 2048
 #: The rows of A whose multiply-adds take as long as the packing of B, and the columns of B whose
 #: multiply-adds take as long as the copy of A.
 _COPIED = 24
+
+#: The rows of a task from which its share of packing B costs no more than packing all panels
+#: before.
+_ROWS_OF_LATE = 64
+
+#: The bytes of the panels of a task up to which packing them takes no longer than a parallel region
+#: that packs all panels before.
+_BYTES_OF_LATE = 256 * 1024
+
+#: The most parts of k. Their number grows as the square root of the steps: more parts have more
+#: sums.
+_MOST_PARTS = 8
+
+#: The nanoseconds that adding the sums of the parts takes, with a parallel region of its own.
+_ADDED_NS = 1000
+
+#: The work that is saved from which parts of k take less time, relative to the work left.
+_GAIN = 1.08
 
 
 def largest_task(cpu: CPU, tile: tuple[int, int], depth: Extent) -> tuple[int, int]:
@@ -80,6 +98,63 @@ def divide(
     is_even = quotient(tasks, cores) * cores == tasks
     down = _select(is_even, down, _select(down > 1, _up(down, cores) * cores, down))
     return _up(strips, down), _up(panels, across)
+
+
+def parts_of_depth(product: Matmul, cpu: CPU, tile: tuple[int, int]) -> int:
+    """Return the number of parts of k that are summed apart, each by threads of its own.
+
+    Threads that share k copy their parts of A and B alone, and have equal work even if strips and
+    panels are few. The parts depend on the sizes alone, not on the number of threads.
+
+    Parameters
+    ----------
+    product : Matmul
+        The product.
+    cpu : CPU
+        The target CPU.
+    tile : tuple[int, int]
+        The rows of a strip, and the columns of a panel.
+    """
+    extents = (product.batch, product.rows, product.columns, product.depth)
+    if not all(isinstance(extent, int) for extent in extents):
+        return 1
+    batch, rows, columns, depth = extents
+    if batch != 1 or depth <= DEPTH:
+        return 1
+    strips, panels = _up(rows, tile[0]), _up(columns, tile[1])
+
+    def division(cores: int) -> tuple[tuple[int, int], int]:
+        """Return the strips and panels of a task, and the work of all tasks for each step."""
+        each = divide(strips, panels, largest_task(cpu, tile, depth), cores, tile)
+        tasks = _up(strips, each[0]) * _up(panels, each[1])
+        return each, tasks * _work(*each, tile)
+
+    # Two threads gain less than more of them do.
+    (each, divided), (_, whole) = division(2), division(1)
+    if packs_by_tasks(strips, each, tile, depth):
+        added = _ADDED_NS * PER_LANE_NS * cpu.lanes / depth
+        if depth < 2 * DEPTH or divided / 2 < _GAIN * (whole / 2 + added):
+            return 1
+    return min(_MOST_PARTS, 2 ** max(1, ((depth // (2 * DEPTH)).bit_length() + 1) // 2))
+
+
+def packs_by_tasks(strips: int, each: tuple[int, int], tile: tuple[int, int], depth: Extent):
+    """Tell whether each task packs the panels that it reads, instead of a parallel region before.
+
+    Parameters
+    ----------
+    strips : int
+        The strips of the product.
+    each : tuple[int, int]
+        The strips and panels of a task.
+    tile : tuple[int, int]
+        The rows of a strip, and the columns of a panel.
+    depth : int or tirx.PrimExpr
+        The extent of k.
+    """
+    has_rows = each[0] >= strips or each[0] * tile[0] >= _ROWS_OF_LATE
+    steps = depth if isinstance(depth, int) else DEPTH
+    return has_rows or 4 * steps * each[1] * tile[1] <= _BYTES_OF_LATE
 
 
 def _work(rows: Extent, columns: Extent, tile: tuple[Extent, int]) -> Extent:

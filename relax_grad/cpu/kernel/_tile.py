@@ -86,14 +86,17 @@ def tile_size(cpu: CPU) -> tuple[int, int]:
     return (8, 3) if cpu.lanes <= 4 else (8, 2)
 
 
-def product_tile(cpu: CPU, columns: Extent) -> tuple[int, int]:
+def product_tile(cpu: CPU, columns: Extent, *, transpose_a: bool = False) -> tuple[int, int]:
     """Return the rows and vectors of the tile of a matrix product with some columns.
 
     Intel's cores load and issue less for each thread where another thread shares them. Wide tiles
     need fewer loads and instructions for a multiply-add. Of few columns, the vectors of a panel
-    divide them, if possible.
+    divide them, if possible. A single vector has a tile of more rows; 16 are a cache line of a
+    transposed A.
     """
     lanes = cpu.lanes
+    if cpu.intel and lanes > 8 and isinstance(columns, int) and columns <= lanes:
+        return (16 if transpose_a else 12), 1
     if not (cpu.intel and isinstance(columns, int) and columns > 2 * lanes):
         return tile_size(cpu)
     divides = columns % (4 * lanes) == 0 and columns % (3 * lanes) > 0

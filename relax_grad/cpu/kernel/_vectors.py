@@ -106,6 +106,8 @@ class Vectors:
         place: Callable,
         scale: float | None = None,
         stored: tirx.PrimExpr | None = None,
+        *,
+        repeats: bool = False,
     ) -> None:
         """Copy ``lanes`` rows transposed, a square at a time.
 
@@ -125,15 +127,24 @@ class Vectors:
             A factor of all elements.
         stored : tirx.PrimExpr, optional
             The number of rows of which elements are stored; by default all.
+        repeats : bool
+            Whether rows that do not exist repeat the last one, instead of being 0.
         """
         buffer, start, step = source
+        offsets = [i * step for i in range(self.lanes)]
+        if left is not None:
+            # A processor takes long for a load without lanes, if its page does not exist.
+            last = bind(tirx.max(left - 1, const(0)))
+            offsets = [bind(tirx.min(const(i), last) * step) for i in range(self.lanes)]
 
         def square(k, number) -> None:
             size = as_expr(self.lanes if number is None else number)
 
             def row(i):
-                exists = number if left is None else tirx.Select(left > i, size, const(0))
-                value = self.load(buffer, start + i * step + k, exists)
+                exists = number
+                if left is not None and not repeats:
+                    exists = tirx.Select(left > i, size, const(0))
+                value = self.load(buffer, start + offsets[i] + k, exists)
                 return bind(value if scale is None else value * self.splat(scale))
 
             for i, column in enumerate(self.transpose([row(i) for i in range(self.lanes)])):

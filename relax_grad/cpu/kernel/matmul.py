@@ -21,8 +21,8 @@ from ._factor import Factor
 from ._few_rows import FewRows
 from ._pairs import PairPacking, Pairs, add_products, imported, takes_pairs
 from ._panels import Early, Late, Packed, Packing
-from ._product import DEPTH, ROUND, WAYS, Bias, Matmul, is_one
-from ._tasks import divide, largest_task
+from ._product import ROUND, WAYS, Bias, Matmul, is_one
+from ._tasks import divide, largest_task, packs_by_tasks, parts_of_depth
 from ._tile import (
     Ahead,
     equal_height,
@@ -32,7 +32,7 @@ from ._tile import (
     rows_up_to,
     tile_size,
 )
-from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
+from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
 from .halves import Half
 
 __all__ = ["WAYS", "Matmul", "matmul"]
@@ -40,19 +40,14 @@ __all__ = ["WAYS", "Matmul", "matmul"]
 #: The rows up to which packing B costs more than it saves, if their number is symbolic.
 _FEW_SYMBOLIC = 8
 
-#: The rows of a task from which its share of packing B costs no more than packing all panels
-#: before.
-_ROWS_OF_LATE = 64
-
-#: The bytes of the panels of a task up to which packing them takes no longer than a parallel region
-#: that packs all panels before.
-_BYTES_OF_LATE = 256 * 1024
-
 #: The strips of a task between which the next panel is prefetched; fewer do not hide its latency.
 _STRIPS_OF_PREFETCH = 16
 
 #: The bytes of C from which its prefetches are spread: less stays in a second-level cache.
 _BYTES_OF_SPREAD = 512 * 1024
+
+#: The sums of all parts of k up to which one thread adds them.
+_FEW_SUMS = 32 * 1024
 
 #: Nanoseconds of work up to which one thread computes a product: a parallel region takes 400
 #: to 5000.
@@ -128,11 +123,12 @@ def _emit(p: Matmul, cpu: CPU, way: str | None, tensors: tuple, bias: Bias | Non
         rows.emit(a, bb, c, p.batch, p.starts)
 
     def many() -> None:
+        divides = not is_small and bias is None
         if takes_pairs(cpu, *tensors[:2]):
             with imported():
-                _OfPairs(Pairs.of(p), cpu, bias).emit(*tensors)
+                _OfPairs(Pairs.of(p), cpu, bias, divides_depth=divides).emit(*tensors)
         else:
-            Generator(p, cpu, bias).emit(*tensors)
+            Generator(p, cpu, bias, divides_depth=divides).emit(*tensors)
 
     with b.one_thread(is_small):
         if way is not None:
@@ -165,17 +161,36 @@ class Generator:
         The target CPU.
     bias : Bias, optional
         The numbers that are added to the columns of C.
+    divides_depth : bool
+        Whether parts of k may be summed apart.
     """
 
-    def __init__(self, product: Matmul, cpu: CPU, bias: Bias | None = None):
+    def __init__(
+        self,
+        product: Matmul,
+        cpu: CPU,
+        bias: Bias | None = None,
+        *,
+        divides_depth: bool = False,
+    ):
         self.p, self.cpu, self.bias = product, cpu, bias
         self.vectors = Vectors(cpu.lanes)
-        most_rows, self.tile_vectors = product_tile(cpu, product.columns)
+        most_rows, self.tile_vectors = product_tile(
+            cpu, product.columns, transpose_a=product.transpose_a
+        )
         self.tile_rows = equal_height(product.rows, most_rows)
-        self.packing = Packing(product, self.vectors, self.tile_vectors)
+        tile = (self.tile_rows, self.tile_vectors * cpu.lanes)
+        parts = parts_of_depth(product, cpu, tile) if divides_depth else 1
+        self.packing = self.packing_of(parts)
         self.width, self.panels = self.packing.width, self.packing.panels
+        #: The steps of k in each part but the last one, and the parts.
+        self.part, self.parts = product.depth, 1
+        if parts > 1:
+            stretch = self.packing.stretch
+            self.part = stretch * ceil_div(ceil_div(product.depth, stretch), parts)
+            self.parts = ceil_div(product.depth, self.part)
         self.strips = ceil_div(product.rows, self.tile_rows)
-        self.largest = largest_task(cpu, (self.tile_rows, self.width), product.depth)
+        self.largest = largest_task(cpu, tile, product.depth)
         #: Whether each task packs the panels of B that it reads.
         self.packs_late = is_one(product.batch) or not product.shared_b
         c_bytes = 4 * product.rows * product.columns
@@ -184,16 +199,17 @@ class Generator:
         #: Whether the sizes of tasks are known.
         self.is_divided = isinstance(self.strips, int) and isinstance(self.panels, int)
         if self.is_divided:
-            strips, panels = self.blocks()
-            has_rows = strips >= self.strips or strips * self.tile_rows >= _ROWS_OF_LATE
-            steps = product.depth if isinstance(product.depth, int) else DEPTH
-            is_short = 4 * steps * panels * self.width <= _BYTES_OF_LATE
-            self.packs_late = self.packs_late and (has_rows or is_short)
+            by_tasks = packs_by_tasks(self.strips, self.blocks(), tile, product.depth)
+            self.packs_late = self.packs_late and by_tasks
+
+    def packing_of(self, parts: int) -> Packing:
+        """Return the packing of B, for some parts of k."""
+        return Packing(self.p, self.vectors, self.tile_vectors, parts=parts)
 
     def blocks(self) -> tuple[Extent, Extent]:
         """Return the number of strips and of panels of a task."""
-        tile = (self.tile_rows, self.width)
-        return divide(self.strips, self.panels, self.largest, self.cpu.cores, tile)
+        tile, cores = (self.tile_rows, self.width), ceil_div(self.cpu.cores, self.parts)
+        return divide(self.strips, self.panels, self.largest, cores, tile)
 
     def emit(self, a: tirx.Buffer, bb: tirx.Buffer, c: tirx.Buffer) -> None:
         """Emit all products: each by one thread, or one after the other if they are fewer than
@@ -202,15 +218,15 @@ class Generator:
         A shared B is packed once.
         """
         p = self.p
+        if self.parts > 1:
+            self.emit_single(a, self._late(bb, const(0)), c)
+            return
         is_few = isinstance(p.batch, int) and p.batch < max(2, self.cpu.cores)
         outer, inner = (b.serial, b.parallel) if is_few else (b.parallel, b.serial)
         if self.packs_late:
             with outer(0, p.batch) as i:
                 a0, b0, c0 = map(bind, p.starts(i))
-                strips, _ = self.blocks()
-                many = not isinstance(strips, int) or strips >= _STRIPS_OF_PREFETCH
-                late = Late(self.packing, bb, b0, prefetch=many)
-                self._multiply(a, a0, late, c, c0, inner)
+                self._multiply(a, a0, self._late(bb, b0), c, c0, inner)
             return
         shared = p.shared_b or is_one(p.batch)
         panels = Early(self.packing, bb, const(0), b.parallel) if shared else None
@@ -219,15 +235,39 @@ class Generator:
             packed = Early(self.packing, bb, b0, inner) if panels is None else panels
             self._multiply(a, a0, packed, c, c0, inner)
 
-    def emit_shared(self, a: tirx.Buffer, panels: Packed, c: tirx.Buffer) -> None:
-        """Emit a single product, whose panels other products read too."""
-        self._multiply(a, const(0), panels, c, const(0), b.parallel)
+    def _late(self, bb: tirx.Buffer, b0) -> Late:
+        strips, _ = self.blocks()
+        many = not isinstance(strips, int) or strips >= _STRIPS_OF_PREFETCH
+        return Late(self.packing, bb, b0, prefetch=many)
+
+    def emit_single(self, a: tirx.Buffer, panels: Packed | Late, c: tirx.Buffer) -> None:
+        """Emit a single product, whose panels other products may read too."""
+        if self.parts == 1:
+            self._multiply(a, const(0), panels, c, const(0), b.parallel)
+            return
+        size, vectors = self.p.rows * self.p.columns, self.vectors
+        sums = b.scratch(self.parts * size)
+        self._multiply(a, const(0), panels, sums, const(0), b.parallel)
+
+        def add(start, number) -> None:
+            total = Accumulators(vectors, 1)
+            total[0] = vectors.load(sums, start, number)
+            for part in range(1, self.parts):
+                total[0] = total[0] + vectors.load(sums, part * size + start, number)
+            vectors.store(c, start, total[0], number)
+
+        with b.one_thread(self.parts * size <= _FEW_SUMS):
+            each = ceil_div(ceil_div(size, self.cpu.cores), vectors.lanes) * vectors.lanes
+            with b.parallel(0, ceil_div(size, each)) as i:
+                start = bind(i * each)
+                left = bind(tirx.min(const(each), size - start))
+                vectors.each(left, lambda at, number: add(start + at, number))
 
     def factor(self, a: tirx.Buffer | Half, size: tuple[int, int]) -> Factor:
         """Return the reader of A for the rows of a strip and the strips of a task."""
         # A single float16 takes long to widen; a copy of a task is widened in vectors.
         is_widened = isinstance(a, Half) and a.dtype == "float16"
-        return Factor.of(self.p, self.vectors, size, copies=is_widened)
+        return Factor.of(self.p, self.vectors, size, self.cpu, copies=is_widened)
 
     # Multiplying
 
@@ -241,7 +281,15 @@ class Generator:
         # A task's copy of A has a size that is known.
         most = strips_each if isinstance(strips_each, int) else self.largest[0]
         factor = self.factor(a, (self.tile_rows, most))
-        with loop(0, strip_blocks * panel_blocks) as task:
+        blocks = strip_blocks * panel_blocks
+        with loop(0, blocks * self.parts) as i:
+            depth, task = (const(0), self.p.depth), i
+            if self.parts > 1:
+                part = bind(i // blocks)
+                task = bind(i - part * blocks)
+                c0 = bind(part * (self.p.rows * self.p.columns))
+                start = bind(part * self.part)
+                depth = (start, bind(tirx.min(const(self.part), self.p.depth - start)))
             down = b.computed(b.quotient(task, panel_blocks))
             strip0 = b.computed(down * strips_each)
             panel0 = b.computed((task - down * panel_blocks) * panels_each)
@@ -254,23 +302,23 @@ class Generator:
                 depth = (k0, size, first)
                 self._block(read, (panels, late), c, c0, (strip0, strip1), (panel0, panel1), depth)
 
-            self._depths(block)
+            self._depths(*depth, block)
 
-    def _depths(self, emit: Callable) -> None:
-        """Emit ``emit(start, size, is_first)`` for each stretch of k; the first one sets C, the
-        others add to it."""
-        depth = self.p.depth
-        if isinstance(depth, int) and depth <= self.packing.stretch:
-            emit(const(0), const(depth), True)
-            return
+    def _depths(self, begin, depth: Extent, emit: Callable) -> None:
+        """Emit ``emit(start, size, is_first)`` for each stretch of a part of k; the first one sets
+        C, the others add to it."""
         size = self.packing.stretch
+        if isinstance(self.part, int) and self.part <= size:
+            emit(begin, as_expr(depth), True)
+            return
         stretches = ceil_div(depth, size)
         if not isinstance(depth, int):
             # The empty sum is 0.
             stretches = stretches + tirx.Cast("int32", tirx.EQ(depth, const(0)))
         with b.serial(0, stretches) as i:
             start = bind(i * size)
-            emit(start, bind(tirx.min(const(size), depth - start)), tirx.EQ(i, const(0)))
+            left = bind(tirx.min(const(size), depth - start))
+            emit(bind(begin + start), left, tirx.EQ(i, const(0)))
 
     def _block(self, read, panels, c, c0, strips, columns, depth) -> None:
         """Emit the tiles of a block: panel by panel, so that a stretch of a panel stays in the
@@ -409,12 +457,12 @@ class Generator:
 class _OfPairs(Generator):
     """A generator of products of pairs of bfloat16."""
 
+    p: Pairs
+
     multiply = staticmethod(add_products)
 
-    def __init__(self, product: Pairs, cpu: CPU, bias: Bias | None = None):
-        super().__init__(product, cpu, bias)
-        self.pairs = product
-        self.packing = PairPacking(product, self.vectors, self.tile_vectors)
+    def packing_of(self, parts: int) -> Packing:
+        return PairPacking(self.p, self.vectors, self.tile_vectors, parts=parts)
 
     def factor(self, a: tirx.Buffer | Half, size: tuple[int, int]) -> Factor:
-        return self.pairs.factor(self.vectors, size)
+        return self.p.factor(self.vectors, size)

@@ -19,7 +19,7 @@ from ._panels import CACHED, Early, Packed, Packing
 from ._product import Matmul
 from ._tile import product_tile
 from .builder import Extent, Vectors, const
-from .matmul import ONE_THREAD_NS, Generator
+from .matmul import ONE_THREAD_NS, Generator, is_in_one_thread
 
 #: The rows up to which packing takes a part of a product's time that is worth sharing.
 _MOST_ROWS = 128
@@ -87,7 +87,7 @@ def matmul_with_panels(
         generator = _generator(product, cpu)
         with b.one_thread(generator.cpu.cores == 1):
             early = Early(generator.packing, bb, const(0), b.parallel, panels)
-            generator.emit_shared(a, early, c)
+            generator.emit_single(a, early, c)
 
     return b.prim_func("matmul_with_panels", params, emit)
 
@@ -113,11 +113,12 @@ def matmul_of_panels(
         generator = _generator(product, cpu)
         with b.one_thread(generator.cpu.cores == 1):
             is_distant = 4 * product.columns * product.depth > CACHED
-            generator.emit_shared(a, Packed(generator.packing, panels, prefetch=is_distant), c)
+            generator.emit_single(a, Packed(generator.packing, panels, prefetch=is_distant), c)
 
     return b.prim_func("matmul_of_panels", params, emit)
 
 
 def _generator(product: Matmul, cpu: CPU) -> Generator:
     is_small = product.nanoseconds(cpu) <= ONE_THREAD_NS
-    return Generator(product, replace(cpu, cores=1) if is_small else cpu)
+    own = replace(cpu, cores=1) if is_small else cpu
+    return Generator(product, own, divides_depth=not is_in_one_thread(product, cpu))

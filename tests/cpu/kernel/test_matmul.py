@@ -16,7 +16,6 @@ from tvm import tirx
 
 from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._few_rows import FewRows
-from relax_grad.cpu.kernel._tasks import divide
 from relax_grad.cpu.kernel._tile import Ahead, equal_height, spread
 from relax_grad.cpu.kernel.builder import bind
 from relax_grad.cpu.kernel.matmul import WAYS, Generator, Matmul, matmul
@@ -181,55 +180,36 @@ def test_tiles_of_few_rows_fit_in_the_registers(transpose_b):
     assert [widths[32, rows] for rows in (2, 3, 4, 5, 8)] == [8, 7, 6, 5, 3]
 
 
-def is_parallel(function):
-    return "T.parallel" in function.script()
+@each_target
+def test_products_that_divide_their_steps(target):
+    """In parts of several stretches, of which the last one has fewer; the number of cores does not
+    change the bits."""
+    sizes = [(100, 100, 1001), (65, 70, 2050), (40, 40, 3000), (150, 33, 900), (64, 16, 8200)]
+    forms = itertools.product((False, True), (False, True))
+    products = [Matmul(*size, *form) for size, form in itertools.product(sizes, forms)]
+    check(products, target, cores=2)
+    cpu = CPU.of(target)
+    same = [Matmul(*sizes[0], True), Matmul(*sizes[1], False, True)]
+    runs = []
+    for product in same:
+        *inputs, output = product.shapes()
+        arrays = [RNG.normal(size=shape).astype("float32") for shape in inputs]
+        runs += [
+            Run(matmul(product, replace(cpu, cores=cores)), arrays, [output])
+            for cores in (1, 2, 16)
+        ]
+    bits = [result.tobytes() for (result,) in run_kernels(runs, target)]
+    assert len(set(bits[:3])) == len(set(bits[3:])) == 1
 
 
-def test_products_of_few_rows_have_one_parallel_region():
-    """A region that packs short panels takes longer than packing them in each task."""
-    for cpu in (CPU(16, 32, 2), CPU(8, 16, 2)):
-        for size in [(64, 64, 256), (128, 16, 1500), (48, 130, 300)]:
-            assert matmul(Matmul(*size), cpu).script().count("T.parallel") == 1
-    assert matmul(Matmul(129, 330, 4000), CPU(16, 32, 32)).script().count("T.parallel") == 2
-
-
-@pytest.mark.parametrize("transpose_b", [False, True])
-def test_small_products_run_in_one_thread(transpose_b):
-    """Waking a thread takes longer than a small product."""
-    cpu = CPU(16, 32, 2)
-    small = [(1, 64, 64), (16, 16, 64), (64, 16, 64), (20, 70, 50)]
-    large = [(1, 1024, 1024), (128, 784, 256), (64, 128, 128)]
-    assert not any(is_parallel(matmul(Matmul(*s, False, transpose_b), cpu)) for s in small)
-    assert all(is_parallel(matmul(Matmul(*s, False, transpose_b), cpu)) for s in large)
-
-
-@pytest.mark.parametrize("transpose_a", [False, True])
-def test_one_thread_packs_a_single_panel(transpose_a):
-    """Threads that share rows would each pack all of a narrow factor, whatever its depth."""
-    cpu = CPU(16, 32, 2)
-    for size in [(64, 16, 768), (64, 32, 512), (96, 16, 512), (48, 30, 650)]:
-        assert not is_parallel(matmul(Matmul(*size, transpose_a), cpu))
-        # Intel's processors gain from two threads all the same, if they pack B.
-        on_intel = replace(cpu, intel=True)
-        is_packed = size[0] > Matmul(*size, transpose_a).most_few_rows(on_intel)
-        assert is_parallel(matmul(Matmul(*size, transpose_a), on_intel)) == is_packed
-    for size in [(128, 16, 768), (512, 32, 512), (64, 33, 1024)]:
-        assert is_parallel(matmul(Matmul(*size, transpose_a), cpu))
-    assert not is_parallel(matmul(Matmul(32, 16, 4096), cpu))  # one vector of columns
-
-
-@pytest.mark.parametrize("properties", [(16, 32, 2, False, True), (16, 32, 2), (8, 16, 2)])
-def test_threads_pack_as_little_as_possible(properties):
-    """Two threads divide the columns of a wide product, each of which then packs a half of B, and
-    the rows of a tall one, each of which then copies a half of A."""
-
-    def parts(*sizes: int) -> tuple[int, int]:
-        generator = Generator(Matmul(*sizes), CPU(*properties))
-        strips, panels = generator.blocks()
-        return -(-generator.strips // strips), -(-generator.panels // panels)
-
-    assert parts(64, 256, 784) == parts(40, 256, 784) == (1, 2)
-    assert parts(256, 64, 784) == parts(300, 192, 100) == (2, 1)
+@each_target
+def test_transposed_factors_in_place(target):
+    """Rows that are no multiple of a tile, of one vector of columns too, and in batches."""
+    depth = tirx.Var("depth", "int32")
+    sizes = [(50, 16, 300), (37, 10, 300), (129, 30, 65), (1000, 100, 20), (83, 384, 258)]
+    products = [Matmul(*size, True, turned) for size in sizes for turned in (False, True)]
+    products += [Matmul(47, 61, depth, True), Matmul(53, 40, 70, True, batch=3, shared_a=True)]
+    check(products, target, {"depth": 0}, {"depth": 600}, way="packed")
 
 
 @each_target
@@ -239,26 +219,6 @@ def test_sums_in_stretches_of_rows_that_repeat(target):
     products = [Matmul(rows, 70, 600), Matmul(rows, 33, 530, transpose_b=True)]
     sizes = [{"rows": rows} for rows in (0, 9, 63, 301)]
     check(products, target, *sizes, cores=cores)
-
-
-def test_tasks_of_symbolic_numbers():
-    """The emitted code divides a product as it is divided if its extents are known."""
-    generator, sizes = np.random.default_rng(7), []
-    for cores, largest in [(1, (54, 64)), (2, (54, 64)), (7, (16, 30)), (64, (9, 4))]:
-        strips, panels = (tirx.Var(name, "int32") for name in ("strips", "panels"))
-
-        def emit(_a, _b, counts, extents=(strips, panels), largest=largest, cores=cores):
-            for i, count in enumerate(divide(*extents, largest, cores, (6, 64))):
-                b.store(counts, i, b.as_float(count))
-
-        params = b.floats("abc", [[strips], [panels], [2]])
-        function = b.prim_func("divide", params, emit)
-        for numbers in [(1, 1), (1, 90), (90, 1), *generator.integers(1, 200, (20, 2)).tolist()]:
-            arrays = [np.zeros(number, "float32") for number in numbers]
-            sizes.append((Run(function, arrays, [(2,)]), divide(*numbers, largest, cores, (6, 64))))
-    results = run_kernels([run for run, _ in sizes], {"kind": "llvm"})
-    for (counts,), (_, wanted) in zip(results, sizes, strict=True):
-        assert counts.tolist() == list(wanted)
 
 
 def test_panels_of_a_large_factor_are_prefetched():
@@ -334,41 +294,6 @@ def test_any_product(target, cases):
 @given(cases=batches(products()))
 def test_some_products(cases):
     check(cases, {"kind": "llvm"})
-
-
-@pytest.mark.parametrize("cores", [2, 3, 8])
-@pytest.mark.parametrize("size", [(512, 512, 512), (1024, 768, 768), (1000, 1000, 1000)])
-def test_threads_get_equal_parts(size, cores):
-    rows, columns, depth = size
-    generator = Generator(Matmul(rows, columns, depth), CPU(16, 32, cores))
-    strips, panels = generator.blocks()
-    tasks = [
-        min(strips, generator.strips - i) * min(panels, generator.panels - j)
-        for i in range(0, generator.strips, strips)
-        for j in range(0, generator.panels, panels)
-    ]
-    part = -(-len(tasks) // cores)
-    most = max(sum(tasks[i : i + part]) for i in range(0, len(tasks), part))
-    assert most <= 1.1 * generator.strips * generator.panels / cores
-
-
-@pytest.mark.parametrize(
-    ("size", "divided"),
-    [
-        ((512, 512), "rows"),  # 57 strips and 11 panels: 29 and 28 strips are more even
-        ((300, 200), "rows"),
-        ((200, 300), "rows"),  # 23 strips and 7 panels, of which one task would have 4
-        ((64, 256), "columns"),
-        ((100, 1000), "columns"),
-    ],
-)
-def test_what_two_threads_divide(size, divided):
-    generator = Generator(Matmul(*size, 512), CPU(16, 32, 2, False, True))
-    strips, panels = generator.blocks()
-    assert (strips < generator.strips, panels < generator.panels) == (
-        divided == "rows",
-        divided == "columns",
-    )
 
 
 @each_target

@@ -66,6 +66,7 @@ def check(products: Sequence[Matmul], values: dict | None = None) -> None:
 @here
 def test_sizes():
     sizes = [(33, 45, 70), (11, 17, 1), (12, 64, 515), (10, 33, 2), (9, 1, 5), (25, 32, 64)]
+    sizes.append((100, 101, 2301))  # in parts of k
     check([Matmul(*size, *form) for size in sizes for form in FORMS])
 
 

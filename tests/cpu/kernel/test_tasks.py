@@ -1,0 +1,179 @@
+"""The division of matrix products among threads, and the ways to read their factors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from machines import Run, run_kernels
+from tvm import tirx
+
+from relax_grad.cpu.kernel import builder as b
+from relax_grad.cpu.kernel._factor import Across, Factor, Strips
+from relax_grad.cpu.kernel._tasks import divide
+from relax_grad.cpu.kernel.builder import Vectors
+from relax_grad.cpu.kernel.matmul import Generator, Matmul, matmul
+from relax_grad.cpu.target import CPU
+
+
+def is_parallel(function):
+    return "T.parallel" in function.script()
+
+
+def test_products_of_few_rows_have_one_parallel_region():
+    """A region that packs short panels takes longer than packing them in each task."""
+    for cpu in (CPU(16, 32, 2), CPU(8, 16, 2)):
+        for size in [(64, 64, 256), (128, 16, 1500), (48, 130, 300)]:
+            assert matmul(Matmul(*size), cpu).script().count("T.parallel") == 1
+    assert matmul(Matmul(129, 330, 4000), CPU(16, 32, 32)).script().count("T.parallel") == 2
+
+
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_small_products_run_in_one_thread(transpose_b):
+    """Waking a thread takes longer than a small product."""
+    cpu = CPU(16, 32, 2)
+    small = [(1, 64, 64), (16, 16, 64), (64, 16, 64), (20, 70, 50)]
+    large = [(1, 1024, 1024), (128, 784, 256), (64, 128, 128)]
+    assert not any(is_parallel(matmul(Matmul(*s, False, transpose_b), cpu)) for s in small)
+    assert all(is_parallel(matmul(Matmul(*s, False, transpose_b), cpu)) for s in large)
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+def test_one_thread_packs_a_single_panel(transpose_a):
+    """Threads that share rows would each pack all of a narrow factor, whatever its depth."""
+    cpu = CPU(16, 32, 2)
+    for size in [(64, 16, 768), (64, 32, 512), (96, 16, 512), (48, 30, 650)]:
+        assert not is_parallel(matmul(Matmul(*size, transpose_a), cpu))
+        # Intel's processors gain from two threads all the same, if they pack B.
+        on_intel = replace(cpu, intel=True)
+        is_packed = size[0] > Matmul(*size, transpose_a).most_few_rows(on_intel)
+        assert is_parallel(matmul(Matmul(*size, transpose_a), on_intel)) == is_packed
+    for size in [(128, 16, 768), (512, 32, 512), (64, 33, 1024)]:
+        assert is_parallel(matmul(Matmul(*size, transpose_a), cpu))
+    assert not is_parallel(matmul(Matmul(32, 16, 4096), cpu))  # one vector of columns
+
+
+@pytest.mark.parametrize("properties", [(16, 32, 2, False, True), (16, 32, 2), (8, 16, 2)])
+def test_threads_pack_as_little_as_possible(properties):
+    """Two threads divide the columns of a wide product, each of which then packs a half of B, and
+    the rows of a tall one, each of which then copies a half of A."""
+
+    def parts(*sizes: int) -> tuple[int, int]:
+        generator = Generator(Matmul(*sizes), CPU(*properties))
+        strips, panels = generator.blocks()
+        return -(-generator.strips // strips), -(-generator.panels // panels)
+
+    assert parts(64, 256, 784) == parts(40, 256, 784) == (1, 2)
+    assert parts(256, 64, 784) == parts(300, 192, 100) == (2, 1)
+
+
+@pytest.mark.parametrize("properties", [(16, 32, 2, False, True), (16, 32, 2), (8, 16, 2)])
+def test_which_products_divide_their_steps(properties):
+    """Those of many steps, which two threads cannot divide evenly by rows or columns, or where each
+    would copy much of both factors; whatever the number of threads."""
+    cpu = CPU(*properties)
+
+    def parts(*product) -> int:
+        numbers = {
+            Generator(Matmul(*product), replace(cpu, cores=cores), divides_depth=True).parts
+            for cores in (1, 2, 16)
+        }
+        assert len(numbers) == 1
+        return numbers.pop()
+
+    assert [parts(100, 100, k) for k in (256, 512, 1000, 2048, 9000)] == [1, 2, 2, 4, 8]
+    assert parts(64, 64, 2048, True) == parts(40, 40, 3000, False, True) == 4
+    assert parts(512, 512, 4096) == parts(1024, 384, 1536) == parts(2048, 2048, 2048) == 1
+    assert parts(100, 100, 1000, False, False, 2) == 1
+    symbolic = tirx.Var("n", "int32")
+    assert parts(symbolic, 100, 1000) == parts(100, 100, symbolic) == 1
+
+
+def test_products_that_do_not_divide_their_steps():
+    """Those in one thread, and those whose bias is added before they are rounded, which are in half
+    precision."""
+    cpu = CPU(16, 32, 2)
+    sums = matmul(Matmul(100, 100, 1000), cpu).script().count("20000")
+    assert sums > 0
+    for function in (
+        matmul(Matmul(40, 16, 512), cpu),
+        matmul(Matmul(100, 100, 1000), cpu, adds_bias=True),
+    ):
+        assert "20000" not in function.script()
+    assert not is_parallel(matmul(Matmul(40, 16, 512), cpu))
+
+
+def test_which_transposed_factors_are_read_in_place():
+    """Those with few columns, unless their steps are far apart or share few sets of a cache."""
+    intel, amd, narrow = CPU(16, 32, 2, False, True), CPU(16, 32, 2), CPU(8, 16, 2, False, True)
+
+    def reads(rows, columns, cpu) -> bool:
+        product = Matmul(rows, columns, 256, True)
+        return type(Factor.of(product, Vectors(cpu.lanes), (6, 1), cpu)) is Across
+
+    assert all(reads(784, 128, cpu) for cpu in (intel, amd, narrow))
+    assert [reads(784, 384, cpu) for cpu in (intel, amd, narrow)] == [True, False, False]
+    assert [reads(1024, 64, cpu) for cpu in (intel, amd, narrow)] == [True, False, False]
+    assert not any(reads(*size, intel) for size in [(784, 385), (2001, 64), (1024, 16)])
+    symbolic = tirx.Var("n", "int32")
+    assert not reads(symbolic, 64, intel)
+    assert not reads(64, symbolic, intel)
+    # A copy of float16 is widened in vectors.
+    product = Matmul(100, 64, 256, True)
+    assert type(Factor.of(product, Vectors(16), (6, 1), intel, copies=True)) is Strips
+
+
+def test_tasks_of_symbolic_numbers():
+    """The emitted code divides a product as it is divided if its extents are known."""
+    generator, sizes = np.random.default_rng(7), []
+    for cores, largest in [(1, (54, 64)), (2, (54, 64)), (7, (16, 30)), (64, (9, 4))]:
+        strips, panels = (tirx.Var(name, "int32") for name in ("strips", "panels"))
+
+        def emit(_a, _b, counts, extents=(strips, panels), largest=largest, cores=cores):
+            for i, count in enumerate(divide(*extents, largest, cores, (6, 64))):
+                b.store(counts, i, b.as_float(count))
+
+        params = b.floats("abc", [[strips], [panels], [2]])
+        function = b.prim_func("divide", params, emit)
+        for numbers in [(1, 1), (1, 90), (90, 1), *generator.integers(1, 200, (20, 2)).tolist()]:
+            arrays = [np.zeros(number, "float32") for number in numbers]
+            sizes.append((Run(function, arrays, [(2,)]), divide(*numbers, largest, cores, (6, 64))))
+    results = run_kernels([run for run, _ in sizes], {"kind": "llvm"})
+    for (counts,), (_, wanted) in zip(results, sizes, strict=True):
+        assert counts.tolist() == list(wanted)
+
+
+@pytest.mark.parametrize("cores", [2, 3, 8])
+@pytest.mark.parametrize("size", [(512, 512, 512), (1024, 768, 768), (1000, 1000, 1000)])
+def test_threads_get_equal_parts(size, cores):
+    rows, columns, depth = size
+    generator = Generator(Matmul(rows, columns, depth), CPU(16, 32, cores))
+    strips, panels = generator.blocks()
+    tasks = [
+        min(strips, generator.strips - i) * min(panels, generator.panels - j)
+        for i in range(0, generator.strips, strips)
+        for j in range(0, generator.panels, panels)
+    ]
+    part = -(-len(tasks) // cores)
+    most = max(sum(tasks[i : i + part]) for i in range(0, len(tasks), part))
+    assert most <= 1.1 * generator.strips * generator.panels / cores
+
+
+@pytest.mark.parametrize(
+    ("size", "divided"),
+    [
+        ((512, 512), "rows"),  # 57 strips and 11 panels: 29 and 28 strips are more even
+        ((300, 200), "rows"),
+        ((200, 300), "rows"),  # 23 strips and 7 panels, of which one task would have 4
+        ((64, 256), "columns"),
+        ((100, 1000), "columns"),
+    ],
+)
+def test_what_two_threads_divide(size, divided):
+    generator = Generator(Matmul(*size, 512), CPU(16, 32, 2, False, True))
+    strips, panels = generator.blocks()
+    assert (strips < generator.strips, panels < generator.panels) == (
+        divided == "rows",
+        divided == "columns",
+    )
