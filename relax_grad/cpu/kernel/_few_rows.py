@@ -16,6 +16,9 @@ from ._product import Bias
 from ._tile import equal_height, multiply_add, rows_up_to
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 
+#: The strips of rows up to which the code of each is emitted.
+_MOST_UNROLLED = 4
+
 #: The maximum number of vectors in a row of a tile, or of columns if vectors run along k.
 _WIDEST = 8
 
@@ -85,7 +88,13 @@ class FewRows:
         """Emit ``emit(rows)`` for each strip of rows."""
         rows, height = self.rows, self.height
         if isinstance(rows, int):
-            for first in range(0, rows, height):
+            done, whole = 0, rows // height
+            if whole > _MOST_UNROLLED:
+                with b.serial(0, whole) as strip:
+                    first = bind(strip * height)
+                    emit([first + i for i in range(height)])
+                done = whole * height
+            for first in range(done, rows, height):
                 emit(range(first, min(first + height, rows)))
             return
         with b.serial(0, ceil_div(rows, height)) as strip:

@@ -43,6 +43,9 @@ _FEW_OF_ONE_VECTOR, _MOST_STEPS = 64, 1024
 #: this, and not a multiple of the lanes.
 _MASKED_SIZE, _NARROW = 2**18, 32
 
+#: The rows from which packing gains the most if a panel of Intel's wide tiles has no empty lanes.
+_ROWS_OF_FILLED = 12
+
 #: Multiply-adds that a vector lane computes in a nanosecond, and bytes that a core reads from its
 #: second-level cache.
 PER_LANE_NS, _BYTES_PER_NS = 6.4, 100
@@ -142,7 +145,11 @@ class Matmul:
         columns = self.columns
         if isinstance(columns, int) and columns < _NARROW and columns % cpu.lanes:
             # Panels would have zeros in part of their lanes. Each tile of columns reads all of A.
-            return max(4, depth // 8 if depth < 128 else _MASKED_SIZE // depth)
+            most = max(4, depth // 8 if depth < 128 else _MASKED_SIZE // depth)
+            if cpu.intel and cpu.lanes > 8:
+                filled = columns / (ceil_div(columns, cpu.lanes) * cpu.lanes)
+                most = min(most, max(4, int(_ROWS_OF_FILLED / filled**3)))
+            return most
         return max(4, min(_FEW_DOTS if cpu.lanes > 8 else 2 * _FEW_DOTS, depth // 16))
 
     def nanoseconds(self, cpu: CPU) -> float:

@@ -99,6 +99,17 @@ def test_few_rows_or_one_column(target, transpose_a, transpose_b):
     check([Matmul(*size, transpose_a, transpose_b) for size in sizes], target)
 
 
+@each_target
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_few_columns_and_many_rows_that_are_read_in_place(target, transpose_b):
+    """The code of strips is emitted once: that of each of them would exceed TVM's recursion."""
+    sizes = [(348, 11, 31), (1000, 3, 40), (69, 9, 130), (33, 2, 7)]
+    products = [Matmul(*size, False, transpose_b) for size in sizes]
+    check(products, target, way="few rows")
+    script = matmul(products[1], CPU.of(target), way="few rows").script()
+    assert len(script.splitlines()) < 6000
+
+
 def test_the_most_rows_that_read_a_factor_in_place():
     """Packing a factor whose rows are one vector gains nothing, except where few registers hold its
     sums."""
@@ -113,6 +124,10 @@ def test_the_most_rows_that_read_a_factor_in_place():
     assert Matmul(16, 1024, 512).most_few_rows(intel) == 32
     assert Matmul(16, 1024, 1024).most_few_rows(wide) == 32
     assert Matmul(64, 8, 768).most_few_rows(narrow) == 8
+    # Of a transposed factor, panels of one vector with few empty lanes are soon faster on Intel.
+    most = [Matmul(64, n, 128, False, True).most_few_rows(intel) for n in (3, 10, 17, 24, 30)]
+    assert most == [1820, 49, 80, 28, 14]
+    assert Matmul(64, 10, 128, False, True).most_few_rows(wide) == 2048
 
 
 @each_target
