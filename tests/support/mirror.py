@@ -163,7 +163,6 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "cpu.kernel.streams": ("cpu/kernel/test_pool.py", "cpu/schedule/test_schedule.py"),
     "cpu.kernel._sums": ("cpu/kernel/test_builder.py",),
-    "cpu.kernel._tasks": ("cpu/kernel/test_matmul.py",),
     "cpu.kernel._tile": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_builder.py"),
     "cpu.kernel.activations": ("cpu/kernel/test_functions.py", "cpu/schedule/test_identities.py"),
     "cpu.kernel.convolution": ("cpu/kernel/test_conv.py", "cpu/kernel/test_conv_weight.py"),
