@@ -79,6 +79,12 @@ class Matmul:
     shared_a: bool = False
     shared_b: bool = False
 
+    @property
+    def is_static(self) -> bool:
+        """Whether all extents are known."""
+        extents = (self.batch, self.rows, self.columns, self.depth)
+        return all(isinstance(extent, int) for extent in extents)
+
     def shapes(self) -> list[list[Extent]]:
         """Return the shapes of A, B and C."""
         a = [self.depth, self.rows] if self.transpose_a else [self.rows, self.depth]
@@ -154,10 +160,9 @@ class Matmul:
 
     def nanoseconds(self, cpu: CPU) -> float:
         """Return an estimate of the time that one thread takes, infinite for symbolic extents."""
-        extents = (self.batch, self.rows, self.columns, self.depth)
-        if not all(isinstance(extent, int) for extent in extents):
+        if not self.is_static:
             return float("inf")
-        batch, rows, columns, depth = extents
+        batch, rows, columns, depth = self.batch, self.rows, self.columns, self.depth
         width = columns if self.transpose_b else ceil_div(columns, cpu.lanes) * cpu.lanes
         size = 4 * depth * (rows + columns)
         lanes = PER_LANE_NS * cpu.lanes

@@ -115,13 +115,10 @@ def parts_of_depth(product: Matmul, cpu: CPU, tile: tuple[int, int]) -> int:
     tile : tuple[int, int]
         The rows of a strip, and the columns of a panel.
     """
-    extents = (product.batch, product.rows, product.columns, product.depth)
-    if not all(isinstance(extent, int) for extent in extents):
+    depth = product.depth
+    if not product.is_static or product.batch != 1 or depth <= DEPTH:
         return 1
-    batch, rows, columns, depth = extents
-    if batch != 1 or depth <= DEPTH:
-        return 1
-    strips, panels = _up(rows, tile[0]), _up(columns, tile[1])
+    strips, panels = _up(product.rows, tile[0]), _up(product.columns, tile[1])
 
     def division(cores: int) -> tuple[tuple[int, int], int]:
         """Return the strips and panels of a task, and the work of all tasks for each step."""

@@ -37,12 +37,9 @@ class Consumer:
 def is_consumable(product: Matmul, cpu: CPU) -> bool:
     """Tell whether :func:`consumed` supports a product: one of static extents, whose second factor
     is packed, and each sum of which is complete within a tile."""
-    extents = (product.batch, product.rows, product.columns, product.depth)
-    if not all(isinstance(extent, int) for extent in extents):
+    if not product.is_static or product.batch != 1 or product.columns < 2:
         return False
-    batch, rows, columns, depth = extents
-    is_matrix = batch == 1 and columns > 1
-    return is_matrix and depth <= DEPTH and rows > product.most_few_rows(cpu)
+    return product.depth <= DEPTH and product.rows > product.most_few_rows(cpu)
 
 
 def consumed(

@@ -41,8 +41,7 @@ def fewest_sharing(product: Matmul, cpu: CPU) -> int | None:
 
     The products have the second factor in common, and the same number of rows.
     """
-    extents = (product.rows, product.columns, product.depth)
-    if product.batch != 1 or product.transpose_a or not all(isinstance(e, int) for e in extents):
+    if not product.is_static or product.batch != 1 or product.transpose_a:
         return None
     if product.rows > _MOST_ROWS or product.columns < _FEWEST_COLUMNS:
         return None

@@ -11,9 +11,9 @@ from tvm import tirx
 
 from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._factor import Across, Factor, Strips
-from relax_grad.cpu.kernel._tasks import divide
+from relax_grad.cpu.kernel._tasks import divide, parts_of_depth
 from relax_grad.cpu.kernel.builder import Vectors
-from relax_grad.cpu.kernel.matmul import Generator, Matmul, matmul
+from relax_grad.cpu.kernel.matmul import Generator, Matmul, is_in_one_thread, matmul
 from relax_grad.cpu.target import CPU
 
 
@@ -94,14 +94,12 @@ def test_products_that_do_not_divide_their_steps():
     """Those in one thread, and those whose bias is added before they are rounded, which are in half
     precision."""
     cpu = CPU(16, 32, 2)
-    sums = matmul(Matmul(100, 100, 1000), cpu).script().count("20000")
-    assert sums > 0
-    for function in (
-        matmul(Matmul(40, 16, 512), cpu),
-        matmul(Matmul(100, 100, 1000), cpu, adds_bias=True),
-    ):
-        assert "20000" not in function.script()
-    assert not is_parallel(matmul(Matmul(40, 16, 512), cpu))
+    assert "20000" in matmul(Matmul(100, 100, 1000), cpu).script()
+    assert "20000" not in matmul(Matmul(100, 100, 1000), cpu, adds_bias=True).script()
+    small, tile = Matmul(40, 16, 1500), (8, 32)
+    assert is_in_one_thread(small, cpu)
+    assert parts_of_depth(small, cpu, tile) == 2
+    assert f"{2 * 40 * 16}" not in matmul(small, cpu, way="packed").script()
 
 
 def test_which_transposed_factors_are_read_in_place():
