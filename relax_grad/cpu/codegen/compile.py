@@ -23,7 +23,16 @@ from .arguments import Parameter
 from .cache import Directory, current
 from .callees import with_callees
 from .declarations import Declarations
-from .lower import SYMBOL, canonical_name, environment, is_generated, key, object_file, optimizing
+from .lower import (
+    SYMBOL,
+    canonical_name,
+    environment,
+    is_generated,
+    key,
+    object_file,
+    optimizing,
+    prefers_short,
+)
 from .objects import Embedded, UnsupportedObject, embedded
 from .objects import functions as functions_of
 
@@ -67,8 +76,7 @@ class CompileFunctions:
         if not links_external_modules() or mod.get_attr("system_lib_prefix") is not None:
             return mod
         functions = _compiled_alone(mod, self._target)
-        # A single group cannot be divided among threads, and TVM compiles it as fast.
-        if not functions or (current() is None and len(_groups(list(functions.values()))) == 1):
+        if not functions or self._is_left_to_tvm(list(functions.values())):
             return mod
         target = optimizing(self._target)
         template = _empty_module(target)
@@ -81,6 +89,12 @@ class CompileFunctions:
             return mod
         library = _library(template, objects, labels, _checked(functions.values()))
         return _without(mod, functions, library)
+
+    def _is_left_to_tvm(self, functions: list) -> bool:
+        """Tell whether TVM compiles the functions as fast, to the same code: a single group cannot
+        be divided among threads."""
+        is_one = current() is None and len(_groups(functions)) == 1
+        return is_one and not prefers_short(self._target)
 
 
 def assembled(library: tvm.runtime.Module, target: tvm.target.Target) -> tvm.runtime.Module:

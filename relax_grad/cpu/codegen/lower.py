@@ -12,6 +12,7 @@ from pathlib import Path
 import tvm
 from tvm import s_tir, tirx
 from tvm.ir import GlobalVar
+from tvm.target import codegen
 
 from ...ir.compat import installed_version
 from ...ir.module import IS_KERNEL
@@ -19,7 +20,10 @@ from .arguments import without_checks
 
 #: The revision of the compilation. It changes with each change of the compiled code, also within a
 #: release.
-_REVISION = 6
+_REVISION = 7
+
+#: LLVM's name for the preference of half of the vectors of AVX-512.
+_SHORT = "prefer-256-bit"
 
 #: TVM's prefix for the symbols of functions that it calls.
 SYMBOL = "__tvm_ffi_"
@@ -39,10 +43,22 @@ def canonical_name(name: str) -> str:
 
 
 def optimizing(target: tvm.target.Target) -> tvm.target.Target:
-    """Return a target with an optimization level, and with itself as its host."""
+    """Return a target with an optimization level, with whole vectors, and with itself as its
+    host."""
     options = {name: value for name, value in target.export().items() if name != "host"}
+    if prefers_short(target):
+        options["mattr"] = [*options.get("mattr", []), f"-{_SHORT}"]
     target = tvm.target.Target({"opt-level": 2, **options})
     return target.with_host(target)
+
+
+def prefers_short(target: tvm.target.Target) -> bool:
+    """Tell whether LLVM fills half of the vectors of a target in loops that it vectorizes itself.
+
+    It does so for Intel's processors with AVX-512, the first of which lower their frequency for
+    whole vectors. Kernels of products use them anyway.
+    """
+    return bool(codegen.target_has_features(_SHORT, target))
 
 
 def library(

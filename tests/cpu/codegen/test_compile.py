@@ -71,6 +71,30 @@ def test_all_functions_are_compiled():
         assert library.get_function(str(function.attrs["global_symbol"])) is not None
 
 
+@pytest.mark.parametrize("machine", ["emeraldrapids", "x86-64-v4", "znver5"])
+def test_loops_fill_whole_vectors(machine):
+    """LLVM vectorizes loops for Intel's processors with half of a vector of AVX-512 by default."""
+    target = lower.optimizing(tvm.target.Target({"kind": "llvm", "mcpu": machine}))
+    x = te.placeholder((64, 96), "float32", name="x")
+    y = te.compute(x.shape, lambda *i: x[i] * x[i] + 1, name="y")
+    library = lower.library({"f": te.create_prim_func([x, y])}, target)
+    assert "zmm" in library.inspect_source("asm")
+
+
+@pytest.mark.parametrize(
+    ("machine", "is_left"), [("emeraldrapids", False), ("znver5", True), ("haswell", True)]
+)
+def test_single_functions_are_left_to_tvm_for_whole_vectors(machine, is_left):
+    def double(bb, x):
+        return op.add(x, x)
+
+    module = build([tensor("x", (32, 64), "float32")], double)
+    target = tvm.target.Target({"kind": "llvm", "mcpu": machine, "num-cores": 2})
+    done = relax_grad.pipeline(target, compile_functions=True)(module)
+    assert len(prim_funcs(done)) == 1
+    assert (done.get_attr("external_mods") is None) == is_left
+
+
 def test_exported_library_runs_in_another_process(tmp_path):
     executable = tvm.compile(classifier(), HOST, relax_pipeline="relax_grad")
     executable.export_library(str(tmp_path / "step.so"))
