@@ -43,11 +43,8 @@ def canonical_name(name: str) -> str:
 
 
 def optimizing(target: tvm.target.Target) -> tvm.target.Target:
-    """Return a target with an optimization level, with whole vectors, and with itself as its
-    host."""
+    """Return a target with an optimization level, and with itself as its host."""
     options = {name: value for name, value in target.export().items() if name != "host"}
-    if prefers_short(target):
-        options["mattr"] = [*options.get("mattr", []), f"-{_SHORT}"]
     target = tvm.target.Target({"opt-level": 2, **options})
     return target.with_host(target)
 
@@ -59,6 +56,19 @@ def prefers_short(target: tvm.target.Target) -> bool:
     whole vectors. Kernels of products use them anyway.
     """
     return bool(codegen.target_has_features(_SHORT, target))
+
+
+def _with_whole_vectors(target: tvm.target.Target) -> tvm.target.Target:
+    """Return a target for whose loops LLVM fills whole vectors.
+
+    Only the generation of code knows it: the properties of a CPU depend on the preference.
+    """
+    if not prefers_short(target):
+        return target
+    options = {name: value for name, value in target.export().items() if name != "host"}
+    options["mattr"] = [*options.get("mattr", []), f"-{_SHORT}"]
+    target = tvm.target.Target(options)
+    return target.with_host(target)
 
 
 def library(
@@ -80,6 +90,7 @@ def library(
     mod = tvm.IRModule(
         {GlobalVar(name): f.with_attr("global_symbol", name) for name, f in functions.items()}
     )
+    target = _with_whole_vectors(target)
     mod = _lowered(mod, all(map(is_generated, functions.values())), checked, target)
     return tvm.get_global_func("target.build.llvm")(mod, target)
 
