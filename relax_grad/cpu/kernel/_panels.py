@@ -205,11 +205,15 @@ class Packed:
         self.stretch = packing.stretch
         self.prefetches = prefetch
 
-    def place(self) -> None:
+    def place(self) -> tirx.Buffer | None:
         """Allocate nothing."""
+        return None
+
+    def fill(self, place: tirx.Buffer | None, columns: tuple) -> None:
+        """Emit nothing: the panels of a task exist."""
 
     @contextmanager
-    def each(self, place: None, columns: tuple, depth: tuple) -> Iterator[tuple]:
+    def each(self, place: tirx.Buffer | None, columns: tuple, depth: tuple) -> Iterator[tuple]:
         """Emit a loop over panels; yield the number of one, the buffer and the offset of its
         stretch, and None or a function.
 
@@ -241,6 +245,35 @@ class Early(Packed):
         super().__init__(packing, b.scratch(packing.panels * size) if panels is None else panels)
         with loop(0, packing.panels) as j:
             packing.pack((bb, b0, j), (self.panels, bind(j * size), 0), (const(0), self.depth))
+
+
+class Whole(Packed):
+    """The panels of a task, ``[panel][k][width]``, all packed by it before it reads the first one.
+
+    All steps of k are one stretch. A task has ``most`` panels at most.
+    """
+
+    def __init__(self, packing: Packing, bb, b0, most: int):
+        super().__init__(packing, bb)
+        self.packing, self.b0, self.most = packing, b0, most
+        self.size = packing.p.depth * packing.width
+
+    def place(self) -> tirx.Buffer:
+        """Allocate the buffer of a task."""
+        return b.scratch(self.most * self.size)
+
+    def fill(self, place: tirx.Buffer | None, columns: tuple) -> None:
+        """Pack the panels of a task."""
+        with b.serial(*columns) as j:
+            to = bind((j - columns[0]) * self.size)
+            source, depth = (self.panels, self.b0, j), (const(0), self.depth)
+            self.packing.pack(source, (place, to, 0), depth)
+
+    @contextmanager
+    def each(self, place: tirx.Buffer | None, columns: tuple, depth: tuple) -> Iterator[tuple]:
+        """Emit a loop over panels; yield the number of one, its buffer and its offset, and None."""
+        with b.serial(*columns) as j:
+            yield j, (place, bind((j - columns[0]) * self.size)), None
 
 
 class Late:

@@ -50,6 +50,10 @@ _ROWS_OF_FILLED = 12
 #: second-level cache.
 PER_LANE_NS, _BYTES_PER_NS = 6.4, 100
 
+#: The steps of k up to which the tiles of rows of C follow each other: with tall tiles for Intel's
+#: processors, and otherwise.
+_SHALLOW_OF_INTEL, _SHALLOW = 64, 32
+
 #: The ways to compute a product: B is read in place, or packed.
 WAYS = ("few rows", "packed")
 
@@ -201,6 +205,19 @@ class Bias:
             return vectors.load(self.numbers, start + v * vectors.lanes, lengths[v])
 
         return vector
+
+
+def writes_rows(product: Matmul, cpu: CPU) -> bool:
+    """Tell whether the tiles of a strip are computed one after the other, and not those of a panel.
+
+    Sums of few steps take less time than their stores. The caches write rows of C faster than short
+    parts of many rows. Vectors of a whole cache line must not begin within one.
+    """
+    columns, depth = product.columns, product.depth
+    if not product.is_static or depth > (_SHALLOW_OF_INTEL if cpu.intel else _SHALLOW):
+        return False
+    is_wide = columns > (4 if cpu.intel else 2) * cpu.lanes
+    return is_wide and (cpu.lanes < LINE or columns % LINE == 0)
 
 
 def is_one(extent: Extent) -> bool:

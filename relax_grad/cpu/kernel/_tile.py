@@ -10,7 +10,7 @@ from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
-from ._product import LINE
+from ._product import LINE, Matmul, writes_rows
 from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div
 
 #: The columns from which a last panel with fewer vectors takes little of the time.
@@ -86,18 +86,19 @@ def tile_size(cpu: CPU) -> tuple[int, int]:
     return (8, 3) if cpu.lanes <= 4 else (8, 2)
 
 
-def product_tile(cpu: CPU, columns: Extent, *, transpose_a: bool = False) -> tuple[int, int]:
-    """Return the rows and vectors of the tile of a matrix product with some columns.
+def product_tile(cpu: CPU, product: Matmul, *, is_stored: bool = True) -> tuple[int, int]:
+    """Return the rows and vectors of the tile of a matrix product, which may not be stored.
 
     Intel's cores load and issue less for each thread where another thread shares them. Wide tiles
-    need fewer loads and instructions for a multiply-add. Of few columns, the vectors of a panel
-    divide them, if possible. A single vector has a tile of more rows; 16 are a cache line of a
-    transposed A.
+    need fewer loads and instructions for a multiply-add, unless C has a store for few of them. Of
+    few columns, the vectors of a panel divide them, if possible. A single vector has a tile of more
+    rows; 16 are a cache line of a transposed A.
     """
-    lanes = cpu.lanes
+    lanes, columns = cpu.lanes, product.columns
     if cpu.intel and lanes > 8 and isinstance(columns, int) and columns <= lanes:
-        return (16 if transpose_a else 12), 1
-    if not (cpu.intel and isinstance(columns, int) and columns > 2 * lanes):
+        return (16 if product.transpose_a else 12), 1
+    is_wide = isinstance(columns, int) and columns > 2 * lanes
+    if not (cpu.intel and is_wide) or (is_stored and writes_rows(product, cpu)):
         return tile_size(cpu)
     divides = columns % (4 * lanes) == 0 and columns % (3 * lanes) > 0
     return (6, 4) if divides and columns < _MANY_COLUMNS else (9, 3)

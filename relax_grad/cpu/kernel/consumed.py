@@ -91,6 +91,8 @@ class _Consumed(Generator):
         The consumer.
     """
 
+    is_stored = False
+
     def __init__(self, product: Matmul, cpu: CPU, consumer: Consumer):
         super().__init__(product, cpu)
         self._consumer = consumer

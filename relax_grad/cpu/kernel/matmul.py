@@ -20,8 +20,8 @@ from . import builder as b
 from ._factor import Factor
 from ._few_rows import FewRows
 from ._pairs import PairPacking, Pairs, add_products, imported, takes_pairs
-from ._panels import Early, Late, Packed, Packing
-from ._product import ROUND, WAYS, Bias, Matmul, is_one
+from ._panels import Early, Late, Packed, Packing, Whole
+from ._product import ROUND, WAYS, Bias, Matmul, is_one, writes_rows
 from ._tasks import divide, largest_task, packs_by_tasks, parts_of_depth
 from ._tile import (
     Ahead,
@@ -165,6 +165,9 @@ class Generator:
         Whether parts of k may be summed apart.
     """
 
+    #: Whether C is stored.
+    is_stored = True
+
     def __init__(
         self,
         product: Matmul,
@@ -175,9 +178,9 @@ class Generator:
     ):
         self.p, self.cpu, self.bias = product, cpu, bias
         self.vectors = Vectors(cpu.lanes)
-        most_rows, self.tile_vectors = product_tile(
-            cpu, product.columns, transpose_a=product.transpose_a
-        )
+        #: Whether tasks compute strip by strip, and pack all panels that they read before.
+        self.writes_rows = self.is_stored and writes_rows(product, cpu)
+        most_rows, self.tile_vectors = product_tile(cpu, product, is_stored=self.is_stored)
         self.tile_rows = equal_height(product.rows, most_rows)
         tile = (self.tile_rows, self.tile_vectors * cpu.lanes)
         parts = parts_of_depth(product, cpu, tile) if divides_depth else 1
@@ -195,7 +198,8 @@ class Generator:
         self.packs_late = is_one(product.batch) or not product.shared_b
         c_bytes = 4 * product.rows * product.columns
         #: Whether tiles spread their prefetches over their steps, instead of beginning with them.
-        self.spreads = cpu.intel and not (isinstance(c_bytes, int) and c_bytes < _BYTES_OF_SPREAD)
+        is_small = isinstance(c_bytes, int) and c_bytes < _BYTES_OF_SPREAD
+        self.spreads = cpu.intel and not (is_small or self.writes_rows)
         #: Whether the sizes of tasks are known.
         self.is_divided = isinstance(self.strips, int) and isinstance(self.panels, int)
         if self.is_divided:
@@ -235,8 +239,10 @@ class Generator:
             packed = Early(self.packing, bb, b0, inner) if panels is None else panels
             self._multiply(a, a0, packed, c, c0, inner)
 
-    def _late(self, bb: tirx.Buffer, b0) -> Late:
-        strips, _ = self.blocks()
+    def _late(self, bb: tirx.Buffer, b0) -> Late | Whole:
+        strips, most = self.blocks()
+        if self.writes_rows:
+            return Whole(self.packing, bb, b0, most)
         many = not isinstance(strips, int) or strips >= _STRIPS_OF_PREFETCH
         return Late(self.packing, bb, b0, prefetch=many)
 
@@ -322,7 +328,10 @@ class Generator:
 
     def _block(self, read, panels, c, c0, strips, columns, depth) -> None:
         """Emit the tiles of a block: panel by panel, so that a stretch of a panel stays in the
-        cache."""
+        cache, or strip by strip, so that rows of C are written sequentially."""
+        if self.writes_rows:
+            self._by_strips(read, panels, c, c0, strips, columns, depth)
+            return
         strips_each = self.blocks()[0] if self.is_divided else bind(strips[1] - strips[0])
         with panels[0].each(panels[1], columns, depth[:2]) as (j, panel, ahead):
 
@@ -342,6 +351,20 @@ class Generator:
                             read, panel, c, c0, (row, offsets), (j, numbers), (*depth, later)
                         ),
                     )
+
+            self._whole_or_part(j, tiles)
+
+    def _by_strips(self, read, panels, c, c0, strips, columns, depth) -> None:
+        panels[0].fill(panels[1], columns)
+        with b.serial(*strips) as i, panels[0].each(panels[1], columns, depth[:2]) as (j, panel, _):
+
+            def tiles(numbers: list) -> None:
+                self._strip(
+                    i,
+                    lambda row, offsets: self._tile(
+                        read, panel, c, c0, (row, offsets), (j, numbers), (*depth, ())
+                    ),
+                )
 
             self._whole_or_part(j, tiles)
 

@@ -54,7 +54,7 @@ def fewest_sharing(product: Matmul, cpu: CPU) -> int | None:
 
 def panels_shape(product: Matmul, cpu: CPU) -> list[Extent]:
     """Return the shape of the panels of a product's second factor."""
-    return Packing(product, Vectors(cpu.lanes), product_tile(cpu, product.columns)[1]).shape
+    return Packing(product, Vectors(cpu.lanes), product_tile(cpu, product)[1]).shape
 
 
 def packed(matrix: np.ndarray, shape: Sequence[int]) -> np.ndarray:

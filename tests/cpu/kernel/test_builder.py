@@ -14,6 +14,7 @@ from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._sums import Sums
 from relax_grad.cpu.kernel._tile import multiply_add, product_tile, tile_size
 from relax_grad.cpu.kernel.builder import Accumulators, Vectors
+from relax_grad.cpu.kernel.matmul import Matmul
 from relax_grad.cpu.target import CPU
 
 LANES = 4
@@ -257,10 +258,15 @@ def test_tile_sizes():
     ],
 )
 def test_tiles_of_intel(columns, tile):
-    """Tiles are wide, if the product is."""
-    assert product_tile(CPU(16, 32, 2, intel=True), columns) == tile
-    assert product_tile(CPU(16, 32, 2), columns) == (8, 2)
-    assert product_tile(CPU(8, 16, 2), columns) == (6, 2)
+    """Tiles are wide, if the product is, and has many steps for each store."""
+    product, shallow = Matmul(256, columns, 256), Matmul(256, columns, 32)
+    on_intel = CPU(16, 32, 2, intel=True)
+    assert product_tile(on_intel, product) == tile
+    writes_rows = isinstance(columns, int) and columns > 64 and columns % 16 == 0
+    assert product_tile(on_intel, shallow) == ((8, 2) if writes_rows else tile)
+    assert product_tile(on_intel, shallow, is_stored=False) == tile
+    assert product_tile(CPU(16, 32, 2), product) == (8, 2)
+    assert product_tile(CPU(8, 16, 2), product) == (6, 2)
 
 
 def test_ceil_div_and_floats():

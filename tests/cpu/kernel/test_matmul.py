@@ -218,6 +218,21 @@ def test_products_that_divide_their_steps(target):
 
 
 @each_target
+def test_products_of_few_steps(target):
+    """Their tiles follow each other in rows of C, whose panels are all packed before; with partial
+    tiles, tasks of several columns and rows, and batches."""
+    forms = list(itertools.product((False, True), (False, True)))
+    sizes = [(61, 144, 5), (129, 4192, 16), (700, 272, 32), (35, 90, 3), (40, 2100, 1)]
+    products = [Matmul(*size, *form) for size, form in itertools.product(sizes, forms)]
+    products += [
+        Matmul(41, 112, 24, *forms[i], batch=3, shared_a=i == 1, shared_b=i > 1) for i in range(4)
+    ]
+    for cores in (1, 2, 7):
+        check(products[cores % 2 :: 2], target, cores=cores)
+    check([Matmul(61, 144, 5), Matmul(129, 112, 24, True)], target, adds_bias=True)
+
+
+@each_target
 def test_transposed_factors_in_place(target):
     """Rows that are no multiple of a tile, of one vector of columns too, and in batches."""
     depth = tirx.Var("depth", "int32")

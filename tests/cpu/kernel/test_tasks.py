@@ -68,6 +68,19 @@ def test_threads_pack_as_little_as_possible(properties):
     assert parts(256, 64, 784) == parts(300, 192, 100) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("properties", "steps"), [((16, 32, 2, False, True), 64), ((16, 32, 2), 32), ((8, 16, 2), 32)]
+)
+def test_which_products_write_rows(properties, steps):
+    """Those of few steps, if vectors of a whole cache line begin with one."""
+    cpu = CPU(*properties)
+    assert Generator(Matmul(300, 512, steps), cpu).writes_rows
+    assert not Generator(Matmul(300, 512, steps + 1), cpu).writes_rows
+    assert Generator(Matmul(300, 500, 8), cpu).writes_rows == (cpu.lanes < 16)
+    assert not Generator(Matmul(300, 16, 8), cpu).writes_rows
+    assert not Generator(Matmul(300, tirx.Var("n", "int32"), 8), cpu).writes_rows
+
+
 @pytest.mark.parametrize("properties", [(16, 32, 2, False, True), (16, 32, 2), (8, 16, 2)])
 def test_which_products_divide_their_steps(properties):
     """Those of many steps, which two threads cannot divide evenly by rows or columns, or where each
