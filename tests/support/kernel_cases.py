@@ -66,6 +66,13 @@ def _products() -> Iterator[KernelCase]:
             lambda _, a, b, form=form: matmul(turn(a) if form == "TN" else a, b),
             detail=f"{form} in parts of k",
         )
+    for form, shapes in (("NN", [(61, 5), (5, 144)]), ("NT", [(61, 5), (144, 5)])):
+        yield KernelCase(
+            "relax.matmul",
+            shapes,
+            lambda _, a, b, form=form: matmul(a, turn(b) if form == "NT" else b),
+            detail=f"{form} of few steps",
+        )
     # With static shapes, the first of several products of one factor packs it for the others.
     for place, role in enumerate(("packs a shared factor", "reads packed panels")):
         for form, shape in (("NN", (70, 45)), ("NT", (45, 70))):
