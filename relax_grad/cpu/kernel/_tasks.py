@@ -100,6 +100,30 @@ def divide(
     return _up(strips, down), _up(panels, across)
 
 
+def range_of(task, tasks: Extent, each: Extent, number: Extent) -> tuple:
+    """Return the first of the strips or panels of a task, and the one after its last one.
+
+    The last strip or panel of a product may be partial. So the first task has fewer of them, if
+    there are not as many for each.
+
+    Parameters
+    ----------
+    task : int or tirx.PrimExpr
+        The number of the task.
+    tasks : int or tirx.PrimExpr
+        The number of tasks.
+    each : int or tirx.PrimExpr
+        The most strips or panels of a task.
+    number : int or tirx.PrimExpr
+        All strips or panels.
+    """
+    stop = number - (tasks - 1 - task) * each
+    if isinstance(stop, int):
+        return max(0, stop - each), stop
+    stop = computed(stop)
+    return computed(tirx.max(stop - each, as_expr(0))), stop
+
+
 def parts_of_depth(product: Matmul, cpu: CPU, tile: tuple[int, int]) -> int:
     """Return the number of parts of k that are summed apart, each by threads of its own.
 

@@ -22,7 +22,7 @@ from ._few_rows import FewRows
 from ._pairs import PairPacking, Pairs, add_products, imported, takes_pairs
 from ._panels import Early, Late, Packed, Packing, Whole
 from ._product import ROUND, WAYS, Bias, Matmul, is_one, writes_rows
-from ._tasks import divide, largest_task, packs_by_tasks, parts_of_depth
+from ._tasks import divide, largest_task, packs_by_tasks, parts_of_depth, range_of
 from ._tile import (
     Ahead,
     equal_height,
@@ -297,16 +297,14 @@ class Generator:
                 start = bind(part * self.part)
                 depth = (start, bind(tirx.min(const(self.part), self.p.depth - start)))
             down = b.computed(b.quotient(task, panel_blocks))
-            strip0 = b.computed(down * strips_each)
-            panel0 = b.computed((task - down * panel_blocks) * panels_each)
-            strip1 = b.computed(tirx.min(strip0 + strips_each, as_expr(self.strips)))
-            panel1 = b.computed(tirx.min(panel0 + panels_each, as_expr(self.panels)))
+            across = task - down * panel_blocks
+            strips = range_of(down, strip_blocks, strips_each, self.strips)
+            columns = range_of(across, panel_blocks, panels_each, self.panels)
             place, late = factor.place(), panels.place()
 
             def block(k0, size, first) -> None:
-                read = factor.reader(a, a0, place, (strip0, strip1), (k0, size))
-                depth = (k0, size, first)
-                self._block(read, (panels, late), c, c0, (strip0, strip1), (panel0, panel1), depth)
+                read = factor.reader(a, a0, place, strips, (k0, size))
+                self._block(read, (panels, late), c, c0, strips, columns, (k0, size, first))
 
             self._depths(*depth, block)
 

@@ -11,7 +11,7 @@ from tvm import tirx
 
 from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._factor import Across, Factor, Strips
-from relax_grad.cpu.kernel._tasks import divide, parts_of_depth
+from relax_grad.cpu.kernel._tasks import divide, parts_of_depth, range_of
 from relax_grad.cpu.kernel.builder import Vectors
 from relax_grad.cpu.kernel.matmul import Generator, Matmul, is_in_one_thread, matmul
 from relax_grad.cpu.target import CPU
@@ -66,6 +66,19 @@ def test_threads_pack_as_little_as_possible(properties):
 
     assert parts(64, 256, 784) == parts(40, 256, 784) == (1, 2)
     assert parts(256, 64, 784) == parts(300, 192, 100) == (2, 1)
+
+
+def test_the_first_task_has_fewer_panels():
+    """The last panel may be partial: tasks of 4 and 3 panels would have more unequal columns."""
+
+    def ranges(number: int, each: int) -> list[tuple[int, int]]:
+        tasks = -(-number // each)
+        return [range_of(task, tasks, each, number) for task in range(tasks)]
+
+    assert ranges(7, 4) == [(0, 3), (3, 7)]
+    assert ranges(8, 4) == [(0, 4), (4, 8)]
+    assert ranges(7, 3) == [(0, 1), (1, 4), (4, 7)]
+    assert ranges(1, 5) == [(0, 1)]
 
 
 @pytest.mark.parametrize(
