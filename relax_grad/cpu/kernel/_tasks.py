@@ -6,7 +6,7 @@ from tvm import tirx
 
 from ..target import CPU
 from ._product import DEPTH, PER_LANE_NS, Matmul
-from .builder import Extent, as_expr, computed, quotient
+from .builder import Extent, as_expr, computed, const, quotient
 
 #: Bytes of A that one task reads, about half of a second-level cache: processors with vectors of 16
 #: elements have at least 1 MB, with few exceptions.
@@ -63,8 +63,8 @@ def divide(
     cores: int,
     tile: tuple[Extent, int],
 ) -> tuple[Extent, Extent]:
-    """Return the number of strips and of panels of a task; the number of tasks is about a multiple
-    of the cores.
+    """Return the number of tasks that the strips are divided among, and that the panels are; their
+    product is about a multiple of the cores.
 
     A task packs the columns of B that it reads, and copies its rows of A. So the larger ones of
     both are divided, unless the others have more even halves. Of symbolic numbers, the code that
@@ -92,19 +92,27 @@ def divide(
             _select(is_few, _select(by_rows, half_rows, rows), rows),
             _select(is_few, _select(by_rows, columns, half_columns), columns),
         )
-    # Tasks have equal size, because each thread gets the same number of them.
-    across, down = _up(panels, columns), _up(strips, rows)
-    tasks = across * down
-    is_even = quotient(tasks, cores) * cores == tasks
-    down = _select(is_even, down, _select(down > 1, _up(down, cores) * cores, down))
-    return _up(strips, down), _up(panels, across)
+    # Each thread gets the same number of tasks, unless they are no multiple of the cores.
+    down, across = _up(strips, rows), _up(panels, columns)
+
+    def most(down: Extent, across: Extent) -> Extent:
+        """Return the work of the threads that have the most."""
+        work = _work(_up(strips, down), _up(panels, across), tile)
+        return _up(down * across, cores) * work
+
+    even_down = _least(_up(down, cores) * cores, strips)
+    even_across = _least(_up(across, cores) * cores, panels)
+    for other in ((even_down, across), (down, even_across)):
+        is_less = most(*other) < most(down, across)
+        down, across = _select(is_less, other[0], down), _select(is_less, other[1], across)
+    return down, across
 
 
-def range_of(task, tasks: Extent, each: Extent, number: Extent) -> tuple:
+def range_of(task, tasks: Extent, number: Extent) -> tuple:
     """Return the first of the strips or panels of a task, and the one after its last one.
 
-    The last strip or panel of a product may be partial. So the first task has fewer of them, if
-    there are not as many for each.
+    Tasks have the same number of them, but the last ones have one more, if there are not as many
+    for each: the last strip or panel of a product may be partial.
 
     Parameters
     ----------
@@ -112,16 +120,31 @@ def range_of(task, tasks: Extent, each: Extent, number: Extent) -> tuple:
         The number of the task.
     tasks : int or tirx.PrimExpr
         The number of tasks.
-    each : int or tirx.PrimExpr
-        The most strips or panels of a task.
     number : int or tirx.PrimExpr
         All strips or panels.
     """
-    stop = number - (tasks - 1 - task) * each
-    if isinstance(stop, int):
-        return max(0, stop - each), stop
-    stop = computed(stop)
-    return computed(tirx.max(stop - each, as_expr(0))), stop
+    each = quotient(number, tasks)
+    equal = tasks - (number - each * tasks)
+    if isinstance(task, int):
+        first, stop = (at * each + max(0, at - equal) for at in (task, task + 1))
+        return first, stop
+    # No product of task and number: it could exceed 2**31.
+    first, stop = (at * each + tirx.max(const(0), at - equal) for at in (task, task + 1))
+    return computed(first), computed(stop)
+
+
+def largest_of(counts: tuple, tasks: tuple) -> tuple[Extent, Extent]:
+    """Return the strips and panels of the largest task.
+
+    Parameters
+    ----------
+    counts : tuple
+        All strips and panels.
+    tasks : tuple
+        The numbers of tasks that share them, which :func:`divide` returns.
+    """
+    (strips, panels), (down, across) = counts, tasks
+    return _up(strips, down), _up(panels, across)
 
 
 def parts_of_depth(product: Matmul, cpu: CPU, tile: tuple[int, int]) -> int:
@@ -146,9 +169,9 @@ def parts_of_depth(product: Matmul, cpu: CPU, tile: tuple[int, int]) -> int:
 
     def division(cores: int) -> tuple[tuple[int, int], int]:
         """Return the strips and panels of a task, and the work of all tasks for each step."""
-        each = divide(strips, panels, largest_task(cpu, tile, depth), cores, tile)
-        tasks = _up(strips, each[0]) * _up(panels, each[1])
-        return each, tasks * _work(*each, tile)
+        down, across = divide(strips, panels, largest_task(cpu, tile, depth), cores, tile)
+        each = largest_of((strips, panels), (down, across))
+        return each, down * across * _work(*each, tile)
 
     # Two threads gain less than more of them do.
     (each, divided), (_, whole) = division(2), division(1)
@@ -183,11 +206,11 @@ def _work(rows: Extent, columns: Extent, tile: tuple[Extent, int]) -> Extent:
     return (rows * tile[0] + _COPIED) * (columns * tile[1] + _COPIED)
 
 
-def _least(most: int, number: Extent) -> Extent:
+def _least(most: Extent, number: Extent) -> Extent:
     """Return the smaller number, at least 1."""
-    if isinstance(number, int):
+    if isinstance(most, int) and isinstance(number, int):
         return max(1, min(most, number))
-    return computed(tirx.max(as_expr(1), tirx.min(as_expr(most), number)))
+    return computed(tirx.max(as_expr(1), tirx.min(as_expr(most), as_expr(number))))
 
 
 def _up(number: Extent, size: Extent) -> Extent:

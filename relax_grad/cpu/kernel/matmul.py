@@ -22,7 +22,7 @@ from ._few_rows import FewRows
 from ._pairs import PairPacking, Pairs, add_products, imported, takes_pairs
 from ._panels import Early, Late, Packed, Packing, Whole
 from ._product import ROUND, WAYS, Bias, Matmul, is_one, writes_rows
-from ._tasks import divide, largest_task, packs_by_tasks, parts_of_depth, range_of
+from ._tasks import divide, largest_of, largest_task, packs_by_tasks, parts_of_depth, range_of
 from ._tile import (
     Ahead,
     equal_height,
@@ -210,10 +210,14 @@ class Generator:
         """Return the packing of B, for some parts of k."""
         return Packing(self.p, self.vectors, self.tile_vectors, parts=parts)
 
-    def blocks(self) -> tuple[Extent, Extent]:
-        """Return the number of strips and of panels of a task."""
+    def tasks(self) -> tuple[Extent, Extent]:
+        """Return the number of tasks that the strips are divided among, and that the panels are."""
         tile, cores = (self.tile_rows, self.width), ceil_div(self.cpu.cores, self.parts)
         return divide(self.strips, self.panels, self.largest, cores, tile)
+
+    def blocks(self) -> tuple[Extent, Extent]:
+        """Return the most strips and panels of a task."""
+        return largest_of((self.strips, self.panels), self.tasks())
 
     def emit(self, a: tirx.Buffer, bb: tirx.Buffer, c: tirx.Buffer) -> None:
         """Emit all products: each by one thread, or one after the other if they are fewer than
@@ -281,13 +285,12 @@ class Generator:
     multiply: Callable = staticmethod(lambda total, a, b: total + a * b)
 
     def _multiply(self, a, a0, panels, c, c0, loop) -> None:
-        strips_each, panels_each = self.blocks()
-        strip_blocks = b.quotient(self.strips + strips_each - 1, strips_each)
-        panel_blocks = b.quotient(self.panels + panels_each - 1, panels_each)
+        tasks_down, tasks_across = self.tasks()
         # A task's copy of A has a size that is known.
-        most = strips_each if isinstance(strips_each, int) else self.largest[0]
+        most, _ = largest_of((self.strips, self.panels), (tasks_down, tasks_across))
+        most = most if isinstance(most, int) else self.largest[0]
         factor = self.factor(a, (self.tile_rows, most))
-        blocks = strip_blocks * panel_blocks
+        blocks = tasks_down * tasks_across
         with loop(0, blocks * self.parts) as i:
             depth, task = (const(0), self.p.depth), i
             if self.parts > 1:
@@ -296,10 +299,10 @@ class Generator:
                 c0 = bind(part * (self.p.rows * self.p.columns))
                 start = bind(part * self.part)
                 depth = (start, bind(tirx.min(const(self.part), self.p.depth - start)))
-            down = b.computed(b.quotient(task, panel_blocks))
-            across = task - down * panel_blocks
-            strips = range_of(down, strip_blocks, strips_each, self.strips)
-            columns = range_of(across, panel_blocks, panels_each, self.panels)
+            down = b.computed(b.quotient(task, tasks_across))
+            across = b.computed(task - down * tasks_across)
+            strips = range_of(down, tasks_down, self.strips)
+            columns = range_of(across, tasks_across, self.panels)
             place, late = factor.place(), panels.place()
 
             def block(k0, size, first) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -68,17 +69,20 @@ def test_threads_pack_as_little_as_possible(properties):
     assert parts(256, 64, 784) == parts(300, 192, 100) == (2, 1)
 
 
-def test_the_first_task_has_fewer_panels():
+def test_the_last_tasks_have_more_panels():
     """The last panel may be partial: tasks of 4 and 3 panels would have more unequal columns."""
 
-    def ranges(number: int, each: int) -> list[tuple[int, int]]:
-        tasks = -(-number // each)
-        return [range_of(task, tasks, each, number) for task in range(tasks)]
+    def ranges(number: int, tasks: int) -> list[tuple[int, int]]:
+        return [range_of(task, tasks, number) for task in range(tasks)]
 
-    assert ranges(7, 4) == [(0, 3), (3, 7)]
-    assert ranges(8, 4) == [(0, 4), (4, 8)]
-    assert ranges(7, 3) == [(0, 1), (1, 4), (4, 7)]
-    assert ranges(1, 5) == [(0, 1)]
+    assert ranges(7, 2) == [(0, 3), (3, 7)]
+    assert ranges(8, 2) == [(0, 4), (4, 8)]
+    assert ranges(11, 4) == [(0, 2), (2, 5), (5, 8), (8, 11)]
+    assert ranges(1, 1) == [(0, 1)]
+    # Numbers whose product exceeds an int32.
+    (first, stop), number = range_of(60_000, 65_000, 10**6), 10**6
+    assert first == 60_000 * (number // 65_000) + max(0, 60_000 - (65_000 - number % 65_000))
+    assert stop - first in (number // 65_000, number // 65_000 + 1)
 
 
 @pytest.mark.parametrize(
@@ -155,33 +159,54 @@ def test_tasks_of_symbolic_numbers():
         strips, panels = (tirx.Var(name, "int32") for name in ("strips", "panels"))
 
         def emit(_a, _b, counts, extents=(strips, panels), largest=largest, cores=cores):
-            for i, count in enumerate(divide(*extents, largest, cores, (6, 64))):
+            tasks = divide(*extents, largest, cores, (6, 64))
+            ranges = [range_of(b.const(0), tasks[0], extents[0])]
+            ranges += [range_of(tasks[1] - 1, tasks[1], extents[1])]
+            for i, count in enumerate([*tasks, *itertools.chain(*ranges)]):
                 b.store(counts, i, b.as_float(count))
 
-        params = b.floats("abc", [[strips], [panels], [2]])
+        params = b.floats("abc", [[strips], [panels], [6]])
         function = b.prim_func("divide", params, emit)
         for numbers in [(1, 1), (1, 90), (90, 1), *generator.integers(1, 200, (20, 2)).tolist()]:
             arrays = [np.zeros(number, "float32") for number in numbers]
-            sizes.append((Run(function, arrays, [(2,)]), divide(*numbers, largest, cores, (6, 64))))
+            tasks = divide(*numbers, largest, cores, (6, 64))
+            first = range_of(0, tasks[0], numbers[0])
+            last = range_of(tasks[1] - 1, tasks[1], numbers[1])
+            sizes.append((Run(function, arrays, [(6,)]), [*tasks, *first, *last]))
     results = run_kernels([run for run, _ in sizes], {"kind": "llvm"})
     for (counts,), (_, wanted) in zip(results, sizes, strict=True):
-        assert counts.tolist() == list(wanted)
+        assert counts.tolist() == wanted
 
 
-@pytest.mark.parametrize("cores", [2, 3, 8])
-@pytest.mark.parametrize("size", [(512, 512, 512), (1024, 768, 768), (1000, 1000, 1000)])
-def test_threads_get_equal_parts(size, cores):
-    rows, columns, depth = size
-    generator = Generator(Matmul(rows, columns, depth), CPU(16, 32, cores))
-    strips, panels = generator.blocks()
-    tasks = [
-        min(strips, generator.strips - i) * min(panels, generator.panels - j)
-        for i in range(0, generator.strips, strips)
-        for j in range(0, generator.panels, panels)
+def most_of_a_thread(generator: Generator) -> float:
+    """Return the tiles of the thread that has the most, relative to those of equal parts."""
+    (down, across), cores = generator.tasks(), generator.cpu.cores
+    sizes = [
+        [stop - first for first, stop in (range_of(i, tasks, number) for i in range(tasks))]
+        for tasks, number in ((down, generator.strips), (across, generator.panels))
     ]
+    tasks = [rows * columns for rows, columns in itertools.product(*sizes)] * generator.parts
+    # A thread runs tasks of consecutive numbers.
     part = -(-len(tasks) // cores)
     most = max(sum(tasks[i : i + part]) for i in range(0, len(tasks), part))
-    assert most <= 1.1 * generator.strips * generator.panels / cores
+    return most * cores / sum(tasks)
+
+
+@pytest.mark.parametrize("properties", [(16, 32, False, True), (16, 32), (8, 16)])
+def test_threads_get_equal_parts(properties):
+    """Sizes of products of one task and of many, and of more columns than a task has, in up to 16
+    threads; the rest is in the number of strips and panels."""
+    generator = np.random.default_rng(11)
+    lanes, registers, *others = properties
+    for cores, limit, mean in ((2, 1.15, 1.03), (3, 1.4, 1.1), (4, 1.4, 1.1), (16, 1.8, 1.2)):
+        cpu, most = CPU(lanes, registers, cores, *others), []
+        for rows, columns in np.exp(generator.uniform(np.log(64), np.log(9000), (150, 2))):
+            product = Matmul(int(rows), int(columns), 500)
+            if rows * columns > 64 * 64 * 4 * cores:
+                most.append(most_of_a_thread(Generator(product, cpu, divides_depth=True)))
+        assert len(most) > 40
+        assert max(most) <= limit
+        assert np.mean(most) <= mean
 
 
 @pytest.mark.parametrize(
