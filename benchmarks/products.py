@@ -1,9 +1,10 @@
 """Measure matrix products against PyTorch and the peak of the processor, for each width of vectors.
 
 ``python benchmarks/products.py`` measures large products, interleaved, and small ones in blocks
-with a pause between the contestants, and writes ``docs/_measured/products/PROCESSOR.json``: a file
-for each machine. PyTorch is held to AVX2 for the columns of AVX2. The peak is that of multiply-adds
-in registers, by a loop in C (``cc`` compiles it).
+with a pause between the contestants, then products of random sizes. It writes
+``docs/_measured/products/PROCESSOR.json``: a file for each machine. PyTorch is held to AVX2 for the
+columns of AVX2. The peak is that of multiply-adds in registers, by a loop in C (``cc`` compiles
+it).
 
 ``--candidates`` measures the ways to compute each small product in one thread, and lists the
 products for which the chosen one is more than 10 % slower than another.
@@ -15,6 +16,7 @@ import argparse
 import json
 import math
 import os
+import random
 import sys
 import time
 
@@ -58,6 +60,21 @@ _LAYERS = (
 )
 SMALL = [(rows, *layer) for rows in _ROWS for layer in _LAYERS]
 
+
+def _drawn(number: int) -> list[tuple[int, int, int]]:
+    """Return random sizes, the same ones in each run: those that nobody chose."""
+    generator, sizes = random.Random(36), []
+    while len(sizes) < number:
+        size = tuple(round(math.exp(generator.uniform(math.log(4), math.log(5000)))) for _ in "mnk")
+        if 2e5 < math.prod(size) < 4e8:
+            sizes.append(size)
+    return sizes
+
+
+DRAWN = _drawn(40)
+
+GROUPS = {"large": LARGE, "small": SMALL, "drawn": DRAWN}
+
 #: Whether the first and the second factor are transposed.
 _FORMS = ("NN", "NT", "TN", "TT")
 
@@ -92,7 +109,8 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
     target = prepare(width, 2)
     peaks = [peak(WIDTHS[width][1], number) for number in (1, 2)]
     rows = []
-    for sizes in [*LARGE, *SMALL]:
+    sizes_of_groups = [(group, sizes) for group in GROUPS for sizes in GROUPS[group]]
+    for group, sizes in sizes_of_groups:
         for form in _FORMS:
             row = product(*sizes, form[0] == "T", form[1] == "T")
             calls = against_torch(row, target, 1e-4)
@@ -100,7 +118,7 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
             least = min(times["relax_grad"])
             rows.append(
                 {
-                    "group": "large" if sizes in LARGE else "small",
+                    "group": group,
                     "form": form,
                     "sizes": list(sizes),
                     "us": round(least * 1e6, 2),
@@ -156,7 +174,7 @@ def _candidates(width: str) -> None:
 
 def _summary(width: str, part: dict) -> str:
     lines = [f"{width} ({part['target']}): peak {part['peak'][0]} and {part['peak'][1]} GFLOP/s"]
-    for group in ("large", "small"):
+    for group in GROUPS:
         for form in _FORMS:
             rows = [row for row in part["rows"] if row["form"] == form and row["group"] == group]
             mean = math.exp(sum(math.log(row["median"]) for row in rows) / len(rows))

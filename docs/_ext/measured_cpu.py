@@ -228,8 +228,10 @@ class Products(_OfMachines):
         yield from table(heads, self.rows(measured), "llrrrr")
 
     def of_width(self, machine, part):
-        for group in ("large", "small"):
+        for group in ("large", "small", "drawn"):
             members = [r for r in part["rows"] if r["group"] == group]
+            if not members:
+                continue
             medians = [r["median"] for r in members]
             shares = [r["gflops"] / part["peak"][1] for r in members]
             yield [
