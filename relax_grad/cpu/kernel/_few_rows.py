@@ -23,6 +23,30 @@ _MOST_UNROLLED = 4
 _WIDEST = 8
 
 
+def _even(rows: int, vectors: int, widest: int, cores: int) -> int:
+    """Return the vectors in a row of a tile, at most the widest, such that tasks of a tile each
+    keep all threads busy.
+
+    Parameters
+    ----------
+    rows : int
+        The rows of a tile.
+    vectors : int
+        The vectors of all columns.
+    widest : int
+        The most vectors.
+    cores : int
+        The number of threads.
+    """
+
+    def most(width: int) -> int:
+        """Return the operands and multiply-adds for each step, of the thread that has the most."""
+        tiles = ceil_div(ceil_div(vectors, width), cores)
+        return tiles * (rows * width + rows + width)
+
+    return min(range(widest, 0, -1), key=most)
+
+
 def _widest(rows: int, registers: int) -> int:
     """Return the vectors in a row of a tile that fits in the registers: with its sums, a vector of
     B for each column, and an element of A.
@@ -42,7 +66,7 @@ class FewRows:
     transpose_a, transpose_b : bool
         Whether A is stored as ``[k, m]``, and B as ``[n, k]``; both only if there is a single row.
     cpu : CPU
-        The target CPU.
+        The target CPU, with the number of threads that share one product.
     bias : Bias, optional
         The numbers that are added to the columns of C.
     """
@@ -66,7 +90,10 @@ class FewRows:
         # Strips of equal height allow the widest tile in each.
         self.height = equal_height(rows, most_rows)
         self.size = 1 if transpose_b else cpu.lanes
-        self.width = self.size * _widest(self.height, cpu.registers)
+        widest = _widest(self.height, cpu.registers)
+        if cpu.cores > 1 and isinstance(columns, int):
+            widest = _even(self.height, ceil_div(columns, self.size), widest, cpu.cores)
+        self.width = self.size * widest
 
     def emit(self, a, bb, c, batch: Extent, offsets: Callable) -> None:
         """Emit the products; ``offsets(i)`` returns the offsets of the i-th product in A, B and C.

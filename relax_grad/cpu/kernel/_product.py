@@ -31,9 +31,11 @@ _FEW_ROWS, _FEW_DOTS = 32, 16
 #: most: few registers hold too few sums to hide the latency of multiply-adds.
 _FEW_CROWDED = 8
 
-#: The same for Intel's processors, if B has more bytes than a second-level cache: short parts of
-#: its rows are read slowly from distant caches.
-_FEW_DISTANT, _NEAR = 8, 2**21
+#: The same, if B has more bytes than this, for Intel's processors with AVX-512 and for processors
+#: with 16 registers: short parts of its rows are read slowly from distant caches. Intel's have
+#: another limit for rows that are many, or share few sets of a cache.
+_FEW_DISTANT, _NEAR_OF_INTEL, _NEAR = 8, 2**21, 2**22
+_MANY_STEPS, _NEAR_OF_MANY = 2048, 3 * 2**19
 
 #: The same with 32 registers, if a row of B is one vector: packing it gains nothing. A product with
 #: more steps is divided between threads, which have rows of their own if B is packed.
@@ -140,10 +142,13 @@ class Matmul:
             is_crowded = is_deep and share_sets(self.columns)
             if not isinstance(self.columns, int):
                 return _FEW_ROWS
-            if cpu.intel and isinstance(self.depth, int) and 4 * self.columns * self.depth > _NEAR:
-                return _FEW_DISTANT
+            size = 4 * self.columns * self.depth if isinstance(self.depth, int) else 0
+            if cpu.intel:
+                is_far = is_crowded or (isinstance(self.depth, int) and self.depth >= _MANY_STEPS)
+                if size > (_NEAR_OF_MANY if is_far else _NEAR_OF_INTEL):
+                    return _FEW_DISTANT
             if cpu.registers < 32:
-                is_short = self.columns <= cpu.lanes
+                is_short = self.columns <= cpu.lanes or size > _NEAR
                 return _FEW_CROWDED if is_crowded or is_short else _FEW_ROWS
             has_few_steps = isinstance(self.depth, int) and self.depth <= _MOST_STEPS
             is_vector = self.columns == cpu.lanes and has_few_steps and not self.transpose_a

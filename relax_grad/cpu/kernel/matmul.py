@@ -118,7 +118,8 @@ def _emit(p: Matmul, cpu: CPU, way: str | None, tensors: tuple, bias: Bias | Non
         cpu = replace(cpu, cores=1)
 
     def few() -> None:
-        rows = FewRows(p.rows, p.columns, p.depth, p.transpose_a, p.transpose_b, cpu, bias)
+        own = cpu if is_one(p.batch) else replace(cpu, cores=1)
+        rows = FewRows(p.rows, p.columns, p.depth, p.transpose_a, p.transpose_b, own, bias)
         a, bb, c = tensors
         rows.emit(a, bb, c, p.batch, p.starts)
 

@@ -121,8 +121,13 @@ def test_the_most_rows_that_read_a_factor_in_place():
     assert Matmul(64, 10, 768).most_few_rows(narrow) == 32
     intel = replace(wide, intel=True)
     assert Matmul(16, 1024, 1024).most_few_rows(intel) == 8
-    assert Matmul(16, 1024, 512).most_few_rows(intel) == 32
     assert Matmul(16, 1024, 1024).most_few_rows(wide) == 32
+    # Rows that share few sets of a cache, or are many, are read slowly if they have fewer bytes.
+    near, many, crowded = (Matmul(16, *size) for size in ((400, 1300), (136, 3021), (512, 1024)))
+    assert [product.most_few_rows(intel) for product in (near, many, crowded)] == [32, 8, 8]
+    assert [product.most_few_rows(wide) for product in (near, many, crowded)] == [32, 32, 32]
+    assert Matmul(16, 1000, 1040).most_few_rows(narrow) == 32
+    assert Matmul(16, 1000, 1050).most_few_rows(narrow) == 8
     assert Matmul(64, 8, 768).most_few_rows(narrow) == 8
     # Of a transposed factor, panels of one vector with few empty lanes are soon faster on Intel.
     most = [Matmul(64, n, 128, False, True).most_few_rows(intel) for n in (3, 10, 17, 24, 30)]
@@ -193,6 +198,23 @@ def test_tiles_of_few_rows_fit_in_the_registers(transpose_b):
             widths[registers, rows] = columns
     assert [widths[16, rows] for rows in (2, 3, 4, 6)] == [5, 3, 3, 3]
     assert [widths[32, rows] for rows in (2, 3, 4, 5, 8)] == [8, 7, 6, 5, 3]
+
+
+def test_tiles_of_few_rows_divide_the_columns_evenly():
+    """Of 9 vectors of columns, tiles of 4 would leave one for the second thread."""
+
+    def tiles(columns: int, cores: int, transpose_b: bool = False) -> list[int]:
+        tile = FewRows(18, columns, 500, False, transpose_b, CPU(16, 32, cores))
+        widths = [min(tile.width, columns - at) for at in range(0, columns, tile.width)]
+        part = -(-len(widths) // cores)
+        return [sum(widths[i : i + part]) for i in range(0, len(widths), part)]
+
+    assert tiles(144, 1) == [144]
+    assert tiles(144, 2) == [96, 48]
+    assert tiles(128, 2) == [64, 64]
+    assert tiles(256, 4) == [64] * 4
+    assert tiles(112, 2) == [64, 48]
+    assert max(tiles(30, 2, True)) <= 16
 
 
 @each_target
