@@ -96,9 +96,13 @@ def divide(
     down, across = _up(strips, rows), _up(panels, columns)
 
     def most(down: Extent, across: Extent) -> Extent:
-        """Return the work of the threads that have the most."""
+        """Return the work of the threads that have the most: of symbolic numbers as float64, which
+        does not overflow."""
         work = _work(_up(strips, down), _up(panels, across), tile)
-        return _up(down * across, cores) * work
+        tasks = _up(down * across, cores)
+        if isinstance(work, int) and isinstance(tasks, int):
+            return tasks * work
+        return tirx.Cast("float64", as_expr(tasks)) * tirx.Cast("float64", as_expr(work))
 
     even_down = _least(_up(down, cores) * cores, strips)
     even_across = _least(_up(across, cores) * cores, panels)
