@@ -109,8 +109,8 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
     target = prepare(width, 2)
     peaks = [peak(WIDTHS[width][1], number) for number in (1, 2)]
     rows = []
-    sizes_of_groups = [(group, sizes) for group in GROUPS for sizes in GROUPS[group]]
-    for group, sizes in sizes_of_groups:
+    members = [(group, sizes) for group, several in GROUPS.items() for sizes in several]
+    for group, sizes in members:
         for form in _FORMS:
             row = product(*sizes, form[0] == "T", form[1] == "T")
             calls = against_torch(row, target, 1e-4)

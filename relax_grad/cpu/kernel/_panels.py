@@ -205,15 +205,14 @@ class Packed:
         self.stretch = packing.stretch
         self.prefetches = prefetch
 
-    def place(self) -> tirx.Buffer | None:
+    def place(self) -> None:
         """Allocate nothing."""
-        return None
 
-    def fill(self, place: tirx.Buffer | None, columns: tuple) -> None:
+    def fill(self, place: None, columns: tuple) -> None:
         """Emit nothing: the panels of a task exist."""
 
     @contextmanager
-    def each(self, place: tirx.Buffer | None, columns: tuple, depth: tuple) -> Iterator[tuple]:
+    def each(self, place: None, columns: tuple, depth: tuple) -> Iterator[tuple]:
         """Emit a loop over panels; yield the number of one, the buffer and the offset of its
         stretch, and None or a function.
 
@@ -247,30 +246,29 @@ class Early(Packed):
             packing.pack((bb, b0, j), (self.panels, bind(j * size), 0), (const(0), self.depth))
 
 
-class Whole(Packed):
+class Whole:
     """The panels of a task, ``[panel][k][width]``, all packed by it before it reads the first one.
 
     All steps of k are one stretch. A task has ``most`` panels at most.
     """
 
     def __init__(self, packing: Packing, bb, b0, most: int):
-        super().__init__(packing, bb)
-        self.packing, self.b0, self.most = packing, b0, most
+        self.packing, self.bb, self.b0, self.most = packing, bb, b0, most
         self.size = packing.p.depth * packing.width
 
     def place(self) -> tirx.Buffer:
         """Allocate the buffer of a task."""
         return b.scratch(self.most * self.size)
 
-    def fill(self, place: tirx.Buffer | None, columns: tuple) -> None:
+    def fill(self, place: tirx.Buffer, columns: tuple) -> None:
         """Pack the panels of a task."""
         with b.serial(*columns) as j:
             to = bind((j - columns[0]) * self.size)
-            source, depth = (self.panels, self.b0, j), (const(0), self.depth)
-            self.packing.pack(source, (place, to, 0), depth)
+            depth = (const(0), self.packing.p.depth)
+            self.packing.pack((self.bb, self.b0, j), (place, to, 0), depth)
 
     @contextmanager
-    def each(self, place: tirx.Buffer | None, columns: tuple, depth: tuple) -> Iterator[tuple]:
+    def each(self, place: tirx.Buffer, columns: tuple, depth: tuple) -> Iterator[tuple]:
         """Emit a loop over panels; yield the number of one, its buffer and its offset, and None."""
         with b.serial(*columns) as j:
             yield j, (place, bind((j - columns[0]) * self.size)), None

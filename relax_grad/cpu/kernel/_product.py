@@ -138,19 +138,19 @@ class Matmul:
         if not self.transpose_b:
             # Few registers hold few rows: B is read several times, from few sets of a cache if its
             # rows share them.
-            is_deep = isinstance(self.depth, int) and self.depth >= DEPTH
-            is_crowded = is_deep and share_sets(self.columns)
             if not isinstance(self.columns, int):
                 return _FEW_ROWS
-            size = 4 * self.columns * self.depth if isinstance(self.depth, int) else 0
+            steps = self.depth if isinstance(self.depth, int) else 0  # 0: unknown
+            size = 4 * self.columns * steps
+            is_crowded = steps >= DEPTH and share_sets(self.columns)
             if cpu.intel:
-                is_far = is_crowded or (isinstance(self.depth, int) and self.depth >= _MANY_STEPS)
+                is_far = is_crowded or steps >= _MANY_STEPS
                 if size > (_NEAR_OF_MANY if is_far else _NEAR_OF_INTEL):
                     return _FEW_DISTANT
             if cpu.registers < 32:
                 is_short = self.columns <= cpu.lanes or size > _NEAR
                 return _FEW_CROWDED if is_crowded or is_short else _FEW_ROWS
-            has_few_steps = isinstance(self.depth, int) and self.depth <= _MOST_STEPS
+            has_few_steps = 0 < steps <= _MOST_STEPS
             is_vector = self.columns == cpu.lanes and has_few_steps and not self.transpose_a
             return _FEW_OF_ONE_VECTOR if is_vector else _FEW_ROWS
         # Summing the lanes of a vector takes about as long as that many multiplications.

@@ -251,7 +251,7 @@ class Generator:
         many = not isinstance(strips, int) or strips >= _STRIPS_OF_PREFETCH
         return Late(self.packing, bb, b0, prefetch=many)
 
-    def emit_single(self, a: tirx.Buffer, panels: Packed | Late, c: tirx.Buffer) -> None:
+    def emit_single(self, a: tirx.Buffer, panels: Packed | Late | Whole, c: tirx.Buffer) -> None:
         """Emit a single product, whose panels other products may read too."""
         if self.parts == 1:
             self._multiply(a, const(0), panels, c, const(0), b.parallel)
