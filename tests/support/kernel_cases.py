@@ -66,7 +66,7 @@ def _products() -> Iterator[KernelCase]:
             lambda _, a, b, form=form: matmul(turn(a) if form == "TN" else a, b),
             detail=f"{form} in parts of k",
         )
-    for form, shapes in (("NN", [(61, 5), (5, 144)]), ("NT", [(61, 5), (144, 5)])):
+    for form, shapes in (("NN", [(61, 5), (5, 150)]), ("NT", [(61, 5), (150, 5)])):
         yield KernelCase(
             "relax.matmul",
             shapes,

@@ -52,9 +52,12 @@ _ROWS_OF_FILLED = 12
 #: second-level cache.
 PER_LANE_NS, _BYTES_PER_NS = 6.4, 100
 
-#: The steps of k up to which the tiles of rows of C follow each other: with tall tiles for Intel's
+#: The steps of k up to which the tiles of rows of C follow each other: with wide tiles for Intel's
 #: processors, and otherwise.
 _SHALLOW_OF_INTEL, _SHALLOW = 64, 32
+
+#: The rows for each step from which the tiles of rows follow each other, if B is packed before.
+_ROWS_OF_PACKED = 6
 
 #: The ways to compute a product: B is read in place, or packed.
 WAYS = ("few rows", "packed")
@@ -216,13 +219,16 @@ def writes_rows(product: Matmul, cpu: CPU) -> bool:
     """Tell whether the tiles of a strip are computed one after the other, and not those of a panel.
 
     Sums of few steps take less time than their stores. The caches write rows of C faster than short
-    parts of many rows. Vectors of a whole cache line must not begin within one.
+    parts of many rows. Vectors of a whole cache line must not begin within one, unless tiles are
+    wide.
     """
     columns, depth = product.columns, product.depth
     if not product.is_static or depth > (_SHALLOW_OF_INTEL if cpu.intel else _SHALLOW):
         return False
-    is_wide = columns > (4 if cpu.intel else 2) * cpu.lanes
-    return is_wide and (cpu.lanes < LINE or columns % LINE == 0)
+    if product.transpose_b and product.rows < _ROWS_OF_PACKED * depth:
+        return False
+    is_aligned = cpu.intel or cpu.lanes < LINE or columns % LINE == 0
+    return is_aligned and columns > (4 if cpu.intel else 2) * cpu.lanes
 
 
 def is_one(extent: Extent) -> bool:

@@ -18,7 +18,15 @@ _TASK_COLUMNS = 2048
 
 #: The rows of A whose multiply-adds take as long as the packing of B, and the columns of B whose
 #: multiply-adds take as long as the copy of A.
-_COPIED = 24
+_COPIED = (24, 24)
+
+#: The rows of C that take as long as the packing of a step of B, if rows of C are written one after
+#: the other, and the columns that take as long as what a row costs. Threads that write parts of the
+#: same rows take up to 1.3 times as long.
+_ROWS_OF_STEP, _COLUMNS_OF_ROW = 2, 128
+
+#: The elements of panels that each strip reads, and that stay in a second-level cache.
+_READ_AGAIN = 2**17
 
 #: The rows of a task from which its share of packing B costs no more than packing all panels
 #: before.
@@ -56,12 +64,26 @@ def largest_task(cpu: CPU, tile: tuple[int, int], depth: Extent) -> tuple[int, i
     return max(1, size // (4 * tile[0] * steps)), max(1, _TASK_COLUMNS // tile[1])
 
 
+def largest_of_rows(cpu: CPU, tile: tuple[int, int], depth: int) -> tuple[int, int]:
+    """Return the maximum number of strips and of panels of a task that writes rows of C one after
+    the other; the parameters are those of :func:`largest_task`."""
+    strips, panels = largest_task(cpu, tile, depth)
+    return strips, max(panels, _READ_AGAIN // depth // tile[1])
+
+
+def copied_of_rows(depth: int) -> tuple[int, int]:
+    """Return ``copied`` of :func:`divide` for tasks that write rows of C one after the other, with
+    so many steps."""
+    return min(_COPIED[0], _ROWS_OF_STEP * depth), _COLUMNS_OF_ROW
+
+
 def divide(
     strips: Extent,
     panels: Extent,
     largest: tuple[int, int],
     cores: int,
     tile: tuple[Extent, int],
+    copied: tuple[int, int] = _COPIED,
 ) -> tuple[Extent, Extent]:
     """Return the number of tasks that the strips are divided among, and that the panels are; their
     product is about a multiple of the cores.
@@ -80,6 +102,9 @@ def divide(
         The number of threads that share the tasks.
     tile : tuple[int, int]
         The rows of a strip, and the columns of a panel.
+    copied : tuple[int, int]
+        The rows whose multiply-adds take as long as the packing of B, and the columns whose
+        multiply-adds take as long as the copy of A.
     """
     rows, columns = _least(largest[0], strips), _least(largest[1], panels)
     halvings = (cores - 1).bit_length()
@@ -87,7 +112,7 @@ def divide(
     for _ in range(halvings + (halvings > 1)):
         is_few = _up(strips, rows) * _up(panels, columns) < cores
         half_rows, half_columns = _up(rows, 2), _up(columns, 2)
-        by_rows = _work(half_rows, columns, tile) <= _work(rows, half_columns, tile)
+        by_rows = _work(half_rows, columns, tile, copied) <= _work(rows, half_columns, tile, copied)
         rows, columns = (
             _select(is_few, _select(by_rows, half_rows, rows), rows),
             _select(is_few, _select(by_rows, columns, half_columns), columns),
@@ -98,7 +123,7 @@ def divide(
     def most(down: Extent, across: Extent) -> Extent:
         """Return the work of the threads that have the most: of symbolic numbers as float64, which
         does not overflow."""
-        work = _work(_up(strips, down), _up(panels, across), tile)
+        work = _work(_up(strips, down), _up(panels, across), tile, copied)
         tasks = _up(down * across, cores)
         if isinstance(work, int) and isinstance(tasks, int):
             return tasks * work
@@ -205,9 +230,14 @@ def packs_by_tasks(strips: int, each: tuple[int, int], tile: tuple[int, int], de
     return has_rows or 4 * steps * each[1] * tile[1] <= _BYTES_OF_LATE
 
 
-def _work(rows: Extent, columns: Extent, tile: tuple[Extent, int]) -> Extent:
+def _work(
+    rows: Extent,
+    columns: Extent,
+    tile: tuple[Extent, int],
+    copied: tuple[int, int] = _COPIED,
+) -> Extent:
     """Return the work of a task of some strips and panels, in multiply-adds for each step."""
-    return (rows * tile[0] + _COPIED) * (columns * tile[1] + _COPIED)
+    return (rows * tile[0] + copied[0]) * (columns * tile[1] + copied[1])
 
 
 def _least(most: Extent, number: Extent) -> Extent:

@@ -16,6 +16,9 @@ from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div
 #: The columns from which a last panel with fewer vectors takes little of the time.
 _MANY_COLUMNS = 512
 
+#: The steps of k up to which narrow tiles write whole cache lines of rows faster than wide ones.
+_FEW_STEPS = 8
+
 #: The prefetches up to which they are emitted one after the other, without a loop.
 _MOST_IN_A_ROW = 32
 
@@ -90,16 +93,20 @@ def product_tile(cpu: CPU, product: Matmul, *, is_stored: bool = True) -> tuple[
     """Return the rows and vectors of the tile of a matrix product, which may not be stored.
 
     Intel's cores load and issue less for each thread where another thread shares them. Wide tiles
-    need fewer loads and instructions for a multiply-add, unless C has a store for few of them. Of
-    few columns, the vectors of a panel divide them, if possible. A single vector has a tile of more
-    rows; 16 are a cache line of a transposed A.
+    need fewer loads and instructions for a multiply-add, and those of four vectors write long parts
+    of rows, if C has a store for few multiply-adds, but not very few. Of few columns, the vectors
+    of a panel divide them, if possible. A single vector has a tile of more rows; 16 are a cache
+    line of a transposed A.
     """
     lanes, columns = cpu.lanes, product.columns
     if cpu.intel and lanes > 8 and isinstance(columns, int) and columns <= lanes:
         return (16 if product.transpose_a else 12), 1
     is_wide = isinstance(columns, int) and columns > 2 * lanes
-    if not (cpu.intel and is_wide) or (is_stored and writes_rows(product, cpu)):
+    if not (cpu.intel and is_wide):
         return tile_size(cpu)
+    if is_stored and writes_rows(product, cpu):
+        is_narrow = columns % LINE == 0 and product.depth <= _FEW_STEPS
+        return tile_size(cpu) if is_narrow else (6, 4)
     divides = columns % (4 * lanes) == 0 and columns % (3 * lanes) > 0
     return (6, 4) if divides and columns < _MANY_COLUMNS else (9, 3)
 

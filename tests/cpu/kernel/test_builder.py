@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -258,13 +259,16 @@ def test_tile_sizes():
     ],
 )
 def test_tiles_of_intel(columns, tile):
-    """Tiles are wide, if the product is, and has many steps for each store."""
-    product, shallow = Matmul(256, columns, 256), Matmul(256, columns, 32)
+    """Tiles are wide, if the product is, and wider if it has few steps for each store."""
+    product, shallow = Matmul(256, columns, 256), Matmul(256, columns, 16)
     on_intel = CPU(16, 32, 2, intel=True)
     assert product_tile(on_intel, product) == tile
-    writes_rows = isinstance(columns, int) and columns > 64 and columns % 16 == 0
-    assert product_tile(on_intel, shallow) == ((8, 2) if writes_rows else tile)
+    writes_rows = isinstance(columns, int) and columns > 64
+    assert product_tile(on_intel, shallow) == ((6, 4) if writes_rows else tile)
     assert product_tile(on_intel, shallow, is_stored=False) == tile
+    if writes_rows:
+        is_whole = columns % 16 == 0
+        assert product_tile(on_intel, replace(shallow, depth=8)) == ((8, 2) if is_whole else (6, 4))
     assert product_tile(CPU(16, 32, 2), product) == (8, 2)
     assert product_tile(CPU(8, 16, 2), product) == (6, 2)
 

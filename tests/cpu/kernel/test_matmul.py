@@ -241,10 +241,11 @@ def test_products_that_divide_their_steps(target):
 
 @each_target
 def test_products_of_few_steps(target):
-    """Their tiles follow each other in rows of C, whose panels are all packed before; with partial
-    tiles, tasks of several columns and rows, and batches."""
+    """Their tiles follow each other in rows of C. Factors with transposed rows are packed before;
+    with partial tiles, tasks of several columns and rows, and batches."""
     forms = list(itertools.product((False, True), (False, True)))
     sizes = [(61, 144, 5), (129, 4192, 16), (700, 272, 32), (35, 90, 3), (40, 2100, 1)]
+    sizes += [(130, 157, 9), (9, 70001, 4)]
     products = [Matmul(*size, *form) for size, form in itertools.product(sizes, forms)]
     products += [
         Matmul(41, 112, 24, *forms[i], batch=3, shared_a=i == 1, shared_b=i > 1) for i in range(4)

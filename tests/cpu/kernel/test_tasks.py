@@ -85,13 +85,18 @@ def test_the_last_tasks_have_more_panels():
     ("properties", "steps"), [((16, 32, 2, False, True), 64), ((16, 32, 2), 32), ((8, 16, 2), 32)]
 )
 def test_which_products_write_rows(properties, steps):
-    """Those of few steps, if vectors of a whole cache line begin with one."""
+    """Those of few steps, unless narrow tiles would write vectors of a whole cache line that begin
+    within one, or transposed panels would meet few rows."""
     cpu = CPU(*properties)
-    assert Generator(Matmul(300, 512, steps), cpu).writes_rows
-    assert not Generator(Matmul(300, 512, steps + 1), cpu).writes_rows
-    assert Generator(Matmul(300, 500, 8), cpu).writes_rows == (cpu.lanes < 16)
-    assert not Generator(Matmul(300, 16, 8), cpu).writes_rows
-    assert not Generator(Matmul(300, tirx.Var("n", "int32"), 8), cpu).writes_rows
+
+    def writes(*product) -> bool:
+        return Generator(Matmul(*product), cpu).writes_rows
+
+    assert [writes(300, 512, k) for k in (1, steps, steps + 1)] == [True, True, False]
+    assert writes(300, 500, steps) == (cpu.lanes < 16 or cpu.intel)
+    assert [writes(rows, 512, 8, False, True) for rows in (47, 48)] == [False, True]
+    assert not writes(300, 16, 8)
+    assert not writes(300, tirx.Var("n", "int32"), 8)
 
 
 @pytest.mark.parametrize("properties", [(16, 32, 2, False, True), (16, 32, 2), (8, 16, 2)])
@@ -205,6 +210,22 @@ def test_threads_get_equal_parts(properties):
         assert len(most) > 40
         assert max(most) <= limit
         assert np.mean(most) <= mean
+
+
+@pytest.mark.parametrize("properties", [(16, 32, 2, False, True), (16, 32, 2), (8, 16, 2)])
+def test_threads_write_rows_of_their_own(properties):
+    """Products of few steps are divided by their rows, unless these are few, or the panels that
+    each thread would pack take as long. A row that each strip reads again is divided too."""
+    cpu = CPU(*properties)
+
+    def tasks(*product) -> tuple[int, int]:
+        return Generator(Matmul(*product), cpu).tasks()
+
+    assert tasks(1302, 3776, 4) == tasks(1302, 3776, 4, True, True) == tasks(512, 4096, 8) == (2, 1)
+    assert tasks(128, 768, 16) == tasks(64, 9008, 8, False, True) == tasks(4, 1008, 4) == (1, 2)
+    down, across = tasks(256, 65536, 16)
+    assert across > down
+    assert 2**16 <= 65536 * 16 / across <= 2**17
 
 
 @pytest.mark.parametrize(
