@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 import kernel_cases
+import numpy as np
 import pytest
+import tvm
+import tvm.tirx.script.builder as T
+from denormals import CAN_TELL, computes_with_denormals
 from guard_kernels import run_guarded_kernels
 from machines import PAIRS, TARGETS, WIDEST, runs_here
 from sweep import share_of_each
+from tvm import tirx
 
 from relax_grad.cpu.dispatch import operators_with_kernels
+from relax_grad.cpu.kernel import builder as b
 from relax_grad.ir.dtypes import HALVES
 
 #: The numbers of the cases in half precision.
@@ -40,6 +46,23 @@ def test_every_operator_has_a_case():
     assert sorted(with_cases) == operators_with_kernels(), (
         "add a call of each to tests/support/kernel_cases.py (docs/kernels.md)"
     )
+
+
+@pytest.mark.skipif(not CAN_TELL, reason="flags of operands are read on x86 with Linux only")
+@pytest.mark.parametrize("initialized", [0, 3, 4])
+def test_denormal_operands_are_found(initialized):
+    """In the elements of a buffer on the stack that a function of the system leaves unchanged."""
+
+    def body(result) -> None:
+        row, one = b.scratch(4), tirx.const(0x3F800000, "int32")
+        T.evaluate(tirx.call_extern("handle", "wmemset", row.data, one, b.const(initialized)))
+        for i in range(4):
+            b.store(result, i, row[i] * 2.0)
+
+    function = b.prim_func("double", b.floats(["result"], [(4,)]), body)
+    double = tvm.compile(tvm.IRModule({"double": function}), {"kind": "llvm"})["double"]
+    result = tvm.runtime.tensor(np.ones(4, "float32"))
+    assert computes_with_denormals(lambda _: lambda: double(result)) == (initialized < 4)
 
 
 def test_some_kernels():

@@ -4,11 +4,13 @@ A subprocess compiles the kernels of ``kernel_cases.py`` and runs each several t
 tensors and workspaces ending at an inaccessible page, and with all beginning after one. The
 surrounding bytes and the initial contents differ between the runs, so that a read of any of them
 changes the results. Further runs replace integers by values at and beyond the limits, and floats by
-infinities and NaN.
+infinities and NaN. Others tell whether kernels compute with denormal numbers of such contents: see
+``denormals.py``.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import signal
@@ -20,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 import tvm
-from guard_memory import Place, Workspaces
+from denormals import computes_with_denormals
+from guard_memory import Place, Workspaces, repeated
 from kernel_case import KernelCall, KernelCase, kernel_of
 from kernel_cases import cases
 from machines import PAIRS, TARGETS, compile_kernels
@@ -113,6 +116,24 @@ class _Runner:
                 inputs, outputs = call.at(batch)
                 for what, arrays in _contents(call, inputs):
                     self._both(number, f"batch {batch}, {what}", arrays, outputs, send)
+                    if what == "plain" and self._has_denormals(number, arrays, outputs):
+                        send(f"finding batch {batch}: old contents are denormal operands")
+
+    def _has_denormals(self, number, arrays, outputs) -> bool:
+        """Tell whether a kernel computes with what its workspaces and results held before."""
+
+        def prepared(content: bytes) -> Callable[[], object]:
+            self._workspaces.number = content
+            tensors = list(map(tvm.runtime.tensor, arrays))
+            for shape, dtype in outputs:
+                size = math.prod(shape) * np.dtype(dtype).itemsize
+                result = np.frombuffer(repeated(content, size), dtype).reshape(shape)
+                tensors.append(tvm.runtime.tensor(result))
+            return functools.partial(self._module[f"kernel{number}"], *tensors)
+
+        found = computes_with_denormals(prepared)
+        self._workspaces.number = None
+        return found
 
     def _both(self, number, what, arrays, outputs, send) -> None:
         runs = []

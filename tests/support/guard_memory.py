@@ -23,6 +23,11 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ct
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
+def repeated(content: bytes, size: int) -> bytes:
+    """Return so many bytes that repeat others."""
+    return (content * -(-size // len(content)))[:size]
+
+
 class Place:
     """The place of one buffer: pages that can be opened right before or right after an address."""
 
@@ -78,13 +83,17 @@ class Guarded:
 
 
 class Workspaces:
-    """The workspaces that the kernels of a library allocate, each in pages of its own."""
+    """The workspaces that the kernels of a library allocate, each in pages of its own.
+
+    They hold a float32 ``number``, if it is set, and the byte ``fill`` otherwise.
+    """
 
     def __init__(self, library: str):
         self._free: list[Place] = []
         self._held: dict[int, tuple] = {}
         self._callbacks: list = []
         self.at_end, self.fill, self.faults = True, 0, []
+        self.number: bytes | None = None
         integer, size, pointer = ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p
         loaded = ctypes.CDLL(library)
         for name, kind, function in (
@@ -100,7 +109,8 @@ class Workspaces:
 
     def _allocate(self, _kind, _device, size, _code, _bits) -> int:
         place = self._free.pop() if self._free else Place()
-        held = place.hold(bytes([self.fill]) * size, (size,), "uint8", self.at_end, self.fill)
+        content = repeated(self.number or bytes([self.fill]), size)
+        held = place.hold(content, (size,), "uint8", self.at_end, self.fill)
         address = held.tensor.data_ptr()
         self._held[address] = place, held
         return address

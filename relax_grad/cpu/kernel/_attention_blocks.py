@@ -346,7 +346,7 @@ class Blocks:
                 )
 
     def add_bias(self, bias, head: Head, scores, rows, span: Span) -> None:
-        """Emit the addition of the bias to the scores of a block."""
+        """Emit the addition of the bias to the scores of a block that exist."""
         vectors, of = self.vectors, self.of
         with b.serial(0, rows) as row:
             start = bind(of.bias_start(head.batch, head.number, span.query(row)))
@@ -359,7 +359,7 @@ class Blocks:
                     value = vectors.load(bias, start + span.start + k, number)
                 vectors.store(scores, to + k, vectors.load(scores, to + k) + value)
 
-            vectors.each(span.size, part)
+            vectors.each(span.extent_of(row, is_masked=True), part)
 
     def accumulate(
         self,

@@ -189,7 +189,7 @@ def unpack_row(vectors: Vectors, line, target, columns: int, channels: int) -> N
     vectors : Vectors
         The vectors.
     line : tirx.Buffer
-        The row, allocated up to a multiple of the lanes.
+        The row.
     target : tuple
         A buffer, the offset in it of the first channel's row, and the stride of the channels.
     columns, channels : int
@@ -199,7 +199,9 @@ def unpack_row(vectors: Vectors, line, target, columns: int, channels: int) -> N
     lanes, bias = vectors.lanes, biases_from(buffer, start)
 
     def square(column, number) -> None:
-        rows = [bind(vectors.load(line, (column + i) * lanes)) for i in range(lanes)]
+        # Columns that do not exist repeat the last one.
+        last = (number or lanes) - 1
+        rows = [bind(vectors.load(line, (column + min(i, last)) * lanes)) for i in range(lanes)]
         for c, vector in enumerate(vectors.transpose(rows)[:channels]):
             vectors.store(buffer, start + column + c * plane, vector, number, bias(c))
 

@@ -59,12 +59,16 @@ class Packing:
         The vectors in a row of a panel.
     parts : int
         The parts of k that are summed apart.
+    fills : bool
+        Whether tiles read all vectors of a panel, also those without columns of B. Tiles of a
+        symbolic number of columns do.
     """
 
     p: Matmul
     vectors: Vectors
     tile_vectors: int
     parts: int = field(default=1, kw_only=True)
+    fills: bool = field(default=False, kw_only=True)
 
     def aligned(self, depth: Extent) -> Extent:
         """Return the steps of k that are packed for a stretch of a size."""
@@ -106,7 +110,8 @@ class Packing:
     def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:
         """Copy a stretch of k of consecutive panels of B, ``[panel][k][width]``.
 
-        Columns of a panel beyond those of B are anything: no result reads them.
+        Columns of a panel beyond those of B are 0 or others of B, and vectors without columns are
+        anything if no tile reads them.
 
         Parameters
         ----------
@@ -122,17 +127,24 @@ class Packing:
         (bb, b0, j), (panels, base, step), (k0, size) = source, target, depth
         p, lanes, width = self.p, self.vectors.lanes, self.width
         if p.transpose_b:
-            with b.serial(0, group) as i, b.serial(0, self.vectors_in(j + i)) as v:
-                to = bind(base + i * step + v * lanes)
-                column = bind((j + i) * width + v * lanes)
-                self.vectors.copy_transposed(
-                    (bb, bind(b0 + column * p.depth + k0), p.depth),
-                    self.left(column),
-                    size,
-                    panels,
-                    lambda k: to + k * width,
-                    repeats=True,
-                )
+            with b.serial(0, group) as i:
+                number = self.vectors_in(j + i)
+                with b.serial(0, number) as v:
+                    to = bind(base + i * step + v * lanes)
+                    column = bind((j + i) * width + v * lanes)
+                    self.vectors.copy_transposed(
+                        (bb, bind(b0 + column * p.depth + k0), p.depth),
+                        self.left(column),
+                        size,
+                        panels,
+                        lambda k: to + k * width,
+                        repeats=True,
+                    )
+                if self.fills or not isinstance(p.columns, int):
+                    # Their products with denormal numbers would take long.
+                    with b.serial(0, size) as k, b.serial(number, self.tile_vectors) as v:
+                        at = base + i * step + k * width + v * lanes
+                        self.vectors.store(panels, at, self.vectors.splat(0))
             return
         vectors = [(i, v * lanes) for i in range(group) for v in range(self.tile_vectors)]
         columns = [bind(self.existing((j + i) * width + at)) for i, at in vectors]

@@ -99,7 +99,7 @@ class Weight:
         self._packing = (
             PairPacking(Pairs.of(matrix), self._vectors, self._tile[1])
             if pairs
-            else Packing(matrix, self._vectors, self._tile[1])
+            else Packing(matrix, self._vectors, self._tile[1], fills=True)
         )
         self._is_one_strip = rows <= self._tile[0]
         # A tile of three vectors in a row takes all of 16 registers.

@@ -142,10 +142,10 @@ class Transforms:
         source: Source,
         matrices: tuple[Matrix, Matrix],
         rows: tuple[tirx.PrimExpr, Extent, int],
-        target: tuple[tirx.Buffer, tirx.PrimExpr, Extent, Extent],
+        target: tuple[tirx.Buffer, tirx.PrimExpr, int, Extent],
     ) -> None:
         """Multiply the elements of the tiles of some rows of an image by a matrix from the left,
-        and by the transpose of another from the right.
+        and by the transpose of another from the right; clear vectors of channels that do not exist.
 
         Parameters
         ----------
@@ -195,6 +195,13 @@ class Transforms:
                     elements,
                     lambda cell, value, at=at: self.vectors.store(buffer, at + cell * plane, value),
                 )
+        channels = ceil_div(source.channels, lanes) * lanes
+        if channels == pixel:
+            return
+        tiles, cells = number * width.wide, len(matrices[0]) * len(matrices[1])
+        with b.serial(0, cells) as cell, b.serial(0, tiles) as tile:
+            start = first + cell * plane + tile * pixel + channels
+            b.clear(buffer, bind(start), pixel - channels)
 
     def cells(self, matrices: tuple[Matrix, Matrix], buffer, at, plane) -> list[list]:
         """Load the vectors that :meth:`both` multiplies by matrices, ``plane`` apart."""

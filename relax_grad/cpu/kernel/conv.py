@@ -30,7 +30,7 @@ from ._conv_blocks import Blocking
 from ._conv_pack import Images, Packer, View
 from ._conv_pairs import BlockingOfPairs, PackerOfPairs
 from ._pairs import add_products, imported, takes_pairs
-from .builder import Accumulators, Extent, bind, ceil_div, const
+from .builder import Accumulators, Extent, as_expr, bind, ceil_div, const
 from .convolution import Conv2d, Conv3d
 from .epilogue import biases_from
 from .gathering import Gathering, Taps
@@ -161,8 +161,7 @@ class _Generator:
         height = self.s.at_most(self.s.block_rows * phases, self.rows.target, row * phases)
         view = self.pack.source(source, images, row, lines)
         size = self.s.block_rows * phases * self.columns.target * self.s.width
-        # The last transposed square may read beyond the sums.
-        sums = b.scratch(self.s.block_images * size + self.vectors.lanes * self.s.width)
+        sums = b.scratch(self.s.block_images * size)
         block = _Block(view, sums, size, row, lines, height)
         last = bind(tirx.min(panel + self.s.task_panels, const(self.s.panels)))
         with b.serial(panel, last) as j:
@@ -371,10 +370,13 @@ class _Generator:
             bias = biases_from(target, out + v * (lanes * plane))
 
             def square(i, number) -> None:
-                rows = [
-                    bind(self.vectors.load(sums, start + (i + p) * self.s.width + v * lanes))
-                    for p in range(lanes if not isinstance(number, int) else number)
-                ]
+                rows = []
+                for p in range(lanes if not isinstance(number, int) else number):
+                    at = const(p)
+                    if number is not None:  # elements that do not exist repeat the last one
+                        at = tirx.min(at, as_expr(number) - 1)
+                    place = start + (i + at) * self.s.width + v * lanes
+                    rows.append(bind(self.vectors.load(sums, place)))
                 rows += [self.vectors.splat(0)] * (lanes - len(rows))
                 for c, vector in enumerate(self.vectors.transpose(rows)):
                     at = out + (v * lanes + c) * plane + i

@@ -35,7 +35,7 @@ from ._tile import multiply_add, tile_size
 from ._winograd_slices import Part, Slices
 from ._winograd_tiles import Source, Tiles, Transforms, apart, balanced
 from ._winograd_transforms import Transform, transform_of
-from .builder import Extent, Vectors, bind, ceil_div, const
+from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from .convolution import ONE, Conv2d, Conv3d, Windows
 from .gathering import Axis
 
@@ -255,7 +255,7 @@ class _Generator:
             data, results = self._buffers()
             with b.serial(0, part.read) as i:
                 self._data(source, data, part, (const(0), i), (row, rows))
-            tiles = bind(ceil_div(rows * self.wide, self.tile_rows))
+            tiles = self._tiles(data, part.read, bind(rows * self.wide))
             with b.serial(0, self.cells) as cell, b.serial(0, self.panels) as panel:
                 self._multiply(data, weight, results, part, cell, panel, tiles)
             with b.serial(0, part.slices) as i:
@@ -272,6 +272,9 @@ class _Generator:
                 rows = bind(tirx.min(const(size), self.tall - row))
                 emit((bind(i // slices), bind(i % slices)), (row, rows))
 
+        # The last chunk may have fewer images, behind which are the squares of the one before.
+        images = bind(tirx.min(const(self.images), as_expr(self.batch)))
+        self._tiles(data, self.slices.read(self.block), bind(images * (self.tall * self.wide)))
         chunks = ceil_div(self.batch, self.images)
         with b.serial(0, chunks * self.blocks) as chunk:
             first = bind(chunk // self.blocks * self.images)
@@ -289,6 +292,16 @@ class _Generator:
                 lambda at, rows: self._results(results, target, part, at, rows),
             )
 
+    def _tiles(self, data, slices: Extent, squares) -> tirx.PrimExpr:
+        """Return the number of tiles of some squares; clear the other squares of the last tile, in
+        each element and slice."""
+        tiles = bind(ceil_div(squares, self.tile_rows))
+        missing = bind((tiles * self.tile_rows - squares) * self.ins)
+        with b.serial(0, self.cells) as cell, b.serial(0, slices) as i:
+            start = cell * self.in_plane + i * self.in_slice + squares * self.ins
+            b.clear(data, start, missing)
+        return tiles
+
     # Transforms
 
     def _weight(self, weight, turned) -> None:
@@ -296,7 +309,8 @@ class _Generator:
         where the taps are those along the depth."""
         conv, lanes, taps = self.conv, self.cpu.lanes, self.slices.taps
         size, width = prod(conv.kernel), conv.kernel[1]
-        with b.parallel(0, ceil_div(conv.out_channels, lanes)) as block:
+        blocks = ceil_div(conv.out_channels, lanes)
+        with b.parallel(0, self.outs // lanes) as block:
             channel = bind(block * lanes)
             panel, place = bind(channel // self.panel), bind(channel % self.panel)
             with b.serial(0, conv.in_channels) as c, b.serial(0, taps) as tap:
@@ -322,7 +336,17 @@ class _Generator:
                         lambda cell, value: self.vectors.store(turned, at + cell * plane, value),
                     )
 
-                whole_or_rest(block, conv.out_channels, lanes, vectors)
+                def existing() -> None:
+                    whole_or_rest(block, conv.out_channels, lanes, vectors)
+
+                def missing(at=at) -> None:
+                    with b.serial(0, self.cells) as cell:
+                        b.clear(turned, at + cell * self.weight_plane, lanes)
+
+                if blocks * lanes == self.outs:
+                    existing()
+                else:
+                    b.either(block < blocks, existing, missing)
 
     def _square(self, at: tuple, row) -> tirx.PrimExpr:
         """Return the index of the first square of a row, in the slice of its image."""
