@@ -9,6 +9,7 @@ from math import prod
 from tvm import relax
 
 from ...ir.compat import dtype_of
+from ..kernel.builder import ceil_div
 from ..kernel.conv import conv2d, conv2d_backward_data, conv3d, conv3d_backward_data
 from ..kernel.conv_few_channels import conv_few_channels, conv_few_channels_backward_data
 from ..kernel.conv_few_channels import is_faster as few_channels_are_faster
@@ -33,8 +34,12 @@ _LARGEST_STRIDE = 32
 _LARGEST_DEPTHWISE_STRIDE = 4
 
 #: The fewest pixels for which a matrix product with images as rows is faster than a kernel with
-#: channels as lanes.
-_LARGE_IMAGE = 512
+#: channels as lanes: of a known number of images in float32, for Intel's processors with AVX-512
+#: and for others; and of other images.
+_FEWEST_PIXELS_OF_INTEL, _FEWEST_PIXELS, _LARGE_IMAGE = 64, 144, 512
+
+#: The most lanes of the vectors of a small image, relative to its pixels.
+_MOST_LANES = 1.15
 
 
 @kernel_for("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d", takes_uncast=False)
@@ -46,7 +51,7 @@ def convolution(site: CallSite) -> Kernel | None:
         return None
     if isinstance(conv, Conv3d):
         return _of_volumes(conv, winograd, conv3d, site, shapes, [data, weight])
-    if _is_product(conv):
+    if _is_product(site, conv, data, weight):
         shapes = [shapes[1], shapes[0], shapes[2]]
         return Kernel(partial(matmul, _product(conv, False), site.cpu, shapes), [weight, data])
     of_pairs = _multiplies_pairs(site, data, weight)
@@ -99,7 +104,7 @@ def _data_gradient(site: CallSite, output_grad, weight, channels: str) -> Kernel
             return None
         makers = winograd_backward_data, conv3d_backward_data
         return _of_volumes(conv, *makers, site, shapes, [output_grad, weight])
-    if _is_product(conv):
+    if _is_product(site, conv, output_grad, weight):
         generator = partial(matmul, _product(conv, True), site.cpu, (kernel, out, data))
         return Kernel(generator, [weight, output_grad])
     largest = _LARGEST_DEPTHWISE_STRIDE if conv.is_depthwise else _LARGEST_STRIDE
@@ -182,11 +187,20 @@ def _by_winograd(
     return partial(make, square=square) if square else None
 
 
-def _is_product(conv: Conv2d) -> bool:
+def _is_product(site: CallSite, conv: Conv2d, *factors: relax.Expr) -> bool:
     """Tell whether a convolution is computed fastest as the product of its weight and each
     image."""
     steps = (*conv.kernel, *conv.strides, conv.groups)
-    return set(steps) == {1} and not any(conv.padding) and prod(conv.size) >= _LARGE_IMAGE
+    if set(steps) != {1} or any(conv.padding):
+        return False
+    pixels, cpu = prod(conv.size), site.cpu
+    if pixels >= _LARGE_IMAGE:
+        return True
+    if not isinstance(conv.batch, int) or any(dtype_of(x.ty) != "float32" for x in factors):
+        return False
+    lanes = ceil_div(pixels, cpu.lanes) * cpu.lanes
+    fewest = _FEWEST_PIXELS_OF_INTEL if cpu.intel else _FEWEST_PIXELS
+    return pixels >= fewest and lanes <= _MOST_LANES * pixels
 
 
 def _product(conv: Conv2d, transpose: bool) -> Matmul:

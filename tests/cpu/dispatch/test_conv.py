@@ -21,6 +21,7 @@ CASES = {
     "plain": ({"padding": 1}, (8, 9, 9), (12, 8, 3, 3), (12, 9, 9)),
     "strided": ({"strides": (2, 1), "padding": (0, 1, 2, 1)}, (8, 9, 8), (12, 8, 2, 3), (12, 5, 8)),
     "product": ({}, (8, 23, 23), (12, 8, 1, 1), (12, 23, 23)),
+    "small product": ({}, (8, 13, 13), (12, 8, 1, 1), (12, 13, 13)),
     "grouped": ({"groups": 2, "dilation": 2}, (8, 9, 9), (12, 4, 3, 3), (12, 5, 5)),
     "few channels": (
         {"groups": 4, "padding": 1},
@@ -76,6 +77,28 @@ def test_kernels_replace_transposed_convolutions(case, batch):
     module = of_two(arguments, lambda x, w: transposed(x, w, output_padding=added, **attrs))
     kernel = f"nn_conv{rank}d_transpose_kernel"
     check_dispatch(module, "main", values((3, *data), weight), [kernel], 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "sides"),
+    [("emeraldrapids", (8, 10, 12, 13)), ("znver4", (12, 13)), ("haswell", (12, 13))],
+)
+def test_which_images_are_factors_of_products(mcpu, sides):
+    """Those of many pixels, most of which fill vectors; the fewer ones if the images are in float32
+    and their number is known."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 2})
+
+    def is_product(side: int, batch=8, dtype="float32", stride=1) -> bool:
+        params = [tensor("x", (batch, 8, side, side), dtype), tensor("w", (12, 8, 1, 1), dtype)]
+        module = build(params, lambda _, x, w: relax.op.nn.conv2d(x, w, strides=stride))
+        functions = dict(DispatchKernels(target)(module).functions_items()).values()
+        (kernel,) = (f for f in functions if isinstance(f, tirx.PrimFunc))
+        return '"matmul"' in kernel.script()
+
+    assert tuple(side for side in (7, 8, 9, 10, 12, 13) if is_product(side)) == sides
+    assert [is_product(side, N) for side in (22, 23)] == [False, True]
+    assert [is_product(side, dtype="float16") for side in (22, 23)] == [False, True]
+    assert not is_product(23, stride=2)
 
 
 def test_depthwise_volumes_are_left():
