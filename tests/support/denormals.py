@@ -21,8 +21,8 @@ from tvm import tirx
 
 from relax_grad.cpu.kernel import builder as b
 
-#: Float32 numbers as bytes: 1, and a denormal one, whose halves are denormal or zero too.
-ONE, DENORMAL = (value.to_bytes(4, "little") for value in (0x3F800000, 0x00000123))
+#: Float32 numbers as bytes: 1, and a denormal one, whose halves are denormal in 16 bits too.
+ONE, DENORMAL = (value.to_bytes(4, "little") for value in (0x3F800000, 0x00120023))
 
 #: Whether the flag of denormal operands can be read: the environment of glibc ends with the
 #: register MXCSR.
