@@ -64,17 +64,21 @@ def largest_task(cpu: CPU, tile: tuple[int, int], depth: Extent) -> tuple[int, i
     return max(1, size // (4 * tile[0] * steps)), max(1, _TASK_COLUMNS // tile[1])
 
 
-def largest_of_rows(cpu: CPU, tile: tuple[int, int], depth: int) -> tuple[int, int]:
-    """Return the maximum number of strips and of panels of a task that writes rows of C one after
-    the other; the parameters are those of :func:`largest_task`."""
+def limits(cpu: CPU, tile: tuple[int, int], depth: Extent, *, writes_rows: bool) -> tuple:
+    """Return ``largest`` and ``copied`` of :func:`divide`.
+
+    Parameters
+    ----------
+    cpu, tile, depth
+        As for :func:`largest_task`.
+    writes_rows : bool
+        Whether tasks write rows of C one after the other, and have few steps.
+    """
     strips, panels = largest_task(cpu, tile, depth)
-    return strips, max(panels, _READ_AGAIN // depth // tile[1])
-
-
-def copied_of_rows(depth: int) -> tuple[int, int]:
-    """Return ``copied`` of :func:`divide` for tasks that write rows of C one after the other, with
-    so many steps."""
-    return min(_COPIED[0], _ROWS_OF_STEP * depth), _COLUMNS_OF_ROW
+    if not writes_rows:
+        return (strips, panels), _COPIED
+    rows = min(_COPIED[0], _ROWS_OF_STEP * depth)
+    return (strips, max(panels, _READ_AGAIN // depth // tile[1])), (rows, _COLUMNS_OF_ROW)
 
 
 def divide(

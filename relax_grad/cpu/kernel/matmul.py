@@ -22,16 +22,7 @@ from ._few_rows import FewRows
 from ._pairs import PairPacking, Pairs, add_products, imported, takes_pairs
 from ._panels import Early, Late, Packed, Packing, Whole
 from ._product import ROUND, WAYS, Bias, Matmul, is_one, writes_rows
-from ._tasks import (
-    copied_of_rows,
-    divide,
-    largest_of,
-    largest_of_rows,
-    largest_task,
-    packs_by_tasks,
-    parts_of_depth,
-    range_of,
-)
+from ._tasks import divide, largest_of, limits, packs_by_tasks, parts_of_depth, range_of
 from ._tile import (
     Ahead,
     equal_height,
@@ -203,8 +194,7 @@ class Generator:
             self.part = stretch * ceil_div(ceil_div(product.depth, stretch), parts)
             self.parts = ceil_div(product.depth, self.part)
         self.strips = ceil_div(product.rows, self.tile_rows)
-        largest = largest_of_rows if self.writes_rows else largest_task
-        self.largest = largest(cpu, tile, product.depth)
+        self.largest, self._copied = limits(cpu, tile, product.depth, writes_rows=self.writes_rows)
         #: Whether each task packs the panels of B that it reads.
         self.packs_late = is_one(product.batch) or not product.shared_b
         c_bytes = 4 * product.rows * product.columns
@@ -224,10 +214,7 @@ class Generator:
     def tasks(self) -> tuple[Extent, Extent]:
         """Return the number of tasks that the strips are divided among, and that the panels are."""
         tile, cores = (self.tile_rows, self.width), ceil_div(self.cpu.cores, self.parts)
-        if self.writes_rows:
-            copied = copied_of_rows(self.p.depth)
-            return divide(self.strips, self.panels, self.largest, cores, tile, copied)
-        return divide(self.strips, self.panels, self.largest, cores, tile)
+        return divide(self.strips, self.panels, self.largest, cores, tile, self._copied)
 
     def blocks(self) -> tuple[Extent, Extent]:
         """Return the most strips and panels of a task."""
