@@ -16,14 +16,18 @@ from tvm import tirx
 from . import functions
 from .builder import bind as emit_bind
 from .functions import (
+    EXPM1,
+    LOG2_HIGH,
+    LOG2_LOW,
     LOWERED,
+    RAISED,
     as_bits,
     like,
     magnitude,
     narrowed,
     polynomial,
     raised,
-    reduced,
+    rounded_parts,
     small_expm1,
     split_exp,
     split_exp2,
@@ -36,6 +40,12 @@ _NORMAL_END, _TANH_END, _SIGMOID_END = 14.7, 10.9, 112.0
 
 #: The x with ``Q(x) = x * phi(x)``, in two parts: -x is the root of the derivative of gelu.
 _ROOT_HIGH, _ROOT_LOW = 0.7517915368080139, -1.211444945855772e-8
+
+#: ``(exp(-q / 2) - 1 + q / 2) / q**2`` for q between -log(2) and log(2).
+_DENSITY = [
+    coefficient * (-0.5) ** power
+    for power, coefficient in zip(range(7, 1, -1), EXPM1, strict=True)
+]
 
 #: ``(1 - P(a)) * exp(a**2 / 2)`` with the normal CDF P, as a quotient of two polynomials for
 #: a >= 0. At 0 both are powers of 2, so that products with them are exact.
@@ -83,18 +93,15 @@ def normal_cdf(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
 
 
 def gelu(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
-    """Return x times the normal CDF at x, within 4 units in the last place; NaN at minus infinity,
-    like PyTorch's."""
+    """Return x times the normal CDF at x, within 4 units in the last place for all but one of
+    60,000 numbers, and within 6 for those; NaN at minus infinity, like PyTorch's."""
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
     (*numerator, constant), denominator = _MILLS
     # The product with a, in a form that rounds once.
     product = bind(a * a * polynomial(a, numerator, bind) + a * like(a, constant))
     tail = _lowered(bind(product / polynomial(a, denominator, bind)), p, n, bind)
-    # The maximum of x and 0, and NaN at minus infinity. Multiplications bound the time of gelu, and
-    # this has one.
-    half = bind(x * like(x, 0.5))
-    return bind(half + magnitude(half)) - tail
+    return _positive_part(x, bind) - tail
 
 
 def gelu_slope(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
@@ -183,12 +190,14 @@ def _normal_density(a, bind: Callable) -> tuple:
     The square is computed from two parts of a. The first has so few bits that its square is exact:
     an absolute error of the exponent becomes a relative error of the result.
     """
-    high = _leading(a, bind)
-    half = bind(a * like(a, -0.5))
-    high_half = _leading(half, bind)  # half of -high, without a multiplication
-    rest = bind((high - a) * (half + high_half))
-    n, r = reduced(bind(high * high_half), bind, about=a * half, rest=rest)
-    return bind(small_expm1(r, bind)), n
+    square, high = bind(a * a), _leading(a, bind)
+    about = square * like(a, -0.5 * math.log2(math.e))
+    rounded, n = rounded_parts(about, bind, RAISED)
+    # a**2 is q - 2 * n * log(2).
+    q = bind(high * high + rounded * like(a, 2.0 * LOG2_HIGH))
+    q = bind((a - high) * (a + high) + q)
+    q = bind(rounded * like(a, 2.0 * LOG2_LOW) + q)
+    return bind(polynomial(q, _DENSITY, bind) * (q * q) - q * like(q, 0.5)), n
 
 
 def _leading(x, bind: Callable):

@@ -21,7 +21,7 @@ from .builder import bind as emit_bind
 _MAGIC, _MAGIC_BITS = 12582912.0, 0x4B400000
 
 #: log(2) in two parts. The first has so few bits that its product with an exponent is exact.
-_LOG2_HIGH, _LOG2_LOW = 0.693359375, -2.12194440e-4
+LOG2_HIGH, LOG2_LOW = 0.693359375, -2.12194440e-4
 
 #: The bits of the square root of 1/2.
 _ROOT_BITS = 0x3F3504F3
@@ -31,6 +31,21 @@ _INFINITY, _NAN, _ONE = 0x7F800000, 0x7FC00000, 0x3F800000
 
 #: The factor that undoes the scaling of :func:`raised`.
 LOWERED = 2.0**-64
+
+#: The bias of the exponents of float32, and that of the exponents in :func:`raised`.
+_BIAS = 127
+RAISED = _BIAS + 64
+
+#: ``(exp(r) - 1 - r) / r**2`` for r between -log(2) / 2 and log(2) / 2: the polynomial of Cephes'
+#: expf.
+EXPM1 = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
 
 #: The argument from which on :func:`erf` is less than an ulp below 1.
 _ERF_END = 3.85
@@ -66,8 +81,9 @@ def exp(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     """
     # With the operands in this order, a NaN propagates.
     x = bind(tirx.Min(like(x, 89.0), tirx.Max(like(x, -104.0), x)))
-    p, n = split_exp(x, bind)
-    return scaled(p, n, bind)
+    n, r = reduced(x, bind, 2 * _BIAS)
+    half = rounded_parts(x * like(x, math.log2(math.e) / 2.0), bind, _BIAS)[1]
+    return bind(small_exp(r, bind) * power_of_2(half) * power_of_2(n - half))
 
 
 def exp_or_0(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
@@ -77,45 +93,34 @@ def exp_or_0(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     It is cheaper than :func:`exp`. NaN and minus infinity are correct too.
     """
     # 2**-127 has the bits of 0. With the operands in this order, a NaN propagates.
-    x = bind(tirx.Max(like(x, -88.0), x))
-    p, n = split_exp(x, bind)
-    return bind(p * power_of_2(n))
+    return _normal_exp(bind(tirx.Max(like(x, -88.0), x)), bind)
 
 
 def _normal_exp(x, bind: Callable):
     """Return e to the power of x, for NaN and for x in [-87, 88], where the results are normal
     numbers."""
-    p, n = split_exp(x, bind)
-    return bind(p * power_of_2(n))
+    n, r = reduced(x, bind, _BIAS)
+    return bind(small_exp(r, bind) * power_of_2(n))
 
 
 def split_exp(x: tirx.PrimExpr, bind: Callable) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
-    """Return p and an int32 n such that e to the power of x is ``p * 2**n``."""
-    n, r = reduced(x, bind)
+    """Return p and an int32 n such that e to the power of x is ``p * 2**n``, for :func:`raised`."""
+    n, r = reduced(x, bind, RAISED)
     return small_exp(r, bind), n
 
 
-def reduced(
-    x: tirx.PrimExpr,
-    bind: Callable,
-    about: tirx.PrimExpr | None = None,
-    rest: tirx.PrimExpr | None = None,
-) -> tuple:
-    """Return an int32 n and a small r such that ``x - rest`` is ``n * log(2) + r``.
-
-    ``about`` is an approximation of x from which n is computed; it defaults to x.
-    """
-    n = _rounded((x if about is None else about) * like(x, math.log2(math.e)), bind)
-    # A cast from n, not a subtraction of _MAGIC, which TVM would simplify away.
-    rounded = bind(tirx.Cast(x.ty.dtype, n))
-    r = bind(x - rounded * like(x, _LOG2_HIGH))
-    low = rounded * like(x, _LOG2_LOW)
-    return n, bind(r - (low if rest is None else low + rest))
+def reduced(x: tirx.PrimExpr, bind: Callable, bias: int = 0) -> tuple:
+    """Return an int32 n and a small r such that x is ``n * log(2) + r``; ``n + bias`` is the
+    cheapest sum."""
+    rounded, n = rounded_parts(x * like(x, math.log2(math.e)), bind, bias)
+    r = bind(x - rounded * like(x, LOG2_HIGH))
+    return n, bind(r - rounded * like(x, LOG2_LOW))
 
 
 def split_exp2(t: tirx.PrimExpr, bind: Callable) -> tuple:
-    """Return p and an int32 n such that 2 to the power of a float64 t is ``(1 + p) * 2**n``."""
-    n = _rounded(bind(narrowed(t)), bind)
+    """Return p and an int32 n such that 2 to the power of a float64 t is ``(1 + p) * 2**n``, for
+    :func:`raised`."""
+    n = rounded_parts(bind(narrowed(t)), bind, RAISED)[1]
     r = (t - widened(n)) * like(t, math.log(2), "float64")
     return bind(small_expm1(bind(narrowed(r)), bind)), n
 
@@ -127,18 +132,7 @@ def small_exp(r: tirx.PrimExpr, bind: Callable) -> tirx.PrimExpr:
 
 def small_expm1(r: tirx.PrimExpr, bind: Callable) -> tirx.PrimExpr:
     """Return ``exp(r) - 1`` for r between -log(2) / 2 and log(2) / 2."""
-    p = polynomial(
-        r,
-        [
-            1.9875691500e-4,
-            1.3981999507e-3,
-            8.3334519073e-3,
-            4.1665795894e-2,
-            1.6666665459e-1,
-            5.0000001201e-1,
-        ],
-        bind,
-    )
+    p = polynomial(r, EXPM1, bind)
     return p * (r * r) + r
 
 
@@ -182,8 +176,8 @@ def _log_of_parts(f, e, bind: Callable):
         ],
         bind,
     )
-    p = bind(p * s * f + e * like(f, _LOG2_LOW) - s * like(f, 0.5))
-    return bind(f + p + e * like(f, _LOG2_HIGH))
+    p = bind(p * s * f + e * like(f, LOG2_LOW) - s * like(f, 0.5))
+    return bind(f + p + e * like(f, LOG2_HIGH))
 
 
 def power(x: tirx.PrimExpr, y: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
@@ -350,7 +344,7 @@ def expm1(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     # With the operands in this order, a NaN propagates.
     x = bind(tirx.Min(like(x, 89.0), tirx.Max(like(x, -104.0), x)))
     n, r = reduced(x, bind)
-    p = bind(small_expm1(r, bind))
+    n, p = bind(n), bind(small_expm1(r, bind))
     half = bind(n >> like(n, 1, "int32"))
     rest = bind(n - half)
     difference = power_of_2(half) - power_of_2(like(n, 0, "int32") - rest)
@@ -396,10 +390,14 @@ def _normal_parts(bits, bind: Callable) -> tuple:
     return m, bind(tirx.Cast(m.ty.dtype, e))
 
 
-def _rounded(x, bind: Callable):
-    """Return the integer nearest to a small x, as an int32."""
-    shifted = bind(x + like(x, _MAGIC))
-    return bind(as_bits(shifted, "int32") - like(x, _MAGIC_BITS, "int32"))
+def rounded_parts(x: tirx.PrimExpr, bind: Callable, bias: int = 0) -> tuple:
+    """Return the integer nearest to a small x, as a float32 and as an int32 n; ``n + bias`` is the
+    cheapest sum."""
+    magic = _MAGIC + bias
+    bits = bind(as_bits(bind(x + like(x, magic)), "int32"))
+    # From the bits: TVM would simplify the difference of the sum and a number of it.
+    rounded = bind(as_bits(bits, "float32") - like(x, magic))
+    return rounded, bits - like(x, _MAGIC_BITS + bias, "int32")
 
 
 def widened(x: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -417,16 +415,18 @@ def polynomial(
 ) -> tirx.PrimExpr:
     """Return a polynomial of x, given its coefficients from the highest power down.
 
-    Neighbouring terms are combined first (Estrin's scheme), so that several additions overlap; in a
-    chain, each would wait for the one before.
+    Neighbouring terms are combined first, so that several additions overlap, and then by the square
+    of x: up to 6 terms take as many steps as in Estrin's scheme, without its higher powers.
     """
     terms = [like(x, coefficient, dtype) for coefficient in reversed(coefficients)]
-    while len(terms) > 1:
-        pairs = list(zip(terms[::2], terms[1::2], strict=False))
-        terms = [bind(high * x + low) for low, high in pairs] + terms[2 * len(pairs) :]
-        if len(terms) > 1:
-            x = bind(x * x)
-    return terms[0]
+    pairs = zip(terms[::2], terms[1::2], strict=False)
+    odd = terms[2 * (len(terms) // 2) :]
+    *rest, total = [bind(high * x + low) for low, high in pairs] + odd
+    if rest:
+        square = bind(x * x)
+    for term in reversed(rest):
+        total = bind(total * square + term)
+    return total
 
 
 def like(x: tirx.PrimExpr, value: float, dtype: str = "float32") -> tirx.PrimExpr:
@@ -463,9 +463,9 @@ def scaled(p: tirx.PrimExpr, n: tirx.PrimExpr, bind: Callable) -> tirx.PrimExpr:
 def raised(p: tirx.PrimExpr, n: tirx.PrimExpr, bind: Callable) -> tirx.PrimExpr:
     """Return ``p * 2**n / LOWERED`` for n between -190 and 63: a normal number even if ``p * 2**n``
     is not."""
-    return bind(p * power_of_2(n + like(n, 64, "int32")))
+    return bind(p * power_of_2(n + like(n, RAISED - _BIAS, "int32")))
 
 
 def power_of_2(n: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return 2**n for an int32 n in the range of the exponents of normal numbers."""
-    return as_bits((n + like(n, 127, "int32")) << like(n, 23, "int32"), "float32")
+    return as_bits((n + like(n, _BIAS, "int32")) << like(n, 23, "int32"), "float32")
