@@ -251,9 +251,19 @@ class Packed:
 class Early(Packed):
     """All panels of B, packed before the products, to a buffer of the function or a given one."""
 
-    def __init__(self, packing: Packing, bb, b0, loop: Callable, panels: tirx.Buffer | None = None):
+    def __init__(
+        self,
+        packing: Packing,
+        bb,
+        b0,
+        loop: Callable,
+        panels: tirx.Buffer | None = None,
+        *,
+        prefetch: bool = False,
+    ):
         size = packing.p.depth * packing.width
-        super().__init__(packing, b.scratch(packing.panels * size) if panels is None else panels)
+        panels = b.scratch(packing.panels * size) if panels is None else panels
+        super().__init__(packing, panels, prefetch=prefetch)
         with loop(0, packing.panels) as j:
             packing.pack((bb, b0, j), (self.panels, bind(j * size), 0), (const(0), self.depth))
 

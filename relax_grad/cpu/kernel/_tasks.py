@@ -6,6 +6,7 @@ from tvm import tirx
 
 from ..target import CPU
 from ._product import DEPTH, PER_LANE_NS, Matmul
+from ._tile import tile_size
 from .builder import Extent, as_expr, computed, const, quotient
 
 #: Bytes of A that one task reads, about half of a second-level cache: processors with vectors of 16
@@ -36,6 +37,9 @@ _ROWS_OF_LATE = 64
 #: that packs all panels before.
 _BYTES_OF_LATE = 256 * 1024
 
+#: The bytes of B up to which it is packed as a whole, to save packing panels again.
+_BYTES_OF_EARLY = 2**25
+
 #: The most parts of k. Their number grows as the square root of the steps: more parts have more
 #: sums.
 _MOST_PARTS = 8
@@ -45,6 +49,23 @@ _ADDED_NS = 1000
 
 #: The work that is saved from which parts of k take less time, relative to the work left.
 _GAIN = 1.08
+
+#: Nanoseconds of work up to which one thread computes a product: a parallel region takes 400
+#: to 5000.
+ONE_THREAD_NS = 4000
+
+#: The same, if B is a single panel: threads share the rows, and each packs all of B. On Intel's
+#: processors, two threads take 0.65 to 0.8 of the time there too.
+_ONE_THREAD_NS_OF_ONE_PANEL = 11_000
+
+
+def is_in_one_thread(product: Matmul, cpu: CPU, is_packed: bool = True) -> bool:
+    """Tell whether one thread computes a product, because waking others costs more."""
+    columns = product.columns
+    is_narrow = isinstance(columns, int) and columns <= tile_size(cpu)[1] * cpu.lanes
+    is_narrow &= not cpu.intel
+    limit = _ONE_THREAD_NS_OF_ONE_PANEL if is_packed and is_narrow else ONE_THREAD_NS
+    return product.nanoseconds(cpu) <= limit
 
 
 def largest_task(cpu: CPU, tile: tuple[int, int], depth: Extent) -> tuple[int, int]:
@@ -232,6 +253,24 @@ def packs_by_tasks(strips: int, each: tuple[int, int], tile: tuple[int, int], de
     has_rows = each[0] >= strips or each[0] * tile[0] >= _ROWS_OF_LATE
     steps = depth if isinstance(depth, int) else DEPTH
     return has_rows or 4 * steps * each[1] * tile[1] <= _BYTES_OF_LATE
+
+
+def packs_again(product: Matmul, strips: int, each: tuple[int, int], cores: int) -> bool:
+    """Tell whether threads would pack the same panels for several tasks, and all panels are few
+    enough to pack them once, before the tasks.
+
+    Parameters
+    ----------
+    product : Matmul
+        The product, with known columns.
+    strips, each
+        As for :func:`packs_by_tasks`.
+    cores : int
+        The number of threads.
+    """
+    size = 4 * product.columns * product.depth
+    is_small = isinstance(size, int) and size <= _BYTES_OF_EARLY
+    return is_small and _up(strips, each[0]) >= 2 * cores
 
 
 def _work(

@@ -28,7 +28,6 @@ from .functions import (
     polynomial,
     raised,
     rounded_parts,
-    small_expm1,
     split_exp,
     split_exp2,
     widened,
@@ -43,8 +42,7 @@ _ROOT_HIGH, _ROOT_LOW = 0.7517915368080139, -1.211444945855772e-8
 
 #: ``(exp(-q / 2) - 1 + q / 2) / q**2`` for q between -log(2) and log(2).
 _DENSITY = [
-    coefficient * (-0.5) ** power
-    for power, coefficient in zip(range(7, 1, -1), EXPM1, strict=True)
+    coefficient * (-0.5) ** power for power, coefficient in zip(range(7, 1, -1), EXPM1, strict=True)
 ]
 
 #: ``(1 - P(a)) * exp(a**2 / 2)`` with the normal CDF P, as a quotient of two polynomials for

@@ -12,9 +12,10 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from ._product import DEPTH, LINE
+from ._tasks import is_in_one_thread
 from ._tile import Ahead, lines_of
 from .builder import bind
-from .matmul import Generator, Matmul, is_in_one_thread
+from .matmul import Generator, Matmul
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,9 @@ class _Consumed(Generator):
     """
 
     is_stored = False
+
+    #: Strips follow each other, not panels.
+    prefetches = False
 
     def __init__(self, product: Matmul, cpu: CPU, consumer: Consumer):
         super().__init__(product, cpu)

@@ -16,13 +16,13 @@ from dataclasses import replace
 from tvm import tirx
 
 from ..target import CPU
+from . import _tasks
 from . import builder as b
 from ._factor import Factor
 from ._few_rows import FewRows
 from ._pairs import PairPacking, Pairs, add_products, imported, takes_pairs
 from ._panels import Early, Late, Packed, Packing, Whole
 from ._product import ROUND, WAYS, Bias, Matmul, is_one, writes_rows
-from ._tasks import divide, largest_of, limits, packs_by_tasks, parts_of_depth, range_of
 from ._tile import (
     Ahead,
     equal_height,
@@ -30,7 +30,6 @@ from ._tile import (
     multiply_add,
     product_tile,
     rows_up_to,
-    tile_size,
 )
 from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
 from .halves import Half
@@ -48,14 +47,6 @@ _BYTES_OF_SPREAD = 512 * 1024
 
 #: The sums of all parts of k up to which one thread adds them.
 _FEW_SUMS = 32 * 1024
-
-#: Nanoseconds of work up to which one thread computes a product: a parallel region takes 400
-#: to 5000.
-ONE_THREAD_NS = 4000
-
-#: The same, if B is a single panel: threads share the rows, and each packs all of B. On Intel's
-#: processors, two threads take 0.65 to 0.8 of the time there too.
-_ONE_THREAD_NS_OF_ONE_PANEL = 11_000
 
 
 def matmul(
@@ -113,7 +104,7 @@ def _emit(p: Matmul, cpu: CPU, way: str | None, tensors: tuple, bias: Bias | Non
     # B that is read in place is divided by its columns.
     is_undivided = is_one(p.batch) and isinstance(p.rows, int) and not is_packed
     is_undivided &= isinstance(p.columns, int) and p.columns <= cpu.lanes
-    is_small = is_in_one_thread(p, cpu, is_packed) or is_undivided
+    is_small = _tasks.is_in_one_thread(p, cpu, is_packed) or is_undivided
     if is_small:
         cpu = replace(cpu, cores=1)
 
@@ -140,15 +131,6 @@ def _emit(p: Matmul, cpu: CPU, way: str | None, tensors: tuple, bias: Bias | Non
             many()
         else:
             b.either(p.rows <= min(most, _FEW_SYMBOLIC), few, many)
-
-
-def is_in_one_thread(product: Matmul, cpu: CPU, is_packed: bool = True) -> bool:
-    """Tell whether one thread computes a product, because waking others costs more."""
-    columns = product.columns
-    is_narrow = isinstance(columns, int) and columns <= tile_size(cpu)[1] * cpu.lanes
-    is_narrow &= not cpu.intel
-    limit = _ONE_THREAD_NS_OF_ONE_PANEL if is_packed and is_narrow else ONE_THREAD_NS
-    return product.nanoseconds(cpu) <= limit
 
 
 class Generator:
@@ -184,7 +166,7 @@ class Generator:
         most_rows, self.tile_vectors = product_tile(cpu, product, is_stored=self.is_stored)
         self.tile_rows = equal_height(product.rows, most_rows)
         tile = (self.tile_rows, self.tile_vectors * cpu.lanes)
-        parts = parts_of_depth(product, cpu, tile) if divides_depth else 1
+        parts = _tasks.parts_of_depth(product, cpu, tile) if divides_depth else 1
         self.packing = self.packing_of(parts)
         self.width, self.panels = self.packing.width, self.packing.panels
         #: The steps of k in each part but the last one, and the parts.
@@ -194,7 +176,9 @@ class Generator:
             self.part = stretch * ceil_div(ceil_div(product.depth, stretch), parts)
             self.parts = ceil_div(product.depth, self.part)
         self.strips = ceil_div(product.rows, self.tile_rows)
-        self.largest, self._copied = limits(cpu, tile, product.depth, writes_rows=self.writes_rows)
+        self.largest, self._copied = _tasks.limits(
+            cpu, tile, product.depth, writes_rows=self.writes_rows
+        )
         #: Whether each task packs the panels of B that it reads.
         self.packs_late = is_one(product.batch) or not product.shared_b
         c_bytes = 4 * product.rows * product.columns
@@ -204,8 +188,10 @@ class Generator:
         #: Whether the sizes of tasks are known.
         self.is_divided = isinstance(self.strips, int) and isinstance(self.panels, int)
         if self.is_divided:
-            by_tasks = packs_by_tasks(self.strips, self.blocks(), tile, product.depth)
-            self.packs_late = self.packs_late and by_tasks
+            most = self.blocks()
+            by_tasks = _tasks.packs_by_tasks(self.strips, most, tile, product.depth)
+            again = _tasks.packs_again(product, self.strips, most, cpu.cores)
+            self.packs_late &= by_tasks and (self.writes_rows or not again)
 
     def packing_of(self, parts: int) -> Packing:
         """Return the packing of B, for some parts of k."""
@@ -214,11 +200,11 @@ class Generator:
     def tasks(self) -> tuple[Extent, Extent]:
         """Return the number of tasks that the strips are divided among, and that the panels are."""
         tile, cores = (self.tile_rows, self.width), ceil_div(self.cpu.cores, self.parts)
-        return divide(self.strips, self.panels, self.largest, cores, tile, self._copied)
+        return _tasks.divide(self.strips, self.panels, self.largest, cores, tile, self._copied)
 
     def blocks(self) -> tuple[Extent, Extent]:
         """Return the most strips and panels of a task."""
-        return largest_of((self.strips, self.panels), self.tasks())
+        return _tasks.largest_of((self.strips, self.panels), self.tasks())
 
     def emit(self, a: tirx.Buffer, bb: tirx.Buffer, c: tirx.Buffer) -> None:
         """Emit all products: each by one thread, or one after the other if they are fewer than
@@ -238,18 +224,25 @@ class Generator:
                 self._multiply(a, a0, self._late(bb, b0), c, c0, inner)
             return
         shared = p.shared_b or is_one(p.batch)
-        panels = Early(self.packing, bb, const(0), b.parallel) if shared else None
+        panels = self._early(bb, const(0), b.parallel) if shared else None
         with outer(0, p.batch) as i:
             a0, b0, c0 = map(bind, p.starts(i))
-            packed = Early(self.packing, bb, b0, inner) if panels is None else panels
+            packed = self._early(bb, b0, inner) if panels is None else panels
             self._multiply(a, a0, packed, c, c0, inner)
 
+    def _early(self, bb: tirx.Buffer, b0, loop: Callable) -> Early:
+        return Early(self.packing, bb, b0, loop, prefetch=self.prefetches)
+
     def _late(self, bb: tirx.Buffer, b0) -> Late | Whole:
-        strips, most = self.blocks()
         if self.writes_rows:
-            return Whole(self.packing, bb, b0, most)
-        many = not isinstance(strips, int) or strips >= _STRIPS_OF_PREFETCH
-        return Late(self.packing, bb, b0, prefetch=many)
+            return Whole(self.packing, bb, b0, self.blocks()[1])
+        return Late(self.packing, bb, b0, prefetch=self.prefetches)
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether tasks prefetch the next panel."""
+        strips, _ = self.blocks()
+        return not isinstance(strips, int) or strips >= _STRIPS_OF_PREFETCH
 
     def emit_single(self, a: tirx.Buffer, panels: Packed | Late | Whole, c: tirx.Buffer) -> None:
         """Emit a single product, whose panels other products may read too."""
@@ -288,7 +281,7 @@ class Generator:
     def _multiply(self, a, a0, panels, c, c0, loop) -> None:
         tasks_down, tasks_across = self.tasks()
         # A task's copy of A has a size that is known.
-        most, _ = largest_of((self.strips, self.panels), (tasks_down, tasks_across))
+        most, _ = _tasks.largest_of((self.strips, self.panels), (tasks_down, tasks_across))
         most = most if isinstance(most, int) else self.largest[0]
         factor = self.factor(a, (self.tile_rows, most))
         blocks = tasks_down * tasks_across
@@ -302,8 +295,8 @@ class Generator:
                 depth = (start, bind(tirx.min(const(self.part), self.p.depth - start)))
             down = b.computed(b.quotient(task, tasks_across))
             across = b.computed(task - down * tasks_across)
-            strips = range_of(down, tasks_down, self.strips)
-            columns = range_of(across, tasks_across, self.panels)
+            strips = _tasks.range_of(down, tasks_down, self.strips)
+            columns = _tasks.range_of(across, tasks_across, self.panels)
             place, late = factor.place(), panels.place()
 
             def block(k0, size, first) -> None:

@@ -15,9 +15,10 @@ from ..target import CPU
 from . import builder as b
 from ._panels import Packing
 from ._product import Matmul
+from ._tasks import ONE_THREAD_NS
 from ._tile import Ahead
 from .builder import Extent, Vectors, bind, ceil_div, const
-from .matmul import ONE_THREAD_NS, Generator
+from .matmul import Generator
 
 
 @dataclass(frozen=True)

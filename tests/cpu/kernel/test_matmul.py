@@ -93,6 +93,20 @@ def test_copies_of_a_by_tasks(target, transpose_b):
 @each_target
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
+def test_panels_that_several_tasks_of_a_thread_read(target, transpose_a, transpose_b):
+    """They are packed once, for all tasks: of one product, and for each product of a batch."""
+    products = [
+        Matmul(2200, 70, 300, transpose_a, transpose_b),
+        Matmul(1700, 31, 260, transpose_a, transpose_b, 2),
+        Matmul(1700, 33, 256, transpose_a, transpose_b, 3, shared_a=True),
+    ]
+    assert not any(Generator(product, CPU.of(target)).packs_late for product in products)
+    check(products, target, cores=2)
+
+
+@each_target
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
 def test_few_rows_or_one_column(target, transpose_a, transpose_b):
     sizes = [(1, 300, 70), (2, 129, 45), (5, 40, 257), (13, 11, 300), (27, 50, 9), (33, 1, 40)]
     sizes += [(50, 16, 33), (9, 5, 40)]
@@ -374,14 +388,14 @@ def test_tiles_prefetch_all_of_the_next_panel(columns, transpose_b, properties):
 @pytest.mark.parametrize("transpose_b", [False, True])
 def test_tiles_of_intel_prefetch_during_their_steps(transpose_b):
     """Both C, if a second-level cache does not hold it, and the next panel, in loops over steps."""
-    cpu = CPU(16, 32, 1, False, True)
+    cpu = CPU(16, 32, 2, False, True)
 
     def prefetched(*size):
         function = matmul(Matmul(*size, False, transpose_b), cpu)
         return re.findall(r"prefetch.*address_of\((\w+)\[.*, 0, (\d), 1\)", function.script())
 
     of_c, of_b = "buffer_2", "buffer_1"
-    large = prefetched(1152, 1008, 1024)
+    large = prefetched(1008, 1008, 1024)
     assert {name for name, level in large if level == "2"} == {of_b, of_c}
     # In loops: a burst of C alone would be 27 in each tile.
     assert len(large) < 10

@@ -12,9 +12,9 @@ from tvm import tirx
 
 from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._factor import Across, Factor, Strips
-from relax_grad.cpu.kernel._tasks import divide, parts_of_depth, range_of
+from relax_grad.cpu.kernel._tasks import divide, is_in_one_thread, parts_of_depth, range_of
 from relax_grad.cpu.kernel.builder import Vectors
-from relax_grad.cpu.kernel.matmul import Generator, Matmul, is_in_one_thread, matmul
+from relax_grad.cpu.kernel.matmul import Generator, Matmul, matmul
 from relax_grad.cpu.target import CPU
 
 
@@ -28,6 +28,24 @@ def test_products_of_few_rows_have_one_parallel_region():
         for size in [(64, 64, 256), (128, 16, 1500), (48, 130, 300)]:
             assert matmul(Matmul(*size), cpu).script().count("T.parallel") == 1
     assert matmul(Matmul(129, 330, 4000), CPU(16, 32, 32)).script().count("T.parallel") == 2
+
+
+@pytest.mark.parametrize("properties", [(16, 32, 2, False, True), (16, 32, 2), (8, 16, 2)])
+def test_which_panels_are_packed_before_the_tasks(properties):
+    """Those that each thread would pack for several tasks, if all of them are not too large."""
+    cpu = CPU(*properties)
+
+    def packs_late(*product, cores=2) -> bool:
+        return Generator(Matmul(*product), replace(cpu, cores=cores)).packs_late
+
+    assert packs_late(700, 768, 768)
+    assert not packs_late(700, 768, 768, cores=1)
+    for form in itertools.product([False, True], repeat=2):
+        assert not packs_late(2200, 768, 768, *form)
+        assert packs_late(2200, 768, 768, *form, cores=8)
+        assert packs_late(2200, 50000, 768, *form)
+    assert packs_late(5000, 768, 16)  # rows of C follow each other
+    assert packs_late(5000, 768, tirx.Var("k", "int32"))
 
 
 @pytest.mark.parametrize("transpose_b", [False, True])
