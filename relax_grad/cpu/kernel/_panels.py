@@ -78,12 +78,12 @@ class Packing:
     def stretch(self) -> int:
         """The steps of k in a stretch; the last one may have fewer."""
         depth = self.p.depth
-        if not isinstance(depth, int):
-            return DEPTH
-        if depth <= DEPTH:
-            return depth
         # Panels of three vectors stay in the first-level cache if they are short.
         most = _SHORT if self.tile_vectors == 3 and self.vectors.lanes > 8 else DEPTH
+        if not isinstance(depth, int):
+            return most
+        if depth <= DEPTH:
+            return depth
         number = self.parts * ceil_div(depth, self.parts * most)
         return self.aligned(ceil_div(depth, number))
 

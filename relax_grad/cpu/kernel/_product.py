@@ -16,8 +16,8 @@ from .builder import Extent, Vectors, ceil_div, const
 #: Steps of k that a tile sums over at once.
 DEPTH = 256
 
-#: Steps of k in a round of a tile's loop, if they divide the extent of k. Fewer jumps leave a core
-#: more of what it shares with another thread, and the end of few rounds is predicted.
+#: Steps of k in a round of a tile's loop. Fewer jumps leave a core more of what it shares with
+#: another thread, and the end of few rounds is predicted.
 ROUND = 4
 
 #: The elements of a cache line.

@@ -169,6 +169,7 @@ def multiply_add(
     prefetch: bool = False,
     rolled: bool = False,
     unrolled: int = 1,
+    has_rest: bool = False,
     multiply: Callable = lambda total, a, b: total + a * b,
     bias: Callable | None = None,
     finish: Callable = lambda total, i: total,
@@ -202,7 +203,9 @@ def multiply_add(
         it, it loads the next operands early, and spills accumulators of a tile that takes all
         registers.
     unrolled : int
-        The steps in a round of the loop over k; their number divides the extent.
+        The steps in a round of the loop over k.
+    has_rest : bool
+        Whether steps may be left after the rounds: their number does not divide the extent.
     multiply : Callable
         ``multiply(total, a, b)`` adds a product of vectors.
     bias : Callable, optional
@@ -270,7 +273,12 @@ def multiply_add(
             for i in range(unrolled):
                 step(number * unrolled + i)
 
-        spread(ahead, b.quotient(depth, unrolled), rounds, one)
+        number = b.quotient(depth, unrolled)
+        number = b.computed(number) if has_rest else number
+        spread(ahead, number, rounds, one)
+        if has_rest:
+            with b.serial(number * unrolled, depth) as k:
+                step(k)
     if prefetch or bias is not None:
         _choose(add, add_old if prefetch else _nothing, add_bias)
     for index, cell in enumerate(cells):

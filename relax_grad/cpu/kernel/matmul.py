@@ -42,6 +42,9 @@ _FEW_SYMBOLIC = 8
 #: The strips of a task between which the next panel is prefetched; fewer do not hide its latency.
 _STRIPS_OF_PREFETCH = 16
 
+#: The steps of k below which the rounds of a sum have equal steps, and none is left.
+_FEW_STEPS = 16
+
 #: The bytes of C from which its prefetches are spread: less stays in a second-level cache.
 _BYTES_OF_SPREAD = 512 * 1024
 
@@ -454,7 +457,8 @@ class Generator:
         """
         (read, offsets), ((panels, base), number) = rows, columns
         lanes, width, depth = self.vectors.lanes, self.width, self.p.depth
-        unrolled = math.gcd(depth, ROUND) if isinstance(depth, int) else 1
+        few = isinstance(depth, int) and depth < _FEW_STEPS
+        unrolled = math.gcd(depth, ROUND) if few else ROUND
         multiply_add(
             self.vectors,
             (len(offsets), number),
@@ -465,6 +469,7 @@ class Generator:
             add=add,
             prefetch=True,
             unrolled=unrolled,
+            has_rest=not isinstance(depth, int) or depth % unrolled > 0,
             multiply=self.multiply,
             bias=bias,
             ahead=ahead,
