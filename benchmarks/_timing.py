@@ -21,23 +21,27 @@ _PAUSE = 12e-3
 #: Seconds of unmeasured calls before a sample.
 _UNMEASURED = 20e-3
 
+#: Options of glibc's mallopt.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
 #: Longer functions, in seconds, have no unmeasured calls: some milliseconds do not affect their
 #: samples.
 _LONG = 0.2
 
 
 def raise_mmap_threshold() -> None:
-    """Let glibc serve large tensors from its heap.
+    """Let glibc serve tensors of up to 32 MiB from its heap, and keep what is freed.
 
-    glibc maps large blocks into fresh pages, which cost more time than the measured functions. It
-    raises this threshold when a mapped block is freed, so blocks near its upper limit are allocated
-    and freed.
+    Otherwise it maps large blocks into fresh pages, which cost more time than the measured
+    functions, and returns the end of the heap to the system, in some processes at each call. Other
+    C libraries have no such options.
     """
     libc = ctypes.CDLL(None)
-    libc.malloc.restype = ctypes.c_void_p
-    libc.free.argtypes = [ctypes.c_void_p]
-    for _ in range(3):
-        libc.free(libc.malloc(ctypes.c_size_t(31 << 20)))
+    if not hasattr(libc, "mallopt"):
+        return
+    for option, value in ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 2**31 - 1)):
+        if not libc.mallopt(option, value):
+            raise RuntimeError(f"mallopt({option}, {value}) failed: large tensors are not reused")
 
 
 def add_options(parser: argparse.ArgumentParser, of: str, *, repeats: int, seconds: float) -> None:
