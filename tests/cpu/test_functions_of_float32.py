@@ -68,6 +68,16 @@ def test_few_numbers_that_fill_no_vector(functions, name):
     check(functions, name, 8, length=11)
 
 
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "softplus", "exp", "sigmoid"])
+def test_errors_at_a_million_numbers_of_the_tail(functions, name):
+    x = np.linspace(-14, 0, 2**20, dtype="float32")
+    function = functions.FUNCTIONS[name]
+    wide = x.astype("float64")
+    exact = function.exact(wide) if function.exact else functions._of_torch(function, [wide])
+    errors = functions.ulps(functions._results(function, [x])[0], exact[0])
+    assert errors.max() <= LIMIT, f"{errors.max()} at {x[errors.argmax()]}"
+
+
 def test_every_function_is_on_the_page(functions):
     assert list(PAGE) == list(functions.FUNCTIONS)
 

@@ -42,15 +42,25 @@ _ROOT_HIGH, _ROOT_LOW = 0.7517915368080139, -1.211444945855772e-8
 
 #: ``(exp(-q / 2) - 1 + q / 2) / q**2`` for q between -log(2) and log(2).
 _DENSITY = [
-    coefficient * (-0.5) ** power for power, coefficient in zip(range(7, 1, -1), EXPM1, strict=True)
+    coefficient * (-0.5) ** power for power, coefficient in zip(range(6, 1, -1), EXPM1, strict=True)
 ]
 
-#: ``(1 - P(a)) * exp(a**2 / 2)`` with the normal CDF P, as a quotient of two polynomials for
-#: a >= 0. At 0 both are powers of 2, so that products with them are exact.
-_MILLS = (
-    [4.10036556e-3, 4.05414626e-2, 1.82985976e-1, 4.37994689e-1, 0.5],
-    [1.02779735e-2, 1.0162881e-1, 4.68805909e-1, 1.20152628, 1.67387426, 1.0],
-)
+#: ``(1 - P(a)) * (a + c) * exp(a**2 / 2)`` with the normal CDF P, for a >= 0: c, and a minimax
+#: polynomial of ``a / (a + c)``. The relative error of the argument weighs less for larger a, where
+#: the exponential has the larger errors.
+_MILLS_SHIFT = 2.625
+_MILLS = [
+    -6.680071354e-2,
+    1.950363219e-1,
+    -1.498727798e-1,
+    3.479290009e-2,
+    -1.305773706e-1,
+    -1.338485163e-2,
+    3.171219230e-1,
+    3.365615606e-1,
+    -1.436461568,
+    1.3125,
+]
 
 #: The derivative of gelu at -a, times ``exp(a**2 / 2)``, divided by the distance from its root. It
 #: is the sum of a constant and a quotient; the quotient is the smaller term, so that its error
@@ -85,20 +95,19 @@ def normal_cdf(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
     place."""
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
-    numerator, denominator = (polynomial(a, coefficients, bind) for coefficients in _MILLS)
-    tail = _lowered(bind(numerator / denominator), p, n, bind)
+    share = bind(like(a, 1.0) / (a + like(a, _MILLS_SHIFT)))
+    mills = bind(polynomial(bind(a * share), _MILLS, bind) * share)
+    tail = _lowered(mills, p, n, bind)
     return bind(tirx.Select(x < like(x, 0.0), tail, like(x, 1.0) - tail))
 
 
 def gelu(x: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
-    """Return x times the normal CDF at x, within 4 units in the last place for all but one of
-    60,000 numbers, and within 6 for those; NaN at minus infinity, like PyTorch's."""
+    """Return x times the normal CDF at x, within 4 units in the last place; NaN at minus infinity,
+    like PyTorch's."""
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
-    (*numerator, constant), denominator = _MILLS
-    # The product with a, in a form that rounds once.
-    product = bind(a * a * polynomial(a, numerator, bind) + a * like(a, constant))
-    tail = _lowered(bind(product / polynomial(a, denominator, bind)), p, n, bind)
+    share = bind(a / (a + like(a, _MILLS_SHIFT)))
+    tail = _lowered(bind(polynomial(share, _MILLS, bind) * share), p, n, bind)
     return _positive_part(x, bind) - tail
 
 

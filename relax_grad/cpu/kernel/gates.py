@@ -13,7 +13,7 @@ from tvm import tirx
 
 from . import builder as b
 from .builder import Vectors, bind, const
-from .functions import as_bits, like
+from .functions import EXPM1, as_bits, horner, like
 
 #: 1.5 * 2**23: its sum with a small float32 has that number, rounded to an integer, in its lowest
 #: bits.
@@ -21,16 +21,6 @@ _MAGIC = 12582912.0
 
 #: The bits of 1, and the number of bits below the exponent.
 _ONE, _FRACTION = 0x3F800000, 23
-
-#: The coefficients of a minimax polynomial q, such that ``exp(r)`` is ``1 + r + r * r * q(r)`` for
-#: r between -log(2) / 2 and log(2) / 2, within 3.1e-9 of it, from the highest power down.
-_EXP = (
-    1.3814540077565062e-3,
-    8.368745212762473e-3,
-    4.1668390792987675e-2,
-    1.6666520398167745e-1,
-    4.999999343206654e-1,
-)
 
 #: The magnitudes of arguments beyond which the sigmoid is the least normal number or 1, and the
 #: hyperbolic tangent is -1 or 1.
@@ -70,9 +60,7 @@ def _exp_parts(vectors: Vectors, x, factor: float):
     shifted = _held(vectors, x * like(x, factor * math.log2(math.e)) + like(x, _MAGIC))
     n = bind(shifted - like(x, _MAGIC))
     r = bind(x * like(x, factor) - n * like(x, math.log(2)))
-    total = like(x, _EXP[0])
-    for coefficient in (*_EXP[1:], 1.0):
-        total = bind(total * r + like(x, coefficient))
+    total = horner(r, (*EXPM1, 1.0), bind)
     bits = as_bits(shifted, "int32") << like(x, _FRACTION, "int32")
     return bind(total * r), bind(as_bits(bits + like(x, _ONE, "int32"), "float32"))
 
