@@ -34,8 +34,8 @@ class Contestant:
     first : float
         The time of the first call in seconds; 0 if this call compiled.
     executable : tvm.relax.VMExecutable, optional
-        The program that TVM compiled. That of a step in relax_grad is a variant that updates its
-        arguments in place, for the peak memory.
+        The program that TVM compiled. That of a step in relax_grad updates its arguments in place,
+        as a trainer and PyTorch do.
     kernels : tuple[int, int]
         The number of kernel calls, and the number of different kernels.
     arrays : Sequence[np.ndarray]
@@ -125,12 +125,11 @@ def _of_step(step: Step, column: str, target: tvm.target.Target) -> Contestant:
     before = _steps.parameters(network)
     if column in ("relax_grad", "TVM"):
         module, arrays = _steps.in_relax(network, inputs)
-        contestant = _by_tvm(module, "step", arrays, target if column == "relax_grad" else None)
-        contestant.arrays = arrays
         if column == "relax_grad":
-            contestant.executable = tvm.compile(
-                _steps.in_place(module), target, relax_pipeline="relax_grad"
-            )
+            contestant = _by_tvm(_steps.in_place(module), "step", arrays, target)
+        else:
+            contestant = _by_tvm(module, "step", arrays, None)
+        contestant.arrays = arrays
     elif column == "jax":
         contestant = _by_first_call(_steps.in_jax(network, inputs))
     else:
