@@ -50,7 +50,7 @@ class Factor:
     ) -> Factor:
         """Return the reader for the A of a product, which reads a copy if ``copies``."""
         if product.transpose_a:
-            is_read = not copies and _is_read_across(product, cpu)
+            is_read = not copies and is_read_across(product, cpu)
             return (Across if is_read else Strips)(product, vectors, size)
         copies = copies or (share_sets(product.depth) and not _is_few(product, cpu))
         return (Copies if copies else Factor)(product, vectors, size)
@@ -172,7 +172,7 @@ class Strips(Factor):
         return self.copied.load(a, a0 + k * self.p.rows + row, number)
 
 
-def _is_read_across(product: Matmul, cpu: CPU) -> bool:
+def is_read_across(product: Matmul, cpu: CPU) -> bool:
     """Tell whether a transposed A is multiplied by so few columns that copying it costs more than
     the distance of its steps."""
     rows, columns = product.rows, product.columns

@@ -39,7 +39,7 @@ _MANY_STEPS, _NEAR_OF_MANY = 2048, 3 * 2**19
 
 #: The same with 32 registers, if a row of B is one vector: packing it gains nothing. A product with
 #: more steps is divided between threads, which have rows of their own if B is packed.
-_FEW_OF_ONE_VECTOR, _MOST_STEPS = 64, 1024
+_FEW_OF_ONE_VECTOR, MOST_STEPS = 64, 1024
 
 #: The elements of A up to which B is not packed if it is transposed and has fewer columns than
 #: this, and not a multiple of the lanes.
@@ -59,8 +59,8 @@ _SHALLOW_OF_INTEL, _SHALLOW = 64, 32
 #: The rows for each step from which the tiles of rows follow each other, if B is packed before.
 _ROWS_OF_PACKED = 6
 
-#: The ways to compute a product: B is read in place, or packed.
-WAYS = ("few rows", "packed")
+#: The ways to compute a product: B is read in place, or packed, or the factors change places.
+WAYS = ("few rows", "packed", "turned")
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,8 @@ class Matmul:
 
     def allows(self, way: str) -> bool:
         """Tell whether a product can be computed in one of :data:`WAYS`."""
+        if way == "turned":
+            return self.is_static and self.rows > 1 and self.columns > 1
         return way != "few rows" or is_one(self.rows) or not self.transpose_a
 
     def most_few_rows(self, cpu: CPU) -> int:
@@ -153,7 +155,7 @@ class Matmul:
             if cpu.registers < 32:
                 is_short = self.columns <= cpu.lanes or size > _NEAR
                 return _FEW_CROWDED if is_crowded or is_short else _FEW_ROWS
-            has_few_steps = 0 < steps <= _MOST_STEPS
+            has_few_steps = 0 < steps <= MOST_STEPS
             is_vector = self.columns == cpu.lanes and has_few_steps and not self.transpose_a
             return _FEW_OF_ONE_VECTOR if is_vector else _FEW_ROWS
         # Summing the lanes of a vector takes about as long as that many multiplications.

@@ -14,6 +14,7 @@ from . import builder as b
 from ._product import DEPTH, LINE
 from ._tasks import is_in_one_thread
 from ._tile import Ahead, lines_of
+from ._turned import is_turned
 from .builder import bind
 from .matmul import Generator, Matmul
 
@@ -40,7 +41,8 @@ def is_consumable(product: Matmul, cpu: CPU) -> bool:
     is packed, and each sum of which is complete within a tile."""
     if not product.is_static or product.batch != 1 or product.columns < 2:
         return False
-    return product.depth <= DEPTH and product.rows > product.most_few_rows(cpu)
+    is_packed = product.rows > product.most_few_rows(cpu) and not is_turned(product, cpu)
+    return is_packed and product.depth <= DEPTH
 
 
 def consumed(

@@ -31,6 +31,7 @@ from ._tile import (
     product_tile,
     rows_up_to,
 )
+from ._turned import emit_turned, is_turned
 from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
 from .halves import Half
 
@@ -80,21 +81,27 @@ def matmul(
         One of :data:`WAYS` that the product allows. By default, it is chosen by the sizes, the
         layouts and the CPU.
     adds_bias : bool
-        Whether a bias is added.
+        Whether a bias is added; not if the way is ``"turned"``.
     """
-    if way is not None and not product.allows(way):
-        raise ValueError(f"{product} does not allow {way!r}")
+    if way is not None and (not product.allows(way) or (way == "turned" and adds_bias)):
+        with_bias = " with a bias" if adds_bias else ""
+        raise ValueError(f"{product}{with_bias} does not allow {way!r}")
     names, own = list("ABC"), product.shapes()
     if adds_bias:
         names.insert(2, "bias")
         own.insert(2, [product.columns])
-    is_turned = is_one(product.columns) and not is_one(product.rows)
+    is_column = is_one(product.columns) and not is_one(product.rows)
+    turns = is_turned(product, cpu) and not adds_bias if way is None else way == "turned"
 
     def body(a, bb, *others) -> None:
         *biases, c = others
-        bias = Bias(biases[0], is_single=is_turned) if adds_bias else None
-        if is_turned:
+        bias = Bias(biases[0], is_single=is_column) if adds_bias else None
+        if is_column:
             _emit(product.turned(), cpu, way, (bb, a, c), bias)
+        elif turns:
+            emit_turned(
+                product, cpu, (a, bb, c), lambda own, way, both: _emit(own, cpu, way, both, None)
+            )
         else:
             _emit(product, cpu, way, (a, bb, c), bias)
 
