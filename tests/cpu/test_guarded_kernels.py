@@ -76,6 +76,15 @@ def test_products_with_an_odd_number_of_panels():
     assert run_guarded_kernels(WIDEST, numbers) == []
 
 
+def test_turned_products():
+    """Their results are transposed in vectors, whose last ones are partial."""
+    numbers = [i for i, case in enumerate(kernel_cases.cases()) if case.detail.endswith("turned")]
+    assert len(numbers) == 5
+    assert run_guarded_kernels(WIDEST, numbers) == []
+    for dtype in HALVES:
+        assert run_guarded_kernels(WIDEST, numbers, dtype) == []
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_some_kernels_in_half_precision(dtype):
     first = 3 + HALVES.index(dtype)

@@ -73,6 +73,23 @@ def _products() -> Iterator[KernelCase]:
             lambda _, a, b, form=form: matmul(a, turn(b) if form == "NT" else b),
             detail=f"{form} of few steps",
         )
+    # The factors change places.
+    turned = {
+        "TN": [(40, 130), (40, 5)],
+        "TT": [(40, 130), (9, 40)],
+        "NT": [(400, 1000), (6, 1000)],
+        "NN": [(130, 40), (40, 3)],
+        "TN of long sums": [(1030, 130), (1030, 10)],
+    }
+    for detail, shapes in turned.items():
+        yield KernelCase(
+            "relax.matmul",
+            shapes,
+            lambda _, a, b, form=detail[:2]: matmul(
+                turn(a) if form[0] == "T" else a, turn(b) if form[1] == "T" else b
+            ),
+            detail=f"{detail} turned",
+        )
     # With static shapes, the first of several products of one factor packs it for the others.
     for place, role in enumerate(("packs a shared factor", "reads packed panels")):
         for form, shape in (("NN", (70, 45)), ("NT", (45, 70))):

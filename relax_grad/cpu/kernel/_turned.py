@@ -26,6 +26,9 @@ _VECTORS_OF_TASK = 4
 #: The most columns of a product that is turned, and the least rows and steps.
 _MOST_COLUMNS, _LEAST_ROWS, _LEAST_STEPS = 128, 8, 24
 
+#: The most elements of C, which the workspace of the kernel holds once more.
+_MOST_ELEMENTS = 2**20
+
 #: The least elements of a vector: turned products were measured with AVX2 and AVX-512.
 _LEAST_LANES = 8
 
@@ -65,6 +68,8 @@ def is_turned(product: Matmul, cpu: CPU) -> bool:
         return False
     rows, columns, depth, lanes = product.rows, product.columns, product.depth, cpu.lanes
     if rows < _LEAST_ROWS or depth < _LEAST_STEPS or lanes < _LEAST_LANES:
+        return False
+    if rows * columns > _MOST_ELEMENTS:
         return False
     if not product.transpose_a:
         if not product.transpose_b:

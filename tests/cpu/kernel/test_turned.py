@@ -86,6 +86,8 @@ def test_products_that_are_not_turned(cpu):
     # The transposition would take longer than the few steps.
     others.append(Matmul(2048, 10, 8, True))
     others += [Matmul(n, 10, 128, True), Matmul(1024, 10, 128, True, batch=4)]
+    # The workspace would be large.
+    others += [Matmul(200_000, 10, 128, True), Matmul(500_000, 4, 512, False, True)]
     others += [Matmul(1000, 20, 512), Matmul(1000, 4, 64, False, True)]
     assert not any(is_turned(product, cpu) for product in others)
 
