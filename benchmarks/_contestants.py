@@ -125,10 +125,9 @@ def _of_step(step: Step, column: str, target: tvm.target.Target) -> Contestant:
     before = _steps.parameters(network)
     if column in ("relax_grad", "TVM"):
         module, arrays = _steps.in_relax(network, inputs)
-        if column == "relax_grad":
-            contestant = _by_tvm(_steps.in_place(module), "step", arrays, target)
-        else:
-            contestant = _by_tvm(module, "step", arrays, None)
+        is_ours = column == "relax_grad"
+        module = _steps.in_place(module) if is_ours else module
+        contestant = _by_tvm(module, "step", arrays, target if is_ours else None)
         contestant.arrays = arrays
     elif column == "jax":
         contestant = _by_first_call(_steps.in_jax(network, inputs))
