@@ -34,9 +34,10 @@ _PROBES, _BETWEEN = 6, 8e-3
 #: On two hardware threads of one core it is a half.
 _LEAST_SHARE = 0.75
 
-#: The nanoseconds that a cache line takes there and back at most, between cores that are near. On
-#: one die of a Zen 5 it took 96 to 164 by this program, between two dies 424 to 588.
-_NEAR = 250.0
+#: The nanoseconds that a cache line takes there and back at most, between cores that are near. By
+#: this program, it took 96 to 164 on one die of a Zen 5, and 424 to 588 between two dies; 258 to 346
+#: on the one die of a Cascade Lake.
+_NEAR = 380.0
 
 #: The processors of this process, as long as none of its threads is bound; none outside of Linux.
 _PROCESSORS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
