@@ -35,8 +35,8 @@ _PROBES, _BETWEEN = 6, 8e-3
 _LEAST_SHARE = 0.75
 
 #: The nanoseconds that a cache line takes there and back at most, between cores that are near. By
-#: this program, it took 96 to 164 on one die of a Zen 5, and 424 to 588 between two dies; 258 to 346
-#: on the one die of a Cascade Lake.
+#: this program, it took 96 to 164 on one die of a Zen 5 and 258 to 346 on that of a Cascade Lake,
+#: and 424 to 588 between two dies of a Zen 5.
 _NEAR = 380.0
 
 #: The processors of this process, as long as none of its threads is bound; none outside of Linux.

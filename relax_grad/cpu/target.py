@@ -36,6 +36,9 @@ class CPU:
     intel : bool
         Whether the processor has AVX-512 as Intel's have it, or as those of any maker do
         (``x86-64-v4``).
+    skylake : bool
+        Whether the processor is one of the first of Intel's with AVX-512 (Skylake, Cascade Lake,
+        Cooper Lake), whose first-level cache has 32 KB in 8 ways.
     """
 
     lanes: int
@@ -43,6 +46,7 @@ class CPU:
     cores: int
     bfloat16: bool = field(default=False, repr=False)
     intel: bool = field(default=False, repr=False)
+    skylake: bool = field(default=False, repr=False)
 
     @staticmethod
     def current(target: tvm.target.Target | str | dict | None = None) -> CPU | None:
@@ -77,7 +81,9 @@ class CPU:
                 bool(codegen.target_has_features(feature, target))
                 for feature in ("avx512bf16", "prefer-256-bit")
             )
-            return CPU(16, 32, cores, has_pairs, is_intel)
+            is_first = is_intel and level_of(target) is None
+            is_first &= not codegen.target_has_features("avx512vbmi", target)
+            return CPU(16, 32, cores, has_pairs, is_intel, is_first)
         if codegen.target_has_features(["avx2", "fma"], target):
             return CPU(8, 16, cores)
         return CPU(4, 32 if codegen.target_has_features("neon", target) else 16, cores)

@@ -85,6 +85,14 @@ def test_turned_products():
         assert run_guarded_kernels(WIDEST, numbers, dtype) == []
 
 
+def test_a_large_product_of_the_first_processors_with_avx512():
+    """They copy its first factor transposed, whose last strip and steps are partial."""
+    if not runs_here("avx512-skylake"):
+        pytest.skip("this machine has no AVX-512")
+    (number,) = (i for i, case in enumerate(kernel_cases.cases()) if case.detail == "large")
+    assert run_guarded_kernels("avx512-skylake", [number]) == []
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_some_kernels_in_half_precision(dtype):
     first = 3 + HALVES.index(dtype)

@@ -82,11 +82,21 @@ def test_levels_of_x86_64(level, cpu):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_intel"),
-    [("skylake-avx512", True), ("emeraldrapids", True), ("znver4", False), ("znver5", False)],
+    ("name", "is_intel", "is_first"),
+    [
+        ("skylake-avx512", True, True),
+        ("cascadelake", True, True),
+        ("cooperlake", True, True),
+        ("icelake-server", True, False),
+        ("emeraldrapids", True, False),
+        ("x86-64-v4", True, False),
+        ("znver4", False, False),
+        ("znver5", False, False),
+    ],
 )
-def test_makers_of_avx512(name, is_intel):
-    assert CPU.of({"kind": "llvm", "mcpu": name}).intel == is_intel
+def test_makers_and_generations_of_avx512(name, is_intel, is_first):
+    cpu = CPU.of({"kind": "llvm", "mcpu": name})
+    assert (cpu.intel, cpu.skylake) == (is_intel, is_first)
 
 
 @pytest.mark.parametrize(

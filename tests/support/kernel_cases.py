@@ -112,6 +112,10 @@ def _products() -> Iterator[KernelCase]:
         lambda _, a, b: matmul(a, turn(b)),
         detail="a is copied, NT",
     )
+    # The first processors with AVX-512 copy it transposed.
+    yield KernelCase(
+        "relax.matmul", [(385, 771), (771, 515)], lambda _, a, b: matmul(a, b), detail="large"
+    )
     # In half precision, the kernel adds the bias.
     for detail, rows in (("few rows", 3), ("tiles", 50)):
         yield KernelCase(

@@ -10,7 +10,7 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from ._product import DEPTH, Matmul, share_sets
-from .builder import Vectors, as_expr, bind, ceil_div, const
+from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 
 #: Strips of a transposed A that are packed together, so that its rows are read in whole cache
 #: lines.
@@ -19,6 +19,11 @@ _STRIPS = 8
 #: The rows of a transposed A, and the columns it is multiplied by, up to which it is read in place.
 #: Steps at larger distances take long to find in the tables of pages.
 _MOST_ACROSS, _FEW_COLUMNS = 2000, 128
+
+#: The least rows, columns and steps of a product of which the first of Intel's processors with
+#: AVX-512 take less time with a transposed copy of an untransposed A: their first-level cache has 8
+#: ways, and the rows of a strip displace its panel.
+_LEAST_TRANSPOSED = (384, 512, 768)
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,9 @@ class Factor:
         if product.transpose_a:
             is_read = not copies and is_read_across(product, cpu)
             return (Across if is_read else Strips)(product, vectors, size)
+        extents = (product.rows, product.columns, product.depth)
+        if cpu.skylake and all(map(_is_at_least, extents, _LEAST_TRANSPOSED)):
+            return TransposedStrips(product, vectors, size)
         copies = copies or (share_sets(product.depth) and not _is_few(product, cpu))
         return (Copies if copies else Factor)(product, vectors, size)
 
@@ -154,6 +162,12 @@ class Strips(Factor):
                 lambda: copy(begin, number, False),
             )
 
+        return self.reader_of(place, first, pitch)
+
+    def reader_of(self, place: tirx.Buffer, first, pitch) -> Callable:
+        """Return the reader of a copy of strips from the first one on, at a distance."""
+        height = self.size[0]
+
         def read(row) -> Callable:
             strip, start = row // height - first, row % height
             base = bind(strip * pitch + start)
@@ -172,11 +186,34 @@ class Strips(Factor):
         return self.copied.load(a, a0 + k * self.p.rows + row, number)
 
 
+class TransposedStrips(Strips):
+    """A reader of a copy of A, ``[m, k]``, in the layout ``[strip][k][row]``."""
+
+    def reader(self, a, a0, place, strips, depth) -> Callable:
+        (first, last), (k0, size), height = strips, depth, self.size[0]
+        rows, steps = self.p.rows, self.p.depth
+        pitch = bind(size * height + self.vectors.lanes)
+        with b.serial(first, last) as i:
+            row = bind(i * height)
+            target = bind((i - first) * pitch)
+            self.vectors.copy_transposed(
+                (a, bind(a0 + row * steps + k0), steps),
+                bind(tirx.min(const(height), rows - row)),
+                size,
+                place,
+                lambda k: target + k * height,
+                repeats=True,
+            )
+        return self.reader_of(place, first, pitch)
+
+
 def is_read_across(product: Matmul, cpu: CPU) -> bool:
     """Tell whether a transposed A is multiplied by so few columns that copying it costs more than
-    the distance of its steps."""
+    the distance of its steps: never on the first of Intel's processors with AVX-512."""
     rows, columns = product.rows, product.columns
     if not (isinstance(rows, int) and isinstance(columns, int)) or rows > _MOST_ACROSS:
+        return False
+    if cpu.skylake:
         return False
     is_wide = cpu.intel and cpu.lanes > 8
     if share_sets(rows):
@@ -188,3 +225,8 @@ def _is_few(product: Matmul, cpu: CPU) -> bool:
     """Tell whether A is multiplied by so few columns that copying it costs more than it saves."""
     most = _FEW_COLUMNS if cpu.intel else _FEW_COLUMNS // 2 - 1
     return isinstance(product.columns, int) and product.columns <= most
+
+
+def _is_at_least(extent: Extent, least: int) -> bool:
+    """Tell whether an extent is known and large."""
+    return isinstance(extent, int) and extent >= least

@@ -18,7 +18,8 @@ from .builder import Extent, Vectors, bind, ceil_div, const
 #: packed alone.
 _GROUP = 2
 
-#: The most steps of k that a wide tile sums over at once, if all steps are more than DEPTH.
+#: The most steps of k that a wide tile sums over at once, if all steps are more than DEPTH: panels
+#: of three vectors then stay in a first-level cache of 48 KB.
 _SHORT = 192
 
 #: The bytes of B up to which it stays in a second-level cache, so that prefetches do not help.
@@ -62,6 +63,8 @@ class Packing:
     fills : bool
         Whether tiles read all vectors of a panel, also those without columns of B. Tiles of a
         symbolic number of columns do.
+    is_short : bool
+        Whether panels of three vectors have few steps.
     """
 
     p: Matmul
@@ -69,6 +72,7 @@ class Packing:
     tile_vectors: int
     parts: int = field(default=1, kw_only=True)
     fills: bool = field(default=False, kw_only=True)
+    is_short: bool = field(default=True, kw_only=True)
 
     def aligned(self, depth: Extent) -> Extent:
         """Return the steps of k that are packed for a stretch of a size."""
@@ -78,8 +82,8 @@ class Packing:
     def stretch(self) -> int:
         """The steps of k in a stretch; the last one may have fewer."""
         depth = self.p.depth
-        # Panels of three vectors stay in the first-level cache if they are short.
-        most = _SHORT if self.tile_vectors == 3 and self.vectors.lanes > 8 else DEPTH
+        is_wide = self.tile_vectors == 3 and self.vectors.lanes > 8
+        most = _SHORT if is_wide and self.is_short else DEPTH
         if not isinstance(depth, int):
             return most
         if depth <= DEPTH:

@@ -37,6 +37,10 @@ _FEW_CROWDED = 8
 _FEW_DISTANT, _NEAR_OF_INTEL, _NEAR = 8, 2**21, 2**22
 _MANY_STEPS, _NEAR_OF_MANY = 2048, 3 * 2**19
 
+#: The same for the first of Intel's processors with AVX-512, if B has more bytes than this, and at
+#: least so many rows.
+_FEW_OF_SKYLAKE, _NEAR_OF_SKYLAKE, _STEPS_OF_SKYLAKE = 12, 2**18, 128
+
 #: The same with 32 registers, if a row of B is one vector: packing it gains nothing. A product with
 #: more steps is divided between threads, which have rows of their own if B is packed.
 _FEW_OF_ONE_VECTOR, MOST_STEPS = 64, 1024
@@ -152,6 +156,8 @@ class Matmul:
                 is_far = is_crowded or steps >= _MANY_STEPS
                 if size > (_NEAR_OF_MANY if is_far else _NEAR_OF_INTEL):
                     return _FEW_DISTANT
+            if cpu.skylake and size > _NEAR_OF_SKYLAKE and steps >= _STEPS_OF_SKYLAKE:
+                return _FEW_OF_SKYLAKE
             if cpu.registers < 32:
                 is_short = self.columns <= cpu.lanes or size > _NEAR
                 return _FEW_CROWDED if is_crowded or is_short else _FEW_ROWS

@@ -205,7 +205,8 @@ class Generator:
 
     def packing_of(self, parts: int) -> Packing:
         """Return the packing of B, for some parts of k."""
-        return Packing(self.p, self.vectors, self.tile_vectors, parts=parts)
+        is_short = not self.cpu.skylake
+        return Packing(self.p, self.vectors, self.tile_vectors, parts=parts, is_short=is_short)
 
     def tasks(self) -> tuple[Extent, Extent]:
         """Return the number of tasks that the strips are divided among, and that the panels are."""

@@ -15,6 +15,7 @@ from sweep import at_length, batches
 from tvm import tirx
 
 from relax_grad.cpu.kernel import builder as b
+from relax_grad.cpu.kernel._factor import Across, Factor, Strips, TransposedStrips
 from relax_grad.cpu.kernel._few_rows import FewRows
 from relax_grad.cpu.kernel._tile import Ahead, equal_height, spread
 from relax_grad.cpu.kernel.builder import bind
@@ -44,8 +45,10 @@ def check(products, target, *extents, way=None, adds_bias=False, **properties):
     symbolic extents."""
     runs, checked = [], []
     cpu = replace(CPU.of(target), **properties)
-    # The tiles of the makers of AVX-512 differ.
-    makers = [cpu, replace(cpu, intel=False)] if cpu.intel else [cpu]
+    # The tiles of the makers of AVX-512 differ, and the copies of Intel's first processors with it.
+    makers = [cpu]
+    if cpu.intel:
+        makers += [replace(cpu, skylake=not cpu.skylake), replace(cpu, intel=False, skylake=False)]
     for product, cpu in itertools.product(products, makers):
         function = matmul(with_own_extents(product), cpu, way=way, adds_bias=adds_bias)
         for values in extents or [{}]:
@@ -88,6 +91,33 @@ def test_copies_of_a_by_tasks(target, transpose_b):
         Matmul(97, 70, rows, True, transpose_b, batch),
     ]
     check(products, target, {"rows": 1, "batch": 3}, {"rows": 301, "batch": 2})
+
+
+@each_target
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_transposed_copies_of_a_by_tasks(target, transpose_b):
+    """Strips of 9 and of fewer rows, stretches that end within a vector, and a batch."""
+    sizes = [(391, 515, 777), (384, 513, 1031)]
+    products = [Matmul(*size, False, transpose_b) for size in sizes]
+    products.append(Matmul(385, 530, 771, False, transpose_b, 2, shared_b=True))
+    if CPU.of(target).skylake:
+        vectors, cpu = b.Vectors(16), CPU.of(target)
+        factors = [Factor.of(product, vectors, (9, 4), cpu) for product in products]
+        assert {type(factor) for factor in factors} == {TransposedStrips}
+    check(products, target)
+
+
+def test_the_first_processors_with_avx512_read_no_transposed_factor_in_place():
+    """The others do, of few columns; none of them copies an untransposed one of few rows."""
+    cpu, vectors = CPU(16, 32, 2, intel=True), b.Vectors(16)
+    first = replace(cpu, skylake=True)
+
+    def kinds(cpu):
+        products = [Matmul(1024, 128, 256, True), Matmul(383, 512, 770), Matmul(384, 512, 768)]
+        return [type(Factor.of(product, vectors, (9, 4), cpu)) for product in products]
+
+    assert kinds(first) == [Strips, Factor, TransposedStrips]
+    assert kinds(cpu) == [Across, Factor, Factor]
 
 
 @each_target
@@ -143,6 +173,11 @@ def test_the_most_rows_that_read_a_factor_in_place():
     near, many, crowded = (Matmul(16, *size) for size in ((400, 1300), (136, 3021), (512, 1024)))
     assert [product.most_few_rows(intel) for product in (near, many, crowded)] == [32, 8, 8]
     assert [product.most_few_rows(wide) for product in (near, many, crowded)] == [32, 32, 32]
+    # The first processors with AVX-512 read fewer rows in place, if their steps are many.
+    first = replace(intel, skylake=True)
+    of_first = [Matmul(16, *size).most_few_rows(first) for size in ((400, 1300), (2000, 64))]
+    assert of_first == [12, 32]
+    assert Matmul(16, 64, 256).most_few_rows(first) == 32
     assert Matmul(16, 1000, 1040).most_few_rows(narrow) == 32
     assert Matmul(16, 1000, 1050).most_few_rows(narrow) == 8
     assert Matmul(64, 8, 768).most_few_rows(narrow) == 8
