@@ -22,6 +22,10 @@ GROUPS = {
 #: The ratio to PyTorch from which on a convolution or product is in the table of the closest.
 _CLOSE = 0.9
 
+#: The ratios to PyTorch from which on a product is in the table of the slower ones: two runs differ
+#: by less.
+_SLOWER = 1.05
+
 
 def others() -> dict:
     """Return the measurements that ``make bench`` does not write."""
@@ -244,6 +248,31 @@ class Products(_OfMachines):
             ]
 
 
+class SlowerProducts(_OfMachines):
+    """The table of the products that take more than PyTorch's time in the median and in the least,
+    with rows for each machine, width of vectors, and size."""
+
+    file = "products"
+
+    def lines(self, measured):
+        heads = ("processor, target", "product", "form and time / PyTorch (least)", "of the peak")
+        yield from table(heads, self.rows(measured), "lllr")
+
+    def of_width(self, machine, part):
+        slow: dict[str, list[dict]] = {}
+        for row in part["rows"]:
+            if min(row["median"], row["least"]) > _SLOWER:
+                slow.setdefault(" x ".join(map(str, row["sizes"])), []).append(row)
+        for size, members in slow.items():
+            shares = [row["gflops"] / part["peak"][1] for row in members]
+            yield [
+                f"{machine['processor']}, {part['target']}",
+                size,
+                ", ".join(f"{r['form']} {r['median']:.2f} ({r['least']:.2f})" for r in members),
+                f"{geometric_mean(shares):.2f}",
+            ]
+
+
 class Attention(_OfMachines):
     """The table of attention, with rows for each machine, width of vectors, and kind of mask and
     heads."""
@@ -365,6 +394,7 @@ def setup(app):
         ("cpu-slower", Slower),
         ("cpu-closest", Closest),
         ("cpu-products", Products),
+        ("cpu-slower-products", SlowerProducts),
         ("cpu-attention", Attention),
         ("cpu-attention-steps", AttentionSteps),
         ("compile-times", CompileTimes),

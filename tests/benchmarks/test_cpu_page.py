@@ -165,6 +165,19 @@ def test_the_tables_have_the_figures(tables, others):
     assert "|  | data gradient | 4.0e-7, 0.47 | 8.2e-6, 0.29 | 1.2e-6, 0.84 | 3.3e-7 |" in errors
 
 
+def test_the_slower_products_have_the_forms_and_the_mean_share_of_the_peak(tables):
+    row = {"group": "small", "form": "NN", "sizes": [3, 4, 5], "gflops": 50}
+    rows = [
+        {**row, "median": 1.2, "least": 1.06},
+        {**row, "form": "TT", "gflops": 200, "median": 1.1, "least": 1.3},
+        {**row, "form": "NT", "median": 1.2, "least": 1.05},
+        {**row, "sizes": [3, 4, 6], "median": 1.0, "least": 1.3},
+    ]
+    machine = {"processor": "Processor", "host": {"target": "new", "peak": [1, 1000], "rows": rows}}
+    lines = list(tables.SlowerProducts.lines(None, [machine]))
+    assert lines[2:] == ["| Processor, new | 3 x 4 x 5 | NN 1.20 (1.06), TT 1.10 (1.30) | 0.10 |"]
+
+
 def test_the_conditions_name_machine_versions_and_date(tables, machines):
     lines = list(tables.Conditions.lines(SimpleNamespace(arguments=[]), machines))
     assert len(lines) == len(machines)
