@@ -173,9 +173,9 @@ def test_the_slower_products_have_the_forms_and_the_mean_share_of_the_peak(table
         {**row, "form": "NT", "median": 1.2, "least": 1.05},
         {**row, "sizes": [3, 4, 6], "median": 1.0, "least": 1.3},
     ]
-    machine = {"processor": "Processor", "host": {"target": "new", "peak": [1, 1000], "rows": rows}}
-    lines = list(tables.SlowerProducts.lines(None, [machine]))
-    assert lines[2:] == ["| Processor, new | 3 x 4 x 5 | NN 1.20 (1.06), TT 1.10 (1.30) | 0.10 |"]
+    part = {"target": "new", "peak": [1, 1000], "rows": rows}
+    found = list(tables.SlowerProducts.of_width(None, {"processor": "Processor"}, part))
+    assert found == [["Processor, new", "3 x 4 x 5", "NN 1.20 (1.06), TT 1.10 (1.30)", "0.10"]]
 
 
 def test_the_conditions_name_machine_versions_and_date(tables, machines):
