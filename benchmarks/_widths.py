@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 
-#: For each width of vectors: LLVM's processor (None: this one), the compiler's flags, and PyTorch's
-#: environment.
-WIDTHS: dict[str, tuple[str | None, list[str], dict[str, str]]] = {
-    "host": (None, ["-march=native"], {}),
+#: For each width of vectors: the compiler's flags, and PyTorch's environment.
+WIDTHS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "host": (["-march=native"], {}),
     "avx2": (
-        "haswell",
         ["-mavx2", "-mfma"],
         {
             "ATEN_CPU_CAPABILITY": "avx2",
@@ -83,7 +81,7 @@ def write(
     for width in args.vectors:
         command = [sys.executable, script, "--part", width, "--repeats", str(args.repeats)]
         threads = dict.fromkeys(("TVM_NUM_THREADS", "OMP_NUM_THREADS"), str(about["threads"]))
-        environment = {**os.environ, **WIDTHS[width][2], **threads}
+        environment = {**os.environ, **WIDTHS[width][1], **threads}
         made = subprocess.run(
             [*command, *options], env=environment, stdout=subprocess.PIPE, check=True
         )
@@ -135,10 +133,14 @@ def digits(ratio: float) -> float:
 
 
 def target_of(width: str | None) -> str:
+    """Return LLVM's name of this processor, or, for AVX2, of processors with it whose kernels suit
+    this one."""
     import relax_grad
 
-    named = None if width is None else WIDTHS[width][0]
-    return named or str(relax_grad.target.host().attrs["mcpu"])
+    host = relax_grad.target.host()
+    if width != "avx2":
+        return str(host.attrs["mcpu"])
+    return "haswell" if relax_grad.target.CPU.of(host).before_icelake else "x86-64-v3"
 
 
 def _text(result: dict) -> str:

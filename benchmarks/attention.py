@@ -100,7 +100,7 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
     clock = time.thread_time if args.processor_time else time.perf_counter
     threads = _threads(clock)
     target = prepare(width, threads)
-    before = peak(WIDTHS[width][1], threads)
+    before = peak(WIDTHS[width][0], threads)
     rows = [
         *(
             _row(sizes, is_causal, key_heads, None, target, args.repeats, clock)
@@ -112,7 +112,7 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
     steps = [_step(name, width, target, args.repeats, clock) for name in STEPS]
     return {
         "target": target_of(width),
-        "peak": round(max(before, peak(WIDTHS[width][1], threads))),
+        "peak": round(max(before, peak(WIDTHS[width][0], threads))),
         "rows": rows,
         "steps": steps,
     }

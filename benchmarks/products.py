@@ -107,7 +107,7 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
     from rows.products import product
 
     target = prepare(width, 2)
-    peaks = [peak(WIDTHS[width][1], number) for number in (1, 2)]
+    peaks = [peak(WIDTHS[width][0], number) for number in (1, 2)]
     rows = []
     members = [(group, sizes) for group, several in GROUPS.items() for sizes in several]
     for group, sizes in members:
@@ -129,7 +129,7 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
             )
             print(rows[-1], file=sys.stderr, flush=True)
     peaks = [
-        max(before, peak(WIDTHS[width][1], n)) for n, before in zip((1, 2), peaks, strict=True)
+        max(before, peak(WIDTHS[width][0], n)) for n, before in zip((1, 2), peaks, strict=True)
     ]
     return {"target": target_of(width), "peak": [round(value) for value in peaks], "rows": rows}
 

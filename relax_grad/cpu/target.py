@@ -36,8 +36,8 @@ class CPU:
     intel : bool
         Whether the processor has AVX-512 as Intel's have it, or as those of any maker do
         (``x86-64-v4``).
-    skylake : bool
-        Whether the processor is one of the first of Intel's with AVX-512 (Skylake, Cascade Lake,
+    before_icelake : bool
+        Whether the processor is one of Intel's with AVX2 or AVX-512 before Ice Lake (Haswell to
         Cooper Lake), whose first-level cache has 32 KB in 8 ways.
     """
 
@@ -46,7 +46,7 @@ class CPU:
     cores: int
     bfloat16: bool = field(default=False, repr=False)
     intel: bool = field(default=False, repr=False)
-    skylake: bool = field(default=False, repr=False)
+    before_icelake: bool = field(default=False, repr=False)
 
     @staticmethod
     def current(target: tvm.target.Target | str | dict | None = None) -> CPU | None:
@@ -81,11 +81,10 @@ class CPU:
                 bool(codegen.target_has_features(feature, target))
                 for feature in ("avx512bf16", "prefer-256-bit")
             )
-            is_first = is_intel and level_of(target) is None
-            is_first &= not codegen.target_has_features("avx512vbmi", target)
-            return CPU(16, 32, cores, has_pairs, is_intel, is_first)
+            is_early = is_intel and _is_before_icelake(target)
+            return CPU(16, 32, cores, has_pairs, is_intel, is_early)
         if codegen.target_has_features(["avx2", "fma"], target):
-            return CPU(8, 16, cores)
+            return CPU(8, 16, cores, before_icelake=_is_before_icelake(target))
         return CPU(4, 32 if codegen.target_has_features("neon", target) else 16, cores)
 
 
@@ -189,6 +188,16 @@ def architecture(target: tvm.target.Target) -> str:
     triple = str(target.attrs.get("mtriple", "")) or codegen.llvm_get_system_triple()
     first = triple.partition("-")[0]
     return {"arm64": "aarch64", "amd64": "x86_64"}.get(first, first)
+
+
+def _is_before_icelake(target: tvm.target.Target) -> bool:
+    """Tell whether a target with AVX2 names one of Intel's processors before Ice Lake.
+
+    Those have no instructions for SHA, which all of AMD's with AVX2 have but the last Bulldozers.
+    """
+    if str(target.attrs.get("mcpu", "generic")) in {"", "generic", *X86_64_LEVELS}:
+        return False
+    return not any(codegen.target_has_features(name, target) for name in ("sha", "sse4a"))
 
 
 def _named(triple: str, name: str, num_cores: int) -> tvm.target.Target:

@@ -85,7 +85,7 @@ def test_turned_products():
         assert run_guarded_kernels(WIDEST, numbers, dtype) == []
 
 
-def test_a_large_product_of_the_first_processors_with_avx512():
+def test_a_large_product_of_processors_before_ice_lake():
     """They copy its first factor transposed, whose last strip and steps are partial."""
     if not runs_here("avx512-skylake"):
         pytest.skip("this machine has no AVX-512")

@@ -82,8 +82,15 @@ def test_levels_of_x86_64(level, cpu):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_intel", "is_first"),
+    ("name", "is_intel", "is_early"),
     [
+        ("haswell", False, True),
+        ("skylake", False, True),
+        ("alderlake", False, False),
+        ("x86-64-v3", False, False),
+        ("bdver4", False, False),
+        ("znver1", False, False),
+        ("znver3", False, False),
         ("skylake-avx512", True, True),
         ("cascadelake", True, True),
         ("cooperlake", True, True),
@@ -94,9 +101,9 @@ def test_levels_of_x86_64(level, cpu):
         ("znver5", False, False),
     ],
 )
-def test_makers_and_generations_of_avx512(name, is_intel, is_first):
+def test_makers_and_generations(name, is_intel, is_early):
     cpu = CPU.of({"kind": "llvm", "mcpu": name})
-    assert (cpu.intel, cpu.skylake) == (is_intel, is_first)
+    assert (cpu.intel, cpu.before_icelake) == (is_intel, is_early)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ from relax_grad.testing._program import without_assertions
 
 _AVX512 = {"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 2}
 
-#: A target for each vector width of x86, and for each maker of AVX-512 and the first processors
-#: with it, by name.
+#: A target for each vector width of x86, for each maker of AVX-512, and for Intel's processors
+#: before Ice Lake, by name.
 TARGETS = {
     "sse": {"kind": "llvm", "num-cores": 2},
-    "avx2": {"kind": "llvm", "mcpu": "haswell", "num-cores": 2},
+    "avx2-haswell": {"kind": "llvm", "mcpu": "haswell", "num-cores": 2},
+    "avx2": {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2},
     # LLVM prefers shorter vectors on Intel's processors alone.
     "avx512-amd": {**_AVX512, "mattr": ["-prefer-256-bit"]},
     "avx512-skylake": {**_AVX512, "mcpu": "skylake-avx512"},
@@ -37,6 +38,7 @@ def runs_here(name: str) -> bool:
     host = {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()}
     features = {
         "sse": ["sse2"],
+        "avx2-haswell": ["avx2", "fma"],
         "avx2": ["avx2", "fma"],
         "avx512-amd": ["avx512f", "avx512vl"],
         "avx512-skylake": ["avx512f", "avx512vl"],

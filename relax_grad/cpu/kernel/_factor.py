@@ -20,10 +20,10 @@ _STRIPS = 8
 #: Steps at larger distances take long to find in the tables of pages.
 _MOST_ACROSS, _FEW_COLUMNS = 2000, 128
 
-#: The least rows, columns and steps of a product of which the first of Intel's processors with
-#: AVX-512 take less time with a transposed copy of an untransposed A: their first-level cache has 8
-#: ways, and the rows of a strip displace its panel.
-_LEAST_TRANSPOSED = (384, 512, 768)
+#: The least rows, columns and steps of a product of which Intel's processors with AVX-512, before
+#: Ice Lake, take less time with a transposed copy of an untransposed A: their first-level cache has
+#: 8 ways, and the rows of a strip displace its panel.
+_LEAST_TRANSPOSED = (384, 384, 768)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Factor:
             is_read = not copies and is_read_across(product, cpu)
             return (Across if is_read else Strips)(product, vectors, size)
         extents = (product.rows, product.columns, product.depth)
-        if cpu.skylake and all(map(_is_at_least, extents, _LEAST_TRANSPOSED)):
+        is_early = cpu.before_icelake and cpu.lanes > 8
+        if is_early and all(map(_is_at_least, extents, _LEAST_TRANSPOSED)):
             return TransposedStrips(product, vectors, size)
         copies = copies or (share_sets(product.depth) and not _is_few(product, cpu))
         return (Copies if copies else Factor)(product, vectors, size)
@@ -209,11 +210,11 @@ class TransposedStrips(Strips):
 
 def is_read_across(product: Matmul, cpu: CPU) -> bool:
     """Tell whether a transposed A is multiplied by so few columns that copying it costs more than
-    the distance of its steps: never on the first of Intel's processors with AVX-512."""
+    the distance of its steps: never on Intel's processors before Ice Lake."""
     rows, columns = product.rows, product.columns
     if not (isinstance(rows, int) and isinstance(columns, int)) or rows > _MOST_ACROSS:
         return False
-    if cpu.skylake:
+    if cpu.before_icelake:
         return False
     is_wide = cpu.intel and cpu.lanes > 8
     if share_sets(rows):

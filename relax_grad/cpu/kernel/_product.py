@@ -37,9 +37,11 @@ _FEW_CROWDED = 8
 _FEW_DISTANT, _NEAR_OF_INTEL, _NEAR = 8, 2**21, 2**22
 _MANY_STEPS, _NEAR_OF_MANY = 2048, 3 * 2**19
 
-#: The same for the first of Intel's processors with AVX-512, if B has more bytes than this, and at
-#: least so many rows.
-_FEW_OF_SKYLAKE, _NEAR_OF_SKYLAKE, _STEPS_OF_SKYLAKE = 12, 2**18, 128
+#: The same for Intel's processors before Ice Lake with AVX-512, and with AVX2, if B has more bytes
+#: than this, and at least so many rows. The last one is for AVX2 and B that has more bytes or whose
+#: rows share few sets of a cache.
+_FEW_EARLY_WIDE, _FEW_EARLY, _NEAR_EARLY, _STEPS_EARLY = 12, 8, 2**18, 128
+_FEWEST_EARLY, _FAR_EARLY = 4, 3 * 2**19
 
 #: The same with 32 registers, if a row of B is one vector: packing it gains nothing. A product with
 #: more steps is divided between threads, which have rows of their own if B is packed.
@@ -57,7 +59,7 @@ _ROWS_OF_FILLED = 12
 PER_LANE_NS, _BYTES_PER_NS = 6.4, 100
 
 #: The steps of k up to which the tiles of rows of C follow each other: with wide tiles for Intel's
-#: processors, and otherwise.
+#: processors and for those before Ice Lake, and otherwise.
 _SHALLOW_OF_INTEL, _SHALLOW = 64, 32
 
 #: The rows for each step from which the tiles of rows follow each other, if B is packed before.
@@ -156,8 +158,12 @@ class Matmul:
                 is_far = is_crowded or steps >= _MANY_STEPS
                 if size > (_NEAR_OF_MANY if is_far else _NEAR_OF_INTEL):
                     return _FEW_DISTANT
-            if cpu.skylake and size > _NEAR_OF_SKYLAKE and steps >= _STEPS_OF_SKYLAKE:
-                return _FEW_OF_SKYLAKE
+            is_wide = cpu.lanes > 8
+            if cpu.before_icelake:
+                if not is_wide and (is_crowded or size > _FAR_EARLY):
+                    return _FEWEST_EARLY
+                if size > _NEAR_EARLY and steps >= _STEPS_EARLY:
+                    return _FEW_EARLY_WIDE if is_wide else _FEW_EARLY
             if cpu.registers < 32:
                 is_short = self.columns <= cpu.lanes or size > _NEAR
                 return _FEW_CROWDED if is_crowded or is_short else _FEW_ROWS
@@ -231,7 +237,8 @@ def writes_rows(product: Matmul, cpu: CPU) -> bool:
     wide.
     """
     columns, depth = product.columns, product.depth
-    if not product.is_static or depth > (_SHALLOW_OF_INTEL if cpu.intel else _SHALLOW):
+    is_intel = cpu.intel or cpu.before_icelake
+    if not product.is_static or depth > (_SHALLOW_OF_INTEL if is_intel else _SHALLOW):
         return False
     if product.transpose_b and product.rows < _ROWS_OF_PACKED * depth:
         return False

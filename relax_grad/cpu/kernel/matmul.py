@@ -205,7 +205,7 @@ class Generator:
 
     def packing_of(self, parts: int) -> Packing:
         """Return the packing of B, for some parts of k."""
-        is_short = not self.cpu.skylake
+        is_short = not self.cpu.before_icelake
         return Packing(self.p, self.vectors, self.tile_vectors, parts=parts, is_short=is_short)
 
     def tasks(self) -> tuple[Extent, Extent]:

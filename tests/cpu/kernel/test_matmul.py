@@ -45,10 +45,12 @@ def check(products, target, *extents, way=None, adds_bias=False, **properties):
     symbolic extents."""
     runs, checked = [], []
     cpu = replace(CPU.of(target), **properties)
-    # The tiles of the makers of AVX-512 differ, and the copies of Intel's first processors with it.
+    # The tiles of the makers of AVX-512 differ, and Intel's processors before Ice Lake copy more.
     makers = [cpu]
+    if cpu.lanes > 4:
+        makers.append(replace(cpu, before_icelake=not cpu.before_icelake))
     if cpu.intel:
-        makers += [replace(cpu, skylake=not cpu.skylake), replace(cpu, intel=False, skylake=False)]
+        makers.append(replace(cpu, intel=False, before_icelake=False))
     for product, cpu in itertools.product(products, makers):
         function = matmul(with_own_extents(product), cpu, way=way, adds_bias=adds_bias)
         for values in extents or [{}]:
@@ -100,24 +102,25 @@ def test_transposed_copies_of_a_by_tasks(target, transpose_b):
     sizes = [(391, 515, 777), (384, 513, 1031)]
     products = [Matmul(*size, False, transpose_b) for size in sizes]
     products.append(Matmul(385, 530, 771, False, transpose_b, 2, shared_b=True))
-    if CPU.of(target).skylake:
+    if CPU.of(target) == CPU(16, 32, 2, intel=True, before_icelake=True):
         vectors, cpu = b.Vectors(16), CPU.of(target)
         factors = [Factor.of(product, vectors, (9, 4), cpu) for product in products]
         assert {type(factor) for factor in factors} == {TransposedStrips}
     check(products, target)
 
 
-def test_the_first_processors_with_avx512_read_no_transposed_factor_in_place():
+def test_intels_processors_before_ice_lake_read_no_transposed_factor_in_place():
     """The others do, of few columns; none of them copies an untransposed one of few rows."""
-    cpu, vectors = CPU(16, 32, 2, intel=True), b.Vectors(16)
-    first = replace(cpu, skylake=True)
+    wide, narrow = CPU(16, 32, 2, intel=True), CPU(8, 16, 2)
 
-    def kinds(cpu):
-        products = [Matmul(1024, 128, 256, True), Matmul(383, 512, 770), Matmul(384, 512, 768)]
-        return [type(Factor.of(product, vectors, (9, 4), cpu)) for product in products]
+    def kinds(cpu, **properties):
+        sizes = [(1000, 128, 256, True), (383, 384, 770), (384, 384, 768)]
+        own, vectors = replace(cpu, **properties), b.Vectors(cpu.lanes)
+        return [type(Factor.of(Matmul(*size), vectors, (9, 4), own)) for size in sizes]
 
-    assert kinds(first) == [Strips, Factor, TransposedStrips]
-    assert kinds(cpu) == [Across, Factor, Factor]
+    assert kinds(wide, before_icelake=True) == [Strips, Factor, TransposedStrips]
+    assert kinds(narrow, before_icelake=True) == [Strips, Factor, Factor]
+    assert kinds(wide) == kinds(narrow) == [Across, Factor, Factor]
 
 
 @each_target
@@ -173,11 +176,11 @@ def test_the_most_rows_that_read_a_factor_in_place():
     near, many, crowded = (Matmul(16, *size) for size in ((400, 1300), (136, 3021), (512, 1024)))
     assert [product.most_few_rows(intel) for product in (near, many, crowded)] == [32, 8, 8]
     assert [product.most_few_rows(wide) for product in (near, many, crowded)] == [32, 32, 32]
-    # The first processors with AVX-512 read fewer rows in place, if their steps are many.
-    first = replace(intel, skylake=True)
-    of_first = [Matmul(16, *size).most_few_rows(first) for size in ((400, 1300), (2000, 64))]
-    assert of_first == [12, 32]
-    assert Matmul(16, 64, 256).most_few_rows(first) == 32
+    # Intel's processors before Ice Lake read fewer rows in place, if their steps are many.
+    sizes = [(400, 1300), (400, 800), (512, 256), (2000, 64), (64, 256)]
+    for cpu, most in ((intel, [12, 12, 12, 32, 32]), (narrow, [4, 8, 4, 32, 32])):
+        early = replace(cpu, before_icelake=True)
+        assert [Matmul(16, *size).most_few_rows(early) for size in sizes] == most
     assert Matmul(16, 1000, 1040).most_few_rows(narrow) == 32
     assert Matmul(16, 1000, 1050).most_few_rows(narrow) == 8
     assert Matmul(64, 8, 768).most_few_rows(narrow) == 8

@@ -16,7 +16,8 @@ from relax_grad.cpu.target import CPU
 
 ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
 X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
-INTEL, SKYLAKE = CPU(16, 32, 1, intel=True), CPU(16, 32, 1, intel=True, skylake=True)
+INTEL, SKYLAKE = CPU(16, 32, 1, intel=True), CPU(16, 32, 1, intel=True, before_icelake=True)
+HASWELL = CPU(8, 16, 64, before_icelake=True)
 TARGETS = {
     "Cortex-A76": ({**ARM, "mcpu": "cortex-a76", "num-cores": 4}, CPU(4, 32, 4), "fmla"),
     "Neoverse N1": ({**ARM, "mcpu": "neoverse-n1", "num-cores": 64}, CPU(4, 32, 64), "fmla"),
@@ -26,7 +27,7 @@ TARGETS = {
         "fmla",
     ),
     "SSE": ({**X86, "num-cores": 1}, CPU(4, 16, 1), "mulps"),
-    "AVX2": ({**X86, "mcpu": "haswell", "num-cores": 64}, CPU(8, 16, 64), "%ymm"),
+    "AVX2": ({**X86, "mcpu": "haswell", "num-cores": 64}, HASWELL, "%ymm"),
     "AVX-512": ({**X86, "mcpu": "skylake-avx512", "num-cores": 1}, SKYLAKE, "%zmm"),
     "x86-64-v3": (dict(relax_grad.target.x86_64("v3").export()), CPU(8, 16, 8), "%ymm"),
     "x86-64-v4": (dict(relax_grad.target.x86_64("v4").export()), replace(INTEL, cores=8), "%zmm"),
