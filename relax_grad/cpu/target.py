@@ -193,9 +193,11 @@ def architecture(target: tvm.target.Target) -> str:
 def _is_before_icelake(target: tvm.target.Target) -> bool:
     """Tell whether a target with AVX2 names one of Intel's processors before Ice Lake.
 
-    Those have no instructions for SHA, which all of AMD's with AVX2 have but the last Bulldozers.
+    Those have no instructions for SHA. All of AMD's with AVX2 have these, except the last
+    Bulldozers, which have SSE4a.
     """
-    if str(target.attrs.get("mcpu", "generic")) in {"", "generic", *X86_64_LEVELS}:
+    is_named = str(target.attrs.get("mcpu", "")) not in {"", "generic"}
+    if not is_named or level_of(target) is not None:
         return False
     return not any(codegen.target_has_features(name, target) for name in ("sha", "sse4a"))
 

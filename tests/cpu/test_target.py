@@ -106,6 +106,13 @@ def test_makers_and_generations(name, is_intel, is_early):
     assert (cpu.intel, cpu.before_icelake) == (is_intel, is_early)
 
 
+@pytest.mark.parametrize("name", [None, "generic"])
+def test_a_target_without_a_processor_has_no_generation(name):
+    named = {} if name is None else {"mcpu": name}
+    cpu = CPU.of({"kind": "llvm", "mattr": ["+avx2", "+fma"], "num-cores": 2, **named})
+    assert cpu == CPU(8, 16, 2)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

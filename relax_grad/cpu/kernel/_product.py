@@ -38,9 +38,11 @@ _FEW_DISTANT, _NEAR_OF_INTEL, _NEAR = 8, 2**21, 2**22
 _MANY_STEPS, _NEAR_OF_MANY = 2048, 3 * 2**19
 
 #: The same for Intel's processors before Ice Lake with AVX-512, and with AVX2, if B has more bytes
-#: than this, and at least so many rows. The last one is for AVX2 and B that has more bytes or whose
-#: rows share few sets of a cache.
+#: than this, and at least so many rows.
 _FEW_EARLY_WIDE, _FEW_EARLY, _NEAR_EARLY, _STEPS_EARLY = 12, 8, 2**18, 128
+
+#: The same for those with AVX2, if B has more bytes than this, or its rows share few sets of a
+#: cache.
 _FEWEST_EARLY, _FAR_EARLY = 4, 3 * 2**19
 
 #: The same with 32 registers, if a row of B is one vector: packing it gains nothing. A product with
@@ -147,29 +149,7 @@ class Matmul:
     def most_few_rows(self, cpu: CPU) -> int:
         """Return the number of rows up to which packing B costs more than it saves."""
         if not self.transpose_b:
-            # Few registers hold few rows: B is read several times, from few sets of a cache if its
-            # rows share them.
-            if not isinstance(self.columns, int):
-                return _FEW_ROWS
-            steps = self.depth if isinstance(self.depth, int) else 0  # 0: unknown
-            size = 4 * self.columns * steps
-            is_crowded = steps >= DEPTH and share_sets(self.columns)
-            if cpu.intel:
-                is_far = is_crowded or steps >= _MANY_STEPS
-                if size > (_NEAR_OF_MANY if is_far else _NEAR_OF_INTEL):
-                    return _FEW_DISTANT
-            is_wide = cpu.lanes > 8
-            if cpu.before_icelake:
-                if not is_wide and (is_crowded or size > _FAR_EARLY):
-                    return _FEWEST_EARLY
-                if size > _NEAR_EARLY and steps >= _STEPS_EARLY:
-                    return _FEW_EARLY_WIDE if is_wide else _FEW_EARLY
-            if cpu.registers < 32:
-                is_short = self.columns <= cpu.lanes or size > _NEAR
-                return _FEW_CROWDED if is_crowded or is_short else _FEW_ROWS
-            has_few_steps = 0 < steps <= MOST_STEPS
-            is_vector = self.columns == cpu.lanes and has_few_steps and not self.transpose_a
-            return _FEW_OF_ONE_VECTOR if is_vector else _FEW_ROWS
+            return self._most_rows_in_place(cpu)
         # Summing the lanes of a vector takes about as long as that many multiplications.
         if self.transpose_a:
             return 1
@@ -183,6 +163,32 @@ class Matmul:
                 most = min(most, max(4, int(_ROWS_OF_FILLED / filled**3)))
             return most
         return max(4, min(_FEW_DOTS if cpu.lanes > 8 else 2 * _FEW_DOTS, depth // 16))
+
+    def _most_rows_in_place(self, cpu: CPU) -> int:
+        """Return :meth:`most_few_rows` of a B that is read in rows."""
+        # Few registers hold few rows: B is read several times, from few sets of a cache if its
+        # rows share them.
+        if not isinstance(self.columns, int):
+            return _FEW_ROWS
+        steps = self.depth if isinstance(self.depth, int) else 0  # 0: unknown
+        size = 4 * self.columns * steps
+        is_crowded = steps >= DEPTH and share_sets(self.columns)
+        if cpu.intel:
+            is_far = is_crowded or steps >= _MANY_STEPS
+            if size > (_NEAR_OF_MANY if is_far else _NEAR_OF_INTEL):
+                return _FEW_DISTANT
+        if cpu.before_icelake:
+            is_wide = cpu.lanes > 8
+            if not is_wide and (is_crowded or size > _FAR_EARLY):
+                return _FEWEST_EARLY
+            if size > _NEAR_EARLY and steps >= _STEPS_EARLY:
+                return _FEW_EARLY_WIDE if is_wide else _FEW_EARLY
+        if cpu.registers < 32:
+            is_short = self.columns <= cpu.lanes or size > _NEAR
+            return _FEW_CROWDED if is_crowded or is_short else _FEW_ROWS
+        has_few_steps = 0 < steps <= MOST_STEPS
+        is_vector = self.columns == cpu.lanes and has_few_steps and not self.transpose_a
+        return _FEW_OF_ONE_VECTOR if is_vector else _FEW_ROWS
 
     def nanoseconds(self, cpu: CPU) -> float:
         """Return an estimate of the time that one thread takes, infinite for symbolic extents."""

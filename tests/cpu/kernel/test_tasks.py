@@ -100,7 +100,13 @@ def test_the_last_tasks_have_more_panels():
 
 
 @pytest.mark.parametrize(
-    ("properties", "steps"), [((16, 32, 2, False, True), 64), ((16, 32, 2), 32), ((8, 16, 2), 32)]
+    ("properties", "steps"),
+    [
+        ((16, 32, 2, False, True), 64),
+        ((16, 32, 2), 32),
+        ((8, 16, 2), 32),
+        ((8, 16, 2, False, False, True), 64),
+    ],
 )
 def test_which_products_write_rows(properties, steps):
     """Those of few steps, unless narrow tiles would write vectors of a whole cache line that begin
