@@ -137,6 +137,21 @@ def attention_cases() -> Iterator[KernelCase]:
         lambda _, *tensors: attention_backward(*tensors, causal_mask="TopLeft"),
         detail="whole vectors",
     )
+    # Tiles of four vectors, on processors that have them.
+    wide = [(N, 61, 2, 48), (N, 133, 1, 48), (N, 133, 1, 36)]
+    result = (N, 61, 2, 36)
+    yield KernelCase(
+        "relax.nn.attention",
+        wide,
+        lambda _, *tensors: nn.attention(*tensors, causal_mask="TopLeft"),
+        detail="wide tiles",
+    )
+    yield KernelCase(
+        "relax.grad.attention_backward",
+        [result, result, *wide],
+        lambda _, *tensors: attention_backward(*tensors, causal_mask="TopLeft"),
+        detail="wide tiles",
+    )
 
 
 def _exchanged(tensor: relax.Expr) -> relax.Call:

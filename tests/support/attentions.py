@@ -65,6 +65,19 @@ TURNED = [
 ]
 
 
+#: Cases with wide tiles, on processors that have them: features of more than two vectors, and keys
+#: of more than three, or of two panels under a causal mask. The last two have narrow ones.
+WIDE = [
+    ((1, 70, 133, 2, 1, 48, 64), (), None, MASKS[1]),
+    ((2, 61, 50, 2, 2, 64, 33), ("batch",), (1, 3), {}),
+    ((1, 131, 300, 2, 1, 64, 100), ("queries", "keys"), None, {"rate": 0.3, **MASKS[2]}),
+    ((1, 64, 257, 1, 1, 96, 36), (), None, {}),
+    ((3, 129, 128, 1, 1, 33, 50), (), None, MASKS[3]),
+    ((1, 66, 48, 1, 1, 64, 64), (), None, {}),
+    ((1, 40, 127, 1, 1, 64, 64), (), None, MASKS[1]),
+]
+
+
 def in_orders(arrays, exchanged, turned=()):
     """Return arrays, of which those with these numbers get the heads before the positions, or the
     heads and the features."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from tvm.target import codegen
 from versions import IS_OLDEST
 
 from relax_grad.cpu.codegen import lower
+from relax_grad.cpu.target import CPU
 from relax_grad.testing._program import without_assertions
 
 _AVX512 = {"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 2}
@@ -69,6 +70,17 @@ def each_target(function):
         for name, target in TARGETS.items()
     ]
     return pytest.mark.parametrize("target", params)(function)
+
+
+def makers(cpu: CPU) -> list[CPU]:
+    """Return the properties of the processors that execute code for a target: of any processor with
+    AVX-512, those of its makers and generations, whose tiles and copies differ.
+
+    The default suite takes them in turn; the long sweeps have a target for each.
+    """
+    if not cpu.intel or cpu.before_icelake:
+        return [cpu]
+    return [cpu, replace(cpu, before_icelake=True), replace(cpu, intel=False)]
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         [
             f"cpu.kernel._attention_{part}"
-            for part in ("blocks", "dropout", "heads", "sizes", "spans")
+            for part in ("blocks", "dropout", "heads", "sizes", "spans", "tiles")
         ],
         ("cpu/kernel/test_attention.py", "cpu/kernel/test_attention_backward.py"),
     ),

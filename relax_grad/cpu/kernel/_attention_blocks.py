@@ -13,6 +13,7 @@ from ..target import CPU
 from . import builder as b
 from ._attention_sizes import Attention, Head
 from ._attention_spans import Span
+from ._attention_tiles import Tiles
 from ._tile import multiply_add, rows_up_to
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from .halves import Half
@@ -20,12 +21,6 @@ from .halves import Half
 #: The smallest float32: the start of a maximum, so that a row of minus infinity has finite
 #: differences from it.
 LOWEST = -3.4028234663852886e38
-
-#: The vectors of a tile.
-_WIDE = 2
-
-#: The least rows of a tile, and the multiply-adds that take as long as one waits for another.
-_LEAST_HEIGHT, _WAITING = 4, 8
 
 #: The elements up to which rows that are not next to each other are read in place.
 _CLOSE = 16384
@@ -73,10 +68,8 @@ class Blocks:
 
     def __init__(self, of: Attention, cpu: CPU):
         self.of, self.vectors = of, Vectors(cpu.lanes)
-        most, self.tile_vectors = 8 if cpu.registers >= 32 else 6, _WIDE
-        self.tile_rows, self.key_rows = _height(of.queries, most), _height(of.keys, most)
-        if of.has_few_keys and of.keys <= cpu.lanes:
-            self.tile_vectors = 1
+        self._tiles = tiles = Tiles.of(of, cpu)
+        self.tile_rows, self.key_rows, self.tile_vectors = tiles.rows, tiles.key_rows, tiles.vectors
         self.width = self.tile_vectors * cpu.lanes
         strips = _ROWS // self.tile_rows
         # Blocks have an even number of rows, as pairs do not cross them.
@@ -106,19 +99,24 @@ class Blocks:
 
     def padded(self, features: int) -> int:
         """Return a number of features, rounded to whole vectors."""
-        return ceil_div(features, self.vectors.lanes) * self.vectors.lanes
+        return self._tiles.padded(features)
 
-    def each_query_block(self, start, emit: Callable) -> None:
+    def each_query_block(self, start, emit: Callable, part=None, parts: int = 1) -> None:
         """Emit ``emit(first, rows, span)`` for each block of queries that attends to a block of
-        keys, or for all of them if one block has all keys."""
+        keys, or for all of them if one block has all keys.
+
+        Of several parts, the blocks are those whose number has the remainder ``part``.
+        """
         of = self.of
         begin, end = const(0), as_expr(ceil_div(of.queries, self.rows))
         if of.causal_mask is not None:
             begin = bind(tirx.max(const(0), start - of.offset) // self.rows)
         if of.window_size is not None and not of.has_few_keys:
             end = tirx.min(end, (start + self.columns + of.window_size - 2) // self.rows + 1)
-        with b.serial(begin, bind(tirx.max(begin, end))) as i:
-            first = bind(i * self.rows)
+        if parts > 1:
+            begin, end = ((i - part + (parts - 1)) // parts for i in (begin, end))
+        with b.serial(bind(begin), bind(tirx.max(begin, end))) as i:
+            first = bind((i if parts == 1 else i * parts + part) * self.rows)
             rows = bind(tirx.min(const(self.rows), of.queries - first))
             emit(first, rows, Span(self, first, rows, start))
 
@@ -464,16 +462,9 @@ class Blocks:
 
     def _each_tile(self, rows, height: int, features: int, tile: Callable) -> None:
         """Emit ``tile(row, column, vectors)`` for each tile of rows of features."""
-        for column, wide in self._columns_of(features):
+        for column, wide in self._tiles.columns_of(features):
             with b.serial(0, bind(ceil_div(rows, height))) as strip:
                 tile(bind(strip * height), column, wide)
-
-    def _columns_of(self, features: int) -> list[tuple[int, int]]:
-        """Return the first column of each tile of a row of features, and the number of its
-        vectors."""
-        lanes = self.vectors.lanes
-        number = self.padded(features) // lanes
-        return [(v * lanes, min(_WIDE, number - v)) for v in range(0, number, _WIDE)]
 
     def only_between(self, vector, start, low, high):
         """Return a vector with minus infinity in the lanes of keys outside limits, given the key of
@@ -484,17 +475,3 @@ class Blocks:
         if low is not None:
             inside = tirx.And(inside, tirx.GE(index, Broadcast(low, lanes)))
         return tirx.Select(inside, vector, self.vectors.splat(float("-inf")))
-
-
-def _height(extent: Extent, most: int) -> int:
-    """Return the height of the strips of some rows that take the least time.
-
-    A tile takes as long as its multiply-adds, but no less than these wait for each other, and some
-    more for its first and last instructions.
-    """
-    if not isinstance(extent, int):
-        return most
-    return min(
-        range(most, _LEAST_HEIGHT - 1, -1),
-        key=lambda height: ceil_div(extent, height) * (max(height * _WIDE, _WAITING) + 1),
-    )

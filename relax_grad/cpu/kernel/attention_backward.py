@@ -26,6 +26,9 @@ from ._sums import Sums
 from .attention import Forward
 from .builder import Extent, bind, ceil_div, const
 
+#: The most elements of the sums of a head of keys, of all threads.
+_MOST_COPIED = 2**22
+
 
 def attention_backward(
     of: Attention,
@@ -129,6 +132,7 @@ class _Backward:
         self.sums_weights = self.has_weights and of.keys <= of.value_features
         # The first block of queries is the only one, and needs no zeros to add to.
         self.adds = not (self.blocks.has_one_block_of_queries and of.group == 1)
+        self.parts = 1
 
     def emit(self) -> None:
         of = self.of
@@ -136,6 +140,7 @@ class _Backward:
         if not self.is_given:
             self.sums = b.scratch(of.batch * of.heads * of.queries * 2)
         heads = Heads(of, self.cpu)
+        self.parts = self._parts(heads)
         outer, inner = (b.serial, b.parallel) if heads.is_few else (b.parallel, b.serial)
         names = "output_grad", "output", "query", "key", "value"
         tensors = [*zip(names, self.tensors.inputs, strict=True)]
@@ -148,6 +153,18 @@ class _Backward:
         with outer(0, heads.number) as i:
             heads.prefetch(i, tensors)
             self._head(bind(i // of.key_heads), bind(i % of.key_heads), inner, heads.is_few)
+
+    def _parts(self, heads: Heads) -> int:
+        """Return the number of sums of the gradients of the keys of a head, and of its values: one
+        for each thread, if all work on a head, these can be added in little time, and each gets
+        some blocks of queries; otherwise 1.
+        """
+        of, cores = self.of, self.cpu.cores
+        if not (heads.is_few and isinstance(of.queries, int) and isinstance(of.keys, int)):
+            return 1
+        number = ceil_div(of.queries, self.blocks.rows) * of.group
+        size = of.keys * sum(map(self.blocks.padded, (of.features, of.value_features)))
+        return cores if number >= cores and size * cores <= _MOST_COPIED else 1
 
     def _head(self, batch, key_head, loop: Callable, is_divided: bool) -> None:
         """Emit the gradients of a head of keys, and of the queries of all heads that share it."""
@@ -168,17 +185,23 @@ class _Backward:
             (value_grad, bind(head.start("value_grad")), head.step("value_grad")),
         ]
         sizes = of.features, of.value_features
-        totals = list(map(self._zeros, targets, sizes))
+        totals = [self._zeros(*each, loop) for each in zip(targets, sizes, strict=True)]
         with b.serial(0, of.group) as i:
             own = Head(of, batch, key_head, bind(key_head * of.group + i))
-            self._queries(own, packed, totals, loop, is_divided)
+            self._queries(own, i, packed, totals, loop, is_divided)
         for total, target, features in zip(totals, targets, sizes, strict=True):
+            self._add_parts(total, loop)
             if total is not target:
                 blocks.unpack_rows(total, target, of.keys, features, loop)
 
-    def _queries(self, head: Head, packed, totals, loop: Callable, is_divided: bool) -> None:
+    def _queries(
+        self, head: Head, number, packed, totals, loop: Callable, is_divided: bool
+    ) -> None:
         """Emit the gradient of a head of queries, and its addition to those of the keys and
-        values."""
+        values.
+
+        ``number`` is that of the head among those that share a head of keys.
+        """
         of, blocks = self.of, self.blocks
         source = self.query, bind(head.start("query")), head.step("query")
         query = blocks.factors_of(source, of.queries, of.features, loop)
@@ -198,11 +221,13 @@ class _Backward:
             b.clear(query_grad[0], const(0), size)
         pair = _Pair(self, head, packed, (query, grad, inner), (query_grad, *totals))
 
-        def of_keys(with_queries: bool, loop: Callable) -> None:
+        def of_keys(with_queries: bool, loop: Callable, pair: _Pair = pair, part=None) -> None:
             with loop(0, ceil_div(of.keys, blocks.columns)) as j:
                 blocks.each_query_block(
                     bind(j * blocks.columns),
                     lambda first, rows, span: pair.emit(first, rows, span, True, with_queries),
+                    part,
+                    self.parts,
                 )
 
         def of_queries() -> None:
@@ -213,7 +238,16 @@ class _Backward:
                     first, rows, lambda span: pair.emit(first, rows, span, False, True)
                 )
 
-        if is_divided:
+        if self.parts > 1:
+            with loop(0, self.parts) as i:
+                own = [
+                    (buffer, bind(start + i * (of.keys * pitch)), pitch)
+                    for buffer, start, pitch in totals
+                ]
+                pair = _Pair(self, head, packed, (query, grad, inner), (query_grad, *own))
+                # The heads that share a head of keys give the first block to each thread in turn.
+                of_keys(True, b.serial, pair, bind((i + number) % self.parts))
+        elif is_divided:
             of_keys(False, loop)
             of_queries()
         else:
@@ -240,10 +274,16 @@ class _Backward:
             b.store(inner, row, sums.totals()[0])
         return inner
 
-    def _zeros(self, target: tuple, features: int) -> tuple:
+    def _zeros(self, target: tuple, features: int, loop: Callable) -> tuple:
         """Return rows of keys of whole vectors, with zeros if others are added: those of a result,
-        or others."""
+        or others. Of several parts, they are those of the first one, and the others follow them."""
         of, pitch = self.of, self.blocks.padded(features)
+        if self.parts > 1:
+            size = of.keys * pitch
+            buffer = b.scratch(self.parts * size)
+            with loop(0, self.parts) as part:
+                b.clear(buffer, bind(part * size), size)
+            return buffer, const(0), pitch
         if not self.blocks.has_whole_vectors(target, of.keys, features):
             target = b.scratch(of.keys * pitch), const(0), pitch
         if not self.adds:
@@ -255,6 +295,22 @@ class _Backward:
             with b.serial(0, of.keys) as row:
                 b.clear(buffer, bind(start + row * step), features)
         return target
+
+    def _add_parts(self, total: tuple, loop: Callable) -> None:
+        """Emit the addition of all parts of rows of keys to the first one."""
+        buffer, _, pitch = total
+        with loop(0, self.of.keys if self.parts > 1 else 0) as row:
+            start = bind(row * pitch)
+
+            def part(k, number) -> None:
+                value = self.vectors.load(buffer, start + k)
+                for i in range(1, self.parts):
+                    value = value + self.vectors.load(
+                        buffer, start + i * (self.of.keys * pitch) + k
+                    )
+                self.vectors.store(buffer, start + k, value, number)
+
+            self.vectors.each(pitch, part)
 
 
 class _Pair:

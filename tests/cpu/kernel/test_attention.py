@@ -3,6 +3,8 @@ that are not finite."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from attentions import (
@@ -11,6 +13,7 @@ from attentions import (
     MASKS,
     SIZE_PARAMS,
     TURNED,
+    WIDE,
     drawn,
     in_orders,
     reference,
@@ -18,9 +21,10 @@ from attentions import (
     with_generator,
 )
 from hypothesis import given
-from machines import Run, at, each_target, largest_error, run_kernels
+from machines import Run, at, each_target, largest_error, makers, run_kernels
 from sweep import at_length, batches
 
+from relax_grad.cpu.kernel._attention_tiles import Tiles
 from relax_grad.cpu.kernel.attention import attention
 from relax_grad.cpu.target import CPU
 
@@ -29,12 +33,13 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing t
 RNG = np.random.default_rng(0)
 
 
-def check(cases, target):
+def check(cases, target, **properties):
     """Compare kernels of ``(sizes, symbolic, bias, attrs)``, compiled together, with PyTorch; a
     case may also have the numbers of tensors with the heads before the positions, and of those with
-    the heads before the features."""
+    the heads before the features. The makers of the processor take turns."""
     runs, wanted, turned = [], [], []
-    for sizes, symbolic, bias, attrs, *orders in cases:
+    cpus = makers(replace(CPU.of(target), **properties))
+    for i, (sizes, symbolic, bias, attrs, *orders) in enumerate(cases):
         numbers, keys = map(set, [*orders, (), ()][:2])
         of, shapes, names = sized(sizes, symbolic, bias, **attrs)
         arrays = [RNG.normal(size=at(shape, names)).astype("float32") for shape in shapes]
@@ -44,7 +49,7 @@ def check(cases, target):
         function = attention(
             of,
             shapes[:-1],
-            CPU.of(target),
+            cpus[i % len(cpus)],
             saves_sums=True,
             exchanged=exchanged,
             turned=sorted(keys & {1}),
@@ -89,6 +94,33 @@ def test_a_bias_is_broadcast(target, bias):
 @each_target
 def test_dropped_weights(target):
     check(DROPPED, target)
+
+
+def test_tiles_are_wide_where_they_were_measured():
+    cpu = CPU(16, 32, 2, intel=True, before_icelake=True)
+
+    def size_of(keys, features, causal_mask=None, cpu=cpu):
+        of, _, _ = sized((1, 600, keys, 1, 1, features, 64), (), None, causal_mask=causal_mask)
+        tiles = Tiles.of(of, cpu)
+        return tiles.rows, tiles.vectors, tiles.columns_of(64)
+
+    wide, narrow = (6, 4, [(0, 4)]), (8, 2, [(0, 2), (32, 2)])
+    assert size_of(49, 33) == size_of(128, 64, "TopLeft") == size_of(1000, 64) == wide
+    assert size_of(48, 64) == size_of(127, 64, "BottomRight") == size_of(1000, 32) == narrow
+    for other in ({"before_icelake": False}, {"lanes": 8, "registers": 32}, {"bfloat16": True}):
+        assert size_of(1000, 64, cpu=replace(cpu, **other))[1] == 2
+    assert size_of(16, 64)[1] == 1
+
+
+def test_tiles_divide_the_vectors_of_features_evenly():
+    assert Tiles(16, 6, 6, 4, 4).columns_of(80) == [(0, 3), (48, 2)]
+    assert Tiles(16, 6, 6, 4, 4).columns_of(33) == [(0, 3)]
+    assert Tiles(8, 6, 6, 2, 2).columns_of(40) == [(0, 2), (16, 2), (32, 1)]
+
+
+@each_target
+def test_wide_tiles(target):
+    check(WIDE, target, before_icelake=True)
 
 
 @each_target

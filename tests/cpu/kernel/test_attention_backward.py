@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from attentions import (
@@ -10,6 +12,7 @@ from attentions import (
     MASKS,
     SIZE_PARAMS,
     TURNED,
+    WIDE,
     drawn,
     in_orders,
     reference,
@@ -17,7 +20,7 @@ from attentions import (
     with_generator,
 )
 from hypothesis import given
-from machines import Run, at, each_target, largest_error, run_kernels
+from machines import Run, at, each_target, largest_error, makers, run_kernels
 from sweep import at_length, batches
 
 from relax_grad.cpu.kernel.attention_backward import attention_backward
@@ -63,15 +66,14 @@ def run_of(of, shapes, names, cpu, takes_sums, numbers=(), turned=()):
     return Run(function, taken, [array.shape for array in outputs]), wanted
 
 
-def check(cases, target, cores=2):
+def check(cases, target, **properties):
     """Compare kernels of ``(sizes, symbolic, bias, attrs, takes_sums)``, compiled together, with
     PyTorch; a case may also have the numbers of tensors with the heads before the positions, and of
-    those with the heads before the features."""
-    cpu = CPU.of(target)
-    cpu = CPU(cpu.lanes, cpu.registers, cores)
+    those with the heads before the features. The makers of the processor take turns."""
+    cpus = makers(replace(CPU.of(target), **{"cores": 2, **properties}))
     made = [
-        run_of(*sized(sizes, symbolic, bias, **attrs), cpu, takes_sums, *orders)
-        for sizes, symbolic, bias, attrs, takes_sums, *orders in cases
+        run_of(*sized(sizes, symbolic, bias, **attrs), cpus[i % len(cpus)], takes_sums, *orders)
+        for i, (sizes, symbolic, bias, attrs, takes_sums, *orders) in enumerate(cases)
     ]
     results = run_kernels([run for run, _ in made], target)
     for case, got, (_, wanted) in zip(cases, results, made, strict=True):
@@ -117,17 +119,27 @@ def test_keys_with_heads_before_features(target):
 
 
 @each_target
-@pytest.mark.parametrize("attrs", MASKS[:2], ids=str)
+def test_wide_tiles(target):
+    check([(*case, i % 2 == 0) for i, case in enumerate(WIDE)], target, before_icelake=True)
+
+
+#: Sizes whose heads are few for four threads. The blocks of queries of the last ones are too few.
+FEW = [(1, 150, 150, 2, 1, 5, 7), (1, 100, 300, 6, 3, 16, 33), (2, 60, 140, 1, 1, 7, 5)]
+
+
+@each_target
+@pytest.mark.parametrize("attrs", MASKS, ids=str)
 def test_blocks_are_divided_among_threads_where_heads_are_few(target, attrs):
-    cases = [
-        ((1, 150, 150, 2, 1, 5, 7), (), None, attributes, True)
-        for attributes in (attrs, dropped(attrs))
-    ]
-    check(cases, target, cores=4)
-
-
-def dropped(attrs):
-    return {**attrs, "rate": 0.3}
+    check(
+        [
+            (sizes, (), None, {**attrs, **rate}, takes_sums)
+            for sizes, rate, takes_sums in zip(
+                FEW, [{"rate": 0.3}, {}, {}], [True, False, True], strict=True
+            )
+        ],
+        target,
+        cores=4,
+    )
 
 
 @each_target

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from machines import Run, at, each_target, largest_error, run_kernels
+from machines import Run, at, each_target, largest_error, makers, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
@@ -42,19 +42,12 @@ def with_own_extents(product):
 
 def check(products, target, *extents, way=None, adds_bias=False, **properties):
     """Compare products, compiled together, with NumPy's in float64, for given values of the
-    symbolic extents.
-
-    If the target is any processor with AVX-512, the products are for its makers and generations in
-    turn, whose tiles and copies differ; the long sweeps have all products for each.
-    """
+    symbolic extents. The makers of the processor take turns."""
     runs, checked = [], []
-    cpu = replace(CPU.of(target), **properties)
-    makers = [cpu]
-    if cpu.intel and not cpu.before_icelake:
-        makers += [replace(cpu, before_icelake=True), replace(cpu, intel=False)]
+    cpus = makers(replace(CPU.of(target), **properties))
     for i, product in enumerate(products):
         turn = i + 2 * product.transpose_a + product.transpose_b
-        cpu = makers[turn % len(makers)]
+        cpu = cpus[turn % len(cpus)]
         function = matmul(with_own_extents(product), cpu, way=way, adds_bias=adds_bias)
         for values in extents or [{}]:
             *inputs, output = (at(shape, values) for shape in product.shapes())
