@@ -66,6 +66,13 @@ def _products() -> Iterator[KernelCase]:
             lambda _, a, b, form=form: matmul(turn(a) if form == "TN" else a, b),
             detail=f"{form} in parts of k",
         )
+    for form, shapes in (("NN", [(70, 300), (300, 230)]), ("NT", [(70, 45), (230, 45)])):
+        yield KernelCase(
+            "relax.matmul",
+            shapes,
+            lambda _, a, b, form=form: matmul(a, turn(b) if form == "NT" else b),
+            detail=f"{form} whose panels threads take from each other",
+        )
     for form, shapes in (("NN", [(61, 5), (5, 150)]), ("NT", [(61, 5), (150, 5)])):
         yield KernelCase(
             "relax.matmul",

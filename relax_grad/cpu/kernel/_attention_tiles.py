@@ -59,8 +59,8 @@ class Tiles:
         else:
             rows, most = _ROWS_OF_MANY if cpu.registers >= 32 else _ROWS_OF_FEW, _VECTORS
         vectors = 1 if of.has_few_keys and of.keys <= cpu.lanes else most
-        heights = (_height(extent, rows, most) for extent in (of.queries, of.keys))
-        return Tiles(cpu.lanes, *heights, vectors, most)
+        height, key_height = (_height(extent, rows, most) for extent in (of.queries, of.keys))
+        return Tiles(cpu.lanes, height, key_height, vectors, most)
 
     def padded(self, features: int) -> int:
         """Return a number of features, rounded to whole vectors."""

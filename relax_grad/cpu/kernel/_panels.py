@@ -228,14 +228,18 @@ class Packed:
         """Emit nothing: the panels of a task exist."""
 
     @contextmanager
-    def each(self, place: None, columns: tuple, depth: tuple) -> Iterator[tuple]:
+    def each(
+        self, place: None, columns: tuple, depth: tuple, among: tuple | None = None
+    ) -> Iterator[tuple]:
         """Emit a loop over panels; yield the number of one, the buffer and the offset of its
         stretch, and None or a function.
 
         ``function(i, n)`` returns prefetches of the i-th of n parts of the next stretch of a panel.
+        ``among`` are the panels of which those of ``columns`` are the next ones, if these are not
+        all.
         """
         with b.serial(*columns) as j:
-            ahead = self._ahead(j, columns, depth) if self.prefetches else None
+            ahead = self._ahead(j, among or columns, depth) if self.prefetches else None
             yield j, (self.panels, self._offset(j, depth[0])), ahead
 
     def _offset(self, panel, k):
@@ -302,15 +306,17 @@ class Whole:
 
 class Late:
     """Stretches of panels of B, ``[panel][k][width]``, packed by the task that reads them, just
-    before."""
+    before: each by itself if ``is_single``."""
 
-    def __init__(self, packing: Packing, bb, b0, *, prefetch: bool = False):
+    def __init__(
+        self, packing: Packing, bb, b0, *, prefetch: bool = False, is_single: bool = False
+    ):
         self.packing, self.bb, self.b0 = packing, bb, b0
         depth = packing.p.depth
         self.size = packing.aligned(packing.stretch) * packing.width
         # Rows of B are read in several cache lines at a time; transposed, a panel has rows of its
         # own.
-        self.group = 1 if packing.p.transpose_b else _GROUP
+        self.group = 1 if packing.p.transpose_b or is_single else _GROUP
         size = packing.p.columns * depth
         is_cached = isinstance(size, int) and 4 * size <= CACHED
         self.prefetches = prefetch and not is_cached
@@ -320,12 +326,16 @@ class Late:
         return b.scratch(self.size * self.group)
 
     @contextmanager
-    def each(self, place: tirx.Buffer, columns: tuple, depth: tuple) -> Iterator[tuple]:
+    def each(
+        self, place: tirx.Buffer, columns: tuple, depth: tuple, among: tuple | None = None
+    ) -> Iterator[tuple]:
         """Emit a loop over panels that are packed; yield the number of one, its buffer and its
         offset, and None or a function.
 
         ``function(i, n)`` returns prefetches of the i-th of n parts of the panel that is packed
         after this one or its group: hardware prefetches few lines of rows that are pages apart.
+        ``among`` are the panels of which those of ``columns`` are the next ones, if these are not
+        all.
         """
         start, stop = columns
         with b.serial(0, ceil_div(stop - start, self.group)) as part:
@@ -341,7 +351,7 @@ class Late:
                 b.either(first + self.group <= stop, lambda: pack(self.group), lambda: pack(1))
             with b.serial(0, bind(tirx.min(const(self.group), stop - first))) as i:
                 j = bind(first + i)
-                ahead = self._ahead(j, columns, depth) if self.prefetches else None
+                ahead = self._ahead(j, among or columns, depth) if self.prefetches else None
                 yield j, (place, bind(i * self.size)), ahead
 
     def _ahead(self, j, columns: tuple, depth: tuple) -> Callable:

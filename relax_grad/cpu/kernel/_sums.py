@@ -5,7 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 
-from .builder import Accumulators, Extent, Vectors, bind
+from tvm import tirx
+
+from . import builder as b
+from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+
+#: The sums of all parts up to which one thread adds them.
+_FEW_SUMS = 32 * 1024
+
+
+def add_parts(vectors: Vectors, sums, target, sizes: tuple[int, int], cores: int) -> None:
+    """Emit the addition of parts of sums, in their order.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    sums : tirx.Buffer
+        The sums of each part, after those of the one before.
+    target : tirx.Buffer or Half
+        The result.
+    sizes : tuple[int, int]
+        The numbers of parts, and of sums of each.
+    cores : int
+        The number of threads.
+    """
+    parts, size = sizes
+
+    def add(start, number) -> None:
+        total = Accumulators(vectors, 1)
+        total[0] = vectors.load(sums, start, number)
+        for part in range(1, parts):
+            total[0] = total[0] + vectors.load(sums, part * size + start, number)
+        vectors.store(target, start, total[0], number)
+
+    with b.one_thread(parts * size <= _FEW_SUMS):
+        each = ceil_div(ceil_div(size, cores), vectors.lanes) * vectors.lanes
+        with b.parallel(0, ceil_div(size, each)) as i:
+            start = bind(i * each)
+            left = bind(tirx.min(const(each), size - start))
+            vectors.each(left, lambda at, number: add(start + at, number))
 
 
 class Sums:

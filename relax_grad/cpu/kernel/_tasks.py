@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tvm import tirx
 
 from ..target import CPU
@@ -49,6 +51,10 @@ _ADDED_NS = 1000
 
 #: The work that is saved from which parts of k take less time, relative to the work left.
 _GAIN = 1.08
+
+#: The least panels of each thread, and the work relative to that of tasks, up to which threads take
+#: panels from each other.
+_LEAST_SHARED, _MORE = 2, 1.1
 
 #: Nanoseconds of work up to which one thread computes a product: a parallel region takes 400
 #: to 5000.
@@ -160,6 +166,27 @@ def divide(
         is_less = most(*other) < most(down, across)
         down, across = _select(is_less, other[0], down), _select(is_less, other[1], across)
     return down, across
+
+
+def are_shared(
+    strips: int, panels: int, largest: tuple[int, int], cores: int, tile: tuple[int, int]
+) -> bool:
+    """Tell whether each thread gets a part of the panels and takes some from other threads when it
+    has finished, instead of tasks that are divided among the threads.
+
+    Each thread then copies all of A, and none packs a panel that another one packs.
+
+    Parameters
+    ----------
+    strips, panels, largest, cores, tile
+        As for :func:`divide`.
+    """
+    if cores < 2 or panels < _LEAST_SHARED * cores:
+        return False
+    tasks = divide(strips, panels, largest, cores, tile)
+    divided = _up(math.prod(tasks), cores) * _work(*largest_of((strips, panels), tasks), tile)
+    shared = (_up(strips, largest[0]), cores)
+    return shared[0] * _work(*largest_of((strips, panels), shared), tile) <= _MORE * divided
 
 
 def range_of(task, tasks: Extent, number: Extent) -> tuple:

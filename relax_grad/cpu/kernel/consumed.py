@@ -11,12 +11,13 @@ from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
+from ._generator import Generator
 from ._product import DEPTH, LINE
 from ._tasks import is_in_one_thread
 from ._tile import Ahead, lines_of
 from ._turned import is_turned
 from .builder import bind
-from .matmul import Generator, Matmul
+from .matmul import Matmul
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class _Consumed(Generator):
         # Each strip reads all panels of the task.
         self.packs_late = False
 
-    def _block(self, read, panels, c, c0, strips, columns, depth) -> None:
+    def _block(self, read, panels, c, c0, strips, columns, depth, among=None) -> None:
         rows, height = self.p.rows, self.tile_rows
         pitch = self.blocks()[1] * self.width + LINE
         # Rows at distances of 4 KB would share few sets of a cache.

@@ -13,12 +13,12 @@ from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
+from ._generator import Generator
 from ._panels import Packing
 from ._product import Matmul
 from ._tasks import ONE_THREAD_NS
 from ._tile import Ahead
 from .builder import Extent, Vectors, bind, ceil_div, const
-from .matmul import Generator
 
 
 @dataclass(frozen=True)

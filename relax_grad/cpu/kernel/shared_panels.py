@@ -15,12 +15,12 @@ from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
+from ._generator import Generator
 from ._panels import CACHED, Early, Packed, Packing
 from ._product import Matmul
 from ._tasks import ONE_THREAD_NS, is_in_one_thread
 from ._tile import product_tile
 from .builder import Extent, Vectors, const
-from .matmul import Generator
 
 #: The rows up to which packing takes a part of a product's time that is worth sharing.
 _MOST_ROWS = 128

@@ -17,9 +17,10 @@ from tvm import tirx
 from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._factor import Across, Factor, Strips, TransposedStrips
 from relax_grad.cpu.kernel._few_rows import FewRows
+from relax_grad.cpu.kernel._generator import Generator
 from relax_grad.cpu.kernel._tile import Ahead, equal_height, spread
 from relax_grad.cpu.kernel.builder import bind
-from relax_grad.cpu.kernel.matmul import WAYS, Generator, Matmul, matmul
+from relax_grad.cpu.kernel.matmul import WAYS, Matmul, matmul
 from relax_grad.cpu.target import CPU
 
 RNG = np.random.default_rng(0)

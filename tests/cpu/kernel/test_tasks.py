@@ -12,9 +12,16 @@ from tvm import tirx
 
 from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._factor import Across, Factor, Strips
-from relax_grad.cpu.kernel._tasks import divide, is_in_one_thread, parts_of_depth, range_of
+from relax_grad.cpu.kernel._generator import Generator
+from relax_grad.cpu.kernel._tasks import (
+    are_shared,
+    divide,
+    is_in_one_thread,
+    parts_of_depth,
+    range_of,
+)
 from relax_grad.cpu.kernel.builder import Vectors
-from relax_grad.cpu.kernel.matmul import Generator, Matmul, matmul
+from relax_grad.cpu.kernel.matmul import Matmul, matmul
 from relax_grad.cpu.target import CPU
 
 
@@ -41,9 +48,10 @@ def test_which_panels_are_packed_before_the_tasks(properties):
     assert packs_late(700, 768, 768)
     assert not packs_late(700, 768, 768, cores=1)
     for form in itertools.product([False, True], repeat=2):
-        assert not packs_late(2200, 768, 768, *form)
-        assert packs_late(2200, 768, 768, *form, cores=8)
-        assert packs_late(2200, 50000, 768, *form)
+        assert not packs_late(2200, 90, 768, *form)
+        assert packs_late(2200, 768, 768, *form)  # threads take panels from each other
+        assert not packs_late(2200, 768, 768, *form, cores=1)
+        assert packs_late(2200, 50000, 768, *form, cores=1)
     assert packs_late(5000, 768, 16)  # rows of C follow each other
     assert packs_late(5000, 768, tirx.Var("k", "int32"))
 
@@ -84,7 +92,7 @@ def test_threads_pack_as_little_as_possible(properties):
         return -(-generator.strips // strips), -(-generator.panels // panels)
 
     assert parts(64, 256, 784) == parts(40, 256, 784) == (1, 2)
-    assert parts(256, 64, 784) == parts(300, 192, 100) == (2, 1)
+    assert parts(256, 64, 784) == parts(300, 130, 100) == (2, 1)
 
 
 def test_the_last_tasks_have_more_panels():
@@ -255,9 +263,10 @@ def test_threads_write_rows_of_their_own(properties):
 @pytest.mark.parametrize(
     ("size", "divided"),
     [
-        ((512, 512), "rows"),  # 57 strips and 11 panels: 29 and 28 strips are more even
-        ((300, 200), "rows"),
-        ((200, 300), "rows"),  # 23 strips and 7 panels, of which one task would have 4
+        ((512, 512), "columns"),  # threads take panels from each other
+        ((300, 200), "rows"),  # one of two threads would have three of five panels
+        ((900, 140), "rows"),
+        ((200, 300), "columns"),
         ((64, 256), "columns"),
         ((100, 1000), "columns"),
     ],
@@ -269,3 +278,19 @@ def test_what_two_threads_divide(size, divided):
         divided == "rows",
         divided == "columns",
     )
+
+
+def test_which_panels_threads_take_from_each_other():
+    """Not if a thread has few, or they are much more work than tasks of equal rows."""
+    largest, tile = (59, 42), (9, 48)
+
+    def of(rows: int, columns: int, cores: int = 2) -> bool:
+        return are_shared(-(-rows // 9), -(-columns // 48), largest, cores, tile)
+
+    assert all(of(*size) for size in [(2048, 2048), (1000, 384), (64, 500)])
+    assert of(1000, 3072, cores=4)
+    assert not of(2048, 2048, cores=1)
+    assert not of(1000, 140)
+    assert not of(1000, 240)
+    assert not of(4000, 384, cores=4)
+    assert not of(4000, 3000, cores=64)
