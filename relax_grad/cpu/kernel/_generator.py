@@ -103,7 +103,8 @@ class Generator:
             self.packs_late &= by_tasks and (self.writes_rows or not again)
 
     def _steals(self, tile: tuple[int, int]) -> bool:
-        if not (self.may_steal and self.is_stored and self.is_divided and is_one(self.p.batch)):
+        is_single = self.is_divided and is_one(self.p.batch) and isinstance(self.p.depth, int)
+        if not (self.may_steal and self.is_stored and is_single):
             return False
         if self.parts > 1 or self.writes_rows:
             return False
