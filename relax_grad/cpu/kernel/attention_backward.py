@@ -22,7 +22,7 @@ from ._attention_heads import Heads
 from ._attention_pairs import blocks_for
 from ._attention_sizes import Attention, Head, with_orders
 from ._attention_spans import Span
-from ._sums import Sums
+from ._sums import Sums, add_parts
 from .attention import Forward
 from .builder import Extent, bind, ceil_div, const
 
@@ -184,13 +184,16 @@ class _Backward:
             head.rows("key_grad", key_grad),
             (value_grad, bind(head.start("value_grad")), head.step("value_grad")),
         ]
-        sizes = of.features, of.value_features
-        totals = [self._zeros(*each, loop) for each in zip(targets, sizes, strict=True)]
+        extents = of.features, of.value_features
+        totals = [self._zeros(*each, loop) for each in zip(targets, extents, strict=True)]
         with b.serial(0, of.group) as i:
             own = Head(of, batch, key_head, bind(key_head * of.group + i))
             self._queries(own, i, packed, totals, loop, is_divided)
-        for total, target, features in zip(totals, targets, sizes, strict=True):
-            self._add_parts(total, loop)
+        for total, target, features in zip(totals, targets, extents, strict=True):
+            if self.parts > 1:  # in parallel, as all threads work on the head
+                buffer, _, pitch = total
+                sizes = self.parts, of.keys * pitch
+                add_parts(self.vectors, buffer, buffer, sizes, self.cpu.cores)
             if total is not target:
                 blocks.unpack_rows(total, target, of.keys, features, loop)
 
@@ -295,22 +298,6 @@ class _Backward:
             with b.serial(0, of.keys) as row:
                 b.clear(buffer, bind(start + row * step), features)
         return target
-
-    def _add_parts(self, total: tuple, loop: Callable) -> None:
-        """Emit the addition of all parts of rows of keys to the first one."""
-        buffer, _, pitch = total
-        with loop(0, self.of.keys if self.parts > 1 else 0) as row:
-            start = bind(row * pitch)
-
-            def part(k, number) -> None:
-                value = self.vectors.load(buffer, start + k)
-                for i in range(1, self.parts):
-                    value = value + self.vectors.load(
-                        buffer, start + i * (self.of.keys * pitch) + k
-                    )
-                self.vectors.store(buffer, start + k, value, number)
-
-            self.vectors.each(pitch, part)
 
 
 class _Pair:
