@@ -73,6 +73,15 @@ def _products() -> Iterator[KernelCase]:
             lambda _, a, b, form=form: matmul(a, turn(b) if form == "NT" else b),
             detail=f"{form} whose panels threads take from each other",
         )
+    for form, shapes in (("TN", [(270, 400), (270, 45)]), ("NT", [(400, 65), (45, 65)])):
+        yield KernelCase(
+            "relax.matmul",
+            shapes,
+            lambda _, a, b, form=form: matmul(
+                turn(a) if form == "TN" else a, turn(b) if form == "NT" else b
+            ),
+            detail=f"{form} whose rows threads take from each other",
+        )
     for form, shapes in (("NN", [(61, 5), (5, 150)]), ("NT", [(61, 5), (150, 5)])):
         yield KernelCase(
             "relax.matmul",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from tvm import tirx
 
@@ -10,6 +11,7 @@ from ..target import CPU
 from . import builder as b
 from ._attention_blocks import Blocks
 from ._attention_sizes import Attention, Head
+from ._stealing import shared
 from .builder import bind, ceil_div
 from .halves import Half
 
@@ -23,7 +25,7 @@ class Heads:
     all threads."""
 
     def __init__(self, of: Attention, cpu: CPU):
-        self.of, self.blocks = of, Blocks(of, cpu)
+        self.of, self.blocks, self._threads = of, Blocks(of, cpu), cpu.cores
         heads = of.batch * of.key_heads
         self.number = heads
         # A thread gets whole heads only if all get about as many.
@@ -53,6 +55,10 @@ class Heads:
                 for column in range(0, features, _LINE):
                     b.prefetch(buffer, start + row * step + column)
 
+    def loop(self) -> AbstractContextManager[tirx.PrimExpr]:
+        """Return the loop over the heads of keys."""
+        return b.serial(0, self.number) if self.is_few else shared(self.number, self._threads)
+
     def each(
         self, pack: Callable, block: Callable, tensors: Sequence[tuple[str, tirx.Buffer]] = ()
     ) -> None:
@@ -60,13 +66,14 @@ class Heads:
         ``block(head, packed, first query)`` for its queries. The tensors, with their names, are
         prefetched."""
         of = self.of
-        outer, inner = (b.serial, b.parallel) if self.is_few else (b.parallel, b.serial)
         number = ceil_div(of.queries, self.blocks.rows)
-        with outer(0, self.number) as i:
+        with self.loop() as i:
             self.prefetch(i, tensors)
             batch, key_head = bind(i // of.key_heads), bind(i % of.key_heads)
-            packed = pack(Head(of, batch, key_head), inner)
-            with inner(0, of.group * number) as task:
+            packed = pack(Head(of, batch, key_head), b.parallel if self.is_few else b.serial)
+            tasks = of.group * number
+            inner = shared(tasks, self._threads) if self.is_few else b.serial(0, tasks)
+            with inner as task:
                 own = bind(key_head * of.group + task // number)
                 first = bind(task % number * self.blocks.rows)
                 block(Head(of, batch, key_head, own), packed, first)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from tvm import tirx
 
@@ -14,7 +16,7 @@ from ._factor import Factor
 from ._pairs import PairPacking, Pairs, add_products
 from ._panels import Early, Late, Packed, Packing, Whole
 from ._product import ROUND, Bias, Matmul, is_one, writes_rows
-from ._stealing import Stealing
+from ._stealing import Stealing, shared
 from ._sums import add_parts
 from ._tile import (
     Ahead,
@@ -35,6 +37,9 @@ _FEW_STEPS = 16
 
 #: The bytes of C from which its prefetches are spread: less stays in a second-level cache.
 _BYTES_OF_SPREAD = 512 * 1024
+
+#: The nanoseconds of a product of a batch below which claiming it takes a noticeable part of them.
+_SHORT_NS = 500
 
 
 class Generator:
@@ -94,21 +99,23 @@ class Generator:
         self.spreads = cpu.intel and not (is_small or self.writes_rows)
         #: Whether the sizes of tasks are known.
         self.is_divided = isinstance(self.strips, int) and isinstance(self.panels, int)
-        #: Whether threads take panels from each other.
-        self.steals = self._steals(tile)
-        if self.is_divided and not self.steals:
+        #: The parts that threads take from each other, or None.
+        self.shares = self._shares(tile)
+        if self.is_divided and self.shares is None:
             most = self.blocks()
             by_tasks = _tasks.packs_by_tasks(self.strips, most, tile, product.depth)
             again = _tasks.packs_again(product, self.strips, most, cpu.cores)
             self.packs_late &= by_tasks and (self.writes_rows or not again)
 
-    def _steals(self, tile: tuple[int, int]) -> bool:
+    def _shares(self, tile: tuple[int, int]) -> _tasks.Shares | None:
         is_single = self.is_divided and is_one(self.p.batch) and isinstance(self.p.depth, int)
-        if not (self.may_steal and self.is_stored and is_single):
-            return False
-        if self.parts > 1 or self.writes_rows:
-            return False
-        return _tasks.are_shared(self.strips, self.panels, self.largest, self.cpu.cores, tile)
+        if not (self.may_steal and is_single and self.parts == 1):
+            return None
+        if self.writes_rows or not self.is_stored:
+            return None
+        most = _tasks.most_panels_of(self.cpu, tile[1], self.packing.stretch)
+        sizes = self.strips, self.panels, self.largest, self.cpu.cores, tile
+        return _tasks.shares_of(*sizes, most_panels=most)
 
     def packing_of(self, parts: int) -> Packing:
         """Return the packing of B, for some parts of k."""
@@ -118,11 +125,15 @@ class Generator:
     def tasks(self) -> tuple[Extent, Extent]:
         """Return the number of tasks that the strips are divided among, and that the panels are.
 
-        Where threads take panels from each other, those that the panels are divided among are the
-        parts of the threads.
+        Where threads take parts from each other, a task has a block of strips and one of panels:
+        those that the other factor stays in a cache for, and what a thread takes, if these are
+        strips, or the panels that it begins with.
         """
-        if self.steals:
-            return ceil_div(self.strips, self.largest[0]), self.cpu.cores
+        if self.shares is not None:
+            rounds = self.shares.rounds
+            return (
+                (self.shares.items, rounds) if self.shares.of_strips else (rounds, self.cpu.cores)
+            )
         tile, cores = (self.tile_rows, self.width), ceil_div(self.cpu.cores, self.parts)
         return _tasks.divide(self.strips, self.panels, self.largest, cores, tile, self._copied)
 
@@ -141,7 +152,7 @@ class Generator:
             self.emit_single(a, self._late(bb, const(0)), c)
             return
         is_few = isinstance(p.batch, int) and p.batch < max(2, self.cpu.cores)
-        outer, inner = (b.serial, b.parallel) if is_few else (b.parallel, b.serial)
+        outer, inner = (b.serial, self._loop) if is_few else (self._loop, b.serial)
         if self.packs_late:
             with outer(0, p.batch) as i:
                 a0, b0, c0 = map(bind, p.starts(i))
@@ -158,9 +169,17 @@ class Generator:
         return Early(self.packing, bb, b0, loop, prefetch=self.prefetches)
 
     def _late(self, bb: tirx.Buffer, b0) -> Late | Whole:
-        if self.writes_rows:
+        if self.writes_rows or (self.shares is not None and self.shares.of_strips):
             return Whole(self.packing, bb, b0, self.blocks()[1])
-        return Late(self.packing, bb, b0, prefetch=self.prefetches, is_single=self.steals)
+        is_single = self.shares is not None
+        return Late(self.packing, bb, b0, prefetch=self.prefetches, is_single=is_single)
+
+    def _loop(self, start: int, stop: Extent) -> AbstractContextManager[tirx.PrimExpr]:
+        """Return a parallel loop, whose iterations threads take from each other unless these are
+        short: whole products, or tasks of one."""
+        if replace(self.p, batch=1).nanoseconds(self.cpu) < _SHORT_NS:
+            return b.parallel(start, stop)
+        return shared(stop - start, self.cpu.cores)
 
     @property
     def prefetches(self) -> bool:
@@ -171,11 +190,11 @@ class Generator:
     def emit_single(self, a: tirx.Buffer, panels: Packed | Late | Whole, c: tirx.Buffer) -> None:
         """Emit a single product, whose panels other products may read too."""
         if self.parts == 1:
-            self._multiply(a, const(0), panels, c, const(0), b.parallel)
+            self._multiply(a, const(0), panels, c, const(0), self._loop)
             return
         size = self.p.rows * self.p.columns
         sums = b.scratch(self.parts * size)
-        self._multiply(a, const(0), panels, sums, const(0), b.parallel)
+        self._multiply(a, const(0), panels, sums, const(0), self._loop)
         add_parts(self.vectors, sums, c, (self.parts, size), self.cpu.cores)
 
     def factor(self, a: tirx.Buffer | Half, size: tuple[int, int]) -> Factor:
@@ -190,8 +209,8 @@ class Generator:
     multiply: Callable = staticmethod(lambda total, a, b: total + a * b)
 
     def _multiply(self, a, a0, panels, c, c0, loop) -> None:
-        if self.steals and loop is b.parallel:
-            self._multiply_stealing(a, a0, panels, c, c0)
+        if self.shares is not None:
+            self._multiply_stealing(a, a0, panels, c, c0, self.shares)
             return
         tasks_down, tasks_across = self.tasks()
         # A task's copy of A has a size that is known.
@@ -214,35 +233,45 @@ class Generator:
             place, late = factor.place(), panels.place()
 
             def block(k0, size, first) -> None:
+                panels.fill(late, columns, (k0, size))
                 read = factor.reader(a, a0, place, strips, (k0, size))
                 self._block(read, (panels, late), c, c0, strips, columns, (k0, size, first))
 
             self._depths(*depth, block)
 
-    def _multiply_stealing(self, a, a0, panels, c, c0) -> None:
-        """Emit a product whose threads take panels from each other, for some strips after the
-        others, and for these a stretch of k after the other. Each thread copies its A."""
-        down, cores = self.tasks()
+    def _multiply_stealing(self, a, a0, panels, c, c0, shares: _tasks.Shares) -> None:
+        """Emit a product whose threads take panels from each other, for a block of strips after the
+        other, or blocks of strips, for a block of panels after the other; and for these a stretch
+        of k after the other. Each thread copies the block that they are computed with."""
         stretch = self.packing.stretch
         stretches = ceil_div(self.p.depth, stretch)
         factor = self.factor(a, (self.tile_rows, self.blocks()[0]))
-        work = Stealing(down * stretches, self.panels, cores)
+        work = Stealing(shares.rounds * stretches, shares.items, self.cpu.cores)
         with work.threads() as thread:
             place, late = factor.place(), panels.place()
-            with b.serial(0, down) as i:
-                strips = _tasks.range_of(i, down, self.strips)
+            with b.serial(0, shares.rounds) as i:
+                number = self.panels if shares.of_strips else self.strips
+                block = _tasks.range_of(i, shares.rounds, number)
 
                 def of_stretch(k0, size, first) -> None:
-                    def prepare() -> Callable:
-                        return factor.reader(a, a0, place, strips, (k0, size))
+                    def prepare() -> Callable | None:
+                        if shares.of_strips:
+                            panels.fill(late, block, (k0, size))
+                            return None
+                        return factor.reader(a, a0, place, block, (k0, size))
 
-                    def panel(read: Callable, j, begin, end) -> None:
-                        columns, depth = (j, j + 1), (k0, size, first)
-                        both = panels, late
-                        self._block(read, both, c, c0, strips, columns, depth, (begin, end))
+                    def item(read: Callable | None, at, begin, end) -> None:
+                        both, depth = (panels, late), (k0, size, first)
+                        if read is None:
+                            strips = _tasks.range_of(at, shares.items, self.strips)
+                            read = factor.reader(a, a0, place, strips, (k0, size))
+                            self._block(read, both, c, c0, strips, block, depth)
+                        else:
+                            columns = (at, at + 1)
+                            self._block(read, both, c, c0, block, columns, depth, (begin, end))
 
                     number = b.computed(i * stretches + b.quotient(k0, stretch))
-                    work.round(number, thread, prepare, panel)
+                    work.round(number, thread, prepare, item)
 
                 self._depths(const(0), self.p.depth, of_stretch)
 
@@ -292,7 +321,6 @@ class Generator:
             self._whole_or_part(j, tiles)
 
     def _by_strips(self, read, panels, c, c0, strips, columns, depth) -> None:
-        panels[0].fill(panels[1], columns)
         with b.serial(*strips) as i, panels[0].each(panels[1], columns, depth[:2]) as (j, panel, _):
 
             def tiles(numbers: list) -> None:

@@ -224,7 +224,7 @@ class Packed:
     def place(self) -> None:
         """Allocate nothing."""
 
-    def fill(self, place: None, columns: tuple) -> None:
+    def fill(self, place: None, columns: tuple, depth: tuple) -> None:
         """Emit nothing: the panels of a task exist."""
 
     @contextmanager
@@ -277,28 +277,30 @@ class Early(Packed):
 
 
 class Whole:
-    """The panels of a task, ``[panel][k][width]``, all packed by it before it reads the first one.
+    """Stretches of the panels of a task, ``[panel][k][width]``, all packed by it before it reads
+    the first one.
 
-    All steps of k are one stretch. A task has ``most`` panels at most.
+    A task has ``most`` panels at most.
     """
 
     def __init__(self, packing: Packing, bb, b0, most: int):
         self.packing, self.bb, self.b0, self.most = packing, bb, b0, most
-        self.size = packing.p.depth * packing.width
+        self.size = packing.aligned(packing.stretch) * packing.width
 
     def place(self) -> tirx.Buffer:
         """Allocate the buffer of a task."""
         return b.scratch(self.most * self.size)
 
-    def fill(self, place: tirx.Buffer, columns: tuple) -> None:
-        """Pack the panels of a task."""
+    def fill(self, place: tirx.Buffer, columns: tuple, depth: tuple) -> None:
+        """Pack a stretch of the panels of a task."""
         with b.serial(*columns) as j:
             to = bind((j - columns[0]) * self.size)
-            depth = (const(0), self.packing.p.depth)
             self.packing.pack((self.bb, self.b0, j), (place, to, 0), depth)
 
     @contextmanager
-    def each(self, place: tirx.Buffer, columns: tuple, depth: tuple) -> Iterator[tuple]:
+    def each(
+        self, place: tirx.Buffer, columns: tuple, depth: tuple, among: tuple | None = None
+    ) -> Iterator[tuple]:
         """Emit a loop over panels; yield the number of one, its buffer and its offset, and None."""
         with b.serial(*columns) as j:
             yield j, (place, bind((j - columns[0]) * self.size)), None
@@ -324,6 +326,9 @@ class Late:
     def place(self) -> tirx.Buffer:
         """Allocate the buffer of a task."""
         return b.scratch(self.size * self.group)
+
+    def fill(self, place: tirx.Buffer, columns: tuple, depth: tuple) -> None:
+        """Emit nothing: each panel is packed before its tiles."""
 
     @contextmanager
     def each(

@@ -63,7 +63,7 @@ def parallel(start: Extent, stop: Extent) -> Iterator[tirx.Var]:
 
     Within :func:`one_thread`, it is a loop of one thread.
     """
-    loop = T.serial if _ONE_THREAD.get() else T.parallel
+    loop = T.serial if is_in_one_thread() else T.parallel
     with loop(start, stop) as index, _block():
         yield index
 
@@ -77,6 +77,11 @@ def one_thread(condition: bool = True) -> Iterator[None]:
         yield
     finally:
         _ONE_THREAD.reset(token)
+
+
+def is_in_one_thread() -> bool:
+    """Tell whether parallel loops run in one thread."""
+    return _ONE_THREAD.get()
 
 
 @contextmanager

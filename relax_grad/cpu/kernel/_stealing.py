@@ -43,6 +43,10 @@ end:
 """
 
 
+#: The least iterations of a loop for each thread of which threads take some from each other.
+_LEAST = 2
+
+
 class Stealing:
     """Rounds of the same items of work, which threads share.
 
@@ -100,8 +104,7 @@ class Stealing:
         own = b.scratch(1, "int32")
 
         def take(part) -> None:
-            counter = tirx.address_of(self._taken[(number * self._threads + part) * LINE])
-            b.store(own, const(0), tirx.call_extern("int32", "relax_grad_take", counter))
+            _take(own, self._taken, number * self._threads + part)
 
         first, last = range_of(thread, self._threads, self._items)
         take(thread)
@@ -119,6 +122,45 @@ class Stealing:
                     work(prepared, item, begin, end)
                     _call("relax_grad_finish", finished, number + 1)
                     take(part)
+
+
+@contextmanager
+def shared(items: Extent, threads: int) -> Iterator[tirx.PrimExpr]:
+    """Emit a loop whose iterations are divided among threads, like :func:`.builder.parallel`, but
+    each thread takes some of the others when it has finished its own.
+
+    Parameters
+    ----------
+    items : int or tirx.PrimExpr
+        The number of iterations, each of some microseconds at least.
+    threads : int
+        The number of threads.
+    """
+    is_known = isinstance(items, int)
+    if b.is_in_one_thread() or threads < 2 or (is_known and items < _LEAST * threads):
+        with b.parallel(0, items) as item:
+            yield item
+        return
+    taken = b.scratch(threads * LINE, "int32")
+    b.clear(taken, const(0), threads * LINE)
+    with (
+        T.attr(0, "pragma_import_llvm", _LLVM),
+        b.parallel(0, threads) as thread,
+    ):
+        own = b.scratch(1, "int32")
+        with b.serial(0, threads) as other:
+            part = b.computed((thread + other) % threads)
+            begin, end = range_of(part, threads, items)
+            _take(own, taken, part)
+            with b.serial(0, bind(end - begin)) as i, b.when(tirx.EQ(own[0], i)):
+                yield bind(begin + i)
+                _take(own, taken, part)
+
+
+def _take(own: tirx.Buffer, counters: tirx.Buffer, number) -> None:
+    """Emit a thread's claim of the next item that a counter counts."""
+    counter = tirx.address_of(counters[number * LINE])
+    b.store(own, const(0), tirx.call_extern("int32", "relax_grad_take", counter))
 
 
 def _call(name: str, *arguments) -> None:

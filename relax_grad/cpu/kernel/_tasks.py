@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from tvm import tirx
 
@@ -55,6 +56,14 @@ _GAIN = 1.08
 #: The least panels of each thread, and the work relative to that of tasks, up to which threads take
 #: panels from each other.
 _LEAST_SHARED, _MORE = 2, 1.1
+
+#: The strips that threads take from each other at once: a panel is read once for all of them. The
+#: least blocks of them for each thread.
+_STRIPS_OF_ITEM, _LEAST_BLOCKS = 8, 2
+
+#: The time of a block of strips relative to the same work for panels: its panels are read from a
+#: second-level cache.
+_STRIPS_TIME = 1.08
 
 #: Nanoseconds of work up to which one thread computes a product: a parallel region takes 400
 #: to 5000.
@@ -168,25 +177,74 @@ def divide(
     return down, across
 
 
-def are_shared(
-    strips: int, panels: int, largest: tuple[int, int], cores: int, tile: tuple[int, int]
-) -> bool:
-    """Tell whether each thread gets a part of the panels and takes some from other threads when it
-    has finished, instead of tasks that are divided among the threads.
+@dataclass(frozen=True)
+class Shares:
+    """Parts of a product that threads take from each other.
 
-    Each thread then copies all of A, and none packs a panel that another one packs.
+    Attributes
+    ----------
+    of_strips : bool
+        Whether they are blocks of strips; otherwise, they are panels.
+    items : int
+        Their number.
+    rounds : int
+        The number of blocks of panels for which all strips are computed one after the other, or of
+        blocks of strips for which all panels are.
+    """
+
+    of_strips: bool
+    items: int
+    rounds: int
+
+
+def shares_of(
+    strips: int,
+    panels: int,
+    largest: tuple[int, int],
+    cores: int,
+    tile: tuple[int, int],
+    copied: tuple[int, int] = _COPIED,
+    *,
+    most_panels: int,
+) -> Shares | None:
+    """Return the parts that each thread gets some of, and takes from other threads when it has
+    finished; or None if the tasks of :func:`divide` are less work.
+
+    If they are panels, each thread copies all of A; if they are blocks of strips, each packs all
+    panels.
 
     Parameters
     ----------
-    strips, panels, largest, cores, tile
+    strips, panels, largest, cores, tile, copied
         As for :func:`divide`.
+    most_panels : int
+        The most panels that a thread packs before it reads them.
     """
-    if cores < 2 or panels < _LEAST_SHARED * cores:
-        return False
-    tasks = divide(strips, panels, largest, cores, tile)
-    divided = _up(math.prod(tasks), cores) * _work(*largest_of((strips, panels), tasks), tile)
-    shared = (_up(strips, largest[0]), cores)
-    return shared[0] * _work(*largest_of((strips, panels), shared), tile) <= _MORE * divided
+    if cores < 2:
+        return None
+    tasks = divide(strips, panels, largest, cores, tile, copied)
+    each = largest_of((strips, panels), tasks)
+    least, chosen = _MORE * _up(math.prod(tasks), cores) * _work(*each, tile, copied), None
+    blocks = cores * _up(max(strips // _STRIPS_OF_ITEM, _up(strips, largest[0])), cores)
+    ways = [
+        (Shares(False, panels, _up(strips, largest[0])), _LEAST_SHARED, 1.0),
+        (Shares(True, blocks, _up(panels, most_panels)), _LEAST_BLOCKS, _STRIPS_TIME),
+    ]
+    for shares, number, time in ways:
+        if shares.items < number * cores:
+            continue
+        parts = (cores, shares.rounds) if shares.of_strips else (shares.rounds, cores)
+        each = largest_of((strips, panels), parts)
+        work = time * shares.rounds * _work(*each, tile, copied)
+        if work <= least:
+            least, chosen = work, shares
+    return chosen
+
+
+def most_panels_of(cpu: CPU, width: int, stretch: int) -> int:
+    """Return the most panels of a width that stay in a second-level cache over a stretch of k."""
+    size = _TASK_BYTES_OF_LARGE_CACHES if cpu.lanes > 8 else _TASK_BYTES
+    return max(1, size // (4 * width * stretch))
 
 
 def range_of(task, tasks: Extent, number: Extent) -> tuple:

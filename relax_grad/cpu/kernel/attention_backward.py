@@ -141,7 +141,7 @@ class _Backward:
             self.sums = b.scratch(of.batch * of.heads * of.queries * 2)
         heads = Heads(of, self.cpu)
         self.parts = self._parts(heads)
-        outer, inner = (b.serial, b.parallel) if heads.is_few else (b.parallel, b.serial)
+        inner = b.parallel if heads.is_few else b.serial
         names = "output_grad", "output", "query", "key", "value"
         tensors = [*zip(names, self.tensors.inputs, strict=True)]
         if self.sums_weights:
@@ -150,7 +150,7 @@ class _Backward:
             tensors.append(("sums", self.sums))
         grads = "query_grad", "key_grad", "value_grad"
         tensors += zip(grads, self.results, strict=True)
-        with outer(0, heads.number) as i:
+        with heads.loop() as i:
             heads.prefetch(i, tensors)
             self._head(bind(i // of.key_heads), bind(i % of.key_heads), inner, heads.is_few)
 

@@ -30,6 +30,7 @@ from ._conv_blocks import Blocking
 from ._conv_pack import Images, Packer, View
 from ._conv_pairs import BlockingOfPairs, PackerOfPairs
 from ._pairs import add_products, imported, takes_pairs
+from ._stealing import shared
 from .builder import Accumulators, Extent, as_expr, bind, ceil_div, const
 from .convolution import Conv2d, Conv3d
 from .epilogue import biases_from
@@ -147,7 +148,7 @@ class _Generator:
         self.pack.weight(weight, panels)
         blocks = bind(const(1) * self.s.image_blocks * self.s.row_blocks)
         parts = ceil_div(self.s.panels, self.s.task_panels)
-        with b.parallel(0, parts * blocks) as task:
+        with shared(parts * blocks, self.s.cpu.cores) as task:
             block = bind(task % blocks)
             panel = bind((task // blocks) * self.s.task_panels)
             image = bind((block // self.s.row_blocks) * self.s.block_images)

@@ -18,6 +18,7 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from ._pack import pad_rows
+from ._stealing import shared
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 from .convolution import Conv2d, Windows
 from .gathering import Gathering, Taps
@@ -147,7 +148,7 @@ class _Generator:
     def emit(self, source, weight, target) -> None:
         """Emit the tasks; each computes some rows of an image, for one group of channels."""
         g, phases = self.g, len(self.rows.phases)
-        with b.parallel(0, g.images * self.row_blocks) as task:
+        with shared(g.images * self.row_blocks, self.cpu.cores) as task:
             image = bind(task // self.row_blocks)
             row = bind(task % self.row_blocks * self.block_rows)
             height = bind(

@@ -31,6 +31,7 @@ from . import builder as b
 from ._chunks import whole_or_rest
 from ._pack import taps_of_channels, unpack_row
 from ._product import ROUND
+from ._stealing import shared
 from ._tile import multiply_add, tile_size
 from ._winograd_slices import Part, Slices
 from ._winograd_tiles import Source, Tiles, Transforms, apart, balanced
@@ -247,7 +248,7 @@ class _Generator:
 
     def _fused(self, source, weight, target) -> None:
         parts = ceil_div(self.tall, self.rows)
-        with b.parallel(0, self.batch * (self.blocks * parts)) as task:
+        with shared(self.batch * (self.blocks * parts), self.cpu.cores) as task:
             image, row = bind(task // (self.blocks * parts)), bind(task % parts * self.rows)
             block = self.slices.block(bind(task // parts % self.blocks), self.block)
             part = Part(image, const(1), *block)
@@ -267,7 +268,7 @@ class _Generator:
         data, results = self._buffers()
 
         def each_part(images, slices, emit: Callable) -> None:
-            with b.parallel(0, images * slices * parts) as task:
+            with shared(images * slices * parts, self.cpu.cores) as task:
                 i, row = bind(task // parts), bind(task % parts * size)
                 rows = bind(tirx.min(const(size), self.tall - row))
                 emit((bind(i // slices), bind(i % slices)), (row, rows))
@@ -283,7 +284,7 @@ class _Generator:
             part = Part(first, images, *block)
             each_part(images, part.read, lambda at, rows: self._data(source, data, part, at, rows))
             tiles = bind(ceil_div(images * (self.tall * self.wide), self.tile_rows))
-            with b.parallel(0, self.cells * self.panels) as task:
+            with shared(self.cells * self.panels, self.cpu.cores) as task:
                 cell, panel = bind(task // self.panels), bind(task % self.panels)
                 self._multiply(data, weight, results, part, cell, panel, tiles)
             each_part(

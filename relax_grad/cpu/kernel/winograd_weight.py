@@ -28,6 +28,7 @@ from ..target import CPU
 from . import builder as b
 from ._chunks import Chunk, Chunks, unless_empty, whole_or_rest
 from ._pack import channels_of_taps
+from ._stealing import shared
 from ._tile import multiply_add, tile_size
 from ._winograd_tiles import Source, Tiles, Transforms, apart, balanced, transposed
 from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
@@ -157,7 +158,7 @@ class _Generator:
             def run_tasks(tasks: Extent, emit: Callable, step=step) -> None:
                 """Emit ``emit(part, buffers, chunk, task)`` for the tasks of the chunk of each
                 part."""
-                with b.parallel(0, number * tasks) as index:
+                with shared(number * tasks, self.cpu.cores) as index:
                     own, task = bind(index // tasks), bind(index % tasks)
                     part = bind(first + own)
                     at = bind(start_of(part) + step)

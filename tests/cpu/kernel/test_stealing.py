@@ -14,7 +14,7 @@ import relax_grad
 from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._generator import Generator
 from relax_grad.cpu.kernel._product import Matmul
-from relax_grad.cpu.kernel._stealing import Stealing
+from relax_grad.cpu.kernel._stealing import Stealing, shared
 from relax_grad.cpu.kernel.builder import bind
 from relax_grad.cpu.kernel.matmul import matmul
 from relax_grad.cpu.target import CPU
@@ -84,6 +84,50 @@ def test_one_thread_takes_all(threads, one_thread):
     assert done.tolist() == [ROUNDS * ITEMS] + [0] * (threads - 1)
 
 
+def loop_of(number, threads: int, *, is_slow: bool = False) -> tirx.PrimFunc:
+    """Return a kernel whose iterations add 1 to an element each; the first of them takes long."""
+
+    def body(extent, values) -> None:
+        items = number
+        if number is None:
+            items = b.computed(tirx.Cast("int32", extent[0]))
+        with shared(items, threads) as i:
+            spent = b.scratch(1)
+            b.store(spent, b.const(0), values[i])
+            often = tirx.Select(tirx.EQ(i, b.const(0)), b.const(200000), b.const(1))
+            with b.serial(0, bind(often if is_slow else b.const(1))):
+                b.store(spent, b.const(0), spent[0] * 1.5 - spent[0] * 0.5)
+            b.store(values, i, spent[0] + 1.0)
+
+    return b.prim_func("loop", b.floats(["extent", "values"], [[1], [ITEMS]]), body)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 12, 40])
+def test_each_iteration_once(threads):
+    """Also of fewer iterations than threads, of a number that is known at run time, and of none."""
+    functions = {
+        "known": loop_of(ITEMS, threads),
+        "slow": loop_of(ITEMS, threads, is_slow=True),
+        "few": loop_of(5, threads),
+        "symbolic": loop_of(None, threads),
+    }
+    library = compile_kernels(functions, {"kind": "llvm", "num-cores": threads})
+    cases = [("known", ITEMS), ("slow", ITEMS), ("few", 5)]
+    cases += [("symbolic", number) for number in (0, 1, 2, 17, ITEMS)]
+    for name, number in cases * 3:
+        extent = tvm.runtime.tensor(np.array([number], "float32"))
+        values = tvm.runtime.tensor(np.zeros(ITEMS, "float32"))
+        library[name](extent, values)
+        assert values.numpy().tolist() == [1.0] * number + [0.0] * (ITEMS - number), name
+
+
+def test_a_shared_loop_in_one_thread(one_thread):
+    library = compile_kernels({"loop": loop_of(ITEMS, 4)}, {"kind": "llvm", "num-cores": 4})
+    values = tvm.runtime.tensor(np.zeros(ITEMS, "float32"))
+    library["loop"](tvm.runtime.tensor(np.zeros(1, "float32")), values)
+    assert (values.numpy() == 1).all()
+
+
 @each_target
 def test_products(target):
     """Of one and of several blocks of rows and stretches of steps, with partial panels."""
@@ -92,7 +136,9 @@ def test_products(target):
     products = [Matmul(*size, *form) for size, form in zip(sizes, forms, strict=True)]
     cpus = [cpu for cores in (2, 3) for cpu in makers(replace(CPU.of(target), cores=cores))]
     cases = [(product, cpu) for i, cpu in enumerate(cpus) for product in products[i % 2 :: 2]]
-    assert sum(Generator(*case).steals for case in cases) > len(cases) / 2
+    shares = [Generator(*case).shares for case in cases]
+    assert sum(each is not None for each in shares) > len(cases) / 2
+    assert {each.of_strips for each in shares if each is not None} == {True, False}
     rng, runs = np.random.default_rng(0), []
     for product, cpu in cases:
         *inputs, output = product.shapes()
@@ -108,7 +154,7 @@ def test_products(target):
 def test_a_symbolic_number_of_steps_may_be_0(target):
     """Such products have tasks: no round of threads would write the zeros."""
     cpu = replace(CPU.of(target), cores=2)
-    assert Generator(Matmul(1100, 800, 600), cpu).steals
+    assert Generator(Matmul(1100, 800, 600), cpu).shares is not None
     function = matmul(Matmul(1100, 800, tirx.Var("k", "int32")), cpu)
     rng, runs = np.random.default_rng(0), []
     for k in (0, 5, 600):
@@ -123,7 +169,7 @@ def test_a_symbolic_number_of_steps_may_be_0(target):
 def test_results_do_not_depend_on_the_thread(target):
     """Of a processor that other programs use, threads take other panels in each call."""
     product, cpu = Matmul(300, 900, 700), replace(CPU.of(target), cores=2)
-    assert Generator(product, cpu).steals
+    assert Generator(product, cpu).shares is not None
     rng = np.random.default_rng(0)
     a, bb = (
         tvm.runtime.tensor(rng.normal(size=size).astype("float32"))

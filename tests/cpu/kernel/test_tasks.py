@@ -14,11 +14,11 @@ from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._factor import Across, Factor, Strips
 from relax_grad.cpu.kernel._generator import Generator
 from relax_grad.cpu.kernel._tasks import (
-    are_shared,
     divide,
     is_in_one_thread,
     parts_of_depth,
     range_of,
+    shares_of,
 )
 from relax_grad.cpu.kernel.builder import Vectors
 from relax_grad.cpu.kernel.matmul import Matmul, matmul
@@ -48,8 +48,9 @@ def test_which_panels_are_packed_before_the_tasks(properties):
     assert packs_late(700, 768, 768)
     assert not packs_late(700, 768, 768, cores=1)
     for form in itertools.product([False, True], repeat=2):
-        assert not packs_late(2200, 90, 768, *form)
-        assert packs_late(2200, 768, 768, *form)  # threads take panels from each other
+        assert packs_late(2200, 90, 768, *form)  # threads take blocks of strips from each other
+        assert packs_late(2200, 768, 768, *form)  # or panels
+        assert not packs_late(2200, 90, 768, *form, cores=1)
         assert not packs_late(2200, 768, 768, *form, cores=1)
         assert packs_late(2200, 50000, 768, *form, cores=1)
     assert packs_late(5000, 768, 16)  # rows of C follow each other
@@ -92,7 +93,10 @@ def test_threads_pack_as_little_as_possible(properties):
         return -(-generator.strips // strips), -(-generator.panels // panels)
 
     assert parts(64, 256, 784) == parts(40, 256, 784) == (1, 2)
-    assert parts(256, 64, 784) == parts(300, 130, 100) == (2, 1)
+    for sizes in [(256, 64, 784), (300, 130, 100)]:
+        down, across = parts(*sizes)
+        assert across == 1
+        assert down % 2 == 0
 
 
 def test_the_last_tasks_have_more_panels():
@@ -280,17 +284,19 @@ def test_what_two_threads_divide(size, divided):
     )
 
 
-def test_which_panels_threads_take_from_each_other():
-    """Not if a thread has few, or they are much more work than tasks of equal rows."""
+def test_what_threads_take_from_each_other():
+    """Panels, or blocks of strips if columns are few; neither if a thread has few of them, or they
+    are much more work than tasks of equal rows."""
     largest, tile = (59, 42), (9, 48)
 
-    def of(rows: int, columns: int, cores: int = 2) -> bool:
-        return are_shared(-(-rows // 9), -(-columns // 48), largest, cores, tile)
+    def of(rows: int, columns: int, cores: int = 2) -> str | None:
+        sizes = -(-rows // 9), -(-columns // 48), largest, cores, tile
+        shares = shares_of(*sizes, most_panels=11)
+        return shares and ("strips" if shares.of_strips else "panels")
 
-    assert all(of(*size) for size in [(2048, 2048), (1000, 384), (64, 500)])
-    assert of(1000, 3072, cores=4)
-    assert not of(2048, 2048, cores=1)
-    assert not of(1000, 140)
-    assert not of(1000, 240)
-    assert not of(4000, 384, cores=4)
-    assert not of(4000, 3000, cores=64)
+    assert {of(*size) for size in [(2048, 2048), (1000, 384), (64, 500)]} == {"panels"}
+    assert of(1000, 3072, cores=4) == "panels"
+    assert of(2048, 2048, cores=1) is None
+    assert {of(*size) for size in [(1000, 140), (1000, 240), (3000, 48)]} == {"strips"}
+    assert of(4000, 384, cores=4) == "strips"
+    assert not any((of(200, 140), of(100, 140), of(4000, 3000, cores=32)))
