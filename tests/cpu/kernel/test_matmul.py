@@ -126,17 +126,19 @@ def test_intels_processors_before_ice_lake_read_no_transposed_factor_in_place():
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 def test_panels_that_several_tasks_of_a_thread_read(target, transpose_a, transpose_b):
-    """They are packed once, for all tasks: of one product, and for each product of a batch."""
-    products = [
-        Matmul(2200, 70, 300, transpose_a, transpose_b),
+    """They are packed once, for all tasks: of one product in one thread, and for each product of a
+    batch. Several threads take blocks of rows of one product from each other, and each packs."""
+    single = Matmul(2200, 70, 300, transpose_a, transpose_b)
+    batches = [
         Matmul(1700, 31, 260, transpose_a, transpose_b, 2),
         Matmul(1700, 33, 256, transpose_a, transpose_b, 3, shared_a=True),
     ]
-    cpu = replace(CPU.of(target), cores=2)
-    generators = [Generator(product, cpu, divides_depth=True) for product in products]
-    # Parts of k, whose tasks pack for themselves, would hide that.
-    assert all(g.parts == 1 and not g.packs_late for g in generators)
-    check(products, target, cores=2)
+    for cores, products in ((1, [single]), (2, batches)):
+        cpu = replace(CPU.of(target), cores=cores)
+        generators = [Generator(product, cpu, divides_depth=True) for product in products]
+        # Parts of k, whose tasks pack for themselves, would hide that.
+        assert all(g.parts == 1 and not g.packs_late for g in generators)
+        check(products, target, cores=cores)
 
 
 @each_target
