@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
-from ._product import DEPTH, Matmul, share_sets
+from ._product import DEPTH, Matmul, share_sets, steps_ahead_of_copy
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 
 #: Strips of a transposed A that are packed together, so that its rows are read in whole cache
@@ -38,11 +38,15 @@ class Factor:
         The vectors.
     size : tuple[int, int]
         The rows of a strip, and the strips of a task.
+    ahead : int
+        The steps of k that rows of a transposed A are prefetched before they are copied; 0 for
+        none.
     """
 
     p: Matmul
     vectors: Vectors
     size: tuple[int, int]
+    ahead: int = field(default=0, kw_only=True)
 
     @staticmethod
     def of(
@@ -56,7 +60,10 @@ class Factor:
         """Return the reader for the A of a product, which reads a copy if ``copies``."""
         if product.transpose_a:
             is_read = not copies and is_read_across(product, cpu)
-            return (Across if is_read else Strips)(product, vectors, size)
+            if is_read:
+                return Across(product, vectors, size)
+            ahead = steps_ahead_of_copy(cpu, product.rows, product.depth)
+            return Strips(product, vectors, size, ahead=ahead)
         extents = (product.rows, product.columns, product.depth)
         is_early = cpu.before_icelake and cpu.lanes > 8
         if is_early and all(map(_is_at_least, extents, _LEAST_TRANSPOSED)):
@@ -147,6 +154,8 @@ class Strips(Factor):
             with b.serial(0, size) as k, b.serial(0, number) as i:
                 row = bind((begin + i) * height)
                 target = bind((begin + i - first) * pitch + k * height)
+                if self.ahead:
+                    b.prefetch(a, a0 + (k0 + k + self.ahead) * rows + row, level=1)
                 for offset in offsets:
                     left = tirx.max(const(0), tirx.min(const(lanes), rows - row - offset))
                     number_of = None if is_whole else bind(left)

@@ -12,7 +12,7 @@ from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
-from ._product import Bias
+from ._product import Bias, steps_ahead
 from ._tile import equal_height, multiply_add, rows_up_to
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 
@@ -56,6 +56,10 @@ def _widest(rows: int, registers: int) -> int:
     return _WIDEST if rows == 1 else min(_WIDEST, (registers - 1) // (rows + 1))
 
 
+#: The least rows of a tile that leave time for prefetches of B.
+_LEAST_PREFETCHED = 2
+
+
 class FewRows:
     """A generator of matrix products with few rows.
 
@@ -94,6 +98,8 @@ class FewRows:
         if cpu.cores > 1 and isinstance(columns, int):
             widest = _even(self.height, ceil_div(columns, self.size), widest, cpu.cores)
         self.width = self.size * widest
+        #: The steps that rows of B are prefetched before they are read.
+        self._ahead = steps_ahead(cpu) if self.height >= _LEAST_PREFETCHED else 0
 
     def emit(self, a, bb, c, batch: Extent, offsets: Callable) -> None:
         """Emit the products; ``offsets(i)`` returns the offsets of the i-th product in A, B and C.
@@ -151,14 +157,19 @@ class FewRows:
                 bind(tirx.max(const(0), tirx.min(const(lanes), left - at)))
                 for at in range(0, self.width, lanes)
             ]
+
+        def vector(k, v: int):
+            at = bind(b0 + k * self.columns + column + v * lanes)
+            if self._ahead:
+                b.prefetch(bb, at + self._ahead * self.columns, level=1)
+            return self.vectors.load(bb, at, numbers[v])
+
         multiply_add(
             self.vectors,
             (len(rows), len(numbers)),
             self.depth,
             lambda i, k: a[a0 + self._in_a(rows[i], k)],
-            lambda k, v: self.vectors.load(
-                bb, b0 + k * self.columns + column + v * lanes, numbers[v]
-            ),
+            vector,
             lambda i, v: (c, c0 + rows[i] * self.columns + column + v * lanes, numbers[v]),
             add=False,
             bias=None if bias is None else bias.vector_of(self.vectors, column, numbers),

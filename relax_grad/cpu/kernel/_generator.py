@@ -15,7 +15,7 @@ from . import builder as b
 from ._factor import Factor
 from ._pairs import PairPacking, Pairs, add_products
 from ._panels import Early, Late, Packed, Packing, Whole
-from ._product import ROUND, Bias, Matmul, is_one, writes_rows
+from ._product import ROUND, Bias, Matmul, is_one, steps_ahead_of_copy, writes_rows
 from ._stealing import Stealing, shared
 from ._sums import add_parts
 from ._tile import (
@@ -120,7 +120,10 @@ class Generator:
     def packing_of(self, parts: int) -> Packing:
         """Return the packing of B, for some parts of k."""
         is_short = not self.cpu.before_icelake
-        return Packing(self.p, self.vectors, self.tile_vectors, parts=parts, is_short=is_short)
+        ahead = steps_ahead_of_copy(self.cpu, self.p.columns, self.p.depth)
+        return Packing(
+            self.p, self.vectors, self.tile_vectors, parts=parts, is_short=is_short, ahead=ahead
+        )
 
     def tasks(self) -> tuple[Extent, Extent]:
         """Return the number of tasks that the strips are divided among, and that the panels are.
@@ -172,7 +175,13 @@ class Generator:
         if self.writes_rows or (self.shares is not None and self.shares.of_strips):
             return Whole(self.packing, bb, b0, self.blocks()[1])
         is_single = self.shares is not None
-        return Late(self.packing, bb, b0, prefetch=self.prefetches, is_single=is_single)
+        return Late(
+            self.packing,
+            bb,
+            b0,
+            prefetch=self.prefetches,
+            is_single=is_single,
+        )
 
     def _loop(self, start: int, stop: Extent) -> AbstractContextManager[tirx.PrimExpr]:
         """Return a parallel loop, whose iterations threads take from each other unless these are

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tvm import tirx
 
 from . import builder as b
-from ._product import DEPTH, LINE, ROUND, Matmul
+from ._product import CACHED, DEPTH, LINE, ROUND, Matmul
 from ._tile import Ahead
 from .builder import Extent, Vectors, bind, ceil_div, const
 
@@ -21,9 +21,6 @@ _GROUP = 2
 #: The most steps of k that a wide tile sums over at once, if all steps are more than DEPTH: panels
 #: of three vectors then stay in a first-level cache of 48 KB.
 _SHORT = 192
-
-#: The bytes of B up to which it stays in a second-level cache, so that prefetches do not help.
-CACHED = 2**20
 
 
 def _part_of(rows: Extent, part: tuple, emit: Callable, lines: int = 1) -> Ahead:
@@ -65,6 +62,9 @@ class Packing:
         symbolic number of columns do.
     is_short : bool
         Whether panels of three vectors have few steps.
+    ahead : int
+        The steps of k that rows of B are prefetched before they are copied, or 0. They may be
+        beyond the last one.
     """
 
     p: Matmul
@@ -73,6 +73,7 @@ class Packing:
     parts: int = field(default=1, kw_only=True)
     fills: bool = field(default=False, kw_only=True)
     is_short: bool = field(default=True, kw_only=True)
+    ahead: int = field(default=0, kw_only=True)
 
     def aligned(self, depth: Extent) -> Extent:
         """Return the steps of k that are packed for a stretch of a size."""
@@ -155,6 +156,8 @@ class Packing:
         left = [self.left(column) for column in columns]
         with b.serial(0, size) as k:
             row, to = bind(b0 + (k0 + k) * p.columns), bind(base + k * width)
+            for column in columns if self.ahead else ():
+                b.prefetch(bb, row + column + self.ahead * p.columns, level=1)
             for (i, at), column, number in zip(vectors, columns, left, strict=True):
                 vector = self.vectors.load(bb, row + column, number)
                 self.vectors.store(panels, to + i * step + at, vector)
@@ -308,12 +311,21 @@ class Whole:
 
 class Late:
     """Stretches of panels of B, ``[panel][k][width]``, packed by the task that reads them, just
-    before: each by itself if ``is_single``."""
+    before: each by itself if ``is_single``.
+
+    With ``prefetch``, the next panel is prefetched during the tiles of each one.
+    """
 
     def __init__(
-        self, packing: Packing, bb, b0, *, prefetch: bool = False, is_single: bool = False
+        self,
+        packing: Packing,
+        bb,
+        b0,
+        *,
+        prefetch: bool = False,
+        is_single: bool = False,
     ):
-        self.packing, self.bb, self.b0 = packing, bb, b0
+        self.bb, self.b0 = bb, b0
         depth = packing.p.depth
         self.size = packing.aligned(packing.stretch) * packing.width
         # Rows of B are read in several cache lines at a time; transposed, a panel has rows of its
@@ -322,6 +334,7 @@ class Late:
         size = packing.p.columns * depth
         is_cached = isinstance(size, int) and 4 * size <= CACHED
         self.prefetches = prefetch and not is_cached
+        self.packing = replace(packing, ahead=0) if self.prefetches else packing
 
     def place(self) -> tirx.Buffer:
         """Allocate the buffer of a task."""

@@ -20,6 +20,17 @@ DEPTH = 256
 #: another thread, and the end of few rounds is predicted.
 ROUND = 4
 
+#: The bytes of a factor up to which it stays in a second-level cache, so that prefetches do not
+#: help.
+CACHED = 2**20
+
+#: The steps of k that parts of rows are prefetched before they are read: those of successive steps
+#: lie apart, and processors prefetch within a page.
+_STEPS_AHEAD = 4
+
+#: The least elements of a row of which parts are prefetched for a copy.
+_LEAST_APART = 512
+
 #: The elements of a cache line.
 LINE = 16
 
@@ -38,8 +49,9 @@ _FEW_DISTANT, _NEAR_OF_INTEL, _NEAR = 8, 2**21, 2**22
 _MANY_STEPS, _NEAR_OF_MANY = 2048, 3 * 2**19
 
 #: The same for Intel's processors before Ice Lake with AVX-512, and with AVX2, if B has more bytes
-#: than this, and at least so many rows.
-_FEW_EARLY_WIDE, _FEW_EARLY, _NEAR_EARLY, _STEPS_EARLY = 12, 8, 2**18, 128
+#: than this, and at least so many rows. With AVX-512, the limit of distant caches.
+_FEW_EARLY_WIDE, _FEW_EARLY, _NEAR_EARLY, _STEPS_EARLY = 24, 8, 2**18, 128
+_NEAR_EARLY_WIDE = 6 * 2**20
 
 #: The same for those with AVX2, if B has more bytes than this, or its rows share few sets of a
 #: cache.
@@ -173,16 +185,18 @@ class Matmul:
         steps = self.depth if isinstance(self.depth, int) else 0  # 0: unknown
         size = 4 * self.columns * steps
         is_crowded = steps >= DEPTH and share_sets(self.columns)
-        if cpu.intel:
+        is_early = cpu.before_icelake and cpu.lanes > 8
+        if is_early and (size > _NEAR_EARLY_WIDE or steps >= _MANY_STEPS):
+            return _FEW_DISTANT
+        if cpu.intel and not is_early:
             is_far = is_crowded or steps >= _MANY_STEPS
             if size > (_NEAR_OF_MANY if is_far else _NEAR_OF_INTEL):
                 return _FEW_DISTANT
         if cpu.before_icelake:
-            is_wide = cpu.lanes > 8
-            if not is_wide and (is_crowded or size > _FAR_EARLY):
+            if not is_early and (is_crowded or size > _FAR_EARLY):
                 return _FEWEST_EARLY
             if size > _NEAR_EARLY and steps >= _STEPS_EARLY:
-                return _FEW_EARLY_WIDE if is_wide else _FEW_EARLY
+                return _FEW_EARLY_WIDE if is_early else _FEW_EARLY
         if cpu.registers < 32:
             is_short = self.columns <= cpu.lanes or size > _NEAR
             return _FEW_CROWDED if is_crowded or is_short else _FEW_ROWS
@@ -250,6 +264,21 @@ def writes_rows(product: Matmul, cpu: CPU) -> bool:
         return False
     is_aligned = cpu.intel or cpu.lanes < LINE or columns % LINE == 0
     return is_aligned and columns > (4 if cpu.intel else 2) * cpu.lanes
+
+
+def steps_ahead(cpu: CPU) -> int:
+    """Return the steps of k that parts of the rows of a factor are prefetched before they are read;
+    0 for processors on which that was not measured."""
+    return _STEPS_AHEAD if cpu.intel or cpu.before_icelake else 0
+
+
+def steps_ahead_of_copy(cpu: CPU, stride: Extent, steps: Extent) -> int:
+    """Return the same for a copy of a factor: 0 if caches near the core hold it, or its rows are
+    short, as the processor prefetches these."""
+    size = stride * steps
+    is_near = isinstance(size, int) and 4 * size <= CACHED
+    is_short = isinstance(stride, int) and stride < _LEAST_APART
+    return 0 if is_near or is_short else steps_ahead(cpu)
 
 
 def is_one(extent: Extent) -> bool:

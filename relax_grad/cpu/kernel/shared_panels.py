@@ -16,8 +16,8 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from ._generator import Generator
-from ._panels import CACHED, Early, Packed, Packing
-from ._product import Matmul
+from ._panels import Early, Packed, Packing
+from ._product import CACHED, Matmul
 from ._tasks import ONE_THREAD_NS, is_in_one_thread
 from ._tile import product_tile
 from .builder import Extent, Vectors, const

@@ -161,6 +161,31 @@ def test_few_columns_and_many_rows_that_are_read_in_place(target, transpose_b):
     assert len(script.splitlines()) < 6000
 
 
+def test_which_rows_are_prefetched_some_steps_ahead():
+    """Parts of long rows, of a factor in distant caches if it is copied, where that was measured:
+    on Intel's processors."""
+    amd = CPU(16, 32, 2)
+    intel = replace(amd, intel=True)
+
+    def prefetches(*size: int, cpu: CPU = intel) -> bool:
+        return ", 0, 3, 1)" in matmul(Matmul(*size), cpu, way="few rows").script()
+
+    assert prefetches(8, 1024, 256)
+    assert prefetches(3, 100, 50)
+    assert not prefetches(1, 1024, 1024)
+    assert not prefetches(8, 1024, 256, cpu=amd)
+
+    def ahead(*product, cpu: CPU = intel) -> tuple[int, int]:
+        generator = Generator(Matmul(*product), cpu)
+        return generator.packing.ahead, generator.factor(None, (9, 5)).ahead
+
+    assert ahead(64, 1024, 1024) == (4, 0)
+    assert ahead(2000, 1024, 1024, True) == (4, 4)
+    assert ahead(2000, 1024, 1024, True, cpu=amd) == (0, 0)
+    assert ahead(600, 1024, 256, True) == (0, 0)  # near
+    assert ahead(300, 300, 2000, True) == (0, 0)  # short
+
+
 def test_the_most_rows_that_read_a_factor_in_place():
     """Packing a factor whose rows are one vector gains nothing, except where few registers hold its
     sums."""
@@ -177,9 +202,10 @@ def test_the_most_rows_that_read_a_factor_in_place():
     near, many, crowded = (Matmul(16, *size) for size in ((400, 1300), (136, 3021), (512, 1024)))
     assert [product.most_few_rows(intel) for product in (near, many, crowded)] == [32, 8, 8]
     assert [product.most_few_rows(wide) for product in (near, many, crowded)] == [32, 32, 32]
-    # Intel's processors before Ice Lake read fewer rows in place, if their steps are many.
-    sizes = [(400, 1300), (400, 800), (512, 256), (2000, 64), (64, 256)]
-    for cpu, most in ((intel, [12, 12, 12, 32, 32]), (narrow, [4, 8, 4, 32, 32])):
+    # Intel's processors before Ice Lake read fewer rows in place, if their steps are many or far.
+    sizes = [(400, 1300), (400, 800), (512, 256), (2000, 64), (64, 256), (136, 3021), (1300, 1300)]
+    mosts = [24, 24, 24, 32, 32, 8, 8], [4, 8, 4, 32, 32, 4, 4]
+    for cpu, most in zip((intel, narrow), mosts, strict=True):
         early = replace(cpu, before_icelake=True)
         assert [Matmul(16, *size).most_few_rows(early) for size in sizes] == most
     assert Matmul(16, 1000, 1040).most_few_rows(narrow) == 32
