@@ -6,6 +6,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from ..target import CPU
+from ._product import steps_ahead
 from ._tile import tile_size
 from .builder import Extent, Vectors, bind, ceil_div, const
 from .gathering import Gathering
@@ -18,6 +19,9 @@ _TARGET_BYTES = 96 * 1024
 
 #: Bytes of the part of a panel that tiles read before they continue with the next source channels.
 _PANEL_BYTES = 32 * 1024
+
+#: The elements of small images, of which tiles read all rows of a channel.
+_SMALL_PLANE = 64
 
 #: Expected number of images of a symbolic batch. Other numbers only make the partition less even.
 _EXPECTED_IMAGES = 8
@@ -59,6 +63,8 @@ class Blocking:
     is_packed : bool
         Whether the source is copied: to pad it, to skip elements that are not read, or because the
         distance of its planes maps them to few sets of a cache.
+    channels_ahead : int
+        The source channels that an image in place is prefetched before it is read, or 0.
     pitch : int
         The columns of a copied row.
     block_rows, block_images, row_blocks, image_blocks : int or tirx.PrimExpr
@@ -91,6 +97,8 @@ class Blocking:
         self.is_streamed = 4 * weights > _WEIGHT_BYTES
         is_dense = all(axis.is_inside and axis.apart == 1 for axis in gathering.axes)
         self.is_packed = not is_dense or self.plane * gathering.slices.stored % 256 == 0
+        is_small = not self.is_packed and self.plane <= _SMALL_PLANE
+        self.channels_ahead = steps_ahead(cpu) if is_small else 0
         self.pitch = self.columns.extent(self.columns.count())
         self.block_rows, self.block_images = self._blocks()
         self.row_blocks = ceil_div(self.rows.count(), self.block_rows)

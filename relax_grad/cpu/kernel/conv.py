@@ -30,6 +30,7 @@ from ._conv_blocks import Blocking
 from ._conv_pack import Images, Packer, View
 from ._conv_pairs import BlockingOfPairs, PackerOfPairs
 from ._pairs import add_products, imported, takes_pairs
+from ._product import LINE
 from ._stealing import shared
 from .builder import Accumulators, Extent, as_expr, bind, ceil_div, const
 from .convolution import Conv2d, Conv3d
@@ -335,8 +336,12 @@ class _Generator:
             x = bind(
                 read + p * (down.move * view.line) + q * across.move + part.first * view.channel
             )
+            lines = sorted({spread[i][0] // LINE * LINE for i in pixels})
             with b.serial(0, part.depth) as r:
                 at = panel + r * width
+                for line in lines if self.s.channels_ahead else ():
+                    ahead_of = x + (r + self.s.channels_ahead) * view.channel + line
+                    b.prefetch(view.buffer, ahead_of, level=1)
                 row = [bind(self.vectors.load(part.panels, at + v * lanes)) for v in range(vectors)]
                 if self.s.is_streamed:
                     for v in range(vectors):
