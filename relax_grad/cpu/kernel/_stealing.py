@@ -26,6 +26,10 @@ define linkonce_odr hidden i32 @relax_grad_take(ptr %counter) alwaysinline nounw
   %old = atomicrmw add ptr %counter, i32 1 monotonic
   ret i32 %old
 }
+define linkonce_odr hidden i32 @relax_grad_taken(ptr %counter) alwaysinline nounwind {
+  %old = load atomic i32, ptr %counter monotonic, align 4
+  ret i32 %old
+}
 define linkonce_odr hidden i32 @relax_grad_finish(ptr %counter, i32 %rounds) alwaysinline nounwind {
   store atomic i32 %rounds, ptr %counter release, align 4
   ret i32 0
@@ -43,8 +47,9 @@ end:
 """
 
 
-#: The least iterations of a loop for each thread of which threads take some from each other.
-_LEAST = 2
+#: The least iterations of a loop for each thread of which threads take some from each other, and
+#: the parts that these are divided into, at least.
+_LEAST, _PARTS = 2, 16
 
 
 class Stealing:
@@ -136,31 +141,39 @@ def shared(items: Extent, threads: int) -> Iterator[tirx.PrimExpr]:
     threads : int
         The number of threads.
     """
-    is_known = isinstance(items, int)
-    if b.is_in_one_thread() or threads < 2 or (is_known and items < _LEAST * threads):
+    if b.is_in_one_thread() or threads < 2 or (isinstance(items, int) and items < _LEAST * threads):
         with b.parallel(0, items) as item:
             yield item
         return
-    taken = b.scratch(threads * LINE, "int32")
-    b.clear(taken, const(0), threads * LINE)
+    # A program may run with more threads than it is compiled for.
+    parts = max(threads, min(items, _PARTS) if isinstance(items, int) else _PARTS)
+    taken = b.scratch(parts * LINE, "int32")
+    b.clear(taken, const(0), parts * LINE)
     with (
         T.attr(0, "pragma_import_llvm", _LLVM),
-        b.parallel(0, threads) as thread,
+        b.parallel(0, parts) as first,
     ):
         own = b.scratch(1, "int32")
-        with b.serial(0, threads) as other:
-            part = b.computed((thread + other) % threads)
-            begin, end = range_of(part, threads, items)
-            _take(own, taken, part)
-            with b.serial(0, bind(end - begin)) as i, b.when(tirx.EQ(own[0], i)):
-                yield bind(begin + i)
+        with b.serial(0, parts) as other:
+            part = b.computed((first + other) % parts)
+            begin, end = range_of(part, parts, items)
+            before = tirx.call_extern("int32", "relax_grad_taken", _counter(taken, part))
+            with b.when(bind(before) < end - begin):
                 _take(own, taken, part)
+                with b.serial(0, bind(end - begin)) as i, b.when(tirx.EQ(own[0], i)):
+                    yield bind(begin + i)
+                    _take(own, taken, part)
 
 
 def _take(own: tirx.Buffer, counters: tirx.Buffer, number) -> None:
     """Emit a thread's claim of the next item that a counter counts."""
-    counter = tirx.address_of(counters[number * LINE])
+    counter = _counter(counters, number)
     b.store(own, const(0), tirx.call_extern("int32", "relax_grad_take", counter))
+
+
+def _counter(counters: tirx.Buffer, number):
+    """Return the address of a counter; each has a cache line of its own."""
+    return tirx.address_of(counters[number * LINE])
 
 
 def _call(name: str, *arguments) -> None:
