@@ -109,13 +109,13 @@ class Generator:
 
     def _shares(self, tile: tuple[int, int]) -> _tasks.Shares | None:
         is_single = self.is_divided and is_one(self.p.batch) and isinstance(self.p.depth, int)
-        if not (self.may_steal and is_single and self.parts == 1):
+        if not (self.may_steal and self.is_stored and is_single):
             return None
-        if self.writes_rows or not self.is_stored:
+        if self.parts > 1 or self.writes_rows:
             return None
         most = _tasks.most_panels_of(self.cpu, tile[1], self.packing.stretch)
         sizes = self.strips, self.panels, self.largest, self.cpu.cores, tile
-        return _tasks.shares_of(*sizes, most_panels=most)
+        return _tasks.shares_of(*sizes, most)
 
     def packing_of(self, parts: int) -> Packing:
         """Return the packing of B, for some parts of k."""
@@ -175,13 +175,7 @@ class Generator:
         if self.writes_rows or (self.shares is not None and self.shares.of_strips):
             return Whole(self.packing, bb, b0, self.blocks()[1])
         is_single = self.shares is not None
-        return Late(
-            self.packing,
-            bb,
-            b0,
-            prefetch=self.prefetches,
-            is_single=is_single,
-        )
+        return Late(self.packing, bb, b0, prefetch=self.prefetches, is_single=is_single)
 
     def _loop(self, start: int, stop: Extent) -> AbstractContextManager[tirx.PrimExpr]:
         """Return a parallel loop, whose iterations threads take from each other unless these are

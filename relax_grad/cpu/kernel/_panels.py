@@ -317,13 +317,7 @@ class Late:
     """
 
     def __init__(
-        self,
-        packing: Packing,
-        bb,
-        b0,
-        *,
-        prefetch: bool = False,
-        is_single: bool = False,
+        self, packing: Packing, bb, b0, *, prefetch: bool = False, is_single: bool = False
     ):
         self.bb, self.b0 = bb, b0
         depth = packing.p.depth

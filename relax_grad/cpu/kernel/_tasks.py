@@ -203,8 +203,6 @@ def shares_of(
     largest: tuple[int, int],
     cores: int,
     tile: tuple[int, int],
-    copied: tuple[int, int] = _COPIED,
-    *,
     most_panels: int,
 ) -> Shares | None:
     """Return the parts that each thread gets some of, and takes from other threads when it has
@@ -215,16 +213,16 @@ def shares_of(
 
     Parameters
     ----------
-    strips, panels, largest, cores, tile, copied
+    strips, panels, largest, cores, tile
         As for :func:`divide`.
     most_panels : int
         The most panels that a thread packs before it reads them.
     """
     if cores < 2:
         return None
-    tasks = divide(strips, panels, largest, cores, tile, copied)
+    tasks = divide(strips, panels, largest, cores, tile)
     each = largest_of((strips, panels), tasks)
-    least, chosen = _MORE * _up(math.prod(tasks), cores) * _work(*each, tile, copied), None
+    least, chosen = _MORE * _up(math.prod(tasks), cores) * _work(*each, tile), None
     blocks = cores * _up(max(strips // _STRIPS_OF_ITEM, _up(strips, largest[0])), cores)
     ways = [
         (Shares(False, panels, _up(strips, largest[0])), _LEAST_SHARED, 1.0),
@@ -235,7 +233,7 @@ def shares_of(
             continue
         parts = (cores, shares.rounds) if shares.of_strips else (shares.rounds, cores)
         each = largest_of((strips, panels), parts)
-        work = time * shares.rounds * _work(*each, tile, copied)
+        work = time * shares.rounds * _work(*each, tile)
         if work <= least:
             least, chosen = work, shares
     return chosen

@@ -291,7 +291,7 @@ def test_what_threads_take_from_each_other():
 
     def of(rows: int, columns: int, cores: int = 2) -> str | None:
         sizes = -(-rows // 9), -(-columns // 48), largest, cores, tile
-        shares = shares_of(*sizes, most_panels=11)
+        shares = shares_of(*sizes, 11)
         return shares and ("strips" if shares.of_strips else "panels")
 
     assert {of(*size) for size in [(2048, 2048), (1000, 384), (64, 500)]} == {"panels"}
