@@ -112,9 +112,6 @@ def test_a_batch_has_each_case_once():
     check()
 
 
-@pytest.mark.skipif(
-    not os.environ.get("CI"), reason="outside of CI, Hypothesis draws other examples in every run"
-)
 def test_modules_that_tests_import_by_their_name_alone_have_different_ones():
     root = Path(__file__).parents[1]
     folders = [root / "tests" / "support", root / "examples", root / "benchmarks"]
@@ -122,6 +119,9 @@ def test_modules_that_tests_import_by_their_name_alone_have_different_ones():
     assert {name for name in names if names.count(name) > 1} <= {"__init__"}
 
 
+@pytest.mark.skipif(
+    not os.environ.get("CI"), reason="outside of CI, Hypothesis draws other examples in every run"
+)
 def test_draws_do_not_depend_on_loaded_modules(tmp_path):
     drawn: list[list[int]] = []
 
