@@ -14,6 +14,7 @@ from . import builder as b
 from ._attention_sizes import Attention, Head
 from ._attention_spans import Span
 from ._attention_tiles import Tiles
+from ._product import LINE, steps_ahead
 from ._tile import multiply_add, rows_up_to
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from .halves import Half
@@ -79,6 +80,8 @@ class Blocks:
             self.panels = ceil_div(of.keys, self.width)
         self.columns = self.panels * self.width
         self.pitch = self.columns + cpu.lanes
+        #: The rows that those of several heads are prefetched before they are copied.
+        self._ahead = steps_ahead(cpu)
 
     @property
     def has_one_block_of_queries(self) -> bool:
@@ -244,6 +247,8 @@ class Blocks:
             return target, const(0), pitch
         with loop(0, extent) as row:
             base, to = bind(start + row * step), bind(row * pitch)
+            for line in range(0, features, LINE) if self._ahead else ():
+                b.prefetch(buffer, base + self._ahead * step + line, level=1)
 
             def part(k, number, base=base, to=to) -> None:
                 vectors.store(target, to + k, vectors.load(buffer, base + k, number))
