@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import sweep
 from cpu_times import report_of
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 from slices import check_lengths, is_in_part, slice_of
@@ -104,7 +104,8 @@ def test_a_part_that_is_none_is_refused(text):
 
 
 def test_a_batch_has_each_case_once():
-    @settings(max_examples=30, database=None)
+    # The first draw of a process reads the modules of the project, which takes long in a new clone.
+    @settings(max_examples=30, database=None, suppress_health_check=[HealthCheck.too_slow])
     @given(batches(st.sampled_from("abc")))
     def check(cases):
         assert len(cases) == len(set(cases)) <= 3
