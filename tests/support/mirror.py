@@ -155,9 +155,9 @@ TABLE: dict[str, tuple[str, ...]] = {
     "cpu.kernel._conv_*": ("cpu/kernel/test_conv.py", "cpu/kernel/test_conv3d.py"),
     "cpu.kernel._factor": ("cpu/kernel/test_matmul.py",),
     "cpu.kernel._generator": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_tasks.py"),
-    "cpu.kernel._few_rows": ("cpu/kernel/test_matmul.py",),
-    "cpu.kernel._panels": ("cpu/kernel/test_matmul.py",),
-    "cpu.kernel._product": ("cpu/kernel/test_matmul.py",),
+    "cpu.kernel._few_rows": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_prefetches.py"),
+    "cpu.kernel._panels": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_prefetches.py"),
+    "cpu.kernel._product": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_prefetches.py"),
     "cpu.kernel._pack": (
         *("cpu/kernel/test_conv_weight.py", "cpu/kernel/test_conv_few_channels.py"),
         "cpu/kernel/test_depthwise.py",

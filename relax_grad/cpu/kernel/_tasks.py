@@ -96,8 +96,7 @@ def largest_task(cpu: CPU, tile: tuple[int, int], depth: Extent) -> tuple[int, i
         The extent of k.
     """
     steps = min(depth, DEPTH) if isinstance(depth, int) else DEPTH
-    size = _TASK_BYTES_OF_LARGE_CACHES if cpu.lanes > 8 else _TASK_BYTES
-    return max(1, size // (4 * tile[0] * steps)), max(1, _TASK_COLUMNS // tile[1])
+    return _fitting(cpu, tile[0], steps), max(1, _TASK_COLUMNS // tile[1])
 
 
 def limits(cpu: CPU, tile: tuple[int, int], depth: Extent, *, writes_rows: bool) -> tuple:
@@ -241,8 +240,14 @@ def shares_of(
 
 def most_panels_of(cpu: CPU, width: int, stretch: int) -> int:
     """Return the most panels of a width that stay in a second-level cache over a stretch of k."""
-    size = _TASK_BYTES_OF_LARGE_CACHES if cpu.lanes > 8 else _TASK_BYTES
-    return max(1, size // (4 * width * stretch))
+    return _fitting(cpu, width, stretch)
+
+
+def _fitting(cpu: CPU, size: int, steps: int) -> int:
+    """Return how many strips or panels of a size a second-level cache holds beside others, over
+    some steps of k."""
+    limit = _TASK_BYTES_OF_LARGE_CACHES if cpu.lanes > 8 else _TASK_BYTES
+    return max(1, limit // (4 * size * steps))
 
 
 def range_of(task, tasks: Extent, number: Extent) -> tuple:
