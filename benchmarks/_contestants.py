@@ -109,7 +109,7 @@ def _of_row(
         function = jax.jit(row.in_jax(jax))
         inputs = [jax.numpy.array(array) for array in arrays]
         return _by_first_call(lambda: jax.block_until_ready(function(*inputs)))
-    function = torch.compile(row.torch) if column == "torch.compile" else row.torch
+    function = _steps.compiled(row.torch) if column == "torch.compile" else row.torch
     # Copies, because some rows update their inputs, in PyTorch's memory: NumPy asks for huge pages.
     tensors = [torch.from_numpy(array).clone() for array in arrays]
 

@@ -57,6 +57,8 @@ class Result:
         steps.
     flops : int
         The floating-point operations of a direct computation; 0 if they do not bound the time.
+    date : str or None
+        The day of the measurement, if it is not that of the other rows.
     """
 
     group: str
@@ -67,6 +69,25 @@ class Result:
     kernels: tuple[int, int] = (0, 0)
     memory: dict[str, int] = field(default_factory=dict)
     flops: int = 0
+    date: str | None = None
+
+    @classmethod
+    def from_dict(cls, row: dict) -> Result:
+        """Return the result that ``as_dict`` wrote."""
+        return cls(
+            row["group"],
+            row["name"],
+            {
+                column: [sample / 1e3 for sample in samples]
+                for column, samples in row["samples_ms"].items()
+            },
+            row["compiling_s"],
+            row["errors"],
+            (row["kernels"]["calls"], row["kernels"]["different"]),
+            row["memory"],
+            row["flops"],
+            row.get("date"),
+        )
 
     @property
     def median(self) -> float:
@@ -99,6 +120,8 @@ class Result:
             "errors": {column: _short(value) for column, value in self.errors.items()},
             "kernels": {"calls": self.kernels[0], "different": self.kernels[1]},
             "memory": self.memory,
+            "flops": self.flops,
+            **({"date": self.date} if self.date else {}),
         }
 
     def as_row(self) -> dict:
@@ -121,6 +144,8 @@ class Result:
             row["gflops"] = round(self.flops / min(self.samples["relax_grad"]) / 1e9)
         if self.memory:
             row["memory_mb"] = {column: round(value / 1e6) for column, value in self.memory.items()}
+        if self.date:
+            row["date"] = self.date
         return row
 
 
@@ -225,6 +250,44 @@ def _memory(results: Sequence[Result]) -> Report:
 
 def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}" if value < 0.1 else f"{value:.2f}"
+
+
+def updated(results: Sequence[Result], about: dict, path: Path, names: Sequence) -> list[Result]:
+    """Return the results of a file with these results in place of their rows.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        The new results.
+    about : dict
+        The date, the machine and the versions of the new results.
+    path : Path
+        The ``results.json`` of an earlier measurement.
+    names : sequence of tuple[str, str]
+        The group and the name of all rows of the benchmark, in their order; other rows of the file
+        are left out.
+
+    Raises
+    ------
+    SystemExit
+        If the file was measured on another machine, with another number of threads, or with other
+        versions.
+    """
+    earlier = json.loads(path.read_text("utf-8"))
+    for key in ("processor", "target", "threads", "tvm", "torch"):
+        if earlier[key] != about[key]:
+            raise SystemExit(
+                f"{path} has rows with {key} {earlier[key]}, and the new ones have {about[key]}: "
+                "write them to another folder with --out"
+            )
+    rows = {}
+    for row in earlier["rows"]:
+        result = Result.from_dict(row)
+        date = result.date or earlier["date"]
+        result.date = date if date != about["date"] else None
+        rows[result.group, result.name] = result
+    rows.update({(result.group, result.name): result for result in results})
+    return [rows[name] for name in names if name in rows]
 
 
 def write(results: Sequence[Result], others: Sequence[str], about: dict, folder: Path) -> None:

@@ -79,13 +79,23 @@ def in_place(module: tvm.IRModule) -> tvm.IRModule:
     return with_functions(module, {"step": step.with_attr(DONATED, donated)})
 
 
+def compiled(function: Callable) -> Callable:
+    """Return ``torch.compile(function)``, for which PyTorch forgets other compiled functions.
+
+    It stops compiling a function with code that it compiled eight times for others, such as the
+    ``forward`` of a class of layers, and runs it as it is.
+    """
+    torch._dynamo.reset()
+    return torch.compile(function)
+
+
 def in_torch(
     network: torch.nn.Module, inputs: Sequence[torch.Tensor], is_compiled: bool
 ) -> Callable[[], list[torch.Tensor]]:
     """Return a function that takes a training step, and returns the loss and the updated
     parameters."""
     optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
-    loss_of = torch.compile(network) if is_compiled else network
+    loss_of = compiled(network) if is_compiled else network
 
     def run():
         loss = loss_of(*inputs)

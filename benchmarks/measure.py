@@ -37,7 +37,7 @@ def main() -> int:
         ) from error
     from _cores import peak
     from _models import STEPS
-    from _report import reports, write
+    from _report import reports, updated, write
     from _timing import raise_mmap_threshold
     from rows import ROWS
 
@@ -47,6 +47,8 @@ def main() -> int:
     entries = [entry for entry in [*ROWS, *STEPS] if _wanted(entry, args.only)]
     if not entries:
         raise SystemExit(f"no row contains {args.only!r}")
+    if args.update and not (args.out / "results.json").exists():
+        raise SystemExit(f"--update: there is no results.json in {args.out}")
     console = Console(highlight=False)
     console.width = max(console.width, _WIDTH)
     results, failed = [], []
@@ -62,6 +64,10 @@ def main() -> int:
     about = _json_rows.about(processor(), args.threads)
     if shutil.which("cc"):
         about["peak"] = round(peak(["-march=native"], args.threads))
+    if args.update and results:
+        names = [(entry.group, entry.name) for entry in [*ROWS, *STEPS]]
+        results = updated(results, about, args.out / "results.json", names)
+        others = list(dict.fromkeys([*others, *_columns(results)]))
     if results:
         write(results, others, about, args.out)
         for report in reports(results, others):
@@ -70,6 +76,12 @@ def main() -> int:
     if failed:
         console.print("failed: " + "; ".join(failed), markup=False)
     return 1 if failed else 0
+
+
+def _columns(results) -> list[str]:
+    """Return the columns of all results but relax_grad, and "static" of symbolic rows."""
+    columns = dict.fromkeys(column for result in results for column in result.samples)
+    return [column for column in columns if column not in ("relax_grad", "static")]
 
 
 def _limit_threads(count: int) -> None:
@@ -178,6 +190,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_const",
         const=1,
         help="one sample: to see whether all rows run",
+    )
+    parser.add_argument(
+        "--update",
+        action="store_true",
+        help="keep the rows of results.json in the folder that are not measured now",
     )
     parser.add_argument(
         "--out",

@@ -8,9 +8,16 @@ import pytest
 
 pytest.importorskip("rich", reason="the extra 'bench' is missing: no rich")
 
-from _report import UNITS, Result, page, reports, write
+from _report import UNITS, Result, page, reports, updated, write
 
-ABOUT = {"processor": "some", "threads": 2}
+ABOUT = {
+    "date": "2026-01-02",
+    "processor": "some",
+    "target": "any",
+    "threads": 2,
+    "tvm": "0.27.0",
+    "torch": "2.13.0",
+}
 
 
 def result(group="memory", name="softmax", ours=(2.0, 1.0, 3.0), torch=(4.0, 4.0, 4.0), **others):
@@ -101,3 +108,32 @@ def test_the_page_has_the_figures_of_the_rows():
             "memory_mb": {"relax_grad": 50, "torch": 100},
         },
     ]
+
+
+def test_rows_take_the_place_of_earlier_ones(tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra 'bench' is missing: no matplotlib")
+    step = result("step", "ResNet", (1.0,), (2.0,))
+    step.memory, step.flops = {"relax_grad": 50_000_000, "torch": 100_000_000}, 3_000_000_000
+    first = [result(), result(name="renamed"), step]
+    write(first, ["torch"], ABOUT, tmp_path)
+    names = [("memory", "softmax"), ("memory", "gelu"), ("step", "ResNet")]
+    today = {**ABOUT, "date": "2026-01-05"}
+    new = [result(name="gelu"), result(ours=(8.0, 8.0, 8.0))]
+    kept = updated(new, today, tmp_path / "results.json", names)
+    assert [(row.group, row.name) for row in kept] == names
+    assert [row.median for row in kept] == [2.0, 0.5, 0.5]
+    assert [row.date for row in kept] == [None, None, "2026-01-02"]
+    assert kept[2].as_row() == {**step.as_row(), "date": "2026-01-02"}
+
+    write(kept, ["torch"], today, tmp_path)
+    later = {**ABOUT, "date": "2026-01-09"}
+    again = updated([result()], later, tmp_path / "results.json", names)
+    assert [row.date for row in again] == [None, "2026-01-05", "2026-01-02"]
+
+
+@pytest.mark.parametrize(("key", "other"), [("processor", "other"), ("threads", 4), ("tvm", "1")])
+def test_rows_of_other_machines_and_versions_stay_apart(tmp_path, key, other):
+    pytest.importorskip("matplotlib", reason="the extra 'bench' is missing: no matplotlib")
+    write([result()], ["torch"], ABOUT, tmp_path)
+    with pytest.raises(SystemExit, match=f"{key} {ABOUT[key]}, .* have {other}: .* --out"):
+        updated([result()], {**ABOUT, key: other}, tmp_path / "results.json", [])
