@@ -63,6 +63,9 @@ class Blocking:
     is_packed : bool
         Whether the source is copied: to pad it, to skip elements that are not read, or because the
         distance of its planes maps them to few sets of a cache.
+    source_depths, source_depth, source_parts : int
+        The number of stretches of source channels that a task copies at once, the number of their
+        channels, and the number of such copies.
     channels_ahead : int
         The source channels that an image in place is prefetched before it is read, or 0.
     pitch : int
@@ -100,10 +103,12 @@ class Blocking:
         is_small = not self.is_packed and self.plane <= _SMALL_PLANE
         self.channels_ahead = steps_ahead(cpu) if is_small else 0
         self.pitch = self.columns.extent(self.columns.count())
-        self.block_rows, self.block_images = self._blocks()
+        self.block_rows, self.block_images, self.source_depths = self._blocks()
+        self.source_parts = ceil_div(self.depths, self.source_depths)
+        self.source_depth = min(self.g.sources, self.source_depths * self.depth)
         self.row_blocks = ceil_div(self.rows.count(), self.block_rows)
         self.image_blocks = ceil_div(gathering.images, self.block_images)
-        self.tile_images = self._tile_images()
+        self.tile_images = self._tile_images(self.block_images)
         self.task_panels = self._task_panels()
 
     def _depth(self) -> int:
@@ -111,14 +116,37 @@ class Blocking:
         fitting = max(1, _PANEL_BYTES // (4 * self.width * self.g.taps))
         return ceil_div(self.g.sources, ceil_div(self.g.sources, fitting))
 
-    def _blocks(self) -> tuple[int, int]:
-        """Return the number of rows (of a phase) and of images in a task."""
+    def _blocks(self) -> tuple[int, int, int]:
+        """Return the number of rows (of a phase) and of images in a task, and the number of
+        stretches of source channels that it copies at once.
+
+        Short rows of several images share tiles. If only parts of the channels of so many images
+        fit in a cache, a task copies these parts one after the other, and reads the weight once for
+        all images.
+        """
+        whole = self._blocks_with(self.depths)
+        is_single = self.g.is_flat and self.g.groups == 1
+        if not (is_single and self.is_packed and self.is_streamed):
+            return *whole, self.depths
+        rows, images = self._blocks_with(1)
+        if self._tile_images(images) <= self._tile_images(whole[1]):
+            return *whole, self.depths
+        stretch = 4 * self.depth * self._source_elements(rows) * images
+        return rows, images, ceil_div(self.depths, ceil_div(self.depths, _SOURCE_BYTES // stretch))
+
+    def _source_elements(self, rows: int) -> int:
+        """Return the elements of a source channel that some rows read."""
+        return self.g.kernel[0] * self.rows.extent(rows) * self.pitch
+
+    def _blocks_with(self, stretches: int) -> tuple[int, int]:
+        """Return the number of rows (of a phase) and of images in a task that copies some stretches
+        of source channels at once."""
         phases, count = len(self.rows.phases), self.rows.count()
         pixels = phases * self.columns.target
+        channels = min(self.g.sources, stretches * self.depth)
 
         def fits(rows: int, images: int) -> bool:
-            lines = self.g.kernel[0] * self.rows.extent(rows)
-            source = lines * self.pitch * self.g.sources * 4
+            source = self._source_elements(rows) * channels * 4
             target = rows * pixels * self.width * 4
             return source * images <= _SOURCE_BYTES and target * images <= _TARGET_BYTES
 
@@ -131,9 +159,10 @@ class Blocking:
                 images *= 2
         return rows, images
 
-    def _tile_images(self) -> int:
-        """Return the number of images that share a tile: more than one if rows are short."""
-        most = min(self.pixels // self.columns.count(), self.block_images)
+    def _tile_images(self, images: int) -> int:
+        """Return the number of images of a task that share a tile: more than one if rows are
+        short."""
+        most = min(self.pixels // self.columns.count(), images)
         return 1 << (max(1, most).bit_length() - 1)
 
     def _task_panels(self) -> int:

@@ -163,8 +163,11 @@ class Packer:
         else:
             self.vectors.copy_transposed((source, start, step), left, extent, target, place)
 
-    def source(self, source, images: Images, row, lines) -> View:
-        """Return the view of the source to read: in place, or in a padded copy of the block."""
+    def source(self, source, images: Images, row, lines, channels: tuple) -> View:
+        """Return the view of the source to read: in place, or in a padded copy of the block.
+
+        ``channels`` are the first channel to copy, and their number.
+        """
         g, plane = self.g, self.s.plane
         move = images.taps.move * g.slices.apart * plane
         channel = g.slices.stored * plane
@@ -175,7 +178,7 @@ class Packer:
             start = line + self.rows.offsets[0] * self.columns.source + self.columns.offsets[0]
             return View(source, start, move, self.channels * channel, self.columns.source, channel)
         heights = self.rows.extent(self.s.block_rows)
-        line = g.sources * self.s.pitch
+        line = self.s.source_depth * self.s.pitch
         size = self.s.block_images * heights * line
         copy = b.scratch(max(phase.number for phase in g.slices.phases) * size + self.vectors.lanes)
 
@@ -183,16 +186,22 @@ class Packer:
             with b.serial(0, images.number) as i:
                 start = bind(volume + tap * move + i * (self.channels * channel))
                 self._pack_image(
-                    (source, start), (row, lines), (copy, bind(tap * size + i * heights * line))
+                    (source, start),
+                    (row, lines),
+                    (copy, bind(tap * size + i * heights * line)),
+                    channels,
                 )
 
         images.each_tap(g.slices, pack)
-        return View(copy, const(0), size, heights * line, line, self.s.pitch)
+        first, _ = channels
+        start = bind(const(0) - first * self.s.pitch)
+        return View(copy, start, size, heights * line, line, self.s.pitch)
 
-    def _pack_image(self, source, rows, copy) -> None:
-        """Copy the rows of an image that the given rows of the target read."""
+    def _pack_image(self, source, rows, copy, channels) -> None:
+        """Copy the rows of some channels of an image that the given rows of the target read."""
         (source, image), (row, lines), (copy, to) = source, rows, copy
-        line, channel = self.g.sources * self.s.pitch, self.g.slices.stored * self.s.plane
+        begin, number = channels
+        line, channel = self.s.source_depth * self.s.pitch, self.g.slices.stored * self.s.plane
         needed = bind((lines - 1) * self.rows.step + self.rows.extent(1))
         first = bind(row * self.rows.step + self.rows.offsets[0])
         with b.serial(0, needed) as y:
@@ -201,8 +210,8 @@ class Packer:
             start = bind(image + at * (self.rows.apart * self.columns.stored))
 
             def inside(start=start, out=out) -> None:
-                with b.serial(0, self.g.sources) as r:
-                    read = self._reader(source, start, channel, r)
+                with b.serial(0, number) as r:
+                    read = self._reader(source, start, channel, begin + r)
                     self._pack_line(read, copy, bind(out + r * self.s.pitch))
 
             def outside(out=out) -> None:

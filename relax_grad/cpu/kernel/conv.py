@@ -7,14 +7,14 @@ remainder modulo the stride (:class:`.gathering.Axis`). Each phase has its own t
 are inserted between the elements of the source.
 
 The lanes of a vector are channels of the target. The weight is packed into panels ``[tap][source
-channel][channels of a
-panel]``. The part of the source that a task needs is copied to ``[row][channel][column]`` with its
-padding. A tile of pixels is summed in registers: each step loads the vectors of a panel's row, and
-broadcasts one element of the source for every pixel. Tiles are stored channels last until their
-block is complete, and transposed in registers on the way out. For a volume, each image of the
-target is a sum of convolutions of images: slices of the source with slices of the weight, except
-slices out of bounds. The blocking follows Georganas et al., "Anatomy of High-Performance Deep
-Learning Convolutions on SIMD Architectures" (2018).
+channel][channels of a panel]``. The part of the source that a task needs is copied to
+``[row][channel][column]`` with its padding: all channels, or one part of them after the other. A
+tile of pixels is summed in registers: each step loads the vectors of a panel's row, and broadcasts
+one element of the source for every pixel. Tiles are stored channels last until their block is
+complete, and transposed in registers on the way out. For a volume, each image of the target is a
+sum of convolutions of images: slices of the source with slices of the weight, except slices out of
+bounds. The blocking follows Georganas et al., "Anatomy of High-Performance Deep Learning
+Convolutions on SIMD Architectures" (2018).
 """
 
 from __future__ import annotations
@@ -161,37 +161,66 @@ class _Generator:
         phases, slices, number = len(self.rows.phases), self.g.slices, images.number
         lines = self.s.at_most(self.s.block_rows, self.rows.count(), row)
         height = self.s.at_most(self.s.block_rows * phases, self.rows.target, row * phases)
-        view = self.pack.source(source, images, row, lines)
         size = self.s.block_rows * phases * self.columns.target * self.s.width
-        sums = b.scratch(self.s.block_images * size)
-        block = _Block(view, sums, size, row, lines, height)
+        parts, each = self.s.source_parts, self.s.block_images * size
+        sums = b.scratch((self.s.task_panels if parts > 1 else 1) * each)
         last = bind(tirx.min(panel + self.s.task_panels, const(self.s.panels)))
-        with b.serial(panel, last) as j:
 
-            def one(vectors: int, channels: int | None) -> None:
+        def each_panel(emit: Callable) -> None:
+            with b.serial(panel, last) as j:
+                start = bind((j - panel) * each) if parts > 1 else const(0)
+                self._whole_or_part(j, lambda vectors, channels: emit(j, start, vectors, channels))
+
+        def clear(start) -> None:
+            with b.serial(0, number * (size // self.vectors.lanes)) as i:
+                self.vectors.store(sums, start + i * self.vectors.lanes, self.vectors.splat(0))
+
+        def add(j, start, vectors: int, view: View, stretches: tuple) -> None:
+            block = _Block(view, sums, start, size, row, lines, height)
+            images.each_tap(
+                slices,
+                lambda tap: self._stretches(block, panels, images, j, tap, vectors, stretches),
+            )
+
+        def finish(j, start, channels: int | None) -> None:
+            with b.serial(0, number) as i:
+                image = images.first + i
+                channel = image // slices.target * self.g.targets + j * self.s.width
+                line = row * (phases * self.columns.target)
+                at = channel * slices.target + image % slices.target
+                out = bind(at * (self.rows.target * self.columns.target) + line)
+                self._finish(sums, start + i * size, target, out, height, channels)
+
+        def all_of(view: View) -> Callable:
+            def emit(j, start, vectors: int, channels: int | None) -> None:
                 if not self.s.is_at_once:
-                    with b.serial(0, number * (size // self.vectors.lanes)) as i:
-                        self.vectors.store(sums, i * self.vectors.lanes, self.vectors.splat(0))
-                images.each_tap(
-                    slices, lambda tap: self._stretches(block, panels, images, j, tap, vectors)
-                )
-                with b.serial(0, number) as i:
-                    image = images.first + i
-                    channel = image // slices.target * self.g.targets + j * self.s.width
-                    line = row * (phases * self.columns.target)
-                    at = channel * slices.target + image % slices.target
-                    out = bind(at * (self.rows.target * self.columns.target) + line)
-                    self._finish(sums, i * size, target, out, height, channels)
+                    clear(start)
+                add(j, start, vectors, view, (0, self.s.depths))
+                finish(j, start, channels)
 
-            self._whole_or_part(j, one)
+            return emit
 
-    def _stretches(self, block: _Block, panels, images: Images, j, tap, vectors: int) -> None:
+        if parts == 1:
+            view = self.pack.source(source, images, row, lines, (const(0), self.g.sources))
+            each_panel(all_of(view))
+            return
+        each_panel(lambda j, start, *_: clear(start))
+        with b.serial(0, parts) as part:
+            begin = bind(part * self.s.source_depths)
+            end = bind(tirx.min(begin + self.s.source_depths, const(self.s.depths)))
+            first = bind(begin * self.s.depth)
+            channels = first, self.s.at_most(self.s.source_depth, self.g.sources, first)
+            view = self.pack.source(source, images, row, lines, channels)
+            each_panel(lambda j, start, vectors, _: add(j, start, vectors, view, (begin, end)))
+        each_panel(lambda j, start, _, channels: finish(j, start, channels))
+
+    def _stretches(self, block: _Block, panels, images: Images, j, tap, vectors, stretches) -> None:
         """Emit the contributions of a slice of a panel to the images of a block."""
         block = replace(block, view=block.view.of_slice(tap))
         panel = images.volume % self.g.groups * self.s.panels + j
         kernel_slice = images.taps.first + tap * images.taps.step
         start = bind((panel * self.g.kernel[0] + kernel_slice) * self.s.panel_slice)
-        with b.serial(0, self.s.depths) as k:
+        with b.serial(*stretches) as k:
             first, depth = self.s.stretch(k)
             at = bind(start + first * (self.g.taps * self.s.width))
             self._images(block, _Part(panels, at, first, depth, vectors), images.number)
@@ -244,7 +273,7 @@ class _Generator:
         (image, together), view = images, block.view
         row = i * self.rows.step + taps.offset - self.rows.offsets[0]
         x = bind(view.start + image * view.image + row * view.line)
-        out = bind(image * block.size + line * (self.columns.target * self.s.width))
+        out = bind(block.start + image * block.size + line * (self.columns.target * self.s.width))
         start = bind((block.row + i) * self.rows.step + taps.offset)
         for phase, across in enumerate(self.columns.phases):
             count = self.columns.count(phase)
@@ -417,6 +446,7 @@ class _Block:
 
     view: View
     sums: tirx.Buffer
+    start: tirx.PrimExpr
     size: int
     row: tirx.PrimExpr
     lines: tirx.PrimExpr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
+from relax_grad.cpu.kernel import _conv_blocks
+from relax_grad.cpu.kernel._conv_blocks import Blocking
 from relax_grad.cpu.kernel.conv import conv2d, conv2d_backward_data
 from relax_grad.cpu.kernel.convolution import Conv2d, Windows
-from relax_grad.cpu.kernel.gathering import Axis
+from relax_grad.cpu.kernel.gathering import Axis, Gathering
 from relax_grad.cpu.target import CPU
 
 pytestmark = pytest.mark.core
@@ -132,6 +135,32 @@ def test_symbolic_batch(target):
     check(convolutions[:1], target, batch=0)
 
 
+#: Convolutions whose data, or whose gradients of the result, are copied in parts of their channels.
+IN_PARTS = [
+    Conv2d(5, 440, 40, (9, 9), (3, 3), (2, 2), (1, 1, 1, 1)),
+    Conv2d(4, 40, 480, (6, 7), (3, 3), padding=(2, 2, 2, 2), dilation=(2, 2)),
+]
+
+
+def test_parts_of_the_channels():
+    wide, short = CPU(16, 32, 2), CPU(8, 16, 2)
+    ways = Gathering.forward, Gathering.backward
+    for conv, gathering in zip(IN_PARTS, ways, strict=True):
+        blocking = Blocking(gathering(conv), wide)
+        assert blocking.source_parts > 1
+        assert blocking.tile_images == 2
+        # No tile of six pixels has rows of two images.
+        assert Blocking(gathering(conv), short).source_parts == 1
+    # A single image has no other one to share its tiles with.
+    assert Blocking(Gathering.forward(replace(IN_PARTS[0], batch=1)), wide).source_parts == 1
+
+
+@each_target
+def test_channels_in_parts(target):
+    batch = tirx.Var("batch", "int32")
+    check([*IN_PARTS, replace(IN_PARTS[0], batch=batch)], target, batch=3)
+
+
 @st.composite
 def axes(draw):
     """Draw the extent, kernel, stride, padding and dilation of an axis with at least one window."""
@@ -175,3 +204,28 @@ def test_any_convolution(target, cases):
 @given(cases=batches(convolutions(), 4))
 def test_some_convolutions(target, cases):
     check(cases, target)
+
+
+@st.composite
+def of_short_rows(draw):
+    """Draw a convolution of at most 7 x 7 windows."""
+    axes = []
+    for _ in range(2):
+        kernel, dilation, stride = (draw(st.integers(1, most)) for most in (5, 2, 3))
+        before, after = draw(st.integers(0, 3)), draw(st.integers(0, 3))
+        reach = (kernel - 1) * dilation + 1
+        size = (draw(st.integers(1, 7)) - 1) * stride + reach - before - after
+        axes.append((max(1, size, reach - before - after), kernel, stride, before, after, dilation))
+    size, kernel, strides, before, after, dilation = zip(*axes, strict=True)
+    batch, *channels = draw(st.integers(4, 9)), draw(st.integers(16, 70)), draw(st.integers(16, 70))
+    return Conv2d(batch, *channels, size, kernel, strides, (*before, *after), dilation)
+
+
+@each_target
+@at_length(18, 6)
+@given(cases=batches(of_short_rows(), 6))
+def test_some_convolutions_in_small_caches(target, cases):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in (("SOURCE", 4096), ("WEIGHT", 512), ("PANEL", 2048)):
+            patch.setattr(_conv_blocks, f"_{name}_BYTES", size)
+        check(cases, target)
