@@ -252,8 +252,11 @@ def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}" if value < 0.1 else f"{value:.2f}"
 
 
-def updated(results: Sequence[Result], about: dict, path: Path, names: Sequence) -> list[Result]:
-    """Return the results of a file with these results in place of their rows.
+def updated(
+    results: Sequence[Result], about: dict, path: Path, names: Sequence
+) -> tuple[list[Result], dict]:
+    """Return the results of a file with these results in place of their rows, and ``about`` with
+    the higher of both peaks: neighbours on a machine only lower one.
 
     Parameters
     ----------
@@ -287,7 +290,9 @@ def updated(results: Sequence[Result], about: dict, path: Path, names: Sequence)
         result.date = date if date != about["date"] else None
         rows[result.group, result.name] = result
     rows.update({(result.group, result.name): result for result in results})
-    return [rows[name] for name in names if name in rows]
+    peaks = [measured["peak"] for measured in (earlier, about) if "peak" in measured]
+    about = {**about, "peak": max(peaks)} if peaks else about
+    return [rows[name] for name in names if name in rows], about
 
 
 def write(results: Sequence[Result], others: Sequence[str], about: dict, folder: Path) -> None:

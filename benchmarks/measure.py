@@ -66,7 +66,7 @@ def main() -> int:
         about["peak"] = round(peak(["-march=native"], args.threads))
     if args.update and results:
         names = [(entry.group, entry.name) for entry in [*ROWS, *STEPS]]
-        results = updated(results, about, args.out / "results.json", names)
+        results, about = updated(results, about, args.out / "results.json", names)
         others = list(dict.fromkeys([*others, *_columns(results)]))
     if results:
         write(results, others, about, args.out)

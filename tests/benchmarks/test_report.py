@@ -115,11 +115,12 @@ def test_rows_take_the_place_of_earlier_ones(tmp_path):
     step = result("step", "ResNet", (1.0,), (2.0,))
     step.memory, step.flops = {"relax_grad": 50_000_000, "torch": 100_000_000}, 3_000_000_000
     first = [result(), result(name="renamed"), step]
-    write(first, ["torch"], ABOUT, tmp_path)
+    write(first, ["torch"], {**ABOUT, "peak": 300}, tmp_path)
     names = [("memory", "softmax"), ("memory", "gelu"), ("step", "ResNet")]
-    today = {**ABOUT, "date": "2026-01-05"}
+    today = {**ABOUT, "date": "2026-01-05", "peak": 150}
     new = [result(name="gelu"), result(ours=(8.0, 8.0, 8.0))]
-    kept = updated(new, today, tmp_path / "results.json", names)
+    kept, about = updated(new, today, tmp_path / "results.json", names)
+    assert about == {**today, "peak": 300}
     assert [(row.group, row.name) for row in kept] == names
     assert [row.median for row in kept] == [2.0, 0.5, 0.5]
     assert [row.date for row in kept] == [None, None, "2026-01-02"]
@@ -127,7 +128,7 @@ def test_rows_take_the_place_of_earlier_ones(tmp_path):
 
     write(kept, ["torch"], today, tmp_path)
     later = {**ABOUT, "date": "2026-01-09"}
-    again = updated([result()], later, tmp_path / "results.json", names)
+    again, _ = updated([result()], later, tmp_path / "results.json", names)
     assert [row.date for row in again] == [None, "2026-01-05", "2026-01-02"]
 
 
