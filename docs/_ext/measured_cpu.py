@@ -30,7 +30,8 @@ _SLOWER = 1.05
 def others() -> dict:
     """Return the measurements that ``make bench`` does not write."""
     kept = json.loads((MEASURED / "cpu_others.json").read_text("utf-8"))
-    return {**kept, "regions": json.loads((MEASURED / "regions.json").read_text("utf-8"))}
+    files = {name: MEASURED / f"{name}.json" for name in ("regions", "shares")}
+    return {**kept, **{name: json.loads(path.read_text("utf-8")) for name, path in files.items()}}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], columns: str) -> Iterator[str]:
@@ -372,7 +373,7 @@ class Figure(SphinxRole):
         value = others()
         for key in self.text.split("."):
             value = value[key]
-        for name in ("cpu_others.json", "regions.json"):
+        for name in ("cpu_others.json", "regions.json", "shares.json"):
             self.env.note_dependency(str(MEASURED / name))
         text = " to ".join(map(str, value)) if isinstance(value, list) else str(value)
         return [nodes.Text(text)], []
