@@ -93,6 +93,18 @@ def test_a_large_product_of_processors_before_ice_lake():
     assert run_guarded_kernels("avx512-skylake", [number]) == []
 
 
+def test_convolutions_that_copy_their_channels_in_parts():
+    """The last part has fewer channels."""
+    numbers = [
+        i
+        for i, case in enumerate(kernel_cases.cases())
+        if case.detail.startswith(("(40, 440,", "(480, 40,")) and "weight" not in case.op
+    ]
+    assert len(numbers) == 4
+    for dtype in ("float32", *HALVES):
+        assert run_guarded_kernels(WIDEST, numbers, dtype) == []
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_some_kernels_in_half_precision(dtype):
     first = 3 + HALVES.index(dtype)

@@ -38,6 +38,9 @@ _CONVOLUTIONS = [
     ({"strides": 2, "padding": (1, 3)}, (6, 20), (10, 6, 5), (10, 10)),
     ({"padding": 2}, (35, 61), (33, 35, 5), (33, 61)),
     ({"padding": 1}, (5, 4, 5, 6), (7, 5, 3, 3, 3), (7, 4, 5, 6)),
+    # The data of the first one, and the gradient of the second one's result, are copied in parts.
+    ({"padding": 1, "strides": 2}, (440, 9, 9), (40, 440, 3, 3), (40, 5, 5)),
+    ({"padding": (2, 3), "dilation": 2}, (40, 6, 7), (480, 40, 3, 4), (480, 6, 7)),
     ({"padding": 1, "strides": (2, 1, 1)}, (13, 5, 7, 9), (19, 13, 3, 3, 3), (19, 3, 7, 9)),
 ]
 
