@@ -438,8 +438,8 @@ class _OfPairs(_Generator):
 
 @dataclass(frozen=True)
 class _Block:
-    """The block of a task: its source, its sums (``size`` for each image), its first row and number
-    of rows.
+    """The block of a task: its source, its sums (``size`` for each image, from ``start`` on), its
+    first row and number of rows.
 
     ``row`` and ``lines`` count rows of a phase; ``height`` counts rows of the target.
     """
