@@ -27,11 +27,15 @@ _CLOSE = 0.9
 _SLOWER = 1.05
 
 
+#: The files of :func:`others`: the first one has several measurements, the others have one each.
+_OTHERS = ("cpu_others.json", "regions.json", "shares.json")
+
+
 def others() -> dict:
-    """Return the measurements that ``make bench`` does not write."""
-    kept = json.loads((MEASURED / "cpu_others.json").read_text("utf-8"))
-    files = {name: MEASURED / f"{name}.json" for name in ("regions", "shares")}
-    return {**kept, **{name: json.loads(path.read_text("utf-8")) for name, path in files.items()}}
+    """Return the measurements that ``make bench`` does not write, by their names."""
+    kept, *single = (json.loads((MEASURED / name).read_text("utf-8")) for name in _OTHERS)
+    names = (name.removesuffix(".json") for name in _OTHERS[1:])
+    return {**kept, **dict(zip(names, single, strict=True))}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], columns: str) -> Iterator[str]:
@@ -346,7 +350,7 @@ class Conditions(_OfKernels):
     """A sentence with the machine, the versions and the date of each file, or of another
     measurement."""
 
-    also = ("cpu_others.json",)
+    also = _OTHERS
     optional_arguments = 1
 
     def lines(self, measured):
@@ -373,7 +377,7 @@ class Figure(SphinxRole):
         value = others()
         for key in self.text.split("."):
             value = value[key]
-        for name in ("cpu_others.json", "regions.json", "shares.json"):
+        for name in _OTHERS:
             self.env.note_dependency(str(MEASURED / name))
         text = " to ".join(map(str, value)) if isinstance(value, list) else str(value)
         return [nodes.Text(text)], []
