@@ -29,6 +29,7 @@ from tvm.ir import Op
 from tvm.relax.op.grad import no_grad as _no_grad
 
 from .errors import GradientError
+from .ir import legalizations
 from .ir.partials import check_length, check_partial, failing_as, guarded
 
 TVM_LEVEL = 10
@@ -325,6 +326,7 @@ def install() -> None:
             # Releases of TVM differ in their sets of operators.
             if key not in _installed and declaration.op_name in known_ops:
                 _install(declaration)
+        legalizations.note()
 
 
 def uninstall() -> None:

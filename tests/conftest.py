@@ -51,6 +51,8 @@ CACHED = (
 
 def pytest_configure(config):
     config.pluginmanager.register(machine_code)
+    # Neither do tests find the programs of this user, nor does the user get those of the tests.
+    os.environ["RELAX_GRAD_CACHE"] = "0"
     if OBJECTS not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="relax_grad_objects_")
         os.environ[OBJECTS] = folder.name

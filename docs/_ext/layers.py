@@ -60,8 +60,8 @@ ABOVE = {
     "cli": Part(
         "the command line",
         (
-            *("", "coverage", "cpu.target", "cpu.threads", "distributed", "functional"),
-            *("registry", "testing"),
+            *("", "coverage", "cpu.codegen", "cpu.target", "cpu.threads", "distributed"),
+            *("functional", "registry", "testing"),
         ),
         (0, 84),
     ),
@@ -164,6 +164,7 @@ BASE = {
     "ir": "modules, bindings, types, layouts and versions of TVM: functions that depend on no "
     "operator",
     "_validation": "the checks of arguments: integers, and patterns of names",
+    "_progress": "the display of what takes seconds",
     "errors": "errors",
     "_entry": "the detection of an import by the command line, which registers late",
 }
@@ -177,6 +178,7 @@ MEMBERS = {
     "target": "",
     "cpu": "cpu.pipeline",
     "cpu.memory": "cpu.pipeline",
+    "cpu.programs": "cpu.pipeline",
     "cpu.stages": "cpu.pipeline",
     "cpu.storages": "cpu.pipeline",
 }

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from .. import _entry
-from . import check, coverage, doctor, fuzz, worker
+from . import cache, check, coverage, doctor, fuzz, worker
 from ._stderr import folded
 from ._text import EXIT_CODES, versions
 
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="print a script that completes command lines in this shell, and exit",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (check, coverage, doctor, fuzz, worker):
+    for command in (check, coverage, doctor, fuzz, cache, worker):
         command.add_parser(commands)
     args = parser.parse_args(argv)
     # Callers in a process of their own keep its standard error as it is.
@@ -93,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        _entry.register()
+        if getattr(args, "needs_tvm", True):
+            _entry.register()
         code = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed the pipe, as head does

@@ -17,6 +17,7 @@ from tvm.target import codegen
 
 from .. import registry
 from ..cpu import threads
+from ..cpu.codegen.cache import VARIABLE, of_environment
 from ..cpu.target import CPU, host
 from ..ir import compat
 from ._text import count_of, last_line
@@ -72,6 +73,7 @@ def facts() -> Iterator[tuple[str, str]]:
     ]
     yield "GPUs", ", ".join(devices) or "not in this build of TVM"
     yield "operators", _operators()
+    yield "cache", _cache()
     yield "fast path", _FAST
 
 
@@ -83,6 +85,13 @@ def find_problems() -> Iterator[Problem]:
         yield Problem(
             "this build of TVM has no LLVM, so it cannot compile for CPUs",
             "install apache-tvm from PyPI, or build it with USE_LLVM=ON",
+        )
+    directory, fault = of_environment()
+    reason = fault if directory is None else directory.refusal()
+    if reason is not None:
+        yield Problem(
+            f"compiled programs are not kept: {reason}",
+            f"set {VARIABLE} to a directory that only you may write to, or to 0 for no cache",
         )
     running, cores = threads.get_num_threads(), threads.cores()
     if running > cores:
@@ -120,6 +129,15 @@ def find_waste(target: tvm.target.Target) -> Iterator[Problem]:
             f"{cores}",
             f"fast path: {_FAST}",
         )
+
+
+def _cache() -> str:
+    """Return the directory of compiled programs with its size."""
+    directory, _ = of_environment()
+    if directory is None:
+        return "off"
+    used = sum(entry.size for entry in directory.entries())
+    return f"{directory.path} ({used / 2**20:.1f} MiB)"
 
 
 def _named(target: tvm.target.Target) -> str:

@@ -106,6 +106,7 @@ def _check_running_versions() -> None:
 _check_running_versions()
 
 import tvm  # noqa: E402
+import tvm_ffi  # noqa: E402
 from tvm.s_tir import slayout  # noqa: E402
 from tvm_ffi import structural_equal  # noqa: E402
 
@@ -134,6 +135,13 @@ def constant_tensor(expr: object) -> tvm.runtime.Tensor | None:
     """Return the tensor of a constant without a copy, or None for any other expression."""
     value = getattr(expr, _CONSTANT[1]) if isinstance(expr, _CONSTANT[0]) else None
     return value if isinstance(value, tvm.runtime.Tensor) else None
+
+
+def constants_of(node: object) -> list[tvm.runtime.Tensor]:
+    """Return the constant tensors of a module or an expression."""
+    found: list[object] = []
+    tvm_ffi.structural_walk(node, (_CONSTANT[0], found.append))
+    return [value for value in map(constant_tensor, found) if value is not None]
 
 
 def remap_variable(
@@ -375,6 +383,7 @@ __all__ = [
     "check_versions",
     "constant_tensor",
     "constant_value",
+    "constants_of",
     "decided_layout",
     "detect_linear_equation",
     "dtype_of",

@@ -64,6 +64,11 @@ def from_attribute(value: str | SupportsInt) -> str | int | Callable:
     return _CALLABLES[value]
 
 
+def is_portable(value: object) -> bool:
+    """Tell whether an attribute means the same in every process."""
+    return not isinstance(value, str) or value in (AUTO, LIGHT, *POLICIES)
+
+
 def checked(remat: Any) -> str | int | Callable | None:
     """Return a setting, or raise for any other value."""
     if remat is None or callable(remat) or remat in (AUTO, LIGHT, *POLICIES):

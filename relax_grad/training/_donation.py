@@ -27,14 +27,21 @@ def donating(step) -> tvm.IRModule:
     """
     module = step.module
     names = {variable.name_hint for variable in module.get_global_vars()}
-    kept = [i for i, name in enumerate(step.optimizer_state) if name in SCALE_SLOTS]
-    is_skipped = "applied" in step.metrics
+    kept, is_skipped = kept_results(step)
     functions = {
         name: _donating(module, name, is_skipped, kept)
         for name in ("step", "accumulate")
         if name in names
     }
     return with_functions(module, functions)
+
+
+def kept_results(step) -> tuple[list[int], bool]:
+    """Return what :func:`donating` reads of a step besides its module: the places in the
+    optimizer's state that keep memory of their own, and whether the step itself leaves all as it
+    was if a value is not finite."""
+    kept = [i for i, name in enumerate(step.optimizer_state) if name in SCALE_SLOTS]
+    return kept, "applied" in step.metrics
 
 
 def _donating(module: tvm.IRModule, name: str, is_skipped: bool, kept: list[int]) -> relax.Function:

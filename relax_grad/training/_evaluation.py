@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import tvm
 from tvm import relax
 
+from ..cpu import programs
 from ..ir.module import with_functions
-from . import _export
 from ._inputs import input_types, result_of
 
 
@@ -63,7 +63,7 @@ class Evaluation:
         if self._loss is None:
             module = with_functions(source.module, {name: function})
             module = relax.transform.DeadCodeElimination([name])(module)
-            executable = _export.compiled_module(module, self._target, self._options)
+            executable = programs.compiled(module, self._target, self._options)
             self._loss = relax.VirtualMachine(executable, tvm.cpu())[name]
         model, seed = trainer._values_of(ema), tvm.runtime.tensor(trainer._seed())
         if source.evaluation:

@@ -18,12 +18,14 @@ import tvm
 from tvm import relax
 from tvm.support import cc
 
+from .._progress import shown
+from ..cpu import programs
 from ..cpu.target import CPU, X86_64_LEVELS, architecture, host, level_of
 from ..ir.compat import dtype_of
 from ..ir.index_ranges import IndexRange
 from ..ir.signature import GROUPS
 from . import _atomic, _files
-from ._donation import donating
+from ._donation import donating, kept_results
 from ._inputs import forward_ranges_of, input_types, ranges_of
 
 LIBRARY, STATE, MANIFEST = "step.so", "state.safetensors", "manifest.json"
@@ -131,15 +133,10 @@ def compiled(
                 "another relax_pipeline"
             )
         options["relax_pipeline"] = relax.get_pipeline("relax_grad", symbol_prefix=prefix)
-    return compiled_module(donating(step), target, options)
-
-
-def compiled_module(
-    module: tvm.IRModule, target: tvm.target.Target, options: Mapping[str, object] | None
-) -> tvm.runtime.Executable:
-    """Return the executable of a module, by the pipeline ``"relax_grad"`` unless the options name
-    another one."""
-    return tvm.compile(module, target, **{"relax_pipeline": "relax_grad", **(options or {})})
+    with shown("optimizing the training step"):
+        return programs.compiled(
+            step.module, target, options, partial(donating, step), f"donating {kept_results(step)}"
+        )
 
 
 def versions(

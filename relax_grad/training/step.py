@@ -11,6 +11,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from .._progress import shown
 from .._validation import check_integer, matching
 from ..ir.compat import dtype_of
 from ..ir.remat import checked
@@ -336,7 +337,8 @@ def train_step(
     )
     if isinstance(remat, int):
         _check_constant(source)
-    return _made(source, groups, settings)
+    with shown("differentiating the loss"):
+        return _made(source, groups, settings)
 
 
 def _made(

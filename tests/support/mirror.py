@@ -58,6 +58,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "ir.inlining": ("cpu/passes/test_inline.py", "training/test_setup_trainer.py"),
     "ir.module": ("autodiff/test_gradient.py", "autodiff/test_gradient_pass.py"),
     "ir.partials": ("test_registry.py", "autodiff/test_user_rules.py"),
+    "ir.legalizations": ("cpu/test_programs.py",),
     "ir.remat": ("training/test_remat.py",),
     "ir.int64": ("cpu/schedule/test_schedule.py", "tir/test_functions.py"),
     # Operators: rules, declarations, legalizations and tensor expressions.

@@ -14,15 +14,17 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
+from ..._progress import advance, describe
 from ...ir.compat import links_external_modules
 from ...ir.module import unused
 from ..threads import default_threads
 from . import arguments
 from ._check import check
 from .arguments import Parameter
-from .cache import Directory, current
+from .cache import current
 from .callees import with_callees
 from .declarations import Declarations
+from .directory import Directory
 from .lower import (
     SYMBOL,
     canonical_name,
@@ -223,13 +225,20 @@ class _Compiler:
     ) -> list[Embedded]:
         context = tvm.transform.PassContext.current()
         threads = default_threads()
+        describe(f"compiling {sum(map(len, groups))} functions", len(groups))
+
+        def counted(group: Sequence[tirx.PrimFunc]) -> Embedded:
+            made = compile_one(group)
+            advance()
+            return made
+
         if threads == 1 or context.instruments:  # instruments expect one pass at a time
-            return list(map(compile_one, groups))
+            return list(map(counted, groups))
         options = {"opt_level": context.opt_level, "config": dict(context.config)}
 
         def in_thread(group: Sequence[tirx.PrimFunc]) -> Embedded:
             with tvm.transform.PassContext(**options), self._target:
-                return compile_one(group)
+                return counted(group)
 
         with ThreadPoolExecutor(threads) as executor:
             return list(executor.map(in_thread, groups))
@@ -257,7 +266,7 @@ class _Compiler:
                 pass  # compiled again
         data = self._object_file(functions)
         result = embedded(data, entries)
-        self._directory.store(identity, data)
+        self._directory.store(identity, data, description=", ".join(functions))
         return result
 
     def _object_file(self, functions: Mapping[str, tirx.PrimFunc]) -> bytes:

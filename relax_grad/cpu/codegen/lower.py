@@ -17,6 +17,7 @@ from tvm.target import codegen
 from ...ir.compat import installed_version
 from ...ir.module import IS_KERNEL
 from .arguments import without_checks
+from .builds import build
 
 #: The revision of the compilation. It changes with each change of the compiled code, also within a
 #: release.
@@ -136,6 +137,7 @@ def environment(target: tvm.target.Target) -> list[str]:
     return [
         f"{installed_version('relax-grad')}, {_REVISION}",
         tvm.__version__,
+        build(),
         str(installed_version("apache-tvm-ffi")),
         str(tvm.get_global_func("target.llvm_version_major")()),
         str(target),

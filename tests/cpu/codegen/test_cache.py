@@ -20,7 +20,11 @@ from tvm.relax import op
 import relax_grad
 from relax_grad.cpu.codegen import compile as compiler
 from relax_grad.cpu.codegen import lower
-from relax_grad.cpu.codegen.cache import Directory, current
+from relax_grad.cpu.codegen.cache import current, of_environment
+from relax_grad.cpu.codegen.directory import Directory
+
+#: The module, whose name in its package is the function's.
+module_of_cache = sys.modules[relax_grad.cache.__module__]
 
 
 @pytest.fixture
@@ -196,6 +200,67 @@ def test_the_oldest_entries_are_deleted(tmp_path):
     assert [stored.load(letter * 8) is not None for letter in "abc"] == [True, False, True]
     Directory(tmp_path).trim()
     assert len(entries(tmp_path)) == 2
+
+
+@pytest.fixture
+def unset(monkeypatch):
+    """The state of a process in which nobody has called relax_grad.cache."""
+    monkeypatch.setattr(module_of_cache, "_directories", [module_of_cache._Default])
+    monkeypatch.setattr(module_of_cache, "_told", set())
+    monkeypatch.delenv("RELAX_GRAD_CACHE")
+    return monkeypatch
+
+
+def test_the_default_directory(unset, tmp_path):
+    unset.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert current().path == tmp_path / "caches" / "relax_grad"
+    assert current().max_bytes == 2**30
+    unset.setenv("XDG_CACHE_HOME", "relative")  # the specification ignores it
+    unset.setenv("HOME", str(tmp_path / "home"))
+    assert current().path == tmp_path / "home" / ".cache" / "relax_grad"
+    run(module())
+    assert entries(tmp_path / "home" / ".cache" / "relax_grad")
+    with relax_grad.cache(None):
+        assert current() is None
+    assert current() is not None
+
+
+def test_the_choice_of_the_environment(unset, tmp_path):
+    unset.setenv("RELAX_GRAD_CACHE", str(tmp_path / "mine"))
+    assert current().path == tmp_path / "mine"
+    unset.setenv("RELAX_GRAD_CACHE", "~/mine")
+    unset.setenv("HOME", str(tmp_path))
+    assert current().path == tmp_path / "mine"
+    unset.setenv("RELAX_GRAD_CACHE", "0")
+    assert current() is None
+
+
+def test_without_a_home_there_is_no_directory(unset):
+    def homeless(_=None):
+        raise RuntimeError("could not determine home directory")
+
+    unset.delenv("XDG_CACHE_HOME", raising=False)
+    unset.setattr(module_of_cache.Path, "home", homeless)
+    assert current() is None
+
+
+def test_choices_that_cannot_be_used_are_told_once(unset, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    unset.setenv("RELAX_GRAD_CACHE", str(file))
+    with pytest.warns(RuntimeWarning, match=f"RELAX_GRAD_CACHE must name .* {file} is a file"):
+        assert current() is None
+    assert current() is None
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o700)
+    shared.chmod(0o777)
+    unset.setenv("RELAX_GRAD_CACHE", str(shared))
+    with pytest.warns(RuntimeWarning, match=f"{shared} may be written to by every user; set"):
+        assert current() is None
+    assert current() is None
+    assert of_environment()[0].path == shared
+    with pytest.raises(PermissionError, match=f"{shared} may be written to by every user; pass"):
+        relax_grad.cache(shared)
 
 
 def test_contexts_restore_the_previous_directory(tmp_path):

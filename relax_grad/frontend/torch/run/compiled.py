@@ -15,6 +15,7 @@ from tvm import relax
 
 from ....autodiff.gradient import Gradient, add_adjoint
 from ....autodiff.split import is_checkpointed, split
+from ....cpu import programs
 from ....cpu.threads import let_torch_threads_sleep
 from ....ir.module import with_functions
 from ....ir.signature import Signature
@@ -130,7 +131,7 @@ def compiled(
     states = frozenset(signature.states.values())
     settings = {"relax_pipeline": _PIPELINE, **options}
     if not wrt or not any(is_float):
-        machine = relax.VirtualMachine(tvm.compile(module, target, **settings), tvm.cpu())
+        machine = relax.VirtualMachine(programs.compiled(module, target, settings), tvm.cpu())
         return Compiled(machine["training"], None, is_float, states)
     variables = [function.params[i] for i in wrt]
     gradient = Gradient("training", variables, target_index=0, cotangents=True)
@@ -143,7 +144,7 @@ def compiled(
     backward = parts.module["backward"]
     read = set(relax.analysis.free_vars(backward.body))
     used = iter([param in read for param in list(backward.params)[-count:]])
-    machine = relax.VirtualMachine(tvm.compile(parts.module, target, **settings), tvm.cpu())
+    machine = relax.VirtualMachine(programs.compiled(parts.module, target, settings), tvm.cpu())
     return Compiled(
         machine["forward"],
         machine["backward"],
