@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-#: The name of the function. It returns 0, or sets an error and returns -1.
-CHECK = "@relax_grad_check"
+#: The name of the function that checks the arguments of a call against a table, and runs machine
+#: code. It takes TVM's four arguments, the table and the code.
+ENTER = "@relax_grad_enter"
 
 #: The type of an entry of the table: name, number, shape and dtype as text, extents, rank, dtype
 #: (code, bits, lanes).
 PARAMETER = "%relax_grad_parameter"
+
+#: The type of a table: parameters, their number as text, the signature as text, the largest values
+#: of symbolic extents, and the number of parameters.
+TABLE = "%relax_grad_table"
 
 #: The most symbolic extents of one function.
 MOST_SYMBOLS = 16
@@ -53,7 +58,11 @@ def check() -> list[str]:
     constants = [
         f"@relax_grad_text.{key} = private constant {string(text)}" for key, text in texts.items()
     ]
-    return [f"{PARAMETER} = type {{ ptr, ptr, ptr, ptr, ptr, i32, i32 }}", *constants, _CHECK]
+    types = [
+        f"{PARAMETER} = type {{ ptr, ptr, ptr, ptr, ptr, i32, i32 }}",
+        f"{TABLE} = type {{ ptr, ptr, ptr, ptr, i32 }}",
+    ]
+    return [*types, *constants, _CHECK, _ENTER]
 
 
 # Types of a TVMFFIAny: 70 is a tensor object, whose DLTensor begins at byte 24; 7 is a pointer to a
@@ -270,5 +279,27 @@ wrong_strides:
 wrong_data:
   %error_pointers = call i32 @relax_grad_refuse(ptr @relax_grad_text.ValueError, ptr @relax_grad_text.mismatched, ptr %name, ptr @relax_grad_text.data, ptr %number, ptr %signature, ptr @relax_grad_text.expected, ptr @relax_grad_text.pointer)
   ret i32 %error_pointers
+}
+"""
+
+_ENTER = """
+define internal i32 @relax_grad_enter(ptr %self, ptr %args, i32 %count, ptr %result, ptr %table, ptr %code) noinline {
+  %parameters = load ptr, ptr %table
+  %size_text_at = getelementptr i8, ptr %table, i64 8
+  %size_text = load ptr, ptr %size_text_at
+  %signature_at = getelementptr i8, ptr %table, i64 16
+  %signature = load ptr, ptr %signature_at
+  %limits_at = getelementptr i8, ptr %table, i64 24
+  %limits = load ptr, ptr %limits_at
+  %size_at = getelementptr i8, ptr %table, i64 32
+  %size = load i32, ptr %size_at
+  %checked = call i32 @relax_grad_check(ptr %args, i32 %count, ptr %parameters, i32 %size, ptr %size_text, ptr %signature, ptr %limits)
+  %right = icmp eq i32 %checked, 0
+  br i1 %right, label %run, label %wrong
+wrong:
+  ret i32 %checked
+run:
+  %status = tail call i32 %code(ptr %self, ptr %args, i32 %count, ptr %result)
+  ret i32 %status
 }
 """

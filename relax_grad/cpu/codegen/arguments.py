@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.ir import GlobalVar
 
 from ...ir.module import is_buffer, unused
-from ._check import CHECK, MOST_SYMBOLS, PARAMETER, string
+from ._check import MOST_SYMBOLS, PARAMETER, TABLE, string
 
 #: The attribute of the statements that follow the argument checks in TVM's calling convention.
 _COMPUTE = "compute_scope"
@@ -160,8 +160,8 @@ def _joined(body: tirx.Stmt, computing: tirx.Stmt) -> tirx.Stmt:
     return tvm_ffi.structural_map(body, (tirx.AttrStmt, joined))
 
 
-def table(label: str, name: str, checked: Sequence[Parameter]) -> tuple[list[str], str]:
-    """Return the table of a function, and the call that checks arguments against it.
+def table(label: str, name: str, checked: Sequence[Parameter], texts: dict[str, str]) -> list[str]:
+    """Return the table ``@{label}.table`` of a function, in LLVM IR.
 
     Parameters
     ----------
@@ -171,28 +171,26 @@ def table(label: str, name: str, checked: Sequence[Parameter]) -> tuple[list[str
         The function's name in error messages.
     checked : Sequence[Parameter]
         Its parameters.
-
-    Returns
-    -------
-    lines : list[str]
-        The constants, in LLVM IR.
-    call : str
-        An expression of type i32, which uses ``%args`` and ``%count``.
+    texts : dict[str, str]
+        The constants of the module with texts, by text. New ones are added: the tables of a program
+        have the same few numbers, shapes and dtypes.
     """
-    lines, rows = [], []
+    lines: list[str] = []
+
+    def text(value: str) -> str:
+        if value not in texts:
+            texts[value] = f"@relax_grad_text.{len(texts)}"
+            lines.append(f"{texts[value]} = private constant {string(value)}")
+        return texts[value]
+
+    rows = []
     symbols: dict[Symbol, int] = {}
     for i, tensor in enumerate(checked):
-        texts = tensor.name, str(i), str(list(tensor.shape)), tensor.dtype
-        pointers = []
-        for kind, text in zip(("name", "number", "shape", "dtype"), texts, strict=True):
-            pointers.append(f"@{label}.{i}.{kind}")
-            lines.append(f"{pointers[-1]} = private constant {string(text)}")
+        described = tensor.name, str(i), str(list(tensor.shape)), tensor.dtype
+        pointers = [*map(text, described), f"@{label}.{i}"]
         extents = ", ".join(f"i64 {_row(extent, symbols)}" for extent in tensor.shape)
         values = f"[{extents}]" if tensor.shape else "zeroinitializer"
-        lines.append(
-            f"@{label}.{i}.extents = private constant [{len(tensor.shape)} x i64] {values}"
-        )
-        pointers.append(f"@{label}.{i}.extents")
+        lines.append(f"{pointers[-1]} = private constant [{len(tensor.shape)} x i64] {values}")
         fields = [
             *(f"ptr {pointer}" for pointer in pointers),
             *(f"i32 {n}" for n in (len(tensor.shape), _encoded(tensor.dtype))),
@@ -200,19 +198,14 @@ def table(label: str, name: str, checked: Sequence[Parameter]) -> tuple[list[str
         rows.append(f"{PARAMETER} {{ {', '.join(fields)} }}")
     size, signature = len(checked), f"{name}({', '.join(map(str, checked))})"
     values = f"[{', '.join(rows)}]" if rows else "zeroinitializer"
-    lines += [
-        f"@{label}.parameters = private constant [{size} x {PARAMETER}] {values}",
-        f"@{label}.size = private constant {string(str(size))}",
-        f"@{label}.signature = private constant {string(signature)}",
-    ]
+    lines.append(f"@{label}.parameters = private constant [{size} x {PARAMETER}] {values}")
     limits = [f"i64 {2 ** (symbol.bits - 1) - 1}" for symbol in symbols]
     values = f"[{', '.join(limits)}]" if limits else "zeroinitializer"
     lines.append(f"@{label}.limits = private constant [{len(limits)} x i64] {values}")
-    call = (
-        f"call i32 {CHECK}(ptr %args, i32 %count, ptr @{label}.parameters, i32 {size}, "
-        f"ptr @{label}.size, ptr @{label}.signature, ptr @{label}.limits)"
-    )
-    return lines, call
+    pointers = [f"@{label}.parameters", text(str(size)), text(signature), f"@{label}.limits"]
+    fields = [*(f"ptr {pointer}" for pointer in pointers), f"i32 {size}"]
+    lines.append(f"@{label}.table = private constant {TABLE} {{ {', '.join(fields)} }}")
+    return lines
 
 
 def _row(extent: int | Symbol, symbols: dict[Symbol, int]) -> int:

@@ -19,7 +19,7 @@ from ...ir.compat import links_external_modules
 from ...ir.module import unused
 from ..threads import default_threads
 from . import arguments
-from ._check import check
+from ._check import ENTER, check
 from .arguments import Parameter
 from .cache import current
 from .callees import with_callees
@@ -38,8 +38,22 @@ from .lower import (
 from .objects import Embedded, UnsupportedObject, embedded
 from .objects import functions as functions_of
 
-#: Machines whose object files can be embedded, as prefixes of LLVM's target triples.
-_MACHINES = ("x86_64", "aarch64", "arm64")
+#: The machines whose object files can be embedded, as prefixes of LLVM's target triples: the
+#: assembly of a jump to machine code (operand 0), and of one to the function that checks arguments
+#: (operand 2), with the table (operand 0) as its fifth argument and the code (operand 1) as its
+#: sixth one.
+_ARM = (
+    "b $0",
+    "adrp x4, $0\\0Aadd x4, x4, :lo12:$0\\0Aadrp x5, $1\\0Aadd x5, x5, :lo12:$1\\0Ab $2",
+)
+_JUMPS = {
+    "x86_64": (
+        "jmp ${0:P}",
+        "leaq ${0:P}(%rip), %r8\\0Aleaq ${1:P}(%rip), %r9\\0Ajmp ${2:P}",
+    ),
+    "aarch64": _ARM,
+    "arm64": _ARM,
+}
 
 #: The empty modules of targets.
 _TEMPLATES: dict[str, str] = {}
@@ -134,9 +148,18 @@ def assembled(library: tvm.runtime.Module, target: tvm.target.Target) -> tvm.run
 
 def _is_supported(template: str) -> bool:
     """Tell whether object files for the target of a template can be embedded."""
-    triple = re.search(r'^target triple = "([^"]*)"', template, re.MULTILINE)
-    name = triple[1] if triple else ""
-    return name.startswith(_MACHINES) and not any(system in name for system in _OTHER_FORMATS)
+    name = _triple(template)
+    return _machine(template) in _JUMPS and not any(system in name for system in _OTHER_FORMATS)
+
+
+def _triple(template: str) -> str:
+    found = re.search(r'^target triple = "([^"]*)"', template, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _machine(template: str) -> str:
+    """Return the machine of a template, the first part of the triple of its target."""
+    return _triple(template).partition("-")[0]
 
 
 def _empty_module(target: tvm.target.Target) -> str:
@@ -322,10 +345,14 @@ def _library(
     for pointer in sorted({pointer for unit in objects for pointer in unit.context}):
         if f"@{pointer} =" not in template:
             lines.append(f"@{pointer} = weak global ptr null, align 8")
+    texts: dict[str, str] = {}
     if checked:
         lines += check()
+    for name, parameters in checked.items():
+        lines += arguments.table(labels[name], name, parameters, texts)
+    jump = _JUMPS[_machine(template)]
     for name, label in labels.items():
-        lines += _entry(name, label, checked.get(name))
+        lines += _entry(name, label, jump, name in checked)
     handle, path = tempfile.mkstemp(suffix=".ll")
     try:
         with os.fdopen(handle, "w") as file:
@@ -335,28 +362,24 @@ def _library(
         Path(path).unlink()
 
 
-def _entry(name: str, label: str, checked: Sequence[Parameter] | None) -> list[str]:
+def _entry(name: str, label: str, jump: tuple[str, str], is_checked: bool) -> list[str]:
     """Return the LLVM IR function that TVM finds by a name. It jumps to the machine code at a
-    label."""
-    constants: list[str] = []
-    checks: list[str] = []
-    if checked is not None:
-        constants, call = arguments.table(label, name, checked)
-        checks = [
-            f"  %checked = {call}",
-            "  %right = icmp eq i32 %checked, 0",
-            "  br i1 %right, label %run, label %wrong",
-            "wrong:",
-            "  ret i32 %checked",
-            "run:",
-        ]
+    label, or to the function that checks the arguments first.
+
+    Its body is assembly: LLVM takes a millisecond for a function of its own language.
+    """
+    plain, checked = jump
+    operands = (
+        f'"{checked}", "i,i,i"(ptr @{label}.table, ptr @{label}, ptr {ENTER})'
+        if is_checked
+        else f'"{plain}", "i"(ptr @{label})'
+    )
     return [
-        *constants,
-        f"declare i32 @{label}(ptr, ptr, i32, ptr)",
-        f'define i32 @"{SYMBOL}{name}"(ptr %self, ptr %args, i32 %count, ptr %result) {{',
-        *checks,
-        f"  %code = tail call i32 @{label}(ptr %self, ptr %args, i32 %count, ptr %result)",
-        "  ret i32 %code",
+        f"declare dso_local i32 @{label}(ptr, ptr, i32, ptr)",
+        f'define i32 @"{SYMBOL}{name}"(ptr %self, ptr %args, i32 %count, ptr %result) '
+        "naked noinline nounwind {",
+        f"  call void asm sideeffect {operands}",
+        "  unreachable",
         "}",
     ]
 
