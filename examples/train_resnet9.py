@@ -34,17 +34,18 @@ except ImportError as error:
     raise SystemExit(
         f"{error}: install the requirements of the examples with: pip install '.[examples]'"
     ) from error
-import numpy as np
-import tvm
-from _data import Dataset, load_cifar10, load_digits
-from _gradient_check import check_gradient
-from _network import LAYOUTS, NETWORKS
-from _training import Trainer
-from tvm.relax.training.optimizer import Adam, MomentumSGD
+with Console(stderr=True).status("importing TVM"):
+    import numpy as np
+    import tvm
+    from _data import Dataset, load_cifar10, load_digits
+    from _gradient_check import check_gradient
+    from _network import LAYOUTS, NETWORKS
+    from _training import Trainer
+    from tvm.relax.training.optimizer import Adam, MomentumSGD
 
-from relax_grad import set_num_threads
-from relax_grad.cpu.target import host
-from relax_grad.errors import GradientCheckError
+    from relax_grad import set_num_threads
+    from relax_grad.cpu.target import host
+    from relax_grad.errors import GradientCheckError
 
 OPTIMIZERS = {
     "sgd": lambda rate: MomentumSGD(rate, momentum=0.9),
@@ -112,13 +113,15 @@ def check_and_train(
     network = NETWORKS[args.model]
     images = data.normalise(data.train_images[:CHECKED_IMAGES])
     labels = data.train_labels[:CHECKED_IMAGES]
-    error = check_gradient(network, args.layout, images, labels, target, args.seed)
+    with console.status("checking the gradient"):
+        error = check_gradient(network, args.layout, images, labels, target, args.seed)
     console.print(f"gradient agrees with finite differences: relative error {error:.1e}")
 
     start = time.perf_counter()
     rate = DEFAULT_RATES[args.optimizer] if args.lr is None else args.lr
     optimizer = OPTIMIZERS[args.optimizer](rate)
-    trainer = Trainer(network, args.batch_size, args.layout, optimizer, target, args.seed)
+    with console.status("compiling the training step"):
+        trainer = Trainer(network, args.batch_size, args.layout, optimizer, target, args.seed)
     count = sum(math.prod(slot.plain_shape) for slot in trainer.layers.parameters)
     console.print(
         f"{count:,} parameters; compiled the training step in {time.perf_counter() - start:.1f} s"

@@ -88,8 +88,17 @@ def test_the_key_has_all_that_matters(compilations, monkeypatch):
         run(scaled(2))
     monkeypatch.setattr(lower, "_REVISION", -1)
     run(scaled(2))
-    monkeypatch.undo()
     assert len(compilations) == 7
+    monkeypatch.setattr(lower, "_REVISION", -2)
+    keys = {
+        programs._key(scaled(2), target, "")
+        for target in map(relax_grad.target.x86_64, ("v2", "v3", "v4"))
+    }
+    keys.add(programs._key(scaled(2), relax_grad.target.x86_64("v3", 2), ""))
+    monkeypatch.setattr(lower, "build", lambda: "another build of TVM")
+    keys.add(programs._key(scaled(2), relax_grad.target.x86_64("v3"), ""))
+    assert len(keys) == 5
+    assert None not in keys
 
 
 def test_damaged_programs_are_compiled_again(directory, compilations):

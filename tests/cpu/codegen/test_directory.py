@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import signal
 import stat
 import tempfile
 import time
@@ -94,6 +95,29 @@ def test_writers_that_fail_leave_nothing(folder, monkeypatch, failing):
     assert folder.load(KEY) is None
     assert folder.load("cd" + KEY) == DATA
     assert [path.name for path in folder.path.glob("*/.*")] == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
+def test_killed_writers(folder):
+    """Every entry that is found is whole, whenever a writer is killed. Two write the same ones."""
+    draw = random.Random(1)
+    large = DATA * 1000
+    for _ in range(12):
+        writers = []
+        for _ in range(2):
+            process = os.fork()
+            if process == 0:
+                while True:
+                    for i in range(10):
+                        folder.store(f"{i}{i}" + KEY, large + bytes([i]))
+            writers.append(process)
+        time.sleep(draw.uniform(0.002, 0.03))
+        for process in writers:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+    found = [folder.load(f"{i}{i}" + KEY) for i in range(10)]
+    assert any(found)
+    assert all(data is None or data == large + bytes([i]) for i, data in enumerate(found))
 
 
 def test_what_killed_writers_leave_is_deleted(folder):
