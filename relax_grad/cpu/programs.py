@@ -85,12 +85,16 @@ def _key(module: tvm.IRModule, target: tvm.target.Target, means: str) -> str | N
     cpu = CPU.of(target)
     if cpu is None:
         return None
+    try:
+        structure = tvm_ffi.structural_hash(module)
+    except TypeError:  # an attribute is a packed function
+        return None
     # The text has the names, which the hash ignores; the hash has the attributes and the elements
     # of constants, which the text may lack. Its 64 bits are few for large constants.
     parts = [
         means,
         module.script(show_meta=False),
-        tvm_ffi.structural_hash(module),
+        structure,
         [_digest(constant) for constant in constants_of(module)],
         str(sources()),
         environment(target),

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from activated_product import ARRAYS, factors, module
 from dispatched import HOST
 from processes import run_python
@@ -118,8 +119,9 @@ def test_damaged_programs_are_compiled_again(directory, compilations):
 def test_programs_of_this_process_alone_are_not_kept(directory, compilations):
     """Callables, instruments, other pipelines, and legalizations of a user."""
     mod = module()
-    function = mod["main"].with_attr(REMAT, as_attribute(lambda _: True))
-    assert programs._key(tvm.IRModule({"main": function}), HOST, "") is None
+    for name, value in ((REMAT, as_attribute(lambda _: True)), ("more", tvm_ffi.convert(print))):
+        function = mod["main"].with_attr(name, value)
+        assert programs._key(tvm.IRModule({"main": function}), HOST, "") is None
     with tvm.transform.PassContext(instruments=[tvm.ir.instrument.PassTimingInstrument()]):
         assert programs._key(mod, HOST, "") is None
     assert programs._key(mod, tvm.target.Target("c"), "") is None
