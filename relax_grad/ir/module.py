@@ -282,7 +282,7 @@ def referred_to(functions: Iterable[tvm.ir.BaseFunc]) -> set[GlobalVar]:
 def sharing(function: tirx.PrimFunc, pairs: Sequence[tuple[int, int]]) -> tirx.PrimFunc:
     """Return a function with one parameter for each argument that is read and the result in its
     memory."""
-    params = function.params
+    params = function.params[:]
     shared: dict[tirx.Var, tirx.Var] = {}
     for read, written in pairs:
         first = shared.setdefault(params[written], params[read])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from ...ir.aliases import is_name, leaves, named_by
 from ...ir.bindings import used
 from ...ir.compat import dtype_of
 from ...ir.module import DONATED, normalized
-from ..schedule import in_place
+from ..schedule import Shareable, in_place
 from .schedule import written_params
 from .storage import allocated_bytes
 
@@ -75,6 +76,11 @@ class _Donation(NamedTuple):
     reads: list[int]
     written: int
 
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The positions of parameters that share memory, those that are read first."""
+        return [(read, self.written) for read in self.reads]
+
 
 @dataclass
 class _Tensor:
@@ -93,13 +99,19 @@ class _Donating:
 
     def __init__(self, mod: tvm.IRModule, bb: relax.BlockBuilder, function: relax.Function):
         self._mod, self._bb, self._function = mod, bb, function
+        self._params = function.params[:]
+        self._donated = [tuple(map(int, numbers)) for numbers in function.attrs[DONATED]]
         self._made: dict[tuple, GlobalVar] = {}
-        self._written: dict[GlobalVar, list[bool]] = {}
+        #: The results that are written to donated memory, and its places.
+        self._taken: dict[object, _Place] = {}
+        self._shareable: dict[GlobalVar, Shareable] = {}
+        self._written: dict[GlobalVar, list[bool] | None] = {}
 
     def result(self) -> relax.Function:
         function = self._function
         # No block is a dataflow block any more, so that their order is the only rule.
-        bindings = [binding for block in function.body.blocks for binding in block.bindings]
+        bindings = [binding for block in function.body.blocks[:] for binding in block.bindings[:]]
+        self._analyse(bindings)
         bindings = self._sunk(bindings)
         bindings = self._with_donations(bindings)
         bindings, result = self._with_copies(bindings)
@@ -111,59 +123,65 @@ class _Donating:
     def _analyse(self, bindings: Sequence[relax.Binding]) -> None:
         """Find the memory of each variable, and the uses of each memory."""
         self._names: dict[relax.Var, object] = {}
-        for i, param in enumerate(self._function.params):
+        for i, param in enumerate(self._params):
             places = self._places(i)
             self._names[param] = places if self._is_tuple(i) else places[0]
         self._tensors: dict[object, _Tensor] = {}
         self._is_pure = True
         for i, binding in enumerate(bindings):
             value = binding.value
-            if not isinstance(binding, relax.VarBinding):
+            if type(binding) is not relax.VarBinding:
                 self._escape(value)
-            elif allocated_bytes(value):
-                self._names[binding.var] = binding.var
             elif is_name(value):
                 self._names[binding.var] = named_by(value, self._names)
-            elif self._callee(value) is not None:
-                for k, argument in enumerate(value.args):
+            elif (written := self._writes(value)) is not None:
+                for k, argument in enumerate(value.args[:]):
                     for owner in leaves(named_by(argument, self._names)):
-                        self._use(owner, i, k, value.op)
+                        self._use(owner, i, k, written)
+            elif allocated_bytes(value):
+                self._names[binding.var] = binding.var
             else:
                 self._escape(value)
 
     def _is_tuple(self, param: int) -> bool:
-        return isinstance(self._function.params[param].ty, relax.TupleType)
+        return isinstance(self._params[param].ty, relax.TupleType)
 
     def _places(self, param: int) -> list[_Place]:
         """Return the tensors of a parameter: one, or the fields of a tuple."""
-        number = len(self._function.params[param].ty.fields) if self._is_tuple(param) else 1
+        number = len(self._params[param].ty.fields) if self._is_tuple(param) else 1
         return [_Place(param, k) for k in range(number)]
 
     def _tensor(self, owner: object) -> _Tensor:
-        return self._tensors.setdefault(owner, _Tensor())
+        tensor = self._tensors.get(owner)
+        if tensor is None:
+            tensor = self._tensors[owner] = _Tensor()
+        return tensor
 
-    def _use(self, owner: object, binding: int, argument: int, callee: GlobalVar) -> None:
+    def _use(self, owner: object, binding: int, argument: int, written: Sequence[bool]) -> None:
         # The first use of new memory writes to it, perhaps through a pointer.
         uses = self._tensor(owner).uses
-        is_new = not uses and isinstance(owner, relax.Var)
-        uses.append(_Use(binding, argument, is_new or self._writes(callee)[argument]))
-        self._is_pure &= is_new or not uses[-1].is_written
+        is_new = not uses and not isinstance(owner, _Place)
+        is_written = is_new or written[argument]
+        uses.append(_Use(binding, argument, is_written))
+        self._is_pure &= is_new or not is_written
 
     def _escape(self, value: relax.Expr) -> None:
-        for variable in (*used(value), *relax.analysis.all_vars(value)):
+        for variable in (*used(value), *relax.analysis.all_vars(value)[:]):
             for owner in leaves(self._names.get(variable)):
                 self._tensor(owner).has_other_uses = True
 
-    def _callee(self, value: relax.Expr) -> tirx.PrimFunc | None:
-        if not (isinstance(value, relax.Call) and isinstance(value.op, GlobalVar)):
-            return None
-        function = self._mod[value.op]
-        return function if isinstance(function, tirx.PrimFunc) else None
+    def _writes(self, value: relax.Expr) -> Sequence[bool] | None:
+        """Tell for each argument of a call of a tensor function whether the function writes to it.
 
-    def _writes(self, callee: GlobalVar) -> list[bool]:
-        """Tell for each parameter of a tensor function whether it is written to."""
+        None for any other value.
+        """
+        if type(value) is not relax.Call or type(value.op) is not GlobalVar:
+            return None
+        callee = value.op
         if callee not in self._written:
-            self._written[callee] = written_params(self._mod[callee])
+            function = self._mod[callee]
+            is_tensor_function = isinstance(function, tirx.PrimFunc)
+            self._written[callee] = written_params(function) if is_tensor_function else None
         return self._written[callee]
 
     def _candidates(self) -> Iterator[tuple[_Place, relax.Var]]:
@@ -171,9 +189,9 @@ class _Donating:
         allocates."""
         if not self._is_pure:
             return
-        returned = leaves(named_by(self._function.body.body, self._names))
+        returned = Counter(leaves(named_by(self._function.body.body, self._names)))
         for place, owner in self._replaced():
-            is_new = isinstance(owner, relax.Var) and returned.count(owner) == 1
+            is_new = isinstance(owner, relax.Var) and returned[owner] == 1
             if is_new and place not in returned:
                 tensors = self._tensor(place), self._tensor(owner)
                 if not any(tensor.has_other_uses for tensor in tensors):
@@ -183,10 +201,10 @@ class _Donating:
         """Yield the donated tensors with the memory of the results that replace them, None for
         unknown memory."""
         result = named_by(self._function.body.body, self._names)
-        for param, at, *kept in self._function.attrs[DONATED]:
-            donated = self._places(int(param))
-            replacing = result[int(at)] if isinstance(result, list) else None
-            if self._is_tuple(int(param)):
+        for param, at, *kept in self._donated:
+            donated = self._places(param)
+            replacing = result[at] if isinstance(result, list) else None
+            if self._is_tuple(param):
                 pairs = zip(donated, replacing or [None] * len(donated), strict=True)
                 yield from (pair for i, pair in enumerate(pairs) if i not in kept)
             else:
@@ -195,8 +213,7 @@ class _Donating:
     def _sunk(self, bindings: list[relax.Binding]) -> list[relax.Binding]:
         """Move calls that write results behind the last reads of the arguments that the results
         replace."""
-        self._analyse(bindings)
-        order = {i: float(i) for i in range(len(bindings))}
+        order = list(map(float, range(len(bindings))))
         for place, owner in self._candidates():
             writers, reads = self._tensor(owner).writers, self._tensor(place).uses
             if len(writers) != 1 or not reads:
@@ -204,12 +221,15 @@ class _Donating:
             at, last = writers[0].binding, max(use.binding for use in reads)
             if last > at and self._may_move(bindings[at].value, at, last):
                 order[at] = max(order[at], last + 0.5)
-        return [bindings[i] for i in sorted(order, key=lambda i: (order[i], i))]
+        moved = [bindings[i] for i in sorted(range(len(bindings)), key=order.__getitem__)]
+        if any(new is not old for new, old in zip(moved, bindings, strict=True)):
+            self._analyse(moved)
+        return moved
 
     def _may_move(self, call: relax.Call, begin: int, end: int) -> bool:
         """Tell whether a call gives the same results at a later binding, and no result has a use
         before."""
-        for argument in call.args:
+        for argument in call.args[:]:
             for owner in leaves(named_by(argument, self._names)):
                 tensor = self._tensor(owner)
                 is_result = any(use.is_written and use.binding == begin for use in tensor.uses)
@@ -219,7 +239,6 @@ class _Donating:
         return True
 
     def _with_donations(self, bindings: list[relax.Binding]) -> list[relax.Binding]:
-        self._analyse(bindings)
         chosen: dict[int, list[_Donation]] = {}
         for place, owner in self._candidates():
             writers, uses = self._tensor(owner).writers, self._tensor(place).uses
@@ -235,8 +254,8 @@ class _Donating:
         for at, donations in chosen.items():
             new = self._call(bindings[at], donations)
             if new is not None:
-                changed[at], taken = new
-                named.update(taken)
+                changed[at], names = new
+                named.update(names)
         return [
             named.get(binding.var, changed.get(i, binding)) for i, binding in enumerate(bindings)
         ]
@@ -247,32 +266,30 @@ class _Donating:
 
         The next call writes to the memory of its donated arguments.
         """
-        self._mod = self._bb.get()
-        self._analyse(bindings)
         values = {
-            binding.var: binding.value
-            for binding in bindings
-            if isinstance(binding, relax.VarBinding)
+            binding.var: binding.value for binding in bindings if type(binding) is relax.VarBinding
         }
         result = _resolved(self._function.body.body, values)
-        returned = leaves(named_by(result, self._names))
-        shared = {
-            place
-            for place, owner in self._replaced()
-            if returned.count(owner) != 1 or not (place == owner or isinstance(owner, relax.Var))
-        }
+        # A result that takes the memory of an argument has the argument's place.
+        places = [self._taken.get(owner, owner) for owner in leaves(named_by(result, self._names))]
+        returned = Counter(places)
+        shared = set()
+        for place, owner in self._replaced():
+            owner = self._taken.get(owner, owner)
+            if returned[owner] != 1 or (isinstance(owner, _Place) and owner != place):
+                shared.add(place)
         if not shared:
             return bindings, result
         added: list[relax.Binding] = []
         fields = list(result.fields)
-        for param, at, *_ in self._function.attrs[DONATED]:
-            is_tuple = self._is_tuple(int(param))
-            old = _resolved(fields[int(at)], values)
+        for param, at, *_ in self._donated:
+            is_tuple = self._is_tuple(param)
+            old = _resolved(fields[at], values)
             parts = list(old.fields) if is_tuple else [old]
-            for k, place in enumerate(self._places(int(param))):
+            for k, place in enumerate(self._places(param)):
                 if place in shared:
                     parts[k] = self._copy(parts[k], added)
-            fields[int(at)] = relax.Tuple(parts) if is_tuple else parts[0]
+            fields[at] = relax.Tuple(parts) if is_tuple else parts[0]
         return [*bindings, *added], relax.Tuple(fields)
 
     def _copy(self, tensor: relax.Expr, added: list[relax.Binding]) -> relax.Var:
@@ -295,30 +312,36 @@ class _Donating:
     ) -> tuple[relax.Binding, dict[relax.Var, relax.Binding]] | None:
         """Return the binding of a call that writes to donated tensors, and the bindings of its
         results to these tensors."""
-        call = binding.value
-        function = self._mod[call.op]
+        call, callee = binding.value, binding.value.op
         kept: list[_Donation] = []
         names: dict[relax.Var, relax.Binding] = {}
         for donation in donations:
             donor = self._donor(donation.place)
             has_its_type = tvm_ffi.structural_equal(donor.ty, donation.result.ty)
-            if has_its_type and in_place(function, _pairs([donation])) is not None:
+            if has_its_type and self._may_be_in_place(callee, donation.pairs):
                 kept.append(donation)
+                self._taken[donation.result] = donation.place
                 names[donation.result] = relax.VarBinding(donation.result, donor)
         if not kept:
             return None
-        pairs = _pairs(kept)
-        callee = self._in_place(call.op, pairs) if pairs else call.op
+        pairs = [pair for donation in kept for pair in donation.pairs]
+        if pairs:
+            callee = self._in_place(callee, pairs)
         without = {i for d in kept if d.reads for i in (*d.reads[1:], d.written)}
-        arguments = [argument for i, argument in enumerate(call.args) if i not in without]
+        arguments = [argument for i, argument in enumerate(call.args[:]) if i not in without]
         new = relax.Call(callee, arguments, call.attrs, call.ty_args, call.span)
         return relax.VarBinding(binding.var, self._bb.normalize(new)), names
 
     def _donor(self, place: _Place) -> relax.Expr:
-        param = self._function.params[place.param]
+        param = self._params[place.param]
         if not self._is_tuple(place.param):
             return param
         return self._bb.normalize(relax.TupleGetItem(param, place.field))
+
+    def _may_be_in_place(self, callee: GlobalVar, pairs: list[tuple[int, int]]) -> bool:
+        if callee not in self._shareable:
+            self._shareable[callee] = Shareable(self._mod[callee])
+        return self._shareable[callee].has(pairs)
 
     def _in_place(self, callee: GlobalVar, pairs: list[tuple[int, int]]) -> GlobalVar:
         """Return the variant of a function that has one parameter for an argument and its
@@ -328,11 +351,6 @@ class _Donating:
             made = in_place(self._mod[callee], pairs)
             self._made[key] = self._bb.add_func(made, f"{callee.name_hint}_in_place")
         return self._made[key]
-
-
-def _pairs(donations: Sequence[_Donation]) -> list[tuple[int, int]]:
-    """Return the positions of parameters that share memory, those that are read first."""
-    return [(read, donation.written) for donation in donations for read in donation.reads]
 
 
 def _resolved(expr: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Expr:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 from math import prod
 from typing import NamedTuple
 
@@ -308,12 +309,17 @@ def size_in_bytes(kind: relax.Type) -> int:
     extents = known_extents(kind)
     if extents is None or kind.dtype is None:
         return 0
-    return prod(map(_extent, extents)) * tvm.DataType(dtype_of(kind)).bits // 8
+    return prod(map(_extent, extents)) * _bits(dtype_of(kind)) // 8
+
+
+@cache
+def _bits(dtype: str) -> int:
+    return tvm.DataType(dtype).bits
 
 
 def _extent(extent: tirx.PrimExpr) -> int:
-    if isinstance(extent, tirx.IntImm):
-        return int(extent)
+    if type(extent) is tirx.IntImm:
+        return extent.value
     analyzer = Analyzer()
     for variable in tirx.analysis.undefined_vars(extent):
         analyzer.bind(variable, tirx.IntImm("int64", _NOMINAL))

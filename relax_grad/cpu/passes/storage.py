@@ -283,9 +283,9 @@ def allocated_bytes(value: relax.Expr) -> int:
     if not (type(value) is relax.Call and value.op.same_as(_ALLOC)):
         return 0
     shape, _, device, scope = value.args[:]
-    extents = shape.values[:] if isinstance(shape, relax.ShapeExpr) else [None]
+    extents = shape.values[:] if type(shape) is relax.ShapeExpr else [None]
     is_known = (
-        all(isinstance(extent, tirx.IntImm) for extent in extents)
+        all(type(extent) is tirx.IntImm for extent in extents)
         and getattr(scope, "value", None) == "global"
         and int(getattr(device, "value", device)) == 0
     )

@@ -30,7 +30,7 @@ from ._functions import calls_in
 from ._fuse import Group, flat, fuse
 from ._halves import widened_sections, with_params
 from ._identities import name_of
-from ._in_place import IN_PLACE, for_in_place, in_place, in_place_pairs
+from ._in_place import IN_PLACE, Shareable, for_in_place, in_place, in_place_pairs
 from ._indices import as_analyzable
 from ._merge import Merged, Part, Pointwise, merge, pointwise
 from ._nest import Nest, product, sections_of, stored
@@ -41,6 +41,7 @@ __all__ = [
     "IN_PLACE",
     "Part",
     "Pointwise",
+    "Shareable",
     "in_place",
     "merge",
     "pointwise",

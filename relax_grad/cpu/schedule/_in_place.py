@@ -35,30 +35,53 @@ def in_place(function: tirx.PrimFunc, pairs: Sequence[tuple[int, int]]) -> tirx.
     -------
     function : tirx.PrimFunc or None
         A function with one parameter for each result, at the position of the first that is read.
-        None unless it is proved to have the same results: each nest that reads the argument comes
-        before the nest that writes the result, or it is that nest, and each of its iterations
-        touches an element of its own.
+        None unless it is proved to have the same results, see :class:`Shareable`.
     """
-    params, attrs = function.params, function.attrs or {}
     if not pairs:
         return function
-    if len({read for read, _ in pairs}) < len(pairs):
-        return None
-    if attrs.get(IS_SCHEDULED, False):
-        known = list(map(tuple, attrs.get(IN_PLACE, [])))
-        if not all(pair in known for pair in pairs):
-            return None
-    elif not is_pure(function.body) or not all(
-        _have_same_type(params[i], params[j]) and _may_share(_nests(function), params[i], params[j])
-        for i, j in pairs
-    ):
+    if not Shareable(function).has(pairs):
         return None
     made = sharing(function, pairs)
     body = without_streams(made.body)
     made = tirx.PrimFunc(made.params, body, made.ret_type, attrs=made.attrs)
-    if not attrs.get(IS_SCHEDULED, False):
+    if not (function.attrs or {}).get(IS_SCHEDULED, False):
         return made
     return made.without_attr(IN_PLACE).with_attr(SHARED, list(map(list, pairs)))
+
+
+class Shareable:
+    """The parameters of a function that may share memory.
+
+    The function has the same results in place if each nest that reads the argument comes before the
+    nest that writes the result, or it is that nest, and each of its iterations touches an element
+    of its own.
+
+    Parameters
+    ----------
+    function : tirx.PrimFunc
+        The function of :func:`in_place`.
+    """
+
+    def __init__(self, function: tirx.PrimFunc):
+        attrs = function.attrs or {}
+        self._params = function.params[:]
+        self._known: set[tuple[int, ...]] | None = None
+        self._nests: list[tirx.Stmt] = []
+        if attrs.get(IS_SCHEDULED, False):
+            self._known = {tuple(map(int, pair[:])) for pair in attrs.get(IN_PLACE, [])[:]}
+        elif is_pure(function.body):
+            self._nests = _nests(function)
+
+    def has(self, pairs: Sequence[tuple[int, int]]) -> bool:
+        """Tell whether :func:`in_place` is proved to have the same results."""
+        if len({read for read, _ in pairs}) < len(pairs):
+            return False
+        if self._known is not None:
+            return self._known.issuperset(pairs)
+        return all(self._may_share(self._params[i], self._params[j]) for i, j in pairs)
+
+    def _may_share(self, source: tirx.Buffer, result: tirx.Buffer) -> bool:
+        return _have_same_type(source, result) and _may_share(self._nests, source, result)
 
 
 def for_in_place(group: Group) -> Group:
