@@ -10,6 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
+from functools import cache
 from importlib import metadata
 from types import FrameType
 
@@ -178,6 +179,43 @@ def dtype_of(tensor_type: tvm.relax.TensorType) -> str:
     type."""
     return str(getattr(tensor_type.dtype, "dtype", tensor_type.dtype))
 
+
+#: The numbers of the orders of visits in ``tvm_ffi``.
+_ORDERS = {"pre": 0, "post": 1}
+
+
+@cache
+def _type_index(kind: type) -> int:
+    """Return the number of a class of objects."""
+    return kind.__tvm_ffi_type_info__.type_index  # type: ignore[attr-defined]
+
+
+def _direct(name: str, public: Callable) -> Callable:
+    """Return a structural function of ``tvm_ffi`` without the checks of its rules.
+
+    The function takes a rule, ``(class, callback)`` or ``((class, ...), callback)``, or a list of
+    rules. The public function derives the number of each class from an annotation in each call,
+    which takes longer than the visit of a small expression.
+    """
+    call = tvm_ffi.get_global_func(f"ffi.{name}", allow_missing=True)
+    try:
+        call(0, [], [], 0)
+    except Exception:  # a release whose function takes other arguments, or has another name
+        return public
+
+    def function(root: object, rules: tuple | list[tuple], order: str = "post") -> object:
+        entries = [
+            (_type_index(kind), callback)
+            for kinds, callback in (rules if type(rules) is list else (rules,))
+            for kind in (kinds if type(kinds) is tuple else (kinds,))
+        ]
+        return call(root, entries, [], _ORDERS[order])
+
+    return function
+
+
+structural_map = _direct("StructuralMap", tvm_ffi.structural_map)
+structural_walk = _direct("StructuralWalk", tvm_ffi.structural_walk)
 
 #: Whether ``tvm_ffi.structural_map`` supports Relax functions. In 0.26 they cannot be copied node
 #: by node.
@@ -401,5 +439,7 @@ __all__ = [
     "shapes_agree",
     "shapes_differ",
     "shapes_may_differ",
+    "structural_map",
+    "structural_walk",
     "types_differ",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import tvm_ffi
 from tvm import tirx
 
-from .compat import BufferLoad, loaded_buffer
+from .compat import BufferLoad, loaded_buffer, structural_map, structural_walk
 from .module import is_buffer
 
 
@@ -15,14 +15,14 @@ def loads(expr: tirx.PrimExpr) -> list:
     """Return the loads in an expression or a statement, including loads in the indices of other
     loads."""
     nodes: list[tirx.PrimExpr] = []
-    tvm_ffi.structural_walk(expr, (BufferLoad, nodes.append))
+    structural_walk(expr, (BufferLoad, nodes.append))
     return nodes
 
 
 def variables(expr: tirx.PrimExpr) -> set[tirx.Var]:
     """Return the variables in an expression or a statement, including its buffers."""
     variables: set[tirx.Var] = set()
-    tvm_ffi.structural_walk(expr, (tirx.Var, variables.add))
+    structural_walk(expr, (tirx.Var, variables.add))
     return variables
 
 
@@ -43,7 +43,7 @@ def substitute(expr: tirx.PrimExpr, values: Mapping[tirx.Var, tirx.PrimExpr]) ->
     """
     if not values:
         return expr
-    return tvm_ffi.structural_map(expr, (tirx.Var, variable_rule(values)), order="pre")
+    return structural_map(expr, (tirx.Var, variable_rule(values)), order="pre")
 
 
 def variable_rule(values: Mapping[tirx.Var, tirx.PrimExpr]) -> Callable:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
-from .compat import Analyzer, BufferLoad, loaded_buffer
+from .compat import Analyzer, BufferLoad, loaded_buffer, structural_map
 from .expressions import loads, substitute
 
 _ARITHMETIC = (
@@ -52,7 +51,7 @@ def with_int64_indices(expr: tirx.PrimExpr, names: Mapping, known: Analyzer) -> 
         return to_int64(node.value, names, known)
 
     rules = [(BufferLoad, load), (_COMPARISONS, compare), (tirx.Cast, widen)]
-    return substitute(tvm_ffi.structural_map(expr, rules, order="post"), names)
+    return substitute(structural_map(expr, rules, order="post"), names)
 
 
 def int64_index(expr: tirx.PrimExpr, names: Mapping, known: Analyzer) -> tirx.PrimExpr:

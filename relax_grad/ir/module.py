@@ -8,13 +8,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import tvm
-import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import Call, GlobalVar, PrimType
 
 from ..errors import NotWellFormedError
 from .bindings import bindings_of
-from .compat import MAPS_FUNCTIONS
+from .compat import MAPS_FUNCTIONS, structural_map, structural_walk
 
 #: The operator of a conditional expression of numbers, which may also occur in extents.
 IF_THEN_ELSE = tirx.if_then_else(tirx.Var("x", "bool"), 0, 0).op
@@ -224,14 +223,14 @@ def copy_with_new_vars(function: relax.Function, kept: Collection[tirx.Var] = ()
             if isinstance(variable.ty, PrimType):
                 new = tirx.Var(variable.name, str(variable.ty.dtype))
             else:
-                kind = tvm_ffi.structural_map(variable.ty, rule, order="pre")
+                kind = structural_map(variable.ty, rule, order="pre")
                 is_dataflow = isinstance(variable, relax.DataflowVar)
                 new = (relax.DataflowVar if is_dataflow else relax.Var)(variable.name, kind)
             copies[variable] = copies[new] = new  # the mapping visits the copy too
         return copies[variable]
 
     rule = ((tirx.Var, relax.Var, relax.DataflowVar), copy)
-    return tvm_ffi.structural_map(function, rule, order="pre")
+    return structural_map(function, rule, order="pre")
 
 
 def has_conditions(function: tvm.ir.BaseFunc) -> bool:
@@ -240,9 +239,7 @@ def has_conditions(function: tvm.ir.BaseFunc) -> bool:
     if not MAPS_FUNCTIONS:
         return False
     selections = []
-    tvm_ffi.structural_walk(
-        function, (Call, lambda call: selections.append(call.op.same_as(IF_THEN_ELSE)))
-    )
+    structural_walk(function, (Call, lambda call: selections.append(call.op.same_as(IF_THEN_ELSE))))
     return any(selections)
 
 
@@ -291,6 +288,6 @@ def sharing(function: tirx.PrimFunc, pairs: Sequence[tuple[int, int]]) -> tirx.P
 
     # A parameter is the variable of its buffer.
     rule = (tirx.Var, lambda variable: shared.get(variable, variable))
-    body = tvm_ffi.structural_map(function.body, rule)
+    body = structural_map(function.body, rule)
     left = [param for param in params if param not in shared]
     return tirx.PrimFunc(left, body, function.ret_type, attrs=function.attrs)

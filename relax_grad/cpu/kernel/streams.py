@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Op
 
-from ...ir.compat import loaded_buffer
+from ...ir.compat import loaded_buffer, structural_map
 from ._extents import const
 from ._statements import bind
 from .halves import Half
@@ -114,4 +114,4 @@ def without_streams(body: tirx.Stmt) -> tirx.Stmt:
         ramp = tirx.Ramp(index, one, int(name.removeprefix(_STREAM)))
         return tirx.BufferStore(loaded_buffer(element), vector, [ramp])
 
-    return tvm_ffi.structural_map(body, (tirx.Evaluate, store))
+    return structural_map(body, (tirx.Evaluate, store))

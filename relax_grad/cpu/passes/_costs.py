@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
+from ...ir.compat import structural_walk
 from ...ir.module import tuple_fields
 from ...ir.shapes import known_extents
 from .reorder import size_in_bytes
@@ -116,7 +117,7 @@ def _nests(statement: tirx.Stmt) -> list[float]:
         loops.append(loop)
         return tvm_ffi.WalkResult.SKIP
 
-    tvm_ffi.structural_walk(statement, (tirx.For, visit), order="pre")
+    structural_walk(statement, (tirx.For, visit), order="pre")
     return [_extent(loop.extent) * max(sum(_nests(loop.body)), 1.0) for loop in loops]
 
 

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import tvm
-import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import Call, GlobalVar, PrimType
 
-from ...ir.compat import BufferLoad
+from ...ir.compat import BufferLoad, structural_map, structural_walk
 from ...ir.module import IF_THEN_ELSE, has_conditions
 
 #: Operations that may crash the process if they run although the condition that guards them is
@@ -46,7 +45,7 @@ def _selected(function: tvm.ir.BaseFunc, copies: dict[relax.Expr, relax.Expr]) -
     if isinstance(function, relax.Function):
         kinds = (relax.Var, relax.DataflowVar, GlobalVar)
         rules.append((kinds, lambda variable: _copy(variable, copies)))
-    return tvm_ffi.structural_map(function, rules, order="pre")
+    return structural_map(function, rules, order="pre")
 
 
 def _copy(variable: relax.Var | GlobalVar, copies: dict[relax.Expr, relax.Expr]) -> relax.Expr:
@@ -55,7 +54,7 @@ def _copy(variable: relax.Var | GlobalVar, copies: dict[relax.Expr, relax.Expr])
     if isinstance(variable.ty, PrimType):
         return variable
     if variable not in copies:
-        new, kind = variable, tvm_ffi.structural_map(variable.ty, (Call, _selection), order="pre")
+        new, kind = variable, structural_map(variable.ty, (Call, _selection), order="pre")
         if not kind.same_as(variable.ty):
             if isinstance(variable, GlobalVar):
                 new = GlobalVar(variable.name_hint)
@@ -76,7 +75,7 @@ def _selection(call: Call):
 
 def _is_guard(call: Call) -> bool:
     nodes: list[tirx.PrimExpr] = []
-    tvm_ffi.structural_walk(call, ((BufferLoad, *_DIVISIONS), nodes.append))
+    structural_walk(call, ((BufferLoad, *_DIVISIONS), nodes.append))
     return any(
         not (isinstance(node, _DIVISIONS) and isinstance(node.b, tirx.IntImm)) for node in nodes
     )

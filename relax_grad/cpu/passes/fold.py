@@ -7,13 +7,12 @@ from math import prod
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
 from ...ir.aliases import kept_copies
 from ...ir.bindings import substitute, with_value, without_unused
-from ...ir.compat import constant_value, dtype_of
+from ...ir.compat import constant_value, dtype_of, structural_walk
 from ...ir.module import IS_SCHEDULED, normalized
 from ...ir.shapes import static_extents
 
@@ -194,7 +193,7 @@ def _filled(function: tirx.PrimFunc) -> np.ndarray | None:
         (tirx.BufferStore, stores.append),
         ((tirx.AssertStmt, tirx.Evaluate, tirx.IfThenElse), others.append),
     ]
-    tvm_ffi.structural_walk(function.body, rules)
+    structural_walk(function.body, rules)
     if others or len(stores) != 1 or not isinstance(stores[0].value, (tirx.IntImm, tirx.FloatImm)):
         return None
     if not stores[0].buffer.same_as(function.params[0]):

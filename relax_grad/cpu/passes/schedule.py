@@ -15,7 +15,7 @@ from tvm.tirx.buffer import BufferType
 from ...errors import ScheduleWarning
 from ...ir.aliases import is_name, leaves, named_by
 from ...ir.bindings import bindings_of
-from ...ir.compat import dtype_of, replace_attrs
+from ...ir.compat import dtype_of, replace_attrs, structural_map, structural_walk
 from ...ir.module import IS_SCHEDULED, NO_ALIASES, SCHEDULED_ATTRS
 from ..schedule import schedule
 from ..target import CPU
@@ -183,7 +183,7 @@ def _called(value: relax.Expr) -> tuple[GlobalVar | None, Sequence[relax.Expr]]:
 def written_params(function: tirx.PrimFunc) -> list[bool]:
     """Tell for each parameter of a function whether the function writes to it."""
     stores: list[tirx.BufferStore] = []
-    tvm_ffi.structural_walk(function.body, (tirx.BufferStore, stores.append))
+    structural_walk(function.body, (tirx.BufferStore, stores.append))
     buffers = {store.buffer for store in stores}
     return [param in buffers for param in function.params]
 
@@ -198,4 +198,4 @@ def _unaligned(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def of_elements(kind: BufferType) -> BufferType:
         return replace_attrs(kind, data_alignment=max(1, tvm_ffi.dtype(dtype_of(kind)).itemsize))
 
-    return tvm_ffi.structural_map(function, (BufferType, of_elements))
+    return structural_map(function, (BufferType, of_elements))

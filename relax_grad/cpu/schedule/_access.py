@@ -7,7 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import tvm_ffi
 from tvm import tirx
 
-from ...ir.compat import Analyzer, BufferLoad, detect_linear_equation, loaded_buffer
+from ...ir.compat import (
+    Analyzer,
+    BufferLoad,
+    detect_linear_equation,
+    loaded_buffer,
+    structural_map,
+    structural_walk,
+)
 from ...ir.expressions import substitute, variable_rule, variables
 from ._nest import Axis, Nest, analyzer, is_one, is_zero
 
@@ -165,7 +172,7 @@ class Accesses:
             return buffers[buffer][access.place(at)]
 
         rules = [(BufferLoad, load), (tirx.Var, variable_rule(at))]
-        return tvm_ffi.structural_map(expr, rules, order="pre")
+        return structural_map(expr, rules, order="pre")
 
     def place(self, access: Access, at: Mapping):
         """Return the index of an element, with all axes substituted."""
@@ -180,5 +187,5 @@ def _tested(expr) -> set[tirx.Var]:
     def enter(_load):
         return tvm_ffi.WalkResult.SKIP
 
-    tvm_ffi.structural_walk(expr, [(BufferLoad, enter), (tirx.Var, tested.add)], order="pre")
+    structural_walk(expr, [(BufferLoad, enter), (tirx.Var, tested.add)], order="pre")
     return tested

@@ -7,10 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 
-from ...ir.compat import BufferLoad, SBlockRealize, loaded_buffer
+from ...ir.compat import BufferLoad, SBlockRealize, loaded_buffer, structural_map, structural_walk
 from ...ir.expressions import substitute
 from ..target import CPU
 from ._carry import with_carried_values
@@ -70,7 +69,7 @@ def over_flat_buffers(statement: tirx.Stmt, rows: Mapping[tirx.Buffer, tirx.Buff
         return tirx.BufferStore(rows[node.buffer], node.value, [_place(node.buffer, node.indices)])
 
     rules = [(BufferLoad, load), (tirx.BufferStore, store), (SBlockRealize, _without_block)]
-    statement = with_carried_values(tvm_ffi.structural_map(statement, rules, order="post"))
+    statement = with_carried_values(structural_map(statement, rules, order="post"))
     return _parallel(statement) if is_parallel else statement
 
 
@@ -144,7 +143,7 @@ def _is_independent(block: tirx.Stmt, axes: Sequence[Axis]) -> bool:
     if block.match_buffers or not is_pure(block):
         return False
     stores: list[tirx.BufferStore] = []
-    tvm_ffi.structural_walk(block, (tirx.BufferStore, stores.append))
+    structural_walk(block, (tirx.BufferStore, stores.append))
     written = {store.buffer for store in stores} - set(block.alloc_buffers)
     inner = [Axis(loop.loop_var, loop.extent) for loop in _loops(block) if is_zero(loop.min)]
     return all(are_disjoint(touched(block, buffer), axes, inner) for buffer in written)
@@ -187,5 +186,5 @@ def _iterations(body: tirx.Stmt) -> int:
 
 def _loops(body: tirx.Stmt) -> list[tirx.For]:
     loops: list[tirx.For] = []
-    tvm_ffi.structural_walk(body, (tirx.For, loops.append))
+    structural_walk(body, (tirx.For, loops.append))
     return loops

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import tvm_ffi
 from tvm import tirx
 
-from ...ir.compat import Analyzer, BufferLoad, loaded_buffer
+from ...ir.compat import Analyzer, BufferLoad, loaded_buffer, structural_map
 from ...ir.expressions import loads, substitute, variables
 from ...ir.module import IF_THEN_ELSE
 from ._functions import calls_in
@@ -23,7 +23,7 @@ _STRAIGHT = (tirx.Bind, tirx.BufferStore)
 def with_carried_values(statement: tirx.Stmt) -> tirx.Stmt:
     """Return a statement over flat buffers whose innermost loops keep the values that they
     carry."""
-    return tvm_ffi.structural_map(statement, (tirx.For, _with_carried), order="post")
+    return structural_map(statement, (tirx.For, _with_carried), order="post")
 
 
 def _with_carried(loop: tirx.For) -> tirx.Stmt:
@@ -81,7 +81,7 @@ def _carried(loop: tirx.For, body: Sequence[tirx.Stmt], buffer: tirx.Buffer) -> 
     for i, statement in enumerate(body):
         value = statement.value
         if i in users:
-            value = tvm_ffi.structural_map(value, (BufferLoad, change), order="post")
+            value = structural_map(value, (BufferLoad, change), order="post")
         if i == last:
             result = tirx.Var("carried", dtype)
             changed += [

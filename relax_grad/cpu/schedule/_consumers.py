@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 import tvm.tirx.script.builder as T
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
+from ...ir.compat import structural_walk
 from ...ir.dtypes import HALVES
 from ..kernel.consumed import Consumer, consumed, is_consumable
 from ..kernel.matmul import Matmul
@@ -119,7 +119,7 @@ def _is_light(group: Group, cpu: CPU) -> bool:
     whole = [access for access in emitter.accesses.all if access.stride(axis)]
     heavy: list = []
     for nest in group.nests:
-        tvm_ffi.structural_walk(nest.value, ((tirx.Div, Call), heavy.append))
+        structural_walk(nest.value, ((tirx.Div, Call), heavy.append))
     return (
         not heavy
         and all(str(access.buffer.dtype) == "float32" for access in whole)

@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Op
 
-from ...ir.compat import detect_linear_equation, loaded_buffer
+from ...ir.compat import detect_linear_equation, loaded_buffer, structural_walk
 from ...ir.expressions import loads, variables
 
 #: ``TCallEffectKind`` of calls without effects: annotations of expressions, and pure functions.
@@ -50,7 +50,7 @@ def is_pure(code) -> bool:
         effect = call.op.get_attr("TCallEffectKind") if isinstance(call.op, Op) else None
         is_known &= effect is not None and int(effect) <= _PURE and call.op.name not in _ADDRESS_OF
 
-    tvm_ffi.structural_walk(code, (Call, visit))
+    structural_walk(code, (Call, visit))
     return is_known
 
 
@@ -122,12 +122,12 @@ def touched(code, buffer: tirx.Buffer) -> list[Sequence[tirx.PrimExpr]]:
     """Return the indices of all reads and writes of a tensor in a statement."""
     accesses = [load.indices for load in loads(code) if loaded_buffer(load).same_as(buffer)]
     stores: list[tirx.BufferStore] = []
-    tvm_ffi.structural_walk(code, (tirx.BufferStore, stores.append))
+    structural_walk(code, (tirx.BufferStore, stores.append))
     return accesses + [store.indices for store in stores if store.buffer.same_as(buffer)]
 
 
 def divides(expr: tirx.PrimExpr, variable: tirx.Var) -> bool:
     """Tell whether a variable occurs in a division or a remainder."""
     divisions: list[tirx.PrimExpr] = []
-    tvm_ffi.structural_walk(expr, (_DIVISIONS, divisions.append))
+    structural_walk(expr, (_DIVISIONS, divisions.append))
     return any(variable in variables(division) for division in divisions)

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.ir import Range
 from tvm.tirx import Ramp, Shuffle
 
-from ...ir.compat import Analyzer, detect_linear_equation, loaded_buffer
+from ...ir.compat import Analyzer, detect_linear_equation, loaded_buffer, structural_walk
 from ...ir.expressions import substitute, variables
 from ..kernel.builder import Vectors, either
 from ._emitter import Emitter
@@ -88,7 +88,7 @@ class Elements(Emitter):
 
         for nest in self.group.nests:
             expressions = [*nest.indices, nest.value]
-            tvm_ffi.structural_walk(expressions, (_DIVISIONS, visit))
+            structural_walk(expressions, (_DIVISIONS, visit))
         period = lcm(*periods) if periods else 1
         narrow = min(tvm_ffi.dtype(str(access.buffer.dtype)).bits for access in self.accesses.all)
         return period if 1 < period <= _PERIODS * (32 // min(32, max(8, narrow))) else None
@@ -237,7 +237,7 @@ class Elements(Emitter):
                     turns.add(_turn(factor, rest, isinstance(node, (tirx.LE, tirx.GT))))
 
         for nest in self.group.nests:
-            tvm_ffi.structural_walk(nest.value, ((tirx.LT, tirx.LE, tirx.GT, tirx.GE), visit))
+            structural_walk(nest.value, ((tirx.LT, tirx.LE, tirx.GT, tirx.GE), visit))
         inside = sorted(bound for bound in turns if 0 < bound < inner.size)
         if not 0 < len(inside) <= _BOUNDS:
             return ends

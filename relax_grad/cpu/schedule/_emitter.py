@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Op
 
-from ...ir.compat import Analyzer, BufferLoad, loaded_buffer
+from ...ir.compat import Analyzer, BufferLoad, loaded_buffer, structural_map, structural_walk
 from ...ir.expressions import substitute, variable_rule
 from ..target import CPU
 from ._access import Accesses
@@ -178,13 +178,13 @@ def at_place(expr, at: dict, known: dict):
         return known.get(old, known.get(loaded_buffer(old), old))
 
     rules = [(BufferLoad, load), (tirx.Var, variable_rule(at))]
-    return tvm_ffi.structural_map(expr, rules, order="pre")
+    return structural_map(expr, rules, order="pre")
 
 
 def _casts(expr, dtype: str) -> bool:
     """Tell whether an expression casts a value of a dtype."""
     casts: list[tirx.Cast] = []
-    tvm_ffi.structural_walk(expr, (tirx.Cast, casts.append))
+    structural_walk(expr, (tirx.Cast, casts.append))
     return any(str(node.value.ty.dtype) == dtype for node in casts)
 
 

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import tvm.tirx.script.builder as T
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
-from ...ir.compat import BufferLoad
+from ...ir.compat import BufferLoad, structural_map, structural_walk
 from ...ir.expressions import are_equal, loads
 from ...ir.module import IF_THEN_ELSE
 from ..kernel import functions
@@ -83,7 +82,7 @@ def as_arithmetic(expr):
             return node
         return functions.expression(_FUNCTIONS[name_of(node)], *arguments)
 
-    return tvm_ffi.structural_map(with_functions(expr, can_be), (Call, call))
+    return structural_map(with_functions(expr, can_be), (Call, call))
 
 
 def _is_guarded(expr, safe: list) -> bool:
@@ -103,7 +102,7 @@ def _is_guarded(expr, safe: list) -> bool:
             unsafe.append(not str(node.ty.dtype).startswith("float"))
 
     divisions = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
-    tvm_ffi.structural_walk(expr, ((BufferLoad, Call, *divisions), visit))
+    structural_walk(expr, ((BufferLoad, Call, *divisions), visit))
     return any(unsafe)
 
 
@@ -119,14 +118,14 @@ def _unguarded(expr) -> list:
             return tirx.if_then_else(node.args[0], zero, zero)
         return node
 
-    rest = tvm_ffi.structural_map(expr, ((tirx.Select, Call), without_branches), order="pre")
+    rest = structural_map(expr, ((tirx.Select, Call), without_branches), order="pre")
     return loads(rest)
 
 
 def calls_in(expr) -> list[Call]:
     """Return the calls in an expression."""
     calls: list[Call] = []
-    tvm_ffi.structural_walk(expr, (Call, calls.append))
+    structural_walk(expr, (Call, calls.append))
     return calls
 
 
@@ -137,7 +136,7 @@ def has_functions(value) -> bool:
 
 def _names_in(expr) -> list[tirx.Let]:
     names: list[tirx.Let] = []
-    tvm_ffi.structural_walk(expr, (tirx.Let, names.append))
+    structural_walk(expr, (tirx.Let, names.append))
     return names
 
 

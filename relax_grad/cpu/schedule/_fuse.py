@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Op
 
-from ...ir.compat import Analyzer, BufferLoad, loaded_buffer
+from ...ir.compat import Analyzer, BufferLoad, loaded_buffer, structural_map, structural_walk
 from ...ir.expressions import substitute
 from ...ir.module import IF_THEN_ELSE
 from ._access import Accesses
@@ -193,7 +193,7 @@ def weigh(expr) -> tuple[int, int, int]:
         elif isinstance(node, tirx.Select):
             counts[2] += 1
 
-    tvm_ffi.structural_walk(expr, (tuple(_OPERATIONS), visit))
+    structural_walk(expr, (tuple(_OPERATIONS), visit))
     return counts[0], counts[1], counts[2]
 
 
@@ -213,7 +213,7 @@ def _with_inlined(user: Nest, nest: Nest, names: list) -> Nest:
         values = {name: i for name, i in zip(names, old.indices, strict=True) if name is not None}
         return substitute(nest.value, {**zeros, **values})
 
-    return replace(user, value=tvm_ffi.structural_map(user.value, (BufferLoad, load)))
+    return replace(user, value=structural_map(user.value, (BufferLoad, load)))
 
 
 # Grouping

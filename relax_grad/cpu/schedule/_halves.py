@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Op
 
-from ...ir.compat import BufferLoad, StringImm, loaded_buffer
+from ...ir.compat import BufferLoad, StringImm, loaded_buffer, structural_map
 from ...ir.dtypes import HALVES
 from ...ir.module import is_buffer
 from ..kernel.halves import narrowed, widened
@@ -88,7 +88,7 @@ def with_params(
     }
     if not changed:
         return body
-    return tvm_ffi.structural_map(body, (tirx.Var, lambda var: changed.get(var, var)))
+    return structural_map(body, (tirx.Var, lambda var: changed.get(var, var)))
 
 
 def in_float32(

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import mul
 
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Op
 
+from ...ir.compat import structural_map
 from ...ir.expressions import are_equal
 from ..kernel import activations, functions
 
@@ -80,7 +80,7 @@ def with_functions(expr: tirx.PrimExpr, can_be) -> tirx.PrimExpr:
                 return _multiplied(factor, [call, *others])
         return node
 
-    return tvm_ffi.structural_map(expr, (tuple(_IDENTITIES), found), order="pre")
+    return structural_map(expr, (tuple(_IDENTITIES), found), order="pre")
 
 
 # Each matcher returns None or (name of a function, its argument, constant factor, other factors of

@@ -8,7 +8,7 @@ from dataclasses import replace
 import tvm_ffi
 from tvm import tirx
 
-from ...ir.compat import BufferLoad, SBlockRealize, loaded_buffer
+from ...ir.compat import BufferLoad, SBlockRealize, loaded_buffer, structural_walk
 from ...ir.module import IS_SCHEDULED, SHARED, sharing
 from ..kernel.streams import without_streams
 from ._dependence import are_disjoint, is_pure, touched
@@ -109,7 +109,7 @@ def _has_flags(nest: Nest) -> bool:
     """Tell whether a nest computes booleans, or casts more than one: TVM has no variables for
     vectors of them."""
     nodes: list[tirx.Cast] = []
-    tvm_ffi.structural_walk(nest.value, (tirx.Cast, nodes.append))
+    structural_walk(nest.value, (tirx.Cast, nodes.append))
     return str(nest.buffer.dtype) == "bool" or any(
         str(node.value.ty.dtype) == "bool"
         and not (isinstance(node.value, BufferLoad) and not len(node.value.indices))

@@ -8,9 +8,9 @@ variables, and fails to negate unsigned variables.
 
 from __future__ import annotations
 
-import tvm_ffi
 from tvm import tirx
 
+from ...ir.compat import structural_map
 from ._integers import COMPARISONS, folding_comparison
 
 _DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
@@ -19,9 +19,7 @@ _DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
 def as_analyzable(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return an equivalent function without the indices and conditions that the analyses handle
     incorrectly."""
-    return tvm_ffi.structural_map(
-        function, [(_DIVISIONS, _ascending), (COMPARISONS, folding_comparison)]
-    )
+    return structural_map(function, [(_DIVISIONS, _ascending), (COMPARISONS, folding_comparison)])
 
 
 def _ascending(node):

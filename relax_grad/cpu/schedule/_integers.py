@@ -12,6 +12,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Op
 
+from ...ir.compat import structural_map
 from ...ir.expressions import loads
 
 #: The signed dtypes that remainders are computed in.
@@ -37,7 +38,7 @@ def with_folding_integers(expr: tirx.PrimExpr) -> tirx.PrimExpr:
         (COMPARISONS, folding_comparison),
         ((tirx.Sub, tirx.Min, tirx.Max), _folding_operation),
     ]
-    return tvm_ffi.structural_map(expr, rules)
+    return structural_map(expr, rules)
 
 
 def folding_comparison(node: tirx.PrimExpr) -> tirx.PrimExpr:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import tvm_ffi
 from tvm import tirx
 
-from ...ir.compat import BufferLoad, loaded_buffer
+from ...ir.compat import BufferLoad, loaded_buffer, structural_map
 from ...ir.expressions import substitute
 from ...ir.module import is_buffer
 from ._fuse import Group, fuse, weigh
@@ -180,7 +180,7 @@ def _over(nest: Nest, buffers: dict, extents: dict) -> Nest:
     def load(old):
         return buffers[loaded_buffer(old)][tuple(substitute(index, at) for index in old.indices)]
 
-    value = tvm_ffi.structural_map(nest.value, (BufferLoad, load))
+    value = structural_map(nest.value, (BufferLoad, load))
     return replace(
         nest,
         axes=axes,

@@ -11,7 +11,15 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Range
 
-from ...ir.compat import Analyzer, BufferLoad, SBlock, SBlockRealize, loaded_buffer
+from ...ir.compat import (
+    Analyzer,
+    BufferLoad,
+    SBlock,
+    SBlockRealize,
+    loaded_buffer,
+    structural_map,
+    structural_walk,
+)
 from ...ir.expressions import loads, substitute, variables
 from ...ir.int64 import int64_index, with_int64_indices
 from ...ir.module import is_buffer
@@ -153,7 +161,7 @@ def is_plain(statement: tirx.Stmt) -> bool:
     """Tell whether a statement consists of serial loops, conditions, bindings and blocks with loads
     and stores."""
     parts: list = []
-    tvm_ffi.structural_walk(statement, (tirx.Stmt, parts.append))
+    structural_walk(statement, (tirx.Stmt, parts.append))
     return is_pure(statement) and all(
         isinstance(part, _PLAIN) and _is_simple(part) for part in parts
     )
@@ -178,7 +186,7 @@ def _is_simple(statement: tirx.Stmt) -> bool:
 def stored(statement: tirx.Stmt) -> set[tirx.Buffer]:
     """Return the buffers that a statement writes to."""
     stores: list[tirx.BufferStore] = []
-    tvm_ffi.structural_walk(statement, (tirx.BufferStore, stores.append))
+    structural_walk(statement, (tirx.BufferStore, stores.append))
     return {store.buffer for store in stores}
 
 
@@ -339,7 +347,7 @@ def _without_names(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
         values[let.var] = let.value
         return let.body
 
-    expr = tvm_ffi.structural_map(expr, (tirx.Let, body))
+    expr = structural_map(expr, (tirx.Let, body))
     while not variables(expr).isdisjoint(values):
         expr = substitute(expr, values)
         if _size(expr) > _LARGEST:
@@ -350,7 +358,7 @@ def _without_names(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
 def _size(expr: tirx.PrimExpr) -> int:
     """Return the number of loads and variables in an expression."""
     nodes: list[tirx.PrimExpr] = []
-    tvm_ffi.structural_walk(expr, ((BufferLoad, tirx.Var), nodes.append))
+    structural_walk(expr, ((BufferLoad, tirx.Var), nodes.append))
     return len(nodes)
 
 

@@ -8,7 +8,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
-from ...ir.compat import Analyzer, loaded_buffer
+from ...ir.compat import Analyzer, loaded_buffer, structural_map, structural_walk
 from ...ir.expressions import loads
 from ...ir.module import IF_THEN_ELSE
 from ._functions import calls_in
@@ -46,14 +46,14 @@ def with_selections(nest: Nest) -> Nest:
         )
         return tirx.Select(condition, *branches) if is_safe else call
 
-    return replace(nest, value=tvm_ffi.structural_map(nest.value, (Call, change), order="post"))
+    return replace(nest, value=structural_map(nest.value, (Call, change), order="post"))
 
 
 def _may_fail(expr) -> bool:
     """Tell whether an expression divides integers by a number that may be 0."""
     nodes: list[tirx.PrimExpr] = []
     divisions = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
-    tvm_ffi.structural_walk(expr, (divisions, nodes.append))
+    structural_walk(expr, (divisions, nodes.append))
     return any(
         not isinstance(node.b, (tirx.IntImm, tirx.FloatImm)) and "int" in str(node.ty.dtype)
         for node in nodes
@@ -68,7 +68,7 @@ def selections(expr) -> list:
         for branch in (select.true_value, select.false_value):
             branch_loads.update(dict.fromkeys(loads(branch)))
 
-    tvm_ffi.structural_walk(expr, (tirx.Select, visit))
+    structural_walk(expr, (tirx.Select, visit))
     return list(branch_loads)
 
 
