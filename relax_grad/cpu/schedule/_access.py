@@ -43,9 +43,11 @@ class Access:
         self.strides: dict[tirx.Var, tirx.PrimExpr] = {}
         self.opaque: set[tirx.Var] = set()
         self.base = tirx.IntImm("int64", 0)
+        if self._has_plain_places(indices, axes):
+            return
         names = [axis.var for axis in axes]
         step = tirx.IntImm("int64", 1)
-        for index, extent in zip(list(indices)[::-1], list(buffer.shape)[::-1], strict=True):
+        for index, extent in zip(indices[::-1], buffer.shape[::-1], strict=True):
             parts = detect_linear_equation(index, names) if names else [index]
             if len(parts):
                 for var, stride in zip(names, parts, strict=False):
@@ -58,6 +60,26 @@ class Access:
             step = step * extent
         self.base = known.simplify(self.base)
         self.strides = {var: known.simplify(stride) for var, stride in self.strides.items()}
+
+    def _has_plain_places(self, indices: Sequence[tirx.PrimExpr], axes: Sequence[Axis]) -> bool:
+        """Find the strides and the base without TVM's arithmetic; tell whether all indices are axes
+        or constants and all extents are constants."""
+        names = {axis.var for axis in axes}
+        strides: dict[tirx.Var, int] = {}
+        base, step = 0, 1
+        for index, extent in zip(indices[::-1], self.buffer.shape[::-1], strict=True):
+            if type(extent) is not tirx.IntImm:
+                return False
+            if type(index) is tirx.IntImm:
+                base += index.value * step
+            elif index in names:
+                strides[index] = step + strides.get(index, 0)
+            else:
+                return False
+            step *= extent.value
+        self.base = tirx.IntImm("int64", base)
+        self.strides = {var: tirx.IntImm("int64", stride) for var, stride in strides.items()}
+        return True
 
     def stride(self, axis: Axis) -> int | None:
         """Return the stride of an axis, or None if it is opaque or its stride is symbolic."""

@@ -83,6 +83,9 @@ def are_disjoint(
         if all(tvm_ffi.structural_equal(indices[0], other) for other in indices[1:])
     ]
     unknown = {axis.var: axis for axis in axes if axis.size != 1}
+    plain = {index for index in shared if isinstance(index, tirx.Var)}
+    if plain.issuperset(unknown):  # each index determines its axis
+        return True
     determined = set(unknown)
     while unknown and determined:
         determined = {var for index in shared for var in _determined(index, unknown, axes, inner)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import tvm_ffi
@@ -47,7 +47,7 @@ class Group:
 
 def fuse(nests: Sequence[Nest], allocated: Sequence[tirx.Buffer]) -> list[Group]:
     """Return the nests as groups, in order, after inlining."""
-    nests = _inline([simplified(nest) for nest in nests], set(allocated))
+    nests = inlined(nests, allocated)
     groups: list[list[Nest]] = []
     for nest in nests:
         for group in _joinable(nest, groups):
@@ -93,10 +93,11 @@ def flat(group: Group, rows: dict) -> Group:
 # Inlining
 
 
-def _inline(nests: list[Nest], allocated: set[tirx.Buffer]) -> list[Nest]:
+def inlined(nests: Sequence[Nest], allocated: Collection[tirx.Buffer]) -> list[Nest]:
     """Return the nests with producers of intermediate buffers inlined into their consumers."""
+    allocated = set(allocated)
     kept: list[Nest] = []
-    rest = list(nests)
+    rest = [simplified(nest) for nest in nests]
     while rest:
         nest, *rest = rest
         users = [i for i, other in enumerate(rest) if _reads(other, nest.buffer)]

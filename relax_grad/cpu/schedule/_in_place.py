@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import tvm_ffi
 from tvm import tirx
+from tvm_ffi import structural_equal
 
 from ...ir.compat import BufferLoad, SBlockRealize, loaded_buffer, structural_walk
 from ...ir.module import IS_SCHEDULED, SHARED, sharing
@@ -127,23 +127,21 @@ def in_place_pairs(
     that of the result.
     """
     nests, pairs = group.nests, []
+    reads: dict[tirx.Buffer, list[tuple[int, BufferLoad]]] = {}
+    writers: dict[tirx.Buffer, list[int]] = {}
+    for k, nest in enumerate(nests):
+        writers.setdefault(nest.buffer, []).append(k)
+        for load in nest.loads:
+            reads.setdefault(loaded_buffer(load), []).append((k, load))
     for j, result in enumerate(results, len(inputs)):
-        writers = [k for k, nest in enumerate(nests) if nest.buffer.same_as(result)]
-        if len(writers) != 1 or nests[writers[0]].combine:
+        if len(writers.get(result, [])) != 1 or nests[writers[result][0]].combine:
             continue
-        (writer,) = writers
+        (writer,) = writers[result]
         indices = list(nests[writer].indices)
         for i, source in enumerate(inputs):
-            reads = [
-                (k, load)
-                for k, nest in enumerate(nests)
-                for load in nest.loads
-                if loaded_buffer(load).same_as(source)
-            ]
             if _have_same_type(source, result) and all(
-                (k <= writer or group.stores_last)
-                and tvm_ffi.structural_equal(list(load.indices), indices)
-                for k, load in reads
+                (k <= writer or group.stores_last) and structural_equal(list(load.indices), indices)
+                for k, load in reads.get(source, [])
             ):
                 pairs.append((i, j))
     return pairs
@@ -157,7 +155,7 @@ def _nests(function: tirx.PrimFunc) -> list[tirx.Stmt]:
 
 
 def _have_same_type(source: tirx.Buffer, result: tirx.Buffer) -> bool:
-    return tvm_ffi.structural_equal(source.ty, result.ty)
+    return structural_equal(source.ty, result.ty)
 
 
 def _may_share(nests: Sequence[tirx.Stmt], source: tirx.Buffer, result: tirx.Buffer) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import tvm_ffi
 from tvm import tirx
@@ -11,9 +12,10 @@ from tvm import tirx
 from ...ir.compat import BufferLoad, loaded_buffer, structural_map
 from ...ir.expressions import substitute
 from ...ir.module import is_buffer
-from ._fuse import Group, fuse, weigh
+from ._fuse import Group, fuse, inlined, weigh
 from ._halves import widened_sections
 from ._nest import Axis, Nest, nests_of
+from ._outline import Outline, are_one_loop, outlines_of
 
 #: The maximum number of tensors of one loop, apart from scalars: each needs an address, and a
 #: memory stream of the processor.
@@ -45,6 +47,30 @@ class Pointwise:
     allocated: Sequence[tirx.Buffer]
     dtypes: Sequence[str]
 
+    @cached_property
+    def weight(self) -> int:
+        """The number of expression nodes."""
+        return sum(weigh(nest.value)[0] for nest in self.nests)
+
+    @cached_property
+    def is_static(self) -> bool:
+        """Whether all extents of parameters are integers."""
+        return all(type(extent) is tirx.IntImm for extent in self._extents)
+
+    @cached_property
+    def has_plain_extents(self) -> bool:
+        """Whether each extent of a parameter is an integer or a variable."""
+        return all(isinstance(extent, (tirx.Var, tirx.IntImm)) for extent in self._extents)
+
+    @property
+    def _extents(self) -> list[tirx.PrimExpr]:
+        return [extent for param in self.params for extent in param.shape[:]]
+
+    @cached_property
+    def outlines(self) -> list[Outline] | None:
+        """The outlines of the nests after inlining; None if a nest has none."""
+        return outlines_of(inlined(self.nests, self.allocated))
+
 
 @dataclass(frozen=True)
 class Part:
@@ -68,12 +94,42 @@ class Part:
 
 @dataclass(frozen=True)
 class Merged:
-    """The nests of several parts, over common buffers for their tensors."""
+    """Several parts over common buffers for their tensors."""
 
-    nests: list[Nest]
-    allocated: list[tirx.Buffer]
-    buffers: dict[Hashable, tirx.Buffer]
-    dtypes: dict[Hashable, str]
+    parts: Sequence[Part]
+
+    @cached_property
+    def dtypes(self) -> dict[Hashable, str]:
+        """The dtype of each tensor."""
+        dtypes: dict[Hashable, str] = {}
+        for part in self.parts:
+            dtypes.update(zip(part.tensors, part.function.dtypes, strict=True))
+        return dtypes
+
+    @cached_property
+    def buffers(self) -> dict[Hashable, tirx.Buffer]:
+        """The buffer of each tensor."""
+        buffers: dict[Hashable, tirx.Buffer] = {}
+        for part in self.parts:
+            params = part.function.params
+            for name, param, shape in zip(part.tensors, params, part.shapes, strict=True):
+                if name not in buffers:
+                    buffers[name] = _parameter(shape, str(param.dtype), f"b{len(buffers)}")
+        return buffers
+
+    @cached_property
+    def _over_buffers(self) -> list[tuple[list[Nest], list[tirx.Buffer]]]:
+        return [_renamed(part, self.buffers) for part in self.parts]
+
+    @property
+    def nests(self) -> list[Nest]:
+        """The nests of all parts over the buffers."""
+        return [nest for nests, _ in self._over_buffers for nest in nests]
+
+    @property
+    def allocated(self) -> list[tirx.Buffer]:
+        """The intermediate buffers of all parts."""
+        return [buffer for _, allocated in self._over_buffers for buffer in allocated]
 
     def original(self, name: Hashable) -> tirx.Buffer:
         """Return the parameter for a tensor, in its own dtype."""
@@ -122,23 +178,52 @@ def _is_in_order(indices: Sequence, nest: Nest) -> bool:
 
 def merge(parts: Sequence[Part]) -> Merged | None:
     """Return several parts merged into one loop, or None if one loop cannot compute them."""
-    buffers: dict[Hashable, tirx.Buffer] = {}
-    dtypes: dict[Hashable, str] = {}
-    nests, allocated = [], []
-    for part in parts:
-        dtypes.update(zip(part.tensors, part.function.dtypes, strict=True))
-        for name, param, shape in zip(part.tensors, part.function.params, part.shapes, strict=True):
-            if name not in buffers:
-                buffers[name] = _parameter(shape, str(param.dtype), f"b{len(buffers)}")
-        renamed = _renamed(part, buffers)
-        if renamed is None:
+    streams = {
+        name
+        for part in parts
+        for name, shape in zip(part.tensors, part.shapes, strict=True)
+        if len(shape)
+    }
+    is_small = len(streams) <= _MOST and sum(part.function.weight for part in parts) <= _LARGEST
+    if not is_small or not all(part.function.has_plain_extents for part in parts):
+        return None
+    merged = Merged(parts)
+    outlines = _outlines(parts)
+    is_one = len(merged.groups()) == 1 if outlines is None else are_one_loop(outlines)
+    return merged if is_one else None
+
+
+def _outlines(parts: Sequence[Part]) -> list[Outline] | None:
+    """Return the outlines of the nests of all parts over common tensors.
+
+    None if a nest has no outline, or if inlining may depend on the tensors or the extents that are
+    passed: one is passed twice, or a number for a variable extent.
+    """
+    outlines: list[Outline] = []
+    for i, part in enumerate(parts):
+        function, extents = part.function, _extents(part)
+        variables = {extent for extent in extents.values() if isinstance(extent, tirx.Var)}
+        is_own = len(set(part.tensors)) == len(part.tensors) and len(variables) == len(extents)
+        if not is_own or function.outlines is None:
             return None
-        nests += renamed[0]
-        allocated += renamed[1]
-    streams = [buffer for buffer in buffers.values() if len(buffer.shape)]
-    is_small = len(streams) <= _MOST and sum(weigh(nest.value)[0] for nest in nests) <= _LARGEST
-    merged = Merged(nests, allocated, buffers, dtypes)
-    return merged if is_small and len(merged.groups()) == 1 else None
+        names: dict[tirx.Buffer, Hashable] = {
+            **dict(zip(function.params, part.tensors, strict=True)),
+            **{buffer: ("allocated", i, k) for k, buffer in enumerate(function.allocated)},
+        }
+        outlines += [outline.over(names, extents) for outline in function.outlines]
+    return outlines
+
+
+def _extents(part: Part) -> dict[tirx.Var, tirx.PrimExpr]:
+    """Return the extents that are passed for the variables of a function."""
+    if part.function.is_static:
+        return {}
+    return {
+        extent: wanted
+        for param, shape in zip(part.function.params, part.shapes, strict=True)
+        for extent, wanted in zip(param.shape, shape, strict=True)
+        if isinstance(extent, tirx.Var)
+    }
 
 
 def _parameter(shape: Sequence, dtype: str, name: str) -> tirx.Buffer:
@@ -146,21 +231,11 @@ def _parameter(shape: Sequence, dtype: str, name: str) -> tirx.Buffer:
     return tirx.decl_buffer(shape, dtype, name, data_alignment=align)
 
 
-def _renamed(part: Part, buffers: dict) -> tuple[list[Nest], list[tirx.Buffer]] | None:
-    """Return the nests of a part over the common buffers, and its intermediate buffers.
-
-    None if an extent of a parameter is neither an integer nor a variable.
-    """
-    function = part.function
-    extents = {}
-    own = {}
-    for name, param, shape in zip(part.tensors, function.params, part.shapes, strict=True):
-        own[param] = buffers[name]
-        for extent, wanted in zip(param.shape, shape, strict=True):
-            if isinstance(extent, tirx.Var):
-                extents[extent] = wanted
-            elif not isinstance(extent, tirx.IntImm):
-                return None
+def _renamed(part: Part, buffers: dict) -> tuple[list[Nest], list[tirx.Buffer]]:
+    """Return the nests of a part over the common buffers, and its intermediate buffers."""
+    function, extents = part.function, _extents(part)
+    params = zip(function.params, part.tensors, strict=True)
+    own = {param: buffers[name] for param, name in params}
     for buffer in function.allocated:
         shape = [substitute(extent, extents) for extent in buffer.shape]
         own[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), buffer.name)

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import tvm_ffi
 from machines import Run, run_kernels
 from tvm import te, tirx, topi
 
@@ -41,7 +42,7 @@ def names_in(expr) -> list[str]:
     """Return the names of the functions that the pass finds in an expression."""
     names = []
     result = identities.with_functions(expr, lambda _: True)
-    identities.tvm_ffi.structural_walk(
+    tvm_ffi.structural_walk(
         result, (identities.Call, lambda call: names.append(identities.name_of(call)))
     )
     return [name.removeprefix("relax_grad.") for name in names if name.startswith("relax_grad.")]
