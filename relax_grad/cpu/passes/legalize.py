@@ -1,8 +1,8 @@
-"""Legalization of element-wise operators that is cached for all calls with equal operand types.
+"""Legalization of operators that is cached for all calls with equal operand types and attributes.
 
 The legalization of a call creates a function from a tensor expression, then searches the module for
-an equal function. In a training step most calls are of binary operators, and hundreds of them
-become calls of a few functions.
+an equal function. In a training step most calls are of a few operators, and hundreds of them become
+calls of a few functions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import tvm
 import tvm_ffi
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
 from ...ir.compat import constant_value, dtype_of
@@ -19,13 +19,17 @@ from ...ir.shapes import static_extents
 
 _CALL_TIR = Op.get("relax.call_tir")
 
-#: TVM's legalizations of binary operators. Their functions depend only on the types of the operands
-#: and on the values of scalar constants. If another legalization is registered later, it is used
-#: for each call.
-_KNOWN = {
-    name: Op.get(name).get_attr("FLegalize")
-    for name in ("relax.add", "relax.divide", "relax.multiply", "relax.subtract")
-}
+#: Operators whose functions depend only on the types of the operands, on the values of shapes and
+#: of scalar constants, and on the attributes.
+_OPERATORS = (
+    *("add", "divide", "multiply", "subtract", "maximum", "minimum", "where"),
+    *("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
+    *("exp", "erf", "log", "negative", "rsqrt", "sigmoid", "sqrt", "square", "tanh", "nn.gelu"),
+    *("collapse_sum_to", "permute_dims", "reshape", "split"),
+)
+
+#: Their legalizations. If another legalization is registered later, it is used for each call.
+_KNOWN = {name: Op.get(name).get_attr("FLegalize") for name in map("relax.{}".format, _OPERATORS)}
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.LegalizeOps")
@@ -53,11 +57,13 @@ class _Shared:
         self._known: dict[tuple, relax.Call] = {}
 
     def __call__(self, bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        operands = list(call.args)
-        key = tuple(map(_key, operands))
-        if None in key:
+        operands = call.args[:]
+        keys = [_key(operand) for operand in operands]
+        if None in keys:
             return self._legalize(bb, call)
         tensors = relax.Tuple([operand for operand in operands if isinstance(operand, relax.Var)])
+        attributes = None if call.attrs is None else tvm_ffi.StructuralKey(call.attrs)
+        key = attributes, *keys
         known = self._known.get(key)
         if known is not None:
             return relax.Call(known.op, [known.args[0], tensors], known.attrs, known.ty_args)
@@ -68,8 +74,12 @@ class _Shared:
 
 
 def _key(operand: relax.Expr) -> tuple | None:
-    """Return a key of an operand for legalization: a type or the value of a scalar; None if it may
-    not suffice."""
+    """Return a key of an operand for legalization: a type, or the value of a shape or a scalar;
+    None if it may not suffice."""
+    if isinstance(operand, relax.ShapeExpr):
+        extents = operand.values[:]
+        is_static = all(type(extent) is tirx.IntImm for extent in extents)
+        return ("shape", *(extent.value for extent in extents)) if is_static else None
     if not isinstance(operand, relax.Var):
         value = constant_value(operand)
         if value is None or value.ndim:
