@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 
 import torch
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
 from torch.fx import traceback as fx_traceback
 
 from .._converters import CONVERTERS
@@ -15,6 +16,7 @@ from ..tracing.recurrent import layers_as_operators
 from ..tracing.tracer import CHECKPOINT
 from .aliases import Aliases
 from .autocast import decompose_under_autocast
+from .calls import NotPlain, decompose_calls
 from .errors import translated
 from .program import Program
 from .quiet import quiet
@@ -40,13 +42,13 @@ def decomposed(
     aliases = Aliases(_without_gradient(exported, has_gradients), has_memory)
     aliases.run(exported.graph_module)
     decompose_under_autocast(exported.graph_module, kept)
-    exported = _with_core_operators(exported, kept)
+    exported, signature = _with_core_operators(exported, kept, has_memory)
     graph = exported.graph_module.graph
     mark_checkpoints(graph, CHECKPOINT)
     inputs, tensors, constants = {}, {}, {}
     leaves = iter(names)
     used = {node.name for node in graph.find_nodes(op="placeholder") if node.users}
-    for spec in exported.graph_signature.input_specs:
+    for spec in signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             name = next(leaves)
             if name is not None:
@@ -58,7 +60,7 @@ def decomposed(
     results = graph.output_node().args[0]
     input_names = {place: name for name, place in inputs.items()}
     positions, states, problems = [], {}, aliases.problems
-    for i, spec in enumerate(exported.graph_signature.output_specs):
+    for i, spec in enumerate(signature.output_specs):
         if spec.kind is OutputKind.BUFFER_MUTATION:
             states[key(spec.target)] = i
         elif spec.kind is OutputKind.USER_OUTPUT:
@@ -79,18 +81,21 @@ def decomposed(
 
 
 def _with_core_operators(
-    exported: torch.export.ExportedProgram, kept: Collection[str]
-) -> torch.export.ExportedProgram:
-    """Decompose operators, besides those with converters."""
+    exported: torch.export.ExportedProgram, kept: Collection[str], has_memory: bool
+) -> tuple[torch.export.ExportedProgram, ExportGraphSignature]:
+    """Decompose operators, besides those with converters, and return the new signature too."""
+    with contextlib.suppress(NotPlain), quiet(), fx_traceback.preserve_node_meta():
+        return exported, decompose_calls(exported, kept, has_memory)
     table = torch.export.default_decompositions()
     for operator in list(table):
         if operator.namespace == "aten" and operator.__name__ in {*CONVERTERS, *kept}:
             table.pop(operator)
     with quiet(), fx_traceback.preserve_node_meta(), layers_as_operators():
         try:
-            return exported.run_decompositions(table)
+            whole = exported.run_decompositions(table)
         except Exception as error:  # torch.export raises every kind
             raise translated(error) from error
+    return whole, whole.graph_signature
 
 
 def _without_gradient(exported: torch.export.ExportedProgram, has_gradients: bool) -> set[str]:

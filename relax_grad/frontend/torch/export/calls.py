@@ -1,0 +1,424 @@
+"""Decomposition of a plain graph call by call, each kind of call once.
+
+``run_decompositions`` traces the whole graph twice, which takes as long as the export itself. But
+most calls of a graph stay as they are, and the others repeat, because the layers of a network are
+alike. Therefore ``run_decompositions`` gets a program of one call of each kind, and its results are
+copied to the other calls. Graphs that are not plain are decomposed as a whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.utils import _pytree as pytree
+
+from .._converters import CONVERTERS
+from .writes import writes
+
+_ATEN = torch.ops.aten
+
+#: Views that a trace leaves as they are.
+_VIEWS = {
+    *(_ATEN.view.default, _ATEN.transpose.int, _ATEN.permute.default, _ATEN.unsqueeze.default),
+    *(_ATEN.squeeze.dim, _ATEN.split.Tensor, _ATEN.split_with_sizes.default),
+    *(_ATEN.slice.Tensor, _ATEN.select.int, _ATEN.expand.default),
+}
+
+#: Calls whose decomposition depends on more than the types of their operands: on the values of
+#: constants, or on memory.
+_REFUSED = {
+    *(_ATEN.lift_fresh_copy.default, _ATEN.lift_fresh.default, _ATEN.lift.default),
+    *(_ATEN.as_strided.default, _ATEN.copy_.default),
+}
+
+#: A check without a result, which the import ignores.
+_METADATA = _ATEN._assert_tensor_metadata.default
+
+_INPUTS = {
+    *(InputKind.PARAMETER, InputKind.BUFFER, InputKind.USER_INPUT, InputKind.CONSTANT_TENSOR)
+}
+
+
+class NotPlain(Exception):
+    """A graph cannot be decomposed call by call."""
+
+
+@dataclass
+class _Pattern:
+    """The decomposition of the calls of one kind.
+
+    Attributes
+    ----------
+    places : list[fx.Node]
+        The placeholders of the operands.
+    nodes : list[fx.Node]
+        The calls, in order.
+    results : list[fx.Node]
+        The results; the only one of a call that returns a tensor.
+    writes : dict[int, fx.Node]
+        The new values of the operands that the call writes, by their positions.
+    """
+
+    places: list[fx.Node]
+    nodes: list[fx.Node]
+    results: list[fx.Node]
+    writes: dict[int, fx.Node]
+
+
+def decompose_calls(
+    exported: ExportedProgram, kept: Collection[str], has_memory: bool
+) -> ExportGraphSignature:
+    """Decompose the calls of a graph in place, and return the new signature.
+
+    Parameters
+    ----------
+    exported : ExportedProgram
+        The program.
+    kept : Collection[str]
+        The operators that are not decomposed, besides those with converters in this package.
+    has_memory : bool
+        Whether the tensors of the trace have the memory that those of PyTorch have.
+
+    Raises
+    ------
+    NotPlain
+        If the graph is not plain, or a call has no decomposition. The graph is unchanged.
+    """
+    _check_plain(exported)
+    table, aten = _table(frozenset(kept))
+    kinds: dict[fx.Node, tuple] = {}
+    operands: dict[fx.Node, list[fx.Node]] = {}
+    examples: dict[tuple, fx.Node] = {}
+    for node in exported.graph.nodes:
+        if node.op == "call_function" and not _stays(node, table, aten):
+            kinds[node], operands[node] = _kind(node)
+            examples.setdefault(kinds[node], node)
+    patterns = _patterns(exported, examples, operands, table) if examples else {}
+    calls = {node: patterns[kind] for node, kind in kinds.items()}
+    written = _written(exported, calls, operands, has_memory)
+    return _rewrite(exported, calls, operands, written)
+
+
+def _check_plain(exported: ExportedProgram) -> None:
+    """Refuse graphs with regions, symbolic extents, or values other than tensors."""
+    signature = exported.graph_signature
+    if not {spec.kind for spec in signature.input_specs} <= _INPUTS:
+        raise NotPlain
+    if any(spec.kind is not OutputKind.USER_OUTPUT for spec in signature.output_specs):
+        raise NotPlain
+    for node in exported.graph.nodes:
+        if node.op == "output":
+            if any(result.op == "placeholder" for result in node.all_input_nodes):
+                raise NotPlain
+        elif node.op == "call_function":
+            value = node.meta.get("val")
+            items = value if isinstance(value, (tuple, list)) else [value]
+            if not (all(map(_is_plain, items)) or node.target is _METADATA):
+                raise NotPlain
+        elif node.op != "placeholder" or not (_is_plain(node.meta.get("val")) or not node.users):
+            raise NotPlain
+
+
+def _is_plain(value: object) -> bool:
+    """Tell whether a value is a strided tensor with constant extents."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and all(type(extent) is int for extent in value.shape)
+    )
+
+
+@functools.cache
+def _table(kept: frozenset[str]) -> tuple[dict, frozenset]:
+    """Return the decompositions of operators, without those that have converters; and all operators
+    with a decomposition."""
+    table = dict(torch.export.default_decompositions().items())
+    names = {*CONVERTERS, *kept}
+    left = {
+        target: function
+        for target, function in table.items()
+        if not (target.namespace == "aten" and target.__name__ in names)
+    }
+    return left, frozenset(table)
+
+
+def _stays(node: fx.Node, table: Collection, known: Collection) -> bool:
+    """Tell whether a call is in the decomposed graph as it is."""
+    target = node.target
+    if target is operator.getitem or target is _METADATA:
+        return True
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        raise NotPlain
+    if target in _REFUSED:
+        raise NotPlain
+    return target not in table and _is_simple(target, target in known)
+
+
+@functools.cache
+def _is_simple(target: torch._ops.OpOverload, is_known: bool) -> bool:
+    """Tell whether an operator without an entry in the table is not decomposed: it neither writes
+    nor returns memory of its operands, and is no composite operator besides those that have been
+    removed from the table."""
+    schema = target._schema
+    if any(argument.alias_info for argument in (*schema.arguments, *schema.returns)):
+        return target in _VIEWS
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return is_known or not has_kernel(target.name(), "CompositeImplicitAutograd")
+
+
+def _kind(node: fx.Node) -> tuple[tuple, list[fx.Node]]:
+    """Return a key that is equal for calls with equal decompositions, and the operands."""
+    operands: dict[fx.Node, int] = {}
+    arguments = _described(node.args, operands), _described(node.kwargs, operands)
+    types = tuple(_type(operand.meta["val"]) for operand in operands)
+    return (node.target, arguments, types), list(operands)
+
+
+def _described(value: object, operands: dict[fx.Node, int]) -> object:
+    """Return an argument as a hashable value, with numbers for operands."""
+    if isinstance(value, fx.Node):
+        return "operand", operands.setdefault(value, len(operands))
+    if isinstance(value, (tuple, list)):
+        return "list", *(_described(item, operands) for item in value)
+    if isinstance(value, dict):
+        return "dict", *((key, _described(item, operands)) for key, item in value.items())
+    return type(value), repr(value)
+
+
+def _type(value: object) -> tuple:
+    if not isinstance(value, torch.Tensor):
+        raise NotPlain
+    return value.shape, value.stride(), value.dtype, value.device, value.requires_grad
+
+
+def _patterns(
+    exported: ExportedProgram,
+    examples: dict[tuple, fx.Node],
+    operands: dict[fx.Node, list[fx.Node]],
+    table: dict,
+) -> dict[tuple, _Pattern]:
+    """Return the decompositions of calls of different kinds, as parts of one program."""
+    graph, inputs, counts = fx.Graph(), [], []
+    results: list[fx.Node] = []
+    for node in examples.values():
+        places = {}
+        for operand in operands[node]:
+            places[operand] = graph.placeholder(f"operand_{len(inputs)}")
+            places[operand].meta["val"] = _copy_of(operand.meta["val"])
+            inputs.append(places[operand])
+        call = graph.node_copy(node, places.__getitem__)
+        if writes(node):  # the result is the operand with its new value
+            counts.append(0)
+            continue
+        value = node.meta["val"]
+        items = [call]
+        if isinstance(value, (tuple, list)):
+            items = [graph.call_function(operator.getitem, (call, i)) for i in range(len(value))]
+            for item, field in zip(items, value, strict=True):
+                item.meta.update(call.meta, val=field)
+        counts.append(len(items))
+        results += items
+    graph.output(tuple(results))
+    program = _program(graph, inputs, results, exported.verifiers)
+    try:
+        program = program.run_decompositions(table)
+    except Exception as error:  # torch.export raises every kind
+        raise NotPlain from error
+    return _parts(program, examples, operands, counts)
+
+
+def _copy_of(value: torch.Tensor) -> torch.Tensor:
+    """Return a fake tensor of the same type in memory of its own."""
+    with value.fake_mode:
+        copy = torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+    return copy.requires_grad_(value.requires_grad)
+
+
+def _program(
+    graph: fx.Graph, inputs: Sequence[fx.Node], results: Sequence[fx.Node], verifiers: list
+) -> ExportedProgram:
+    """Return a graph as an exported program of a function of tensors."""
+    arguments = [TensorArgument(node.name) for node in inputs]
+    fields = [TensorArgument(node.name) for node in results]
+    signature = ExportGraphSignature(
+        [InputSpec(InputKind.USER_INPUT, argument, None) for argument in arguments],
+        [OutputSpec(OutputKind.USER_OUTPUT, result, None) for result in fields],
+    )
+    of_inputs = pytree.tree_flatten(((0,) * len(inputs), {}))[1]
+    of_results = pytree.tree_flatten((0,) * len(results))[1]
+    call = ModuleCallSignature(arguments, fields, of_inputs, of_results)
+    return ExportedProgram(
+        torch.nn.Module(),
+        graph,
+        signature,
+        state_dict={},
+        range_constraints={},
+        module_call_graph=[ModuleCallEntry("", call)],
+        example_inputs=(tuple(node.meta["val"] for node in inputs), {}),
+        verifiers=verifiers,
+    )
+
+
+def _parts(
+    program: ExportedProgram,
+    examples: dict[tuple, fx.Node],
+    operands: dict[fx.Node, list[fx.Node]],
+    counts: Sequence[int],
+) -> dict[tuple, _Pattern]:
+    """Return the parts of a decomposed program of independent calls."""
+    graph, specs = program.graph, program.graph_signature.output_specs
+    if any(spec.kind is not InputKind.USER_INPUT for spec in program.graph_signature.input_specs):
+        raise NotPlain  # a constant of a decomposition
+    positions = {node: i for i, node in enumerate(graph.nodes)}
+    inputs = iter(graph.find_nodes(op="placeholder"))
+    outputs = list(zip(specs, graph.output_node().args[0], strict=True))
+    new = {
+        spec.target: node for spec, node in outputs if spec.kind is OutputKind.USER_INPUT_MUTATION
+    }
+    results = iter([node for spec, node in outputs if spec.kind is OutputKind.USER_OUTPUT])
+    patterns = {}
+    for (kind, node), count in zip(examples.items(), counts, strict=True):
+        places = list(itertools.islice(inputs, len(operands[node])))
+        own = list(itertools.islice(results, count))
+        changed = {i: new[place.name] for i, place in enumerate(places) if place.name in new}
+        parts = _computing([*own, *changed.values()])
+        nodes = sorted(
+            (part for part in parts if part.op == "call_function"), key=positions.__getitem__
+        )
+        if any(part.op == "get_attr" for part in parts):
+            raise NotPlain
+        patterns[kind] = _Pattern(places, nodes, own, changed)
+    return patterns
+
+
+def _computing(results: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that results depend on, and the results."""
+    found: set[fx.Node] = set()
+    waiting = [result for result in results if isinstance(result, fx.Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def _written(
+    exported: ExportedProgram,
+    calls: dict[fx.Node, _Pattern],
+    operands: dict[fx.Node, list[fx.Node]],
+    has_memory: bool,
+) -> dict[fx.Node, fx.Node]:
+    """Return the nodes whose memory a call writes, each with the node that is first in the memory.
+
+    Writes to memory of views, parameters and inputs are refused.
+    """
+    targets = {operands[node][i]: None for node, pattern in calls.items() for i in pattern.writes}
+    if any(operand not in targets for node in calls for operand in writes(node)):
+        raise NotPlain
+    if not targets:
+        return {}
+    if not has_memory:
+        raise NotPlain
+    buffers = {
+        spec.arg.name
+        for spec in exported.graph_signature.input_specs
+        if spec.kind is InputKind.BUFFER
+    }
+    sharing: dict[int, list[fx.Node]] = defaultdict(list)
+    for node in exported.graph.nodes:
+        value = node.meta.get("val")
+        for item in value if isinstance(value, (tuple, list)) else [value]:
+            if isinstance(item, torch.Tensor):
+                sharing[item.untyped_storage()._cdata].append(node)
+    written: dict[fx.Node, fx.Node] = {}
+    for target in targets:
+        first, *others = sharing[target.meta["val"].untyped_storage()._cdata]
+        is_own = first.op == "call_function" or first.name in buffers
+        if not is_own or not all(other in calls and writes(other) for other in others):
+            raise NotPlain
+        written.update(dict.fromkeys([first, *others], first))
+    return written
+
+
+def _rewrite(
+    exported: ExportedProgram,
+    calls: dict[fx.Node, _Pattern],
+    operands: dict[fx.Node, list[fx.Node]],
+    written: dict[fx.Node, fx.Node],
+) -> ExportGraphSignature:
+    """Replace calls by their decompositions, and return the new signature."""
+    graph, signature = exported.graph, exported.graph_signature
+    new: dict[fx.Node, fx.Node] = {}  # the values of erased nodes, and of memory that was written
+    fields: dict[fx.Node, list[fx.Node]] = {}
+    erased = []
+
+    def value_of(node: fx.Node) -> fx.Node:
+        node = written.get(node, node)
+        return new.get(node, node)
+
+    for node in list(graph.nodes):
+        old = operands.get(node)
+        if old is None and not new.keys().isdisjoint(written.get(o, o) for o in node.all_input_nodes):
+            node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
+        if node.target is operator.getitem and node.args[0] in fields:
+            new[node] = fields[node.args[0]][node.args[1]]
+            erased.append(node)
+        if old is None:
+            continue
+        pattern = calls[node]
+        copies = dict(zip(pattern.places, map(value_of, old), strict=True))
+        with graph.inserting_before(node):
+            for part in pattern.nodes:
+                copies[part] = _copy(graph, part, node, copies)
+        for i, value in pattern.writes.items():
+            new[written[old[i]]] = copies[value]
+        results = [copies[result] for result in pattern.results]
+        if isinstance(node.meta["val"], (tuple, list)):
+            fields[node] = results
+        elif results:
+            new[node] = results[0]
+        erased.append(node)
+    for node in reversed(erased):
+        graph.erase_node(node)
+    places = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    changed = [
+        (spec, new[place])
+        for spec in signature.input_specs
+        if (place := places.get(getattr(spec.arg, "name", None))) in new
+    ]
+    end = graph.output_node()
+    end.args = ((*(value for _, value in changed), *end.args[0]),)
+    graph.eliminate_dead_code()
+    mutations = [
+        OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(value.name), spec.target)
+        for spec, value in changed
+    ]
+    return ExportGraphSignature(signature.input_specs, [*mutations, *signature.output_specs])
+
+
+def _copy(graph: fx.Graph, part: fx.Node, call: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+    """Copy a node of a decomposition, with the lines and annotations of the call."""
+    copy = graph.node_copy(part, copies.__getitem__)
+    copy.meta = {**call.meta, "val": part.meta.get("val")}
+    return copy
