@@ -48,6 +48,12 @@ _REFUSED = {
     *(_ATEN.as_strided.default, _ATEN.copy_.default),
 }
 
+#: Operators whose decomposition is the same for all extents, with no values between the operands
+#: and the results.
+_SHAPELESS = {
+    *(_ATEN.conv1d.default, _ATEN.conv2d.default, _ATEN.conv3d.default, _ATEN.batch_norm.default)
+}
+
 #: A check without a result, which the import ignores.
 _METADATA = _ATEN._assert_tensor_metadata.default
 
@@ -188,7 +194,11 @@ def _kind(node: fx.Node) -> tuple[tuple, list[fx.Node]]:
     """Return a key that is equal for calls with equal decompositions, and the operands."""
     operands: dict[fx.Node, int] = {}
     arguments = _described(node.args, operands), _described(node.kwargs, operands)
-    types = tuple(_type(operand.meta["val"]) for operand in operands)
+    values = [operand.meta["val"] for operand in operands]
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        raise NotPlain
+    form = _layout if node.target in _SHAPELESS else _shape
+    types = tuple((form(value), value.dtype, value.device, value.requires_grad) for value in values)
     return (node.target, arguments, types), list(operands)
 
 
@@ -203,10 +213,12 @@ def _described(value: object, operands: dict[fx.Node, int]) -> object:
     return type(value), repr(value)
 
 
-def _type(value: object) -> tuple:
-    if not isinstance(value, torch.Tensor):
-        raise NotPlain
-    return value.shape, value.stride(), value.dtype, value.device, value.requires_grad
+def _shape(value: torch.Tensor) -> tuple:
+    return value.shape, value.stride()
+
+
+def _layout(value: torch.Tensor) -> tuple:
+    return value.ndim, 0 in value.shape, value.is_contiguous()
 
 
 def _patterns(
@@ -274,7 +286,6 @@ def _program(
         state_dict={},
         range_constraints={},
         module_call_graph=[ModuleCallEntry("", call)],
-        example_inputs=(tuple(node.meta["val"] for node in inputs), {}),
         verifiers=verifiers,
     )
 
@@ -308,7 +319,17 @@ def _parts(
         if any(part.op == "get_attr" for part in parts):
             raise NotPlain
         patterns[kind] = _Pattern(places, nodes, own, changed)
+        if node.target in _SHAPELESS and not _is_direct(patterns[kind]):
+            raise NotPlain
     return patterns
+
+
+def _is_direct(pattern: _Pattern) -> bool:
+    """Tell whether a decomposition is one operator, and fields of its result."""
+    sources = [node for node in pattern.nodes if node.target is not operator.getitem]
+    return len(sources) == 1 and len({*pattern.results, *pattern.writes.values()}) == (
+        len(pattern.nodes) - 1 or 1
+    )
 
 
 def _computing(results: Iterable[fx.Node]) -> set[fx.Node]:
@@ -388,9 +409,11 @@ def _rewrite(
             continue
         pattern = calls[node]
         copies = dict(zip(pattern.places, map(value_of, old), strict=True))
+        values = _values(node, pattern, old)
         with graph.inserting_before(node):
             for part in pattern.nodes:
-                copies[part] = _copy(graph, part, node, copies)
+                copies[part] = graph.node_copy(part, copies.__getitem__)
+                copies[part].meta = {**node.meta, "val": values[part]}
         for i, value in pattern.writes.items():
             new[written[old[i]]] = copies[value]
         results = [copies[result] for result in pattern.results]
@@ -417,8 +440,19 @@ def _rewrite(
     return ExportGraphSignature(signature.input_specs, [*mutations, *signature.output_specs])
 
 
-def _copy(graph: fx.Graph, part: fx.Node, call: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
-    """Copy a node of a decomposition, with the lines and annotations of the call."""
-    copy = graph.node_copy(part, copies.__getitem__)
-    copy.meta = {**call.meta, "val": part.meta.get("val")}
-    return copy
+def _values(
+    call: fx.Node, pattern: _Pattern, operands: list[fx.Node]
+) -> dict[fx.Node, object]:
+    """Return the fake tensors of the nodes of a call's decomposition."""
+    if call.target not in _SHAPELESS:
+        return {node: node.meta.get("val") for node in pattern.nodes}
+    values: dict[fx.Node, object] = {
+        **{node: operands[i].meta["val"] for i, node in pattern.writes.items()},
+        **dict.fromkeys(pattern.results, call.meta["val"]),
+    }
+    for node in pattern.nodes:
+        if node.target is operator.getitem:
+            source, index = node.args
+            fields = values.setdefault(source, [None] * len(source.meta["val"]))
+            fields[index] = values[node]
+    return values
