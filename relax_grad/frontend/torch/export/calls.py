@@ -12,7 +12,7 @@ import functools
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +57,7 @@ _SHAPELESS = {
 #: A check without a result, which the import ignores.
 _METADATA = _ATEN._assert_tensor_metadata.default
 
+#: The kinds of inputs of plain graphs.
 _INPUTS = {
     *(InputKind.PARAMETER, InputKind.BUFFER, InputKind.USER_INPUT, InputKind.CONSTANT_TENSOR)
 }
@@ -88,6 +89,13 @@ class _Pattern:
     writes: dict[int, fx.Node]
 
 
+#: The decompositions of the kinds of calls, those found last at the end.
+_KNOWN: dict[tuple, _Pattern] = {}
+
+#: The largest number of kinds of calls that are kept; a deep network has about 100.
+_CAPACITY = 2000
+
+
 def decompose_calls(
     exported: ExportedProgram, kept: Collection[str], has_memory: bool
 ) -> ExportGraphSignature:
@@ -109,15 +117,20 @@ def decompose_calls(
     """
     _check_plain(exported)
     table, aten = _table(frozenset(kept))
+    context = frozenset(kept), torch.get_default_dtype()
     kinds: dict[fx.Node, tuple] = {}
     operands: dict[fx.Node, list[fx.Node]] = {}
     examples: dict[tuple, fx.Node] = {}
     for node in exported.graph.nodes:
         if node.op == "call_function" and not _stays(node, table, aten):
-            kinds[node], operands[node] = _kind(node)
+            kinds[node], operands[node] = _kind(node, context)
             examples.setdefault(kinds[node], node)
-    patterns = _patterns(exported, examples, operands, table) if examples else {}
-    calls = {node: patterns[kind] for node, kind in kinds.items()}
+    missing = {kind: node for kind, node in examples.items() if kind not in _KNOWN}
+    if missing:
+        _KNOWN.update(_patterns(exported, missing, operands, table))
+    calls = {node: _KNOWN[kind] for node, kind in kinds.items()}
+    while len(_KNOWN) > _CAPACITY:
+        del _KNOWN[next(iter(_KNOWN))]
     written = _written(exported, calls, operands, has_memory)
     return _rewrite(exported, calls, operands, written)
 
@@ -125,6 +138,8 @@ def decompose_calls(
 def _check_plain(exported: ExportedProgram) -> None:
     """Refuse graphs with regions, symbolic extents, or values other than tensors."""
     signature = exported.graph_signature
+    if torch.is_autocast_enabled("cpu"):
+        raise NotPlain
     if not {spec.kind for spec in signature.input_specs} <= _INPUTS:
         raise NotPlain
     if any(spec.kind is not OutputKind.USER_OUTPUT for spec in signature.output_specs):
@@ -190,7 +205,7 @@ def _is_simple(target: torch._ops.OpOverload, is_known: bool) -> bool:
     return is_known or not has_kernel(target.name(), "CompositeImplicitAutograd")
 
 
-def _kind(node: fx.Node) -> tuple[tuple, list[fx.Node]]:
+def _kind(node: fx.Node, context: tuple) -> tuple[tuple, list[fx.Node]]:
     """Return a key that is equal for calls with equal decompositions, and the operands."""
     operands: dict[fx.Node, int] = {}
     arguments = _described(node.args, operands), _described(node.kwargs, operands)
@@ -199,7 +214,7 @@ def _kind(node: fx.Node) -> tuple[tuple, list[fx.Node]]:
         raise NotPlain
     form = _layout if node.target in _SHAPELESS else _shape
     types = tuple((form(value), value.dtype, value.device, value.requires_grad) for value in values)
-    return (node.target, arguments, types), list(operands)
+    return (context, node.target, arguments, types), list(operands)
 
 
 def _described(value: object, operands: dict[fx.Node, int]) -> object:
@@ -312,16 +327,38 @@ def _parts(
         places = list(itertools.islice(inputs, len(operands[node])))
         own = list(itertools.islice(results, count))
         changed = {i: new[place.name] for i, place in enumerate(places) if place.name in new}
-        parts = _computing([*own, *changed.values()])
-        nodes = sorted(
-            (part for part in parts if part.op == "call_function"), key=positions.__getitem__
-        )
-        if any(part.op == "get_attr" for part in parts):
+        parts = sorted(_computing([*own, *changed.values()]), key=positions.__getitem__)
+        if any(part.op not in ("placeholder", "call_function") for part in parts):
             raise NotPlain
-        patterns[kind] = _Pattern(places, nodes, own, changed)
+        patterns[kind] = _pattern(places, parts, own, changed)
         if node.target in _SHAPELESS and not _is_direct(patterns[kind]):
             raise NotPlain
     return patterns
+
+
+def _pattern(
+    places: Iterable[fx.Node],
+    parts: Iterable[fx.Node],
+    results: Iterable[fx.Node],
+    writes: Mapping[int, fx.Node],
+) -> _Pattern:
+    """Return a part of a program as a decomposition that keeps nothing else of it alive."""
+    graph, copies = fx.Graph(), {}
+    for node in (*places, *parts):
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            value = pytree.tree_map_only(torch.Tensor, _without_memory, node.meta.get("val"))
+            copies[node].meta = {"val": value}
+    return _Pattern(
+        [copies[place] for place in places],
+        [copies[part] for part in parts if part.op == "call_function"],
+        [copies[result] for result in results],
+        {i: copies[node] for i, node in writes.items()},
+    )
+
+
+def _without_memory(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def _is_direct(pattern: _Pattern) -> bool:

@@ -84,13 +84,13 @@ def _with_core_operators(
     exported: torch.export.ExportedProgram, kept: Collection[str], has_memory: bool
 ) -> tuple[torch.export.ExportedProgram, ExportGraphSignature]:
     """Decompose operators, besides those with converters, and return the new signature too."""
-    with contextlib.suppress(NotPlain), quiet(), fx_traceback.preserve_node_meta():
-        return exported, decompose_calls(exported, kept, has_memory)
-    table = torch.export.default_decompositions()
-    for operator in list(table):
-        if operator.namespace == "aten" and operator.__name__ in {*CONVERTERS, *kept}:
-            table.pop(operator)
     with quiet(), fx_traceback.preserve_node_meta(), layers_as_operators():
+        with contextlib.suppress(NotPlain):
+            return exported, decompose_calls(exported, kept, has_memory)
+        table = torch.export.default_decompositions()
+        for operator in list(table):
+            if operator.namespace == "aten" and operator.__name__ in {*CONVERTERS, *kept}:
+                table.pop(operator)
         try:
             whole = exported.run_decompositions(table)
         except Exception as error:  # torch.export raises every kind
