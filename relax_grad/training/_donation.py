@@ -10,7 +10,8 @@ from tvm import relax
 from tvm.ir import GlobalVar
 from tvm.relax import op
 
-from ..ir.bindings import used
+from ..ir.bindings import renamed, used
+from ..ir.compat import dtype_of
 from ..ir.dataflow import in_dataflow
 from ..ir.module import DONATED, normalized, with_functions
 from ._slots import SCALE_SLOTS
@@ -61,25 +62,25 @@ def _guarded(function: relax.Function, donated: list[list[int]]) -> relax.Functi
     all new values alive beside the old ones, and no loop could compute both a new value and its
     selection, in the memory of the old value.
     """
-    variable = GlobalVar("guarded")
-    plain = relax.transform.ToNonDataflow()(tvm.IRModule({variable: function}))[variable]
-    bindings = [binding for block in plain.body.blocks for binding in block.bindings]
+    is_whole = _is_whole(function, donated)
+    if not is_whole:
+        variable = GlobalVar("guarded")
+        plain = relax.transform.ToNonDataflow()(tvm.IRModule({variable: function}))
+        function = plain[variable]
+    bindings = [binding for block in function.body.blocks[:] for binding in block.bindings[:]]
     values = {binding.var: binding.value for binding in bindings}
     places = {binding.var: i for i, binding in enumerate(bindings)}
-    # A merged loop takes a tensor once, if it has one name.
-    names = {
-        (value.tuple_value, value.index): variable
-        for variable, value in reversed(values.items())  # the first name counts
-        if isinstance(value, relax.TupleGetItem)
-    }
-    fields = _fields(plain.body.body, values)
+    names = _names(values)
+    fields = _fields(function.body.body, values)
     loss = fields[0]
-    is_finite = relax.Var("is_finite", relax.TensorType((), "bool"))
+    is_finite = (relax.DataflowVar if is_whole else relax.Var)(
+        "is_finite", relax.TensorType((), "bool")
+    )
     condition = op.reshape(finite(loss), ()) if loss.ty.ndim else finite(loss)
     known = places.get(loss, -1)
     added: list[tuple[int, relax.Binding]] = [(known, relax.VarBinding(is_finite, condition))]
     for at, i, *_ in donated:
-        old, chosen = plain.params[at], []
+        old, chosen = function.params[at], []
         for k, value in enumerate(_fields(fields[i], values)):
             if not _is_field(values.get(value, value), old, k):
                 before = names.get((old, k), relax.TupleGetItem(old, k))
@@ -90,11 +91,62 @@ def _guarded(function: relax.Function, donated: list[list[int]]) -> relax.Functi
                 added.append((place, relax.VarBinding(value, selection)))
             chosen.append(value)
         fields[i] = relax.Tuple(chosen)
-    ordered = sorted([*enumerate(bindings), *added], key=itemgetter(0))
-    block = relax.BindingBlock([binding for _, binding in ordered])
-    body = normalized(plain.params, relax.SeqExpr([block], relax.Tuple(fields)))
-    return in_dataflow(
-        relax.Function(plain.params, body, plain.ret_ty, plain.is_pure, plain.attrs, plain.span)
+    ordered = [binding for _, binding in sorted([*enumerate(bindings), *added], key=itemgetter(0))]
+    result = relax.Tuple(fields)
+    block = _outputs(ordered, result) if is_whole else relax.BindingBlock(ordered)
+    body = normalized(function.params, relax.SeqExpr([block], result))
+    guarded = relax.Function(
+        function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
+    )
+    return guarded if is_whole else in_dataflow(guarded)
+
+
+def _is_whole(function: relax.Function, donated: list[list[int]]) -> bool:
+    """Tell whether a function is one dataflow block, to which the selections can be added as they
+    are: its loss is a scalar that needs no cast, and it has names for all old tensors."""
+    blocks = function.body.blocks[:]
+    if len(blocks) != 1 or type(blocks[0]) is not relax.DataflowBlock:
+        return False
+    values = {binding.var: binding.value for binding in blocks[0].bindings[:]}
+    names, fields = _names(values), _fields(function.body.body, values)
+    loss = fields[0]
+    olds = [(function.params[at], fields[i]) for at, i, *_ in donated]
+    return (
+        isinstance(loss, relax.Var)
+        and loss.ty.ndim == 0
+        and dtype_of(loss.ty) != "bfloat16"
+        and all(isinstance(field, relax.Tuple) for _, field in olds)
+        and all((old, k) in names for old, field in olds for k in range(len(field.fields)))
+    )
+
+
+def _names(values: Mapping[relax.Var, relax.Expr]) -> dict[tuple[relax.Expr, int], relax.Var]:
+    """Return the variables of the fields of tuples.
+
+    A merged loop takes a tensor once, if it has one name.
+    """
+    return {
+        (value.tuple_value, value.index): variable
+        for variable, value in reversed(values.items())  # the first name counts
+        if type(value) is relax.TupleGetItem
+    }
+
+
+def _outputs(bindings: list[relax.Binding], result: relax.Expr) -> relax.DataflowBlock:
+    """Return a dataflow block whose outputs are the variables of a result."""
+    kept = set(relax.analysis.free_vars(result))
+    local = {
+        binding.var: relax.DataflowVar(binding.var.name, binding.var.ty)
+        for binding in bindings
+        if type(binding.var) is relax.Var and binding.var not in kept
+    }
+    return relax.DataflowBlock(
+        [
+            renamed(binding, local)
+            if binding.var in local or any(operand in local for operand in used(binding.value))
+            else binding
+            for binding in bindings
+        ]
     )
 
 

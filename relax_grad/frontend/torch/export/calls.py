@@ -437,7 +437,9 @@ def _rewrite(
 
     for node in list(graph.nodes):
         old = operands.get(node)
-        if old is None and not new.keys().isdisjoint(written.get(o, o) for o in node.all_input_nodes):
+        if old is None and not new.keys().isdisjoint(
+            written.get(o, o) for o in node.all_input_nodes
+        ):
             node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
         if node.target is operator.getitem and node.args[0] in fields:
             new[node] = fields[node.args[0]][node.args[1]]
@@ -477,9 +479,7 @@ def _rewrite(
     return ExportGraphSignature(signature.input_specs, [*mutations, *signature.output_specs])
 
 
-def _values(
-    call: fx.Node, pattern: _Pattern, operands: list[fx.Node]
-) -> dict[fx.Node, object]:
+def _values(call: fx.Node, pattern: _Pattern, operands: list[fx.Node]) -> dict[fx.Node, object]:
     """Return the fake tensors of the nodes of a call's decomposition."""
     if call.target not in _SHAPELESS:
         return {node: node.meta.get("val") for node in pattern.nodes}
