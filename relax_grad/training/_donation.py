@@ -127,7 +127,7 @@ def _names(values: Mapping[relax.Var, relax.Expr]) -> dict[tuple[relax.Expr, int
     """
     return {
         (value.tuple_value, value.index): variable
-        for variable, value in reversed(values.items())  # the first name counts
+        for variable, value in reversed(list(values.items()))  # the first name counts
         if type(value) is relax.TupleGetItem
     }
 

@@ -14,6 +14,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -243,7 +244,8 @@ def _patterns(
     table: dict,
 ) -> dict[tuple, _Pattern]:
     """Return the decompositions of calls of different kinds, as parts of one program."""
-    graph, inputs, counts = fx.Graph(), [], []
+    graph, counts = fx.Graph(), []
+    inputs: list[fx.Node] = []
     results: list[fx.Node] = []
     for node in examples.values():
         places = {}
@@ -343,7 +345,8 @@ def _pattern(
     writes: Mapping[int, fx.Node],
 ) -> _Pattern:
     """Return a part of a program as a decomposition that keeps nothing else of it alive."""
-    graph, copies = fx.Graph(), {}
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
     for node in (*places, *parts):
         if node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -479,11 +482,11 @@ def _rewrite(
     return ExportGraphSignature(signature.input_specs, [*mutations, *signature.output_specs])
 
 
-def _values(call: fx.Node, pattern: _Pattern, operands: list[fx.Node]) -> dict[fx.Node, object]:
+def _values(call: fx.Node, pattern: _Pattern, operands: list[fx.Node]) -> dict[fx.Node, Any]:
     """Return the fake tensors of the nodes of a call's decomposition."""
     if call.target not in _SHAPELESS:
         return {node: node.meta.get("val") for node in pattern.nodes}
-    values: dict[fx.Node, object] = {
+    values: dict[fx.Node, Any] = {
         **{node: operands[i].meta["val"] for i, node in pattern.writes.items()},
         **dict.fromkeys(pattern.results, call.meta["val"]),
     }
