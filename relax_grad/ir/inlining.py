@@ -7,10 +7,11 @@ from itertools import chain
 
 import tvm
 from tvm import relax
-from tvm.ir import GlobalVar
+from tvm.ir import GlobalVar, Op
+from tvm_ffi import structural_equal
 
 from .arguments import bind_param, with_shapes
-from .bindings import with_value
+from .bindings import bindings_of, renamed, substitute, used, with_value
 from .dataflow import in_dataflow
 from .module import normalized
 
@@ -52,6 +53,95 @@ def write_out_calls(
             function.span,
         )
     )
+
+
+def write_out_adjoint(
+    function: relax.Function, variable: GlobalVar, adjoint: relax.Function
+) -> relax.Function | None:
+    """Return a function with its call of an adjoint inlined, as one dataflow block, or None.
+
+    The result is that of :func:`write_out_calls`, which needs several times as long, because each
+    of TVM's passes infers all types again. None stands for a function with symbolic extents,
+    branches, casts or impure calls. The result has the variables of the adjoint, which must not
+    stay in the module.
+    """
+    bindings = _joined(function, variable, adjoint)
+    if bindings is None:
+        return None
+    known: dict[relax.Expr, relax.Expr] = {}
+    tuples: dict[relax.Expr, relax.Tuple] = {}
+    kept = []
+    for binding in bindings:
+        value = binding.value
+        if type(value) is relax.TupleGetItem:
+            source = known.get(value.tuple_value, value.tuple_value)
+            field = tuples[source].fields[value.index] if source in tuples else None
+            if type(field) is relax.Tuple:
+                tuples[binding.var] = field
+            elif field is not None:
+                value = field
+        if isinstance(value, relax.Var):
+            known[binding.var] = known.get(value, value)
+            continue
+        if type(value) is relax.Tuple:
+            value = tuples[binding.var] = substitute(value, known)
+        kept.append(with_value(binding, value))
+    result = substitute(function.body.body, known)
+    outputs = set(relax.analysis.free_vars(result))
+    names: dict[relax.Expr, relax.Expr] = {}
+    for binding in kept:
+        wanted = relax.Var if binding.var in outputs else relax.DataflowVar
+        if type(binding.var) is not wanted:
+            names[binding.var] = wanted(binding.var.name, binding.var.ty)
+    names |= {variable: names.get(value, value) for variable, value in known.items()}
+    block = relax.DataflowBlock([_with_names(binding, names) for binding in kept])
+    body = relax.SeqExpr([block], substitute(result, names))
+    return relax.Function(
+        function.params,
+        normalized(function.params, body),
+        function.ret_ty,
+        function.is_pure,
+        function.attrs,
+        function.span,
+    )
+
+
+def _with_names(binding: relax.Binding, names: dict) -> relax.Binding:
+    is_changed = binding.var in names or any(operand in names for operand in used(binding.value))
+    return renamed(binding, names) if is_changed else binding
+
+
+def _joined(
+    function: relax.Function, variable: GlobalVar, adjoint: relax.Function
+) -> list[relax.Binding] | None:
+    """Return the bindings of a function and of the adjoint that it calls, or None if they are not
+    all pure and of constant extents."""
+    if any(relax.analysis.tir_vars_in_type(param.ty) for param in function.params):
+        return None
+    joined: list[relax.Binding] = []
+    for binding in bindings_of(function.body):
+        value = binding.value
+        if not (type(value) is relax.Call and variable.same_as(value.op)):
+            joined.append(binding)
+            continue
+        arguments = value.args[:]
+        for param, argument in zip(adjoint.params, arguments, strict=True):
+            if not (isinstance(argument, relax.Var) and structural_equal(argument.ty, param.ty)):
+                return None
+            joined.append(relax.VarBinding(param, argument))
+        joined += bindings_of(adjoint.body)
+        joined.append(with_value(binding, adjoint.body.body))
+    return joined if all(map(_is_plain, joined)) else None
+
+
+def _is_plain(binding: relax.Binding) -> bool:
+    """Tell whether a binding is a pure call of an operator, or only names values."""
+    value = binding.value
+    if type(binding) is not relax.VarBinding:
+        return False
+    if type(value) is relax.Call:
+        return type(value.op) is Op and bool(value.op.get_attr("FPurity"))
+    return type(value) in (*(relax.Var, relax.DataflowVar, relax.TupleGetItem, relax.Tuple),)
 
 
 def _written_out(

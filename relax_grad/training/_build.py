@@ -12,7 +12,7 @@ from tvm.relax import op
 
 from ..autodiff.gradient import Gradient, add_adjoint
 from ..ir.compat import dtype_of
-from ..ir.inlining import write_out_calls
+from ..ir.inlining import write_out_adjoint, write_out_calls
 from ..ir.module import copy_with_new_vars, identifier, referred_to, unused, with_functions
 from ..ir.remat import REMAT, as_attribute
 from ..ir.signature import MODEL_GROUPS
@@ -266,8 +266,13 @@ class Build:
             variable = bb.emit_func_output(
                 self._body(bb.emit, adjoint, arguments, groups, scalars, updates)
             )
-        whole = write_out_calls(bb.finalize()[variable], {adjoint: module[adjoint.name_hint]})
-        return copy_with_new_vars(whole).with_attr("global_symbol", name)
+        caller, callee = bb.finalize()[variable], module[adjoint.name_hint]
+        whole = None
+        if self._differentiate is None and self.settings.accumulate == 1:  # the only caller
+            whole = write_out_adjoint(caller, adjoint, callee)
+        if whole is None:
+            whole = copy_with_new_vars(write_out_calls(caller, {adjoint: callee}))
+        return whole.with_attr("global_symbol", name)
 
     def _body(
         self,

@@ -11,8 +11,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
-from torch import fx, nn  # noqa: E402
-
 import relax_grad  # noqa: E402
 from relax_grad.frontend.torch import from_module  # noqa: E402
 from relax_grad.frontend.torch.export import calls, decompose  # noqa: E402
@@ -20,7 +18,7 @@ from relax_grad.frontend.torch.export.calls import NotPlain, decompose_calls  # 
 from relax_grad.training import AdamW, train_step  # noqa: E402
 from relax_grad.training._donation import donating  # noqa: E402
 
-F = nn.functional
+fx, nn, F = torch.fx, torch.nn, torch.nn.functional
 
 
 class Function(nn.Module):
