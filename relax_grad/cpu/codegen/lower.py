@@ -15,7 +15,7 @@ from tvm.ir import GlobalVar
 from tvm.target import codegen
 
 from ...ir.compat import installed_version
-from ...ir.module import IS_KERNEL
+from ...ir.module import IS_KERNEL, is_buffer
 from .arguments import without_checks
 from .builds import build
 
@@ -156,25 +156,37 @@ def _lowered(
         pipeline, finalize, _ = tirx.get_tir_pipeline("default")
         mod = finalize()(pipeline(mod))
     else:
-        mod = tvm.transform.Sequential(_passes())(mod)
+        mod = tvm.transform.Sequential(_passes(any(map(_takes_booleans, mod.functions.values()))))(
+            mod
+        )
     mod = without_checks(mod, checked)
     if context.config.get(_NO_ASSERTIONS, False):
         mod = tirx.transform.SkipAssert()(mod)
     return mod
 
 
-def _passes() -> list[tvm.transform.Pass]:
+def _takes_booleans(function: tirx.PrimFunc) -> bool:
+    return any(is_buffer(param) and str(param.dtype) == "bool" for param in function.params)
+
+
+def _passes(with_booleans: bool) -> list[tvm.transform.Pass]:
     """Return the passes of TVM's default pipeline that change kernels.
 
     The other passes are for GPUs, have nothing to do, or do work that LLVM does faster. They take
     four fifths of the time.
+
+    Parameters
+    ----------
+    with_booleans : bool
+        Whether a kernel takes a tensor of booleans. FlattenBuffer stores them as bytes; the buffers
+        of kernels are flat.
     """
     loops, expressions = s_tir.transform, tirx.transform
     return [
         loops.CanonicalizeLoop(),
         loops.ConvertBlocksToOpaque(),
         loops.LowerOpaqueBlock(),
-        expressions.FlattenBuffer(),
+        *([expressions.FlattenBuffer()] if with_booleans else []),
         expressions.BF16ComputeLegalize(),
         expressions.NarrowDataType(32),
         expressions.VectorizeLoop(True),

@@ -113,6 +113,16 @@ def scratch(size: Extent, dtype: str = "float32") -> tirx.Buffer:
     return T.decl_buffer([size], dtype, data=bind(own.data), layout=None)
 
 
+def opaque(value: tirx.PrimExpr) -> tirx.Var:
+    """Bind a vector or a number that TVM's simplifier does not look into.
+
+    The simplifier replaces the uses of a bound value by its expression, so that values in several
+    steps, such as a transposed square, are computed anew for each use, and LLVM spends its time on
+    their removal. The intrinsic, which LLVM deletes, is no pure function for TVM.
+    """
+    return bind(tirx.op.call_llvm_intrin(str(value.ty.dtype), "llvm.ssa.copy", value))
+
+
 def computed(value: Extent) -> Extent:
     """Bind a number that TVM's simplifier does not look into: it visits the terms of a bound
     expression, and theirs, at every use."""

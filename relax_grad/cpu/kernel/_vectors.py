@@ -10,7 +10,7 @@ from tvm.tirx import Broadcast, IntImm, Ramp, Shuffle
 
 from ...ir.compat import masked_load, masked_store
 from ._extents import Extent, as_expr, ceil_div, const
-from ._statements import bind, scratch, serial, store, when
+from ._statements import bind, opaque, scratch, serial, store, when
 from .halves import Half
 
 #: Buffers of at least this size become separate allocations; LLVM keeps smaller ones in registers.
@@ -94,7 +94,7 @@ class Vectors:
         rows = list(rows)
         for _ in range(self.lanes.bit_length() - 1):
             pairs = [(rows[i], rows[i + half]) for i in range(half)]
-            rows = [bind(_shuffle(pair, lanes)) for pair in pairs for lanes in (low, high)]
+            rows = [opaque(_shuffle(pair, lanes)) for pair in pairs for lanes in (low, high)]
         return rows
 
     def copy_transposed(
@@ -163,7 +163,7 @@ class Vectors:
         if step == 1:
             return list(parts)
         ends = range(step * self.lanes, step * self.lanes + step)
-        return [bind(_shuffle(parts, range(i, end, step))) for i, end in enumerate(ends)]
+        return [opaque(_shuffle(parts, range(i, end, step))) for i, end in enumerate(ends)]
 
     def every(self, vector: tirx.PrimExpr, step: int) -> tirx.PrimExpr:
         """Return a vector that begins with every ``step``-th element of another."""
@@ -175,7 +175,7 @@ class Vectors:
             return list(parts)
         order = [i * self.lanes + lane for lane in range(self.lanes) for i in range(len(parts))]
         starts = range(0, len(order), self.lanes)
-        return [bind(_shuffle(parts, order[start : start + self.lanes])) for start in starts]
+        return [opaque(_shuffle(parts, order[start : start + self.lanes])) for start in starts]
 
     def sum(self, vector: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the sum of the elements of a vector, added pairwise."""
@@ -188,7 +188,7 @@ class Vectors:
         while size > 1:
             size //= 2
             halves = _shuffle([vector], range(size)), _shuffle([vector], range(size, 2 * size))
-            vector = bind(combine(*halves))
+            vector = opaque(combine(*halves))
         return vector
 
     def each(self, extent: Extent, emit: Callable, unroll: int = 1) -> None:
