@@ -29,6 +29,7 @@ from .passes.legalize import legalize_ops
 from .passes.reuse import WriteToLastRead
 from .passes.schedule import DeclareSchedules
 from .passes.tuples import resolve_tuples
+from .passes.unused import remove_unused
 from .passes.updates import place_updates
 from .storages import PLANS, storages_of
 
@@ -71,6 +72,7 @@ def passes(
             yield step
     yield WriteToDonated()
     yield WriteToLastRead()
+    yield remove_unused
     # After the passes that turn copies by reshape into views, because they do not recognise
     # scheduled copies.
     if declarations is None:
