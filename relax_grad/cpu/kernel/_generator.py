@@ -291,7 +291,8 @@ class Generator:
             stretches = stretches + tirx.Cast("int32", tirx.EQ(depth, const(0)))
         with b.serial(0, stretches) as i:
             start = bind(i * size)
-            left = bind(tirx.min(const(size), depth - start))
+            is_whole = isinstance(depth, int) and depth % size == 0
+            left = const(size) if is_whole else bind(tirx.min(const(size), depth - start))
             emit(bind(begin + start), left, tirx.EQ(i, const(0)))
 
     def _block(self, read, panels, c, c0, strips, columns, depth, among=None) -> None:

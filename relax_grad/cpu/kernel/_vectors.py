@@ -191,13 +191,15 @@ class Vectors:
             vector = opaque(combine(*halves))
         return vector
 
-    def each(self, extent: Extent, emit: Callable, unroll: int = 1) -> None:
+    def each(
+        self, extent: Extent, emit: Callable, unroll: int = 1, *, has_rest: bool = True
+    ) -> None:
         """Emit ``emit(offset, number)`` for each vector of a row; number is None except in the
         last.
 
         A negative ``extent`` would write before the row.
         With ``unroll``, ``emit(offset, number, i)`` is repeated that many times in the body of the
-        loop.
+        loop. Without ``has_rest``, a symbolic extent is a multiple of the elements of the body.
         """
         call = emit if unroll > 1 else (lambda offset, number, _: emit(offset, number))
         step = self.lanes * unroll
@@ -211,7 +213,7 @@ class Vectors:
             for j, offset in enumerate(range(full * step, extent, self.lanes)):
                 left = extent - offset
                 call(const(offset), left if left < self.lanes else None, j)
-        else:
+        elif has_rest:
             done = bind(full * step)
             with serial(0, ceil_div(extent - done, self.lanes)) as i:
                 offset = bind(done + i * self.lanes)

@@ -247,7 +247,10 @@ class _Generator:
         if together > 1:
             with b.serial(0, number // together) as i:
                 self._rows(block, part, i * together, together)
-            with b.serial(0, number % together) as i:
+            rest = number % together
+            if isinstance(rest, tirx.IntImm) and int(rest) == 0:
+                return
+            with b.serial(0, rest) as i:
                 self._rows(block, part, number // together * together + i, 1)
         else:
             with b.serial(0, number) as i:
@@ -422,7 +425,9 @@ class _Generator:
                             self.vectors.store(target, at, vector, number, bias(c))
 
             extent = height * self.columns.target
-            self.vectors.each(int(extent) if isinstance(extent, tirx.IntImm) else extent, square)
+            extent = int(extent) if isinstance(extent, tirx.IntImm) else extent
+            has_rest = self.columns.target % lanes != 0
+            self.vectors.each(extent, square, has_rest=has_rest)
 
 
 class _OfPairs(_Generator):
