@@ -1,10 +1,10 @@
 """The time of each pass of the pipeline as a network grows.
 
-``python benchmarks/passes.py`` builds networks of small tensors and many layers, and differentiates
-them. One function calls the gradient and updates the weights. The passes of ``relax_grad.pipeline``
-run one by one, without TVM's code generation after them. The table gives the seconds of each pass,
-TVM's and relax_grad's, and its growth between the last two numbers of layers. A pass whose time
-grows faster than the layers is marked.
+``python benchmarks/passes.py`` builds networks of small tensors and many layers, and their training
+steps with AdamW, which write to the memory of the old parameters. The passes of
+``relax_grad.pipeline`` run one by one, without TVM's code generation after them. The table gives
+the seconds of each pass, TVM's and relax_grad's, and its growth between the last two numbers of
+layers. A pass whose time grows faster than the layers is marked.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from tvm import IRModule, relax
 
 import relax_grad
 from relax_grad.cpu import stages
+from relax_grad.training import AdamW, train_step
+from relax_grad.training._donation import donating
 from relax_grad.transform import DispatchKernels
 
 op = relax.op
@@ -64,6 +66,29 @@ def residual(layers: int) -> tuple[list[relax.Var], Callable]:
     return params, body
 
 
+def dense(layers: int) -> tuple[list[relax.Var], Callable]:
+    """Blocks of three convolutions, each of the concatenation of all tensors of its block, as in
+    DenseNet."""
+    width, growth = 8, 4
+    params = [_tensor("x", 2, width, 6, 6)]
+    for i in range(layers):
+        params += [_tensor(f"w{i}_{k}", growth, width + k * growth, 3, 3) for k in range(3)]
+        params.append(_tensor(f"shrink{i}", width, width + 3 * growth, 1, 1))
+
+    def body(bb, x, *weights):
+        for i in range(0, len(weights), 4):
+            *convolutions, shrink = weights[i : i + 4]
+            features = [x]
+            for weight in convolutions:
+                joined = bb.emit(op.concat(features, axis=1)) if len(features) > 1 else x
+                y = bb.emit(op.nn.conv2d(joined, weight, padding=1))
+                features.append(bb.emit(op.nn.relu(y)))
+            x = bb.emit(op.nn.conv2d(bb.emit(op.concat(features, axis=1)), shrink))
+        return x
+
+    return params, body
+
+
 def transformer(layers: int) -> tuple[list[relax.Var], Callable]:
     """Blocks of attention and of two dense layers, each after ``layer_norm``."""
     batch, length, width, heads = 2, 8, 16, 2
@@ -99,7 +124,7 @@ def transformer(layers: int) -> tuple[list[relax.Var], Callable]:
     return params, body
 
 
-NETWORKS = {"norms": norms, "residual": residual, "transformer": transformer}
+NETWORKS = {"norms": norms, "residual": residual, "dense": dense, "transformer": transformer}
 
 
 def network(name: str, layers: int) -> IRModule:
@@ -113,34 +138,21 @@ def network(name: str, layers: int) -> IRModule:
     return bb.get()
 
 
-def train_step(module: IRModule) -> IRModule:
-    """Return a module whose ``step`` calls ``main_adjoint`` of the given module and takes a step of
-    SGD."""
-    adjoint = module["main_adjoint"].without_attr("global_symbol")
-    bb = relax.BlockBuilder()
-    called = bb.add_func(adjoint, "main_adjoint")
-    params = list(relax.utils.copy_with_new_vars(adjoint).params)
-    with bb.function("step", params):
-        with bb.dataflow():
-            both = bb.emit(relax.Call(called, params))
-            gradients = bb.emit(relax.TupleGetItem(both, 1))
-            results = [bb.emit(relax.TupleGetItem(both, 0))]
-            for i, param in enumerate(params[1:]):
-                gradient = bb.emit(relax.TupleGetItem(gradients, i))
-                change = bb.emit(op.multiply(gradient, relax.const(0.1, "float32")))
-                results.append(bb.emit(op.subtract(param, change)))
-            result = bb.emit_output(relax.Tuple(results))
-        bb.emit_func_output(result)
-    return bb.get()
-
-
 def passes(name: str, layers: int) -> Iterator[tuple[str, Callable[[IRModule], IRModule]]]:
     """Yield the measured stages of a network in order; each takes the result of the previous
     one."""
     yield "(build)", lambda _: network(name, layers)
     weights = [param.name for param in NETWORKS[name](layers)[0][1:]]
-    yield "Gradient", lambda mod: relax_grad.value_and_grad(mod, wrt=weights)
-    yield "(step)", train_step
+
+    def differentiated(module: IRModule) -> IRModule:
+        relax_grad.value_and_grad(module, wrt=weights)
+        return module
+
+    def with_updates(module: IRModule) -> IRModule:
+        return donating(train_step(module, AdamW(lr=1e-3), wrt=weights, func_name="main"))
+
+    yield "Gradient", differentiated
+    yield "(step)", with_updates
     target = relax_grad.target.host()
     for transform in stages.passes(target, DispatchKernels(target)):
         yield transform.info.name, transform

@@ -9,8 +9,11 @@ import warnings
 from pathlib import Path
 
 import pytest
+import tvm_ffi
 from processes import without_torch
+from tvm import tirx
 
+from relax_grad.ir import compat
 from relax_grad.ir.compat import FFI_BAD_FROM, TVM_RANGE, check_versions, parse_version
 
 ROOT = Path(__file__).parents[2]
@@ -122,3 +125,25 @@ import relax_grad.testing, relax_grad.cli, relax_grad.ir.compat
     assert len(warned) == 1, result.stderr
     assert "apache-tvm-ffi 0.1.15 crashes" in warned[0]
     assert warned[0].startswith("<string>:5:")
+
+
+@pytest.mark.parametrize("order", ["pre", "post"])
+def test_structures_are_visited_as_by_tvm_ffi(order):
+    x = tirx.Var("x", "int64")
+    expr = tirx.Cast("float32", x * 2 + 1) * tirx.exp(tirx.Cast("float32", x))
+    # Without tvm_ffi's checks of rules, which take longer than the visit.
+    assert compat.structural_walk is not tvm_ffi.structural_walk
+    assert compat.structural_map is not tvm_ffi.structural_map
+    visits = []
+    for walk in (compat.structural_walk, tvm_ffi.structural_walk):
+        visits.append([])
+        seen = lambda node, into=visits[-1]: into.append(type(node))  # noqa: E731
+        walk(expr, [((tirx.Cast, tirx.Mul), seen), (tirx.Var, seen)], order=order)
+    assert visits[0] == visits[1]
+    assert len(visits[0]) == 6
+    rules = [(tirx.Var, lambda var: tirx.Var("y", var.ty.dtype))]
+    made, wanted = (
+        each.structural_map(expr, rules, order=order).script() for each in (compat, tvm_ffi)
+    )
+    assert made == wanted
+    assert "y" in made

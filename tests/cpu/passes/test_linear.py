@@ -1,12 +1,13 @@
-"""The work of every pass is linear in the number of layers, measured in executed lines instead of
-seconds."""
+"""The work of every pass is linear in the number of layers, measured in executed lines and in
+comparisons of TVM's objects instead of seconds."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import tvm
@@ -30,7 +31,7 @@ _spec = importlib.util.spec_from_file_location(
 benchmark = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(benchmark)
 
-#: Numbers of layers; each step is twice the step before.
+#: Multiples of the least number of layers; each step is twice the step before.
 LAYERS = (1, 2, 4)
 
 #: The largest ratio of the added lines of the second step to the first: 2, with room for a
@@ -40,21 +41,39 @@ MOST = 2.3
 #: Growth of fewer lines is not judged: lines that occur once would weigh too much.
 FEW = 500
 
+#: TVM's functions that compare two objects: the operator of variables and expressions, which lists
+#: use, and the comparison of structures.
+COMPARISONS = {"__eq__", "__ne__", "structural_equal", "assert_structural_equal"}
 
-def lines_of(run) -> int:
-    """Return the number of executed lines of the package, counting repeated lines each time.
+#: Growth of fewer comparisons is not judged.
+FEW_COMPARISONS = 50
 
-    Lines of the sources that make kernels and schedules do not count.
+
+class Work(NamedTuple):
+    """The lines of the package that a run executes, and the comparisons of TVM's objects."""
+
+    lines: int
+    comparisons: int
+
+
+def work_of(run) -> Work:
+    """Return the work of a run, counting repeated lines and comparisons each time.
+
+    The work of the sources that make kernels and schedules does not count.
     """
-    count = 0
+    lines = comparisons = 0
 
     def within(frame, event, argument):
-        nonlocal count
-        count += event == "line"
+        nonlocal lines
+        lines += event == "line"
         return within
 
     def start(frame, event, argument):
+        nonlocal comparisons
         file = frame.f_code.co_filename
+        if frame.f_code.co_name in COMPARISONS:
+            caller = frame.f_back.f_code.co_filename
+            comparisons += not caller.startswith(OF_SHAPES)
         return within if file.startswith(PACKAGE) and not file.startswith(OF_SHAPES) else None
 
     before = sys.gettrace()
@@ -63,12 +82,16 @@ def lines_of(run) -> int:
         run()
     finally:
         sys.settrace(before)
-    return count
+    return Work(lines, comparisons)
 
 
-def lines_of_passes(network: str, layers: int) -> Counter:
-    """Return the number of lines that each pass executes for a network."""
-    counts: Counter = Counter()
+def lines_of(run) -> int:
+    return work_of(run).lines
+
+
+def work_of_passes(network: str, layers: int) -> dict[str, Work]:
+    """Return the work of each pass for a network."""
+    works: dict[str, Work] = {}
     module = None
 
     def apply():
@@ -78,8 +101,19 @@ def lines_of_passes(network: str, layers: int) -> Counter:
     with host():
         for label, transform in benchmark.passes(network, layers):
             run = transform
-            counts[label] += lines_of(apply)
-    return counts
+            before = works.get(label, Work(0, 0))
+            works[label] = Work(*map(sum, zip(before, work_of(apply), strict=True)))
+    return works
+
+
+def growths(counts: Sequence[dict[str, int]], few: int) -> dict[str, float]:
+    """Return the ratio of the added counts of the second step to those of the first, by label."""
+    return {
+        label: (most - more) / max(1, more - least)
+        for label in counts[0]
+        for least, more, most in [[count[label] for count in counts]]
+        if most - more > few
+    }
 
 
 def test_lines_are_counted():
@@ -90,22 +124,40 @@ def test_lines_are_counted():
     assert lines_of(lambda: [without_unused(function) for _ in range(3)]) == 3 * once
 
 
-@pytest.mark.parametrize("network", [pytest.param("norms", marks=pytest.mark.slow), "residual"])
-def test_passes_are_linear(network):
-    benchmark.measure(network, LAYERS[0])  # fill the caches of the process first
-    counts = [lines_of_passes(network, layers) for layers in LAYERS]
+def test_comparisons_are_counted():
+    variables = [tensor(f"x{i}", (4,)) for i in range(5)]
+    assert work_of(lambda: variables[0].same_as(variables[4])).comparisons == 0
+    # A list finds its last element after comparisons with all others.
+    assert work_of(lambda: variables[4] in variables).comparisons == 4
+
+
+@pytest.mark.parametrize(
+    ("network", "least"),
+    [
+        ("residual", 1),
+        # With fewer layers, one function computes the updates of several of them.
+        pytest.param("norms", 10, marks=pytest.mark.slow),
+        pytest.param("dense", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_passes_are_linear(network, least):
+    """Of training steps whose parameters are donated."""
+    benchmark.measure(network, least)  # fill the caches of the process first
+    works = [work_of_passes(network, layers * least) for layers in LAYERS]
+    counts = [{label: work.lines for label, work in each.items()} for each in works]
     assert sum(counts[-1].values()) > 10000
     ours = {label for label in counts[0] if label.startswith("relax_grad.")}
     assert [label for label in ours if not counts[0][label]] == []
-    growth = {
-        label: (most - more) / (more - few)
-        for label in counts[0]
-        for few, more, most in [[count[label] for count in counts]]
-        if most - more > FEW
-    }
-    assert {f"relax_grad.{name}" for name in ("DispatchKernels", "ShareStorage")} <= set(growth)
+    growth = growths(counts, FEW)
+    names = ("DispatchKernels", "ShareStorage", "WriteToDonated")
+    assert {f"relax_grad.{name}" for name in names} <= set(growth)
     assert "Gradient" in growth
     assert {label: ratio for label, ratio in growth.items() if ratio > MOST} == {}
+    compared = growths(
+        [{label: work.comparisons for label, work in each.items()} for each in works],
+        FEW_COMPARISONS,
+    )
+    assert {label: ratio for label, ratio in compared.items() if ratio > MOST} == {}
 
 
 @pytest.mark.parametrize("by", ["name", "variable"])
