@@ -7,8 +7,10 @@ import pytest
 from training_models import START, batches, close, gradients, module_of
 from tvm import relax, tirx
 from tvm.relax import op
+from tvm_ffi import structural_equal
 
-from relax_grad.training import SGD, Adam, Trainer, train_step
+from relax_grad.training import SGD, Adam, Trainer, _build, _donation, train_step
+from relax_grad.training._donation import donating
 
 
 def test_clipping():
@@ -227,3 +229,31 @@ def test_kept_tensors_have_constant_shapes():
         train_step(bb.get(), SGD(), wrt="w", states=["m"])
     with pytest.raises(ValueError, match="m must have a constant shape to be trained"):
         train_step(bb.get(), SGD(), wrt=["w", "m"])
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"clip_norm": 1.0, "ema": 0.9}, {"skip_nonfinite": True, "outputs": True}]
+)
+def test_steps_in_one_block_are_those_of_tvms_passes(settings, monkeypatch):
+    def steps():
+        model = module_of("float32", seed=True, states=True)
+        step = train_step(model, Adam(0.1), wrt=["w", "b"], states=["mean"], **settings)
+        return step.module, donating(step)
+
+    in_one_block = steps()
+    monkeypatch.setattr(_build, "write_out_adjoint", lambda *_: None)
+    monkeypatch.setattr(_donation, "_is_whole", lambda *_: False)
+    for module, wanted in zip(in_one_block, steps(), strict=True):
+        assert module.script() == wanted.script()
+        assert structural_equal(module, wanted, map_free_vars=True)
+
+
+def test_steps_without_symbolic_extents_need_no_passes(monkeypatch):
+    def refused(*_):
+        raise AssertionError("TVM's passes infer all types again")
+
+    monkeypatch.setattr(_build, "write_out_calls", refused)
+    monkeypatch.setattr(_donation, "in_dataflow", refused)
+    model = module_of("float32", seed=True, states=True)
+    step = train_step(model, Adam(0.1), wrt=["w", "b"], states=["mean"])
+    assert donating(step)["step"]
