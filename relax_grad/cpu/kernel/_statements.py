@@ -113,14 +113,16 @@ def scratch(size: Extent, dtype: str = "float32") -> tirx.Buffer:
     return T.decl_buffer([size], dtype, data=bind(own.data), layout=None)
 
 
-def opaque(value: tirx.PrimExpr) -> tirx.Var:
-    """Bind a vector or a number that TVM's simplifier does not look into.
+def opaque(vector: tirx.PrimExpr) -> tirx.Var:
+    """Bind a vector that TVM's simplifier does not look into.
 
-    The simplifier replaces the uses of a bound value by its expression, so that values in several
+    The simplifier replaces the uses of a bound value by its expression, so that vectors in several
     steps, such as a transposed square, are computed anew for each use, and LLVM spends its time on
-    their removal. The intrinsic, which LLVM deletes, is no pure function for TVM.
+    their removal. The intrinsic, a part of the vector which is all of it, is no pure function for
+    TVM. LLVM removes it.
     """
-    return bind(tirx.op.call_llvm_intrin(str(value.ty.dtype), "llvm.ssa.copy", value))
+    whole = "llvm.vector.extract", vector, tirx.const(0, "int64")
+    return bind(tirx.op.call_llvm_intrin(str(vector.ty.dtype), *whole))
 
 
 def computed(value: Extent) -> Extent:

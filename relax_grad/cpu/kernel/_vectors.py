@@ -188,7 +188,7 @@ class Vectors:
         while size > 1:
             size //= 2
             halves = _shuffle([vector], range(size)), _shuffle([vector], range(size, 2 * size))
-            vector = opaque(combine(*halves))
+            vector = (opaque if size > 1 else bind)(combine(*halves))
         return vector
 
     def each(

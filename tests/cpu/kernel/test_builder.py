@@ -11,11 +11,14 @@ import tvm
 from machines import Run, each_target, run_kernels
 from tvm import tirx
 
+from relax_grad.cpu.codegen import lower
 from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._sums import Sums
 from relax_grad.cpu.kernel._tile import multiply_add, product_tile, tile_size
 from relax_grad.cpu.kernel.builder import Accumulators, Vectors
-from relax_grad.cpu.kernel.matmul import Matmul
+from relax_grad.cpu.kernel.conv import conv2d
+from relax_grad.cpu.kernel.convolution import Conv2d
+from relax_grad.cpu.kernel.matmul import Matmul, matmul
 from relax_grad.cpu.target import CPU
 
 LANES = 4
@@ -42,6 +45,13 @@ def run_together(functions, target="llvm"):
         function = b.prim_func("function", [*params, ("y", output, "float32")], body)
         runs.append(Run(function, inputs, [output]))
     return [result for (result,) in run_kernels(runs, tvm.target.Target(target))]
+
+
+def lowered(function):
+    """Return the script of a kernel as LLVM's code generator takes it."""
+    target = lower.optimizing(tvm.target.Target({"kind": "llvm", "mcpu": "haswell"}))
+    mod = tvm.IRModule.from_expr(function.with_attr("global_symbol", "function"))
+    return lower._lowered(mod, True, ["function"], target).script()
 
 
 def numbers(*shape):
@@ -291,3 +301,27 @@ def test_small_kernels_run_in_one_thread(size, is_parallel):
 
     function = b.prim_func("copy", b.floats("xy", [[size], [size]]), body)
     assert ("T.parallel" in function.script()) == is_parallel
+
+
+def test_lowering_does_not_repeat_vectors():
+    """A vector in several steps is computed once, not once for each use."""
+    vectors = Vectors(8)
+
+    def body(x, y):
+        columns = vectors.transpose([vectors.load(x, b.const(i * 8)) for i in range(8)])
+        for i, column in enumerate(columns):
+            vectors.store(y, b.const(i * 8), column)
+
+    function = b.prim_func("function", b.floats("xy", [[8, 8], [8, 8]]), body)
+    assert function.script().count("Shuffle(") == lowered(function).count("Shuffle(") == 3 * 8
+
+
+def test_whole_stretches_have_no_rest():
+    """A stretch of k that divides k is copied in whole vectors."""
+    function = matmul(Matmul(8192, 384, 384, transpose_b=True), CPU(16, 32, 2))
+    assert "masked_load" not in function.script()
+
+
+def test_images_that_share_tiles_have_no_empty_loops():
+    conv = Conv2d(4, 16, 16, (7, 7), (3, 3), padding=(1, 1, 1, 1))
+    assert "range(0)" not in lowered(conv2d(conv, CPU(16, 32, 1)))
