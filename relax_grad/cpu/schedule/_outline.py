@@ -58,8 +58,13 @@ def outlines_of(nests: Sequence[Nest]) -> list[Outline] | None:
         extents = tuple(map(_constant_or_variable, (axis.extent for axis in nest.axes)))
         numbers = {axis.var: i for i, axis in enumerate(nest.axes)}
         at = _indices(nest.indices, numbers)
-        reads = [(loaded_buffer(load), _indices(load.indices, numbers)) for load in nest.loads]
-        if nest.combine or None in extents or at is None or any(i is None for _, i in reads):
+        reads = []
+        for load in nest.loads:
+            place = _indices(load.indices, numbers)
+            if place is None:
+                return None
+            reads.append((loaded_buffer(load), place))
+        if nest.combine or None in extents or at is None:
             return None
         outlines.append(Outline(extents, nest.buffer, at, tuple(reads)))
     return outlines

@@ -1,4 +1,4 @@
-"""Binary operators are legalized as in TVM, but only once for operands of equal types."""
+"""Operators are legalized as in TVM, but only once for operands of equal types."""
 
 from __future__ import annotations
 
@@ -38,6 +38,17 @@ def mixed(bb, x, y, row, half, symbolic):
         op.divide(symbolic, symbolic),
         op.divide(symbolic, two),
         op.maximum(x, y),
+        op.sqrt(x),
+        op.sqrt(y),
+        op.where(op.less(x, y), x, y),
+        op.where(op.less(y, x), y, x),
+        op.reshape(x, (12,)),
+        op.reshape(y, (12,)),
+        op.reshape(x, (3, 4)),
+        op.reshape(symbolic, (N * 3,)),
+        op.permute_dims(x, [1, 0]),
+        op.permute_dims(y, [1, 0]),
+        op.permute_dims(x, [0, 1]),
     ]
     return relax.Tuple([bb.emit(result) for result in results])
 
@@ -77,6 +88,9 @@ def test_the_module_is_that_of_tvm(asked):
     assert legal.script() == wanted.script()
     assert asked.count("relax.add") == 6  # of 8: x + y, y + x and x + x share one
     assert asked.count("relax.multiply") == 5  # of 6: the two by 2 on the right share one
+    assert asked.count("relax.sqrt") == asked.count("relax.where") == asked.count("relax.less") == 1
+    assert asked.count("relax.reshape") == 3  # of 4
+    assert asked.count("relax.permute_dims") == 2  # of 3
 
 
 def test_another_legalization_is_asked_each_time():
