@@ -178,7 +178,8 @@ class CompileTimes(Measured):
             [name, *(f"{second:.1f}" for second in times)]
             for name, times in compiling["steps"].items()
         ]
-        yield from table(("step", *compiling["columns"]), rows, "lrrr")
+        columns = compiling["columns"]
+        yield from table(("step", *columns), rows, "l" + "r" * len(columns))
 
 
 class Winograd(Measured):

@@ -71,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
     reason = directory.refusal()
     report = {"directory": str(directory.path), "limit": directory.max_bytes, "problem": reason}
     lines = [] if reason is None else [f"not used: {reason}"]
-    if args.action == "clear":
+    if args.action == "clear" and reason is not None:
+        lines.append("not cleared: its links may lead to other files; delete it yourself")
+    elif args.action == "clear":
         try:
             freed = directory.clear()
         except OSError as error:

@@ -18,6 +18,10 @@ from .module import normalized
 _Callees = Mapping[GlobalVar, relax.Function]
 
 
+#: The classes of values that only name other values.
+_NAMES = (relax.Var, relax.DataflowVar, relax.TupleGetItem, relax.Tuple)
+
+
 def write_out_calls(
     function: relax.Function, callees: _Callees, moved: Collection[GlobalVar] = ()
 ) -> relax.Function:
@@ -141,7 +145,7 @@ def _is_plain(binding: relax.Binding) -> bool:
         return False
     if type(value) is relax.Call:
         return type(value.op) is Op and bool(value.op.get_attr("FPurity"))
-    return type(value) in (*(relax.Var, relax.DataflowVar, relax.TupleGetItem, relax.Tuple),)
+    return type(value) in _NAMES
 
 
 def _written_out(

@@ -65,6 +65,10 @@ def test_a_directory_of_others(directory, capsys):
     code, out = run(capsys)
     assert code == 1
     assert out.startswith(f"not used: {directory.path} may be written to by every user\n")
+    code, out = run(capsys, "clear")
+    assert code == 1
+    assert out.splitlines()[1].startswith("not cleared: ")
+    assert len(list(directory.entries())) == 2
 
 
 def test_a_file(tmp_path, monkeypatch, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import stat
 import tempfile
 import time
@@ -23,6 +24,11 @@ OBJECT, PROGRAM = ".o", ".program"
 
 #: The prefix of files that are being written, and the seconds after which their writer is dead.
 _NEW, _DEAD = ".new-", 3600.0
+
+#: The names of folders, of entries, and of files that are being written.
+_FOLDER = re.compile("[0-9a-f]{2}")
+_ENTRY = re.compile(rf"[0-9a-f]{{62}}({re.escape(OBJECT)}|{re.escape(PROGRAM)})")
+_UNFINISHED = re.compile(rf"{re.escape(_NEW)}\w+")
 
 #: The longest description, in bytes.
 _DESCRIBED = 1000
@@ -150,9 +156,7 @@ class Directory:
 
     def entries(self) -> Iterator[Entry]:
         """Yield the entries."""
-        for path in self.path.glob("??/*"):
-            if path.suffix not in (OBJECT, PROGRAM) or path.name.startswith(_NEW):
-                continue
+        for path in self._files(_ENTRY):
             with contextlib.suppress(OSError):  # another process has deleted it
                 status = path.stat()
                 with path.open("rb") as file:
@@ -168,16 +172,18 @@ class Directory:
         if not self._has_grown:
             return
         self._has_grown = False
-        files, now = [], time.time()
-        for path in self.path.glob("??/*"):
+        now = time.time()
+        for path in self._files(_UNFINISHED):
             with contextlib.suppress(OSError):  # another process has deleted it
-                status = path.stat()
-                if not path.name.startswith(_NEW):
-                    files.append((status.st_mtime, status.st_size, path))
-                elif now - status.st_mtime > _DEAD:
+                if now - path.stat().st_mtime > _DEAD:
                     path.unlink()
         if self.max_bytes is None:
             return
+        files = []
+        for path in self._files(_ENTRY):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                files.append((status.st_mtime, status.st_size, path))
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if total <= self.max_bytes:
@@ -194,17 +200,23 @@ class Directory:
         OSError
             If an entry cannot be deleted.
         """
-        freed = 0
-        for folder in self.path.glob("??"):
-            for path in folder.glob("*"):
-                if path.suffix in (OBJECT, PROGRAM) or path.name.startswith(_NEW):
-                    with contextlib.suppress(FileNotFoundError):  # another process has deleted it
-                        size = path.stat().st_size
-                        path.unlink()
-                        freed += size
+        freed, folders = 0, set()
+        for path in [*self._files(_ENTRY), *self._files(_UNFINISHED)]:
+            folders.add(path.parent)
+            with contextlib.suppress(FileNotFoundError):  # another process has deleted it
+                size = path.stat().st_size
+                path.unlink()
+                freed += size
+        for folder in folders:
             with contextlib.suppress(OSError):  # it has other files, or new ones
                 folder.rmdir()
         return freed
+
+    def _files(self, name: re.Pattern[str]) -> Iterator[Path]:
+        """Yield the files with a name. The user may have other files in the directory."""
+        for path in self.path.glob("??/*"):
+            if _FOLDER.fullmatch(path.parent.name) and name.fullmatch(path.name):
+                yield path
 
     def _path(self, key: str, suffix: str) -> Path:
         return self.path / key[:2] / f"{key[2:]}{suffix}"

@@ -193,11 +193,11 @@ def test_a_directory_that_cannot_be_written_to(tmp_path, compiled):
 def test_the_oldest_entries_are_deleted(tmp_path):
     stored = Directory(tmp_path, max_bytes=2500)
     for i, letter in enumerate("abc"):
-        stored.store(letter * 8, letter.encode() * 1000)
-        os.utime(tmp_path / (letter * 2) / f"{letter * 6}.o", (i, i))
-    assert stored.load("a" * 8) == b"a" * 1000  # now the newest entry
+        stored.store(letter * 64, letter.encode() * 1000)
+        os.utime(tmp_path / (letter * 2) / f"{letter * 62}.o", (i, i))
+    assert stored.load("a" * 64) == b"a" * 1000  # now the newest entry
     stored.trim()
-    assert [stored.load(letter * 8) is not None for letter in "abc"] == [True, False, True]
+    assert [stored.load(letter * 64) is not None for letter in "abc"] == [True, False, True]
     Directory(tmp_path).trim()
     assert len(entries(tmp_path)) == 2
 

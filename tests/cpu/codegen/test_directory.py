@@ -20,6 +20,12 @@ needs_users = pytest.mark.skipif(
 )
 
 KEY = "ab" + "0" * 62
+
+
+def key(i: int) -> str:
+    return f"{i:02x}" + "0" * 62
+
+
 DATA = bytes(range(256)) * 3
 
 
@@ -28,8 +34,8 @@ def folder(tmp_path):
     return Directory(tmp_path / "kept")
 
 
-def path_of(folder, key=KEY, suffix=OBJECT):
-    return folder.path / key[:2] / f"{key[2:]}{suffix}"
+def path_of(folder, name=KEY, suffix=OBJECT):
+    return folder.path / name[:2] / f"{name[2:]}{suffix}"
 
 
 def test_entries_of_two_kinds(folder):
@@ -37,7 +43,7 @@ def test_entries_of_two_kinds(folder):
     folder.store(KEY, b"", PROGRAM, "step\nfor llvm")
     assert folder.load(KEY) == DATA
     assert folder.load(KEY, PROGRAM) == b""
-    assert folder.load("cd" + KEY) is None
+    assert folder.load(key(205)) is None
     shown = {(entry.is_program, entry.description) for entry in folder.entries()}
     assert shown == {(False, "a, b"), (True, "step for llvm")}
     assert sum(entry.size for entry in folder.entries()) == folder.clear()
@@ -77,7 +83,7 @@ def test_damage_is_noticed(folder):
 @pytest.mark.parametrize("failing", ["write", "replace", "interrupt"])
 def test_writers_that_fail_leave_nothing(folder, monkeypatch, failing):
     """A full disk is no error; Ctrl-C is passed on."""
-    folder.store("cd" + KEY, DATA)
+    folder.store(key(205), DATA)
 
     def full(*_, **__):
         raise KeyboardInterrupt if failing == "interrupt" else OSError(errno.ENOSPC, "disk full")
@@ -93,7 +99,7 @@ def test_writers_that_fail_leave_nothing(folder, monkeypatch, failing):
         folder.store(KEY, DATA)
     monkeypatch.undo()
     assert folder.load(KEY) is None
-    assert folder.load("cd" + KEY) == DATA
+    assert folder.load(key(205)) == DATA
     assert [path.name for path in folder.path.glob("*/.*")] == []
 
 
@@ -109,13 +115,13 @@ def test_killed_writers(folder):
             if process == 0:
                 while True:
                     for i in range(10):
-                        folder.store(f"{i}{i}" + KEY, large + bytes([i]))
+                        folder.store(key(i), large + bytes([i]))
             writers.append(process)
         time.sleep(draw.uniform(0.002, 0.03))
         for process in writers:
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
-    found = [folder.load(f"{i}{i}" + KEY) for i in range(10)]
+    found = [folder.load(key(i)) for i in range(10)]
     assert any(found)
     assert all(data is None or data == large + bytes([i]) for i, data in enumerate(found))
 
@@ -127,7 +133,7 @@ def test_what_killed_writers_leave_is_deleted(folder):
     folder.trim()
     assert os.path.exists(name)  # its writer may live
     os.utime(name, (time.time() - 4000,) * 2)
-    folder.store("cd" + KEY, DATA)
+    folder.store(key(205), DATA)
     folder.trim()
     assert not os.path.exists(name)
     assert [entry.is_program for entry in folder.entries()] == [False, False]
@@ -136,14 +142,30 @@ def test_what_killed_writers_leave_is_deleted(folder):
 def test_the_limit_counts_all_kinds(tmp_path):
     folder = Directory(tmp_path, max_bytes=2500)
     for i, suffix in enumerate((OBJECT, PROGRAM, OBJECT)):
-        folder.store(f"{i}{i}" + KEY, b"x" * 1000, suffix)
-        os.utime(path_of(folder, f"{i}{i}" + KEY, suffix), (i, i))
+        folder.store(key(i), b"x" * 1000, suffix)
+        os.utime(path_of(folder, key(i), suffix), (i, i))
     folder.trim()
-    assert folder.load("00" + KEY) is None
-    assert folder.load("11" + KEY, PROGRAM) is not None
-    os.utime(path_of(folder, "11" + KEY, PROGRAM), (0, 0))
+    assert folder.load(key(0)) is None
+    assert folder.load(key(1), PROGRAM) is not None
+    os.utime(path_of(folder, key(1), PROGRAM), (0, 0))
     Directory(tmp_path, max_bytes=1).trim()  # it has added nothing
     assert len(list(folder.entries())) == 2
+
+
+def test_files_of_the_user_stay(tmp_path):
+    """Somebody may name a directory with files of their own."""
+    kept = [tmp_path / "notes.o", tmp_path / "ab" / "mine.o", tmp_path / "zz" / f"{'0' * 62}.o"]
+    for path in kept:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(DATA)
+    folder = Directory(tmp_path, max_bytes=1)
+    folder.store(KEY, DATA)
+    assert [entry.path for entry in folder.entries()] == [path_of(folder)]
+    folder.trim()
+    assert folder.load(KEY) is None
+    folder.store(KEY, DATA)
+    assert folder.clear() > len(DATA)
+    assert all(path.read_bytes() == DATA for path in kept)
 
 
 def test_missing_and_foreign_directories_are_no_errors(tmp_path):
