@@ -139,11 +139,14 @@ def decompose_calls(
 def _check_plain(exported: ExportedProgram) -> None:
     """Refuse graphs with regions, symbolic extents, or values other than tensors."""
     signature = exported.graph_signature
-    if torch.is_autocast_enabled("cpu"):
-        raise NotPlain
-    if not {spec.kind for spec in signature.input_specs} <= _INPUTS:
+    kinds = {spec.kind for spec in signature.input_specs}
+    if torch.is_autocast_enabled("cpu") or not kinds <= _INPUTS:
         raise NotPlain
     if any(spec.kind is not OutputKind.USER_OUTPUT for spec in signature.output_specs):
+        raise NotPlain
+    # A copy of a graph renames inputs with names of Python's functions, but not the signature.
+    inputs = [node.name for node in exported.graph.find_nodes(op="placeholder")]
+    if inputs != [spec.arg.name for spec in signature.input_specs]:
         raise NotPlain
     for node in exported.graph.nodes:
         if node.op == "output":

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
 import relax_grad  # noqa: E402
-from relax_grad.frontend.torch import from_module  # noqa: E402
+from relax_grad.frontend.torch import from_exported_program, from_module  # noqa: E402
 from relax_grad.frontend.torch.export import calls, decompose  # noqa: E402
 from relax_grad.frontend.torch.export.calls import NotPlain, decompose_calls  # noqa: E402
 from relax_grad.training import AdamW, train_step  # noqa: E402
@@ -100,6 +100,12 @@ def test_same_graph_as_that_of_run_decompositions(name, monkeypatch):
     assert plain.call_count == refused.call_count == 2
     assert "\n".join(graphs[0]) == "\n".join(graphs[2])
     assert "\n".join(graphs[1]) == "\n".join(graphs[3])
+
+
+def test_inputs_with_names_of_functions_of_python():
+    """A copy of the graph renames such inputs, as ``input`` of ``nn.Linear``."""
+    program = torch.export.export(nn.Linear(3, 2), (torch.rand(4, 3),))
+    assert list(from_exported_program(program).inputs) == ["input"]
 
 
 def test_equal_calls_are_decomposed_once(monkeypatch):
