@@ -477,7 +477,8 @@ def _rewrite(
     ]
     end = graph.output_node()
     end.args = ((*(value for _, value in changed), *end.args[0]),)
-    graph.eliminate_dead_code()
+    # As run_decompositions does: random calls without a use are removed, and draw nothing.
+    graph.eliminate_dead_code(lambda node: node.is_impure(impure_random=False))
     mutations = [
         OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(value.name), spec.target)
         for spec, value in changed

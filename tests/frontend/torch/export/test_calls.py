@@ -43,6 +43,13 @@ def _attention(x, layer, norm):
     return F.dropout(y, 0.5).reshape(-1), F.cross_entropy(y[:, 0], y[:, 1].argmax(-1))
 
 
+def _unused(x, layer):
+    F.dropout(x, 0.5)
+    torch.multinomial(x.flatten(1).exp(), 1)
+    torch.rand(2)
+    return F.dropout(layer(x), 0.5)
+
+
 def _in_place(x, conv):
     y = conv(x).add_(x).mul_(2)
     return y.exp() * y.detach()
@@ -55,6 +62,7 @@ MODULES = {
     "instances": (_conv, nn.Conv2d(4, 4, 1), nn.InstanceNorm2d(4, affine=True)),
     "attention": (_attention, nn.Linear(9, 27), nn.LayerNorm(9)),
     "in_place": (_in_place, nn.Conv2d(4, 4, 1)),
+    "unused": (_unused, nn.Conv2d(4, 4, 1)),
     "view": (lambda x: x.clone().view(-1).mul_(x.view(-1)).view(3, 4, 9).sum(1),),
     "recurrent": (lambda x, layer: layer(x.flatten(2))[0], nn.LSTM(9, 2)),
 }
