@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -29,6 +30,9 @@ examples:
     success="the directory can be used, or the cache is off",
     problem="another user may write to the directory, or an entry cannot be deleted",
 )
+
+#: The narrowest column of the names of functions.
+_NARROWEST = 30
 
 #: The units of sizes, from the largest.
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
@@ -124,7 +128,10 @@ def _described(entry: Entry) -> dict[str, object]:
 
 def _line(entry: Entry) -> str:
     used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-    return f"{used}  {_size(entry.size):>9}  {_kind(entry):<11}  {entry.description}"
+    start = f"{used}  {_size(entry.size):>9}  {_kind(entry):<11}  "
+    room = max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns - len(start))
+    names = entry.description
+    return start + (names if len(names) <= room else f"{names[: room - 3]}...")
 
 
 def _kind(entry: Entry) -> str:

@@ -72,7 +72,8 @@ def compiled(
         data = _stored(executable)
         if data is not None:
             names = sorted(variable.name_hint for variable in module.get_global_vars())
-            directory.store(key, data, PROGRAM, f"{', '.join(names)} for {target}")
+            processor = target.attrs.get("mcpu") or target.kind.name
+            directory.store(key, data, PROGRAM, f"{', '.join(names)} for {processor}")
             directory.trim()
     return executable
 

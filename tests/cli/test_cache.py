@@ -40,6 +40,12 @@ def test_list(directory, capsys):
     assert second.endswith("2.0 KiB  object file  matmul_kernel")
 
 
+def test_many_functions_fit_a_line(directory, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    directory.store("ef" * 32, b"", description=", ".join(["multiply_add"] * 16))
+    assert max(map(len, run(capsys, "list")[1].splitlines()[:-1])) <= 80
+
+
 def test_json(directory, capsys):
     code, out = run(capsys, "list", "--json")
     report = json.loads(out)
