@@ -22,7 +22,7 @@ from ..ir.legalizations import are_unchanged
 from ..ir.remat import REMAT, is_portable
 from .codegen.cache import current
 from .codegen.directory import PROGRAM
-from .codegen.lower import environment
+from .codegen.lower import environment, loaded
 from .codegen.sources import sources
 from .target import CPU
 
@@ -146,7 +146,7 @@ def _loaded(data: bytes) -> tvm.runtime.Executable | None:
         bytecode, *libraries = _parts(zlib.decompress(data))
         made = load(bytecode)
         for library in libraries:
-            made.import_module(_library(library))
+            made.import_module(loaded(library.decode()))
     except (zlib.error, struct.error, RuntimeError, ValueError, OSError):
         return None
     return relax.VMExecutable(made)
@@ -159,17 +159,6 @@ def _parts(data: bytes) -> Sequence[bytes]:
         parts.append(data[start : start + size])
         start += size
     return parts
-
-
-def _library(text: bytes) -> tvm.runtime.Module:
-    """Return the module of LLVM with a text, which TVM reads from a file."""
-    handle, path = tempfile.mkstemp(suffix=".ll")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(text)
-        return tvm.runtime.load_module(path)
-    finally:
-        os.unlink(path)
 
 
 def _bytes_of(bytecode: tvm.runtime.Module) -> bytes:

@@ -141,7 +141,7 @@ def constant_tensor(expr: object) -> tvm.runtime.Tensor | None:
 def constants_of(node: object) -> list[tvm.runtime.Tensor]:
     """Return the constant tensors of a module or an expression."""
     found: list[object] = []
-    tvm_ffi.structural_walk(node, (_CONSTANT[0], found.append))
+    structural_walk(node, (_CONSTANT[0], found.append))
     return [value for value in map(constant_tensor, found) if value is not None]
 
 

@@ -73,7 +73,7 @@ def cache(
         The directory, which is created if it does not exist. None means no directory.
     max_bytes : int, optional
         The largest size of the directory in bytes after a compilation. The least recently used
-        entries are deleted. By default the size is not limited. A ResNet-18's training step takes 4
+        entries are deleted. By default the size is not limited. A ResNet-18's training step takes 2
         MB.
 
     Returns

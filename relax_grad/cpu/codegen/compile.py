@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +30,7 @@ from .lower import (
     environment,
     is_generated,
     key,
+    loaded,
     object_file,
     optimizing,
     prefers_short,
@@ -353,13 +353,7 @@ def _library(
     jump = _JUMPS[_machine(template)]
     for name, label in labels.items():
         lines += _entry(name, label, jump, name in checked)
-    handle, path = tempfile.mkstemp(suffix=".ll")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write("\n".join(lines))
-        return tvm.runtime.load_module(path)
-    finally:
-        Path(path).unlink()
+    return loaded("\n".join(lines))
 
 
 def _entry(name: str, label: str, jump: tuple[str, str], is_checked: bool) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -105,6 +106,17 @@ def object_file(
         path = Path(directory, "functions.o")
         compiled.write_to_file(str(path))
         return path.read_bytes()
+
+
+def loaded(text: str) -> tvm.runtime.Module:
+    """Return the module of LLVM with a text, which TVM reads from a file only."""
+    handle, path = tempfile.mkstemp(suffix=".ll")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        return tvm.runtime.load_module(path)
+    finally:
+        Path(path).unlink()
 
 
 def key(contents: Mapping[str, str], environment: Sequence[str]) -> str:

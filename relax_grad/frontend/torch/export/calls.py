@@ -190,9 +190,8 @@ def _stays(node: fx.Node, table: Collection, known: Collection) -> bool:
     target = node.target
     if target is operator.getitem or target is _METADATA:
         return True
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
-        raise NotPlain
-    if target in _REFUSED:
+    is_aten = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
+    if not is_aten or target in _REFUSED:
         raise NotPlain
     return target not in table and _is_simple(target, target in known)
 
@@ -477,7 +476,7 @@ def _rewrite(
     ]
     end = graph.output_node()
     end.args = ((*(value for _, value in changed), *end.args[0]),)
-    # As run_decompositions does: random calls without a use are removed, and draw nothing.
+    # Random calls without a use are removed too, as run_decompositions does.
     graph.eliminate_dead_code(lambda node: node.is_impure(impure_random=False))
     mutations = [
         OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(value.name), spec.target)
