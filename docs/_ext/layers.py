@@ -164,6 +164,7 @@ BASE = {
     "ir": "modules, bindings, types, layouts and versions of TVM: functions that depend on no "
     "operator",
     "_validation": "the checks of arguments: integers, and patterns of names",
+    "_collector": "the pause of Python's garbage collector",
     "_progress": "the display of what takes seconds",
     "errors": "errors",
     "_entry": "the detection of an import by the command line, which registers late",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from .._collector import paused
 from ..ir.module import check_defined
 from .target import CPU
 
@@ -82,7 +83,7 @@ def pipeline(
         if CPU.of(chosen) is None:
             return relax.get_default_pipeline(chosen)(mod)
         declarations = Declarations.for_run() if compile_functions else None
-        with chosen:
+        with chosen, paused():
             if declarations is None:
                 dispatch: tvm.transform.Pass = DispatchKernels(chosen, tile)
             else:
