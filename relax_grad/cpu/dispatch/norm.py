@@ -44,7 +44,7 @@ def batch_norm(site: CallSite, statistics: Shape | None = None) -> Kernel | None
         return None
     if (of := _channels(shapes[0], int(attrs.axis))) is None:
         return None
-    of, shapes = _of_any_number(of, shapes, int(attrs.axis))
+    of, shapes = _of_any_number(of, shapes, int(attrs.axis), of_images=True)
     generator = partial(
         norm.batch_norm,
         of,
@@ -331,17 +331,24 @@ def _channels(shape: Shape, axis: int) -> Channels | None:
     return Channels(prod(shape[:axis]), shape[axis], inner)
 
 
-def _of_any_number(of: Channels, shapes: list[Shape], axis: int) -> tuple[Channels, list[Shape]]:
-    """Return the channels and the shapes of their tensors with a symbolic number of channels.
+def _of_any_number(
+    of: Channels, shapes: list[Shape], axis: int, *, of_images: bool = False
+) -> tuple[Channels, list[Shape]]:
+    """Return the channels and the shapes of their tensors with a symbolic number of channels, and
+    with ``of_images`` also of images, if there are several.
 
-    Calls that differ only in the number of channels share a kernel, which reads this number from
-    its arguments. The code for a constant number is the same, because vectors run along a channel.
+    Calls that differ only in these numbers share a kernel, which reads them from its arguments. The
+    code for a constant number of channels is the same, because vectors run along a channel. LLVM
+    repeats the code of a row for each of a constant number of images, and gains nothing by it.
     """
-    number = tirx.Var("channels", "int32")
+    channels, images = tirx.Var("channels", "int32"), tirx.Var("images", "int32")
     changed = [[*shape] for shape in shapes]
+    has_several = of_images and axis == 1 and isinstance(of.outer, int) and of.outer > 1
     for shape in changed:
-        shape[axis if len(shape) > 1 else 0] = number
-    return replace(of, channels=number), changed
+        shape[axis if len(shape) > 1 else 0] = channels
+        if has_several and len(shape) > 1:
+            shape[0] = images
+    return replace(of, channels=channels, outer=images if has_several else of.outer), changed
 
 
 def _instances(shape: Shape, attrs) -> tuple[Extent, Extent, Extent] | None:
