@@ -188,21 +188,22 @@ def unpack_row(vectors: Vectors, line, target, columns: int, channels: int) -> N
     ----------
     vectors : Vectors
         The vectors.
-    line : tirx.Buffer
-        The row.
+    line : tuple
+        A buffer, and the offset of the row in it.
     target : tuple
         A buffer, the offset in it of the first channel's row, and the stride of the channels.
     columns, channels : int
         The number of columns and of channels; at most as many channels as lanes.
     """
-    buffer, start, plane = target
+    (row, begin), (buffer, start, plane) = line, target
     lanes, bias = vectors.lanes, biases_from(buffer, start)
 
     def square(column, number) -> None:
         # Columns that do not exist repeat the last one.
         last = (number or lanes) - 1
-        rows = [bind(vectors.load(line, (column + min(i, last)) * lanes)) for i in range(lanes)]
-        for c, vector in enumerate(vectors.transpose(rows)[:channels]):
+        of_columns = [begin + (column + min(i, last)) * lanes for i in range(lanes)]
+        loaded = [bind(vectors.load(row, at)) for at in of_columns]
+        for c, vector in enumerate(vectors.transpose(loaded)[:channels]):
             vectors.store(buffer, start + column + c * plane, vector, number, bias(c))
 
     vectors.each(columns, square)

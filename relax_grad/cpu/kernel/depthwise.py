@@ -205,7 +205,11 @@ class _Generator:
                     size = self.columns.target
                     start = bind((plane * rows.target + row) * size)
                     unpack_row(
-                        self.vectors, line, (target, start, rows.target * size), size, channels
+                        self.vectors,
+                        (line, const(0)),
+                        (target, start, rows.target * size),
+                        size,
+                        channels,
                     )
 
                 if phase < (rows.target - 1) % period + 1:

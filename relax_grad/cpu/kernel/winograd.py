@@ -388,7 +388,7 @@ class _Generator:
             at[1] * self.out_slice + self._square(at, 0 if self.is_fused else row) * self.outs
         )
         line = ceil_div(self.width.columns.number, lanes) * lanes * lanes
-        lines = [b.scratch(line) for _ in range(square)]
+        lines = b.scratch(square * line)
         with b.serial(0, ceil_div(conv.out_channels, lanes)) as block, b.serial(0, number) as i:
             channel = bind(block * lanes)
             with b.serial(0, self.wide) as j:
@@ -398,8 +398,8 @@ class _Generator:
                     self.result_matrices,
                     self.transforms.cells(self.result_matrices, results, first, self.out_plane),
                     lambda cell, value, column=column: self.vectors.store(
-                        lines[cell // across],
-                        (column + cell % across * self.width.apart) * lanes,
+                        lines,
+                        cell // across * line + (column + cell % across * self.width.apart) * lanes,
                         value,
                     ),
                 )
@@ -408,11 +408,11 @@ class _Generator:
             start = bind(plane * height + top)
 
             def write(channels: int, top=top, start=start) -> None:
-                for r in range(square):
+                with b.serial(0, square) as r:
                     down = r * self.height.apart
                     place = target, (start + down) * width, depth * height * width
                     with b.when(top + down < height):
-                        unpack_row(self.vectors, lines[r], place, width, channels)
+                        unpack_row(self.vectors, (lines, r * line), place, width, channels)
 
             whole_or_rest(block, conv.out_channels, lanes, write)
 
