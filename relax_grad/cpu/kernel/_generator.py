@@ -35,6 +35,10 @@ _STRIPS_OF_PREFETCH = 16
 #: The steps of k below which the rounds of a sum have equal steps, and none is left.
 _FEW_STEPS = 16
 
+#: The share of a product from which its tiles have rounds of several steps. With one step in a
+#: round, a tile takes a few per cent longer, and its code a third of the time to compile.
+_LEAST_SHARE = 0.2
+
 #: The bytes of C from which its prefetches are spread: less stays in a second-level cache.
 _BYTES_OF_SPREAD = 512 * 1024
 
@@ -401,7 +405,20 @@ class Generator:
             add=not first if isinstance(first, bool) else tirx.Not(first),
             bias=None if bias is None else bias.vector_of(self.vectors, j * width, numbers),
             ahead=self.spread(offsets, numbers, later),
+            is_rare=self._share(offsets, numbers) < _LEAST_SHARE,
         )
+
+    def _share(self, rows: Sequence, numbers: Sequence) -> float:
+        """Return the share of the tiles of some rows and vectors in the steps of a product; 1 if an
+        extent is symbolic."""
+        if not self.p.is_static:
+            return 1.0
+        whole = self.p.rows // self.tile_rows if len(rows) == self.tile_rows else 1
+        vectors = ceil_div(self.p.columns, self.vectors.lanes)
+        rest = ceil_div(self.p.columns % self.width, self.vectors.lanes)
+        is_whole = all(number is None for number in numbers) and len(numbers) == self.tile_vectors
+        of_vectors = vectors - rest if is_whole else rest
+        return len(rows) * whole * of_vectors / (self.p.rows * vectors)
 
     def spread(self, rows: Sequence, vectors: Sequence, ahead: Sequence[Ahead]) -> Sequence[Ahead]:
         """Return the prefetches that a tile of some rows and vectors spreads over its steps; emit
@@ -418,18 +435,27 @@ class Generator:
         return self.spreads and (len(rows), len(vectors)) == (self.tile_rows, self.tile_vectors)
 
     def _sum(
-        self, rows, columns, size, place: Callable, add, bias=None, ahead: Sequence[Ahead] = ()
+        self,
+        rows,
+        columns,
+        size,
+        place: Callable,
+        add,
+        bias=None,
+        ahead: Sequence[Ahead] = (),
+        *,
+        is_rare: bool = False,
     ) -> None:
         """Emit the sums of a tile.
 
         ``rows`` holds the reader of A from the first row on, and the offsets of all rows;
         ``columns`` holds the panel and the number of its vectors; ``place``, ``add``, ``bias`` and
-        ``ahead`` are those of :func:`multiply_add`.
+        ``ahead`` are those of :func:`multiply_add`. A rare tile has short code.
         """
         (read, offsets), ((panels, base), number) = rows, columns
         lanes, width, depth = self.vectors.lanes, self.width, self.p.depth
         few = isinstance(depth, int) and depth < _FEW_STEPS
-        unrolled = math.gcd(depth, ROUND) if few else ROUND
+        unrolled = 1 if is_rare else math.gcd(depth, ROUND) if few else ROUND
         multiply_add(
             self.vectors,
             (len(offsets), number),
