@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
@@ -18,19 +19,19 @@ from ...ir.compat import links_external_modules
 from ...ir.module import unused
 from ..threads import default_threads
 from . import arguments
-from ._check import ENTER, check
 from .arguments import Parameter
 from .cache import current
 from .callees import with_callees
 from .declarations import Declarations
 from .directory import Directory
+from .entries import JUMPS, Entry, linked, machine, triple
+from .generic import shared
 from .lower import (
     SYMBOL,
     canonical_name,
     environment,
     is_generated,
     key,
-    loaded,
     object_file,
     optimizing,
     prefers_short,
@@ -38,28 +39,14 @@ from .lower import (
 from .objects import Embedded, UnsupportedObject, embedded
 from .objects import functions as functions_of
 
-#: The machines whose object files can be embedded, as prefixes of LLVM's target triples: the
-#: assembly of a jump to machine code (operand 0), and of one to the function that checks arguments
-#: (operand 2), with the table (operand 0) as its fifth argument and the code (operand 1) as its
-#: sixth one.
-_ARM = (
-    "b $0",
-    "adrp x4, $0\\0Aadd x4, x4, :lo12:$0\\0Aadrp x5, $1\\0Aadd x5, x5, :lo12:$1\\0Ab $2",
-)
-_JUMPS = {
-    "x86_64": (
-        "jmp ${0:P}",
-        "leaq ${0:P}(%rip), %r8\\0Aleaq ${1:P}(%rip), %r9\\0Ajmp ${2:P}",
-    ),
-    "aarch64": _ARM,
-    "arm64": _ARM,
-}
-
 #: The empty modules of targets.
 _TEMPLATES: dict[str, str] = {}
 
-#: The number of short functions that are compiled together.
-_TOGETHER = 16
+#: The numbers of kernels and of short functions that are compiled together.
+_KERNELS, _TOGETHER = 4, 16
+
+#: The number that a family of functions counts at most: most of them share code.
+_OF_FAMILY = 3
 
 #: Systems whose object files are not in ELF format.
 _OTHER_FORMATS = ("windows", "darwin", "macos", "ios", "wasm")
@@ -100,10 +87,11 @@ class CompileFunctions:
             return mod
         try:
             compiler = _Compiler(target, current(), self._declarations)
-            objects, labels = compiler.compile(list(functions.values()))
+            objects, entries = compiler.compile(list(functions.values()))
         except UnsupportedObject:
             return mod
-        library = _library(template, objects, labels, _checked(functions.values()))
+        checked = _checked(functions.values())
+        library = linked(template, objects, entries, checked)
         return _without(mod, functions, library)
 
     def _is_left_to_tvm(self, functions: list) -> bool:
@@ -143,23 +131,14 @@ def assembled(library: tvm.runtime.Module, target: tvm.target.Target) -> tvm.run
         code = embedded(data, {SYMBOL + name: label for name, label in labels.items()})
     except UnsupportedObject:
         return library
-    return _library(template, [code], labels, {})
+    entries = {name: Entry(label, label, ()) for name, label in labels.items()}
+    return linked(template, [code], entries, {})
 
 
 def _is_supported(template: str) -> bool:
     """Tell whether object files for the target of a template can be embedded."""
-    name = _triple(template)
-    return _machine(template) in _JUMPS and not any(system in name for system in _OTHER_FORMATS)
-
-
-def _triple(template: str) -> str:
-    found = re.search(r'^target triple = "([^"]*)"', template, re.MULTILINE)
-    return found[1] if found else ""
-
-
-def _machine(template: str) -> str:
-    """Return the machine of a template, the first part of the triple of its target."""
-    return _triple(template).partition("-")[0]
+    name = triple(template)
+    return machine(template) in JUMPS and not any(system in name for system in _OTHER_FORMATS)
 
 
 def _empty_module(target: tvm.target.Target) -> str:
@@ -230,8 +209,10 @@ class _Compiler:
         self._target, self._directory, self._declarations = target, directory, declarations
         self._environment = [] if directory is None else environment(target)
 
-    def compile(self, functions: Sequence[tirx.PrimFunc]) -> tuple[list[Embedded], dict[str, str]]:
-        """Return the assembly of functions, and the label of each function by its name."""
+    def compile(
+        self, functions: Sequence[tirx.PrimFunc]
+    ) -> tuple[list[Embedded], dict[str, Entry]]:
+        """Return the assembly of functions, and the entry of each function by its name."""
         labels = {
             str(function.attrs["global_symbol"]): f"relax_grad_{i}"
             for i, function in enumerate(functions)
@@ -239,18 +220,18 @@ class _Compiler:
         made = self._each(lambda group: self._group(group, labels), _groups(functions))
         if self._directory is not None:
             self._directory.trim()
-        return made, labels
+        return [unit for unit, _ in made], {n: e for _, own in made for n, e in own.items()}
 
     def _each(
         self,
-        compile_one: Callable[[Sequence[tirx.PrimFunc]], Embedded],
+        compile_one: Callable[[Sequence[tirx.PrimFunc]], _Unit],
         groups: Sequence[Sequence[tirx.PrimFunc]],
-    ) -> list[Embedded]:
+    ) -> list[_Unit]:
         context = tvm.transform.PassContext.current()
         threads = default_threads()
         describe(f"compiling {sum(map(len, groups))} functions", len(groups))
 
-        def counted(group: Sequence[tirx.PrimFunc]) -> Embedded:
+        def counted(group: Sequence[tirx.PrimFunc]) -> _Unit:
             made = compile_one(group)
             advance()
             return made
@@ -259,24 +240,25 @@ class _Compiler:
             return list(map(counted, groups))
         options = {"opt_level": context.opt_level, "config": dict(context.config)}
 
-        def in_thread(group: Sequence[tirx.PrimFunc]) -> Embedded:
+        def in_thread(group: Sequence[tirx.PrimFunc]) -> _Unit:
             with tvm.transform.PassContext(**options), self._target:
                 return counted(group)
 
         with ThreadPoolExecutor(threads) as executor:
             return list(executor.map(in_thread, groups))
 
-    def _group(self, group: Sequence[tirx.PrimFunc], labels: Mapping[str, str]) -> Embedded:
-        """Return the assembly of a group of functions that are compiled together."""
+    def _group(self, group: Sequence[tirx.PrimFunc], labels: Mapping[str, str]) -> _Unit:
+        """Return the assembly of a group of functions that are compiled together, and their
+        entries."""
         functions: dict[str, tirx.PrimFunc] = {}
-        entries: dict[str, str] = {}
+        called: dict[str, str] = {}
         for function in group:
-            called = str(function.attrs["global_symbol"])
-            name = unused(canonical_name(called), functions)
+            symbol = str(function.attrs["global_symbol"])
+            name = unused(canonical_name(symbol), functions)
             functions[name] = function
-            entries[SYMBOL + name] = labels[called]
+            called[name] = symbol
         if self._directory is None:
-            return embedded(self._object_file(functions), entries)
+            return _unit(self._compiled(functions), called, labels)
         contents = {
             name: self._declarations.content(function) for name, function in functions.items()
         }
@@ -284,38 +266,130 @@ class _Compiler:
         stored = self._directory.load(identity)
         if stored is not None:
             try:
-                return embedded(stored, entries)
+                return _unit(_Compiled.read(stored), called, labels)
             except UnsupportedObject:
                 pass  # compiled again
-        data = self._object_file(functions)
-        result = embedded(data, entries)
-        self._directory.store(identity, data, description=", ".join(functions))
+        compiled = self._compiled(functions)
+        result = _unit(compiled, called, labels)
+        self._directory.store(identity, compiled.written(), description=", ".join(functions))
         return result
 
-    def _object_file(self, functions: Mapping[str, tirx.PrimFunc]) -> bytes:
+    def _compiled(self, functions: Mapping[str, tirx.PrimFunc]) -> _Compiled:
         """Compile functions together, after generating the declared ones."""
-        checked = [
-            name
-            for name, function in functions.items()
-            if arguments.parameters(function) is not None
-        ]
+        is_checked = {
+            name: arguments.parameters(function) is not None for name, function in functions.items()
+        }
         defined = {
             name: self._declarations.defined(function) for name, function in functions.items()
         }
-        return object_file(defined, self._target, checked)
+        # Code for several functions has no checks of its own.
+        scheduled = {
+            name: function
+            for name, function in defined.items()
+            if is_checked[name] and not is_generated(function)
+        }
+        numbers: dict[str, tuple[str, tuple[int, ...]]] = {name: (name, ()) for name in defined}
+        tensors: dict[str, int] = {}
+        for code in shared(scheduled):
+            first, *others = code.values
+            defined[first] = code.function
+            for name in others:
+                del defined[name]
+            if code.values[first]:
+                tensors[first] = code.tensors
+            numbers.update({name: (first, own) for name, own in code.values.items()})
+        checked = [name for name in defined if is_checked[name]]
+        return _Compiled(object_file(defined, self._target, checked, tensors), numbers)
+
+
+#: The assembly of a group of functions, and their entries by name.
+_Unit = tuple[Embedded, dict[str, Entry]]
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """An object file.
+
+    Attributes
+    ----------
+    data : bytes
+        The object file.
+    numbers : dict[str, tuple[str, tuple[int, ...]]]
+        Of each function, the name of the function in the object file, and the numbers that it
+        reads from a table.
+    """
+
+    data: bytes
+    numbers: dict[str, tuple[str, tuple[int, ...]]]
+
+    def written(self) -> bytes:
+        """Return the contents of a file that :meth:`read` reads."""
+        return json.dumps(self.numbers).encode() + b"\n" + self.data
+
+    @staticmethod
+    def read(stored: bytes) -> _Compiled:
+        """Return the object file of a file's contents; raise UnsupportedObject for others."""
+        header, _, data = stored.partition(b"\n")
+        try:
+            numbers = {
+                name: (code, tuple(map(int, own)))
+                for name, (code, own) in json.loads(header).items()
+            }
+        except (ValueError, AttributeError, TypeError) as error:
+            raise UnsupportedObject("no names of functions") from error
+        return _Compiled(data, numbers)
+
+
+def _unit(compiled: _Compiled, called: Mapping[str, str], labels: Mapping[str, str]) -> _Unit:
+    """Return the assembly of an object file and the entries of its functions.
+
+    Parameters
+    ----------
+    compiled : _Compiled
+        The object file.
+    called : Mapping[str, str]
+        The names by which a program calls the functions, by their names in the object file.
+    labels : Mapping[str, str]
+        The labels of the functions, by the names of calls.
+    """
+    if set(compiled.numbers) != set(called):
+        raise UnsupportedObject("the functions of another group")
+    codes = {code: labels[called[code]] for code, _ in compiled.numbers.values()}
+    entries = {
+        called[name]: Entry(labels[called[name]], codes[code], numbers)
+        for name, (code, numbers) in compiled.numbers.items()
+    }
+    unit = embedded(compiled.data, {SYMBOL + code: label for code, label in codes.items()})
+    return unit, entries
 
 
 def _groups(functions: Sequence[tirx.PrimFunc]) -> list[list[tirx.PrimFunc]]:
-    """Divide functions into groups that are compiled together. Long functions come first, each in a
-    group of its own.
+    """Divide functions into groups that are compiled together: kernels, then the others, which are
+    short.
 
-    The others are short: if each were compiled alone, half of the time would go to the setup and
-    the end of a module. The groups do not depend on the number of threads, so that machines with
-    different numbers of cores can share a directory.
+    If each were compiled alone, the setup and the end of a module would take a tenth of the time of
+    a kernel, and half of that of a short function. Functions with equal names but for numbers may
+    share their code, and are in one group. The groups do not depend on the number of threads, so
+    that machines with different numbers of cores can share a directory.
     """
-    alone = [[function] for function in functions if is_generated(function)]
-    short = [function for function in functions if not is_generated(function)]
-    return alone + [short[i : i + _TOGETHER] for i in range(0, len(short), _TOGETHER)]
+    kernels: list[tirx.PrimFunc] = []
+    families: dict[str, list[tirx.PrimFunc]] = {}
+    for function in functions:
+        if is_generated(function):
+            kernels.append(function)
+        else:
+            name = canonical_name(str(function.attrs["global_symbol"]))
+            families.setdefault(name, []).append(function)
+    short: list[list[tirx.PrimFunc]] = []
+    room = 0
+    for family in families.values():
+        if room <= 0:
+            short.append([])
+            room = _TOGETHER
+        short[-1] += family
+        room -= min(len(family), _OF_FAMILY)
+    starts = range(0, len(kernels), _KERNELS)
+    return [kernels[i : i + _KERNELS] for i in starts] + short
 
 
 def _checked(functions: Iterable[tirx.PrimFunc]) -> dict[str, Sequence[Parameter]]:
@@ -324,62 +398,6 @@ def _checked(functions: Iterable[tirx.PrimFunc]) -> dict[str, Sequence[Parameter
         return {}
     parameters = {str(f.attrs["global_symbol"]): arguments.parameters(f) for f in functions}
     return {name: params for name, params in parameters.items() if params is not None}
-
-
-def _library(
-    template: str,
-    objects: Sequence[Embedded],
-    labels: Mapping[str, str],
-    checked: Mapping[str, Sequence[Parameter]],
-) -> tvm.runtime.Module:
-    """Return an LLVM module that embeds object files and defines the labelled functions.
-
-    TVM finds functions, and the pointers that its runtime fills in, only if LLVM IR defines them.
-    Therefore the module has an LLVM IR function for each label. It checks the arguments if the
-    machine code does not, and jumps to the machine code. The module also defines the pointers that
-    the machine code reads.
-    """
-    lines = [template]
-    for unit in objects:
-        lines += [f'module asm "{_quoted(line)}"' for line in unit.assembly.split("\n")]
-    for pointer in sorted({pointer for unit in objects for pointer in unit.context}):
-        if f"@{pointer} =" not in template:
-            lines.append(f"@{pointer} = weak global ptr null, align 8")
-    texts: dict[str, str] = {}
-    if checked:
-        lines += check()
-    for name, parameters in checked.items():
-        lines += arguments.table(labels[name], name, parameters, texts)
-    jump = _JUMPS[_machine(template)]
-    for name, label in labels.items():
-        lines += _entry(name, label, jump, name in checked)
-    return loaded("\n".join(lines))
-
-
-def _entry(name: str, label: str, jump: tuple[str, str], is_checked: bool) -> list[str]:
-    """Return the LLVM IR function that TVM finds by a name. It jumps to the machine code at a
-    label, or to the function that checks the arguments first.
-
-    Its body is assembly: LLVM takes a millisecond for a function of its own language.
-    """
-    plain, checked = jump
-    operands = (
-        f'"{checked}", "i,i,i"(ptr @{label}.table, ptr @{label}, ptr {ENTER})'
-        if is_checked
-        else f'"{plain}", "i"(ptr @{label})'
-    )
-    return [
-        f"declare dso_local i32 @{label}(ptr, ptr, i32, ptr)",
-        f'define i32 @"{SYMBOL}{name}"(ptr %self, ptr %args, i32 %count, ptr %result) '
-        "naked noinline nounwind {",
-        f"  call void asm sideeffect {operands}",
-        "  unreachable",
-        "}",
-    ]
-
-
-def _quoted(line: str) -> str:
-    return line.replace("\\", "\\5C").replace('"', "\\22")
 
 
 def _without(

@@ -19,10 +19,11 @@ from ...ir.compat import installed_version
 from ...ir.module import IS_KERNEL, is_buffer
 from .arguments import without_checks
 from .builds import build
+from .generic import from_tables
 
 #: The revision of the compilation. It changes with each change of the compiled code, also within a
 #: release.
-_REVISION = 8
+_REVISION = 9
 
 #: LLVM's name for the preference of half of the vectors of AVX-512.
 _SHORT = "prefer-256-bit"
@@ -74,7 +75,10 @@ def _with_whole_vectors(target: tvm.target.Target) -> tvm.target.Target:
 
 
 def library(
-    functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target, checked: Collection[str] = ()
+    functions: Mapping[str, tirx.PrimFunc],
+    target: tvm.target.Target,
+    checked: Collection[str] = (),
+    tensors: Mapping[str, int] | None = None,
 ) -> tvm.runtime.Module:
     """Compile functions together to a module of LLVM.
 
@@ -88,20 +92,28 @@ def library(
         A target of LLVM, which is its own host.
     checked : Collection[str]
         The names of the functions whose arguments are checked before the call.
+    tensors : Mapping[str, int], optional
+        The number of tensors of each function whose last parameters are numbers that it reads from
+        a table: see :class:`~.generic.Shared`.
     """
     mod = tvm.IRModule(
         {GlobalVar(name): f.with_attr("global_symbol", name) for name, f in functions.items()}
     )
     target = _with_whole_vectors(target)
     mod = _lowered(mod, all(map(is_generated, functions.values())), checked, target)
+    if tensors:
+        mod = from_tables(mod, tensors)
     return tvm.get_global_func("target.build.llvm")(mod, target)
 
 
 def object_file(
-    functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target, checked: Collection[str] = ()
+    functions: Mapping[str, tirx.PrimFunc],
+    target: tvm.target.Target,
+    checked: Collection[str] = (),
+    tensors: Mapping[str, int] | None = None,
 ) -> bytes:
     """Compile functions together to an object file; the parameters are those of :func:`library`."""
-    compiled = library(functions, target, checked)
+    compiled = library(functions, target, checked, tensors)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "functions.o")
         compiled.write_to_file(str(path))

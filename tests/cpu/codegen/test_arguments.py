@@ -39,9 +39,9 @@ def function(signature, name="function"):
 def compiled(*functions):
     """Return a library of functions compiled by relax_grad."""
     target = lower.optimizing(HOST)
-    objects, labels = codegen._Compiler(target, None, Declarations()).compile(functions)
+    objects, entries = codegen._Compiler(target, None, Declarations()).compile(functions)
     checked = codegen._checked(functions)
-    return codegen._library(codegen._empty_module(target), objects, labels, checked)
+    return codegen.linked(codegen._empty_module(target), objects, entries, checked)
 
 
 def array(shape, dtype):

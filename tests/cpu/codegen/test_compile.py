@@ -241,7 +241,7 @@ def test_instruments_see_the_passes_of_functions():
     names = Names()
     with tvm.transform.PassContext(instruments=[names]):
         executable = tvm.compile(classifier(), HOST, relax_pipeline="relax_grad")
-    assert names.seen.count("tirx.MakePackedAPI") > 4
+    assert names.seen.count("tirx.MakePackedAPI") > 1
     assert_same(run(executable), run(tvm.compile(classifier(), HOST, relax_pipeline="relax_grad")))
 
 

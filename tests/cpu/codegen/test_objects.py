@@ -79,14 +79,16 @@ def test_constants_are_read_where_they_are(data):
     """Two objects with their own labels link into one module."""
     import numpy as np
 
-    from relax_grad.cpu.codegen.compile import _empty_module, _library
+    from relax_grad.cpu.codegen.compile import _empty_module
+    from relax_grad.cpu.codegen.entries import Entry, linked
 
     labels = {f"{name}_{part}": f"at_{name}_{part}" for name in ("f", "double") for part in "ab"}
     objects = [
         embedded(data, {f"__tvm_ffi_{name}": labels[f"{name}_{part}"] for name in ("f", "double")})
         for part in "ab"
     ]
-    library = _library(_empty_module(TARGET), objects, labels, {})
+    entries = {name: Entry(label, label, ()) for name, label in labels.items()}
+    library = linked(_empty_module(TARGET), objects, entries, {})
     x = np.linspace(-1, 1, 100, dtype="float32")
     for name in labels:
         y = tvm.runtime.tensor(np.zeros(100, "float32"))
