@@ -2,7 +2,8 @@
 compared.
 
 A challenge is a random number of each side. The proof is its HMAC with the secret as the key (RFC
-2104). Nothing else is read from a connection before the proof, and a line has a limited length.
+2104). Nothing but two hexadecimal numbers and the length of a text is believed before the proof,
+and the whole greeting is bounded in bytes and in seconds.
 """
 
 from __future__ import annotations
@@ -11,23 +12,36 @@ import hashlib
 import hmac
 import json
 import platform
+import re
 import secrets
 import socket
+import time
+from typing import TypeGuard
 
 import tvm
 
 from ..ir.compat import installed_version
 
-#: The longest line of a greeting in bytes, and the seconds that each line may take.
-_LONGEST, _SECONDS = 4096, 10.0
+#: The longest line of a greeting in bytes. A greeting has two lines of each side.
+LONGEST = 4096
+
+#: The seconds that a whole greeting may take. A machine that knows the secret answers at once.
+SECONDS = 10.0
 
 #: The fewest characters of a secret.
 SHORTEST_SECRET = 16
+
+#: A challenge or a proof: 32 bytes.
+_NUMBER = re.compile("[0-9a-f]{64}")
 
 
 class Refused(ConnectionError):
     """The other side is no part of this session: its secret is wrong, or it speaks another
     protocol."""
+
+
+class Unanswered(Refused):
+    """The other side has closed the connection, or has not answered in time."""
 
 
 class VersionMismatch(ConnectionError):
@@ -68,8 +82,16 @@ def versions() -> dict[str, str]:
     }
 
 
-def welcome(connection: socket.socket, secret: str) -> dict:
+def welcome(connection: socket.socket, secret: str, seconds: float = SECONDS) -> dict:
     """Greet a machine that has connected to the controller, and return its introduction.
+
+    Whatever the other side sends, this function raises nothing but the errors below, within the
+    time.
+
+    Parameters
+    ----------
+    seconds : float
+        The seconds that the whole greeting may take.
 
     Raises
     ------
@@ -78,90 +100,157 @@ def welcome(connection: socket.socket, secret: str) -> dict:
     VersionMismatch
         If its versions differ. It is told so.
     """
-    connection.settimeout(_SECONDS)
+    end = time.monotonic() + seconds
     challenge = secrets.token_hex(32)
-    send(connection, {"challenge": challenge})
-    answer = receive(connection)
-    own, proof = answer.get("challenge"), answer.get("proof")
-    if not isinstance(own, str) or not isinstance(proof, str):
+    send(connection, {"challenge": challenge}, end)
+    answer = receive(connection, end)
+    own, proof, text = answer.get("challenge"), answer.get("proof"), answer.get("introduction")
+    if not (_is_number(own) and _is_number(proof) and isinstance(text, str) and text.isascii()):
         raise Refused("it speaks another protocol")
-    introduction = answer.get("introduction")
-    wanted = _proof(secret, "worker", challenge, own, json.dumps(introduction, sort_keys=True))
-    if not hmac.compare_digest(wanted, proof):
-        send(connection, {"error": "the secret is wrong"})
+    if not hmac.compare_digest(_proof(secret, "worker", challenge, own, text), proof):
+        send(connection, {"error": "the secret is wrong"}, end)
         raise Refused("its secret is wrong")
-    if not isinstance(introduction, dict):
-        raise Refused("its introduction is no object")
+    introduction = _introduction(text)
     there, here = introduction["versions"], versions()
     if there != here:
-        text = _difference(there, here)
+        difference = _difference(there, here)
         own_host = socket.gethostname()
-        send(connection, {"error": f"the versions differ from those of {own_host}: {text}"})
-        raise VersionMismatch(str(introduction.get("host")), text)
-    send(connection, {"proof": _proof(secret, "controller", own, challenge, "")})
+        message = f"the versions differ from those of {own_host}: {difference}"
+        send(connection, {"error": message}, end)
+        raise VersionMismatch(_printable(introduction["host"]), _printable(difference))
+    send(connection, {"proof": _proof(secret, "controller", own, challenge, "")}, end)
     connection.settimeout(None)
     return introduction
 
 
-def introduce(connection: socket.socket, secret: str, more: dict) -> None:
+def introduce(connection: socket.socket, secret: str, more: dict, seconds: float = SECONDS) -> None:
     """Greet the controller.
 
     Parameters
     ----------
     more : dict
-        Further values of the introduction.
+        Further values of the introduction: the ``rank`` and the ``token`` of a worker's connection,
+        or the ``place`` of a machine.
+    seconds : float
+        The seconds that the whole greeting may take.
 
     Raises
     ------
+    Unanswered
+        If the controller closes the connection, or does not answer within the time.
     Refused
         If the controller refuses this machine, or does not know the secret itself.
     """
-    connection.settimeout(_SECONDS)
-    challenge = receive(connection).get("challenge")
-    if not isinstance(challenge, str):
+    end = time.monotonic() + seconds
+    challenge = receive(connection, end).get("challenge")
+    if not _is_number(challenge):
         raise Refused("it is no controller of relax_grad")
     own = secrets.token_hex(32)
-    introduction = {"versions": versions(), "host": socket.gethostname(), **more}
-    proof = _proof(secret, "worker", challenge, own, json.dumps(introduction, sort_keys=True))
-    send(connection, {"challenge": own, "proof": proof, "introduction": introduction})
-    answer = receive(connection)
+    text = json.dumps({"versions": versions(), "host": socket.gethostname(), **more})
+    proof = _proof(secret, "worker", challenge, own, text)
+    send(connection, {"challenge": own, "proof": proof, "introduction": text}, end)
+    answer = receive(connection, end)
     if "error" in answer:
-        raise Refused(str(answer["error"]))
+        raise Refused(_printable(str(answer["error"])))
+    answered = answer.get("proof")
     wanted = _proof(secret, "controller", own, challenge, "")
-    if not hmac.compare_digest(wanted, str(answer.get("proof"))):
+    if not _is_number(answered) or not hmac.compare_digest(wanted, answered):
         raise Refused("the controller does not know the secret")
     connection.settimeout(None)
 
 
-def send(connection: socket.socket, message: dict) -> None:
-    """Send a message as a line of JSON."""
-    connection.sendall(json.dumps(message).encode() + b"\n")
+def send(connection: socket.socket, message: dict, end: float | None = None) -> None:
+    """Send a message as a line of JSON.
 
-
-def receive(connection: socket.socket) -> dict:
-    """Receive a line of JSON, and no byte behind it.
+    Parameters
+    ----------
+    end : float, optional
+        The time of ``time.monotonic`` at which it must have been sent.
 
     Raises
     ------
+    Unanswered
+        If it cannot be sent until then.
+    """
+    try:
+        if end is not None:
+            connection.settimeout(_left(end))
+        connection.sendall(json.dumps(message).encode() + b"\n")
+    except OSError as error:
+        raise Unanswered(f"nothing can be sent: {error}") from error
+
+
+def receive(connection: socket.socket, end: float) -> dict:
+    """Receive a line of JSON, and no byte behind it.
+
+    Parameters
+    ----------
+    end : float
+        The time of ``time.monotonic`` at which it must have come.
+
+    Raises
+    ------
+    Unanswered
+        If the line does not come.
     Refused
-        If the line is no object of JSON, is too long, or does not come.
+        If the line is no object of JSON, or is too long.
     """
     data = bytearray()
     while not data.endswith(b"\n"):
+        if len(data) >= LONGEST:
+            raise Refused("its greeting is too long")
         try:
+            connection.settimeout(_left(end))
             byte = connection.recv(1)
         except OSError as error:
-            raise Refused(f"no greeting came: {error}") from error
-        if not byte or len(data) >= _LONGEST:
-            raise Refused("the connection ended" if not byte else "its greeting is too long")
+            raise Unanswered(f"no greeting came: {error}") from error
+        if not byte:
+            raise Unanswered("the connection ended")
         data += byte
+    return _object(data)
+
+
+def _left(end: float) -> float:
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the time is over")
+    return left
+
+
+def _object(text: str | bytearray) -> dict:
+    """Return an object of JSON."""
     try:
-        message = json.loads(data)
-    except ValueError as error:
+        message = json.loads(text)
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
         raise Refused("its greeting is not JSON") from error
     if not isinstance(message, dict):
         raise Refused("its greeting is no object")
     return message
+
+
+def _introduction(text: str) -> dict:
+    """Return the introduction of a machine that knows the secret."""
+    found = _object(text)
+    versions_there = found.get("versions")
+    is_right = (
+        isinstance(versions_there, dict)
+        and all(isinstance(version, str) for version in versions_there.values())
+        and isinstance(found.get("host"), str)
+        and isinstance(found.get("token", ""), str)
+        and all(type(found.get(name, 0)) is int for name in ("rank", "place"))
+    )
+    if not is_right:
+        raise Refused("its introduction lacks its versions and its host, or has wrong types")
+    return found
+
+
+def _printable(text: str) -> str:
+    """Return a text of another machine for a terminal or a log."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:500])
+
+
+def _is_number(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and _NUMBER.fullmatch(value) is not None
 
 
 def _proof(secret: str, role: str, challenge: str, own: str, text: str) -> str:

@@ -10,12 +10,15 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from . import _handshake
-from ._handshake import Refused, VersionMismatch, send
 from ._processes import Channel, Machine, Process, cause_of, end_relay, relay
+from ._reception import LOG, Reception
 from .errors import WorkerError
+
+#: The seconds between looks for machines that have ended while others are awaited.
+_LOOK = 0.5
 
 
 class Node:
@@ -156,9 +159,23 @@ class RemoteNode(Node):
         """The address of this machine by which the other one has reached it."""
         return self._connection.getsockname()[0]
 
-    def assign(self, assignment: dict) -> None:
-        """Tell the machine its workers."""
-        send(self._connection, assignment)
+    def assign(self, assignment: dict) -> bool:
+        """Tell the machine its workers; return whether it takes them."""
+        try:
+            _handshake.send(self._connection, assignment, time.monotonic() + _handshake.SECONDS)
+            self._connection.settimeout(None)
+        except OSError:
+            return False
+        return True
+
+    def has_gone(self) -> bool:
+        """Tell whether the machine has closed its connection. Reports are left unread."""
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def add_channel(self, rank: int, connection: socket.socket) -> None:
         """Take a connection for the commands and replies of a worker."""
@@ -194,7 +211,7 @@ class RemoteNode(Node):
 
     def close(self, seconds):
         with contextlib.suppress(OSError):
-            send(self._connection, {"end": seconds})
+            _handshake.send(self._connection, {"end": seconds})
         if self._thread is not None:
             self._thread.join(seconds + 2.0)
         with contextlib.suppress(OSError):
@@ -234,8 +251,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def accept_nodes(
-    listening: socket.socket,
-    secret: str,
+    reception: Reception,
     ranks: list[list[int]],
     assignment: dict,
     timeout: float,
@@ -244,7 +260,8 @@ def accept_nodes(
     """Wait for other machines, give them their workers, and take a connection for each worker.
 
     The workers of a machine are those at its ``place`` if its introduction has one, and else the
-    next ones. Connections with a wrong secret are closed, and do not count.
+    first ones that are free. A machine that ends before the connections of its workers have come
+    gives its place to another one.
 
     Raises
     ------
@@ -252,64 +269,50 @@ def accept_nodes(
         If too few machines have connected within the timeout, or if the versions of one differ.
     """
     end = time.monotonic() + timeout
-    refused: list[str] = []
-    nodes: list[RemoteNode] = []
     token = secrets.token_hex(16)
-    wanted: dict[int, RemoteNode] = {}
-    places: dict[RemoteNode, int] = {}
+    nodes: dict[int, RemoteNode] = {}  # by their places
+    wanted: dict[int, int] = {}  # the places by the workers whose connections have not come
     try:
         while len(nodes) < len(ranks) or wanted:
-            connection, introduction = _accept(listening, secret, end, refused)
-            if connection is None:
-                reasons = f" {'; '.join(refused)} (refused)." if refused else ""
-                raise WorkerError(
-                    None,
-                    "",
-                    f"{len(nodes)} of {len(ranks)} other machines have connected within "
-                    f"{timeout:g} s.{reasons} Start there: python -m relax_grad worker "
-                    "--controller HOST:PORT",
-                )
-            if introduction.get("token") == token and introduction.get("rank") in wanted:
-                rank = introduction["rank"]
-                wanted.pop(rank).add_channel(rank, connection)
-            elif "rank" not in introduction and len(nodes) < len(ranks):
-                node = kind(connection, introduction)
-                own = ranks[introduction.get("place", len(nodes))]
-                nodes.append(node)
-                places[node] = own[0]
-                node.assign({**assignment, "ranks": own, "token": token, "host": node.own_address})
-                wanted.update(dict.fromkeys(own, node))
-            else:
-                connection.close()
+            left = end - time.monotonic()
+            if left <= 0:
+                raise _too_few(len(nodes), len(ranks), timeout, reception.refused)
+            came = reception.next(min(left, _LOOK))
+            for place in [place for place, node in nodes.items() if node.has_gone()]:
+                node = nodes.pop(place)
+                LOG.warning("%s has ended before its workers have started", node.host)
+                node.kill()
+                wanted = {rank: of for rank, of in wanted.items() if of != place}
+            if came is None:
+                continue
+            connection, introduction = came
+            rank = introduction.get("rank")
+            if rank is None:
+                free = [place for place in range(len(ranks)) if place not in nodes]
+                place = introduction.get("place", min(free, default=-1))
+                if place in free:
+                    node = kind(connection, introduction)
+                    own = {"ranks": ranks[place], "token": token, "host": node.own_address}
+                    if node.assign({**assignment, **own}):
+                        nodes[place] = node
+                        wanted.update(dict.fromkeys(ranks[place], place))
+                        continue
+            elif introduction.get("token") == token and rank in wanted:
+                nodes[wanted.pop(rank)].add_channel(rank, connection)
+                continue
+            connection.close()
     except BaseException:
-        for node in nodes:
+        for node in nodes.values():
             node.kill()
         raise
-    return sorted(nodes, key=places.__getitem__)
+    return [nodes[place] for place in range(len(ranks))]
 
 
-def _accept(listening: socket.socket, secret: str, end: float, refused: list[str]):
-    """Return a connection that has passed the greeting and its introduction; None after the
-    time."""
-    while (left := end - time.monotonic()) > 0:
-        listening.settimeout(min(left, 1.0))
-        try:
-            connection, address = listening.accept()
-        except TimeoutError:
-            continue
-        try:
-            return connection, _handshake.welcome(connection, secret)
-        except Refused as error:
-            connection.close()
-            refused.append(f"{address[0]}: {error}")
-            del refused[:-5]
-        except VersionMismatch as error:
-            connection.close()
-            cause = (
-                f"{error} (it has connected from {address[0]}); install the same ones on all "
-                "machines"
-            )
-            raise WorkerError(None, error.host, cause) from error
-        except OSError:
-            connection.close()
-    return None, {}
+def _too_few(came: int, count: int, timeout: float, refused: Collection[str]) -> WorkerError:
+    reasons = f" {'; '.join(refused)} (refused)." if refused else ""
+    return WorkerError(
+        None,
+        "",
+        f"{came} of {count} other machines have connected within {timeout:g} s.{reasons} Start "
+        "there: python -m relax_grad worker --controller HOST:PORT",
+    )

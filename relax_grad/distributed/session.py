@@ -22,6 +22,7 @@ from ..cpu import threads as cpu_threads
 from . import _gloo, _handshake, _memory, _mpi_job, _nodes, _processes, _replica  # noqa: F401  (registers its tasks)
 from ._causes import likely_cause
 from ._disco import disco, process_session
+from ._reception import Reception
 from ._tasks import INBOXES, serve_controller
 from .errors import WorkerError
 
@@ -232,14 +233,17 @@ class Session:
                     "threads": threads,
                     "shares_memory": shares_memory,
                 }
-                others = _nodes.accept_nodes(
-                    listening,
-                    secret,
-                    ranks[1:],
-                    assignment,
-                    start_timeout,
-                    _mpi_job.MpiNode if is_mpi else _nodes.RemoteNode,
-                )
+                reception = Reception(listening, secret)
+                try:
+                    others = _nodes.accept_nodes(
+                        reception,
+                        ranks[1:],
+                        assignment,
+                        start_timeout,
+                        _mpi_job.MpiNode if is_mpi else _nodes.RemoteNode,
+                    )
+                finally:
+                    reception.close()
                 self._nodes += others
             if host in ("0.0.0.0", "::"):
                 host = others[0].own_address

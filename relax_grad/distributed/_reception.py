@@ -1,0 +1,142 @@
+"""Connections that come to a controller: they are greeted side by side, and a stranger is only a
+line of the log."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+import threading
+import time
+from collections import deque
+
+from . import _handshake
+from ._handshake import Refused, VersionMismatch
+from .errors import WorkerError
+
+#: The greetings at the same time. The oldest one ends if another connection comes: a machine that
+#: knows the secret needs some milliseconds.
+MOST = 64
+
+#: The seconds between looks at the end of the reception, and after a connection that the system
+#: could not give, such as without free file descriptors.
+_LOOK = 0.1
+
+LOG = logging.getLogger("relax_grad.distributed")
+
+
+class Reception:
+    """The greetings of a controller, each in a thread.
+
+    Parameters
+    ----------
+    listening : socket.socket
+        The socket that listens, which is not closed here.
+    secret : str
+        The secret that machines must know.
+
+    Attributes
+    ----------
+    refused : deque[str]
+        The last connections that were refused, with the reasons.
+    """
+
+    def __init__(self, listening: socket.socket, secret: str):
+        self.refused: deque[str] = deque(maxlen=5)
+        self._listening, self._secret = listening, secret
+        self._greeted: queue.SimpleQueue = queue.SimpleQueue()
+        self._pending: dict[int, socket.socket] = {}
+        self._lock, self._is_over = threading.Lock(), threading.Event()
+        listening.settimeout(_LOOK)
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def next(self, seconds: float) -> tuple[socket.socket, dict] | None:
+        """Return the next connection that has passed the greeting, and its introduction; None after
+        the time.
+
+        Raises
+        ------
+        WorkerError
+            If a machine that knows the secret has other versions.
+        """
+        try:
+            result = self._greeted.get(timeout=max(0.0, seconds))
+        except queue.Empty:
+            return None
+        if isinstance(result, WorkerError):
+            raise result
+        return result
+
+    def close(self) -> None:
+        """End all greetings, and close the connections that nobody has taken."""
+        self._is_over.set()
+        self._thread.join()
+        with self._lock:
+            for connection in self._pending.values():
+                _end(connection)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                result = self._greeted.get_nowait()
+                if not isinstance(result, WorkerError):
+                    result[0].close()
+
+    def _accept(self) -> None:
+        number = 0
+        while not self._is_over.is_set():
+            try:
+                connection, address = self._listening.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                LOG.warning("cannot accept a connection: %s", error)
+                time.sleep(_LOOK)
+                continue
+            number += 1
+            with self._lock:
+                if len(self._pending) >= MOST:
+                    _end(self._pending[min(self._pending)])
+                self._pending[number] = connection
+            greeting = threading.Thread(
+                target=self._greet, args=(number, connection, str(address[0])), daemon=True
+            )
+            try:
+                greeting.start()
+            except RuntimeError as error:  # the system gives no more threads
+                self._refuse(number, connection, str(address[0]), str(error))
+
+    def _greet(self, number: int, connection: socket.socket, address: str) -> None:
+        try:
+            introduction = _handshake.welcome(connection, self._secret)
+        except VersionMismatch as error:
+            cause = (
+                f"{error} (it has connected from {address}); install the same ones on all machines"
+            )
+            self._refuse(number, connection, address, str(error))
+            self._greeted.put(WorkerError(None, error.host, cause))
+        except Refused as error:
+            self._refuse(number, connection, address, str(error))
+        except Exception as error:
+            self._refuse(number, connection, address, f"{type(error).__name__}: {error}")
+        else:
+            with self._lock:
+                self._pending.pop(number, None)
+                if not self._is_over.is_set():
+                    self._greeted.put((connection, introduction))
+                    return
+            connection.close()
+
+    def _refuse(self, number: int, connection: socket.socket, address: str, reason: str) -> None:
+        with self._lock:
+            self._pending.pop(number, None)
+        connection.close()
+        if not self._is_over.is_set():
+            self.refused.append(f"{address}: {reason}")
+            LOG.warning("refused a connection from %s: %s", address, reason)
+
+
+def _end(connection: socket.socket) -> None:
+    """End the reads and writes of a connection in other threads."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
