@@ -40,6 +40,10 @@ class Node:
         """Pass the reports and the ends of workers on, from now on."""
         raise NotImplementedError
 
+    def end_worker(self, rank: int) -> None:
+        """End a worker at once, and all waits for it."""
+        raise NotImplementedError
+
     def kill(self) -> None:
         """End all processes at once."""
         raise NotImplementedError
@@ -106,6 +110,11 @@ class LocalNode(Node):
         self._channels[process.rank].silence()
         notice({"rank": process.rank, "end": cause_of(code)})
 
+    def end_worker(self, rank):
+        for process in self._processes:
+            if process.rank == rank:
+                process.kill()
+
     def kill(self):
         for process in self._processes:
             process.kill()
@@ -149,7 +158,7 @@ class RemoteNode(Node):
     def __init__(self, connection: socket.socket, introduction: dict):
         self.host = str(introduction["host"])
         self._connection = connection
-        self._relays: list[subprocess.Popen] = []
+        self._relays: dict[int, subprocess.Popen] = {}
         self._channels: dict[int, Channel] = {}
         self._thread: threading.Thread | None = None
         self.has_ended = False
@@ -183,7 +192,7 @@ class RemoteNode(Node):
         commands, to_worker = os.pipe()
         from_worker, replies = os.pipe()
         with connection:
-            self._relays.append(relay(commands, replies, connection))
+            self._relays[rank] = relay(commands, replies, connection)
         os.close(replies)
         self._channels[rank] = Channel(to_worker, from_worker, commands)
 
@@ -206,6 +215,12 @@ class RemoteNode(Node):
             channel.silence()
             notice({"rank": rank, "end": "the connection to its machine has ended"})
 
+    def end_worker(self, rank):
+        relayed = self._relays.get(rank)
+        if relayed is not None:
+            relayed.kill()
+        self._channels[rank].silence()
+
     def kill(self):
         self.close(0.0)
 
@@ -221,7 +236,7 @@ class RemoteNode(Node):
         self._connection.close()
         for channel in self._channels.values():
             channel.silence()
-        for open_relay in self._relays:
+        for open_relay in self._relays.values():
             end_relay(open_relay)
 
 

@@ -111,13 +111,7 @@ class ParallelTrainer(Trainer):
         types = [[list(shape_of(kind)), dtype_of(kind)] for kind in kinds]
         inbox = self.session.inbox
         inbox["parts"] = list(self._tuples[name])
-        self.session.run(
-            "gather_tensors",
-            name=self._name,
-            group=name,
-            types=types,
-            layouts=self._layouts[name],
-        )
+        self.session.run("gather_tensors", name=self._name, group=name, types=types)
         return dict(zip(self._groups[name], inbox.pop("wholes"), strict=True))
 
     def _run(self, function: str, *arguments):
@@ -140,7 +134,6 @@ class ParallelTrainer(Trainer):
             batch=described,
             scalars=scalars,
             seed=int(arguments[count + numbers].numpy()),
-            layouts=self._layouts,
             has_own_loss=self._has_own_loss,
             compare=compare,
         )

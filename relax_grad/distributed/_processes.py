@@ -9,11 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from . import _memory
+from ._watchdog import enlarge
 
 #: The variables that give each library of a worker its number of threads.
 _THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -171,6 +173,8 @@ class Channel:
     def __init__(self, commands: int, replies: int, spare: int):
         self.commands, self.replies = commands, replies
         self._spare: int | None = spare
+        self._lock = threading.Lock()
+        enlarge(commands)
 
     def silence(self) -> None:
         """Let all writes succeed and all reads end, from now on."""
@@ -178,9 +182,10 @@ class Channel:
             null = os.open(os.devnull, mode)
             os.dup2(null, descriptor, inheritable=False)
             os.close(null)
-        if self._spare is not None:
-            os.close(self._spare)  # ends a write that waits for space in the pipe
-            self._spare = None
+        with self._lock:
+            if self._spare is not None:
+                os.close(self._spare)  # ends a write that waits for space in the pipe
+                self._spare = None
 
 
 def relay(commands: int, replies: int, connection: socket.socket) -> subprocess.Popen:

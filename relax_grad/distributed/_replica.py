@@ -31,6 +31,8 @@ class Replica:
     def __init__(self, path: str):
         self.machine = relax.VirtualMachine(tvm.runtime.load_module(path), tvm.cpu())
         self.groups: dict[str, list[tvm.runtime.Tensor]] = {}
+        #: How the workers keep the tensors of each group.
+        self.layouts: dict[str, list[Layout]] = {}
 
 
 @task
@@ -61,6 +63,7 @@ def share_tensors(
         How the workers keep them.
     """
     own_replica, groups = _replica_of(worker, name), worker.inbox.get("groups")
+    own_replica.layouts = layouts
     for group, kinds in types.items():
         own_replica.groups[group] = [
             _received(worker, None if groups is None else groups[group][i], shape, dtype, layout)
@@ -116,13 +119,11 @@ def _divided(whole: np.ndarray, layout: list, worker: Worker) -> list[np.ndarray
 
 
 @task
-def gather_tensors(
-    worker: Worker, name: str, group: str, types: list, layouts: list[Layout]
-) -> None:
+def gather_tensors(worker: Worker, name: str, group: str, types: list) -> None:
     """Give a group of all workers to the controller, with whole tensors in the place of parts."""
-    is_first = worker.rank == 0
-    own = worker.inbox.pop("parts") if is_first else _replica_of(worker, name).groups[group]
-    wholes = []
+    is_first, own_replica = worker.rank == 0, _replica_of(worker, name)
+    own = worker.inbox.pop("parts") if is_first else own_replica.groups[group]
+    layouts, wholes = own_replica.layouts[group], []
     for tensor, (shape, dtype), layout in zip(own, types, layouts, strict=True):
         if layout is None:
             wholes.append(tensor)
@@ -157,7 +158,6 @@ def step(
     batch: list,
     scalars: list[str],
     seed: int,
-    layouts: dict[str, list[Layout]],
     has_own_loss: bool,
     compare: bool,
 ) -> dict:
@@ -171,8 +171,6 @@ def step(
         dtype and None.
     scalars : list[str]
         The hyperparameters, as ``float.hex`` writes them.
-    layouts : dict[str, list[Layout]]
-        How the workers keep the tensors of each group.
     has_own_loss : bool
         Whether the first metric is the loss of the worker's share. Otherwise all workers have the
         same loss.
@@ -208,7 +206,7 @@ def step(
         worker.inbox["result"] = result
     else:
         own_replica.groups.update(new)
-    digests = _digests({**groups, **new}, layouts) if compare else None
+    digests = _digests({**groups, **new}, own_replica.layouts) if compare else None
     return {
         "own": own if math.isfinite(own) else str(own),
         "digests": digests,

@@ -27,6 +27,9 @@ TASKS: dict[str, Callable] = {}
 #: The workers of this process, by their threads.
 _WORKERS: dict[int, Worker] = {}
 
+#: The first parts of a long text, by the threads of the workers.
+_TEXTS: dict[int, list[str]] = {}
+
 #: What the controller gives to the worker in its process: the function that takes reports,
 #: tensors by their names, and the workers of its machine.
 INBOXES: dict[str, tuple[Callable[[dict], None], dict, Machine]] = {}
@@ -144,8 +147,14 @@ def serve_controller() -> None:
 def _register(make: Callable) -> None:
     register()
 
+    def more(text: str) -> None:
+        _TEXTS.setdefault(threading.get_ident(), []).append(text)
+
+    def whole(last: str) -> str:
+        return "".join([*_TEXTS.pop(threading.get_ident(), []), last])
+
     def start(call: int, text: str) -> None:
-        settings = json.loads(text)
+        settings = json.loads(whole(text))
         worker, settings, machine = make(settings)
         _WORKERS[threading.get_ident()] = worker
         try:
@@ -167,8 +176,9 @@ def _register(make: Callable) -> None:
             worker._report({"call": call, "rank": worker.rank, "value": os.getpid()})
 
     def run(call: int, name: str, text: str) -> None:
-        _WORKERS[threading.get_ident()].run(call, name, text)
+        _WORKERS[threading.get_ident()].run(call, name, whole(text))
 
+    tvm_ffi.register_global_func("relax_grad.distributed.more", more, override=True)
     tvm_ffi.register_global_func("relax_grad.distributed.start", start, override=True)
     tvm_ffi.register_global_func("relax_grad.distributed.run", run, override=True)
 

@@ -5,25 +5,26 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import importlib.util
+import functools
 import json
-import os
 import queue
 import secrets
 import socket
 import time
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 import tvm_ffi
 
-from .._validation import check_integer
 from ..cpu import threads as cpu_threads
-from . import _gloo, _handshake, _memory, _mpi_job, _nodes, _processes, _replica  # noqa: F401  (registers its tasks)
+from . import _gloo, _mpi_job, _nodes, _processes, _replica  # noqa: F401  (registers its tasks)
 from ._causes import likely_cause
 from ._disco import disco, process_session
+from ._options import Options, checked
 from ._reception import Reception
 from ._tasks import INBOXES, serve_controller
+from ._watchdog import Watchdog, parts, without_room
 from .errors import WorkerError
 
 if TYPE_CHECKING:
@@ -116,50 +117,21 @@ def session(
     ...     workers.debug(total, 1).numpy()
     array([2., 2., 2.], dtype=float32)
     """
-    num_workers = check_integer("num_workers", num_workers, 1)
-    nodes = check_integer("nodes", nodes, 1)
-    num_groups = check_integer("num_groups", num_groups, 1)
-    if backend not in ("gloo", "mpi", "nccl"):
-        raise ValueError(f'backend must be "gloo", "mpi" or "nccl", but it is {backend!r}')
-    if num_workers % num_groups:
-        raise ValueError(
-            f"num_groups must divide num_workers, but they are {num_groups} and {num_workers}"
-        )
-    if nodes > num_workers:
-        raise ValueError(
-            f"each node needs a worker, but there are {nodes} nodes and {num_workers} workers"
-        )
-    if threads is not None:
-        threads = check_integer("threads", threads, 1)
-    _check_seconds("timeout", timeout)
-    _check_seconds("start_timeout", start_timeout)
-    address = _processes.address_of(listen)
-    if backend == "mpi":
-        if nodes > 1:
-            raise ValueError(f"nodes is for gloo, but it is {nodes}: mpiexec places the processes")
-        if not _mpi_job.is_first(num_workers):
-            _mpi_job.serve_sessions()
-        address = _processes.address_of(_mpi_job.own_address(listen))
-    if nodes > 1:
-        secret = _handshake.check_secret(
-            os.environ.get("RELAX_GRAD_SECRET", "") if secret is None else secret
-        )
-    if backend == "nccl" and tvm_ffi.get_global_func("runtime.disco.nccl.init_ccl", True) is None:
-        raise ValueError(
-            'backend: this TVM was built without NCCL; for CPUs, the backend is "gloo"'
-        )
-    if not isinstance(shared_memory, bool):
-        raise TypeError(f"shared_memory must be True or False, but it is {shared_memory!r}")
-    shared_memory = shared_memory and _memory.is_available()
-    needs_gloo = backend != "mpi" and (nodes > 1 or not shared_memory)
-    if needs_gloo and importlib.util.find_spec("torch") is None:
-        raise ImportError(
-            "collectives need PyTorch, whose gloo moves the bytes; install it with: pip install "
-            "'torch==2.13.0'"
-        )
-    new_session = Session(num_workers, num_groups, backend, float(timeout))
+    options = checked(
+        num_workers,
+        backend,
+        nodes,
+        num_groups,
+        threads,
+        timeout,
+        start_timeout,
+        listen,
+        secret,
+        shared_memory,
+    )
+    new_session = Session(options.num_workers, options.num_groups, backend, options.timeout)
     try:
-        new_session._start(nodes, threads, float(start_timeout), address, secret, shared_memory)
+        new_session._start(options)
     except BaseException:
         new_session._abort()
         raise
@@ -195,20 +167,15 @@ class Session:
         self._events: queue.Queue = queue.Queue()
         self._calls, self._ended = 0, False
         self._failure: WorkerError | None = None
+        self._is_late = False
         self._token = secrets.token_hex(16)
         self._nodes: list[_nodes.Node] = []
         self._store: object = None
 
-    def _start(
-        self,
-        nodes: int,
-        threads: int | None,
-        start_timeout: float,
-        address,
-        secret: str | None,
-        shares_memory: bool,
-    ) -> None:
+    def _start(self, options: Options) -> None:
         """Start the workers."""
+        nodes, address, secret = options.nodes, options.address, options.secret
+        start_timeout, shares_memory = options.start_timeout, options.shared_memory
         is_mpi = self.backend == "mpi"
         counts = [1] * self.num_workers if is_mpi else _processes.shares(self.num_workers, nodes)
         nodes = len(counts)
@@ -217,7 +184,7 @@ class Session:
         # A thread of TVM may be bound to some of the processors of the process.
         processors = cpu_threads.processors()
         local = _mpi_job.local_workers() if is_mpi else counts[0]
-        threads = threads or max(1, cpu_threads.cores() // local)
+        threads = options.threads or max(1, cpu_threads.cores() // local)
         host = address[0] if nodes > 1 else "127.0.0.1"
         if nodes > 1:
             with _nodes.listening_socket(*address) as listening:
@@ -261,6 +228,8 @@ class Session:
             store = {"host": host, "port": port, "prefix": self._token}
         INBOXES[self._token] = (self._events.put, self.inbox, machine)
         serve_controller()
+        self._channels = channels
+        self._watchdog = Watchdog(channels, _limit(start_timeout), self._late)
         self._connect(channels)
         for node in self._nodes:
             node.listen(self._events.put)
@@ -279,10 +248,9 @@ class Session:
         connected = self._connected()
         start = connected.get_global_func("relax_grad.distributed.start")
         self._run = connected.get_global_func("relax_grad.distributed.run")
-        self._calls += 1
-        result = connected.call_packed(start, self._calls, json.dumps(settings))
-        pids = self._answers(self._calls, "the start", start_timeout)
-        del result  # as in run
+        self._more = connected.get_global_func("relax_grad.distributed.more")
+        pids = self._call(start, (), "the start", json.dumps(settings), start_timeout)
+        self._watchdog.timeout = _limit(self.timeout)
         self.pids = dict(enumerate(pids))
         if self.backend == "nccl":
             connected.init_ccl("nccl", *range(self.num_workers))
@@ -325,7 +293,8 @@ class Session:
         if name.startswith("_") or self.__dict__.get("disco") is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         self._check_open()
-        return getattr(self.disco, name)
+        value = getattr(self.disco, name)
+        return functools.partial(self._bounded, name, value) if callable(value) else value
 
     def __enter__(self) -> Session:
         return self
@@ -346,18 +315,69 @@ class Session:
             ended.
         """
         self._check_open()
-        connected = self._connected()
-        self._calls += 1
+        text, seconds = json.dumps(arguments), timeout or self.timeout
+        self._watchdog.timeout = max(self._watchdog.timeout, _limit(seconds))
         try:
+            return self._call(self._run, (task,), task, text, seconds)
+        finally:
+            self._watchdog.timeout = _limit(self.timeout)
+
+    def _call(self, function: object, more: tuple, name: str, text: str, seconds: float) -> list:
+        """Call a function of all workers with a text; return their results."""
+        self._calls += 1
+        begin, connected = time.monotonic(), self._connected()
+        *first, last = parts(text)
+        try:
+            for part in first:
+                self._make_room(name, begin, seconds)
+                connected.call_packed(self._more, part)
+            self._make_room(name, begin, seconds)
             # The destructor of the result writes to the workers too, and an error there would end
             # this process. While the answers are awaited, the channel of a worker that has ended is
             # silenced.
-            result = connected.call_packed(self._run, self._calls, task, json.dumps(arguments))
+            result = connected.call_packed(function, self._calls, *more, last)
+            answers = self._answers(self._calls, name, begin, seconds)
+            del result
+            return answers
+        except WorkerError:
+            raise
         except Exception as error:  # a pipe of a worker that has ended
-            self._fail({}, self._wait_for_end(), f"commands cannot be sent: {error}")
-        answers = self._answers(self._calls, task, timeout or self.timeout)
-        del result
-        return answers
+            return self._fail({}, self._wait_for_end(), f"commands cannot be sent: {error}")
+        except BaseException:
+            # The workers are within the call, and their state may differ afterwards.
+            self._failure = WorkerError(
+                None, "", f"{name}: the call was interrupted, which has ended the session"
+            )
+            self._abort()
+            raise
+
+    def _make_room(self, name: str, begin: float, seconds: float) -> None:
+        """Wait until each worker takes a command, or end the session."""
+        rank = without_room(self._channels, begin + _limit(seconds) - time.monotonic())
+        if rank is not None:
+            self._fail({}, {rank: f"{name}: no answer within {seconds:g} s"}, "")
+
+    def _bounded(self, name: str, method: Callable, *arguments: object, **more: object) -> object:
+        """Call a method of Disco's session, which must return within the timeout."""
+        self._make_room(name, time.monotonic(), self.timeout)
+        self._watchdog.end = time.monotonic() + _limit(self.timeout)
+        try:
+            return method(*arguments, **more)
+        except Exception as error:
+            if self._is_late:
+                self._fail({}, self._wait_for_end(), f"{name}: {error}")
+            raise
+        finally:
+            self._watchdog.end = float("inf")
+
+    def _late(self, rank: int) -> None:
+        """End a worker that takes no commands. Called by the watchdog."""
+        self._is_late = True
+        cause = f"no answer within {self.timeout:g} s: it takes no commands"
+        self._events.put({"rank": rank, "end": cause})
+        for node in self._nodes:
+            if rank in node.channels():
+                node.end_worker(rank)
 
     def synchronize(self) -> None:
         """Wait until all workers have executed all earlier calls.
@@ -373,11 +393,11 @@ class Session:
         """Return the value of a reference of Disco on a worker, as ``DRef.debug_get_from_remote``
         does."""
         self.synchronize()
-        return value.debug_get_from_remote(rank)
+        return self._bounded("debug", value.debug_get_from_remote, rank)
 
-    def _answers(self, call: int, task: str, timeout: float) -> list:
+    def _answers(self, call: int, task: str, begin: float, timeout: float) -> list:
         """Return the results of all workers, or end the session."""
-        end = time.monotonic() + timeout + min(5.0, 0.2 * timeout + 0.5)
+        end = begin + _limit(timeout)
         answers: dict[int, dict] = {}
         ends: dict[int, str] = {}
         while len(answers) < self.num_workers:
@@ -390,7 +410,7 @@ class Session:
             if event.get("call") == call:
                 answers[event["rank"]] = event
             elif "end" in event:
-                ends[event["rank"]] = event["end"]
+                ends.setdefault(event["rank"], event["end"])
             if ends or "error" in event:
                 # The first error to arrive may be a consequence of another one.
                 end = min(end, time.monotonic() + _GRACE)
@@ -414,7 +434,7 @@ class Session:
             except queue.Empty:
                 break
             if "end" in event:
-                ends[event["rank"]] = event["end"]
+                ends.setdefault(event["rank"], event["end"])
         return ends
 
     def _fail(self, answers: dict, ends: dict[int, str], silent: str) -> NoReturn:
@@ -445,6 +465,9 @@ class Session:
     def _finish(self, graceful: bool) -> None:
         self._ended = True
         _OPEN.discard(self)
+        if self.disco is not None:
+            self._watchdog.close()
+            graceful = graceful and without_room(self._channels, _LEAVE) is None
         if not graceful:
             for node in self._nodes:
                 node.kill()
@@ -479,11 +502,10 @@ class Session:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
-def _check_seconds(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number of seconds, but it is {value!r}")
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be a positive number of seconds, but it is {value}")
+def _limit(timeout: float) -> float:
+    """Return the seconds after which a call has failed: workers have noticed the timeout then, and
+    have told which one is the cause."""
+    return timeout + min(5.0, 0.2 * timeout + 0.5)
 
 
 @atexit.register

@@ -72,7 +72,8 @@ def test_workers_listen_on_the_loopback_interface_only(pair, gloo_pair):
 def test_a_file_is_shared(pair, tmp_path):
     path = tmp_path / "data"
     path.write_bytes(os.urandom(1000))
-    first, second = pair.run("share_file", path=str(path), name="data")
+    name = "data " * 2**17  # longer than a pipe
+    first, second = pair.run("share_file", path=str(path), name=name)
     assert first == second
 
 
@@ -104,8 +105,8 @@ def test_the_result_of_a_call_lives_until_the_workers_have_answered(pair, monkey
 
 def test_a_worker_that_hangs():
     """tests/distributed/test_trainer.py has a worker that is killed."""
-    cause = "wait: no answer within 4 s"
-    workers = new_session(2, timeout=4)
+    cause = "wait: no answer within 1 s"
+    workers = new_session(2, timeout=1)
     x = workers.broadcast(np.ones(3, "float32"))
     workers.synchronize()
     os.kill(workers.pids[1], signal.SIGSTOP)
@@ -122,6 +123,43 @@ def test_a_worker_that_hangs():
         workers.synchronize()
     workers.close()
     del x  # its destructor writes to the pipe of the worker
+
+
+def test_a_large_command_for_a_worker_that_hangs():
+    """It does not fit into a pipe. The timeout ends the wait, and Ctrl-C another one."""
+    large = "x" * 2**20
+    workers = new_session(2, timeout=100)
+    os.kill(workers.pids[1], signal.SIGSTOP)
+    reference = workers.empty((1,), "float32")
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        workers.run("wait", large=large)
+    with pytest.raises(WorkerError, match="wait: the call was interrupted"):
+        workers.synchronize()
+    workers = new_session(2, timeout=0.5)
+    os.kill(workers.pids[1], signal.SIGSTOP)
+    reference = workers.empty((1,), "float32")
+    with pytest.raises(WorkerError, match=r"worker 1 on .*: wait: no answer within 0\.5 s"):
+        workers.run("wait", large=large)
+    assert time.monotonic() - start < 60
+    assert_ended(workers.pids.values())
+    del reference
+
+
+def test_functions_of_disco_end_with_the_timeout():
+    """Such as a read of a value of a stopped worker."""
+    workers = new_session(2, timeout=0.5)
+    x = workers.broadcast(np.ones(3, "float32"))
+    workers.synchronize()
+    os.kill(workers.pids[1], signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(Exception, match=r"."):  # noqa: PT011 (Disco's own function, and its error)
+        x.debug_get_from_remote(1)
+    assert time.monotonic() - start < 30
+    with pytest.raises(WorkerError, match=r"worker 1 on .*: no answer within 0\.5 s: it takes no"):
+        workers.synchronize()
+    assert_ended(workers.pids.values())
 
 
 def test_other_machines(monkeypatch):

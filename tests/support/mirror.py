@@ -219,6 +219,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
             "distributed._nodes",
+            "distributed._options",
             "distributed._processes",
             "distributed._relay",
             "distributed._worker",
