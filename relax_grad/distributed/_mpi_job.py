@@ -20,6 +20,7 @@ import tvm
 
 from . import _handshake, _replica  # noqa: F401  (registers its tasks)
 from ._disco import disco
+from ._links import keep_alive
 from ._nodes import RemoteNode
 from ._tasks import serve
 
@@ -31,12 +32,14 @@ class _Job:
     ----------
     local : int
         The number of them on this machine; 0 before the first session.
+    process : int
+        The process of MPI. Its children are others.
     has_begun, has_failed : bool
         Whether the others wait for sessions, and whether they must end at once because a session
         has failed.
     """
 
-    local = 0
+    local, process = 0, os.getpid()
     has_begun = has_failed = False
 
 
@@ -105,7 +108,7 @@ def call_others(address: tuple[str, int]) -> str:
 
 def dismiss() -> None:
     """Let the other processes end, as this one is about to; after a failure, all end at once."""
-    if not _JOB.has_begun:
+    if not _JOB.has_begun or os.getpid() != _JOB.process:
         return
     from mpi4py import MPI
 
@@ -170,6 +173,7 @@ def _serve_session(address: tuple[str, int], secret: str) -> None:
         _handshake.introduce(control, secret, {"place": rank - 1})
         lines = control.makefile("r")
         assignment = json.loads(lines.readline())
+        keep_alive(control, assignment["timeout"])
         has_ended = threading.Event()
         threading.Thread(target=_end_with, args=(lines, has_ended), daemon=True).start()
         lock = threading.Lock()
@@ -182,6 +186,7 @@ def _serve_session(address: tuple[str, int], secret: str) -> None:
             more = {"rank": rank, "token": assignment["token"]}
             _handshake.introduce(channel, secret, more)
             channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(channel, assignment["timeout"])
             serve(rank, assignment["num_workers"], report, "", "")
             process = tvm.get_global_func("runtime.disco.WorkerProcess")
             handle = channel.detach()

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Collection
 
 from . import _handshake
-from ._processes import Channel, Machine, Process, cause_of, end_relay, relay
+from ._links import keep_alive
+from ._processes import Channel, Machine, Process, cause_of, end_relay, hold, relay
 from ._reception import LOG, Reception
 from .errors import WorkerError
 
@@ -162,15 +163,23 @@ class RemoteNode(Node):
         self._channels: dict[int, Channel] = {}
         self._thread: threading.Thread | None = None
         self.has_ended = False
+        hold(self)
 
     @property
     def own_address(self) -> str:
         """The address of this machine by which the other one has reached it."""
         return self._connection.getsockname()[0]
 
+    def leave(self) -> None:
+        """Close the connection in a child of a fork. It stays open here."""
+        handle = self._connection.detach()  # the reader of a thread would keep it open
+        if handle >= 0:
+            os.close(handle)
+
     def assign(self, assignment: dict) -> bool:
         """Tell the machine its workers; return whether it takes them."""
         try:
+            keep_alive(self._connection, assignment["timeout"])
             _handshake.send(self._connection, assignment, time.monotonic() + _handshake.SECONDS)
             self._connection.settimeout(None)
         except OSError:
@@ -186,8 +195,10 @@ class RemoteNode(Node):
         except OSError:
             return True
 
-    def add_channel(self, rank: int, connection: socket.socket) -> None:
-        """Take a connection for the commands and replies of a worker."""
+    def add_channel(self, rank: int, connection: socket.socket, timeout: float) -> None:
+        """Take a connection for the commands and replies of a worker, which ends if the machine is
+        gone for some seconds."""
+        keep_alive(connection, timeout)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         commands, to_worker = os.pipe()
         from_worker, replies = os.pipe()
@@ -313,7 +324,7 @@ def accept_nodes(
                         wanted.update(dict.fromkeys(ranks[place], place))
                         continue
             elif introduction.get("token") == token and rank in wanted:
-                nodes[wanted.pop(rank)].add_channel(rank, connection)
+                nodes[wanted.pop(rank)].add_channel(rank, connection, assignment["timeout"])
                 continue
             connection.close()
     except BaseException:

@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from . import _memory
 from ._watchdog import enlarge
@@ -23,6 +24,31 @@ _THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_N
 
 #: The file descriptor in the place of shared memory, where there is none.
 NO_MEMORY = -1
+
+
+class Held(Protocol):
+    """An object with connections to workers."""
+
+    def leave(self) -> None:
+        """Close them in this process, which is a child of that with the session."""
+
+
+#: The objects with connections to workers, which children of a fork must not keep: a worker whose
+#: controller has ended would wait for the children too.
+_HELD: weakref.WeakSet[Held] = weakref.WeakSet()
+
+
+def hold(held: Held) -> None:
+    """Let an object leave its connections in children of a fork."""
+    _HELD.add(held)
+
+
+def _leave_all() -> None:
+    for held in list(_HELD):
+        held.leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)
 
 
 class Machine(NamedTuple):
@@ -94,7 +120,7 @@ class Process:
         self.reports, reports = os.pipe()
         parent, self._parent = os.pipe()
         passed = [commands, replies, reports, parent, machine.memory]
-        numbers = [rank, num_workers, num_groups, *passed]
+        numbers = [rank, num_workers, num_groups, os.getpid(), *passed]
         addresses = [host, store]
         self._process = subprocess.Popen(
             [
@@ -108,6 +134,7 @@ class Process:
         )
         os.close(reports)
         os.close(parent)
+        _HELD.add(self)
 
     @property
     def pid(self) -> int:
@@ -128,6 +155,11 @@ class Process:
 
     def close(self) -> None:
         """Close the file descriptors, after the end of the process."""
+        _HELD.discard(self)
+        self.leave()
+
+    def leave(self) -> None:
+        """Close the file descriptors."""
         for descriptor in (self.reports, self._parent):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -175,6 +207,7 @@ class Channel:
         self._spare: int | None = spare
         self._lock = threading.Lock()
         enlarge(commands)
+        _HELD.add(self)
 
     def silence(self) -> None:
         """Let all writes succeed and all reads end, from now on."""
@@ -186,6 +219,11 @@ class Channel:
             if self._spare is not None:
                 os.close(self._spare)  # ends a write that waits for space in the pipe
                 self._spare = None
+
+    def leave(self) -> None:
+        """Do so in a child of a fork: its destructors must not write to the workers."""
+        self._lock = threading.Lock()  # a thread that exists no more may have held it
+        self.silence()
 
 
 def relay(commands: int, replies: int, connection: socket.socket) -> subprocess.Popen:
@@ -201,7 +239,7 @@ def relay(commands: int, replies: int, connection: socket.socket) -> subprocess.
     handles = [commands, replies, connection.fileno()]
     script = str(Path(__file__).with_name("_relay.py"))
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", script, *map(str, handles)],
+        [sys.executable, "-I", "-S", script, *map(str, [*handles, os.getpid()])],
         pass_fds=handles,
         stdin=subprocess.DEVNULL,
         start_new_session=True,

@@ -96,7 +96,7 @@ class Reception:
             number += 1
             with self._lock:
                 if len(self._pending) >= MOST:
-                    _end(self._pending[min(self._pending)])
+                    _end(self._pending.pop(min(self._pending)))
                 self._pending[number] = connection
             greeting = threading.Thread(
                 target=self._greet, args=(number, connection, str(address[0])), daemon=True

@@ -1,5 +1,5 @@
 """A process between Disco's pipes and the connection to another machine:
-``python _relay.py COMMANDS REPLIES CONNECTION``.
+``python _relay.py COMMANDS REPLIES CONNECTION CONTROLLER``.
 
 The destructors of Disco's objects write commands. An error there would end the process of the
 controller, and another machine may end at any time. A pipe whose reader lives takes all writes, and
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import sys
 import threading
@@ -41,14 +42,30 @@ def backward(connection: socket.socket, replies: int) -> None:
     os.close(replies)
 
 
-def main(commands: int, replies: int, handle: int) -> None:
+def end_with(controller: int) -> None:
+    """End this process when the controller has ended: its children may have the pipes too."""
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            handle = os.pidfd_open(controller)
+        except (AttributeError, PermissionError):  # another system than Linux, or it is not allowed
+            return
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll()
+    os._exit(1)
+
+
+def main(commands: int, replies: int, handle: int, controller: int) -> None:
     """Relay until the commands end.
 
     Parameters
     ----------
     commands, replies, handle : int
         The file descriptors to read from, to write to, and of the connection.
+    controller : int
+        The process that has started this one.
     """
+    threading.Thread(target=end_with, args=(controller,), daemon=True).start()
     connection = socket.socket(fileno=handle)
     threading.Thread(target=backward, args=(connection, replies), daemon=True).start()
     forward(commands, connection)

@@ -13,6 +13,7 @@ import traceback
 import tvm
 
 from . import _replica  # noqa: F401  (registers its tasks)
+from ._links import wait_for_end
 from ._processes import Machine
 from ._tasks import serve
 
@@ -23,15 +24,16 @@ def main(arguments: list[str]) -> None:
     Parameters
     ----------
     arguments : list[str]
-        The worker's number, the numbers of workers and groups, five file descriptors (of commands,
-        of replies, of reports, one that ends when the parent ends, and of shared memory), the
-        addresses of this machine and of the controller's, and the workers of this machine.
+        The worker's number, the numbers of workers and groups, the process that has started this
+        one, five file descriptors (of commands, of replies, of reports, one that ends when the
+        parent ends, and of shared memory), the addresses of this machine and of the controller's,
+        and the workers of this machine.
     """
-    rank, num_workers, num_groups, commands, replies, reports, parent, memory = map(
-        int, arguments[:8]
-    )
-    host, store, *ranks = arguments[8:]
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    numbers, (host, store, *ranks) = [*map(int, arguments[:9])], arguments[9:]
+    rank, num_workers, num_groups, process_of_parent, *descriptors = numbers
+    commands, replies, reports, parent, memory = descriptors
+    threading.Thread(target=_end_with, args=(parent, process_of_parent), daemon=True).start()
+    os.register_at_fork(after_in_child=lambda: _close(commands, replies, reports, parent))
 
     def report(event: dict) -> None:
         with contextlib.suppress(OSError):  # the controller has ended, and this process ends too
@@ -42,12 +44,16 @@ def main(arguments: list[str]) -> None:
     process(rank, num_workers, num_groups, commands, replies)
 
 
-def _end_with(parent: int) -> None:
-    """End this process when the parent's end of a pipe is closed, whatever other threads wait
-    for."""
-    with contextlib.suppress(OSError):
-        os.read(parent, 1)
+def _end_with(parent: int, process: int) -> None:
+    """End this process when its parent has ended, whatever other threads wait for."""
+    wait_for_end(parent, process)
     os._exit(1)
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in {*descriptors}:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
 
 
 if __name__ == "__main__":

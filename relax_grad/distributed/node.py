@@ -11,6 +11,7 @@ import time
 
 from . import _handshake
 from ._handshake import Refused, check_secret
+from ._links import keep_alive
 from ._processes import Machine, Process, address_of, cause_of, kill_all
 
 #: The longest assignment in bytes, and the seconds between attempts to connect.
@@ -52,7 +53,9 @@ def serve(controller: str, secret: str, timeout: float = 300.0) -> int:
             if not text.endswith("\n"):
                 raise Refused("the controller has closed the connection; it has enough machines")
             connection.settimeout(None)
-            return _Service(connection, address, secret, json.loads(text)).run(lines)
+            assignment = json.loads(text)
+            keep_alive(connection, assignment["timeout"])
+            return _Service(connection, address, secret, assignment).run(lines)
 
 
 class _Service:
@@ -76,6 +79,7 @@ class _Service:
         with socket.create_connection(address, 10.0) as channel:
             _handshake.introduce(channel, secret, more)
             channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(channel, assignment["timeout"])
             process = Process(
                 rank,
                 assignment["num_workers"],

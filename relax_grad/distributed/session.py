@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import functools
 import json
+import os
 import queue
 import secrets
 import socket
@@ -167,7 +168,7 @@ class Session:
         self._events: queue.Queue = queue.Queue()
         self._calls, self._ended = 0, False
         self._failure: WorkerError | None = None
-        self._is_late = False
+        self._is_late, self._process = False, os.getpid()
         self._token = secrets.token_hex(16)
         self._nodes: list[_nodes.Node] = []
         self._store: object = None
@@ -199,6 +200,7 @@ class Session:
                     "num_groups": self.num_groups,
                     "threads": threads,
                     "shares_memory": shares_memory,
+                    "timeout": self.timeout,
                 }
                 reception = Reception(listening, secret)
                 try:
@@ -445,6 +447,11 @@ class Session:
         raise self._failure from None
 
     def _check_open(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"the session belongs to the process {self._process}, of which this one is a "
+                "child; begin another one"
+            )
         if self._failure is not None:
             raise self._failure
         if self._ended:
@@ -454,13 +461,17 @@ class Session:
 
     def close(self) -> None:
         """End the workers. Values of Disco that are still in use stay valid on worker 0 only."""
-        if not self._ended:
+        if self._is_open():
             self._finish(graceful=True)
 
     def _abort(self) -> None:
         """End the workers at once."""
-        if not self._ended:
+        if self._is_open():
             self._finish(graceful=False)
+
+    def _is_open(self) -> bool:
+        """Tell whether there are workers that this process must end. A child of a fork must not."""
+        return not self._ended and os.getpid() == self._process
 
     def _finish(self, graceful: bool) -> None:
         self._ended = True

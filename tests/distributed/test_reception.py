@@ -16,7 +16,7 @@ from relax_grad.distributed._reception import Reception
 
 SECRET = "a secret of 32 characters, or so"
 
-ASSIGNMENT = {"num_workers": 2, "num_groups": 1, "threads": 1, "shares_memory": False}
+ASSIGNMENT = {"num_workers": 2, "num_groups": 1, "threads": 1, "shares_memory": False, "timeout": 9}
 
 
 @pytest.fixture
