@@ -14,8 +14,9 @@ from ._text import EXIT_CODES, print_json, version_table
 
 _DESCRIPTION = """\
 Connects to the controller of a session over several machines, and runs its workers until the
-session ends. Both sides prove that they know the secret, which is the content of --secret-file or
-of the variable RELAX_GRAD_SECRET. Bytes between workers are not encrypted: use a network that you
+session ends, and those of the sessions that follow after a restart. Both sides prove that they know
+the secret, which is the content of --secret-file or of the variable RELAX_GRAD_SECRET. Bytes
+between workers are not encrypted: use a network that you
 trust."""
 
 _EPILOG = """\
@@ -51,7 +52,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="the wait for the controller (default 300)",
+        help="the wait for the controller, at first and after each restart (default 300)",
     )
     _arguments.add_json(parser)
     # The messages of the workers are shown as they come.

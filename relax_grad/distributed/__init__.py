@@ -6,6 +6,7 @@ PyTorch: its library gloo moves the bytes between them.
 """
 
 from . import transform
+from .elastic import run
 from .errors import WorkerError
 from .session import Session, session
 from .shards import Shard, along, column, join_values, row, shard_values
@@ -23,6 +24,7 @@ __all__ = [
     "data_parallel",
     "join_values",
     "row",
+    "run",
     "session",
     "shard_values",
     "tensor_parallel",

@@ -10,13 +10,12 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from . import _handshake
 from ._links import keep_alive
 from ._processes import Channel, Machine, Process, cause_of, end_relay, hold, relay
-from ._reception import LOG, Reception
-from .errors import WorkerError
+from ._reception import LOG, Came, has_gone, too_few
 
 #: The seconds between looks for machines that have ended while others are awaited.
 _LOOK = 0.5
@@ -32,6 +31,7 @@ class Node:
     """
 
     host: str
+    again = False
 
     def channels(self) -> dict[int, Channel]:
         """Return the channels of Disco by the numbers of the workers."""
@@ -147,6 +147,8 @@ class RemoteNode(Node):
     ----------
     has_ended : bool
         Whether it has reported the end of a worker.
+    again : bool
+        Whether another session of the same program follows, to which it connects.
 
     Parameters
     ----------
@@ -162,7 +164,7 @@ class RemoteNode(Node):
         self._relays: dict[int, subprocess.Popen] = {}
         self._channels: dict[int, Channel] = {}
         self._thread: threading.Thread | None = None
-        self.has_ended = False
+        self.has_ended = self.again = False
         hold(self)
 
     @property
@@ -188,12 +190,7 @@ class RemoteNode(Node):
 
     def has_gone(self) -> bool:
         """Tell whether the machine has closed its connection. Reports are left unread."""
-        try:
-            return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return has_gone(self._connection)
 
     def add_channel(self, rank: int, connection: socket.socket, timeout: float) -> None:
         """Take a connection for the commands and replies of a worker, which ends if the machine is
@@ -237,7 +234,7 @@ class RemoteNode(Node):
 
     def close(self, seconds):
         with contextlib.suppress(OSError):
-            _handshake.send(self._connection, {"end": seconds})
+            _handshake.send(self._connection, {"end": seconds, "again": self.again})
         if self._thread is not None:
             self._thread.join(seconds + 2.0)
         with contextlib.suppress(OSError):
@@ -277,7 +274,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def accept_nodes(
-    reception: Reception,
+    came: Came,
     ranks: list[list[int]],
     assignment: dict,
     timeout: float,
@@ -289,12 +286,17 @@ def accept_nodes(
     first ones that are free. A machine that ends before the connections of its workers have come
     gives its place to another one.
 
+    Parameters
+    ----------
+    came : Came
+        The reception, and the machines that have come already.
+
     Raises
     ------
     WorkerError
         If too few machines have connected within the timeout, or if the versions of one differ.
     """
-    end = time.monotonic() + timeout
+    end, (reception, machines) = time.monotonic() + timeout, came
     token = secrets.token_hex(16)
     nodes: dict[int, RemoteNode] = {}  # by their places
     wanted: dict[int, int] = {}  # the places by the workers whose connections have not come
@@ -302,22 +304,23 @@ def accept_nodes(
         while len(nodes) < len(ranks) or wanted:
             left = end - time.monotonic()
             if left <= 0:
-                raise _too_few(len(nodes), len(ranks), timeout, reception.refused)
-            came = reception.next(min(left, _LOOK))
+                raise too_few(len(nodes), len(ranks), timeout, reception.refused)
+            greeted = machines.pop(0) if machines else reception.next(min(left, _LOOK))
             for place in [place for place, node in nodes.items() if node.has_gone()]:
                 node = nodes.pop(place)
                 LOG.warning("%s has ended before its workers have started", node.host)
                 node.kill()
                 wanted = {rank: of for rank, of in wanted.items() if of != place}
-            if came is None:
+            if greeted is None:
                 continue
-            connection, introduction = came
+            connection, introduction = greeted
             rank = introduction.get("rank")
             if rank is None:
                 free = [place for place in range(len(ranks)) if place not in nodes]
                 place = introduction.get("place", min(free, default=-1))
                 if place in free:
                     node = kind(connection, introduction)
+                    node.again = assignment["restarts"]
                     own = {"ranks": ranks[place], "token": token, "host": node.own_address}
                     if node.assign({**assignment, **own}):
                         nodes[place] = node
@@ -326,19 +329,9 @@ def accept_nodes(
             elif introduction.get("token") == token and rank in wanted:
                 nodes[wanted.pop(rank)].add_channel(rank, connection, assignment["timeout"])
                 continue
-            connection.close()
+            reception.dismiss(connection)
     except BaseException:
         for node in nodes.values():
             node.kill()
         raise
     return [nodes[place] for place in range(len(ranks))]
-
-
-def _too_few(came: int, count: int, timeout: float, refused: Collection[str]) -> WorkerError:
-    reasons = f" {'; '.join(refused)} (refused)." if refused else ""
-    return WorkerError(
-        None,
-        "",
-        f"{came} of {count} other machines have connected within {timeout:g} s.{reasons} Start "
-        "there: python -m relax_grad worker --controller HOST:PORT",
-    )

@@ -8,9 +8,10 @@ import json
 import socket
 import threading
 import time
+from typing import TextIO
 
 from . import _handshake
-from ._handshake import Refused, check_secret
+from ._handshake import Refused, Unanswered, check_secret
 from ._links import keep_alive
 from ._processes import Machine, Process, address_of, cause_of, kill_all
 
@@ -21,6 +22,9 @@ _LONGEST, _PAUSE = 2**20, 0.5
 def serve(controller: str, secret: str, timeout: float = 300.0) -> int:
     """Connect to a controller, and run its workers until it ends the session.
 
+    If the controller starts the session again after a failure, as
+    :func:`relax_grad.distributed.run` does, this machine takes part in it again.
+
     Parameters
     ----------
     controller : str
@@ -28,7 +32,8 @@ def serve(controller: str, secret: str, timeout: float = 300.0) -> int:
     secret : str
         The secret that the controller must know, and to which this machine answers.
     timeout : float
-        The seconds in which the controller must accept the connection.
+        The seconds in which the controller must accept the connection, at first and for each
+        further session.
 
     Returns
     -------
@@ -44,18 +49,35 @@ def serve(controller: str, secret: str, timeout: float = 300.0) -> int:
     """
     address = address_of(controller)
     check_secret(secret)
-    connection = _connect(address, timeout)
-    with connection:
-        _handshake.introduce(connection, secret, {})
-        connection.settimeout(timeout)
-        with connection.makefile("r") as lines:
-            text = lines.readline(_LONGEST)
-            if not text.endswith("\n"):
-                raise Refused("the controller has closed the connection; it has enough machines")
-            connection.settimeout(None)
-            assignment = json.loads(text)
-            keep_alive(connection, assignment["timeout"])
-            return _Service(connection, address, secret, assignment).run(lines)
+    end = time.monotonic() + timeout
+    while True:
+        with _connect(address, max(0.0, end - time.monotonic())) as connection:
+            try:
+                _handshake.introduce(connection, secret, {})
+                connection.settimeout(timeout)
+                with connection.makefile("r") as lines:
+                    assignment = _assignment(lines)
+                    if assignment is not None:
+                        connection.settimeout(None)
+                        keep_alive(connection, assignment["timeout"])
+                        code = _Service(connection, address, secret, assignment).run(lines)
+                        if code is not None:
+                            return code
+                        end = time.monotonic() + timeout
+                        continue
+            except Unanswered:  # a controller that begins no session at this moment
+                if time.monotonic() + _PAUSE > end:
+                    raise
+        time.sleep(_PAUSE)
+
+
+def _assignment(lines: TextIO) -> dict | None:
+    """Return the assignment of a controller; None if it has enough machines for now."""
+    text = lines.readline(_LONGEST)
+    if not text.endswith("\n"):
+        raise Refused("the controller has closed the connection; it has enough machines")
+    assignment = json.loads(text)
+    return None if "later" in assignment else assignment
 
 
 class _Service:
@@ -63,6 +85,7 @@ class _Service:
 
     def __init__(self, connection: socket.socket, address, secret: str, assignment: dict):
         self._connection, self._lock = connection, threading.Lock()
+        self._restarts = bool(assignment["restarts"])
         self._processes: list[Process] = []
         self._watchers: list[threading.Thread] = []
         host = connection.getsockname()[0]
@@ -108,13 +131,14 @@ class _Service:
         with self._lock, contextlib.suppress(OSError):
             self._connection.sendall(line)
 
-    def run(self, lines) -> int:
-        """Wait for the end of the session; return the exit code."""
-        seconds, code = 0.0, 1
+    def run(self, lines: TextIO) -> int | None:
+        """Wait for the end of the session; return the exit code, or None if another one follows."""
+        seconds, code, again = 0.0, 1, self._restarts
         with contextlib.suppress(OSError, ValueError):
             text = lines.readline(_LONGEST)
             if text:
-                seconds, code = float(json.loads(text)["end"]), 0
+                message = json.loads(text)
+                seconds, code, again = float(message["end"]), 0, bool(message["again"])
         end = time.monotonic() + seconds
         for process in self._processes:
             if process.wait(max(0.0, end - time.monotonic())) is None:
@@ -125,7 +149,7 @@ class _Service:
         for process in self._processes:
             process.close()
         self._machine.close()
-        return code
+        return None if again else code
 
 
 def _connect(address: tuple[str, int], timeout: float) -> socket.socket:

@@ -10,31 +10,27 @@ import json
 import os
 import queue
 import secrets
-import socket
 import time
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import tvm_ffi
 
 from ..cpu import threads as cpu_threads
 from . import _gloo, _mpi_job, _nodes, _processes, _replica  # noqa: F401  (registers its tasks)
-from ._causes import likely_cause
+from ._calls import Calls, limit
 from ._disco import disco, process_session
 from ._options import Options, checked
-from ._reception import Reception
+from ._reception import Came, Reception, announce
 from ._tasks import INBOXES, serve_controller
-from ._watchdog import Watchdog, parts, without_room
-from .errors import WorkerError
+from ._watchdog import Watchdog, without_room
 
 if TYPE_CHECKING:
-    from tvm.runtime.disco import DRef
-    from tvm.runtime.disco import Session as DiscoSession
+    pass
 
-#: The seconds in which processes end by themselves, in which worker 0 forgets its tensors, and in
-#: which other workers may tell more about a failure.
-_END, _LEAVE, _GRACE = 10.0, 5.0, 1.5
+#: The seconds in which processes end by themselves, and in which worker 0 forgets its tensors.
+_END, _LEAVE = 10.0, 5.0
 
 _OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
 
@@ -130,16 +126,31 @@ def session(
         secret,
         shared_memory,
     )
-    new_session = Session(options.num_workers, options.num_groups, backend, options.timeout)
+    return open_session(options)
+
+
+def open_session(options: Options, came: Came | None = None, again: bool = False) -> Session:
+    """Return a session with checked options.
+
+    Parameters
+    ----------
+    came : Came, optional
+        The machines that have come already, and the reception of others.
+    again : bool
+        Whether another session of the same program follows if this one fails.
+    """
+    new_session = Session(options.num_workers, options.num_groups, options.backend, options.timeout)
     try:
-        new_session._start(options)
-    except BaseException:
+        new_session._start(options, came, again)
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            new_session._release()
         new_session._abort()
         raise
     return new_session
 
 
-class Session:
+class Session(Calls):
     """A Disco session whose workers have collectives; :func:`session` makes it.
 
     All methods of ``tvm.runtime.disco.Session`` are methods of this class too, such as
@@ -161,21 +172,18 @@ class Session:
     """
 
     def __init__(self, num_workers: int, num_groups: int, backend: str, timeout: float):
-        self.num_workers, self.num_groups, self.backend = num_workers, num_groups, backend
-        self.timeout = timeout
-        self.disco: DiscoSession | None = None
+        super().__init__(num_workers, timeout)
+        self.num_groups, self.backend = num_groups, backend
         self.inbox: dict = {}
-        self._events: queue.Queue = queue.Queue()
-        self._calls, self._ended = 0, False
-        self._failure: WorkerError | None = None
-        self._is_late, self._process = False, os.getpid()
+        self._ended = False
         self._token = secrets.token_hex(16)
-        self._nodes: list[_nodes.Node] = []
         self._store: object = None
+        #: The address at which other machines have connected to a program that may start again.
+        self.address: tuple[str, int] | None = None
 
-    def _start(self, options: Options) -> None:
+    def _start(self, options: Options, came: Came | None, again: bool) -> None:
         """Start the workers."""
-        nodes, address, secret = options.nodes, options.address, options.secret
+        nodes, address = options.nodes, options.address
         start_timeout, shares_memory = options.start_timeout, options.shared_memory
         is_mpi = self.backend == "mpi"
         counts = [1] * self.num_workers if is_mpi else _processes.shares(self.num_workers, nodes)
@@ -188,32 +196,23 @@ class Session:
         threads = options.threads or max(1, cpu_threads.cores() // local)
         host = address[0] if nodes > 1 else "127.0.0.1"
         if nodes > 1:
-            with _nodes.listening_socket(*address) as listening:
-                if is_mpi:
-                    secret = _mpi_job.call_others(listening.getsockname()[:2])
-                elif secret is None:
-                    raise ValueError("other machines need a secret, but it is None")
-                else:
-                    self._announce(listening)
-                assignment = {
-                    "num_workers": self.num_workers,
-                    "num_groups": self.num_groups,
-                    "threads": threads,
-                    "shares_memory": shares_memory,
-                    "timeout": self.timeout,
-                }
-                reception = Reception(listening, secret)
-                try:
-                    others = _nodes.accept_nodes(
-                        reception,
-                        ranks[1:],
-                        assignment,
-                        start_timeout,
-                        _mpi_job.MpiNode if is_mpi else _nodes.RemoteNode,
-                    )
-                finally:
-                    reception.close()
-                self._nodes += others
+            assignment = {
+                "num_workers": self.num_workers,
+                "num_groups": self.num_groups,
+                "threads": threads,
+                "shares_memory": shares_memory,
+                "timeout": self.timeout,
+                "restarts": again,
+            }
+            with contextlib.nullcontext(came) if came else self._reception(options) as reception:
+                others = _nodes.accept_nodes(
+                    reception,
+                    ranks[1:],
+                    assignment,
+                    start_timeout,
+                    _mpi_job.MpiNode if is_mpi else _nodes.RemoteNode,
+                )
+            self._nodes += others
             if host in ("0.0.0.0", "::"):
                 host = others[0].own_address
         machine = _processes.Machine.of(ranks[0], shares_memory)
@@ -231,7 +230,7 @@ class Session:
         INBOXES[self._token] = (self._events.put, self.inbox, machine)
         serve_controller()
         self._channels = channels
-        self._watchdog = Watchdog(channels, _limit(start_timeout), self._late)
+        self._watchdog = Watchdog(channels, limit(start_timeout), self._late)
         self._connect(channels)
         for node in self._nodes:
             node.listen(self._events.put)
@@ -252,18 +251,26 @@ class Session:
         self._run = connected.get_global_func("relax_grad.distributed.run")
         self._more = connected.get_global_func("relax_grad.distributed.more")
         pids = self._call(start, (), "the start", json.dumps(settings), start_timeout)
-        self._watchdog.timeout = _limit(self.timeout)
+        self._watchdog.timeout = limit(self.timeout)
         self.pids = dict(enumerate(pids))
         if self.backend == "nccl":
             connected.init_ccl("nccl", *range(self.num_workers))
         _OPEN.add(self)
 
-    def _announce(self, listening: socket.socket) -> None:
-        host, port = listening.getsockname()[:2]
-        print(
-            f"waiting for other machines: python -m relax_grad worker --controller {host}:{port}",
-            flush=True,
-        )
+    @contextlib.contextmanager
+    def _reception(self, options: Options) -> Iterator[Came]:
+        """Yield the reception of other machines."""
+        with _nodes.listening_socket(*options.address) as listening:
+            if self.backend == "mpi":
+                secret = _mpi_job.call_others(listening.getsockname()[:2])
+            else:
+                secret = options.secret or ""
+                announce(listening)
+            reception = Reception(listening, secret)
+            try:
+                yield Came(reception, [])
+            finally:
+                reception.close()
 
     def _connect(self, channels: dict[int, _processes.Channel]) -> None:
         """Make Disco's session on the channels of workers that run already."""
@@ -285,12 +292,6 @@ class Session:
         finally:
             tvm_ffi.registry.remove_global_func(name)
 
-    def _connected(self) -> DiscoSession:
-        """Return Disco's session; raise RuntimeError before the start and after the end."""
-        if self.disco is None:
-            raise RuntimeError("the session is not connected to its workers")
-        return self.disco
-
     def __getattr__(self, name: str) -> object:
         if name.startswith("_") or self.__dict__.get("disco") is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -304,164 +305,12 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Calls
-
-    def run(self, task: str, *, timeout: float | None = None, **arguments: object) -> list:
-        """Run a task of the package on all workers, and return their results in the order of the
-        workers.
-
-        Raises
-        ------
-        WorkerError
-            If a worker fails, ends, or does not answer within the timeout. The session has then
-            ended.
-        """
-        self._check_open()
-        text, seconds = json.dumps(arguments), timeout or self.timeout
-        self._watchdog.timeout = max(self._watchdog.timeout, _limit(seconds))
-        try:
-            return self._call(self._run, (task,), task, text, seconds)
-        finally:
-            self._watchdog.timeout = _limit(self.timeout)
-
-    def _call(self, function: object, more: tuple, name: str, text: str, seconds: float) -> list:
-        """Call a function of all workers with a text; return their results."""
-        self._calls += 1
-        begin, connected = time.monotonic(), self._connected()
-        *first, last = parts(text)
-        try:
-            for part in first:
-                self._make_room(name, begin, seconds)
-                connected.call_packed(self._more, part)
-            self._make_room(name, begin, seconds)
-            # The destructor of the result writes to the workers too, and an error there would end
-            # this process. While the answers are awaited, the channel of a worker that has ended is
-            # silenced.
-            result = connected.call_packed(function, self._calls, *more, last)
-            answers = self._answers(self._calls, name, begin, seconds)
-            del result
-            return answers
-        except WorkerError:
-            raise
-        except Exception as error:  # a pipe of a worker that has ended
-            return self._fail({}, self._wait_for_end(), f"commands cannot be sent: {error}")
-        except BaseException:
-            # The workers are within the call, and their state may differ afterwards.
-            self._failure = WorkerError(
-                None, "", f"{name}: the call was interrupted, which has ended the session"
-            )
-            self._abort()
-            raise
-
-    def _make_room(self, name: str, begin: float, seconds: float) -> None:
-        """Wait until each worker takes a command, or end the session."""
-        rank = without_room(self._channels, begin + _limit(seconds) - time.monotonic())
-        if rank is not None:
-            self._fail({}, {rank: f"{name}: no answer within {seconds:g} s"}, "")
-
-    def _bounded(self, name: str, method: Callable, *arguments: object, **more: object) -> object:
-        """Call a method of Disco's session, which must return within the timeout."""
-        self._make_room(name, time.monotonic(), self.timeout)
-        self._watchdog.end = time.monotonic() + _limit(self.timeout)
-        try:
-            return method(*arguments, **more)
-        except Exception as error:
-            if self._is_late:
-                self._fail({}, self._wait_for_end(), f"{name}: {error}")
-            raise
-        finally:
-            self._watchdog.end = float("inf")
-
-    def _late(self, rank: int) -> None:
-        """End a worker that takes no commands. Called by the watchdog."""
-        self._is_late = True
-        cause = f"no answer within {self.timeout:g} s: it takes no commands"
-        self._events.put({"rank": rank, "end": cause})
-        for node in self._nodes:
-            if rank in node.channels():
-                node.end_worker(rank)
-
-    def synchronize(self) -> None:
-        """Wait until all workers have executed all earlier calls.
-
-        Raises
-        ------
-        WorkerError
-            If a worker has failed.
-        """
-        self.run("wait")
-
-    def debug(self, value: DRef, rank: int) -> object:
-        """Return the value of a reference of Disco on a worker, as ``DRef.debug_get_from_remote``
-        does."""
-        self.synchronize()
-        return self._bounded("debug", value.debug_get_from_remote, rank)
-
-    def _answers(self, call: int, task: str, begin: float, timeout: float) -> list:
-        """Return the results of all workers, or end the session."""
-        end = begin + _limit(timeout)
-        answers: dict[int, dict] = {}
-        ends: dict[int, str] = {}
-        while len(answers) < self.num_workers:
-            try:
-                event = self._events.get(timeout=max(0.0, min(0.5, end - time.monotonic())))
-            except queue.Empty:
-                if time.monotonic() >= end:
-                    return self._fail(answers, ends, f"{task}: no answer within {timeout:g} s")
-                continue
-            if event.get("call") == call:
-                answers[event["rank"]] = event
-            elif "end" in event:
-                ends.setdefault(event["rank"], event["end"])
-            if ends or "error" in event:
-                # The first error to arrive may be a consequence of another one.
-                end = min(end, time.monotonic() + _GRACE)
-                if ends or any(
-                    "error" in answer and not answer["collective"] for answer in answers.values()
-                ):
-                    break
-        failed = {rank for rank, answer in answers.items() if "error" in answer}
-        if ends or failed:
-            ends = ends or self._wait_for_end()
-            return self._fail(answers, ends, f"{task}: no answer")
-        return [answers[rank].get("value") for rank in range(self.num_workers)]
-
-    def _wait_for_end(self) -> dict[int, str]:
-        """Return the ends of workers that are known, or become known soon."""
-        ends: dict[int, str] = {}
-        end = time.monotonic() + 0.3
-        while (left := end - time.monotonic()) > 0:
-            try:
-                event = self._events.get(timeout=left)
-            except queue.Empty:
-                break
-            if "end" in event:
-                ends.setdefault(event["rank"], event["end"])
-        return ends
-
-    def _fail(self, answers: dict, ends: dict[int, str], silent: str) -> NoReturn:
-        """End the session with the error that is the likely cause."""
-        rank, cause = likely_cause(self.num_workers, answers, ends, silent)
-        self._failure = WorkerError(rank, self.hosts[rank], cause)
-        self._abort()
-        raise self._failure from None
-
-    def _check_open(self) -> None:
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"the session belongs to the process {self._process}, of which this one is a "
-                "child; begin another one"
-            )
-        if self._failure is not None:
-            raise self._failure
-        if self._ended:
-            raise RuntimeError("the session has ended; begin another one")
-
     # The end
 
     def close(self) -> None:
         """End the workers. Values of Disco that are still in use stay valid on worker 0 only."""
         if self._is_open():
+            self._release()
             self._finish(graceful=True)
 
     def _abort(self) -> None:
@@ -513,16 +362,11 @@ class Session:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
-def _limit(timeout: float) -> float:
-    """Return the seconds after which a call has failed: workers have noticed the timeout then, and
-    have told which one is the cause."""
-    return timeout + min(5.0, 0.2 * timeout + 0.5)
-
-
 @atexit.register
 def _close_all() -> None:
-    for open_session in list(_OPEN):
-        open_session.close() if open_session.backend == "mpi" else open_session._abort()
+    for left in list(_OPEN):
+        left._release()
+        left.close() if left.backend == "mpi" else left._abort()
     _mpi_job.dismiss()
 
 

@@ -12,11 +12,18 @@ import pytest
 
 from relax_grad.distributed import WorkerError, _handshake, _reception
 from relax_grad.distributed._nodes import accept_nodes, listening_socket
-from relax_grad.distributed._reception import Reception
+from relax_grad.distributed._reception import Came, Reception
 
 SECRET = "a secret of 32 characters, or so"
 
-ASSIGNMENT = {"num_workers": 2, "num_groups": 1, "threads": 1, "shares_memory": False, "timeout": 9}
+ASSIGNMENT = {
+    "num_workers": 2,
+    "num_groups": 1,
+    "threads": 1,
+    "shares_memory": False,
+    "timeout": 9,
+    "restarts": False,
+}
 
 
 @pytest.fixture
@@ -119,7 +126,7 @@ def test_a_machine_that_ends_early_gives_its_place_to_another_one(door, caplog):
 
     other = threading.Thread(target=come)
     other.start()
-    (node,) = accept_nodes(reception, [[1]], ASSIGNMENT, 40.0)
+    (node,) = accept_nodes(Came(reception, []), [[1]], ASSIGNMENT, 40.0)
     other.join()
     assert right
     assert list(node.channels()) == [1]
@@ -141,7 +148,7 @@ def test_the_wait_ends_in_time(door):
     thread.start()
     start = time.monotonic()
     with pytest.raises(WorkerError, match=r"0 of 1 other machines have connected within 0\.4 s"):
-        accept_nodes(reception, [[1]], ASSIGNMENT, 0.4)
+        accept_nodes(Came(reception, []), [[1]], ASSIGNMENT, 0.4)
     assert time.monotonic() - start < 3
     is_over.set()
     thread.join()

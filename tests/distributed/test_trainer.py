@@ -8,10 +8,10 @@ import signal
 import numpy as np
 import parallel_models
 import pytest
-from parallel_models import assert_close, assert_same_bits, tensors
+from parallel_models import assert_close, assert_same_bits, linear, tensors
 from sessions import assert_ended, new_session
 from training_models import START, batches, digits_of_torch, module_of
-from tvm import relax, tirx
+from tvm import relax
 
 from relax_grad.distributed import DataParallelTrainer, WorkerError, data_parallel
 from relax_grad.training import LAMB, SGD, AdamW, Trainer, lora, train_step
@@ -173,22 +173,6 @@ def test_random_numbers_differ_by_worker(pair):
     parallel.step(*batch)
     first, second = parallel.own_losses
     assert first != second  # the seed is added to the predictions
-
-
-def linear(optimizer):
-    """Return a step of a linear function whose number of examples is symbolic, and 10 batches."""
-    n = tirx.Var("n", "int64")
-    x = relax.Var("x", relax.TensorType((n, 3), "float32"))
-    y = relax.Var("y", relax.TensorType((n,), "float32"))
-    w = relax.Var("w", relax.TensorType((3,), "float32"))
-    bb = relax.BlockBuilder()
-    with bb.function("loss", [x, y, w]):
-        difference = bb.emit(relax.op.subtract(bb.emit(relax.op.matmul(x, w)), y))
-        bb.emit_func_output(bb.emit(relax.op.mean(bb.emit(relax.op.square(difference)))))
-    rng = np.random.default_rng(4)
-    data = [rng.normal(size=(count, 4)).astype("float32") for count in [5, 6] * 5]
-    step = train_step(bb.get(), optimizer, wrt="w")
-    return step, {"w": np.ones(3, "float32")}, [(rows[:, :3], rows[:, 3]) for rows in data]
 
 
 def test_training_goes_on_from_a_file(pair, tmp_path):

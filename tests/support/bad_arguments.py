@@ -404,6 +404,14 @@ def _of_distributed() -> Iterator[BadCall]:
                 TypeError,
                 "num_workers must be an integer",
             )
+        if what != "a tensor":  # Relax's may be called
+            yield _bad(
+                "distributed.run",
+                what,
+                lambda v=value: distributed.run(v, 2),
+                TypeError,
+                "program must be a function of a session",
+            )
         yield _bad(
             "distributed.data_parallel",
             what,

@@ -218,6 +218,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "distributed._tasks": ("distributed/test_session.py", "distributed/test_collectives.py"),
     **dict.fromkeys(
         (
+            "distributed._calls",
             "distributed._nodes",
             "distributed._options",
             "distributed._processes",

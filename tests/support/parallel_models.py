@@ -40,6 +40,22 @@ def assert_close(actual, wanted, tolerance=1e-5):
         assert np.abs(actual[name] - value).max() <= tolerance * size, name
 
 
+def linear(optimizer):
+    """Return a step of a linear function whose number of examples is symbolic, and 10 batches."""
+    n = tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType((n, 3), "float32"))
+    y = relax.Var("y", relax.TensorType((n,), "float32"))
+    w = relax.Var("w", relax.TensorType((3,), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("loss", [x, y, w]):
+        difference = bb.emit(relax.op.subtract(bb.emit(relax.op.matmul(x, w)), y))
+        bb.emit_func_output(bb.emit(relax.op.mean(bb.emit(relax.op.square(difference)))))
+    rng = np.random.default_rng(4)
+    data = [rng.normal(size=(count, 4)).astype("float32") for count in [5, 6] * 5]
+    step = train_step(bb.get(), optimizer, wrt="w")
+    return step, {"w": np.ones(3, "float32")}, [(rows[:, :3], rows[:, 3]) for rows in data]
+
+
 def convolutional():
     """Return a step of a module of Relax with a batch normalisation and its running statistics, and
     values."""
