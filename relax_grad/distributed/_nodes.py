@@ -20,6 +20,9 @@ from ._reception import LOG, Came, has_gone, too_few
 #: The seconds between looks for machines that have ended while others are awaited.
 _LOOK = 0.5
 
+#: The longest report of a worker in bytes.
+_LONGEST = 2**26
+
 
 class Node:
     """The workers of one machine.
@@ -212,8 +215,9 @@ class RemoteNode(Node):
         self._thread.start()
 
     def _watch(self, notice) -> None:
-        with contextlib.suppress(OSError, ValueError), self._connection.makefile("r") as lines:
-            for line in lines:
+        # Whatever ends the reports of this machine ends its workers.
+        with contextlib.suppress(Exception), self._connection.makefile("r") as lines:
+            while line := lines.readline(_LONGEST):
                 event = json.loads(line)
                 if "end" in event:
                     self._channels[event["rank"]].silence()

@@ -100,11 +100,9 @@ def run(
         is_last = restarts == max_restarts
         workers = None
         try:
-            workers = _open(
+            workers, checked_options = _open(
                 checked_options, workers_per_node, least, most, last_call_timeout, not is_last
             )
-            if workers.address is not None:
-                checked_options = checked_options._replace(address=workers.address)
             note("start", restarts=restarts, workers=workers.num_workers, hosts=workers.hosts)
             result = program(workers)
             workers.close()
@@ -123,9 +121,12 @@ def run(
             )
             if is_last:
                 raise
+            if workers is not None:
+                workers._abort()  # the other machines come again
         finally:
             if workers is not None:
                 workers.close()
+        workers = None
         gc.collect()  # the trainer of the session that has failed
     raise AssertionError("the last restart returns or raises")
 
@@ -185,22 +186,22 @@ def _open(
     most: int,
     last_call: float,
     again: bool,
-) -> Session:
-    """Return a session with the machines that come."""
+) -> tuple[Session, Options]:
+    """Return a session with the machines that come, and the options of the next one, whose port is
+    the same."""
     if most == 1:
-        return open_session(options)
+        return open_session(options), options
     with listening_socket(*options.address) as listening:
         announce(listening)
+        options = options._replace(address=listening.getsockname()[:2])
         reception = Reception(listening, options.secret or "", again)
         try:
             machines = reception.gather(least - 1, most - 1, options.start_timeout, last_call)
             count = 1 + len(machines)
-            options = options._replace(num_workers=count * workers_per_node, nodes=count)
-            workers = open_session(options, Came(reception, machines), again)
+            own = options._replace(num_workers=count * workers_per_node, nodes=count)
+            return open_session(own, Came(reception, machines), again), options
         finally:
             reception.close()
-        workers.address = listening.getsockname()[:2]
-        return workers
 
 
 class _Log:

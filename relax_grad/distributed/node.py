@@ -18,6 +18,9 @@ from ._processes import Machine, Process, address_of, cause_of, kill_all
 #: The longest assignment in bytes, and the seconds between attempts to connect.
 _LONGEST, _PAUSE = 2**20, 0.5
 
+#: The most seconds in which workers may end by themselves.
+_END = 60.0
+
 
 def serve(controller: str, secret: str, timeout: float = 300.0) -> int:
     """Connect to a controller, and run its workers until it ends the session.
@@ -51,23 +54,27 @@ def serve(controller: str, secret: str, timeout: float = 300.0) -> int:
     check_secret(secret)
     end = time.monotonic() + timeout
     while True:
-        with _connect(address, max(0.0, end - time.monotonic())) as connection:
-            try:
+        assignment = None
+        try:
+            with (
+                _connect(address, max(0.0, end - time.monotonic())) as connection,
+                connection.makefile("r") as lines,
+            ):
                 _handshake.introduce(connection, secret, {})
                 connection.settimeout(timeout)
-                with connection.makefile("r") as lines:
-                    assignment = _assignment(lines)
-                    if assignment is not None:
-                        connection.settimeout(None)
-                        keep_alive(connection, assignment["timeout"])
-                        code = _Service(connection, address, secret, assignment).run(lines)
-                        if code is not None:
-                            return code
-                        end = time.monotonic() + timeout
-                        continue
-            except Unanswered:  # a controller that begins no session at this moment
-                if time.monotonic() + _PAUSE > end:
-                    raise
+                assignment = _assignment(lines)
+                if assignment is not None:
+                    connection.settimeout(None)
+                    keep_alive(connection, assignment["timeout"])
+                    code = _Service(connection, address, secret, assignment).run(lines)
+                    if code is not None:
+                        return code
+                    end = time.monotonic() + timeout
+        except OSError as error:
+            # A controller may begin no session at this moment, or may begin another one.
+            again = assignment["restarts"] if assignment else isinstance(error, Unanswered)
+            if not again or time.monotonic() + _PAUSE > end:
+                raise
         time.sleep(_PAUSE)
 
 
@@ -134,12 +141,12 @@ class _Service:
     def run(self, lines: TextIO) -> int | None:
         """Wait for the end of the session; return the exit code, or None if another one follows."""
         seconds, code, again = 0.0, 1, self._restarts
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(Exception):  # the connection has ended, or is another one's
             text = lines.readline(_LONGEST)
             if text:
                 message = json.loads(text)
                 seconds, code, again = float(message["end"]), 0, bool(message["again"])
-        end = time.monotonic() + seconds
+        end = time.monotonic() + min(max(0.0, seconds), _END)
         for process in self._processes:
             if process.wait(max(0.0, end - time.monotonic())) is None:
                 code = 1

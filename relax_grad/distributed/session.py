@@ -178,8 +178,6 @@ class Session(Calls):
         self._ended = False
         self._token = secrets.token_hex(16)
         self._store: object = None
-        #: The address at which other machines have connected to a program that may start again.
-        self.address: tuple[str, int] | None = None
 
     def _start(self, options: Options, came: Came | None, again: bool) -> None:
         """Start the workers."""

@@ -55,6 +55,7 @@ def test_the_wait_for_the_end_of_a_parent():
     other.wait()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_child_of_a_fork_leaves_the_session(pair):
     """It neither ends the workers nor writes to them, and says that the session is another
     process's."""
