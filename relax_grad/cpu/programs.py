@@ -87,16 +87,12 @@ def _key(module: tvm.IRModule, target: tvm.target.Target, means: str) -> str | N
     if cpu is None:
         return None
     try:
-        structure = tvm_ffi.structural_hash(module)
+        described = description(module)
     except TypeError:  # an attribute is a packed function
         return None
-    # The text has the names, which the hash ignores; the hash has the attributes and the elements
-    # of constants, which the text may lack. Its 64 bits are few for large constants.
     parts = [
         means,
-        module.script(show_meta=False),
-        structure,
-        [_digest(constant) for constant in constants_of(module)],
+        *described,
         str(sources()),
         environment(target),
         dataclasses.astuple(cpu),
@@ -104,6 +100,24 @@ def _key(module: tvm.IRModule, target: tvm.target.Target, means: str) -> str | N
         [list(map(str, context.required_pass)), list(map(str, context.disabled_pass))],
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def description(module: tvm.IRModule) -> list:
+    """Return a value for JSON that differs for modules that differ, and is the same in every
+    process.
+
+    Raises
+    ------
+    TypeError
+        If an attribute is a packed function, which means nothing elsewhere.
+    """
+    # The text has the names, which the hash ignores; the hash has the attributes and the elements
+    # of constants, which the text may lack. Its 64 bits are few for large constants.
+    return [
+        module.script(show_meta=False),
+        tvm_ffi.structural_hash(module),
+        [_digest(constant) for constant in constants_of(module)],
+    ]
 
 
 def _digest(constant: tvm.runtime.Tensor) -> str:

@@ -7,7 +7,7 @@
 namespace relax_grad {
 
 /// A call that does not fit, a file that is damaged, or a step that failed. The trainer is as
-/// before the call.
+/// before the call, unless Trainer::Step says otherwise.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "checksum.h"
+#include "handle.h"
 #include "json.h"
 #include "safetensors.h"
 #include "write.h"
@@ -37,33 +38,29 @@ struct HostAllocator {
 /// A file that is read from its beginning.
 class InputFile {
  public:
-  explicit InputFile(const std::string& path)
-      : path_(path), handle_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+  /// @param folder The descriptor of the folder that the name is relative to.
+  /// @param path The file, for errors.
+  InputFile(int folder, const std::string& name, const std::string& path)
+      : path_(path), handle_(openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     struct stat status;
-    if (handle_ < 0) throw Error(path + " cannot be read: " + std::strerror(errno));
+    if (handle_.number() < 0) throw Error(path + " cannot be read: " + std::strerror(errno));
     std::string reason;
-    if (fstat(handle_, &status) != 0)
+    if (fstat(handle_.number(), &status) != 0)
       reason = std::strerror(errno);
     else if (S_ISDIR(status.st_mode))
       reason = "it is a folder";
     else if (!S_ISREG(status.st_mode))
       reason = "it is no regular file";
-    if (!reason.empty()) {
-      close(handle_);
-      throw Error(path + " cannot be read: " + reason);
-    }
+    if (!reason.empty()) throw Error(path + " cannot be read: " + reason);
     size_ = static_cast<uint64_t>(status.st_size);
   }
-  InputFile(const InputFile&) = delete;
-  InputFile& operator=(const InputFile&) = delete;
-  ~InputFile() { close(handle_); }
 
   uint64_t size() const { return size_; }
 
   void Read(void* data, size_t size) {
     char* at = static_cast<char*>(data);
     while (size) {
-      ssize_t count = read(handle_, at, size);
+      ssize_t count = read(handle_.number(), at, size);
       if (count < 0 && errno == EINTR) continue;
       if (count < 0) throw Error(path_ + " cannot be read: " + std::strerror(errno));
       if (count == 0) throw Error(path_ + " was cut short while it was read");
@@ -74,7 +71,7 @@ class InputFile {
 
  private:
   std::string path_;
-  int handle_;
+  Handle handle_;
   uint64_t size_ = 0;
 };
 
@@ -116,8 +113,10 @@ std::vector<int64_t> ShapeOf(const Tensor& tensor) {
   return std::vector<int64_t>(shape.begin(), shape.end());
 }
 
-std::string ReadFile(const std::string& path, int64_t most) {
-  InputFile file(path);
+namespace {
+
+std::string Text(InputFile* input, int64_t most, const std::string& path) {
+  InputFile& file = *input;
   if (file.size() > static_cast<uint64_t>(most)) {
     throw Error(path + " is damaged: it has " + std::to_string(file.size()) +
                 " bytes, but there should be at most " + std::to_string(most));
@@ -127,8 +126,8 @@ std::string ReadFile(const std::string& path, int64_t most) {
   return data;
 }
 
-File ReadTensors(const std::string& path) {
-  InputFile input(path);
+File TensorsOf(InputFile* file_of_bytes, const std::string& path) {
+  InputFile& input = *file_of_bytes;
   auto damaged = [&](const std::string& reason) {
     throw Error(path + " is damaged, or no file of safetensors: " + reason);
   };
@@ -144,7 +143,7 @@ File ReadTensors(const std::string& path) {
   Header header =
       ParseHeader(text, static_cast<int64_t>(input.size() - sizeof start - length), path);
   auto place = PlaceOfChecksum(text);
-  File file{{}, std::move(header.metadata), place.has_value()};
+  File file{{}, std::move(header.metadata), place ? text.substr(*place, 8) : ""};
   uint32_t checksum = Crc32(start, sizeof start);
   if (place.has_value()) checksum = Crc32OfText(text, *place, checksum);
   for (const Entry& entry : header.entries) {
@@ -160,8 +159,62 @@ File ReadTensors(const std::string& path) {
     if (place.has_value()) checksum = Crc32(bytes, size, checksum);
     file.tensors[entry.name] = tensor;
   }
-  if (place.has_value()) CheckChecksum(checksum, std::string_view(text).substr(*place, 8), path);
+  if (place.has_value()) CheckChecksum(checksum, file.checksum, path);
   return file;
+}
+
+/// Tells whether a file is that of a status: neither another one nor written anew.
+bool IsSame(const struct stat& first, const struct stat& other) {
+  return first.st_dev == other.st_dev && first.st_ino == other.st_ino &&
+         first.st_size == other.st_size && first.st_mtime == other.st_mtime;
+}
+
+}  // namespace
+
+File ReadTensors(const std::string& path) {
+  InputFile input(AT_FDCWD, path, path);
+  return TensorsOf(&input, path);
+}
+
+#ifdef O_PATH
+// The folder is only searched, which its permissions may allow alone.
+constexpr int kSearch = O_PATH;
+#else
+constexpr int kSearch = O_RDONLY;
+#endif
+
+Folder::Folder(const std::string& path, const std::string& first)
+    : path_(path),
+      first_(first),
+      handle_(open(path.c_str(), kSearch | O_DIRECTORY | O_CLOEXEC)),
+      first_handle_(handle_.number() < 0 ? -1
+                                         : openat(handle_.number(), first.c_str(),
+                                                  O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+  if (first_handle_.number() < 0 || fstat(first_handle_.number(), &status_) != 0) {
+    throw Error(PathOf(first) + " cannot be read: " + std::strerror(errno));
+  }
+}
+
+std::string Folder::PathOf(const std::string& name) const { return path_ + "/" + name; }
+
+std::string Folder::Read(const std::string& name, int64_t most) const {
+  InputFile input(handle_.number(), name, PathOf(name));
+  return Text(&input, most, PathOf(name));
+}
+
+File Folder::ReadTensors(const std::string& name) const {
+  InputFile input(handle_.number(), name, PathOf(name));
+  return TensorsOf(&input, PathOf(name));
+}
+
+bool Folder::HasChanged() const {
+  struct stat now;
+  return fstatat(handle_.number(), first_.c_str(), &now, 0) != 0 || !IsSame(status_, now);
+}
+
+bool Folder::IsReplaced() const {
+  struct stat now;
+  return stat(PathOf(first_).c_str(), &now) != 0 || !IsSame(status_, now);
 }
 
 void WriteTensors(const std::string& path, const Tensors& tensors,

@@ -70,6 +70,10 @@ class Reader {
       found_.library_bytes = json_.Integer(1, kMost);
     } else if (key == "library_crc32") {
       found_.library_checksum = json_.Name();
+    } else if (key == "state_crc32") {
+      found_.state_checksum = json_.Name();
+    } else if (key == "step") {
+      found_.step = json_.Name();
     } else {
       json_.Skip();
     }

@@ -77,8 +77,11 @@ struct Manifest {
   /// Names of files in the folder of the manifest.
   std::string library, state;
   int64_t library_bytes = 0;
-  /// The digits of the library's checksum; empty in version 1.
-  std::string library_checksum;
+  /// The digits of the checksums of the library, and of the state that was exported with it; empty
+  /// in version 1, and the second one in folders that were exported before it was added.
+  std::string library_checksum, state_checksum;
+  /// The digest of the step, which states that are saved later have too; empty like the checksum.
+  std::string step;
 };
 
 /// Throws if a version of the format is none that is read.

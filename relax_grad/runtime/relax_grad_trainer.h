@@ -7,6 +7,9 @@
  * - A function returns RELAX_GRAD_OK or another code; after another one, relax_grad_last_error()
  *   has the reason. The trainer and the results are then as before the call, except that outputs
  *   of an earlier step or prediction are gone. No C++ exception leaves the library.
+ * - A step happens whole or not at all: after an error, the state is that before the step, or every
+ *   later call but relax_grad_load and relax_grad_close is an error that says so. The second case
+ * is a step that fails while it writes the new state, because the memory runs out.
  * - Texts are UTF-8 and end with a zero byte.
  * - Pointers that the library returns belong to it. The comments say how long they are valid.
  * - A trainer is used by one thread at a time, and best by one thread alone: TVM's runtime starts
@@ -104,7 +107,9 @@ RELAX_GRAD_API const char* relax_grad_last_error(void);
 /* Fills options with the defaults: 0, 0, 1 and null. */
 RELAX_GRAD_API int32_t relax_grad_init_options(relax_grad_options* options);
 
-/* Loads a folder, with its first state. Null options are the defaults. */
+/* Loads a folder, with its first state: the files of one export, even if it is exported anew
+ * meanwhile. The state may be one that was saved later by a trainer of the same step. Null options
+ * are the defaults. */
 RELAX_GRAD_API int32_t relax_grad_open(const char* folder, const relax_grad_options* options,
                                        relax_grad_trainer** trainer);
 

@@ -75,7 +75,9 @@ Described ParseDescribed(std::string_view text, const std::string& where) {
   JsonReader json(text, where, true);
   json.Object(
       [&](const std::string& key) {
-        if (key == "counters") {
+        if (key == "step") {
+          described.step = json.Name();
+        } else if (key == "counters") {
           described.counters = ReadCounters(&json);
         } else if (key == "history") {
           described.history = ReadObject(&json);
@@ -96,7 +98,8 @@ std::string DescribedText(const Described& described) {
     counters += (counters.empty() ? "" : ", ") + Quoted(counter.name) + ": " +
                 std::to_string(described.counters.*counter.value);
   }
-  return "{\"version\": " + std::to_string(kVersion) + ", \"counters\": {" + counters +
+  std::string step = described.step.empty() ? "" : ", \"step\": " + Quoted(described.step);
+  return "{\"version\": " + std::to_string(kVersion) + step + ", \"counters\": {" + counters +
          "}, \"history\": " + described.history + ", \"more\": " + described.more + "}";
 }
 

@@ -14,6 +14,8 @@ namespace relax_grad {
 struct Described {
   /// That of the file.
   int64_t version = 0;
+  /// The digest of the step, as in the manifest; empty in older files.
+  std::string step;
   Counters counters;
   /// Objects of JSON, which are written as they were read.
   std::string history = "{}", more = "{}";

@@ -1,10 +1,9 @@
 #include "trainer.h"
 
 #include "checksum.h"
-#include "cpu_levels.h"
 #include "files.h"
 #include "index_ranges.h"
-#include "library.h"
+#include "machine.h"
 #include "manifest.h"
 #include "outcome.h"
 #include "safetensors.h"
@@ -14,19 +13,18 @@
 #include <tvm/ffi/extra/module.h>
 #include <tvm/ffi/function.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
-#include <set>
 #include <sstream>
+#include <utility>
 
 namespace relax_grad {
 
 namespace {
 
-// VirtualMachine.POOLED_ALLOCATOR of TVM.
-constexpr int kPooledAllocator = 2;
+// The folders that take the name of one another while they are opened, before that is an error.
+constexpr int kMostReplaced = 20;
 
 /// Throws if a tensor has another type; symbols get their values from the first tensor that has
 /// them.
@@ -96,21 +94,25 @@ class Trainer::Impl {
       throw Error("num_threads must not be negative, but it is " +
                   std::to_string(options_.num_threads));
     }
-    std::string where = folder + "/manifest.json";
-    manifest_ = Guarded(where, [&] { return ParseManifest(ReadFile(where, kMaxHeader), where); });
+    for (int left = kMostReplaced;; --left) {
+      Folder files(folder, "manifest.json");
+      try {
+        Open(files);
+        if (!files.HasChanged()) break;
+      } catch (const Error&) {
+        if (left == 0 || !files.IsReplaced()) throw;
+        continue;
+      }
+      if (left == 0) throw Error(folder + " is replaced again and again while it is opened");
+    }
     for (const TensorType& type : manifest_.batch) batch_names_.push_back(type.name);
     for (const TensorType& type : manifest_.inputs) input_names_.push_back(type.name);
     for (const auto& [name, value] : manifest_.hyperparameters) hyperparameters_[name] = value;
-    std::string library = folder + "/" + manifest_.library;
-    Guarded(library, [&] {
-      CheckLibrary(library);
-      Start(library);
-    });
-    Load(folder + "/" + manifest_.state);
   }
 
   StepResult Step(const std::vector<Tensor>& batch,
                   const std::map<std::string, double>& hyperparameters) {
+    CheckWhole();
     if (batch.size() != manifest_.batch.size()) {
       std::string names;
       for (const TensorType& type : manifest_.batch)
@@ -141,44 +143,61 @@ class Trainer::Impl {
     arguments.emplace_back(MakeTensor<int64_t>({}, {seed}));
     for (const char* group : kGroups) arguments.emplace_back(groups_.at(group));
     bool updates = IsUpdate(counters_.steps, counters_.skipped, manifest_.accumulate);
+    const ffi::Function& step = machine_->step(updates);
     StepResult result{0, {}, {}, true};
-    ffi::Array<ffi::Any> results = Guarded("the step failed", [&] {
-      auto fields =
-          Call(updates ? *step_ : *accumulate_step_, arguments).cast<ffi::Array<ffi::Any>>();
-      result.loss = Scalar(fields[0].cast<Tensor>());
-      auto metrics = fields[1].cast<ffi::Array<Tensor>>(),
-           outputs = fields[2].cast<ffi::Array<Tensor>>();
-      for (size_t i = 0; i < manifest_.metrics.size(); ++i) {
-        result.metrics[manifest_.metrics[i]] = Scalar(metrics[i]);
-      }
-      for (size_t i = 0; i < manifest_.outputs.size(); ++i) {
-        result.outputs[manifest_.outputs[i]] = outputs[i];
-      }
-      return fields;
-    });
+    for (const std::string& name : manifest_.metrics) result.metrics[name] = 0;
+    for (const std::string& name : manifest_.outputs) result.outputs[name];
+    ffi::Array<Tensor> params, states, optimizer_state;
+    // The step writes new values to the memory of old ones.
+    is_whole_ = false;
+    try {
+      Guarded("the step failed", [&] {
+        auto fields = Call(step, arguments).cast<ffi::Array<ffi::Any>>();
+        result.loss = Scalar(fields[0].cast<Tensor>());
+        auto metrics = fields[1].cast<ffi::Array<Tensor>>(),
+             outputs = fields[2].cast<ffi::Array<Tensor>>();
+        for (size_t i = 0; i < manifest_.metrics.size(); ++i) {
+          result.metrics[manifest_.metrics[i]] = Scalar(metrics[i]);
+        }
+        for (size_t i = 0; i < manifest_.outputs.size(); ++i) {
+          result.outputs[manifest_.outputs[i]] = outputs[i];
+        }
+        params = fields[3].cast<ffi::Array<Tensor>>();
+        states = fields[4].cast<ffi::Array<Tensor>>();
+        optimizer_state = fields[5].cast<ffi::Array<Tensor>>();
+      });
+    } catch (const Error& error) {
+      throw Error(error.what() + std::string("; ") + kHalf);
+    }
     bool is_finite = std::isfinite(result.loss);
     auto applied = result.metrics.find("applied");
     bool is_applied = applied == result.metrics.end() || applied->second == 1.0;
     Outcome outcome = OutcomeOf(is_finite, is_applied, result.metrics.count("loss_scale") != 0);
-    if (outcome.raises && !options_.skip_nonfinite) {
+    bool raises = outcome.raises && !options_.skip_nonfinite;
+    if (!raises) {
+      // No exception ends the commit.
+      counters_.steps += 1;
+      if (outcome.is_skipped) counters_.skipped += 1;
+      if (outcome.takes_results) {
+        groups_.find("params")->second = std::move(params);
+        groups_.find("states")->second = std::move(states);
+        groups_.find("optimizer_state")->second = std::move(optimizer_state);
+      }
+      if (updates && outcome.is_applied) counters_.updates += 1;
+    }
+    is_whole_ = true;
+    if (raises) {
       throw NotFiniteError(
           (is_finite ? "a gradient is not finite" : "the loss is " + std::to_string(result.loss)) +
           std::string(" in step ") + std::to_string(counters_.steps) +
           "; everything is as before the step");
     }
-    counters_.steps += 1;
-    if (outcome.is_skipped) counters_.skipped += 1;
-    if (outcome.takes_results) {
-      groups_["params"] = results[3].cast<ffi::Array<Tensor>>();
-      groups_["states"] = results[4].cast<ffi::Array<Tensor>>();
-      groups_["optimizer_state"] = results[5].cast<ffi::Array<Tensor>>();
-    }
-    if (updates && outcome.is_applied) counters_.updates += 1;
     result.applied = outcome.is_applied;
     return result;
   }
 
   std::vector<Tensor> Predict(const std::vector<Tensor>& inputs) {
+    CheckWhole();
     if (manifest_.forward.empty()) throw Error("the exported model has no function for prediction");
     if (inputs.size() != manifest_.inputs.size()) {
       throw Error("the model takes " + std::to_string(manifest_.inputs.size()) + " inputs, but " +
@@ -198,10 +217,12 @@ class Trainer::Impl {
       for (const auto& [name, tensor] : Group(group)) known[name] = tensor;
     }
     for (const std::string& name : manifest_.values) arguments.emplace_back(known.at(name));
-    return Guarded("the prediction failed", [&] { return TensorsOf(Call(*predict_, arguments)); });
+    return Guarded("the prediction failed",
+                   [&] { return TensorsOf(Call(machine_->predict(), arguments)); });
   }
 
   Tensors Group(const std::string& name) const {
+    CheckWhole();
     auto group = groups_.find(name);
     if (group == groups_.end())
       throw Error("there is no group " + name + ": params, frozen, states, optimizer_state");
@@ -217,19 +238,75 @@ class Trainer::Impl {
       for (const auto& [name, tensor] : Group(group))
         tensors[std::string(group) + "/" + name] = tensor;
     }
-    CheckCounters(counters_, path);
-    std::string text = DescribedText({kVersion, counters_, history_, more_});
+    CheckCounters(Whole(), path);
+    std::string text = DescribedText({kVersion, manifest_.step, counters_, history_, more_});
     Guarded(path, [&] { WriteTensors(path, tensors, {{kFormat, text}}); });
   }
 
   void Load(const std::string& path) {
     File file = Guarded(path, [&] { return ReadTensors(path); });
+    Take(file, DescribedIn(file, path), path);
+  }
+
+  /// The counters, unless a step has failed halfway.
+  Counters& Whole() {
+    CheckWhole();
+    return counters_;
+  }
+  const Counters& Whole() const {
+    CheckWhole();
+    return counters_;
+  }
+
+  Manifest manifest_;
+  std::vector<std::string> batch_names_, input_names_;
+  std::map<std::string, double> hyperparameters_;
+  // It comes before the tensors in its memory, which are freed first.
+  std::optional<Machine> machine_;
+
+ private:
+  static constexpr const char* kHalf =
+      "it may have written a part of the new state, so that no call but Load works";
+
+  /// Throws if the state may be that of no step.
+  void CheckWhole() const {
+    if (!is_whole_) throw Error(std::string("an earlier step failed: ") + kHalf);
+  }
+
+  void Open(const Folder& folder) {
+    std::string where = folder.PathOf("manifest.json");
+    manifest_ = Guarded(
+        where, [&] { return ParseManifest(folder.Read("manifest.json", kMaxHeader), where); });
+    std::string library = folder.PathOf(manifest_.library);
+    SetThreads();
+    Guarded(library, [&] {
+      std::string data = folder.Read(manifest_.library, manifest_.library_bytes);
+      machine_.emplace(manifest_, data, library, options_.level);
+    });
+    std::string path = folder.PathOf(manifest_.state);
+    File file = Guarded(path, [&] { return folder.ReadTensors(manifest_.state); });
+    Described described = DescribedIn(file, path);
+    bool is_own = manifest_.state_checksum.empty() || file.checksum == manifest_.state_checksum;
+    if (!is_own && (manifest_.step.empty() || described.step != manifest_.step)) {
+      throw Error(path + " is of another step than " + library + ": its checksum is " +
+                  file.checksum + ", but " + manifest_.state_checksum +
+                  " was exported; open a folder with its own state, and Load others after that");
+    }
+    Take(file, std::move(described), path);
+  }
+
+  static Described DescribedIn(const File& file, const std::string& path) {
     auto text = file.metadata.find(kFormat);
     if (text == file.metadata.end()) throw Error(path + " has no state of training");
     Described described = Guarded(path, [&] { return ParseDescribed(text->second, path); });
-    if (described.version >= kFirstWithChecksum && !file.has_checksum) {
+    if (described.version >= kFirstWithChecksum && file.checksum.empty()) {
       throw Error(path + " is damaged: it has no checksum");
     }
+    return described;
+  }
+
+  /// Takes the state of a file.
+  void Take(const File& file, Described described, const std::string& path) {
     std::map<std::string, ffi::Array<Tensor>> groups;
     size_t count = 0;
     for (const char* group : kGroups) {
@@ -249,19 +326,13 @@ class Trainer::Impl {
       throw Error(
           path +
           " has tensors that the step does not; it was written by a trainer of another step");
-    groups_ = groups;
+    groups_.swap(groups);
     counters_ = described.counters;
-    history_ = described.history;
-    more_ = described.more;
+    history_.swap(described.history);
+    more_.swap(described.more);
+    is_whole_ = true;
   }
 
-  Manifest manifest_;
-  Counters counters_;
-  std::vector<std::string> batch_names_, input_names_;
-  std::string level_;
-  std::map<std::string, double> hyperparameters_;
-
- private:
   /// Prepares TVM's runtime for a call. The memory of tensors of other symbolic extents is freed,
   /// which TVM would keep for each size.
   void Begin(const std::map<std::string, int64_t>& extents) {
@@ -269,19 +340,6 @@ class Trainer::Impl {
     if (extents == extents_) return;
     if (auto free = ffi::Function::GetGlobal("vm.builtin.memory_manager.clear")) (*free)();
     extents_ = extents;
-  }
-
-  void CheckLibrary(const std::string& library) const {
-    std::string data = ReadFile(library, manifest_.library_bytes);
-    // A library that was cut short ends the process when it is loaded.
-    if (data.size() != static_cast<uint64_t>(manifest_.library_bytes)) {
-      throw Error(library + " is damaged: it has " + std::to_string(data.size()) + " bytes, but " +
-                  std::to_string(manifest_.library_bytes) + " were exported");
-    }
-    CheckArchitecture(data, library);
-    if (!manifest_.library_checksum.empty()) {
-      CheckChecksum(Crc32(data.data(), data.size()), manifest_.library_checksum, library);
-    }
   }
 
   /// Sets the number of threads that work for the calling thread.
@@ -298,103 +356,13 @@ class Trainer::Impl {
     set = options_.num_threads;
   }
 
-  void Start(const std::string& library) {
-    SetThreads();
-    // dlopen searches the system's folders for a name without a slash.
-    std::string path = library.find('/') == std::string::npos ? "./" + library : library;
-    ffi::Module module = ffi::Module::LoadFromFile(ffi::String(path));
-    ffi::Function load = GetFunction(SelectVersion(module, library), "vm_load_executable", library);
-    machine_ = load().cast<ffi::Module>();
-    GetFunction(*machine_, "vm_initialization", library)(static_cast<int>(kDLCPU), 0,
-                                                         kPooledAllocator);
-    // The seed, and the groups.
-    size_t count =
-        manifest_.batch.size() + manifest_.hyperparameters.size() + 1 + std::size(kGroups);
-    step_ = FunctionOf("step", count, library);
-    if (manifest_.accumulate > 1) accumulate_step_ = FunctionOf("accumulate", count, library);
-    if (!manifest_.forward.empty()) {
-      predict_ =
-          FunctionOf(manifest_.forward, manifest_.inputs.size() + manifest_.values.size(), library);
-    }
-  }
-
-  /// Returns the executable of a library that this processor runs, and notes its level.
-  ffi::Module SelectVersion(const ffi::Module& module, const std::string& library) {
-    if (manifest_.levels.empty()) {
-      if (!options_.level.empty())
-        throw Error(library + " was compiled for one processor, and has no version for " +
-                    options_.level);
-      return module;
-    }
-    std::vector<ffi::Module> versions{module};
-    for (bool has_more = true; has_more;) {
-      has_more = false;
-      for (const ffi::Any& member : versions.back()->imports()) {
-        auto imported = member.cast<ffi::Module>();
-        if (imported->kind() != std::string("relax.VMExecutable")) continue;
-        versions.push_back(imported);
-        has_more = true;
-        break;
-      }
-    }
-    if (versions.size() != manifest_.levels.size()) {
-      throw Error(library + " has " + std::to_string(versions.size()) +
-                  " versions, but the manifest names " + std::to_string(manifest_.levels.size()));
-    }
-    std::set<std::string> levels = CpuLevels();
-    std::string names;
-    for (size_t i = manifest_.levels.size(); i-- > 0;) {
-      bool is_wanted = options_.level.empty() || options_.level == manifest_.levels[i];
-      if (is_wanted && levels.count(manifest_.levels[i])) {
-        level_ = manifest_.levels[i];
-        return versions[i];
-      }
-      names = manifest_.levels[i] + (names.empty() ? "" : ", ") + names;
-    }
-    if (options_.level.empty())
-      throw Error(library + " has versions for " + names +
-                  ", but the processor has none of these levels");
-    bool is_there =
-        std::count(manifest_.levels.begin(), manifest_.levels.end(), options_.level) != 0;
-    throw Error(is_there
-                    ? "the processor has no " + options_.level
-                    : library + " has no version for " + options_.level + ", but for " + names);
-  }
-
-  /// Returns a function of the machine; throws if it takes another number of arguments.
-  ffi::Function FunctionOf(const std::string& name, size_t count,
-                           const std::string& library) const {
-    ffi::Function function = GetFunction(*machine_, name, library);
-    ffi::Function arity = GetFunction(*machine_, "get_function_arity", library);
-    int64_t taken = arity(ffi::String(name)).cast<int64_t>();
-    if (taken != static_cast<int64_t>(count)) {
-      throw Error(library + ": the function " + name + " takes " + std::to_string(taken) +
-                  " arguments, but the manifest has " + std::to_string(count));
-    }
-    return function;
-  }
-
-  static ffi::Function GetFunction(const ffi::Module& module, const std::string& name,
-                                   const std::string& library) {
-    auto function = module->GetFunction(ffi::String(name));
-    if (!function.has_value()) throw Error(library + " has no function " + name);
-    return *function;
-  }
-
-  static ffi::Any Call(const ffi::Function& function, const std::vector<ffi::Any>& arguments) {
-    std::vector<ffi::AnyView> views(arguments.begin(), arguments.end());
-    ffi::Any result;
-    function.CallPacked(views.data(), static_cast<int>(views.size()), &result);
-    return result;
-  }
-
   Options options_;
   std::map<std::string, int64_t> extents_;
   std::map<std::string, ffi::Array<Tensor>> groups_;
-  // The module owns the functions' machine.
-  std::optional<ffi::Module> machine_;
-  std::optional<ffi::Function> step_, accumulate_step_, predict_;
+  Counters counters_;
   std::string history_, more_;
+  /// Whether the groups and the counters are those of one moment.
+  bool is_whole_ = true;
 };
 
 Trainer::Trainer(const std::string& folder, const Options& options)
@@ -412,7 +380,7 @@ std::vector<Tensor> Trainer::Predict(const std::vector<Tensor>& inputs) {
 }
 void Trainer::Save(const std::string& path) const { impl_->Save(path); }
 void Trainer::Load(const std::string& path) { impl_->Load(path); }
-const std::string& Trainer::level() const { return impl_->level_; }
+const std::string& Trainer::level() const { return impl_->machine_->level(); }
 const std::vector<std::string>& Trainer::batch_names() const { return impl_->batch_names_; }
 const std::vector<std::string>& Trainer::input_names() const { return impl_->input_names_; }
 const std::vector<TensorType>& Trainer::batch_types() const { return impl_->manifest_.batch; }
@@ -421,7 +389,7 @@ const std::map<std::string, double>& Trainer::hyperparameters() const {
   return impl_->hyperparameters_;
 }
 Tensors Trainer::group(const std::string& name) const { return impl_->Group(name); }
-Counters& Trainer::counters() { return impl_->counters_; }
-const Counters& Trainer::counters() const { return impl_->counters_; }
+Counters& Trainer::counters() { return impl_->Whole(); }
+const Counters& Trainer::counters() const { return std::as_const(*impl_).Whole(); }
 
 }  // namespace relax_grad

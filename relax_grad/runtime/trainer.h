@@ -82,13 +82,17 @@ struct Options {
 /// A model in training.
 class Trainer {
  public:
-  /// Loads the folder that TrainStep.export wrote, with its first state.
+  /// Loads the folder that TrainStep.export wrote, with its first state: the files of one export,
+  /// even if it is exported anew meanwhile. The state may be one that was saved later by a trainer
+  /// of the same step.
   explicit Trainer(const std::string& folder, const Options& options = {});
   ~Trainer();
   Trainer(Trainer&&) noexcept;
   Trainer& operator=(Trainer&&) noexcept;
 
-  /// Runs a step.
+  /// Runs a step, which happens whole or not at all: after an error, the state is that before the
+  /// step, or every later call but Load is an error that says so. The second case is a step that
+  /// fails while it writes the new state, because the memory runs out.
   ///
   /// @param batch The inputs and targets in the order of batch_names().
   /// @param hyperparameters Values by their names, such as "lr"; the others have their defaults.

@@ -15,6 +15,7 @@
 
 #include "checksum.h"
 #include "error.h"
+#include "handle.h"
 
 namespace relax_grad {
 
@@ -39,21 +40,6 @@ fs::path Resolved(const std::string& path) {
   }
   throw Error(path + " cannot be written: there are too many symbolic links");
 }
-
-/// A file descriptor.
-class Handle {
- public:
-  explicit Handle(int number) : number_(number) {}
-  Handle(const Handle&) = delete;
-  Handle& operator=(const Handle&) = delete;
-  ~Handle() {
-    if (number_ >= 0) close(number_);
-  }
-  int number() const { return number_; }
-
- private:
-  int number_;
-};
 
 bool IsSame(int handle, const fs::path& path) {
   struct stat opened, named;

@@ -3,11 +3,13 @@ imports this module."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import os
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from importlib.metadata import version
@@ -160,13 +162,14 @@ def new_folder(path: str | os.PathLike) -> AbstractContextManager[Path]:
     return _atomic.new_folder(path, MANIFEST)
 
 
-def write_program(
+def write_folder(
     step,
     folder: Path,
     versions: Sequence[tuple[tvm.target.Target, tvm.runtime.Executable]],
-    compiler: str | None = None,
+    compiler: str | None,
+    write_state: Callable[[Path], None],
 ) -> None:
-    """Write the library and the manifest of a step to a folder.
+    """Write the library, the state and the manifest of a step to a folder.
 
     The library of several versions holds the executables of all: each one imports the next one. The
     order of several imports of one executable would be lost.
@@ -180,7 +183,9 @@ def write_program(
         fcompile=partial(_link, list(map(_prefix, targets))) if len(versions) > 1 else None,
         **({"cc": compiler} if compiler else {}),
     )
-    description = manifest(step, targets, (folder / LIBRARY).read_bytes())
+    write_state(folder / STATE)
+    state = _files.checksum_in(folder / STATE)
+    description = manifest(step, targets, (folder / LIBRARY).read_bytes(), state)
     text = f"{json.dumps(description, indent=1)}\n".encode()
     (folder / MANIFEST).write_bytes(b"".join(_files.with_checksum(text, len(text))))
 
@@ -200,7 +205,27 @@ def _link(prefixes: Sequence[str], output: str, objects: Sequence[str], **option
     cc.create_shared(output, sorted(objects, key=level), **options)
 
 
-def manifest(step, targets: Sequence[tvm.target.Target], library: bytes) -> dict:
+def digest_of(step) -> str:
+    """Return the digest by which a program knows that a state belongs to a step.
+
+    It is that of the loss, its optimizer and its options, and the same on every target: a state
+    that one machine saves may go to the folder of another one.
+    """
+    source, (groups, settings) = step._source, step._recipe
+    try:
+        described = programs.description(source.module)
+    except TypeError:  # an attribute is a packed function, which has a name in the text at best
+        described = [source.module.script(show_meta=False)]
+    # Recomputation changes no result.
+    settings = dataclasses.replace(settings, remat=None)
+    types = [_tensors(getattr(step, group)) for group in ("batch", *GROUPS)]
+    parts = [source.name, described, repr(groups), repr(settings), types, step.hyperparameters]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def manifest(
+    step, targets: Sequence[tvm.target.Target], library: bytes, state_checksum: str
+) -> dict:
     """Return the description of a step that a program without Python reads, with the place of its
     own checksum."""
     levels = list(map(level_of, targets))
@@ -218,6 +243,10 @@ def manifest(step, targets: Sequence[tvm.target.Target], library: bytes) -> dict
         "library_bytes": len(library),
         "library_crc32": _files.checksum_of(library),
         "state": STATE,
+        # The state that was exported is that with this checksum; one that was saved later has the
+        # digest of the step.
+        "state_crc32": state_checksum,
+        "step": step._digest,
         "batch": _tensors(step.batch),
         "index_ranges": _ranges(ranges_of(step)),
         "hyperparameters": [
@@ -273,6 +302,7 @@ def _extent(extent) -> int | str:
 
 def write_state(
     path: str | os.PathLike,
+    step,
     groups: Mapping[str, Mapping[str, tvm.runtime.Tensor]],
     described: Mapping[str, object],
 ) -> None:
@@ -280,4 +310,4 @@ def write_state(
     tensors = {
         f"{group}/{name}": tensor for group in GROUPS for name, tensor in groups[group].items()
     }
-    _files.write(path, tensors, dict(described))
+    _files.write(path, tensors, {"step": step._digest, **described})

@@ -68,9 +68,22 @@ def with_checksum(data: bytes, end: int) -> list[memoryview | bytes]:
     return [view[:begin], checksum_of(data).encode(), view[end:]]
 
 
+def checksum_in(path: str | os.PathLike) -> str:
+    """Return the checksum in a file that :func:`write` wrote."""
+    with Path(path).open("rb") as file:
+        start = file.read(8)
+        place = _PLACE.search(file.read(_length(start)))
+    assert place is not None, f"{path} has no checksum"
+    return place[1].decode()
+
+
+def _length(start: bytes) -> int:
+    return int.from_bytes(start[:8], "little")
+
+
 def _length_of_header(data: bytes) -> int:
     # Larger numbers are no places in bytes.
-    return min(int.from_bytes(data[:8], "little"), len(data))
+    return min(_length(data), len(data))
 
 
 def _check(path: str | os.PathLike, data: bytes) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 
 import numpy as np
 import tvm
@@ -97,6 +98,12 @@ class TrainStep:
     _source: Source
     _fills: dict[str, float]
     _recipe: tuple[list[Group], Settings]
+
+    @cached_property
+    def _digest(self) -> str:
+        """The digest of the step in exported folders and saved states: of its loss, its optimizer
+        and its options."""
+        return _export.digest_of(self)
 
     def for_workers(self, differentiate: Differentiate, shards: int = 1) -> TrainStep:
         """Return this step with another differentiation of its loss, and with parts of the
@@ -223,9 +230,12 @@ class TrainStep:
         versions = _export.versions(self, targets, compile_options)
         counters = {**dict.fromkeys(COUNTERS, 0), "seed": seed}
         described = {"counters": counters, "history": packed(History()), "more": {}}
+
+        def write_state(path: Path) -> None:
+            _export.write_state(path, self, groups, described)
+
         with _export.new_folder(folder) as part:
-            _export.write_program(self, part, versions, compiler)
-            _export.write_state(part / _export.STATE, groups, described)
+            _export.write_folder(self, part, versions, compiler, write_state)
 
 
 def train_step(

@@ -434,7 +434,7 @@ class Trainer(metaclass=_TrainerType):
             "more": dict(more or {}),
         }
         groups = {name: self._group(name) for name in GROUPS}
-        _export.write_state(path, groups, described)
+        _export.write_state(path, self.train_step, groups, described)
 
     def export(
         self,
@@ -470,8 +470,7 @@ class Trainer(metaclass=_TrainerType):
         else:
             versions = _export.versions(self.train_step, targets, self._compile_options)
         with _export.new_folder(folder) as part:
-            _export.write_program(self.train_step, part, versions, compiler)
-            self.save(part / _export.STATE)
+            _export.write_folder(self.train_step, part, versions, compiler, self.save)
 
     def load(self, path: str | os.PathLike) -> dict[str, object]:
         """Go on from a file that :meth:`save` wrote.

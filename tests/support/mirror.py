@@ -32,6 +32,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         "training/test_export.py",
         "training/test_damaged_folders.py",
         "training/test_c_api.py",
+        "training/test_folders.py",
     ),
     "cli": ("cli/test_start.py", "cli/test_check.py"),
     "cli._arguments": ("cli/test_check.py", "cli/test_coverage.py"),
@@ -298,7 +299,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     # Training.
     "training._adapters": ("training/test_lora.py",),
     "training._build": ("training/test_train_step.py", "training/test_nonfinite.py"),
-    "training._files": ("training/test_trainer.py", "training/test_export.py"),
+    "training._files": ("training/test_trainer.py", "training/test_folders.py"),
     "training._inputs": ("training/test_check_inputs.py", "training/test_trainer.py"),
     "training._optimizer": ("training/test_optimizers.py",),
     "training._source": ("training/test_train_step.py", "frontend/onnx/test_training.py"),

@@ -4,6 +4,7 @@ bits of Python."""
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -13,13 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from training_models import START, WIDTH, batches, module_of, symbolic
+from tvm import relax, tirx
+from tvm.relax import op
 
 import relax_grad.runtime
 from relax_grad.training import Adam, Trainer, _files, train_step
 
 pytest.importorskip("safetensors", reason="exported states are files of safetensors")
 
-ROOT = Path(__file__).parents[2]
+ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
 HEADER = relax_grad.runtime.folder() / "relax_grad_trainer.h"
 
 pytestmark = pytest.mark.skipif(
@@ -163,6 +166,28 @@ def test_trainers_in_several_threads(programs, tmp_path):
     library = programs / "librelax_grad_trainer_c.so"
     command = [sys.executable, program, library, tmp_path / "model"]
     assert "the same losses" in run(command, TVM_NUM_THREADS="2")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its allocator is replaced")
+def test_each_allocation_of_a_step_fails(programs, tmp_path):
+    """A step without memory leaves the trainer as it was, or one that says so at each call."""
+    n = tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType((n, 3), "float32"))
+    weights = [relax.Var(name, relax.TensorType((3, 3), "float32")) for name in ("v", "w")]
+    bb = relax.BlockBuilder()
+    with bb.function("loss", [x, *weights]):
+        y = x
+        for weight in weights:
+            y = bb.emit(op.tanh(bb.emit(op.matmul(y, weight))))
+        bb.emit_func_output(bb.emit(op.mean(bb.emit(op.square(y)))))
+    step = train_step(bb.get(), Adam(0.1), wrt=["v", "w"])
+    step.export(tmp_path / "model", values=dict.fromkeys("vw", np.eye(3, dtype="float32")))
+    failing = tmp_path / "failing.so"
+    run(["gcc", "-O1", "-shared", "-fPIC", HERE / "failing_memory.c", "-o", failing])
+    library = programs / "librelax_grad_trainer_c.so"
+    command = [sys.executable, HERE / "trainer_memory.py", library, tmp_path / "model", failing]
+    printed = run(command, LD_PRELOAD=str(failing), TVM_NUM_THREADS="1")
+    assert "each step is whole" in printed
 
 
 def test_code_of_the_page_compiles(tmp_path):

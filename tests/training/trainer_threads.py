@@ -12,39 +12,9 @@ import sys
 import threading
 
 import numpy as np
+from c_trainer import Result, Tensor, Type, call
 
 SEEDS, STEPS = range(3), 40
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("dtype", ctypes.c_char_p),
-        ("num_axes", ctypes.c_int64),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("data", ctypes.c_void_p),
-        ("num_bytes", ctypes.c_uint64),
-    )
-
-
-class Type(ctypes.Structure):
-    _fields_ = (
-        *Tensor._fields_[:4],
-        ("symbols", ctypes.POINTER(ctypes.c_char_p)),
-    )
-
-
-class Result(ctypes.Structure):
-    _fields_ = (("loss", ctypes.c_double), ("applied", ctypes.c_int32))
-
-
-library = ctypes.CDLL(sys.argv[1])
-library.relax_grad_last_error.restype = ctypes.c_char_p
-
-
-def call(name: str, *arguments: object) -> None:
-    if getattr(library, f"relax_grad_{name}")(*arguments):
-        raise RuntimeError(f"{name}: {library.relax_grad_last_error().decode()}")
 
 
 def train(seed: int, losses: dict[int, list[float]]) -> None:
