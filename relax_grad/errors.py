@@ -11,6 +11,7 @@ from typing import ClassVar
 from tvm_ffi import register_error
 
 __all__ = [
+    "BrokenTrainerError",
     "GradientCheckError",
     "GradientError",
     "NotWellFormedError",
@@ -70,6 +71,15 @@ class NotWellFormedError(_Explained, ValueError):
     """
 
     page = "docs/errors.md#notwellformederror"
+
+
+class BrokenTrainerError(_Explained, RuntimeError):
+    """A step of a trainer did not end, so that its state may be that of no step.
+
+    The trainer takes no call but :meth:`relax_grad.training.Trainer.load`.
+    """
+
+    page = "docs/errors.md#brokentrainererror"
 
 
 class ScheduleWarning(RuntimeWarning):

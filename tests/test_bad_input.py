@@ -461,7 +461,7 @@ NO_CALLS = {
         f"relax_grad.errors.{name}"
         for name in (
             *("GradientError", "GradientCheckError", "NotWellFormedError", "ScheduleWarning"),
-            "UnsupportedOperatorError",
+            *("BrokenTrainerError", "UnsupportedOperatorError"),
         )
     ),
     "relax_grad.frontend.onnx.UnsupportedOperatorError",

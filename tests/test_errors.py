@@ -25,6 +25,7 @@ BASES = {
     "GradientCheckError": AssertionError,
     "UnsupportedOperatorError": NotImplementedError,
     "NotWellFormedError": ValueError,
+    "BrokenTrainerError": RuntimeError,
 }
 
 x = relax.Var("x", relax.TensorType((4,), "float32"))

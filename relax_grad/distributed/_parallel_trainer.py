@@ -78,7 +78,7 @@ class ParallelTrainer(Trainer):
         self.own_losses: list[float] = []
         self.communication: list[Communication] = []
         super().__init__(step, **options)
-        self._share()
+        self._take(self._moment)
 
     def _compiled(self, step: TrainStep) -> tvm.runtime.Executable:
         return super()._compiled(self.parallel_step)
@@ -92,17 +92,19 @@ class ParallelTrainer(Trainer):
             self.session.run("replica", name=self._name, library=library)
         return _Machine(super()._started(), self._run)
 
-    def _share(self) -> None:
-        """Give the tensors of this process to all workers, and keep worker 0's part of those that
-        are divided."""
+    def _take(self, moment) -> None:
+        """Give the tensors of a state to all workers, and take it with worker 0's part of those
+        that are divided."""
+        # Until all workers have it, a state would be partly the old one.
+        self._begin_to_take(moment)
         inbox = self.session.inbox
-        inbox["groups"] = {name: list(self._tuples[name]) for name in GROUPS}
+        inbox["groups"] = {name: list(moment.groups[name]) for name in GROUPS}
         types = {
-            name: [[list(tensor.shape), str(tensor.dtype)] for tensor in self._tuples[name]]
+            name: [[list(tensor.shape), str(tensor.dtype)] for tensor in moment.groups[name]]
             for name in GROUPS
         }
         self.session.run("share_tensors", name=self._name, types=types, layouts=self._layouts)
-        self._tuples = inbox.pop("groups")
+        super()._take(moment._replace(groups=inbox.pop("groups")))
 
     def _group(self, name: str):
         if not any(layout is not None for layout in self._layouts[name]):
@@ -110,9 +112,9 @@ class ParallelTrainer(Trainer):
         kinds = getattr(self.train_step, name).values()
         types = [[list(shape_of(kind)), dtype_of(kind)] for kind in kinds]
         inbox = self.session.inbox
-        inbox["parts"] = list(self._tuples[name])
+        inbox["parts"] = list(self._settled().groups[name])
         self.session.run("gather_tensors", name=self._name, group=name, types=types)
-        return dict(zip(self._groups[name], inbox.pop("wholes"), strict=True))
+        return dict(zip(getattr(self.train_step, name), inbox.pop("wholes"), strict=True))
 
     def _run(self, function: str, *arguments):
         """Run a function of the step on all workers, and return the result of worker 0."""
@@ -126,7 +128,9 @@ class ParallelTrainer(Trainer):
             self._described(name, array)
             for name, array in zip(self.train_step.batch, batch, strict=True)
         ]
-        compare = self._check_every > 0 and (self.steps + 1) % self._check_every == 0
+        # The step is under way, so that the trainer has no state of its own.
+        moment = self._moment
+        compare = self._check_every > 0 and (moment.steps + 1) % self._check_every == 0
         results = self.session.run(
             "step",
             name=self._name,
@@ -136,6 +140,7 @@ class ParallelTrainer(Trainer):
             seed=int(arguments[count + numbers].numpy()),
             has_own_loss=self._has_own_loss,
             compare=compare,
+            undo=moment.is_rejected,
         )
         loss, metrics, *others = inbox.pop("result")
         if compare:
@@ -161,15 +166,10 @@ class ParallelTrainer(Trainer):
                 if differ:
                     cause = (
                         f"its parameters or states differ from those of worker {other} after "
-                        f"step {self.steps}; load the last checkpoint, and check that all "
+                        f"step {self._moment.steps}; load the last checkpoint, and check that all "
                         "machines have the same processors and libraries"
                     )
                     raise WorkerError(rank, self.session.hosts[rank], cause)
-
-    def load(self, path) -> dict[str, object]:
-        more = super().load(path)
-        self._share()
-        return more
 
     def export(self, folder, *, target=None, compiler=None) -> None:
         """Write a folder for programs without Python: the step of one worker, with the state of

@@ -33,6 +33,8 @@ class Replica:
         self.groups: dict[str, list[tvm.runtime.Tensor]] = {}
         #: How the workers keep the tensors of each group.
         self.layouts: dict[str, list[Layout]] = {}
+        #: The groups before the last step, for a controller that rejects it.
+        self.before: dict[str, list[tvm.runtime.Tensor]] = {}
 
 
 @task
@@ -160,6 +162,7 @@ def step(
     seed: int,
     has_own_loss: bool,
     compare: bool,
+    undo: bool,
 ) -> dict:
     """Run a step on the worker's share of a batch.
 
@@ -177,6 +180,9 @@ def step(
     compare : bool
         Whether to return digests of all tensors after the step: of those that must be the same on
         all workers, and of those that must be the same on the workers of one place in their groups.
+    undo : bool
+        Whether the controller has rejected the last step, which left all as it was but a dynamic
+        loss scale.
 
     Returns
     -------
@@ -190,6 +196,8 @@ def step(
         _share(worker, None if arrays is None else arrays[i], *kind) for i, kind in enumerate(batch)
     ]
     numbers = [tvm.runtime.tensor(np.array(float.fromhex(scalar), "float64")) for scalar in scalars]
+    if undo:
+        own_replica.groups = own_replica.before
     groups = worker.inbox.pop("groups") if worker.rank == 0 else own_replica.groups
     used = worker.communicator
     before = used.sent, used.seconds, used.waited
@@ -205,7 +213,8 @@ def step(
     if worker.rank == 0:
         worker.inbox["result"] = result
     else:
-        own_replica.groups.update(new)
+        own_replica.before = groups
+        own_replica.groups = {**groups, **new}
     digests = _digests({**groups, **new}, own_replica.layouts) if compare else None
     return {
         "own": own if math.isfinite(own) else str(own),

@@ -78,7 +78,8 @@ class Loop:
         if epochs is None:
             epochs = trainer.epoch + 1
         epochs = check_integer("epochs", epochs, 0, of="epochs")
-        if trainer._loaded_epoch < trainer.epoch >= epochs:
+        loaded_epoch = trainer._settled().loaded_epoch
+        if loaded_epoch < trainer.epoch >= epochs:
             raise ValueError(
                 f"epochs counts from the first one, and {trainer.epoch} are complete, but epochs "
                 f"is {epochs}: pass a larger number, or leave it out for one more epoch"
@@ -90,9 +91,9 @@ class Loop:
             )
         patience = _Patience(self._patience)
         is_over = False
-        for earlier in trainer.history.evaluations:
+        for earlier in self._earlier:
             is_over = patience.note(earlier.get(self._monitored))
-        if trainer._loaded_epoch == trainer.epoch:
+        if loaded_epoch == trainer.epoch:
             if is_over:  # before the file was saved
                 return
             self._catch_up()
@@ -104,9 +105,7 @@ class Loop:
                 bar.end({name: value for name, value in evaluation.items() if name != "epoch"})
                 value = self._value(evaluation)
                 # The epoch is complete when all that follows it has succeeded.
-                trainer.history.evaluations.append(evaluation)
-                trainer.epoch += 1
-                trainer.batch = 0
+                trainer._end_epoch(evaluation)
                 if self._plateau is not None:
                     self._plateau.step(value)
                 if patience.note(value):
@@ -115,9 +114,16 @@ class Loop:
     def _catch_up(self) -> None:
         """Give a new scheduler of plateaus the values of the epochs before the file was saved."""
         if self._plateau is not None and not getattr(self._plateau, "last_epoch", 1):
-            for earlier in self._trainer.history.evaluations:
+            for earlier in self._earlier:
                 if self._monitored in earlier:
                     self._plateau.step(earlier[self._monitored])
+
+    @property
+    def _earlier(self) -> list[dict[str, float]]:
+        """The evaluations of complete epochs."""
+        trainer = self._trainer
+        evaluations = trainer.history.evaluations
+        return [each for each in evaluations if each.get("epoch", -1) < trainer.epoch]
 
     @property
     def _monitored(self) -> str:
@@ -177,8 +183,12 @@ class Loop:
             if seen <= trainer.batch:  # before the file was saved
                 continue
             before = trainer.updates
-            result = self._step(batch)
-            trainer.batch += 1
+            # The step and the batch count at once.
+            trainer._place = trainer.steps, trainer.batch + 1
+            try:
+                result = self._step(batch)
+            finally:
+                trainer._place = None
             bar.advance(result.loss)
             if scheduler is not None and trainer.updates > before:
                 with warnings.catch_warnings():

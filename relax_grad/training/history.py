@@ -15,6 +15,10 @@ COUNTERS = ("seed", "steps", "updates", "skipped", "epoch", "batch")
 MOST_STEPS = 1 << 20
 
 
+#: The columns of numbers, which have the same length.
+_COLUMNS = ("step", "epoch", "loss", "lr", "seconds")
+
+
 @dataclass
 class History:
     """The course of training.
@@ -69,8 +73,16 @@ class History:
         figure.savefig(path)
 
 
+def lengths_of(history: History) -> dict[str, int]:
+    """Return the numbers of records, for :func:`record`: those of the columns, and those of the
+    metrics."""
+    columns = {name: len(getattr(history, name)) for name in _COLUMNS}
+    return {**columns, **{f"/{name}": len(values) for name, values in history.metrics.items()}}
+
+
 def record(
     history: History,
+    lengths: Mapping[str, int],
     step: int,
     epoch: int,
     loss: float,
@@ -78,14 +90,14 @@ def record(
     seconds: float,
     metrics: Mapping[str, float],
 ) -> None:
-    """Add a step to a history, and thin it if it is long."""
-    history.step.append(step)
-    history.epoch.append(epoch)
-    history.loss.append(loss)
-    history.lr.append(lr)
-    history.seconds.append(seconds)
+    """Add a step to a history of these lengths, and thin it if it is long.
+
+    A call that was interrupted may be repeated: it writes the same records again.
+    """
+    for name, value in zip(_COLUMNS, (step, epoch, loss, lr, seconds), strict=True):
+        getattr(history, name)[lengths[name] :] = [value]
     for name, value in metrics.items():
-        history.metrics.setdefault(name, []).append(value)
+        history.metrics.setdefault(name, [])[lengths.get(f"/{name}", 0) :] = [value]
     thin(history)
 
 
@@ -93,10 +105,11 @@ def thin(history: History) -> None:
     """Leave out every second record of the older three quarters until there are at most
     :data:`MOST_STEPS`."""
     recent = MOST_STEPS // 4
-    columns: list[list] = [
-        *(history.step, history.epoch, history.loss, history.lr, history.seconds),
-        *history.metrics.values(),
-    ]
+
+    def thinned(column: list) -> list:
+        return [*column[:-recent:2], *column[-recent:]]
+
     while len(history.step) > MOST_STEPS:
-        for column in columns:
-            column[:-recent] = column[:-recent:2]
+        columns: dict = {name: thinned(getattr(history, name)) for name in _COLUMNS}
+        columns["metrics"] = {name: thinned(values) for name, values in history.metrics.items()}
+        vars(history).update(columns)  # all at once, whatever interrupts it

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tvm
@@ -18,12 +19,13 @@ from . import _export
 from ._evaluation import Evaluation
 from ._inputs import as_input, check_ranges, named_values, ranges_of, scalars_of
 from ._loop import Loop, Scheduler
-from ._outcome import OUTCOMES, is_update
+from ._moment import Call, InMoments, Moment
+from ._outcome import is_update
 from ._packing import packed
 from ._prediction import Prediction, averages_of
 from ._state import check_seed, read_state
 from ._tensors import copies_of
-from .history import COUNTERS, History, record
+from .history import COUNTERS, History
 from .step import StepResult, Tensors, TrainStep
 
 #: Frees the memory that TVM's allocators keep for later tensors of the same size.
@@ -55,7 +57,7 @@ class _TrainerType(type):
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
-class Trainer(metaclass=_TrainerType):
+class Trainer(InMoments, metaclass=_TrainerType):
     """Compiles a training step once, and runs it.
 
     Parameters
@@ -134,19 +136,17 @@ class Trainer(metaclass=_TrainerType):
         self._ranges = ranges_of(step) if check_inputs else ()
         self.target = _export.target_of(target)
         _export.check_runs_here(self.target)
-        self.train_step, self.seed, self.on_nan = step, seed, on_nan
-        self._groups = dict(zip(GROUPS, step.initial(values), strict=True))
+        self.train_step, self.on_nan = step, on_nan
+        initial = dict(zip(GROUPS, step.initial(values), strict=True))
+        self._moment = Moment(
+            {name: list(group.values()) for name, group in initial.items()}, History(), seed
+        )
         self._compile_options = compile_options
-        self._tuples = {name: list(group.values()) for name, group in self._groups.items()}
         self._executable = self._compiled(step)
         self._machine = self._started()
         self._extents: dict[str, int] = {}
         self._evaluation = Evaluation(step, self.target, compile_options)
         self._prediction = Prediction(step, check_inputs)
-        self.history = History()
-        self.steps = self.updates = self.skipped = self.epoch = self.batch = 0
-        #: The epochs that were complete in the last file that was loaded.
-        self._loaded_epoch = 0
 
     def _compiled(self, step: TrainStep) -> tvm.runtime.Executable:
         return _export.compiled(step, self.target, self._compile_options)
@@ -158,7 +158,8 @@ class Trainer(metaclass=_TrainerType):
     # The tensors
 
     def _group(self, name: str) -> Tensors:
-        return dict(zip(self._groups[name], self._tuples[name], strict=True))
+        names, tensors = getattr(self.train_step, name), self._settled().groups[name]
+        return dict(zip(names, tensors, strict=True))
 
     @property
     def params(self) -> Tensors:
@@ -192,7 +193,12 @@ class Trainer(metaclass=_TrainerType):
     # Steps
 
     def step(self, *batch: object, lr: float | None = None, **others: object) -> StepResult:
-        """Run one step.
+        """Run one step, as a whole or not at all.
+
+        After an error or an interrupt, the state is that before the step or that after it, or every
+        later call but :meth:`load` is an error that says so. The last case is a step that fails
+        while it writes new tensors to the memory of the old ones, because the memory runs out.
+        Ctrl-C waits until the compiled step has ended.
 
         Parameters
         ----------
@@ -219,41 +225,43 @@ class Trainer(metaclass=_TrainerType):
         FloatingPointError
             If the loss or a gradient is not finite; parameters, states and counters are those
             before the step.
+        BrokenTrainerError
+            If an earlier step did not end.
         """
-        start = time.perf_counter()
+        start, moment = time.perf_counter(), self._settled()
         scalars = scalars_of(self.train_step.hyperparameters, lr, others)
         arguments = self._batch(batch, others)
-        updates = is_update(self.steps, self.skipped, self.train_step.accumulate)
-        function = self._machine["step" if updates else "accumulate"]
-        loss, metrics, outputs, *groups = function(
-            *arguments,
-            *(tvm.runtime.tensor(np.array(value, "float64")) for value in scalars.values()),
-            tvm.runtime.tensor(self._seed()),
-            *(self._tuples[group] for group in GROUPS),
+        updates = is_update(moment.steps, moment.skipped, self.train_step.accumulate)
+        call = Call(
+            self._machine["step" if updates else "accumulate"],
+            [
+                *arguments,
+                *(tvm.runtime.tensor(np.array(value, "float64")) for value in scalars.values()),
+                tvm.runtime.tensor(self._seed()),
+                *(moment.groups[group] for group in GROUPS),
+            ],
+            moment.history,
+            metrics=self.train_step.metrics,
+            updates=updates,
+            skips=self.on_nan == "skip",
+            rate=next(iter(scalars.values())),
+            batch=self._batch_after(moment),
+            start=start,
         )
-        value = float(loss.numpy().reshape(()))
-        numbers = {
-            name: float(metric.numpy())
-            for name, metric in zip(self.train_step.metrics, metrics, strict=True)
-        }
-        is_applied = numbers.get("applied", 1.0) == 1.0
-        outcome = OUTCOMES[math.isfinite(value), is_applied, "loss_scale" in numbers]
-        if outcome.raises and self.on_nan == "raise":
+        self._moment = moment._replace(call=call)
+        call.run()
+        self._settled()
+        value, numbers = call.results()
+        if call.is_rejected:
             cause = "a gradient is not finite" if math.isfinite(value) else f"the loss is {value}"
             raise FloatingPointError(
-                f"{cause} in step {self.steps}; everything is as before the step. Lower the "
+                f"{cause} in step {moment.steps}; everything is as before the step. Lower the "
                 "learning rate, clip the gradients, "
                 'or skip such batches with on_nan="skip"'
             )
-        self.steps += 1
-        self.skipped += outcome.is_skipped
-        if outcome.takes_results:
-            self._tuples.update(zip(("params", "states", "optimizer_state"), groups, strict=True))
-        self.updates += updates and outcome.is_applied
-        rate, seconds = next(iter(scalars.values())), time.perf_counter() - start
-        record(self.history, self.steps - 1, self.epoch, value, rate, seconds, numbers)
-        named = dict(zip(self.train_step.outputs, outputs, strict=True))
-        return StepResult(value, numbers, named)
+        return StepResult(
+            value, numbers, dict(zip(self.train_step.outputs, call.outputs, strict=True))
+        )
 
     def _batch(self, batch: Sequence, others: Mapping) -> list[tvm.runtime.Tensor]:
         return self._checked(self.train_step.batch, batch, others)
@@ -338,6 +346,7 @@ class Trainer(metaclass=_TrainerType):
         FloatingPointError
             As for :meth:`step`.
         """
+        self._settled()
         Loop(self, loader, schedule, callbacks, evaluate, patience, monitor).run(epochs, progress)
         return self.history
 
@@ -377,6 +386,7 @@ class Trainer(metaclass=_TrainerType):
         TypeError
             If a metric returns no number.
         """
+        self._settled()
         return self._evaluation.means(self, loader, metrics, ema)
 
     def predict(
@@ -401,6 +411,7 @@ class Trainer(metaclass=_TrainerType):
         ValueError
             If the model has no function for prediction.
         """
+        self._settled()
         return self._prediction.outputs(self, inputs, ema)
 
     def _values_of(self, ema: bool) -> Tensors:
@@ -427,10 +438,10 @@ class Trainer(metaclass=_TrainerType):
         more : Mapping, optional
             Further values for JSON, such as the state of a scheduler; :meth:`load` returns them.
         """
-        counters = {name: getattr(self, name) for name in COUNTERS}
+        moment = self._settled()
         described = {
-            "counters": counters,
-            "history": packed(self.history),
+            "counters": {name: getattr(moment, name) for name in COUNTERS},
+            "history": packed(moment.history),
             "more": dict(more or {}),
         }
         groups = {name: self._group(name) for name in GROUPS}
@@ -463,6 +474,7 @@ class Trainer(metaclass=_TrainerType):
         FileNotFoundError
             If the compiler is not installed.
         """
+        self._settled()
         targets = [self.target] if target is None else _export.targets_of(target)
         compiler = _export.compiler_for(targets[0], compiler)
         if target is None:
@@ -490,9 +502,7 @@ class Trainer(metaclass=_TrainerType):
         ValueError
             If the file is damaged or belongs to another step. The trainer is then as before.
         """
-        groups, counters, self.history, more = read_state(path, self.train_step)
-        self._tuples = groups
-        for name in COUNTERS:
-            setattr(self, name, counters[name])
-        self._loaded_epoch = self.epoch
+        groups, counters, history, more = read_state(path, self.train_step)
+        fields: dict[str, Any] = counters
+        self._take(Moment(groups, history, **fields, loaded_epoch=counters["epoch"]))
         return more

@@ -103,7 +103,8 @@ def anew(first: Trainer, values, on_nan: str) -> Trainer:
     trainer = Trainer.__new__(Trainer)
     trainer.__dict__.update(first.__dict__)
     groups = zip(GROUPS, first.train_step.initial(values), strict=True)
-    trainer._tuples = {name: list(group.values()) for name, group in groups}
+    tensors = {name: list(group.values()) for name, group in groups}
+    trainer._moment = trainer._moment._replace(groups=tensors)
     trainer.history = type(first.history)()
     trainer.steps = trainer.updates = trainer.skipped = 0
     trainer.on_nan = on_nan

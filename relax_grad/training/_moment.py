@@ -1,0 +1,251 @@
+"""The state of a trainer at one moment, which a step changes as a whole or not at all.
+
+A step writes new tensors to the memory of the old ones, and after that the trainer counts it. An
+interrupt may come between any two bytecodes, and a failure within the step. So the step under way
+is a part of the moment before it. Its function is called, and its results are noted, in one call
+of C, which no interrupt divides. What follows is computed from these results alone: if it is
+interrupted, the next use of the trainer computes it again. One assignment ends the step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import starmap
+from operator import length_hint
+from typing import Any, NamedTuple
+
+import tvm
+
+from ..errors import BrokenTrainerError
+from ._outcome import OUTCOMES
+from .history import History, lengths_of, record
+
+
+class Call:
+    """A step under way.
+
+    Parameters
+    ----------
+    function, arguments : Callable, Sequence
+        The compiled function and its arguments.
+    history : History
+        The history that gets the step.
+    metrics : Sequence[str]
+        The names of the metrics.
+    updates : bool
+        Whether the step updates the parameters, and does not only add its gradient to a sum.
+    skips : bool
+        Whether a step that is not finite is skipped; otherwise the trainer stays as it is.
+    rate : float
+        The learning rate.
+    batch : int
+        The batches of the epoch after the step.
+    start : float
+        The time at which it began, in seconds.
+    """
+
+    def __init__(
+        self,
+        function: Callable,
+        arguments: Sequence,
+        history: History,
+        *,
+        metrics: Sequence[str],
+        updates: bool,
+        skips: bool,
+        rate: float,
+        batch: int,
+        start: float,
+    ):
+        self._function, self._arguments = function, iter([arguments])
+        self._results: list = []
+        self._lengths = lengths_of(history)
+        self._metrics, self._updates, self._skips = metrics, updates, skips
+        self._rate, self._batch, self._start = rate, batch, start
+
+    def run(self) -> None:
+        """Call the function, and note its results."""
+        try:
+            self._results.extend(starmap(self._function, self._arguments))
+        except BaseException as error:
+            if hasattr(error, "add_note") and self.is_broken:  # Python 3.11
+                error.add_note(f"The step did not end: {BROKEN}.")
+            raise
+
+    @property
+    def is_begun(self) -> bool:
+        return not length_hint(self._arguments)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the function was called and has not returned."""
+        return self.is_begun and not self._results
+
+    @property
+    def outputs(self) -> Sequence[tvm.runtime.Tensor]:
+        return self._results[0][2]
+
+    def results(self) -> tuple[float, dict[str, float]]:
+        """Return the loss and the metrics."""
+        loss, metrics, *_ = self._results[0]
+        pairs = zip(self._metrics, metrics, strict=True)
+        return float(loss.numpy().reshape(())), {name: float(x.numpy()) for name, x in pairs}
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the step is an error, and everything is as before it."""
+        loss, metrics = self.results()
+        return _outcome(loss, metrics).raises and not self._skips
+
+    def after(self, moment: Moment) -> Moment:
+        """Return the moment after the step, whose history has the step already."""
+        if self.is_rejected:
+            return moment._replace(call=None, is_rejected=True)
+        loss, metrics = self.results()
+        outcome, groups = _outcome(loss, metrics), moment.groups
+        if outcome.takes_results:
+            new = zip(("params", "states", "optimizer_state"), self._results[0][3:], strict=True)
+            groups = {**groups, **dict(new)}
+        seconds = time.perf_counter() - self._start
+        numbers = moment.steps, moment.epoch, loss, self._rate, seconds
+        record(moment.history, self._lengths, *numbers, metrics)
+        return moment._replace(
+            groups=groups,
+            steps=moment.steps + 1,
+            skipped=moment.skipped + outcome.is_skipped,
+            updates=moment.updates + (self._updates and outcome.is_applied),
+            batch=self._batch,
+            call=None,
+            is_rejected=False,
+        )
+
+
+class Moment(NamedTuple):
+    """The state of a trainer between two steps, and the step that is under way.
+
+    Attributes
+    ----------
+    groups : dict[str, Sequence[tvm.runtime.Tensor]]
+        The tensors of each group.
+    history : History
+        The course of training.
+    seed, steps, updates, skipped, epoch, batch : int
+        The counters.
+    loaded_epoch : int
+        The epochs that were complete in the last file that was loaded.
+    call : Call or None
+        The step that is under way, or that was interrupted.
+    is_rejected : bool
+        Whether the last step was an error, and left everything as it was.
+    """
+
+    groups: Mapping[str, Sequence[tvm.runtime.Tensor]]
+    history: History
+    seed: int
+    steps: int = 0
+    updates: int = 0
+    skipped: int = 0
+    epoch: int = 0
+    batch: int = 0
+    loaded_epoch: int = 0
+    call: Call | None = None
+    is_rejected: bool = False
+
+    def settled(self) -> Moment:
+        """Return the moment after the step under way, if its function has returned.
+
+        Raises
+        ------
+        BrokenTrainerError
+            If the function was called and has not returned.
+        """
+        call = self.call
+        if call is None:
+            return self
+        if call.is_broken:
+            raise BrokenTrainerError(f"the last step did not end: {BROKEN}")
+        return call.after(self) if call.is_begun else self._replace(call=None)
+
+
+#: The state after a step that did not end.
+BROKEN = (
+    "its parameters, states and counters may be partly those before it and partly those after it; "
+    "load a saved state with Trainer.load, or make a new trainer"
+)
+
+
+class _Unfinished(Call):
+    """A call that did not return."""
+
+    def __init__(self):
+        self._arguments, self._results = iter([]), []
+
+
+#: The call of a trainer whose state was taken in part only.
+_UNFINISHED = _Unfinished()
+
+
+def _outcome(loss: float, metrics: Mapping[str, float]):
+    is_applied = metrics.get("applied", 1.0) == 1.0
+    return OUTCOMES[math.isfinite(loss), is_applied, "loss_scale" in metrics]
+
+
+def _field(name: str, doc: str) -> Any:
+    """Return a property for a field of a trainer's moment."""
+
+    def get(trainer: InMoments) -> object:
+        return getattr(trainer._settled(), name)
+
+    def set_(trainer: InMoments, value: object) -> None:
+        fields: dict[str, Any] = {name: value}
+        trainer._moment = trainer._settled()._replace(**fields)
+
+    return property(get, set_, doc=doc)
+
+
+class InMoments:
+    """A trainer whose state is a :class:`Moment`."""
+
+    _moment: Moment
+    #: The number of a step, and the batches of the epoch after it, which a loop counts.
+    _place: tuple[int, int] | None = None
+
+    seed = _field("seed", "The seed of the random numbers.")
+    steps = _field("steps", "The number of batches.")
+    updates = _field("updates", "The number of updates.")
+    skipped = _field("skipped", "The number of skipped steps.")
+    epoch = _field("epoch", "The number of complete epochs.")
+    batch = _field("batch", "The number of batches of the epoch that has begun.")
+    history = _field("history", "The course of training.")
+
+    def _settled(self) -> Moment:
+        """Return the state after the last step, which is completed if it was interrupted after its
+        function had returned."""
+        self._moment = moment = self._moment.settled()
+        return moment
+
+    def _take(self, moment: Moment) -> None:
+        """Take another state."""
+        self._moment = moment
+
+    def _begin_to_take(self, moment: Moment) -> None:
+        """Note that another state is taken in parts, until :meth:`_take` has all of them."""
+        self._moment = moment._replace(call=_UNFINISHED)
+
+    def _batch_after(self, moment: Moment) -> int:
+        """Return the batches of the epoch after the next step."""
+        place = self._place
+        return place[1] if place is not None and place[0] == moment.steps else moment.batch
+
+    def _end_epoch(self, evaluation: dict) -> None:
+        """Count an epoch, with its evaluation."""
+        moment = self._settled()
+        evaluations = moment.history.evaluations
+        count = len(evaluations)
+        # An interrupt came after it.
+        if count and evaluations[-1].get("epoch") == moment.epoch:
+            count -= 1
+        evaluations[count:] = [evaluation]
+        self._moment = moment._replace(epoch=moment.epoch + 1, batch=0)

@@ -1,0 +1,229 @@
+"""A step of a trainer happens as a whole or not at all, whatever interrupts it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from training_models import START, batches, module_of
+
+from relax_grad.errors import BrokenTrainerError
+from relax_grad.training import (
+    Adam,
+    Trainer,
+    _loop,
+    _moment,
+    _outcome,
+    history,
+    train_step,
+    trainer,
+)
+
+#: The files whose bytecodes are interrupted.
+FILES = {module.__file__ for module in (_loop, _moment, _outcome, history, trainer)}
+COUNTERS = ("seed", "steps", "updates", "skipped", "epoch", "batch")
+
+
+class Interrupt(BaseException):
+    pass
+
+
+@contextlib.contextmanager
+def interrupted(number: int):
+    """Interrupt the bytecode of this number, from 0, of the code of trainers; give a list that gets
+    its place."""
+    left, place = number, []
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code.co_filename not in FILES:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            if left == 0 and not place:
+                place.append((frame.f_code.co_name, frame.f_lineno))
+                raise Interrupt
+            left -= 1
+        return trace
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield place
+    except Interrupt:
+        pass
+    finally:
+        sys.settrace(previous)
+
+
+def state_of(trained: Trainer) -> dict:
+    """Return all that a file would have, apart from the times of steps."""
+    groups = (trained.params, trained.states, trained.optimizer_state)
+    tensors = {name: value.numpy().tobytes() for group in groups for name, value in group.items()}
+    columns = dataclasses.asdict(trained.history)
+    columns.pop("seconds")
+    columns = {name: repr(values) for name, values in columns.items()}  # NaN is not NaN
+    return {**tensors, **columns, **{name: getattr(trained, name) for name in COUNTERS}}
+
+
+@pytest.fixture(scope="module")
+def step():
+    return train_step(
+        module_of("float32", seed=True, states=True),
+        Adam(0.05),
+        wrt=["w", "b"],
+        states=["mean"],
+        accumulate=2,
+        loss_scale="dynamic",
+    )
+
+
+@pytest.fixture
+def make(step):
+    def make(**options) -> Trainer:
+        values = {**START, "mean": np.zeros(3)}
+        values = {name: np.float32(value) for name, value in values.items()}
+        return Trainer(step, values=values, **options)
+
+    return make
+
+
+@pytest.mark.parametrize("on_nan", ["raise", "skip"])
+def test_each_bytecode_of_a_step_is_interrupted(make, on_nan, tmp_path):
+    """The state is that before or after the step, and training goes on to the same bits."""
+    infinite = np.full((6, 3), np.inf, "float32"), np.zeros(6, "float32")
+    loader = [*batches(4, "float32"), infinite]
+
+    def run(trained: Trainer) -> None:
+        with contextlib.suppress(FloatingPointError):
+            trained.step(*loader[trained.steps % 5 if on_nan == "skip" else trained.steps % 4])
+        if on_nan == "raise":  # as a batch that does not count
+            with contextlib.suppress(FloatingPointError):
+                trained.step(*infinite)
+
+    reference, trained = make(on_nan=on_nan), make(on_nan=on_nan)
+    trained.save(tmp_path / "start")
+    states = [state_of(reference)]
+    for _ in range(11):
+        run(reference)
+        states.append(state_of(reference))
+    number, befores, afters, place = 0, 0, 0, True
+    while place:
+        if trained.steps == 11:
+            trained.load(tmp_path / "start")
+        steps = trained.steps
+        with interrupted(number) as place:
+            run(trained)
+        assert state_of(trained) == states[trained.steps], place
+        befores += trained.steps == steps
+        afters += trained.steps > steps
+        number += 2 if on_nan == "raise" else 1  # two steps take long
+    assert befores > 100
+    assert afters > 100
+
+
+def test_a_fit_that_is_interrupted_goes_on(make):
+    """An epoch has each batch once, and one evaluation."""
+    loader, epochs = batches(3, "float32"), 4
+    reference = make()
+    reference.fit(loader, epochs, evaluate=lambda _: {"number": 1.0}, progress=False)
+    trained = make()
+    for number in range(0, 10_000, 83):
+        with interrupted(number):
+            trained.fit(loader, epochs, evaluate=lambda _: {"number": 1.0}, progress=False)
+        assert trained.steps == 3 * trained.epoch + trained.batch
+        if trained.epoch == epochs:
+            break
+    assert state_of(trained) == state_of(reference)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="only POSIX has timers")
+def test_signals_at_drawn_times(make, tmp_path):
+    """Handlers run between bytecodes, and after the compiled function."""
+    loader, rng = batches(4, "float32"), np.random.default_rng(0)
+    reference, trained = make(), make()
+    states = [state_of(reference)]
+    for _ in range(60):
+        reference.step(*loader[reference.steps % 4])
+        states.append(state_of(reference))
+
+    def end(*_):
+        raise Interrupt
+
+    previous = signal.signal(signal.SIGALRM, end)
+    try:
+        for _ in range(60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, float(rng.uniform(1e-5, 2e-3)))
+                trained.step(*loader[trained.steps % 4])
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Interrupt:
+                trained.save(tmp_path / "state")
+            assert state_of(trained) == states[trained.steps]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def test_a_step_that_does_not_end(make, tmp_path, monkeypatch):
+    """Every call but ``load`` is an error, and says so."""
+    trained, (batch,) = make(), batches(1, "float32")
+    trained.save(tmp_path / "state")
+    before = state_of(trained)
+
+    def fails(*_):
+        raise MemoryError("in the middle of the step")
+
+    machine = trained._machine
+    monkeypatch.setattr(trained, "_machine", {"accumulate": fails})
+    with pytest.raises(MemoryError, match="in the middle") as raised:
+        trained.step(*batch)
+    if hasattr(raised.value, "__notes__"):  # Python 3.11
+        assert "load a saved state" in raised.value.__notes__[0]
+    calls = {
+        "step": batch,
+        "fit": ([batch],),
+        "evaluate": ([batch],),
+        "predict": batch[:1],
+        "save": (tmp_path / "half",),
+        "export": (tmp_path / "folder",),
+    }
+    names = {name for name, _ in inspect.getmembers(Trainer) if not name.startswith("_")}
+    for name in names - {"load"}:
+        with pytest.raises(BrokenTrainerError, match=r"load a saved state with Trainer\.load"):
+            getattr(trained, name)(*calls.get(name, ()))
+    assert sorted(os.listdir(tmp_path)) == ["state"]
+    monkeypatch.setattr(trained, "_machine", machine)
+    trained.load(tmp_path / "state")
+    assert state_of(trained) == before
+    trained.step(*batch)
+    reference = make()
+    reference.step(*batch)
+    assert state_of(trained) == state_of(reference)
+
+
+def test_a_load_that_is_interrupted(make, tmp_path):
+    """The state is the old one or the new one."""
+    first, second = make(), make(seed=3)
+    for batch in batches(3, "float32"):
+        second.step(*batch)
+    second.save(tmp_path / "state")
+    old, new = state_of(first), state_of(second)
+    found, place, number = [], True, 0
+    while place:
+        first = make() if found[-1:] == [new] else first
+        with interrupted(number) as place:
+            first.load(tmp_path / "state")
+        found.append(state_of(first))
+        assert found[-1] in (old, new)
+        number += 1
+    assert old in found
+    assert new in found
+    assert Path(tmp_path / "state").exists()
