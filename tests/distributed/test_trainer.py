@@ -14,6 +14,7 @@ from training_models import START, batches, digits_of_torch, module_of
 from tvm import relax
 
 from relax_grad.distributed import DataParallelTrainer, WorkerError, data_parallel
+from relax_grad.errors import BrokenTrainerError
 from relax_grad.training import LAMB, SGD, AdamW, Trainer, lora, train_step
 
 
@@ -218,9 +219,10 @@ def test_predictions_and_fit_of_an_imported_model(pair):
     assert "own_loss" not in history.metrics
 
 
-def test_a_loss_that_is_no_number_names_the_worker(pair):
-    """The step changes nothing, and the session goes on."""
-    step = train_step(module_of(), SGD(lr=0.1), wrt=["w", "b"])
+@pytest.mark.parametrize("options", [{}, {"loss_scale": "dynamic"}])
+def test_a_loss_that_is_no_number_names_the_worker(pair, options):
+    """The step changes nothing on any worker, and the session goes on."""
+    step = train_step(module_of(), SGD(lr=0.1), wrt=["w", "b"], **options)
     parallel = data_parallel(step, pair, values=START, check_every=1)
     x, y = (np.concatenate([array, array]) for array in batches(1)[0])
     parallel.step(x, y)
@@ -235,6 +237,33 @@ def test_a_loss_that_is_no_number_names_the_worker(pair):
     assert error.value.rank == 1
     assert_same_bits(tensors(parallel), before)
     assert np.isfinite(parallel.step(x, y).loss)
+
+
+def test_a_step_that_is_interrupted(pair, tmp_path, monkeypatch):
+    """The trainer takes no call until all workers have a state of one moment."""
+    step = train_step(module_of(), AdamW(lr=0.1), wrt=["w", "b"], loss_scale="dynamic")
+    parallel = data_parallel(step, pair, values=START, check_every=1)
+    batch = [np.concatenate([array, array]) for array in batches(1)[0]]
+    parallel.save(tmp_path / "start")
+    losses = [parallel.step(*batch).loss for _ in range(2)]
+    after = tensors(parallel)
+    run = pair.run
+
+    def interrupted(task, **arguments):
+        run(task, **arguments)
+        raise KeyboardInterrupt
+
+    parallel.load(tmp_path / "start")
+    for call in (lambda: parallel.step(*batch), lambda: parallel.load(tmp_path / "start")):
+        monkeypatch.setattr(pair, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        monkeypatch.setattr(pair, "run", run)
+        with pytest.raises(BrokenTrainerError, match="the last step did not end"):
+            parallel.save(tmp_path / "half")
+    parallel.load(tmp_path / "start")
+    assert [parallel.step(*batch).loss for _ in range(2)] == losses
+    assert_same_bits(tensors(parallel), after)
 
 
 def test_replicas_that_differ_are_told(pair):
