@@ -217,6 +217,25 @@ bool Folder::IsReplaced() const {
   return stat(PathOf(first_).c_str(), &now) != 0 || !IsSame(status_, now);
 }
 
+namespace {
+
+/// Returns a text for a message, with escapes for all that is not ASCII.
+std::string Escaped(std::string_view text) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string escaped;
+  for (char character : text.substr(0, 100)) {
+    auto byte = static_cast<unsigned char>(character);
+    if (byte >= 0x20 && byte < 0x7f) {
+      escaped += character;
+    } else {
+      escaped += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
+    }
+  }
+  return escaped;
+}
+
+}  // namespace
+
 void WriteTensors(const std::string& path, const Tensors& tensors,
                   const std::map<std::string, std::string>& metadata) {
   std::string text;
@@ -230,6 +249,8 @@ void WriteTensors(const std::string& path, const Tensors& tensors,
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
     if (name == "__metadata__") throw Error(name + " cannot be the name of a tensor in a file");
+    if (!IsUtf8(name))
+      throw Error("the name of a tensor must be UTF-8, but it is " + Escaped(name));
     if (!tensor.defined()) throw Error(name + " is no tensor");
     if (!tensor.IsContiguous()) throw Error(name + " has strides, which files do not support");
     std::string name_of_dtype = DtypeName(tensor);
@@ -248,6 +269,10 @@ void WriteTensors(const std::string& path, const Tensors& tensors,
   }
   text += "}";
   while (text.size() % 8) text += ' ';
+  if (text.size() > kMaxHeader) {
+    throw Error("its header would have " + std::to_string(text.size()) + " bytes, more than " +
+                std::to_string(kMaxHeader));
+  }
   char length[8];
   for (int i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> 8 * i & 0xff);
   uint32_t checksum = Crc32(text.data(), text.size(), Crc32(length, sizeof length));

@@ -174,23 +174,41 @@ void JsonReader::Escape(std::string* text) {
   AppendUtf8(point, text);
 }
 
-/// Reads one character of UTF-8: the shortest form, no surrogate, up to U+10FFFF.
-void JsonReader::Utf8(std::string* text) {
-  auto byte = [&](size_t i) {
-    return i < text_.size() ? static_cast<unsigned char>(text_[i]) : 0u;
-  };
-  unsigned first = byte(at_);
+namespace {
+
+/// Returns the bytes of the character of UTF-8 at a place: the shortest form, no surrogate, up to
+/// U+10FFFF; 0 if there is none.
+size_t LengthAt(std::string_view text, size_t at) {
+  auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  unsigned first = byte(at);
   size_t more = first < 0x80 ? 0 : first < 0xE0 ? 1 : first < 0xF0 ? 2 : 3;
   bool is_valid = first < 0x80 || (first >= 0xC2 && first <= 0xF4);
-  for (size_t i = 1; i <= more; ++i) is_valid &= byte(at_ + i) >> 6 == 2;
-  unsigned second = byte(at_ + 1);
+  for (size_t i = 1; i <= more; ++i) is_valid &= byte(at + i) >> 6 == 2;
+  unsigned second = byte(at + 1);
   if (first == 0xE0) is_valid &= second >= 0xA0;
   if (first == 0xED) is_valid &= second < 0xA0;
   if (first == 0xF0) is_valid &= second >= 0x90;
   if (first == 0xF4) is_valid &= second < 0x90;
-  if (!is_valid) Fail("has text that is no UTF-8, at byte " + std::to_string(at_));
-  text->append(text_.substr(at_, more + 1));
-  at_ += more + 1;
+  return is_valid ? more + 1 : 0;
+}
+
+}  // namespace
+
+bool IsUtf8(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    size_t length = LengthAt(text, at);
+    if (length == 0) return false;
+    at += length;
+  }
+  return true;
+}
+
+/// Reads one character of UTF-8.
+void JsonReader::Utf8(std::string* text) {
+  size_t length = LengthAt(text_, at_);
+  if (length == 0) Fail("has text that is no UTF-8, at byte " + std::to_string(at_));
+  text->append(text_.substr(at_, length));
+  at_ += length;
 }
 
 std::string JsonReader::Text() {

@@ -63,6 +63,9 @@ class JsonReader {
   std::vector<std::string> path_;
 };
 
+/// Tells whether a text is UTF-8, in the shortest form and without surrogates.
+bool IsUtf8(std::string_view text);
+
 /// Returns a text as a string of JSON.
 std::string Quoted(std::string_view text);
 

@@ -10,7 +10,8 @@
  * - A step happens whole or not at all: after an error, the state is that before the step, or every
  *   later call but relax_grad_load and relax_grad_close is an error that says so. The second case
  * is a step that fails while it writes the new state, because the memory runs out.
- * - Texts are UTF-8 and end with a zero byte.
+ * - Texts are UTF-8 and end with a zero byte. The names of tensors are examined when they are set,
+ *   paths are any bytes.
  * - Pointers that the library returns belong to it. The comments say how long they are valid.
  * - A trainer is used by one thread at a time, and best by one thread alone: TVM's runtime starts
  *   a pool of threads for each thread that calls it. Different trainers may be used at once.

@@ -24,9 +24,23 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kMostLinks = 40;
-// As in relax_grad/training/_atomic.py: .NAME.XXXXXXXX.part
-constexpr size_t kRandom = 8;
+// As in relax_grad/training/_atomic.py: .NAME.XXXXXXXX.part, with a part of a name that is too long
+// for that and its checksum.
+constexpr size_t kRandom = 8, kChecksumDigits = 8;
 constexpr std::string_view kSuffix = ".part";
+constexpr size_t kMostOfName = 255;
+
+/// Returns the name of a file in the names of files that take its place.
+std::string StemOf(const fs::path& folder, const std::string& name) {
+  long most = pathconf(folder.c_str(), _PC_NAME_MAX);
+  size_t fits = most > 0 ? static_cast<size_t>(most) : kMostOfName;
+  size_t others = 2 + kRandom + kSuffix.size();
+  if (name.size() + others <= fits || fits < others + 1 + kChecksumDigits) return name;
+  size_t length = fits - others - 1 - kChecksumDigits;
+  // Characters of several bytes are whole.
+  while (length && (name[length] & 0xC0) == 0x80) --length;
+  return name.substr(0, length) + "~" + HexOf(Crc32(name.data(), name.size()));
+}
 
 /// Returns the path behind symbolic links, whose last one may name no file.
 fs::path Resolved(const std::string& path) {
@@ -84,8 +98,13 @@ void SyncFolder(const fs::path& folder) {
 
 void WriteFile(const std::string& path, const std::vector<std::pair<const void*, size_t>>& parts) {
   fs::path target = Resolved(path), folder = target.parent_path();
-  std::string name = target.filename().string();
   if (folder.empty()) folder = ".";
+  struct stat status;
+  if (stat(target.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    throw Error(path + " cannot be written: it is " +
+                (S_ISDIR(status.st_mode) ? "a folder" : "no regular file"));
+  }
+  std::string name = StemOf(folder, target.filename().string());
   RemoveLeftOver(folder, name);
   std::random_device random;
   fs::path part;

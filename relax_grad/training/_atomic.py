@@ -1,8 +1,8 @@
 """Files and folders that appear whole or not at all, whenever the process is killed.
 
 They are written beside their place under the name ``.NAME.XXXXXXXX.part``, under a lock that the
-system gives up with the process. The next writer removes those without a lock. runtime/write.cc
-does the same.
+system gives up with the process. The next writer removes those without a lock. A name that is too
+long for that is cut, and its CRC-32 follows. runtime/write.cc does the same.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import os
 import re
 import secrets
 import shutil
+import stat
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,13 +26,28 @@ except ImportError:  # only POSIX has it
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
+#: The bytes of a name on most file systems, and those that ``.``, ``.XXXXXXXX.part`` and
+#: ``~XXXXXXXX`` take.
+_MOST, _OTHERS, _CHECKSUM = 255, 15, 9
+
 
 def write_file(path: str | os.PathLike, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file; it is replaced when the disk has all of the new one.
 
     A symbolic link stays, and the file that it names is replaced.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written, or is a pipe, a device or a folder.
     """
-    path = Path(os.path.realpath(path))
+    given, path = path, Path(os.path.realpath(path))
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder", os.fspath(given))
+        if not stat.S_ISREG(mode):
+            raise FileExistsError(errno.EEXIST, "it is no regular file", os.fspath(given))
     _remove_left_over(path.parent, path.name)
     part, handle = _locked(path.parent, path.name, _create)
     with os.fdopen(handle, "wb") as file:
@@ -121,7 +138,7 @@ def _create_folder(path: Path) -> int:
 def _locked(folder: Path, name: str, create: Callable[[Path], int]) -> tuple[Path, int]:
     """Return a new file or folder, and its descriptor, which has a lock."""
     while True:
-        part = folder / f".{name}.{secrets.token_hex(4)}.part"
+        part = folder / f".{_stem(folder, name)}.{secrets.token_hex(4)}.part"
         try:
             handle = create(part)
         except FileExistsError:
@@ -142,6 +159,19 @@ def _locked(folder: Path, name: str, create: Callable[[Path], int]) -> tuple[Pat
         os.close(handle)
 
 
+def _stem(folder: Path, name: str) -> str:
+    """Return the name of a file in the names of files that take its place."""
+    encoded, most = os.fsencode(name), _MOST
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        most = os.pathconf(folder, "PC_NAME_MAX")
+    if len(encoded) + _OTHERS <= most or most < _OTHERS + _CHECKSUM:
+        return name
+    length = most - _OTHERS - _CHECKSUM
+    while length and encoded[length] & 0xC0 == 0x80:  # characters of several bytes are whole
+        length -= 1
+    return f"{os.fsdecode(encoded[:length])}~{zlib.crc32(encoded):08x}"
+
+
 def _lock(handle: int, *, waits: bool = True) -> None:
     if fcntl is not None:
         try:
@@ -154,7 +184,7 @@ def _lock(handle: int, *, waits: bool = True) -> None:
 
 def _remove_left_over(folder: Path, name: str) -> None:
     """Remove what killed processes left of a file or folder."""
-    pattern = re.compile(rf"\.{re.escape(name)}\.[0-9a-z_]{{8}}\.part")
+    pattern = re.compile(rf"\.{re.escape(_stem(folder, name))}\.[0-9a-z_]{{8}}\.part")
     try:
         parts = [path for path in folder.iterdir() if pattern.fullmatch(path.name)]
     except OSError:

@@ -228,6 +228,7 @@ def manifest(
 ) -> dict:
     """Return the description of a step that a program without Python reads, with the place of its
     own checksum."""
+    _check_names(step)
     levels = list(map(level_of, targets))
     return {
         "format": _files.FORMAT,
@@ -258,6 +259,18 @@ def manifest(
         "accumulate": step.accumulate,
         "forward": _forward(step),
     }
+
+
+def _check_names(step) -> None:
+    """Raise an error if a name cannot stand in a manifest."""
+    groups = ("batch", "hyperparameters", *GROUPS, "metrics", "outputs")
+    for name in (name for group in groups for name in getattr(step, group)):
+        _files.check_text("a name of the step", name)
+        if not name or any(character < " " for character in name):
+            raise ValueError(
+                "the names of an exported step must be texts without control characters, but one "
+                f"is {name!r}"
+            )
 
 
 def _forward(step) -> dict | None:

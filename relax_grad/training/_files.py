@@ -29,6 +29,10 @@ FORMAT, VERSION, VERSIONS = "relax_grad.training", 2, (1, 2)
 CHECKSUM, NO_CHECKSUM = "crc32", "00000000"
 _PLACE = re.compile(rb'"crc32": ?"([0-9a-f]{8})"')
 
+#: The largest header, which is that of the library safetensors, and the lists and objects of JSON
+#: that may contain a value. The C++ library has both as well.
+_MOST_HEADER, MOST_DEPTH = 100_000_000, 64
+
 _DTYPES = {
     "BOOL": "bool",
     "BF16": "bfloat16",
@@ -42,15 +46,65 @@ def write(path: str | os.PathLike, tensors: Mapping[str, tvm.runtime.Tensor], mo
     """Write tensors and a JSON object to a file.
 
     The file is complete or as it was.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value could not be read again, here or by the C++ library.
     """
     _safetensors()
     from safetensors.numpy import save
 
+    _check_readable("the state", more, 0)
     text = json.dumps({"version": VERSION, **more})
     arrays = {name: np.asarray(tensor.numpy()) for name, tensor in tensors.items()}
     data = save(arrays, {FORMAT: text, CHECKSUM: NO_CHECKSUM})
+    if _length(data) > _MOST_HEADER:
+        raise ValueError(
+            f"the names and values other than tensors take {_length(data)} bytes, more than the "
+            f"{_MOST_HEADER} that a file of safetensors can have; save them in a file of their own"
+        )
     parts = with_checksum(data, 8 + _length_of_header(data))
     write_file(path, parts)
+
+
+def _check_readable(place: str, value: object, depth: int) -> None:
+    """Raise an error if a value would be another one after it is written as JSON and read, or
+    could not be read."""
+    if isinstance(value, str):
+        check_text(place, value)
+    elif isinstance(value, dict):
+        names = [key if isinstance(key, str) else json.dumps(key) for key in value]
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                raise ValueError(
+                    f"{place} has the key {name!r} twice: keys become text in a file, in which "
+                    f"{name!r} and another key are the same"
+                )
+            seen.add(name)
+            check_text(f"a key of {place}", name)
+        for name, member in zip(names, value.values(), strict=True):
+            _check_deeper(f"{place}[{name!r}]", member, depth)
+    elif isinstance(value, list | tuple):
+        for i, member in enumerate(value):
+            _check_deeper(f"{place}[{i}]", member, depth)
+
+
+def _check_deeper(place: str, value: object, depth: int) -> None:
+    if depth == MOST_DEPTH:
+        raise ValueError(f"{place[:100]}... is nested more than {MOST_DEPTH} deep in the file")
+    _check_readable(place, value, depth + 1)
+
+
+def check_text(place: str, text: str) -> None:
+    """Raise an error if a text has no UTF-8: if it has half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{place} must be text that UTF-8 has, but it is {text!r}: {error.reason}"
+        ) from None
 
 
 def checksum_of(data: bytes) -> str:

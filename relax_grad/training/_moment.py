@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import tvm
 
+from .._validation import check_integer
 from ..errors import BrokenTrainerError
 from ._outcome import OUTCOMES
-from .history import History, lengths_of, record
+from .history import MOST_COUNT, MOST_SEED, History, lengths_of, record
 
 
 class Call:
@@ -199,6 +200,9 @@ def _field(name: str, doc: str) -> Any:
         return getattr(trainer._settled(), name)
 
     def set_(trainer: InMoments, value: object) -> None:
+        if name != "history":
+            # Files have no others.
+            value = check_integer(name, value, 0, MOST_SEED if name == "seed" else MOST_COUNT)
         fields: dict[str, Any] = {name: value}
         trainer._moment = trainer._settled()._replace(**fields)
 

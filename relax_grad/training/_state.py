@@ -14,12 +14,7 @@ from ..ir.signature import GROUPS
 from . import _files
 from ._packing import unpacked
 from ._tensors import shape_of
-from .history import COUNTERS, History
-
-#: The largest seed, the upper half of the seed of a step; runtime/state.cc has it as well.
-MOST_SEED = 2**31 - 1
-# Every reader of JSON has the integers up to it.
-_MOST_COUNT = 2**53
+from .history import COUNTERS, MOST_COUNT, MOST_SEED, History
 
 
 def check_seed(seed: object) -> int:
@@ -71,7 +66,7 @@ def _described(path, described: dict) -> tuple[dict[str, int], History, dict]:
         raise ValueError(f"{path} has no state of training; Trainer.save writes such files")
     for name in COUNTERS:
         value = counters.get(name)
-        most = MOST_SEED if name == "seed" else _MOST_COUNT
+        most = MOST_SEED if name == "seed" else MOST_COUNT
         if type(value) is not int or not 0 <= value <= most:
             raise ValueError(
                 f"{path} is damaged: its counter {name} must be from 0 to {most}, but it is "

@@ -11,6 +11,10 @@ import numpy as np
 #: The integers of a trainer that files hold.
 COUNTERS = ("seed", "steps", "updates", "skipped", "epoch", "batch")
 
+#: The largest seed, the upper half of the seed of a step, and the largest other counter, up to
+#: which every reader of JSON has the integers. runtime/state.cc has both as well.
+MOST_SEED, MOST_COUNT = 2**31 - 1, 2**53
+
 #: The steps of a history. Beyond it, every second one of the older three quarters is left out.
 MOST_STEPS = 1 << 20
 

@@ -437,6 +437,15 @@ class Trainer(InMoments, metaclass=_TrainerType):
             The file.
         more : Mapping, optional
             Further values for JSON, such as the state of a scheduler; :meth:`load` returns them.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If further values are none of JSON, or could not be read again.
+        OSError
+            If the file cannot be written, or is a pipe, a device or a folder.
+        BrokenTrainerError
+            If the last step did not end.
         """
         moment = self._settled()
         described = {

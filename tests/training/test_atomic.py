@@ -128,6 +128,38 @@ def test_symbolic_links_stay(tmp_path):
         _atomic.write_file(tmp_path / "loop" / "state", [b""])
 
 
+@pytest.mark.parametrize("name", ["x" * 255, "é" * 127, "é" * 120 + "x" * 9, "x" * 241])
+def test_names_that_are_as_long_as_names_can_be(tmp_path, name):
+    """Temporary names are shorter, and the next writer finds what a killed one left."""
+    for _ in range(2):
+        _atomic.write_file(tmp_path / name, [b"new"])
+        write_folder(tmp_path / f"{name[:-1]}y", "new")
+    assert set(os.listdir(tmp_path)) == {name, f"{name[:-1]}y"}
+    left_over = tmp_path / f".{_atomic._stem(tmp_path, name)}.0123abcd.part"
+    assert len(os.fsencode(left_over.name)) <= 255
+    left_over.write_text("left over")
+    _atomic.write_file(tmp_path / name, [b"new"])
+    assert not left_over.exists()
+
+
+def test_pipes_devices_and_folders_stay(tmp_path):
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("pipe")
+    for path, error in (
+        (pipe, FileExistsError),
+        (link, FileExistsError),
+        (Path("/dev/null"), OSError),
+    ):
+        with pytest.raises(error, match="it is no regular file"):
+            _atomic.write_file(path, [b"new"])
+    with pytest.raises(IsADirectoryError, match="it is a folder"):
+        _atomic.write_file(tmp_path, [b"new"])
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert Path("/dev/null").is_char_device()
+    assert set(os.listdir(tmp_path)) == {"pipe", "link"}
+
+
 def test_the_disk_has_a_file_before_its_name(tmp_path, monkeypatch):
     calls = []
 

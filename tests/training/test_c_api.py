@@ -87,7 +87,7 @@ def test_calls(programs, exported, tmp_path):
     (tmp_path / "damaged" / "state.safetensors").write_bytes(data)
     arguments = [folder / "model", folder / "data", tmp_path / "damaged", tmp_path / "c"]
     printed = run([programs / "calls", *arguments])
-    assert "61 errors as expected" in printed
+    assert "62 errors as expected" in printed
     trainer = Trainer(step, values=values)
     results = [trainer.step(*batch, lr=0.25) for batch in loader]
     trainer.save(tmp_path / "python")

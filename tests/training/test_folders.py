@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 from pathlib import Path
@@ -41,10 +42,77 @@ def test_folders_that_are_exported_anew(programs, tmp_path):
         scaled(factor).export(tmp_path / name, values={"w": np.full(3, start, "float32")})
     home = tmp_path / "home"
     home.mkdir()
+    more = {"text": 'é\U0001f600\0"\\', "deep": nested(62), "numbers": [1, -0.0, 1e300, 2**70]}
+    python = Trainer(scaled(1.0), values={"w": np.full(3, 7, "float32")})
+    python.save(home / "python", more)
     library = programs / "librelax_grad_trainer_c.so"
     command = [sys.executable, HERE / "trainer_folders.py", library, home]
     printed = run([*command, tmp_path / "a", tmp_path / "b"])
     assert "each folder is one thing" in printed
+    assert python.load(home / "c") == more
+    assert np.all(python.params["w"].numpy() == 7)
+
+
+def nested(depth: int) -> list:
+    """Return lists that contain one another."""
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"a": {1: 2, "1": 3}},
+            r"the state\['more'\]\['a'\] has the key '1' twice: keys become text",
+        ),
+        ({None: 2, "null": 3}, "has the key 'null' twice"),
+        ({True: 2, "true": 3}, "has the key 'true' twice"),
+        ({"a": ["\ud800"]}, r"\['a'\]\[0\] must be text that UTF-8 has, but it is '.ud800'"),
+        ({"\udc00": 1}, "a key of .* must be text that UTF-8 has"),
+        ({"a": nested(63)}, "is nested more than 64 deep"),
+        ({"a": nested(2000)}, "is nested more than 64 deep"),
+    ],
+)
+def test_values_that_a_file_cannot_hold(trained, tmp_path, more, message):
+    """An error says so when they are saved, and the older file stays."""
+    trained.save(tmp_path / "state", {"a": nested(62)})
+    with pytest.raises(ValueError, match=message):
+        trained.save(tmp_path / "state", more)
+    assert trained.load(tmp_path / "state") == {"a": nested(62)}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return Trainer(scaled(1.0), values={"w": np.ones(3, "float32")})
+
+
+def test_values_that_are_too_long(trained, tmp_path, monkeypatch):
+    trained.save(tmp_path / "state")
+    monkeypatch.setattr(_files, "_MOST_HEADER", 2000)
+    with pytest.raises(ValueError, match=r"take 3... bytes, more than the 2000"):
+        trained.save(tmp_path / "state", {"text": "x" * 3000})
+    assert trained.load(tmp_path / "state") == {}
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\0"])
+def test_names_that_no_manifest_has(name, tmp_path):
+    """The C++ library refuses them, so that they are not exported."""
+    step = scaled(1.0)
+    renamed = dataclasses.replace(step, metrics=(name,))
+    with pytest.raises(ValueError, match="must be texts without control characters, but one is"):
+        renamed.export(tmp_path / "model", values={"w": np.ones(3, "float32")})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("counter", ["seed", "steps", "updates", "skipped", "epoch", "batch"])
+def test_counters_that_no_file_has(trained, counter):
+    with pytest.raises(ValueError, match=f"{counter} must be an integer from 0 to"):
+        setattr(trained, counter, -1)
+    with pytest.raises(TypeError, match=f"{counter} must be an integer"):
+        setattr(trained, counter, 0.5)
 
 
 def test_the_digest_of_a_step(tmp_path):

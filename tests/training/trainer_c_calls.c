@@ -186,6 +186,9 @@ static void wrong_files(const char* data, const char* damaged, const char* folde
   byte = 1;
   expect(relax_grad_write_file("/no/folder/file", &flag, 1), "cannot be written");
   expect(relax_grad_write_file(NULL, &flag, 1), "path is a null pointer");
+  flag.name = "half \xc3";
+  expect(relax_grad_write_file("/no/folder/file", &flag, 1),
+         "the name of a tensor must be UTF-8, but it is half \\xc3");
 }
 
 /* Trains on the rows of a file, from buffers without alignment that are changed after each step. */

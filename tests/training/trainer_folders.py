@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 import threading
 import time
@@ -123,10 +124,36 @@ def states_of_another_step() -> None:
     assert Trainer(MODEL).state() == trainer.state()
 
 
+def files_of_python() -> None:
+    """What Python writes is read, and written again."""
+    put(0)
+    trainer = Trainer(MODEL)
+    trainer.load(os.path.join(HOME, "python"))
+    trainer.save(os.path.join(HOME, "c"))
+    name = "é" * 127 + "x"  # as long as a name can be
+    for _ in range(2):
+        trainer.save(os.path.join(HOME, name))
+    assert not [file for file in os.listdir(HOME) if file.endswith(".part")]
+
+
+def places_of_no_file() -> None:
+    """A pipe, a device or a folder is no place for a state, and stays."""
+    put(0)
+    trainer, pipe = Trainer(MODEL), os.path.join(HOME, "pipe")
+    os.mkfifo(pipe)
+    for path, reason in ((pipe, "no regular file"), ("/dev/null", "no regular file"), (HOME, "a")):
+        error = error_of(lambda path=path: trainer.save(path))
+        assert f"cannot be written: it is {reason}" in error, error
+    assert stat.S_ISFIFO(os.stat(pipe).st_mode)
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
 if __name__ == "__main__":
     new_library()
     two_trainers()
     exchanged(put, 40)
     exchanged(put_files, 40)
     states_of_another_step()
+    files_of_python()
+    places_of_no_file()
     print("each folder is one thing")
