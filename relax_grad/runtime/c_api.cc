@@ -1,85 +1,26 @@
+#include "c_api.h"
+
 #include <cmath>
 #include <cstring>
-#include <map>
 #include <memory>
-#include <string>
-#include <utility>
-#include <vector>
+#include <string_view>
 
 #include "files.h"
-#include "handles.h"
 #include "manifest.h"
-#include "relax_grad_trainer.h"
-#include "state.h"
-#include "trainer.h"
 
-namespace {
-
-using relax_grad::Error;
-using relax_grad::Handles;
-using relax_grad::Tensor;
-using relax_grad::Tensors;
-using relax_grad::TensorType;
-
-using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
-
-/// The types of inputs, with the pointers of C.
-class Types {
- public:
-  explicit Types(const std::vector<TensorType>& types) : types_(types), symbols_(types.size()) {
-    for (size_t i = 0; i < types.size(); ++i) {
-      for (const std::string& symbol : types[i].symbols) {
-        symbols_[i].push_back(symbol.empty() ? nullptr : symbol.c_str());
-      }
-    }
-  }
-  const std::vector<TensorType>& all() const { return types_; }
-  relax_grad_type At(size_t index) const {
-    const TensorType& type = types_[index];
-    return {type.name.c_str(), type.dtype.c_str(), static_cast<int64_t>(type.shape.size()),
-            type.shape.data(), symbols_[index].data()};
-  }
-
- private:
-  // A vector in the trainer, which stays.
-  const std::vector<TensorType>& types_;
-  std::vector<std::vector<const char*>> symbols_;
-};
-
-}  // namespace
-
-struct relax_grad_trainer {
-  relax_grad_trainer(const std::string& folder, const relax_grad::Options& options)
-      : trainer(folder, options),
-        batch(trainer.batch_types()),
-        inputs(trainer.input_types()),
-        hyperparameters(trainer.hyperparameters().begin(), trainer.hyperparameters().end()) {}
-
-  relax_grad::Trainer trainer;
-  Types batch, inputs;
-  std::vector<std::pair<std::string, double>> hyperparameters, metrics;
-  NamedTensors outputs;
-  /// The tensors of groups that were asked for since the last step.
-  std::map<std::string, NamedTensors> groups;
-};
-
-struct relax_grad_file {
-  NamedTensors tensors;
-};
+namespace relax_grad {
 
 namespace {
 
 thread_local std::string last_error;
 thread_local bool has_no_memory_for_error = false;
 
-// They are not destroyed: other threads may call while the program ends.
+}  // namespace
+
+// It is not destroyed: other threads may call while the program ends.
 Handles<relax_grad_trainer>& Trainers() {
   static auto* trainers = new Handles<relax_grad_trainer>();
   return *trainers;
-}
-Handles<relax_grad_file>& FilesOpen() {
-  static auto* files = new Handles<relax_grad_file>();
-  return *files;
 }
 
 void Note(const char* reason) noexcept {
@@ -91,33 +32,6 @@ void Note(const char* reason) noexcept {
   }
 }
 
-/// Runs a function; returns a code in the place of an exception.
-template <typename F>
-int32_t Run(F function) noexcept {
-  try {
-    function();
-    return RELAX_GRAD_OK;
-  } catch (const relax_grad::NotFiniteError& error) {
-    Note(error.what());
-    return RELAX_GRAD_NOT_FINITE;
-  } catch (const std::bad_alloc&) {
-    Note("there is not enough memory");
-  } catch (const std::exception& error) {
-    Note(error.what());
-  } catch (...) {
-    Note("an exception of unknown type");
-  }
-  return RELAX_GRAD_ERROR;
-}
-
-template <typename T>
-T* Pointer(T* pointer, const char* what) {
-  if (pointer == nullptr) throw Error(std::string(what) + " is a null pointer");
-  return pointer;
-}
-
-int64_t Number(size_t size) { return static_cast<int64_t>(size); }
-
 size_t Place(int64_t index, size_t number, const char* what) {
   if (index < 0 || static_cast<uint64_t>(index) >= number) {
     throw Error("there is no " + std::string(what) + " " + std::to_string(index) + ", but " +
@@ -126,12 +40,10 @@ size_t Place(int64_t index, size_t number, const char* what) {
   return static_cast<size_t>(index);
 }
 
-relax_grad_tensor View(const std::pair<std::string, Tensor>& named) {
-  const auto& [name, tensor] = named;
-  const relax_grad::Dtype* dtype = relax_grad::DtypeOf(relax_grad::DtypeName(tensor));
+relax_grad_tensor View(const std::string& name, const Tensor& tensor) {
+  const Dtype* dtype = DtypeOf(DtypeName(tensor));
   if (dtype == nullptr) {
-    throw Error(name + " has the dtype " + relax_grad::DtypeName(tensor) +
-                ", which C does not get");
+    throw Error(name + " has the dtype " + DtypeName(tensor) + ", which C does not get");
   }
   if (!tensor.IsContiguous()) throw Error(name + " has strides, which C does not get");
   const DLTensor* view = tensor.GetDLTensorPtr();
@@ -143,13 +55,14 @@ relax_grad_tensor View(const std::pair<std::string, Tensor>& named) {
           tvm::ffi::GetDataSize(*view)};
 }
 
+namespace {
+
 /// Copies a tensor of the caller, whose parts are examined first.
 Tensor Copy(const relax_grad_tensor& buffer, const std::string& name) {
-  const relax_grad::Dtype* dtype =
-      relax_grad::DtypeOf(Pointer(buffer.dtype, (name + ": dtype").c_str()));
+  const Dtype* dtype = DtypeOf(Pointer(buffer.dtype, (name + ": dtype").c_str()));
   if (dtype == nullptr) throw Error(name + ": there is no dtype " + buffer.dtype);
-  if (buffer.num_axes < 0 || buffer.num_axes > Number(relax_grad::kMostAxes)) {
-    throw Error(name + ": num_axes must be from 0 to " + std::to_string(relax_grad::kMostAxes) +
+  if (buffer.num_axes < 0 || buffer.num_axes > Number(kMostAxes)) {
+    throw Error(name + ": num_axes must be from 0 to " + std::to_string(kMostAxes) +
                 ", but it is " + std::to_string(buffer.num_axes));
   }
   std::vector<int64_t> shape;
@@ -158,12 +71,12 @@ Tensor Copy(const relax_grad_tensor& buffer, const std::string& name) {
     shape.assign(buffer.shape, buffer.shape + buffer.num_axes);
   }
   for (int64_t extent : shape) {
-    if (extent < 0) throw Error(name + " cannot have the shape " + relax_grad::ShapeText(shape));
+    if (extent < 0) throw Error(name + " cannot have the shape " + ShapeText(shape));
   }
-  auto size = relax_grad::Bytes(shape, dtype->bytes);
+  auto size = Bytes(shape, dtype->bytes);
   if (!size || static_cast<uint64_t>(*size) != buffer.num_bytes) {
     throw Error(name + ": num_bytes is " + std::to_string(buffer.num_bytes) + ", but a tensor of " +
-                dtype->name + " and shape " + relax_grad::ShapeText(shape) + " has " +
+                dtype->name + " and shape " + ShapeText(shape) + " has " +
                 (size ? std::to_string(*size) : "more than memory can hold"));
   }
   if (*size) Pointer(buffer.data, (name + ": data").c_str());
@@ -173,12 +86,13 @@ Tensor Copy(const relax_grad_tensor& buffer, const std::string& name) {
       if (bytes[i] > 1) throw Error(name + " has booleans that are neither 0 nor 1");
     }
   }
-  Tensor tensor = relax_grad::MakeTensor(shape, dtype->name);
+  Tensor tensor = MakeTensor(shape, dtype->name);
   if (*size) std::memcpy(tensor.data_ptr(), bytes, static_cast<size_t>(*size));
   return tensor;
 }
 
-/// Copies tensors of the caller, each of another name.
+}  // namespace
+
 Tensors CopyAll(const relax_grad_tensor* buffers, int64_t number, const char* what) {
   if (number < 0) throw Error("number must not be negative, but it is " + std::to_string(number));
   if (number) Pointer(buffers, what);
@@ -192,7 +106,6 @@ Tensors CopyAll(const relax_grad_tensor* buffers, int64_t number, const char* wh
   return copies;
 }
 
-/// Returns the inputs in the order of their types.
 std::vector<Tensor> InOrder(const Types& types, const relax_grad_tensor* buffers, int64_t number,
                             const char* what) {
   Tensors copies = CopyAll(buffers, number, what);
@@ -211,6 +124,25 @@ std::vector<Tensor> InOrder(const Types& types, const relax_grad_tensor* buffers
   return tensors;
 }
 
+namespace {
+
+Options OptionsOf(const relax_grad_options* options) {
+  Options chosen;
+  if (options) {
+    chosen.num_threads = options->num_threads;
+    chosen.skip_nonfinite = options->skip_nonfinite != 0;
+    chosen.check_inputs = options->check_inputs != 0;
+    if (options->level) chosen.level = options->level;
+  }
+  return chosen;
+}
+
+/// Gives a trainer to the caller.
+void Give(std::unique_ptr<relax_grad_trainer> opened, relax_grad_trainer** trainer) {
+  Trainers().Add(opened.get());
+  *trainer = opened.release();
+}
+
 std::pair<std::string, double>& Hyperparameter(relax_grad_trainer& trainer, const char* name) {
   Pointer(name, "name");
   std::string names;
@@ -222,14 +154,11 @@ std::pair<std::string, double>& Hyperparameter(relax_grad_trainer& trainer, cons
               (names.empty() ? "none" : names));
 }
 
-const NamedTensors& Group(relax_grad_trainer& trainer, const char* name) {
-  auto group = trainer.groups.find(Pointer(name, "group"));
-  if (group != trainer.groups.end()) return group->second;
-  Tensors tensors = trainer.trainer.group(name);
-  return trainer.groups[name] = NamedTensors(tensors.begin(), tensors.end());
-}
-
 }  // namespace
+
+}  // namespace relax_grad
+
+using namespace relax_grad;
 
 int32_t relax_grad_api_version(void) { return RELAX_GRAD_API_VERSION; }
 
@@ -245,16 +174,24 @@ int32_t relax_grad_open(const char* folder, const relax_grad_options* options,
                         relax_grad_trainer** trainer) {
   return Run([&] {
     *Pointer(trainer, "trainer") = nullptr;
-    relax_grad::Options chosen;
-    if (options) {
-      chosen.num_threads = options->num_threads;
-      chosen.skip_nonfinite = options->skip_nonfinite != 0;
-      chosen.check_inputs = options->check_inputs != 0;
-      if (options->level) chosen.level = options->level;
-    }
-    auto opened = std::make_unique<relax_grad_trainer>(Pointer(folder, "folder"), chosen);
-    Trainers().Add(opened.get());
-    *trainer = opened.release();
+    std::string path = Pointer(folder, "folder");
+    Give(std::make_unique<relax_grad_trainer>(path, OptionsOf(options)), trainer);
+  });
+}
+
+int32_t relax_grad_open_memory(const void* manifest, uint64_t manifest_bytes, const void* library,
+                               uint64_t library_bytes, const void* state, uint64_t state_bytes,
+                               const relax_grad_options* options, relax_grad_trainer** trainer) {
+  return Run([&] {
+    *Pointer(trainer, "trainer") = nullptr;
+    auto bytes = [](const void* data, uint64_t size, const char* what) {
+      return std::string_view(static_cast<const char*>(Pointer(data, what)),
+                              static_cast<size_t>(size));
+    };
+    MemoryFolder files{bytes(manifest, manifest_bytes, "manifest"),
+                       bytes(library, library_bytes, "library"),
+                       bytes(state, state_bytes, "state")};
+    Give(std::make_unique<relax_grad_trainer>(files, OptionsOf(options)), trainer);
   });
 }
 
@@ -340,11 +277,21 @@ int32_t relax_grad_step(relax_grad_trainer* trainer, const relax_grad_tensor* ba
     std::map<std::string, double> chosen(own.hyperparameters.begin(), own.hyperparameters.end());
     // They would keep memory that the step needs.
     own.outputs.clear();
+    own.step_outputs.clear();
     own.groups.clear();
-    relax_grad::StepResult done = own.trainer.Step(tensors, chosen);
-    own.metrics.assign(done.metrics.begin(), done.metrics.end());
-    own.outputs.assign(done.outputs.begin(), done.outputs.end());
+    StepResult done = own.trainer.Step(tensors, chosen);
+    own.metrics.swap(done.metrics);
+    own.step_outputs.swap(done.outputs);
     *result = {done.loss, done.applied ? 1 : 0};
+  });
+}
+
+int32_t relax_grad_evaluate(relax_grad_trainer* trainer, const relax_grad_tensor* batch,
+                            int64_t number, double* loss) {
+  return Run([&] {
+    relax_grad_trainer& own = Trainers().Get(trainer, "trainer");
+    Pointer(loss, "loss");
+    *loss = own.trainer.Evaluate(InOrder(own.batch, batch, number, "batch"));
   });
 }
 
@@ -356,6 +303,7 @@ int32_t relax_grad_predict(relax_grad_trainer* trainer, const relax_grad_tensor*
     if (own.inputs.all().empty()) own.trainer.Predict({});
     std::vector<Tensor> tensors = InOrder(own.inputs, inputs, number, "inputs");
     own.outputs.clear();
+    own.step_outputs.clear();
     std::vector<Tensor> outputs = own.trainer.Predict(tensors);
     for (const Tensor& output : outputs) {
       own.outputs.emplace_back("output" + std::to_string(own.outputs.size()), output);
@@ -365,14 +313,22 @@ int32_t relax_grad_predict(relax_grad_trainer* trainer, const relax_grad_tensor*
 
 int32_t relax_grad_num_outputs(relax_grad_trainer* trainer, int64_t* number) {
   return Run([&] {
-    *Pointer(number, "number") = Number(Trainers().Get(trainer, "trainer").outputs.size());
+    const relax_grad_trainer& own = Trainers().Get(trainer, "trainer");
+    *Pointer(number, "number") = Number(own.outputs.size() + own.step_outputs.size());
   });
 }
 
 int32_t relax_grad_output(relax_grad_trainer* trainer, int64_t index, relax_grad_tensor* output) {
   return Run([&] {
-    const NamedTensors& outputs = Trainers().Get(trainer, "trainer").outputs;
-    *Pointer(output, "output") = View(outputs[Place(index, outputs.size(), "output")]);
+    const relax_grad_trainer& own = Trainers().Get(trainer, "trainer");
+    size_t place = Place(index, own.outputs.size() + own.step_outputs.size(), "output");
+    Pointer(output, "output");
+    if (!own.outputs.empty()) {
+      *output = View(own.outputs[place].first, own.outputs[place].second);
+    } else {
+      auto at = std::next(own.step_outputs.begin(), static_cast<ptrdiff_t>(place));
+      *output = View(at->first, at->second);
+    }
   });
 }
 
@@ -386,95 +342,10 @@ int32_t relax_grad_metric(relax_grad_trainer* trainer, int64_t index, const char
                           double* value) {
   return Run([&] {
     const auto& metrics = Trainers().Get(trainer, "trainer").metrics;
-    const auto& [metric_name, metric_value] = metrics[Place(index, metrics.size(), "metric")];
+    size_t place = Place(index, metrics.size(), "metric");
+    auto at = std::next(metrics.begin(), static_cast<ptrdiff_t>(place));
     Pointer(value, "value");
-    *Pointer(name, "name") = metric_name.c_str();
-    *value = metric_value;
-  });
-}
-
-int32_t relax_grad_num_group_tensors(relax_grad_trainer* trainer, const char* group,
-                                     int64_t* number) {
-  return Run([&] {
-    *Pointer(number, "number") = Number(Group(Trainers().Get(trainer, "trainer"), group).size());
-  });
-}
-
-int32_t relax_grad_group_tensor(relax_grad_trainer* trainer, const char* group, int64_t index,
-                                relax_grad_tensor* tensor) {
-  return Run([&] {
-    const NamedTensors& tensors = Group(Trainers().Get(trainer, "trainer"), group);
-    *Pointer(tensor, "tensor") = View(tensors[Place(index, tensors.size(), "tensor of the group")]);
-  });
-}
-
-int32_t relax_grad_get_counters(relax_grad_trainer* trainer, relax_grad_counters* counters) {
-  return Run([&] {
-    const relax_grad::Counters& own = Trainers().Get(trainer, "trainer").trainer.counters();
-    *Pointer(counters, "counters") = {own.seed,    own.steps, own.updates,
-                                      own.skipped, own.epoch, own.batch};
-  });
-}
-
-int32_t relax_grad_set_counters(relax_grad_trainer* trainer, const relax_grad_counters* counters) {
-  return Run([&] {
-    relax_grad_trainer& own = Trainers().Get(trainer, "trainer");
-    Pointer(counters, "counters");
-    relax_grad::Counters changed{counters->seed,    counters->steps, counters->updates,
-                                 counters->skipped, counters->epoch, counters->batch};
-    relax_grad::CheckCounters(changed, "counters");
-    own.trainer.counters() = changed;
-  });
-}
-
-int32_t relax_grad_save(relax_grad_trainer* trainer, const char* path) {
-  return Run([&] { Trainers().Get(trainer, "trainer").trainer.Save(Pointer(path, "path")); });
-}
-
-int32_t relax_grad_load(relax_grad_trainer* trainer, const char* path) {
-  return Run([&] {
-    relax_grad_trainer& own = Trainers().Get(trainer, "trainer");
-    own.trainer.Load(Pointer(path, "path"));
-    own.groups.clear();
-    own.outputs.clear();
-    own.metrics.clear();
-  });
-}
-
-int32_t relax_grad_read_file(const char* path, relax_grad_file** file) {
-  return Run([&] {
-    *Pointer(file, "file") = nullptr;
-    Tensors tensors = relax_grad::LoadTensors(Pointer(path, "path"));
-    auto read = std::make_unique<relax_grad_file>();
-    read->tensors.assign(tensors.begin(), tensors.end());
-    FilesOpen().Add(read.get());
-    *file = read.release();
-  });
-}
-
-int32_t relax_grad_close_file(relax_grad_file* file) {
-  return Run([&] {
-    if (file == nullptr) return;
-    FilesOpen().Remove(file, "file");
-    delete file;
-  });
-}
-
-int32_t relax_grad_num_file_tensors(relax_grad_file* file, int64_t* number) {
-  return Run(
-      [&] { *Pointer(number, "number") = Number(FilesOpen().Get(file, "file").tensors.size()); });
-}
-
-int32_t relax_grad_file_tensor(relax_grad_file* file, int64_t index, relax_grad_tensor* tensor) {
-  return Run([&] {
-    const NamedTensors& tensors = FilesOpen().Get(file, "file").tensors;
-    *Pointer(tensor, "tensor") = View(tensors[Place(index, tensors.size(), "tensor of the file")]);
-  });
-}
-
-int32_t relax_grad_write_file(const char* path, const relax_grad_tensor* tensors, int64_t number) {
-  return Run([&] {
-    Pointer(path, "path");
-    relax_grad::SaveTensors(path, CopyAll(tensors, number, "tensors"));
+    *Pointer(name, "name") = at->first.c_str();
+    *value = at->second;
   });
 }

@@ -35,8 +35,30 @@ struct HostAllocator {
   void FreeData(DLTensor* tensor) { std::free(tensor->data); }
 };
 
-/// A file that is read from its beginning.
-class InputFile {
+/// Bytes that are read from their beginning.
+class Input {
+ public:
+  virtual ~Input() = default;
+  virtual uint64_t size() const = 0;
+  virtual void Read(void* data, size_t size) = 0;
+};
+
+class InputMemory : public Input {
+ public:
+  explicit InputMemory(std::string_view data) : data_(data) {}
+  uint64_t size() const override { return data_.size() + read_; }
+  void Read(void* data, size_t size) override {
+    if (size) std::memcpy(data, data_.data(), size);
+    data_.remove_prefix(size);
+    read_ += size;
+  }
+
+ private:
+  std::string_view data_;
+  uint64_t read_ = 0;
+};
+
+class InputFile : public Input {
  public:
   /// @param folder The descriptor of the folder that the name is relative to.
   /// @param path The file, for errors.
@@ -55,9 +77,9 @@ class InputFile {
     size_ = static_cast<uint64_t>(status.st_size);
   }
 
-  uint64_t size() const { return size_; }
+  uint64_t size() const override { return size_; }
 
-  void Read(void* data, size_t size) {
+  void Read(void* data, size_t size) override {
     char* at = static_cast<char*>(data);
     while (size) {
       ssize_t count = read(handle_.number(), at, size);
@@ -115,8 +137,8 @@ std::vector<int64_t> ShapeOf(const Tensor& tensor) {
 
 namespace {
 
-std::string Text(InputFile* input, int64_t most, const std::string& path) {
-  InputFile& file = *input;
+std::string Text(Input* input, int64_t most, const std::string& path) {
+  Input& file = *input;
   if (file.size() > static_cast<uint64_t>(most)) {
     throw Error(path + " is damaged: it has " + std::to_string(file.size()) +
                 " bytes, but there should be at most " + std::to_string(most));
@@ -126,8 +148,8 @@ std::string Text(InputFile* input, int64_t most, const std::string& path) {
   return data;
 }
 
-File TensorsOf(InputFile* file_of_bytes, const std::string& path) {
-  InputFile& input = *file_of_bytes;
+File TensorsIn(Input* bytes_of_file, const std::string& path) {
+  Input& input = *bytes_of_file;
   auto damaged = [&](const std::string& reason) {
     throw Error(path + " is damaged, or no file of safetensors: " + reason);
   };
@@ -173,7 +195,7 @@ bool IsSame(const struct stat& first, const struct stat& other) {
 
 File ReadTensors(const std::string& path) {
   InputFile input(AT_FDCWD, path, path);
-  return TensorsOf(&input, path);
+  return TensorsIn(&input, path);
 }
 
 #ifdef O_PATH
@@ -204,7 +226,26 @@ std::string Folder::Read(const std::string& name, int64_t most) const {
 
 File Folder::ReadTensors(const std::string& name) const {
   InputFile input(handle_.number(), name, PathOf(name));
-  return TensorsOf(&input, PathOf(name));
+  return TensorsIn(&input, PathOf(name));
+}
+
+std::string_view MemoryFiles::DataOf(const std::string& name) const {
+  for (const auto& [own, data] : files_) {
+    if (own == name) return data;
+  }
+  throw Error(PathOf(name) +
+              " is missing; the files are manifest.json, step.so and "
+              "state.safetensors");
+}
+
+std::string MemoryFiles::Read(const std::string& name, int64_t most) const {
+  InputMemory input(DataOf(name));
+  return Text(&input, most, PathOf(name));
+}
+
+File MemoryFiles::ReadTensors(const std::string& name) const {
+  InputMemory input(DataOf(name));
+  return TensorsIn(&input, PathOf(name));
 }
 
 bool Folder::HasChanged() const {

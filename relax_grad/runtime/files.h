@@ -9,6 +9,8 @@
 #include <map>
 #include <new>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "handle.h"
@@ -48,16 +50,41 @@ struct File {
 
 File ReadTensors(const std::string& path);
 
+/// The files of an exported step.
+class Files {
+ public:
+  virtual ~Files() = default;
+  /// Returns the name of a file for errors.
+  virtual std::string PathOf(const std::string& name) const = 0;
+  /// Returns the bytes of a file; throws before it reads one with more than `most`.
+  virtual std::string Read(const std::string& name, int64_t most) const = 0;
+  virtual File ReadTensors(const std::string& name) const = 0;
+};
+
+/// Files in the memory of the caller, by their names.
+class MemoryFiles : public Files {
+ public:
+  explicit MemoryFiles(std::vector<std::pair<std::string, std::string_view>> files)
+      : files_(std::move(files)) {}
+  std::string PathOf(const std::string& name) const override { return name + " in memory"; }
+  std::string Read(const std::string& name, int64_t most) const override;
+  File ReadTensors(const std::string& name) const override;
+
+ private:
+  std::string_view DataOf(const std::string& name) const;
+
+  std::vector<std::pair<std::string, std::string_view>> files_;
+};
+
 /// A folder that is read through one handle, so that all files are from the same folder, even if
 /// another one takes its name meanwhile.
-class Folder {
+class Folder : public Files {
  public:
   /// @param first The file that describes the others, which is absent while they are replaced.
   Folder(const std::string& path, const std::string& first);
-  std::string PathOf(const std::string& name) const;
-  /// Returns the bytes of a file; throws before it reads one with more than `most`.
-  std::string Read(const std::string& name, int64_t most) const;
-  File ReadTensors(const std::string& name) const;
+  std::string PathOf(const std::string& name) const override;
+  std::string Read(const std::string& name, int64_t most) const override;
+  File ReadTensors(const std::string& name) const override;
   /// Tells whether the first file of this folder was replaced or removed since it was opened.
   bool HasChanged() const;
   /// Tells whether the path has another first file, of this folder or of another one.

@@ -114,6 +114,14 @@ RELAX_GRAD_API int32_t relax_grad_init_options(relax_grad_options* options);
 RELAX_GRAD_API int32_t relax_grad_open(const char* folder, const relax_grad_options* options,
                                        relax_grad_trainer** trainer);
 
+/* Loads the files manifest.json, step.so and state.safetensors of such a folder from memory, which
+ * may be freed after the call. */
+RELAX_GRAD_API int32_t relax_grad_open_memory(const void* manifest, uint64_t manifest_bytes,
+                                              const void* library, uint64_t library_bytes,
+                                              const void* state, uint64_t state_bytes,
+                                              const relax_grad_options* options,
+                                              relax_grad_trainer** trainer);
+
 /* Frees a trainer; null is allowed. */
 RELAX_GRAD_API int32_t relax_grad_close(relax_grad_trainer* trainer);
 
@@ -149,6 +157,12 @@ RELAX_GRAD_API int32_t relax_grad_set_hyperparameter(relax_grad_trainer* trainer
 RELAX_GRAD_API int32_t relax_grad_step(relax_grad_trainer* trainer, const relax_grad_tensor* batch,
                                        int64_t number, relax_grad_result* result);
 
+/* Gives the loss that a step would have, without an update: in training mode. It takes the time of
+ * a step, and memory for a copy of the state. The loss may be infinite or NaN. */
+RELAX_GRAD_API int32_t relax_grad_evaluate(relax_grad_trainer* trainer,
+                                           const relax_grad_tensor* batch, int64_t number,
+                                           double* loss);
+
 /* Computes the model's outputs in evaluation mode. The inputs are given as those of a step. */
 RELAX_GRAD_API int32_t relax_grad_predict(relax_grad_trainer* trainer,
                                           const relax_grad_tensor* inputs, int64_t number);
@@ -183,6 +197,34 @@ RELAX_GRAD_API int32_t relax_grad_set_counters(relax_grad_trainer* trainer,
  * C++ and C read the files of one another. */
 RELAX_GRAD_API int32_t relax_grad_save(relax_grad_trainer* trainer, const char* path);
 RELAX_GRAD_API int32_t relax_grad_load(relax_grad_trainer* trainer, const char* path);
+
+/* Writes parameters, frozen parameters and states by their names to a file of safetensors, without
+ * the optimizer's state; or reads such a file, after which the optimizer's state and the counters
+ * are as before. Copies of parameters in float32, from which parameters in half precision are
+ * updated, get the new values. */
+RELAX_GRAD_API int32_t relax_grad_save_model(relax_grad_trainer* trainer, const char* path);
+RELAX_GRAD_API int32_t relax_grad_load_model(relax_grad_trainer* trainer, const char* path);
+
+/* Gives the bytes of all tensors of a group, copies the tensors to one buffer of this size, or from
+ * one: in the order of relax_grad_group_tensor, without gaps. Copies of parameters in float32
+ * change as in relax_grad_load_model. */
+RELAX_GRAD_API int32_t relax_grad_group_bytes(relax_grad_trainer* trainer, const char* group,
+                                              uint64_t* size);
+RELAX_GRAD_API int32_t relax_grad_copy_group(relax_grad_trainer* trainer, const char* group,
+                                             void* data, uint64_t size);
+RELAX_GRAD_API int32_t relax_grad_set_group(relax_grad_trainer* trainer, const char* group,
+                                            const void* data, uint64_t size);
+
+/* Properties are further values of the state, which save and load keep: those that the argument
+ * `more` of Trainer.save in Python has. The functions give the number of properties, or the name
+ * and the text of one by its position, after the number was asked for; they set one to a text, or
+ * remove it by null. A value that Python set and that is no text is given as its JSON. Pointers are
+ * valid until a property is set, the number is asked for, loading or closing. */
+RELAX_GRAD_API int32_t relax_grad_num_properties(relax_grad_trainer* trainer, int64_t* number);
+RELAX_GRAD_API int32_t relax_grad_property(relax_grad_trainer* trainer, int64_t index,
+                                           const char** name, const char** value);
+RELAX_GRAD_API int32_t relax_grad_set_property(relax_grad_trainer* trainer, const char* name,
+                                               const char* value);
 
 /* Reads a file of safetensors, or frees what was read; null is allowed there. */
 RELAX_GRAD_API int32_t relax_grad_read_file(const char* path, relax_grad_file** file);

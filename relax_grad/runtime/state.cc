@@ -1,7 +1,9 @@
 #include "state.h"
 
+#include <algorithm>
 #include <limits>
 
+#include "error.h"
 #include "json.h"
 #include "manifest.h"
 
@@ -101,6 +103,39 @@ std::string DescribedText(const Described& described) {
   std::string step = described.step.empty() ? "" : ", \"step\": " + Quoted(described.step);
   return "{\"version\": " + std::to_string(kVersion) + step + ", \"counters\": {" + counters +
          "}, \"history\": " + described.history + ", \"more\": " + described.more + "}";
+}
+
+std::vector<std::pair<std::string, std::string>> MembersOf(std::string_view object) {
+  std::vector<std::pair<std::string, std::string>> members;
+  JsonReader json(object, "more", true);
+  json.Object([&](const std::string& key) { members.emplace_back(key, json.Skip()); });
+  return members;
+}
+
+std::string WithMember(std::string_view object, const std::string& name,
+                       const std::optional<std::string>& text) {
+  if (!IsUtf8(name)) throw Error("the name of a property must be UTF-8");
+  if (text && !IsUtf8(*text)) throw Error("the text of the property " + name + " must be UTF-8");
+  auto members = MembersOf(object);
+  auto same = [&](const auto& member) { return member.first == name; };
+  auto own = std::find_if(members.begin(), members.end(), same);
+  if (!text) {
+    if (own == members.end()) throw Error("there is no property " + name);
+    members.erase(own);
+  } else if (own == members.end()) {
+    members.emplace_back(name, Quoted(*text));
+  } else {
+    own->second = Quoted(*text);
+  }
+  std::string changed;
+  for (const auto& [key, value] : members)
+    changed += (changed.empty() ? "" : ", ") + Quoted(key) + ": " + value;
+  return "{" + changed + "}";
+}
+
+std::string TextOf(const std::string& value) {
+  JsonReader json(value, "more", true);
+  return json.IsNext('"') ? json.Text() : value;
 }
 
 void CheckCounters(const Counters& counters, const std::string& where) {

@@ -4,8 +4,11 @@
 #define RELAX_GRAD_RUNTIME_STATE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "trainer.h"
 
@@ -26,6 +29,17 @@ Described ParseDescribed(std::string_view text, const std::string& where);
 
 /// Returns the text of a description.
 std::string DescribedText(const Described& described);
+
+/// Returns the members of an object of JSON, whose values are texts of JSON.
+std::vector<std::pair<std::string, std::string>> MembersOf(std::string_view object);
+
+/// Returns an object of JSON with a member that is a text, in the place of an older one of its
+/// name; without it, if there is no text.
+std::string WithMember(std::string_view object, const std::string& name,
+                       const std::optional<std::string>& text);
+
+/// Returns the text that a value of JSON is; for another one, its JSON.
+std::string TextOf(const std::string& value);
 
 /// Throws if a counter is out of range.
 void CheckCounters(const Counters& counters, const std::string& where);

@@ -1,5 +1,6 @@
 #include "trainer.h"
 
+#include "arguments.h"
 #include "checksum.h"
 #include "files.h"
 #include "index_ranges.h"
@@ -13,10 +14,11 @@
 #include <tvm/ffi/extra/module.h>
 #include <tvm/ffi/function.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <optional>
-#include <sstream>
 #include <utility>
 
 namespace relax_grad {
@@ -26,74 +28,12 @@ namespace {
 // The folders that take the name of one another while they are opened, before that is an error.
 constexpr int kMostReplaced = 20;
 
-/// Throws if a tensor has another type; symbols get their values from the first tensor that has
-/// them.
-void Check(const std::string& what, const Tensor& tensor, const TensorType& spec,
-           std::map<std::string, int64_t>* symbols) {
-  if (!tensor.defined()) throw Error(what + " is no tensor");
-  if (tensor.device().device_type != kDLCPU) throw Error(what + " must be on the CPU");
-  if (!tensor.IsContiguous()) throw Error(what + " has strides; give a copy without them");
-  if (tensor.byte_offset() != 0 ||
-      reinterpret_cast<uintptr_t>(tensor.data_ptr()) % kAlignment != 0) {
-    throw Error(what + " must be in memory that is aligned to " + std::to_string(kAlignment) +
-                " bytes, as that of MakeTensor");
-  }
-  std::vector<int64_t> shape = ShapeOf(tensor);
-  bool fits = shape.size() == spec.shape.size() && DtypeName(tensor) == spec.dtype;
-  std::ostringstream wanted;
-  for (size_t i = 0; i < spec.shape.size(); ++i) {
-    wanted << (i ? ", " : "");
-    wanted << (spec.symbols[i].empty() ? std::to_string(spec.shape[i]) : spec.symbols[i]);
-    if (!fits) continue;
-    if (spec.symbols[i].empty()) {
-      fits = shape[i] == spec.shape[i];
-    } else {
-      fits = symbols->emplace(spec.symbols[i], shape[i]).first->second == shape[i];
-    }
-  }
-  if (!fits) {
-    throw Error(what + " must have shape (" + wanted.str() + ") and dtype " + spec.dtype +
-                ", but it has " + ShapeText(shape) + " and " + DtypeName(tensor));
-  }
-}
-
-double Scalar(const Tensor& tensor) {
-  std::string dtype = DtypeName(tensor);
-  if (dtype == "float64") return *static_cast<const double*>(tensor.data_ptr());
-  if (dtype == "float32") return *static_cast<const float*>(tensor.data_ptr());
-  if (dtype != "bfloat16" && dtype != "float16") throw Error("a scalar has the dtype " + dtype);
-  uint16_t bits = *static_cast<const uint16_t*>(tensor.data_ptr());
-  if (dtype == "bfloat16") {
-    uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    float value;
-    std::memcpy(&value, &wide, 4);
-    return value;
-  }
-  int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  double sign = bits >> 15 ? -1.0 : 1.0;
-  if (exponent == 31) return fraction ? NAN : sign * INFINITY;
-  return exponent ? sign * std::ldexp(1024 + fraction, exponent - 25)
-                  : sign * std::ldexp(fraction, -24);
-}
-
-std::vector<Tensor> TensorsOf(const ffi::Any& value) {
-  if (auto tensor = value.as<Tensor>()) return {*tensor};
-  std::vector<Tensor> tensors;
-  for (const ffi::Any& field : value.cast<ffi::Array<ffi::Any>>()) {
-    for (const Tensor& tensor : TensorsOf(field)) tensors.push_back(tensor);
-  }
-  return tensors;
-}
-
 }  // namespace
 
 class Trainer::Impl {
  public:
   Impl(const std::string& folder, const Options& options) : options_(options) {
-    if (options_.num_threads < 0) {
-      throw Error("num_threads must not be negative, but it is " +
-                  std::to_string(options_.num_threads));
-    }
+    CheckOptions();
     for (int left = kMostReplaced;; --left) {
       Folder files(folder, "manifest.json");
       try {
@@ -105,43 +45,34 @@ class Trainer::Impl {
       }
       if (left == 0) throw Error(folder + " is replaced again and again while it is opened");
     }
-    for (const TensorType& type : manifest_.batch) batch_names_.push_back(type.name);
-    for (const TensorType& type : manifest_.inputs) input_names_.push_back(type.name);
-    for (const auto& [name, value] : manifest_.hyperparameters) hyperparameters_[name] = value;
+    NoteNames();
+  }
+
+  Impl(const MemoryFiles& files, const Options& options) : options_(options) {
+    CheckOptions();
+    Open(files);
+    NoteNames();
+  }
+
+  double Evaluate(const std::vector<Tensor>& batch) {
+    std::vector<ffi::Any> arguments = ArgumentsOf(batch, {});
+    // The step writes to the memory of its last arguments.
+    for (size_t i = arguments.size() - std::size(kGroups); i < arguments.size(); ++i) {
+      ffi::Array<Tensor> copies;
+      for (const Tensor& tensor : arguments[i].cast<ffi::Array<Tensor>>())
+        copies.push_back(CopyOf(tensor));
+      arguments[i] = copies;
+    }
+    bool updates = IsUpdate(counters_.steps, counters_.skipped, manifest_.accumulate);
+    return Guarded("the evaluation failed", [&] {
+      auto fields = Call(machine_->step(updates), arguments).cast<ffi::Array<ffi::Any>>();
+      return ValueAt(fields[0].cast<Tensor>(), 0);
+    });
   }
 
   StepResult Step(const std::vector<Tensor>& batch,
                   const std::map<std::string, double>& hyperparameters) {
-    CheckWhole();
-    if (batch.size() != manifest_.batch.size()) {
-      std::string names;
-      for (const TensorType& type : manifest_.batch)
-        names += (names.empty() ? "" : ", ") + type.name;
-      throw Error("the step takes " + std::to_string(manifest_.batch.size()) + " tensors (" +
-                  names + "), but " + std::to_string(batch.size()) + " were given");
-    }
-    CheckCounters(counters_, "the step");
-    std::map<std::string, int64_t> symbols;
-    std::vector<ffi::Any> arguments;
-    for (size_t i = 0; i < batch.size(); ++i) {
-      Check(manifest_.batch[i].name, batch[i], manifest_.batch[i], &symbols);
-      arguments.emplace_back(batch[i]);
-    }
-    if (options_.check_inputs) CheckRanges(manifest_.ranges, manifest_.batch, batch, symbols);
-    Begin(symbols);
-    std::map<std::string, double> scalars = hyperparameters_;
-    for (const auto& [name, value] : hyperparameters) {
-      if (!scalars.count(name)) throw Error("the step has no hyperparameter " + name);
-      if (!std::isfinite(value))
-        throw Error(name + " must be finite, but it is " + std::to_string(value));
-      scalars[name] = value;
-    }
-    for (const auto& [name, value] : manifest_.hyperparameters) {
-      arguments.emplace_back(MakeTensor<double>({}, {scalars[name]}));
-    }
-    int64_t seed = counters_.seed << 32 | (counters_.steps & 0xFFFFFFFF);
-    arguments.emplace_back(MakeTensor<int64_t>({}, {seed}));
-    for (const char* group : kGroups) arguments.emplace_back(groups_.at(group));
+    std::vector<ffi::Any> arguments = ArgumentsOf(batch, hyperparameters);
     bool updates = IsUpdate(counters_.steps, counters_.skipped, manifest_.accumulate);
     const ffi::Function& step = machine_->step(updates);
     StepResult result{0, {}, {}, true};
@@ -153,11 +84,11 @@ class Trainer::Impl {
     try {
       Guarded("the step failed", [&] {
         auto fields = Call(step, arguments).cast<ffi::Array<ffi::Any>>();
-        result.loss = Scalar(fields[0].cast<Tensor>());
+        result.loss = ValueAt(fields[0].cast<Tensor>(), 0);
         auto metrics = fields[1].cast<ffi::Array<Tensor>>(),
              outputs = fields[2].cast<ffi::Array<Tensor>>();
         for (size_t i = 0; i < manifest_.metrics.size(); ++i) {
-          result.metrics[manifest_.metrics[i]] = Scalar(metrics[i]);
+          result.metrics[manifest_.metrics[i]] = ValueAt(metrics[i], 0);
         }
         for (size_t i = 0; i < manifest_.outputs.size(); ++i) {
           result.outputs[manifest_.outputs[i]] = outputs[i];
@@ -248,6 +179,72 @@ class Trainer::Impl {
     Take(file, DescribedIn(file, path), path);
   }
 
+  /// Parameters, frozen parameters and states by their names.
+  Tensors Model() const {
+    Tensors tensors;
+    for (const char* group : kModel) {
+      for (const auto& [name, tensor] : Group(group)) tensors[name] = tensor;
+    }
+    return tensors;
+  }
+
+  void LoadModel(const std::string& path) {
+    CheckWhole();
+    File file = Guarded(path, [&] { return ReadTensors(path); });
+    std::map<std::string, ffi::Array<Tensor>> groups;
+    size_t count = 0;
+    for (const char* group : kModel) {
+      for (const TensorType& spec : manifest_.groups.at(group)) {
+        auto tensor = file.tensors.find(spec.name);
+        if (tensor == file.tensors.end()) throw Error(path + " lacks " + spec.name);
+        Check(path + ": " + spec.name, tensor->second, spec, nullptr);
+        groups[group].push_back(tensor->second);
+        ++count;
+      }
+    }
+    if (count != file.tensors.size())
+      throw Error(path + " has tensors that are no parameters or states of the step");
+    TakeModel(&groups);
+  }
+
+  /// The bytes of the tensors of a group, in the order of their names.
+  std::vector<std::pair<char*, size_t>> BytesOf(const std::string& name) const {
+    std::vector<std::pair<char*, size_t>> parts;
+    for (const auto& [own, tensor] : Group(name)) {
+      parts.emplace_back(static_cast<char*>(tensor.data_ptr()),
+                         ffi::GetDataSize(*tensor.GetDLTensorPtr()));
+    }
+    return parts;
+  }
+
+  void SetGroup(const std::string& name, const void* data, size_t size) {
+    CheckSize(name, size);
+    std::map<std::string, Tensor> copies;
+    const char* at = static_cast<const char*>(data);
+    for (const auto& [own, tensor] : Group(name)) {
+      Tensor copy = CopyOf(tensor);
+      size_t bytes = ffi::GetDataSize(*tensor.GetDLTensorPtr());
+      if (bytes) std::memcpy(copy.data_ptr(), at, bytes);
+      at += bytes;
+      copies[own] = copy;
+    }
+    std::map<std::string, ffi::Array<Tensor>> groups;
+    for (const TensorType& spec : manifest_.groups.at(name)) {
+      CheckBooleans(spec.name, copies.at(spec.name));
+      groups[name].push_back(copies.at(spec.name));
+    }
+    TakeModel(&groups);
+  }
+
+  void CheckSize(const std::string& name, size_t size) const {
+    size_t own = 0;
+    for (const auto& [data, bytes] : BytesOf(name)) own += bytes;
+    if (own != size) {
+      throw Error("the group " + name + " has " + std::to_string(own) +
+                  " bytes, but the buffer has " + std::to_string(size));
+    }
+  }
+
   /// The counters, unless a step has failed halfway.
   Counters& Whole() {
     CheckWhole();
@@ -263,6 +260,8 @@ class Trainer::Impl {
   std::map<std::string, double> hyperparameters_;
   // It comes before the tensors in its memory, which are freed first.
   std::optional<Machine> machine_;
+  /// An object of JSON.
+  std::string more_ = "{}";
 
  private:
   static constexpr const char* kHalf =
@@ -273,7 +272,56 @@ class Trainer::Impl {
     if (!is_whole_) throw Error(std::string("an earlier step failed: ") + kHalf);
   }
 
-  void Open(const Folder& folder) {
+  /// Returns the arguments of a step.
+  std::vector<ffi::Any> ArgumentsOf(const std::vector<Tensor>& batch,
+                                    const std::map<std::string, double>& hyperparameters) {
+    CheckWhole();
+    if (batch.size() != manifest_.batch.size()) {
+      std::string names;
+      for (const TensorType& type : manifest_.batch)
+        names += (names.empty() ? "" : ", ") + type.name;
+      throw Error("the step takes " + std::to_string(manifest_.batch.size()) + " tensors (" +
+                  names + "), but " + std::to_string(batch.size()) + " were given");
+    }
+    CheckCounters(counters_, "the step");
+    std::map<std::string, int64_t> symbols;
+    std::vector<ffi::Any> arguments;
+    for (size_t i = 0; i < batch.size(); ++i) {
+      Check(manifest_.batch[i].name, batch[i], manifest_.batch[i], &symbols);
+      arguments.emplace_back(batch[i]);
+    }
+    if (options_.check_inputs) CheckRanges(manifest_.ranges, manifest_.batch, batch, symbols);
+    Begin(symbols);
+    std::map<std::string, double> scalars = hyperparameters_;
+    for (const auto& [name, value] : hyperparameters) {
+      if (!scalars.count(name)) throw Error("the step has no hyperparameter " + name);
+      if (!std::isfinite(value))
+        throw Error(name + " must be finite, but it is " + std::to_string(value));
+      scalars[name] = value;
+    }
+    for (const auto& [name, value] : manifest_.hyperparameters) {
+      arguments.emplace_back(MakeTensor<double>({}, {scalars[name]}));
+    }
+    int64_t seed = counters_.seed << 32 | (counters_.steps & 0xFFFFFFFF);
+    arguments.emplace_back(MakeTensor<int64_t>({}, {seed}));
+    for (const char* group : kGroups) arguments.emplace_back(groups_.at(group));
+    return arguments;
+  }
+
+  void CheckOptions() const {
+    if (options_.num_threads < 0) {
+      throw Error("num_threads must not be negative, but it is " +
+                  std::to_string(options_.num_threads));
+    }
+  }
+
+  void NoteNames() {
+    for (const TensorType& type : manifest_.batch) batch_names_.push_back(type.name);
+    for (const TensorType& type : manifest_.inputs) input_names_.push_back(type.name);
+    for (const auto& [name, value] : manifest_.hyperparameters) hyperparameters_[name] = value;
+  }
+
+  void Open(const Files& folder) {
     std::string where = folder.PathOf("manifest.json");
     manifest_ = Guarded(
         where, [&] { return ParseManifest(folder.Read("manifest.json", kMaxHeader), where); });
@@ -303,6 +351,25 @@ class Trainer::Impl {
       throw Error(path + " is damaged: it has no checksum");
     }
     return described;
+  }
+
+  /// Takes groups in the place of those of the same names. The copies of parameters in float32 that
+  /// the optimizer updates get the values of the parameters.
+  void TakeModel(std::map<std::string, ffi::Array<Tensor>>* groups) {
+    if (groups->count("params") && !groups->count("optimizer_state")) {
+      std::map<std::string, Tensor> params;
+      const std::vector<TensorType>& specs = manifest_.groups.at("params");
+      for (size_t i = 0; i < specs.size(); ++i)
+        params[kMaster + specs[i].name] = (*groups)["params"][i];
+      ffi::Array<Tensor> slots;
+      for (size_t i = 0; i < manifest_.groups.at("optimizer_state").size(); ++i) {
+        auto param = params.find(manifest_.groups.at("optimizer_state")[i].name);
+        Tensor slot = groups_.at("optimizer_state")[i];
+        slots.push_back(param == params.end() ? slot : Float32Of(param->second));
+      }
+      (*groups)["optimizer_state"] = slots;
+    }
+    for (auto& [name, tensors] : *groups) groups_.find(name)->second = std::move(tensors);
   }
 
   /// Takes the state of a file.
@@ -356,17 +423,26 @@ class Trainer::Impl {
     set = options_.num_threads;
   }
 
+  static constexpr const char* kModel[] = {"params", "frozen", "states"};
+  // As in relax_grad/training/_slots.py.
+  static constexpr const char* kMaster = "master/";
+
   Options options_;
   std::map<std::string, int64_t> extents_;
   std::map<std::string, ffi::Array<Tensor>> groups_;
   Counters counters_;
-  std::string history_, more_;
+  std::string history_;
   /// Whether the groups and the counters are those of one moment.
   bool is_whole_ = true;
 };
 
 Trainer::Trainer(const std::string& folder, const Options& options)
     : impl_(new Impl(folder, options)) {}
+Trainer::Trainer(const MemoryFolder& files, const Options& options)
+    : impl_(new Impl(MemoryFiles({{"manifest.json", files.manifest},
+                                  {"step.so", files.library},
+                                  {"state.safetensors", files.state}}),
+                     options)) {}
 Trainer::~Trainer() = default;
 Trainer::Trainer(Trainer&&) noexcept = default;
 Trainer& Trainer::operator=(Trainer&&) noexcept = default;
@@ -377,6 +453,36 @@ StepResult Trainer::Step(const std::vector<Tensor>& batch,
 }
 std::vector<Tensor> Trainer::Predict(const std::vector<Tensor>& inputs) {
   return impl_->Predict(inputs);
+}
+double Trainer::Evaluate(const std::vector<Tensor>& batch) { return impl_->Evaluate(batch); }
+void Trainer::SaveModel(const std::string& path) const { SaveTensors(path, impl_->Model()); }
+void Trainer::LoadModel(const std::string& path) { impl_->LoadModel(path); }
+size_t Trainer::GroupBytes(const std::string& name) const {
+  size_t size = 0;
+  for (const auto& [data, bytes] : impl_->BytesOf(name)) size += bytes;
+  return size;
+}
+void Trainer::CopyGroup(const std::string& name, void* data, size_t size) const {
+  impl_->CheckSize(name, size);
+  char* at = static_cast<char*>(data);
+  for (const auto& [from, bytes] : impl_->BytesOf(name)) {
+    if (bytes) std::memcpy(at, from, bytes);
+    at += bytes;
+  }
+}
+void Trainer::SetGroup(const std::string& name, const void* data, size_t size) {
+  impl_->SetGroup(name, data, size);
+}
+std::vector<std::pair<std::string, std::string>> Trainer::properties() const {
+  impl_->Whole();
+  auto members = MembersOf(impl_->more_);
+  for (auto& [name, value] : members) value = TextOf(value);
+  return members;
+}
+void Trainer::SetProperty(const std::string& name, const std::optional<std::string>& text) {
+  impl_->Whole();
+  std::string changed = WithMember(impl_->more_, name, text);
+  impl_->more_.swap(changed);
 }
 void Trainer::Save(const std::string& path) const { impl_->Save(path); }
 void Trainer::Load(const std::string& path) { impl_->Load(path); }

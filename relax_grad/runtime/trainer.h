@@ -11,7 +11,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "error.h"
@@ -79,6 +82,12 @@ struct Options {
   bool check_inputs = true;
 };
 
+/// The bytes of the files of an exported folder, which the constructor reads.
+struct MemoryFolder {
+  /// manifest.json, step.so and state.safetensors.
+  std::string_view manifest, library, state;
+};
+
 /// A model in training.
 class Trainer {
  public:
@@ -86,6 +95,8 @@ class Trainer {
   /// even if it is exported anew meanwhile. The state may be one that was saved later by a trainer
   /// of the same step.
   explicit Trainer(const std::string& folder, const Options& options = {});
+  /// Loads the files of such a folder from memory, which may be freed after the call.
+  explicit Trainer(const MemoryFolder& files, const Options& options = {});
   ~Trainer();
   Trainer(Trainer&&) noexcept;
   Trainer& operator=(Trainer&&) noexcept;
@@ -99,6 +110,11 @@ class Trainer {
   StepResult Step(const std::vector<Tensor>& batch,
                   const std::map<std::string, double>& hyperparameters = {});
 
+  /// Returns the loss that Step would return, without an update: in training mode, with the
+  /// defaults of the hyperparameters. It takes the time of a step, and memory for a copy of the
+  /// state. A loss may be infinite or NaN.
+  double Evaluate(const std::vector<Tensor>& batch);
+
   /// Returns the model's outputs in evaluation mode.
   ///
   /// @param inputs In the order of input_names(). A model that draws random numbers in evaluation
@@ -111,6 +127,26 @@ class Trainer {
   void Save(const std::string& path) const;
   /// Goes on from a file that Save or relax_grad.training.Trainer.save wrote.
   void Load(const std::string& path);
+
+  /// Writes parameters, frozen parameters and states by their names to a file of safetensors,
+  /// without the optimizer's state.
+  void SaveModel(const std::string& path) const;
+  /// Reads such a file; the optimizer's state and the counters stay. Copies of parameters in
+  /// float32, from which parameters in half precision are updated, get the new values.
+  void LoadModel(const std::string& path);
+
+  /// The bytes of all tensors of a group, in the order of group(), without gaps.
+  size_t GroupBytes(const std::string& name) const;
+  /// Copies them to a buffer, whose size must be GroupBytes.
+  void CopyGroup(const std::string& name, void* data, size_t size) const;
+  /// Copies them from a buffer. Copies of parameters in float32 change as in LoadModel.
+  void SetGroup(const std::string& name, const void* data, size_t size);
+
+  /// Further values of the state, which Save writes and Load reads: those that the argument `more`
+  /// of Trainer.save in Python has. The value of one that is no text is its JSON.
+  std::vector<std::pair<std::string, std::string>> properties() const;
+  /// Sets a further value to a text, or removes it.
+  void SetProperty(const std::string& name, const std::optional<std::string>& text);
 
   /// The level of x86-64 whose version runs; empty if the library was compiled for one processor.
   const std::string& level() const;

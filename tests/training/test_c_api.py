@@ -180,7 +180,8 @@ def test_each_allocation_of_a_step_fails(programs, tmp_path):
         for weight in weights:
             y = bb.emit(op.tanh(bb.emit(op.matmul(y, weight))))
         bb.emit_func_output(bb.emit(op.mean(bb.emit(op.square(y)))))
-    step = train_step(bb.get(), Adam(0.1), wrt=["v", "w"])
+    # A step with metrics and outputs, whose results C takes without memory.
+    step = train_step(bb.get(), Adam(0.1), wrt=["v", "w"], clip_norm=1.0)
     step.export(tmp_path / "model", values=dict.fromkeys("vw", np.eye(3, dtype="float32")))
     failing = tmp_path / "failing.so"
     run(["gcc", "-O1", "-shared", "-fPIC", HERE / "failing_memory.c", "-o", failing])
@@ -188,6 +189,37 @@ def test_each_allocation_of_a_step_fails(programs, tmp_path):
     command = [sys.executable, HERE / "trainer_memory.py", library, tmp_path / "model", failing]
     printed = run(command, LD_PRELOAD=str(failing), TVM_NUM_THREADS="1")
     assert "each step is whole" in printed
+
+
+def test_models_buffers_and_properties(programs, tmp_path):
+    """Python reads the files: a model without the optimizer's state, and a state with
+    properties."""
+    from safetensors.numpy import load_file
+
+    x = relax.Var("x", relax.TensorType((4, 3), "float32"))
+    w = relax.Var("w", relax.TensorType((3,), "float16"))
+    bb = relax.BlockBuilder()
+    with bb.function("loss", [x, w]):
+        y = bb.emit(op.matmul(x, bb.emit(op.astype(w, "float32"))))
+        bb.emit_func_output(bb.emit(op.mean(bb.emit(op.square(y)))))
+    trainer = Trainer(
+        train_step(bb.get(), Adam(0.01), wrt="w"), values={"w": np.ones(3, "float16")}
+    )
+    assert "master/w" in trainer.optimizer_state
+    trainer.export(tmp_path / "model")
+    trainer.save(tmp_path / "state", {"note": "é", "tree": {"a": [1, 2.5, None]}})
+    home = tmp_path / "home"
+    home.mkdir()
+    library = programs / "librelax_grad_trainer_c.so"
+    command = [sys.executable, HERE / "trainer_model.py", library, tmp_path / "model"]
+    assert "all functions work" in run([*command, tmp_path / "state", home])
+    assert trainer.load(home / "state") == {"note": "ü\n", "new": '"'}
+    batch = np.arange(12, dtype="float32").reshape(4, 3) / 12
+    for _ in range(3):
+        trainer.step(batch)
+    (saved,) = load_file(home / "model").items()
+    assert saved[0] == "w"
+    assert saved[1].tobytes() == trainer.params["w"].numpy().tobytes()
 
 
 def test_code_of_the_page_compiles(tmp_path):
@@ -208,7 +240,7 @@ def test_the_library_exports_the_functions_of_the_header(programs):
         pytest.skip("nm is not installed (Debian's package binutils)")
     declared = set(re.findall(r"^RELAX_GRAD_API .*?(relax_grad_\w+)\(", HEADER.read_text(), re.M))
     listed = run(["nm", "--dynamic", "--defined-only", programs / "librelax_grad_trainer_c.so"])
-    assert len(declared) == 31
+    assert len(declared) == 41
     assert {line.split()[-1] for line in listed.splitlines()} == declared
 
 
