@@ -26,6 +26,7 @@ from .passes.donate import WriteToDonated
 from .passes.extents import select_extents
 from .passes.fusion import fuse_ops, keep_operands, return_operands
 from .passes.legalize import legalize_ops
+from .passes.reserve import reserve_memory
 from .passes.reuse import WriteToLastRead
 from .passes.schedule import DeclareSchedules
 from .passes.tuples import resolve_tuples
@@ -80,7 +81,10 @@ def passes(
     else:
         yield DeclareSchedules(target, declarations.scheduled)
     yield own.ShareStorage()
-    yield from stages.finalize_passes(target)
+    for step in stages.finalize_passes(target):
+        yield step
+        if step.info.name == "KillAfterLastUse":
+            yield reserve_memory
     yield _without_aliases
     if symbol_prefix:
         yield PrefixSymbols(symbol_prefix)

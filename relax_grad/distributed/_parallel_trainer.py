@@ -227,6 +227,8 @@ class _Machine(Mapping):
     def __getitem__(self, name: str) -> Callable:
         if name in ("step", "accumulate"):
             return lambda *arguments: self._run(name, *arguments)
+        if name.endswith("_memory"):  # workers take the memory of their shares within the step
+            raise KeyError(name)
         return self._here[name]
 
     def __iter__(self):

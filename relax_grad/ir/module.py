@@ -61,6 +61,9 @@ class ModulePass:
 #: memory of the tensor at its place in the parameter, except those at these places.
 DONATED = "relax_grad.donated"
 
+#: The end of the name of a function that takes the memory of another one, with its arguments.
+MEMORY = "_memory"
+
 #: The attribute of a scheduled function whose parameters share memory: these positions, before the
 #: parameters of results were removed.
 SHARED = "relax_grad.shared"

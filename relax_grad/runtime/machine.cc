@@ -107,6 +107,12 @@ Machine::Machine(const Manifest& manifest, std::string_view data, const std::str
   size_t count = manifest.batch.size() + manifest.hyperparameters.size() + 1 + std::size(kGroups);
   step_ = FunctionOf(*machine_, "step", count, where);
   if (manifest.accumulate > 1) accumulate_ = FunctionOf(*machine_, "accumulate", count, where);
+  auto memory_of = [&](const std::string& name) -> std::optional<ffi::Function> {
+    if (!(*machine_)->GetFunction(ffi::String(name)).has_value()) return std::nullopt;
+    return FunctionOf(*machine_, name, count, where);
+  };
+  step_memory_ = memory_of("step_memory");
+  if (manifest.accumulate > 1) accumulate_memory_ = memory_of("accumulate_memory");
   if (!manifest.forward.empty()) {
     predict_ = FunctionOf(*machine_, manifest.forward,
                           manifest.inputs.size() + manifest.values.size(), where);

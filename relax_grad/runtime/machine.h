@@ -27,13 +27,17 @@ class Machine {
   /// The level whose version runs; empty if the library was compiled for one processor.
   const std::string& level() const { return level_; }
   const tvm::ffi::Function& step(bool updates) const { return updates ? *step_ : *accumulate_; }
+  /// The function that takes the memory of a step, with the same arguments; none in older folders.
+  const std::optional<tvm::ffi::Function>& memory(bool updates) const {
+    return updates ? step_memory_ : accumulate_memory_;
+  }
   const tvm::ffi::Function& predict() const { return *predict_; }
 
  private:
   std::string level_;
   // The module owns the functions' machine.
   std::optional<tvm::ffi::Module> machine_;
-  std::optional<tvm::ffi::Function> step_, accumulate_, predict_;
+  std::optional<tvm::ffi::Function> step_, accumulate_, predict_, step_memory_, accumulate_memory_;
 };
 
 tvm::ffi::Any Call(const tvm::ffi::Function& function, const std::vector<tvm::ffi::Any>& arguments);

@@ -8,8 +8,9 @@
  *   has the reason. The trainer and the results are then as before the call, except that outputs
  *   of an earlier step or prediction are gone. No C++ exception leaves the library.
  * - A step happens whole or not at all: after an error, the state is that before the step, or every
- *   later call but relax_grad_load and relax_grad_close is an error that says so. The second case
- * is a step that fails while it writes the new state, because the memory runs out.
+ *   later call but relax_grad_load and relax_grad_close is an error that says so. The memory
+ *   of its tensors is taken before the first one is written; the second case is a failure after
+ * that.
  * - Texts are UTF-8 and end with a zero byte. The names of tensors are examined when they are set,
  *   paths are any bytes.
  * - Pointers that the library returns belong to it. The comments say how long they are valid.

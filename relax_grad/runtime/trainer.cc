@@ -15,6 +15,7 @@
 #include <tvm/ffi/function.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -79,6 +80,7 @@ class Trainer::Impl {
     for (const std::string& name : manifest_.metrics) result.metrics[name] = 0;
     for (const std::string& name : manifest_.outputs) result.outputs[name];
     ffi::Array<Tensor> params, states, optimizer_state;
+    TakeMemory(updates, arguments);
     // The step writes new values to the memory of old ones.
     is_whole_ = false;
     try {
@@ -405,8 +407,27 @@ class Trainer::Impl {
   void Begin(const std::map<std::string, int64_t>& extents) {
     SetThreads();
     if (extents == extents_) return;
-    if (auto free = ffi::Function::GetGlobal("vm.builtin.memory_manager.clear")) (*free)();
+    if (auto free = ffi::Function::GetGlobal("vm.builtin.memory_manager.clear")) {
+      (*free)();
+      ++Frees();
+    }
     extents_ = extents;
+  }
+
+  /// The number of times that the memory of TVM's allocator was freed.
+  static std::atomic<int64_t>& Frees() {
+    static std::atomic<int64_t> frees{0};
+    return frees;
+  }
+
+  /// Lets TVM's allocator have the memory that a step takes, so that a lack of memory is an error
+  /// before the step.
+  void TakeMemory(bool updates, const std::vector<ffi::Any>& arguments) {
+    const auto& memory = machine_->memory(updates);
+    int64_t frees = Frees(), &taken = updates ? step_taken_ : accumulate_taken_;
+    if (!memory.has_value() || taken == frees) return;
+    Guarded("the step did not begin", [&] { Call(*memory, arguments); });
+    taken = frees;
   }
 
   /// Sets the number of threads that work for the calling thread.
@@ -432,6 +453,8 @@ class Trainer::Impl {
   std::map<std::string, ffi::Array<Tensor>> groups_;
   Counters counters_;
   std::string history_;
+  /// The number of Frees when the allocator had the memory of a step; -1 for never.
+  int64_t step_taken_ = -1, accumulate_taken_ = -1;
   /// Whether the groups and the counters are those of one moment.
   bool is_whole_ = true;
 };

@@ -102,8 +102,8 @@ class Trainer {
   Trainer& operator=(Trainer&&) noexcept;
 
   /// Runs a step, which happens whole or not at all: after an error, the state is that before the
-  /// step, or every later call but Load is an error that says so. The second case is a step that
-  /// fails while it writes the new state, because the memory runs out.
+  /// step, or every later call but Load is an error that says so. The memory of its tensors is
+  /// taken before the first one is written; the second case is a failure after that.
   ///
   /// @param batch The inputs and targets in the order of batch_names().
   /// @param hyperparameters Values by their names, such as "lr"; the others have their defaults.

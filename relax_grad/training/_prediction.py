@@ -45,7 +45,7 @@ class Prediction:
             for (name, ty), value in zip(types.items(), inputs, strict=True)
         }
         check_ranges(self._ranges, tensors, symbols)
-        trainer._begin(symbols)
+        trainer._allocator.begin(symbols)
         result = trainer._machine[forward.name](
             *tensors.values(), *(values[name] for name in forward.values)
         )

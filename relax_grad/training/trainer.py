@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import relax
 
 from ..ir.signature import GROUPS, MODEL_GROUPS
 from . import _export
+from ._allocator import Allocator
 from ._evaluation import Evaluation
 from ._inputs import as_input, check_ranges, named_values, ranges_of, scalars_of
 from ._loop import Loop, Scheduler
@@ -27,9 +27,6 @@ from ._state import check_seed, read_state
 from ._tensors import copies_of
 from .history import COUNTERS, History
 from .step import StepResult, Tensors, TrainStep
-
-#: Frees the memory that TVM's allocators keep for later tensors of the same size.
-_free = tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")
 
 
 class _TrainerType(type):
@@ -144,7 +141,7 @@ class Trainer(InMoments, metaclass=_TrainerType):
         self._compile_options = compile_options
         self._executable = self._compiled(step)
         self._machine = self._started()
-        self._extents: dict[str, int] = {}
+        self._allocator = Allocator()
         self._evaluation = Evaluation(step, self.target, compile_options)
         self._prediction = Prediction(step, check_inputs)
 
@@ -193,12 +190,12 @@ class Trainer(InMoments, metaclass=_TrainerType):
     # Steps
 
     def step(self, *batch: object, lr: float | None = None, **others: object) -> StepResult:
-        """Run one step, as a whole or not at all.
+        """Run one step, which happens whole or not at all.
 
         After an error or an interrupt, the state is that before the step or that after it, or every
-        later call but :meth:`load` is an error that says so. The last case is a step that fails
-        while it writes new tensors to the memory of the old ones, because the memory runs out.
-        Ctrl-C waits until the compiled step has ended.
+        later call but :meth:`load` is an error that says so. The memory of its tensors is taken
+        before the first one is written; the last case is a failure after that. Ctrl-C waits until
+        the compiled step has ended.
 
         Parameters
         ----------
@@ -232,14 +229,17 @@ class Trainer(InMoments, metaclass=_TrainerType):
         scalars = scalars_of(self.train_step.hyperparameters, lr, others)
         arguments = self._batch(batch, others)
         updates = is_update(moment.steps, moment.skipped, self.train_step.accumulate)
+        name = "step" if updates else "accumulate"
+        numbers = (np.array(value, "float64") for value in scalars.values())
+        arguments = [
+            *arguments,
+            *map(tvm.runtime.tensor, (*numbers, self._seed())),
+            *(moment.groups[group] for group in GROUPS),
+        ]
+        self._allocator.take(self._machine, name, arguments)
         call = Call(
-            self._machine["step" if updates else "accumulate"],
-            [
-                *arguments,
-                *(tvm.runtime.tensor(np.array(value, "float64")) for value in scalars.values()),
-                tvm.runtime.tensor(self._seed()),
-                *(moment.groups[group] for group in GROUPS),
-            ],
+            self._machine[name],
+            arguments,
             moment.history,
             metrics=self.train_step.metrics,
             updates=updates,
@@ -251,7 +251,7 @@ class Trainer(InMoments, metaclass=_TrainerType):
         self._moment = moment._replace(call=call)
         call.run()
         self._settled()
-        value, numbers = call.results()
+        value, metrics = call.results()
         if call.is_rejected:
             cause = "a gradient is not finite" if math.isfinite(value) else f"the loss is {value}"
             raise FloatingPointError(
@@ -259,9 +259,8 @@ class Trainer(InMoments, metaclass=_TrainerType):
                 "learning rate, clip the gradients, "
                 'or skip such batches with on_nan="skip"'
             )
-        return StepResult(
-            value, numbers, dict(zip(self.train_step.outputs, call.outputs, strict=True))
-        )
+        outputs = dict(zip(self.train_step.outputs, call.outputs, strict=True))
+        return StepResult(value, metrics, outputs)
 
     def _batch(self, batch: Sequence, others: Mapping) -> list[tvm.runtime.Tensor]:
         return self._checked(self.train_step.batch, batch, others)
@@ -274,15 +273,8 @@ class Trainer(InMoments, metaclass=_TrainerType):
         symbols: dict[str, int] = {}
         tensors = {name: as_input(name, values[name], ty, symbols) for name, ty in types.items()}
         check_ranges(self._ranges, tensors, symbols)
-        self._begin(symbols)
+        self._allocator.begin(symbols)
         return list(tensors.values())
-
-    def _begin(self, extents: dict[str, int]) -> None:
-        """Free the memory of tensors of other symbolic extents, which TVM would keep for each
-        size."""
-        if extents != self._extents:
-            _free()
-            self._extents = extents
 
     # The loop
 

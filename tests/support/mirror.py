@@ -298,6 +298,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "frontend.torch.*": ("frontend/torch/test_model.py", "frontend/torch/test_features.py"),
     # Training.
     "training._adapters": ("training/test_lora.py",),
+    "training._allocator": ("training/test_varying_batches.py", "training/test_moment.py"),
     "training._build": ("training/test_train_step.py", "training/test_nonfinite.py"),
     "training._files": ("training/test_trainer.py", "training/test_folders.py"),
     "training._inputs": ("training/test_check_inputs.py", "training/test_trainer.py"),

@@ -209,6 +209,33 @@ def test_a_step_that_does_not_end(make, tmp_path, monkeypatch):
     assert state_of(trained) == state_of(reference)
 
 
+def test_a_step_without_memory(make, monkeypatch):
+    """The memory of tensors is taken before the step, which leaves the trainer as it is."""
+    trained, (batch,) = make(), batches(1, "float32")
+    before, machine = state_of(trained), trained._machine
+
+    def fails(*_):
+        raise MemoryError
+
+    machines = {name: machine[name] for name in ("accumulate", "step")}
+    monkeypatch.setattr(trained, "_machine", {**machines, "accumulate_memory": fails})
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            trained.step(*batch)
+        assert state_of(trained) == before
+    calls = []
+    taken = machine["accumulate_memory"]
+    machines["accumulate_memory"] = lambda *given: (calls.append(len(given)), taken(*given))
+    monkeypatch.setattr(trained, "_machine", machines)
+    for _ in range(2):
+        trained.step(*batch)
+    assert len(calls) == 1  # the allocator keeps it
+    reference = make()
+    for _ in range(2):
+        reference.step(*batch)
+    assert state_of(trained) == state_of(reference)
+
+
 def test_a_load_that_is_interrupted(make, tmp_path):
     """The state is the old one or the new one."""
     first, second = make(), make(seed=3)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from training_models import MOST, WIDTH, symbolic
 
-from relax_grad.training import SGD, Trainer, memory_of, train_step, trainer
+from relax_grad.training import SGD, Trainer, _allocator, memory_of, train_step
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="the resident memory is read from /proc"
@@ -26,8 +26,8 @@ def test_many_sizes_take_the_memory_of_the_largest(monkeypatch):
     step = train_step(symbolic(), SGD(0.01), wrt="w")
     long_trainer = Trainer(step, values={"w": np.eye(WIDTH, dtype="float32")})
     cleared = []
-    free = trainer._free
-    monkeypatch.setattr(trainer, "_free", lambda: (cleared.append(1), free()))
+    free = _allocator._free
+    monkeypatch.setattr(_allocator, "_free", lambda: (cleared.append(1), free()))
     data = np.full((MOST, WIDTH), 0.5, "float32")
     for _ in range(5):
         long_trainer.step(data)

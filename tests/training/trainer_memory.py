@@ -23,27 +23,32 @@ OUTCOMES = ["before", "half", "after", "ended"]
 failing = ctypes.CDLL(sys.argv[3])
 
 
-def step(trainer: Trainer, rows: int, number: int) -> tuple[str, int]:
-    """Run a step in which an allocation fails; return the error, and the number of allocations."""
+def step(trainer: Trainer, rows: int, number: int, least: int) -> tuple[str, int]:
+    """Run a step in which an allocation of at least so many bytes fails; return the error, and the
+    number of allocations."""
     x = np.ones((rows, 3), "float32")
     shape = (ctypes.c_int64 * 2)(*x.shape)
     batch = Tensor(b"x", b"float32", 2, shape, x.ctypes.data, x.nbytes)
     result, count = Result(), ctypes.c_int64()
     function = ctypes.cast(library.relax_grad_step, ctypes.c_void_p)
     others = trainer.handle, ctypes.byref(batch), ctypes.byref(result)
-    if failing.step_without_memory(function, *others, ctypes.c_int64(number), ctypes.byref(count)):
+    if failing.step_without_memory(
+        function, *others, ctypes.c_int64(number), ctypes.c_uint64(least), ctypes.byref(count)
+    ):
         return library.relax_grad_last_error().decode(), count.value
     return "", count.value
 
 
-def outcome(trainer: Trainer, number: int, before: bytes, after: bytes) -> str:
+def outcome(trainer: Trainer, number: int, least: int, before: bytes, after: bytes) -> str:
     """Return the outcome of a step in which an allocation fails."""
-    error, _ = step(trainer, 3, number)
+    error, _ = step(trainer, 3, number, least)
     if not error:  # the runtime does without the memory
         assert trainer.state() == after
         return "after"
     if not error_of(trainer.state):
         assert trainer.state() == before
+        trainer.step(np.ones((3, 3), "float32"))
+        assert trainer.state() == after
         return "before"
     for call in (
         trainer.state,
@@ -58,15 +63,16 @@ def outcome(trainer: Trainer, number: int, before: bytes, after: bytes) -> str:
     return "half"
 
 
-def examine() -> None:
+def examine(least: int) -> dict[str, int]:
+    """Return the numbers of outcomes."""
     trainer = Trainer(MODEL)
     before = trainer.state()
     # Another number of rows takes all memory anew.
-    step(trainer, 2, 0)
+    step(trainer, 2, 0, least)
     trainer.load(STATE)
-    _, count = step(trainer, 3, 0)
+    _, count = step(trainer, 3, 0, least)
     after = trainer.state()
-    step(trainer, 2, 0)
+    step(trainer, 2, 0, least)
     trainer.load(STATE)
     outcomes = dict.fromkeys(OUTCOMES, 0)
     for number in range(1, count + 1):
@@ -75,7 +81,7 @@ def examine() -> None:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             try:
-                os._exit(OUTCOMES.index(outcome(trainer, number, before, after)))
+                os._exit(OUTCOMES.index(outcome(trainer, number, least, before, after)))
             finally:
                 os._exit(len(OUTCOMES))
         _, status = os.waitpid(child, 0)
@@ -86,11 +92,16 @@ def examine() -> None:
         else:
             assert os.WEXITSTATUS(status) < len(OUTCOMES), number
             outcomes[OUTCOMES[os.WEXITSTATUS(status)]] += 1
-    print(count, outcomes)
-    assert outcomes["before"], outcomes
-    assert outcomes["half"], outcomes
+    print(least, count, outcomes)
+    return outcomes
 
 
 if __name__ == "__main__":
-    examine()
+    of_all = examine(0)
+    assert of_all["before"] > 0
+    assert of_all["half"] > 0
+    # Tensors, whose memory comes before the first write.
+    of_tensors = examine(4096)
+    assert of_tensors["before"] > 5
+    assert of_tensors["half"] == of_tensors["ended"] == 0
     print("each step is whole")
