@@ -89,6 +89,7 @@ class Loop:
                 "loader gives its batches only once, as generators do; for several epochs, pass "
                 "a list or an object that begins anew at each iteration"
             )
+        self._restore_rates()
         patience = _Patience(self._patience)
         is_over = False
         for earlier in self._earlier:
@@ -110,6 +111,23 @@ class Loop:
                     self._plateau.step(value)
                 if patience.note(value):
                     break
+
+    def _restore_rates(self) -> None:
+        """Write the last rates of a scheduler to its optimizer.
+
+        Most schedulers compute the next rate from the optimizer's, which the state of a scheduler
+        lacks: after ``load_state_dict`` the optimizer has its first rate again.
+        """
+        groups = getattr(getattr(self._scheduler, "optimizer", None), "param_groups", ())
+        for group, rate in zip(groups, self._rates() if groups else (), strict=False):
+            if hasattr(group["lr"], "fill_"):  # a tensor, which compiled optimizers share
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def _rates(self) -> Sequence[float]:
+        assert self._scheduler is not None
+        return self._scheduler.get_last_lr()
 
     def _catch_up(self) -> None:
         """Give a new scheduler of plateaus the values of the epochs before the file was saved."""
@@ -211,7 +229,7 @@ class Loop:
         if self._scheduler is not None:
             hyperparameters = trainer.train_step.hyperparameters
             names = [name for name in hyperparameters if Hyperparameter.parse(name).kind == LR]
-            rates = self._scheduler.get_last_lr()
+            rates = self._rates()
             if len(rates) != len(names):
                 raise ValueError(
                     f"the scheduler has {len(rates)} groups of parameters, but the step has "

@@ -14,6 +14,7 @@ from ..ir.signature import GROUPS
 from . import _files
 from ._packing import unpacked
 from ._tensors import shape_of
+from ._values import restored
 from .history import COUNTERS, MOST_COUNT, MOST_SEED, History
 
 
@@ -84,7 +85,10 @@ def _described(path, described: dict) -> tuple[dict[str, int], History, dict]:
         fault = error
     if fault:
         raise ValueError(f"{path} is damaged: its history is of another form: {fault}")
-    return counters, History(**history), more
+    try:
+        return counters, History(**history), restored(more)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def _fault_of(history: dict) -> str | None:

@@ -25,6 +25,7 @@ from ._packing import packed
 from ._prediction import Prediction, averages_of
 from ._state import check_seed, read_state
 from ._tensors import copies_of
+from ._values import described as described_values
 from .history import COUNTERS, History
 from .step import StepResult, Tensors, TrainStep
 
@@ -293,9 +294,11 @@ class Trainer(InMoments, metaclass=_TrainerType):
         """Train until ``epochs`` epochs are complete, counted from the first.
 
         After :meth:`load`, training goes on with the batch behind the last one, if the loader has
-        the same order. A scheduler of PyTorch has a state of its own, which
-        ``save(path, {"schedule": schedule.state_dict()})`` keeps; a new ``ReduceLROnPlateau`` gets
-        the earlier values of ``monitor`` from the history.
+        the same order. A scheduler of PyTorch has a state of its own: save it with
+        ``save(path, {"schedule": schedule.state_dict()})`` and pass the result of :meth:`load` to
+        ``load_state_dict`` of a new scheduler. Its last rates are written to its optimizer, from
+        which most schedulers compute the next ones. A new ``ReduceLROnPlateau`` without a loaded
+        state gets the earlier values of ``monitor`` from the history.
 
         Parameters
         ----------
@@ -428,12 +431,15 @@ class Trainer(InMoments, metaclass=_TrainerType):
         path : str or os.PathLike
             The file.
         more : Mapping, optional
-            Further values for JSON, such as the state of a scheduler; :meth:`load` returns them.
+            Further values, such as the state of a scheduler, which :meth:`load` returns: numbers,
+            text, lists, and mappings of them. Tuples become lists.
 
         Raises
         ------
-        TypeError, ValueError
-            If further values are none of JSON, or could not be read again.
+        TypeError
+            If ``more`` has other values. The message names the place, and the file is as before.
+        ValueError
+            If further values could not be read again.
         OSError
             If the file cannot be written, or is a pipe, a device or a folder.
         BrokenTrainerError
@@ -443,7 +449,7 @@ class Trainer(InMoments, metaclass=_TrainerType):
         described = {
             "counters": {name: getattr(moment, name) for name in COUNTERS},
             "history": packed(moment.history),
-            "more": dict(more or {}),
+            "more": described_values(dict(more or {}), "more"),
         }
         groups = {name: self._group(name) for name in GROUPS}
         _export.write_state(path, self.train_step, groups, described)

@@ -1,0 +1,52 @@
+"""Values of Python as JSON: the further values of ``Trainer.save``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+#: The key of an object that stands for a dict with other keys than text, which JSON lacks.
+#: Schedulers of PyTorch have such dicts: the milestones of ``MultiStepLR`` are a Counter.
+_KIND = "relax_grad.kind"
+_KINDS = {"dict": dict, "Counter": Counter}
+
+
+def described(value: object, place: str) -> Any:
+    """Return a value for JSON. ``place`` is its name in errors.
+
+    Raises
+    ------
+    TypeError
+        If it has values of other types than numbers, text, lists and mappings.
+    """
+    if isinstance(value, Mapping):
+        members = {key: described(one, f"{place}[{key!r}]") for key, one in value.items()}
+        kind = "Counter" if isinstance(value, Counter) else "dict"
+        if kind == "dict" and _KIND not in members and all(isinstance(k, str) for k in members):
+            return members
+        for key in members:
+            if not isinstance(key, str | int | float | None):
+                raise TypeError(f"keys of {place} must be text or numbers, but one is {key!r}")
+        return {_KIND: kind, "items": [list(item) for item in members.items()]}
+    if isinstance(value, list | tuple):
+        return [described(one, f"{place}[{i}]") for i, one in enumerate(value)]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    remedy = "leave it out" if callable(value) else "pass numbers, text, lists and dicts of them"
+    raise TypeError(f"a file holds no {type(value).__name__}, but {place} is {value!r}: {remedy}")
+
+
+def restored(value: Any) -> Any:
+    """Return the value that :func:`described` returned a description of."""
+    if isinstance(value, list):
+        return [restored(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    kind, items = value.get(_KIND), value.get("items")
+    if kind is None:
+        return {key: restored(one) for key, one in value.items()}
+    is_list = isinstance(items, list) and all(isinstance(i, list) and len(i) == 2 for i in items)
+    if items is None or kind not in _KINDS or not is_list:
+        raise ValueError(f"further values have an unknown object {str(value)[:100]}")
+    return _KINDS[kind]({key: restored(one) for key, one in items})
