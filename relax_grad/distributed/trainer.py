@@ -149,6 +149,7 @@ def data_parallel(
         parts,
         session.num_workers if shard_optimizer else 1,
         check_every,
+        batch_norm == "local",
         values=values,
         seed=seed,
         on_nan=on_nan,
@@ -270,9 +271,11 @@ class DataParallelTrainer(ParallelTrainer):
         parts: Parts | None,
         sharing: int,
         check_every: int,
+        has_local_norms: bool,
         **options: object,
     ):
         self._split = split
+        self._has_local_norms = has_local_norms
         self._group_size = 1 if parts is None else session.num_workers // session.num_groups
         self.shards = {} if parts is None else parts.shards
         if parts is None:
@@ -331,7 +334,20 @@ class DataParallelTrainer(ParallelTrainer):
                 f"a batch must have an example for each of the {replicas} {unit}, but it has "
                 f"{int(first.shape[0])}"
             )
+        if self._has_local_norms:
+            self._check_shares(types, tensors)
         return tensors
+
+    def _check_shares(self, types: Mapping, tensors: Sequence[tvm.runtime.Tensor]) -> None:
+        """Check the symbolic extents of the smallest share of a batch."""
+        symbols = {}
+        for (name, kind), tensor in zip(types.items(), tensors, strict=True):
+            for axis, extent in enumerate(kind.shape.values):
+                if not hasattr(extent, "value"):
+                    parts = self._replicas if name in self._split and axis == 0 else 1
+                    symbols[str(extent)] = int(tensor.shape[axis]) // parts
+        for check in self._checks:
+            check.check(symbols)
 
     def _whole(self, name: str, kind: relax.TensorType) -> relax.TensorType:
         extents = list(kind.shape.values)

@@ -12,6 +12,7 @@ from tvm import relax
 
 from ..cpu.threads import let_torch_threads_sleep
 from ..ir.compat import dtype_of
+from ..ir.extent_checks import ExtentCheck, extent_checks
 from ..ir.index_ranges import IndexRange, index_ranges
 from ._slots import LR, Hyperparameter
 
@@ -162,6 +163,16 @@ def _decided(
     return tuple(
         known for known in ranges if isinstance(known.extent, int) or known.extent in symbols
     )
+
+
+def checks_of(step) -> tuple[ExtentCheck, ...]:
+    """Return the conditions on the symbolic extents in the batch of a ``TrainStep``."""
+    return extent_checks(step._source.module, step._source.name)
+
+
+def forward_checks_of(step) -> tuple[ExtentCheck, ...]:
+    """Return the conditions on the symbolic extents of the prediction of a ``TrainStep``."""
+    return () if step.forward is None else extent_checks(step.module, step.forward.name)
 
 
 def check_ranges(

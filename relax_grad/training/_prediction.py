@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tvm
 
 from ..ir.index_ranges import IndexRange
-from ._inputs import as_input, check_ranges, forward_ranges_of, input_types
+from ._inputs import as_input, check_ranges, forward_checks_of, forward_ranges_of, input_types
 from ._slots import EMA, Slot
 from ._tensors import Tensors, leaves_of
 
@@ -17,6 +17,7 @@ class Prediction:
 
     def __init__(self, step, check_inputs: bool):
         self._step = step
+        self._checks = forward_checks_of(step)
         self._ranges: Sequence[IndexRange] = forward_ranges_of(step) if check_inputs else ()
 
     def outputs(
@@ -45,7 +46,7 @@ class Prediction:
             for (name, ty), value in zip(types.items(), inputs, strict=True)
         }
         check_ranges(self._ranges, tensors, symbols)
-        trainer._allocator.begin(symbols)
+        trainer._begin(symbols, self._checks)
         result = trainer._machine[forward.name](
             *tensors.values(), *(values[name] for name in forward.values)
         )

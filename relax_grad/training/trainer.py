@@ -13,11 +13,12 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ..ir.extent_checks import ExtentCheck
 from ..ir.signature import GROUPS, MODEL_GROUPS
 from . import _export
 from ._allocator import Allocator
 from ._evaluation import Evaluation
-from ._inputs import as_input, check_ranges, named_values, ranges_of, scalars_of
+from ._inputs import as_input, check_ranges, checks_of, named_values, ranges_of, scalars_of
 from ._loop import Loop, Scheduler
 from ._moment import Call, InMoments, Moment
 from ._outcome import is_update
@@ -132,6 +133,7 @@ class Trainer(InMoments, metaclass=_TrainerType):
         if not isinstance(check_inputs, bool):
             raise TypeError(f"check_inputs must be True or False, but it is {check_inputs!r}")
         self._ranges = ranges_of(step) if check_inputs else ()
+        self._checks = checks_of(step)
         self.target = _export.target_of(target)
         _export.check_runs_here(self.target)
         self.train_step, self.on_nan = step, on_nan
@@ -274,8 +276,14 @@ class Trainer(InMoments, metaclass=_TrainerType):
         symbols: dict[str, int] = {}
         tensors = {name: as_input(name, values[name], ty, symbols) for name, ty in types.items()}
         check_ranges(self._ranges, tensors, symbols)
-        self._allocator.begin(symbols)
+        self._begin(symbols, self._checks)
         return list(tensors.values())
+
+    def _begin(self, extents: dict[str, int], checks: Sequence[ExtentCheck]) -> None:
+        """Check symbolic extents, and prepare memory for them."""
+        for check in checks if extents else ():
+            check.check(extents)
+        self._allocator.begin(extents)
 
     # The loop
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from ...ir.compat import dtype_of, shapes_may_differ
+from ...ir.compat import Analyzer, dtype_of, shapes_may_differ
+from ...ir.extent_checks import ExtentCheck, condition_of, with_extent_checks
 from ...ir.module import ending_blocks, unused
 from ._converters import CONVERTERS, Refused
 from ._operators import GRADIENT
@@ -103,6 +104,7 @@ class Importer(ExportedProgramImporter):
         self.freezes_batch_norm = freezes_batch_norm
         self._custom = custom
         self._streams = 0
+        self._checks: list[ExtentCheck] = []
 
     def args(self, node: fx.Node) -> tuple:
         """Return the arguments of a node with Relax values in the place of nodes."""
@@ -117,6 +119,25 @@ class Importer(ExportedProgramImporter):
         graph."""
         self._streams += 1
         return self._streams - 1
+
+    def require(self, condition: tirx.Expr | bool, reason: str) -> None:
+        """Note a condition on extents, which calls of the function check.
+
+        Raises
+        ------
+        Refused
+            If the condition does not hold for all extents.
+        """
+        if hasattr(condition, "asobject"):  # of == and !=
+            condition = condition.asobject()
+        known = condition if isinstance(condition, bool) else Analyzer().simplify(condition)
+        if isinstance(known, bool | tirx.IntImm):
+            if not known:
+                raise Refused(f"{reason}; give examples of other extents")
+            return
+        parts = condition_of(condition)
+        if parts is not None:
+            self._checks.append(ExtentCheck(parts, reason))
 
     def type_of(self, value: torch.Tensor) -> relax.TensorType:
         """Return the Relax type of a tensor or of a fake tensor."""
@@ -150,7 +171,7 @@ class Importer(ExportedProgramImporter):
         """
         self.symbols = Symbols(program.symbols)
         self.problems = list(program.problems)
-        self._streams = 0
+        self._streams, self._checks = 0, []
         nodes = {node.name: node for node in program.exported.graph.nodes}
         self.seed = relax.Var("seed", relax.TensorType((), "int64"))
         taken = {"seed", *values}
@@ -179,6 +200,7 @@ class Importer(ExportedProgramImporter):
             function = bb.get()[variable]
             function = relax.Function(params, function.body, function.ret_ty, attrs=function.attrs)
             bb.update_func(variable, function.with_attr("num_input", count))
+        bb.update_func(variable, with_extent_checks(bb.get()[variable], self._checks))
         return params
 
     def _variable(self, name: str, value: torch.Tensor) -> relax.Var:

@@ -165,6 +165,14 @@ class Call:
         total = plain_extent(total)
         return self.tensor(total, dtype)
 
+    def require_some(self, extents) -> None:
+        """Require at least one element along axes that are reduced, as PyTorch does."""
+        product = tirx.IntImm("int64", 1)
+        for extent in extents:
+            product = product * extent
+        name = self.node.target.__name__.partition(".")[0]
+        self.importer.require(product != 0, f"{name} needs at least one element to reduce")
+
     def numbers(self, count, dtype: str = "int64") -> relax.Expr:
         """Return the integers from 0 on."""
         bounds = [

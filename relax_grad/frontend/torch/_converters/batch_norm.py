@@ -12,7 +12,13 @@ from tvm import relax, tirx
 
 from ....ir.compat import dtype_of
 from ....op.norm_statistics import batch_norm_statistics
-from ._call import wide_dtype
+from ._call import plain_extent, wide_dtype
+
+#: The reason for an error of PyTorch's for the same extents.
+_REASON = (
+    "normalisation by the statistics of a batch needs more than 1 value per channel, so that they "
+    "vary"
+)
 
 
 def _updating(importer, node: fx.Node) -> tuple:
@@ -22,6 +28,8 @@ def _updating(importer, node: fx.Node) -> tuple:
     if not training or importer.freezes_batch_norm:
         result = _normalized(importer, data, weight, bias, mean, variance, epsilon, False)[0]
         return result, None, None, mean, variance
+    # PyTorch leaves the running statistics as they are for no values; that is not imported.
+    importer.require(_count(data) > 1, _REASON)
     result, batch_mean, batch_variance = _normalized(
         importer, data, weight, bias, mean, variance, epsilon, True
     )
@@ -41,6 +49,7 @@ def _evaluating(importer, node: fx.Node) -> tuple:
 
 def _without_statistics(importer, node: fx.Node) -> tuple:
     data, weight, bias, _, _, epsilon = importer.args(node)
+    importer.require(_count(data) != 1, _REASON)
     result = _normalized(importer, data, weight, bias, None, None, epsilon, True)[0]
     return result, *_statistics(importer, node, data, epsilon)
 
@@ -101,15 +110,21 @@ def _moved(importer, old, new, momentum: float) -> relax.Expr:
 def _unbiased(importer, data, variance) -> relax.Expr:
     """Return the variance with Bessel's correction."""
     kind = dtype_of(variance.ty)
-    extents = [extent for i, extent in enumerate(data.ty.shape.values) if i != 1]
-    if all(isinstance(extent, tirx.IntImm) for extent in extents):
-        count = math.prod(map(int, extents))
+    count = _count(data)
+    if isinstance(count, int):
         return importer.emit(relax.op.multiply(variance, relax.const(count / (count - 1), kind)))
-    sizes = importer.emit(relax.op.shape_to_tensor(relax.ShapeExpr(extents)))
-    count = importer.emit(relax.op.astype(importer.emit(relax.op.prod(sizes, [0])), kind))
-    less = importer.emit(relax.op.subtract(count, relax.const(1, kind)))
-    factor = importer.emit(relax.op.divide(count, less))
+    size = importer.emit(relax.op.shape_to_tensor(relax.ShapeExpr([count])))
+    size = importer.emit(relax.op.astype(importer.emit(relax.op.reshape(size, ())), kind))
+    less = importer.emit(relax.op.subtract(size, relax.const(1, kind)))
+    factor = importer.emit(relax.op.divide(size, less))
     return importer.emit(relax.op.multiply(variance, factor))
+
+
+def _count(data) -> int | tirx.Expr:
+    """Return the number of values of a channel."""
+    return math.prod(
+        plain_extent(extent) for i, extent in enumerate(data.ty.shape.values) if i != 1
+    )
 
 
 def _cast(importer, value, kind: str) -> relax.Expr:

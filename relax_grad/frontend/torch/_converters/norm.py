@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -68,6 +69,8 @@ def _group_norm(call, data, weight, bias, eps, num_groups=None, group=None, **_)
     inner = call.cast(data, kind)
     shape = extents_of(data)
     axes = list(range(2, len(shape)))
+    count = math.prod(extent for i, extent in enumerate(shape) if i != 1) * shape[1] // groups
+    call.importer.require(count != 1, "group normalisation needs more than 1 value per group")
     scale, shift = (_affine(call, e, f, [shape[1]], kind) for e, f in ((weight, 1), (bias, 0)))
     if axes:
         result = call.emit(_op.nn.group_norm(inner, scale, shift, groups, 1, axes, eps))

@@ -37,6 +37,11 @@ def _reduced(call, function: Callable, data, dims, keepdim: bool) -> relax.Expr:
     return call.emit(function(data, axes_of(dims, rank), keepdim))
 
 
+def _require_some(call, data, dims) -> None:
+    shape = extents_of(data)
+    call.require_some(shape[axis] for axis in axes_of(dims, len(shape)))
+
+
 def _dims(dim) -> list | None:
     return [dim] if isinstance(dim, int) else dim
 
@@ -64,6 +69,7 @@ def _extreme(call, data, dim=None, keepdim=False):
     """Equal extremes share the gradient."""
     function = _op.max if "max" in call.node.target.__name__ else _op.min
     kind = dtype(data)
+    _require_some(call, data, dim)
     if kind == "bool":
         data = call.cast(data, "int8")
     result = call.cast(_reduced(call, function, data, dim, keepdim), kind)
@@ -86,7 +92,9 @@ def _extreme(call, data, dim=None, keepdim=False):
 def _any(call, data, dim=None, keepdim=False):
     function = _op.max if "any" in call.node.target.__name__ else _op.min
     data = call.cast(call.cast(data, "bool"), "int8")
-    return call.cast(_reduced(call, function, data, _dims(dim), keepdim), call.dtype)
+    found = call.emit(_reduced(call, function, data, _dims(dim), keepdim))
+    # The extremes of no elements are the limits of int8.
+    return call.cast(call.emit(_op.greater(found, scalar(0, "int8"))), call.dtype)
 
 
 def place_of_extreme(call, data, axis: int, largest: bool) -> relax.Expr:
@@ -112,6 +120,7 @@ def _extreme_and_place(call, data, dim, keepdim):
     if not data.ty.ndim:
         return data, _op.zeros([], "int64")
     axis = axis_of(dim, data.ty.ndim)
+    _require_some(call, data, axis)
     place = place_of_extreme(call, data, axis, largest)
     return _gathered(call, data, place, axis, keepdim)
 
@@ -130,6 +139,7 @@ def _argmax(call, data, dim, keepdim):
     shape = call.shape
     if not data.ty.ndim:
         return _op.zeros([], "int64")
+    _require_some(call, data, dim)
     if dim is None:
         data, dim = call.emit(_op.reshape(data, [-1])), 0
     largest = call.node.target.__name__ == "argmax.default"
@@ -196,6 +206,7 @@ def norm(call, data, order: float, dims, keepdim: bool) -> relax.Expr:
     if order == 1:
         return reduced(_op.sum, size)
     if order in (float("inf"), float("-inf")):
+        _require_some(call, data, dims)
         return reduced(_op.max if order > 0 else _op.min, size)
     if order < 0:
         raise Refused("norms of a negative order have no form here")

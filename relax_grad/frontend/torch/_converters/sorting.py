@@ -71,6 +71,7 @@ def _kth(call, data, k=None, dim=None, keepdim=False):
         data, dim = call.reshape(data, [math.prod(static(extents_of(data)))]), 0
     axis = axis_of(dim, data.ty.ndim)
     extent = extents_of(data)[axis]
+    call.require_some([extent])
     middle = (extent - 1) // 2 if k is None else k - 1
     place = sliced(call, _order(call, data, axis, False), axis, middle, 1)
     if k is None and "float" in dtype(data):

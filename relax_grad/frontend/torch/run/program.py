@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from tvm import relax, tirx
 
 from ....ir.compat import dtype_of
+from ....ir.extent_checks import extent_checks
 from ....ir.index_ranges import index_ranges
 from ....ir.signature import Signature
 from .._imported import Imported
@@ -87,6 +88,7 @@ class Program:
         ]
         self._compiled: dict[tuple[bool, ...], Compiled] = {}
         names = list(imported.inputs)
+        self._checks = extent_checks(imported.module, "training")
         ranges = index_ranges(imported.module, "training", names)
         self._ranges = [(names.index(index_range.input), index_range) for index_range in ranges]
         # The values are those of the module at each call.
@@ -112,13 +114,15 @@ class Program:
             ):
                 kind = self._types[self._signature.batch[name]]
                 raise ValueError(_misfit(name, tensor, dtype, kind))
-        if self._ranges:
+        if self._ranges or self._checks:
             symbols = {
                 extent.name: n
                 for tensor, kind in zip(inputs, self._input_types, strict=True)
                 for n, extent in zip(tensor.shape, kind.shape.values, strict=True)
                 if isinstance(extent, tirx.Var)
             }
+            for check in self._checks:
+                check.check(symbols)
             for at, index_range in self._ranges:
                 if isinstance(index_range.extent, int) or index_range.extent in symbols:
                     index_range.check(inputs[at].detach().numpy(), symbols)

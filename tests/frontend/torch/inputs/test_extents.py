@@ -10,7 +10,8 @@ F, nn = torch.nn.functional, torch.nn
 
 from torch_models import compiled, tensor_of  # noqa: E402
 
-from relax_grad.frontend.torch import from_module  # noqa: E402
+from relax_grad.frontend.torch import from_module, wrap  # noqa: E402
+from relax_grad.ir.extent_checks import extent_checks  # noqa: E402
 from relax_grad.training import SGD, Trainer, train_step  # noqa: E402
 
 
@@ -105,3 +106,100 @@ def test_batch_and_sequence_in_one_step(body):
         torch.testing.assert_close(
             torch.from_dlpack(trainer.params[name]), param.detach(), rtol=1e-4, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("way", ["Trainer", "wrap"])
+def test_a_batch_of_one_row_is_refused_before_statistics_change(way):
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
+    shapes = {"input": {0: "batch"}, "target": {0: "batch"}}
+    if way == "Trainer":
+        imported = from_module(
+            model,
+            (torch.randn(5, 4),),
+            loss=F.mse_loss,
+            targets=(torch.randn(5, 1),),
+            dynamic_shapes=shapes,
+        )
+        trainer = Trainer(train_step(imported, SGD(lr=0.1)))
+
+        def step(count):
+            trainer.step(torch.randn(count, 4), torch.randn(count, 1))
+
+        def state():
+            values = [trainer.values[key].numpy().tolist() for key in sorted(trainer.values)]
+            return values, trainer.steps, trainer.updates
+    else:
+        wrapped = wrap(model, (torch.randn(5, 4),), dynamic_shapes={"input": {0: "batch"}})
+
+        def step(count):
+            wrapped(torch.randn(count, 4))
+
+        def state():
+            return [tensor.tolist() for tensor in model.state_dict().values()]
+
+    step(5)
+    before = state()
+    for count in (1, 0):
+        with pytest.raises(ValueError, match=f"more than 1 value per channel.*batch = {count}$"):
+            step(count)
+    assert state() == before
+    if way == "Trainer":
+        trainer.predict(torch.randn(1, 4))
+    step(2)
+    assert state() != before
+
+
+class Reduced(nn.Module):
+    """Reductions over a batch, which have a value for no rows too."""
+
+    def forward(self, x):
+        return {
+            "mean": x.mean(0),
+            "std": x.std(0),
+            "var": x.var(0, correction=2),
+            "any": (x > 0).any(0),
+            "all": (x > 0).all(0),
+            "prod": x.prod(0),
+        }
+
+
+def test_reductions_of_few_rows():
+    module = Reduced()
+    wrapped = wrap(module, (torch.randn(5, 3),), dynamic_shapes={"x": {0: "batch"}})
+    for count in (3, 2, 1, 0):
+        x = torch.randn(count, 3)
+        torch.testing.assert_close(wrapped(x), module(x), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "allowed", "refused"),
+    [
+        (lambda x: x.amax(0), 1, 0),
+        (lambda x: x.min(), 1, 0),
+        (lambda x: x.max(0).values, 1, 0),
+        (lambda x: x.argmax(0), 1, 0),
+        (lambda x: x.median(0).values, 1, 0),
+        (lambda x: x.norm(float("inf"), 0), 1, 0),
+        (lambda x: F.batch_norm(x, None, None, training=True), 2, 1),
+        (lambda x: F.instance_norm(x.T[None]), 2, 1),
+        (lambda x: F.group_norm(x.T[None], 3), 2, 1),
+    ],
+    ids=["amax", "min", "max", "argmax", "median", "norm", "batch", "instance", "group"],
+)
+def test_extents_without_a_value_are_refused(function, allowed, refused):
+    """As PyTorch refuses them."""
+
+    class Called(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    data = torch.randn(7, 3)
+    imported = from_module(Called(), (data,), dynamic_shapes={"x": {0: "batch"}})
+    names = {variable.name_hint for variable in imported.module.get_global_vars()}
+    (name,) = names - {"forward"}  # loss or training
+    (check,) = extent_checks(imported.module, name)
+    check.check({"batch": allowed})
+    with pytest.raises(ValueError, match=f"batch = {refused}$"):
+        check.check({"batch": refused})
+    with pytest.raises((ValueError, IndexError, RuntimeError)):
+        function(data[:refused])
