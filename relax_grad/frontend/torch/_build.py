@@ -14,7 +14,7 @@ from ...transform import FuseAttention
 from ._imported import Imported
 from ._importer import Importer
 from ._problems import raise_problems, text_of
-from ._tensors import copied, merged
+from ._tensors import check_memory, copied, merged
 from .export.program import Program
 from .tracing.hooks import check_hooks
 
@@ -51,6 +51,7 @@ def imported_from(
     options: Options,
     num_inputs: int,
     reasons: str | None = None,
+    copies_values: bool = True,
 ) -> Imported:
     """Return the import of the graphs in training and in evaluation mode.
 
@@ -67,11 +68,14 @@ def imported_from(
         targets.
     reasons : str, optional
         The reasons for which evaluation mode cannot be imported, for a warning.
+    copies_values : bool
+        Whether training changes copies of the parameters, and not those of the module.
     """
     programs = [program for program in (training, evaluation) if program is not None]
     for program in programs:
         program.rename(values.aliases)
     groups = _groups(values, training, programs)
+    check_memory(values.tensors, [*groups["states"], *(groups["params"] if copies_values else ())])
     tensors = {key: values.tensors[key] for keys in groups.values() for key in keys}
     bb = relax.BlockBuilder()
     importer = Importer(bb, options.custom, options.batch_norm == "frozen")

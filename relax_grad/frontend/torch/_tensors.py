@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 import tvm
@@ -51,7 +51,6 @@ def merged(
     values: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
-    spans: dict[int, list[tuple[int, int, str]]] = {}
     for key, tensor in [*params.items(), *buffers.items()]:
         if tensor.is_meta:
             raise ValueError(
@@ -70,20 +69,46 @@ def merged(
             continue
         first[id(tensor)] = key
         values[key] = tensor
-        if key not in params or not tensor.numel():
+    for key, other in shared_memory({key: values[key] for key in params if key in values}):
+        raise ValueError(
+            f"the parameters {key} and {other} are different tensors in the same memory; tie them "
+            "by assigning one parameter to both modules"
+        )
+    return values, aliases
+
+
+def shared_memory(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
+    """Return the pairs of keys of tensors whose memory overlaps."""
+    pairs = []
+    spans: dict[int, list[tuple[int, int, str]]] = {}
+    for key, tensor in tensors.items():
+        if not tensor.numel():
             continue
         start = tensor.data_ptr()
         reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         end = start + (reach + 1) * tensor.element_size()
         others = spans.setdefault(tensor.untyped_storage().data_ptr(), [])
-        for low, high, other in others:
-            if low < end and start < high:
-                raise ValueError(
-                    f"the parameters {other} and {key} are different tensors in the same memory; "
-                    "tie them by assigning one parameter to both modules"
-                )
+        pairs += [(other, key) for low, high, other in others if low < end and start < high]
         others.append((start, end, key))
-    return values, aliases
+    return pairs
+
+
+def check_memory(values: Mapping[str, torch.Tensor], changed: Collection[str]) -> None:
+    """Refuse buffers in the memory of a tensor that a step changes, as they would not follow it.
+
+    Raises
+    ------
+    ValueError
+        If there is such a buffer.
+    """
+    for pair in shared_memory(values):
+        for key, other in (pair, pair[::-1]):
+            if key in changed:
+                raise ValueError(
+                    f"{other} has the memory of {key}, which changes in training, and would keep "
+                    f"its first values; register {other} as a clone(), or compute it from {key} in "
+                    "forward"
+                )
 
 
 def chosen(trainable, values: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> list[str]:

@@ -196,4 +196,7 @@ def import_for_wrap(
     program.loss = None  # it is among the outputs
     if program.form is None:
         raise RuntimeError("the export of a module must have the form of its result")
-    return imported_from(program, None, values, options, len(program.inputs)), program.form
+    imported = imported_from(
+        program, None, values, options, len(program.inputs), copies_values=False
+    )
+    return imported, program.form

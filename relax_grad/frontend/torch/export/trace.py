@@ -12,7 +12,9 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.fx import traceback as fx_traceback
 from torch.utils import _pytree as pytree
 
+from ....errors import UnsupportedOperatorError
 from .._problems import raise_problems
+from .._tensors import shared_memory
 from ..inputs.extents import DynamicShapes
 from ..inputs.names import Inputs
 from ..inputs.results import loss_of, named_tensors
@@ -75,11 +77,31 @@ def export(
             raise_problems(tracer.problems)
             raise translated(error, inputs.leaves) from error
     roles = names, result.names, result.has_loss
-    program = decomposed(exported, *roles, kept, _key, tracer.training, has_memory=True)
+    try:
+        program = decomposed(exported, *roles, kept, _key, tracer.training, has_memory=True)
+    except UnsupportedOperatorError as error:
+        if isinstance(error.__cause__, AssertionError):
+            _refuse_shared_buffers(module, error)
+        raise
     program.problems[:0] = tracer.problems
     program.form = result.form
     program.symbols = extents.symbols(program.exported, list(program.inputs.values()))
     return program
+
+
+def _refuse_shared_buffers(module: nn.Module, error: Exception) -> None:
+    """Raise an error that names buffers, or a buffer and an attribute, in the same memory, if there
+    are some: a graph that writes to one of them cannot be decomposed."""
+    tensors = dict(module.named_buffers(remove_duplicate=False))
+    for prefix, submodule in module.named_modules():
+        for name, value in vars(submodule).items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{prefix}.{name}" if prefix else name] = value
+    for key, other in shared_memory({k: v for k, v in tensors.items() if not v.is_meta}):
+        raise ValueError(
+            f"the tensors {key} and {other} of the module have the same memory, and a call writes "
+            "to it; register one of them, and compute the other from it in forward"
+        ) from error
 
 
 def _distinct(examples: tuple, *owners: object) -> tuple:

@@ -59,6 +59,8 @@ class Compiled:
     copied : list[int] or None
         The outputs that share memory with an argument or another result; None before the first
         call.
+    copied_states : list[int]
+        The new states that share memory with an argument, such as those of exchanged buffers.
     """
 
     forward: Callable
@@ -71,6 +73,7 @@ class Compiled:
     residuals: int = 0
     gradients: int = 0
     copied: list[int] | None = None
+    copied_states: list[int] = field(default_factory=list)
 
     def run(self, arguments: Sequence[torch.Tensor]) -> tuple[list, list, object]:
         """Return the outputs in memory of their own, as the caller may write to them, the new
@@ -83,7 +86,9 @@ class Compiled:
         states = _items(_item(result, 1), len(self.states)) if self.states else []
         if self.copied is None:  # a property of the compiled function
             kept = _items(residuals, self.residuals) if self.residuals else []
-            taken = {_memory(tensor) for tensor in [*arguments, *states, *kept]}
+            taken = {_memory(tensor) for tensor in arguments}
+            self.copied_states = [i for i, new in enumerate(states) if _memory(new) in taken]
+            taken.update(_memory(tensor) for tensor in [*states, *kept])
             self.copied = []
             for i, output in enumerate(outputs):
                 if output.numel() and _memory(output) in taken:
@@ -91,6 +96,8 @@ class Compiled:
                 taken.add(_memory(output))
         for i in self.copied:
             outputs[i] = outputs[i].clone()
+        for i in self.copied_states:  # the caller writes to the arguments
+            states[i] = states[i].clone()
         return outputs, states, residuals
 
 

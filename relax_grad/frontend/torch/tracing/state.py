@@ -91,7 +91,7 @@ def watching_state(module: nn.Module, note: Callable[[str, str, str], None]) -> 
             old = before.get((id(submodule), name))
             new = vars(submodule)[name]
             is_mark = name.startswith("_") and isinstance(new, bool)  # that something is done
-            if (id(submodule), name) not in read or old == value or is_mark or _is_cache(new):
+            if (id(submodule), name) not in read or old == value or is_mark or is_cache(new):
                 continue
             note(
                 f"a write to the attribute {name} of {kind}",
@@ -171,11 +171,11 @@ def _frozen(value, depth: int):
     return id(value)  # libraries note in objects, such as a configuration, how they were called
 
 
-def _is_cache(value) -> bool:
+def is_cache(value) -> bool:
     """Tell whether a value is a tensor, or several, of a trace that depends on no input, parameter
     or buffer."""
     if isinstance(value, (list, tuple)):
-        return bool(value) and all(map(_is_cache, value))
+        return bool(value) and all(map(is_cache, value))
     mode = get_proxy_mode()
     if not isinstance(value, FakeTensor) or mode is None:
         return False

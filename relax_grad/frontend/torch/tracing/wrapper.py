@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -12,14 +11,10 @@ from torch.utils import _pytree as pytree
 from .._problems import Problem
 from .._tensors import described
 from ..inputs.results import is_loss, loss_of, named_tensors
+from .buffers import assigned_buffers
 from .hooks import watching_hooks
 from .state import watching_state
 from .tracer import Tracer
-
-_SYMBOLIC_STATE = (
-    ", and symbolic extents are none; leave this axis out of dynamic_shapes, or return the tensor"
-)
-
 
 #: It stands for a tensor in the form of a result.
 TENSOR = object()
@@ -74,7 +69,7 @@ class Wrapper(nn.Module):
             watching_state(self, self._note_state),
             watching_hooks(self, self._note_state),
             self.tracer.watching(),
-            _assigned_buffers(self),
+            assigned_buffers(self),
         ):
             result = self.module(*args, **kwargs)
             loss = loss_of(result) if self.loss is None else self.loss(result, *targets)
@@ -92,28 +87,3 @@ class Wrapper(nn.Module):
 
     def _note_state(self, operator: str, reason: str, line: str) -> None:
         self.tracer.problems.append(Problem(operator, reason, line))
-
-
-@contextlib.contextmanager
-def _assigned_buffers(module: nn.Module) -> Iterator[None]:
-    """Write the tensors that a call assigns to buffers into these buffers, as torch.export drops
-    assignments."""
-    before = [(submodule, dict(submodule._buffers)) for submodule in module.modules()]
-    yield
-    for submodule, buffers in before:
-        for name, old in buffers.items():
-            new = submodule._buffers.get(name)
-            if new is old or old is None:
-                continue
-            # The comparison with a symbolic extent would make it a number.
-            is_symbolic = new is not None and not all(isinstance(n, int) for n in new.shape)
-            if new is None or is_symbolic or new.shape != old.shape or new.dtype != old.dtype:
-                raise ValueError(
-                    f"the buffer {name} of {type(submodule).__name__} gets {described(new)} in "
-                    f"the place of {described(old)}; a buffer must keep its shape and dtype"
-                    + _SYMBOLIC_STATE
-                    * is_symbolic
-                )
-            with torch.no_grad():
-                old.copy_(new)
-            submodule._buffers[name] = old
