@@ -21,6 +21,18 @@ OTHER = torch.tensor([1.0, NAN, NAN, 0.0, INF, -INF, INF, -7.0, 2.0, NAN, 3.0])
 ROWS = torch.tensor([[1.0, 2.0, INF, -INF], [-INF] * 4, [INF] * 4, [3.0, 3.0, 1.0, 0.0]])
 WITH_NAN = torch.tensor([[NAN, 1.0, 2.0, INF], [1.0, NAN, NAN, -INF]])
 
+SURE = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.5, 0.5, 0.25])
+TIED = torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]])
+
+
+def _distances(x):
+    return torch.cdist(x, 1 - x, p=INF)
+
+
+def _all_distances(x):
+    return F.pdist(x, p=INF)
+
+
 SPECIAL = [
     *(
         Case(name, getattr(F, name), (DATA,))
@@ -60,6 +72,27 @@ SPECIAL = [
     *(
         Case(f"{f.__name__}-nan", lambda x, f=f: f(x, dim=1), (WITH_NAN,), False)
         for f in (torch.amax, torch.amin, torch.median)
+    ),
+    Case(
+        "bce-saturated",
+        lambda x: F.binary_cross_entropy(x, SURE, weight=SURE + 1, reduction="none"),
+        (torch.tensor([0.0, 1.0, 0.0, 1.0, 1e-13, 1 - 1e-7, 0.5]),),
+    ),
+    Case(
+        "cosine-short",
+        lambda x, y: F.cosine_similarity(x, y),
+        (torch.tensor([[0.0, 0.0], [1e-9, 0.0], [1.0, 1.0]]), torch.eye(3, 2) + 0.5),
+    ),
+    Case("cosine-axes", lambda x: F.cosine_similarity(x, x[0] * x + 1, dim=-1), (TIED,)),
+    *(
+        Case(f"distance-inf-{f.__name__}", lambda x, f=f: f(x), (TIED,))
+        for f in (_distances, _all_distances)
+    ),
+    Case("median-ties", lambda x: x.median() + x.flatten()[:5].median(), (TIED,)),
+    Case("median-of-nan", lambda x: x.nan_to_num(0.5).median() + x[1].median(), (WITH_NAN,), False),
+    *(
+        Case(f"{name}-edge", getattr(F, name), (torch.tensor([-3.0, -0.5, -0.0, 0.0, 0.5, 6.0]),))
+        for name in ("celu", "selu", "softsign", "logsigmoid", "tanhshrink", "gelu")
     ),
     Case("logcumsumexp-far", lambda x: x.logcumsumexp(0), (torch.tensor([-200.0, 0.0, 5.0]),)),
 ]

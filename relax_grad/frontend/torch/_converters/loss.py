@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from tvm import relax
 
-from ._call import Call, converts, dtype, extents_of, scalar, static, wide_dtype
+from ....op import stop_gradient
+from ._call import Call, axis_of, converts, dtype, extents_of, scalar, static, wide_dtype
+from .reduction import norm
 
 LOSS: dict[str, Callable] = {}
 
@@ -54,6 +56,62 @@ def _huber(call, data, target, reduction, delta):
     line = call.emit(_op.subtract(size, scalar(0.5 * delta, kind)))
     line = call.emit(_op.multiply(line, scalar(delta, kind)))
     return _reduced(call, call.emit(_op.where(near, square, line)), reduction)
+
+
+#: The least product of a probability and its complement in the gradient of the cross entropy, and
+#: the least logarithm in its value, of PyTorch's kernels.
+_LEAST_PRODUCT, _LEAST_LOGARITHM = 1e-12, -100.0
+
+
+@converts(LOSS, "binary_cross_entropy.default")
+def _binary_cross_entropy(call, data, target, weight, reduction):
+    """A saturated probability p has the gradient ``(p - target) / 1e-12`` of PyTorch's kernel, and
+    not that of a bounded logarithm."""
+    kind = wide_dtype(call.dtype)
+    data, target = call.cast(data, kind), call.cast(target, kind)
+    one, least = scalar(1, kind), scalar(_LEAST_PRODUCT, kind)
+    fixed = call.emit(stop_gradient(data))
+    product = call.emit(_op.multiply(fixed, call.emit(_op.subtract(one, fixed))))
+    saturated = call.emit(_op.less(product, least))
+
+    def entropy(value, bounded: bool):
+        rest = call.emit(_op.subtract(one, value))
+        logs = [call.emit(_op.log(value)), call.emit(_op.log(rest))]
+        if bounded:  # NaN, of a value that is no probability, stays
+            bound = scalar(_LEAST_LOGARITHM, kind)
+            logs = [call.emit(_op.where(_op.less(log, bound), bound, log)) for log in logs]
+        other = call.emit(_op.subtract(one, target))
+        parts = (_op.multiply(f, log) for f, log in zip((target, other), logs, strict=True))
+        return call.emit(_op.negative(call.emit(_op.add(*map(call.emit, parts)))))
+
+    inner = call.emit(_op.where(saturated, scalar(0.5, kind), data))
+    slope = call.emit(_op.divide(_op.subtract(fixed, call.emit(stop_gradient(target))), least))
+    line = _op.multiply(call.emit(_op.subtract(data, fixed)), slope)
+    line = call.emit(_op.add(entropy(fixed, True), call.emit(line)))
+    loss = call.emit(_op.where(saturated, line, entropy(inner, False)))
+    if weight is not None:
+        loss = call.emit(_op.multiply(loss, call.cast(weight, kind)))
+    return _reduced(call, loss, reduction)
+
+
+@converts(LOSS, "cosine_similarity.default")
+def _cosine_similarity(call, x1, x2, dim=1, eps=1e-8):
+    """The bound of a norm passes the gradient, since PyTorch writes it within no_grad."""
+    kind = wide_dtype(call.dtype)
+    rank = max(x1.ty.ndim, x2.ty.ndim)
+    axis, factors = axis_of(dim, rank), []
+    for operand in (x1, x2):
+        operand = call.cast(operand, kind)
+        if operand.ty.ndim < rank:
+            missing = list(range(rank - operand.ty.ndim))
+            operand = call.emit(_op.expand_dims(operand, missing))
+        size = norm(call, operand, 2.0, [axis], True)
+        fixed = call.emit(stop_gradient(size))
+        short = call.emit(_op.less(fixed, scalar(eps, kind)))
+        raised = call.emit(_op.add(size, _op.subtract(scalar(eps, kind), fixed)))
+        factors.append(call.emit(_op.divide(operand, call.emit(_op.where(short, raised, size)))))
+    product = call.emit(_op.multiply(*factors))
+    return call.cast(call.emit(_op.sum(product, [axis])), call.dtype)
 
 
 @converts(LOSS, "multilabel_margin_loss.default")

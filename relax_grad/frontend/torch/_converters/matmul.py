@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 from tvm import relax
 
+from ....op import stop_gradient
 from ._call import converts, dtype, extents_of, scalar, static, wide_dtype
 from .reduction import norm
 
@@ -60,7 +62,7 @@ def _cdist(call, x1, x2, p, compute_mode):
     rank = x1.ty.ndim
     rows = call.emit(_op.expand_dims(x1, rank - 1))
     columns = call.emit(_op.expand_dims(x2, rank - 2))
-    return norm(call, call.emit(_op.subtract(rows, columns)), float(p), [-1], False)
+    return _distance(call, call.emit(_op.subtract(rows, columns)), float(p), -1)
 
 
 @converts(MATMUL, "_pdist_forward.default")
@@ -70,7 +72,23 @@ def _pdist(call, data, p):
         call.emit(_op.take(data, relax.const(places.astype("int64")), 0))
         for places in np.triu_indices(count, 1)
     )
-    return norm(call, call.emit(_op.subtract(rows, columns)), float(p), [1], False)
+    return _distance(call, call.emit(_op.subtract(rows, columns)), float(p), 1)
+
+
+def _distance(call, difference, order: float, axis: int) -> relax.Expr:
+    """Return the norm of differences. Each of several equal extremes has the whole gradient, and
+    not a share, as in PyTorch's distances."""
+    distance = call.emit(norm(call, difference, order, [axis], False))
+    if order != math.inf:
+        return distance
+    kind = dtype(distance)
+    fixed = call.emit(stop_gradient(difference))
+    extreme = call.emit(_op.expand_dims(call.emit(stop_gradient(distance)), axis))
+    ties = call.emit(_op.equal(call.emit(_op.abs(fixed)), extreme))
+    others = call.emit(_op.subtract(_op.sum(call.cast(ties, kind), [axis]), scalar(1, kind)))
+    rest = call.emit(_op.subtract(distance, call.emit(stop_gradient(distance))))
+    rest = call.emit(_op.where(_op.isinf(distance), scalar(0, kind), rest))
+    return _op.add(distance, call.emit(_op.multiply(rest, others)))
 
 
 @converts(MATMUL, "_grouped_mm.default")

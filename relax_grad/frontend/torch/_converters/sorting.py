@@ -80,7 +80,26 @@ def _kth(call, data, k=None, dim=None, keepdim=False):
         some = call.cast(call.emit(_op.max(wrong, [axis], True)), "bool")
         place = call.emit(_op.where(some, _op.argmax(wrong, axis, True), place))
     value = call.reshape(_taken(call, data, place, axis), shape)
+    if whole and "float" in dtype(data):
+        value = _shared(call, data, value)
     return value if whole else (value, call.reshape(place, shape))
+
+
+def _shared(call, data, value) -> relax.Expr:
+    """Return the median of all elements, whose gradient equal ones share, and NaN."""
+    kind = dtype(data)
+    value, fixed = call.emit(stop_gradient(value)), call.emit(stop_gradient(data))
+    # TVM has no isnan for half precision.
+    wide, wide_value = (call.cast(one, wide_dtype(kind)) for one in (fixed, value))
+    wrong = call.emit(_op.logical_and(_op.isnan(wide), _op.isnan(wide_value)))
+    ties = call.emit(_op.logical_or(_op.equal(fixed, value), wrong))
+    ties = call.emit(_op.logical_and(ties, _op.logical_not(_op.isinf(wide))))
+    change = call.emit(_op.where(ties, _op.subtract(data, fixed), scalar(0, kind)))
+    change = call.cast(change, wide_dtype(kind))
+    count = call.emit(_op.sum(call.cast(ties, wide_dtype(kind))))
+    count = call.emit(_op.maximum(count, scalar(1, wide_dtype(kind))))
+    mean = call.cast(call.emit(_op.divide(_op.sum(change), count)), kind)
+    return _op.add(value, mean)
 
 
 @converts(SORTING, "bucketize.Tensor", "searchsorted.Tensor")

@@ -1,7 +1,7 @@
 """PyTorch functions that check values of tensors before they compute, which torch.export cannot
-trace.
+trace, and functions that it traces with other gradients.
 
-The import leaves such a check out: it only raises an error.
+The import leaves a check out: it only raises an error.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 from torch import distributions, nn
+from torch.nn import _reduction as _Reduction
 
 _DISTRIBUTIONS = os.path.dirname(distributions.__file__) + os.sep
 
@@ -24,11 +25,70 @@ def is_validation(function: Callable, caller: str) -> bool:
     return function is torch._is_all_true and caller.startswith(_DISTRIBUTIONS)
 
 
-def gaussian_nll_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+class _Floor(torch.autograd.Function):
+    """A lower bound whose gradient passes."""
+
+    @staticmethod
+    def forward(ctx: Any, data: torch.Tensor, least: float) -> torch.Tensor:
+        return data.clamp(min=least)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return cotangent, None
+
+
+def gaussian_nll_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    var: torch.Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> torch.Tensor:
     """Return the loss of ``torch.nn.functional.gaussian_nll_loss`` without a look for negative
-    variances."""
+    variances.
+
+    That function clamps a variance within ``no_grad``, so that the gradient passes. Within a
+    function of PyTorch, torch.export does not see the region.
+    """
+    if isinstance(var, torch.Tensor):
+        var = _Floor.apply(var, eps)
     with mock.patch.object(torch, "any", return_value=False):
-        return torch.nn.functional.gaussian_nll_loss(*args, **kwargs)
+        return torch.nn.functional.gaussian_nll_loss(
+            input, target, var, full, 0.0 if isinstance(var, torch.Tensor) else eps, reduction
+        )
+
+
+def multi_margin_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: torch.Tensor | None = None,
+    size_average: bool | int | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """Return the loss of ``torch.nn.functional.multi_margin_loss``.
+
+    The graph of torch.export has the gradient of a clamp, which a class at the margin passes.
+    """
+    if type(size_average) is int:  # the reduction, in the function below that of PyTorch's package
+        reduction = ("none", "mean", "sum")[size_average]
+    elif size_average is not None or reduce is not None:
+        reduction = _Reduction.legacy_get_string(size_average, reduce)
+    is_single = input.dim() < 2
+    # torch.export takes an element of a constant tensor for a number.
+    data, places = torch.atleast_2d(input), torch.as_tensor(target).reshape(-1, 1)
+    size = margin - data.gather(1, places) + data
+    counts = ~(size <= 0) & (torch.arange(data.shape[1]) != places)  # NaN counts
+    size = torch.where(counts, size, 0.0) ** p
+    if weight is not None:
+        size = size * weight[places]
+    loss = size.mean(1)
+    if reduction == "none":
+        return loss.squeeze(0) if is_single else loss
+    return loss.mean() if reduction == "mean" else loss.sum()
 
 
 def _adaptive_softmax(module: nn.AdaptiveLogSoftmaxWithLoss, data, target):

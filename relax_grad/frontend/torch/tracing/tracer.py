@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from .._problems import Problem, is_user_file, user_line
 from . import gradients
-from .checks import gaussian_nll_loss, is_validation, without_checks
+from .checks import gaussian_nll_loss, is_validation, multi_margin_loss, without_checks
 from .ctc import ctc_loss
 from .functions import FunctionCalls
 from .packed import PackedSequences
@@ -32,8 +32,13 @@ CHECKPOINT = "relax_grad.checkpoint"
 _COND = torch.cond
 _HOOKS = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
 
-#: Functions that torch.export cannot trace, by name, with those in their place.
-_REPLACED = {"ctc_loss": ctc_loss, "gaussian_nll_loss": gaussian_nll_loss}
+#: Functions that torch.export cannot trace, or traces with other gradients, by name, with those in
+#: their place.
+_REPLACED: dict[str, Callable] = {
+    "ctc_loss": ctc_loss,
+    "gaussian_nll_loss": gaussian_nll_loss,
+    "multi_margin_loss": multi_margin_loss,
+}
 
 #: The modules whose functions PyTorch uses for itself.
 _OWN_FUNCTIONS = ("torch._higher_order_ops.", "torch._library.", "torch._functorch.")
