@@ -334,20 +334,16 @@ class DataParallelTrainer(ParallelTrainer):
                 f"a batch must have an example for each of the {replicas} {unit}, but it has "
                 f"{int(first.shape[0])}"
             )
-        if self._has_local_norms:
-            self._check_shares(types, tensors)
         return tensors
 
-    def _check_shares(self, types: Mapping, tensors: Sequence[tvm.runtime.Tensor]) -> None:
-        """Check the symbolic extents of the smallest share of a batch."""
-        symbols = {}
-        for (name, kind), tensor in zip(types.items(), tensors, strict=True):
-            for axis, extent in enumerate(kind.shape.values):
-                if not hasattr(extent, "value"):
-                    parts = self._replicas if name in self._split and axis == 0 else 1
-                    symbols[str(extent)] = int(tensor.shape[axis]) // parts
-        for check in self._checks:
-            check.check(symbols)
+    def _check_extents(self) -> None:
+        super()._check_extents()
+        name = str(self.train_step.batch[self._split[0]].shape.values[0])
+        extents = self._allocator.extents
+        if self._has_local_norms and name in extents:
+            smallest = {**extents, name: extents[name] // self._replicas}
+            for check in self._checks:
+                check.check(smallest)
 
     def _whole(self, name: str, kind: relax.TensorType) -> relax.TensorType:
         extents = list(kind.shape.values)

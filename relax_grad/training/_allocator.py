@@ -20,17 +20,18 @@ class Allocator:
     _frees: ClassVar[int] = 0
 
     def __init__(self):
-        self._extents: dict[str, int] = {}
+        #: The symbolic extents of the last call.
+        self.extents: dict[str, int] = {}
         #: The functions for which it has the memory, and how often it was freed before.
         self._taken: set[tuple[str, int]] = set()
 
     def begin(self, extents: dict[str, int]) -> None:
         """Free the memory of tensors of other symbolic extents, which TVM would keep for each
         size."""
-        if extents != self._extents:
+        if extents != self.extents:
             _free()
             Allocator._frees += 1
-            self._extents = extents
+            self.extents = extents
 
     def take(self, machine: Mapping, name: str, arguments: Sequence) -> None:
         """Take the memory of a function, so that a lack of memory is an error before it runs."""

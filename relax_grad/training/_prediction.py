@@ -46,7 +46,9 @@ class Prediction:
             for (name, ty), value in zip(types.items(), inputs, strict=True)
         }
         check_ranges(self._ranges, tensors, symbols)
-        trainer._begin(symbols, self._checks)
+        for check in self._checks:
+            check.check(symbols)
+        trainer._allocator.begin(symbols)
         result = trainer._machine[forward.name](
             *tensors.values(), *(values[name] for name in forward.values)
         )

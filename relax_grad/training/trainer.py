@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,6 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ..ir.extent_checks import ExtentCheck
 from ..ir.signature import GROUPS, MODEL_GROUPS
 from . import _export
 from ._allocator import Allocator
@@ -143,6 +143,8 @@ class Trainer(InMoments, metaclass=_TrainerType):
         )
         self._compile_options = compile_options
         self._executable = self._compiled(step)
+        #: The virtual machine has one stack of frames for all threads.
+        self._lock = threading.RLock()
         self._machine = self._started()
         self._allocator = Allocator()
         self._evaluation = Evaluation(step, self.target, compile_options)
@@ -228,9 +230,14 @@ class Trainer(InMoments, metaclass=_TrainerType):
         BrokenTrainerError
             If an earlier step did not end.
         """
+        with self._lock:
+            return self._step(batch, lr, others)
+
+    def _step(self, batch: tuple, lr: float | None, others: dict) -> StepResult:
         start, moment = time.perf_counter(), self._settled()
         scalars = scalars_of(self.train_step.hyperparameters, lr, others)
         arguments = self._batch(batch, others)
+        self._check_extents()
         updates = is_update(moment.steps, moment.skipped, self.train_step.accumulate)
         name = "step" if updates else "accumulate"
         numbers = (np.array(value, "float64") for value in scalars.values())
@@ -276,14 +283,14 @@ class Trainer(InMoments, metaclass=_TrainerType):
         symbols: dict[str, int] = {}
         tensors = {name: as_input(name, values[name], ty, symbols) for name, ty in types.items()}
         check_ranges(self._ranges, tensors, symbols)
-        self._begin(symbols, self._checks)
+        self._allocator.begin(symbols)
         return list(tensors.values())
 
-    def _begin(self, extents: dict[str, int], checks: Sequence[ExtentCheck]) -> None:
-        """Check symbolic extents, and prepare memory for them."""
-        for check in checks if extents else ():
-            check.check(extents)
-        self._allocator.begin(extents)
+    def _check_extents(self) -> None:
+        """Check the symbolic extents of a batch to train with."""
+        for check in self._checks:
+            check.check(self._allocator.extents)
+
 
     # The loop
 
@@ -414,8 +421,9 @@ class Trainer(InMoments, metaclass=_TrainerType):
         ValueError
             If the model has no function for prediction.
         """
-        self._settled()
-        return self._prediction.outputs(self, inputs, ema)
+        with self._lock:
+            self._settled()
+            return self._prediction.outputs(self, inputs, ema)
 
     def _values_of(self, ema: bool) -> Tensors:
         if not ema:

@@ -9,6 +9,7 @@ import re
 import signal
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -477,3 +478,25 @@ def test_many_epochs_have_one_bar(plain, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert len(lines) == 3
     assert all("mean_loss" in line and "error 0.5" in line for line in lines)
+
+
+def test_predictions_and_steps_of_several_threads():
+    """The virtual machine has one stack of frames for all threads."""
+    torch = pytest.importorskip("torch")
+    from relax_grad.frontend.torch import from_module
+
+    model, x = torch.nn.Linear(8, 4), torch.randn(16, 8)
+    targets = {"loss": torch.nn.functional.mse_loss, "targets": (torch.zeros(16, 4),)}
+    trainer = Trainer(train_step(from_module(model, (x,), **targets), SGD(0.0)))
+    wanted = model(x).detach().numpy()
+
+    def run(i):
+        for _ in range(100):
+            if i:
+                np.testing.assert_allclose(trainer.predict(x).numpy(), wanted, rtol=1e-4, atol=1e-5)
+            else:
+                trainer.step(x, torch.zeros(16, 4))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(4)))
+    assert trainer.steps == 100

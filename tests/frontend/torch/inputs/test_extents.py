@@ -145,6 +145,8 @@ def test_a_batch_of_one_row_is_refused_before_statistics_change(way):
     assert state() == before
     if way == "Trainer":
         trainer.predict(torch.randn(1, 4))
+        one = torch.randn(1, 4), torch.randn(1, 1)
+        trainer.evaluate([one], {"first": lambda output, target: float(output[0, 0])})
     step(2)
     assert state() != before
 
