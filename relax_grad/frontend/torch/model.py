@@ -175,8 +175,9 @@ def import_for_wrap(
     inputs: Inputs,
     dynamic_shapes: Mapping | Sequence | None,
     custom_convert_map: Mapping[str, Callable] | None,
-) -> tuple[Imported, tuple[pytree.TreeSpec, list]]:
-    """Import a module in the modes that its submodules have, and return the form of its result too.
+) -> tuple[Imported, tuple[pytree.TreeSpec, list], set[tuple[int, str]]]:
+    """Import a module in the modes that its submodules have, and return the form of its result and
+    the attributes that its trace has read, too.
 
     The import has one function, ``training``. All floating-point parameters are in ``params``.
     """
@@ -199,4 +200,4 @@ def import_for_wrap(
     imported = imported_from(
         program, None, values, options, len(program.inputs), copies_values=False
     )
-    return imported, program.form
+    return imported, program.form, program.reads

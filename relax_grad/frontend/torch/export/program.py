@@ -38,6 +38,8 @@ class Program:
     form : tuple or None
         The structure of the module's result and its leaves, where :data:`TENSOR` stands for each
         tensor.
+    reads : set[tuple[int, str]]
+        The identities of submodules with the names of the attributes that the trace has read.
     """
 
     exported: torch.export.ExportedProgram
@@ -50,6 +52,7 @@ class Program:
     problems: list[Problem]
     symbols: dict[str, str] = field(default_factory=dict)
     form: tuple[pytree.TreeSpec, list] | None = None
+    reads: set[tuple[int, str]] = field(default_factory=set)
 
     def rename(self, aliases: Mapping[str, str]) -> None:
         """Replace the keys of tied tensors."""

@@ -84,7 +84,7 @@ def export(
             _refuse_shared_buffers(module, error)
         raise
     program.problems[:0] = tracer.problems
-    program.form = result.form
+    program.form, program.reads = result.form, result.reads
     program.symbols = extents.symbols(program.exported, list(program.inputs.values()))
     return program
 

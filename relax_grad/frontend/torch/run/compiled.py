@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,14 @@ _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 _EMPTY = torch.empty(0, device="cpu")
 
+#: ``Function.apply``, which a trace in another thread replaces.
+_apply = torch.autograd.Function.__dict__["apply"].__func__
+
+
+def has_saved_tensors_hooks() -> bool:
+    """Tell whether a context replaces the tensors that PyTorch saves for the backward pass."""
+    return _saved_tensors_hooks(True) is not None
+
 
 @dataclass
 class Compiled:
@@ -61,6 +70,8 @@ class Compiled:
         call.
     copied_states : list[int]
         The new states that share memory with an argument, such as those of exchanged buffers.
+    lock : threading.Lock
+        Guards the virtual machine, which has one stack of frames for all threads.
     """
 
     forward: Callable
@@ -74,12 +85,14 @@ class Compiled:
     gradients: int = 0
     copied: list[int] | None = None
     copied_states: list[int] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, arguments: Sequence[torch.Tensor]) -> tuple[list, list, object]:
         """Return the outputs in memory of their own, as the caller may write to them, the new
         states and the residuals."""
         residuals = None
-        result = self.forward(*arguments)
+        with self.lock:
+            result = self.forward(*arguments)
         if self.backward is not None:
             result, residuals = _item(result, 0), _item(result, 1)
         outputs = _items(_item(result, 0), len(self.is_float))
@@ -185,6 +198,11 @@ class Run(torch.autograd.Function):
     new states, and the tensors that need a gradient.
     """
 
+    @classmethod
+    def call(cls, *args: Any) -> Any:
+        """Return the outputs."""
+        return _apply(cls, *args)
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -205,7 +223,7 @@ class Run(torch.autograd.Function):
             results = [*outputs, *new]
             saved += [results[i] for i in functions.results]
         if functions.residuals:
-            ctx.is_whole = _saved_tensors_hooks(True) is None
+            ctx.is_whole = not has_saved_tensors_hooks()
             if ctx.is_whole:
                 # One tuple of TVM takes less time than its tensors. PyTorch keeps it as long as it
                 # keeps this tensor.
@@ -240,7 +258,9 @@ def _gradients(ctx, *cotangents):
         count = len(functions.arguments) + len(functions.results)
         arguments[count:] = [arguments[count].residuals if ctx.is_whole else arguments[count:]]
     arguments += map(plain, itertools.compress(cotangents, functions.is_float))
-    return (None, None, None, *_items(functions.backward(*arguments), functions.gradients))
+    with functions.lock:
+        gradients = functions.backward(*arguments)
+    return (None, None, None, *_items(gradients, functions.gradients))
 
 
 _differentiated_once = once_differentiable(_gradients)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -20,6 +21,7 @@ from ..model import import_for_wrap
 from ..tracing.wrapper import TENSOR
 from .compiled import ALIGNMENT, Compiled, Run, compiled, plain
 from .examples import Examples
+from .guards import Guards
 
 #: The constants that a module may return beside tensors.
 _CONSTANTS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
@@ -50,9 +52,10 @@ class Program:
     """The functions of a module in one mode."""
 
     def __init__(self, module: nn.Module, examples: Examples, options: Options):
-        self._imported, (self._spec, leaves) = import_for_wrap(
+        self._imported, (self._spec, leaves), reads = import_for_wrap(
             module, examples.inputs, options.dynamic_shapes, options.custom_convert_map
         )
+        self.guards = Guards(list(module.modules()), reads)
         for leaf in leaves:
             if leaf is not TENSOR and not isinstance(leaf, _CONSTANTS):
                 raise ValueError(
@@ -87,6 +90,7 @@ class Program:
             None if None in extents else torch.Size(extents) for _, _, extents in self._expected
         ]
         self._compiled: dict[tuple[bool, ...], Compiled] = {}
+        self._lock = threading.Lock()
         names = list(imported.inputs)
         self._checks = extent_checks(imported.module, "training")
         ranges = index_ranges(imported.module, "training", names)
@@ -142,9 +146,7 @@ class Program:
             needs = ()
         functions = self._compiled.get(needs)
         if functions is None:
-            wrt = list(itertools.compress(self._differentiable, needs))
-            functions = self._options.compiled(self._imported, self._signature, wrt)
-            self._compiled[needs] = functions
+            functions = self._functions(needs)
         # Most tensors are as they must be, and a function call for each would take longer than the
         # test.
         arguments = [
@@ -158,7 +160,7 @@ class Program:
             if functions.backward is None:
                 outputs, states, _ = functions.run(arguments)
             else:
-                outputs = Run.apply(functions, arguments, states, *tracked)
+                outputs = Run.call(functions, arguments, states, *tracked)
         except Exception as error:
             self._explain(operands, error)
             raise
@@ -169,6 +171,16 @@ class Program:
         rest = iter(outputs)
         leaves = [next(rest) if leaf is TENSOR else leaf for leaf in self._leaves]
         return pytree.tree_unflatten(leaves, self._spec)
+
+    def _functions(self, needs: tuple[bool, ...]) -> Compiled:
+        """Compile the functions for the arguments that need a gradient."""
+        with self._lock:  # one of several threads compiles
+            functions = self._compiled.get(needs)
+            if functions is None:
+                wrt = list(itertools.compress(self._differentiable, needs))
+                functions = self._options.compiled(self._imported, self._signature, wrt)
+                self._compiled[needs] = functions
+        return functions
 
     def _explain(self, operands: Sequence[torch.Tensor], error: Exception) -> None:
         """Raise an error that names the tensor that does not fit, if there is one."""

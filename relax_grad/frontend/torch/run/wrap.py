@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from ....cpu.target import CPU, host
 from .._arguments import check_arguments
 from .._tensors import described
 from ..inputs.names import Inputs
+from .compiled import has_saved_tensors_hooks
 from .examples import Examples
 from .layout import Layout
 from .program import Options, Program
@@ -32,8 +36,8 @@ def wrap(
 
     It trains in any loop of PyTorch. Its parameters, buffers and submodules are those of the given
     module, under the same keys of the ``state_dict``. Functions are compiled at the first call: for
-    each combination of training and evaluation mode of the submodules, and of tensors that need a
-    gradient.
+    each combination of training and evaluation mode of the submodules, of tensors that need a
+    gradient, and of values of the attributes that the module's ``forward`` reads.
 
     Parameters
     ----------
@@ -106,6 +110,28 @@ def _target(target: tvm.target.Target | str | Mapping) -> tvm.target.Target:
         raise ValueError(f"target is not one of TVM's, {target!r}: {error}") from error
 
 
+#: The most values of attributes for which the functions of one mode are kept.
+_MOST_PROGRAMS = 8
+
+#: One trace at a time: it replaces functions of PyTorch.
+COMPILING = threading.RLock()
+
+#: The attributes that every module has; those of a wrapper are its own.
+_OWN = frozenset(vars(nn.Module()))
+
+
+def _traced(module: nn.Module, examples: Examples, options: Options) -> Program:
+    """Return the functions of a module as it is now.
+
+    The trace runs in a thread of its own if hooks of saved tensors are set, such as those of
+    ``torch.utils.checkpoint``, which would count its tensors.
+    """
+    if not has_saved_tensors_hooks():
+        return Program(module, examples, options)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(Program, module, examples, options).result()
+
+
 class Wrapped(nn.Module):
     """The result of :func:`wrap`. Other attributes are those of the original module."""
 
@@ -128,6 +154,23 @@ class Wrapped(nn.Module):
             if "_original" not in self.__dict__:  # while it is unpickled
                 raise
             return getattr(self.__dict__["_original"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_own(name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._original, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._is_own(name):
+            super().__delattr__(name)
+        else:
+            delattr(self._original, name)
+
+    def _is_own(self, name: str) -> bool:
+        """Tell whether an attribute is that of the wrapper, and not of the original module."""
+        is_made = "_original" in self.__dict__
+        return not is_made or name in _OWN or name in self.__dict__ or hasattr(type(self), name)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_layout": None}
@@ -167,11 +210,14 @@ class Wrapped(nn.Module):
             layout = self.__dict__["_layout"] = Layout(original)
         inputs = self._examples.tensors(args, kwargs)
         flags = layout.flags()
-        program = self._functions.programs.get(flags)
+        program = self._functions.current(flags, layout)
         if program is None:
-            self._examples.check_dtypes(inputs)
-            program = Program(original, self._examples, self._options)
-            self._functions.programs[flags] = program
+            with COMPILING:
+                program = self._functions.current(flags, layout)
+                if program is None:
+                    self._examples.check_dtypes(inputs)
+                    program = _traced(original, self._examples, self._options)
+                    self._functions.add(flags, program, layout)
         program.check(inputs)
         return program.run(inputs, layout.tensors(flags, program.keys))
 
@@ -181,14 +227,39 @@ class _Functions:
     out."""
 
     def __init__(self) -> None:
-        self.programs: dict[tuple[bool, ...], Program] = {}
+        #: The functions of each combination of modes, for the last values of attributes first.
+        self._programs: dict[tuple[bool, ...], list[Program]] = {}
 
     def clear(self) -> None:
-        self.programs = {}
+        self._programs = {}
+
+    def current(self, flags: tuple[bool, ...], layout: Layout) -> Program | None:
+        """Return the functions for the modes and the attributes that the modules have now."""
+        programs = self._programs.get(flags, [])
+        for i, program in enumerate(programs):
+            if layout.guards(program).changed() is None:
+                if i:
+                    self._programs[flags] = [program, *programs[:i], *programs[i + 1 :]]
+                return program
+        return None
+
+    def add(self, flags: tuple[bool, ...], program: Program, layout: Layout) -> None:
+        """Add functions; only those for the last values of attributes are kept."""
+        programs = self._programs.get(flags, [])
+        if len(programs) == _MOST_PROGRAMS:
+            changed = layout.guards(programs[0]).changed()
+            warnings.warn(
+                f"a wrapped module was compiled for {_MOST_PROGRAMS + 1} values of its attributes, "
+                f"the last time since the attribute {changed} has changed; make it a tensor: a "
+                "buffer, or an argument of forward",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._programs[flags] = [program, *programs[: _MOST_PROGRAMS - 1]]
 
     def __deepcopy__(self, memo: dict) -> _Functions:
         copy = _Functions()
-        copy.programs = dict(self.programs)
+        copy._programs = dict(self._programs)
         return copy
 
     def __reduce__(self) -> tuple[type, tuple]:

@@ -33,7 +33,9 @@ _GET, _SET = object.__getattribute__, nn.Module.__setattr__
 
 
 @contextlib.contextmanager
-def watching_state(module: nn.Module, note: Callable[[str, str, str], None]) -> Iterator[None]:
+def watching_state(
+    module: nn.Module, note: Callable[[str, str, str], None]
+) -> Iterator[set[tuple[int, str]]]:
     """Note the attributes of submodules that a call reads and then changes, and draws of Python and
     NumPy.
 
@@ -41,6 +43,8 @@ def watching_state(module: nn.Module, note: Callable[[str, str, str], None]) -> 
     is a cache. The attributes that PyTorch's own layers write, such as the lists of weights of a
     recurrent network, are no state, and neither are private flags, such as those of hooks that a
     library installs once.
+
+    The context is the set of the reads so far: identities of submodules and names of attributes.
     """
     modules = [submodule for submodule in module.modules() if submodule is not module]
     before = {
@@ -48,7 +52,8 @@ def watching_state(module: nn.Module, note: Callable[[str, str, str], None]) -> 
         for submodule in modules
         for name, value in _attributes(submodule)
     }
-    own, read, written = set(map(id, modules)), set(), set()
+    own, written = set(map(id, modules)), set()
+    read: set[tuple[int, str]] = set()
 
     # The line that writes an attribute, or else the first one that reads it, where a container is
     # changed.
@@ -75,7 +80,7 @@ def watching_state(module: nn.Module, note: Callable[[str, str, str], None]) -> 
         patch(nn.Module, "__setattr__", set_),
         patch(torch, "compile", _unwatched(torch.compile)),
     ):
-        yield
+        yield read
     names = ("the module random", "numpy.random")
     later = random.getstate(), _numpy_state()
     for name, state, later_state in zip(names, generators, later, strict=True):
@@ -139,7 +144,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
     known = _OWN | _written_by_torch(type(module))  # type: ignore[arg-type]
     for name, value in list(vars(module).items()):
         if name not in known:
-            yield name, _frozen(value, _DEPTH)
+            yield name, frozen(value, _DEPTH)
 
 
 @functools.cache
@@ -155,7 +160,7 @@ def _written_by_torch(kind: type[nn.Module]) -> frozenset[str]:
     )
 
 
-def _frozen(value, depth: int):
+def frozen(value, depth: int):
     """Return a value that later changes of this one do not change."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return type(value), value
@@ -165,9 +170,9 @@ def _frozen(value, depth: int):
         return value.shape, value.tobytes()
     if depth and isinstance(value, Mapping):
         items = list(value.items())[:_ELEMENTS]
-        return len(value), [(id(key), _frozen(item, depth - 1)) for key, item in items]
+        return len(value), [(id(key), frozen(item, depth - 1)) for key, item in items]
     if depth and isinstance(value, (list, tuple, deque, set, frozenset)):
-        return len(value), [_frozen(item, depth - 1) for item in list(value)[:_ELEMENTS]]
+        return len(value), [frozen(item, depth - 1) for item in list(value)[:_ELEMENTS]]
     return id(value)  # libraries note in objects, such as a configuration, how they were called
 
 

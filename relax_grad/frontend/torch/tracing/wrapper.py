@@ -33,11 +33,14 @@ class Result:
         Whether there is a loss.
     form : tuple
         As for :class:`Program`.
+    reads : set[tuple[int, str]]
+        The identities of submodules with the names of the attributes that the call has read.
     """
 
     names: list[str]
     has_loss: bool
     form: tuple[pytree.TreeSpec, list]
+    reads: set[tuple[int, str]]
 
 
 class Wrapper(nn.Module):
@@ -66,7 +69,7 @@ class Wrapper(nn.Module):
     def forward(self, args: tuple, kwargs: dict, targets: tuple) -> tuple[torch.Tensor, ...]:
         self.tracer.parameters = list(self.parameters())
         with (
-            watching_state(self, self._note_state),
+            watching_state(self, self._note_state) as self.result.reads,
             watching_hooks(self, self._note_state),
             self.tracer.watching(),
             assigned_buffers(self),

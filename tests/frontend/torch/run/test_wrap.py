@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import io
+import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
 from relax_grad.frontend.torch import wrap  # noqa: E402
+
+wrap_module = sys.modules["relax_grad.frontend.torch.run.wrap"]
 
 checkpoint = torch.utils.checkpoint.checkpoint
 F, nn = torch.nn.functional, torch.nn
@@ -466,3 +470,84 @@ def test_objects_that_cannot_be_returned():
 
     with pytest.raises(ValueError, match="returns a Holder"):
         wrap(Module(), (X,))(X)
+
+
+class Annealed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.temperature = nn.Linear(4, 6), nn.BatchNorm1d(6), 1.0
+
+    def forward(self, x):
+        return self.norm(self.linear(x)) / self.temperature
+
+
+def test_attributes_that_change_take_effect():
+    """An attribute of the wrapper is that of the module."""
+    module = Annealed()
+    other, x = copy.deepcopy(module), torch.randn(5, 4)
+    wrapped = wrap(module, (x,))
+    wrapped.temperature = 3.0  # before the first call
+    other.temperature = 3.0
+    for change in (lambda m: setattr(m, "temperature", 2.0), lambda m: setattr(m.norm, "eps", 1.0)):
+        torch.testing.assert_close(wrapped(x), other(x))
+        change(wrapped)
+        change(other)
+    torch.testing.assert_close(wrapped(x), other(x))
+    agree(wrapped, other)
+    assert module.temperature == 2.0
+    wrapped.label = "name"  # forward does not read it
+    wrapped(x)
+    assert module.label == "name"
+    del wrapped.label
+    assert not hasattr(module, "label")
+    # The functions for earlier values are kept.
+    (programs,) = wrapped._functions._programs.values()
+    before = list(programs)
+    assert len(before) == 3
+    wrapped.norm.eps = 1e-5
+    wrapped(x)
+    (programs,) = wrapped._functions._programs.values()
+    assert set(programs) == set(before)
+
+
+def test_many_values_of_an_attribute_warn(monkeypatch):
+    wrapped = wrap(nn.Dropout(0.5), (X,))
+    wrapped.eval()
+    monkeypatch.setattr(wrap_module, "_MOST_PROGRAMS", 1)
+    wrapped(X)
+    wrapped.p = 0.25
+    with pytest.warns(RuntimeWarning, match="attribute p of Dropout has changed; make it a tensor"):
+        wrapped(X)
+
+
+def test_the_first_call_in_a_checkpoint():
+    module = nn.Sequential(nn.Linear(6, 4), nn.Tanh())
+    other = copy.deepcopy(module)
+    wrapped = wrap(module, (X,))
+    checkpoint(wrapped, X, use_reentrant=False).pow(2).sum().backward()
+    other(X).pow(2).sum().backward()
+    for ours, wanted in zip(module.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, wanted.grad)
+
+
+def test_threads(dense):
+    """Forward and backward from several threads, of which the first ones compile."""
+    model = copy.deepcopy(dense)
+    model._functions.clear()
+    other, batches = copy.deepcopy(model._original), [torch.randn(8, 6) for _ in range(4)]
+
+    def run(module, batch):
+        worst = []
+        for _ in range(20):
+            data = batch.clone().requires_grad_()
+            output = module(data)
+            (gradient,) = torch.autograd.grad(output.pow(2).sum(), data)
+            worst = [output.detach(), gradient]
+        return worst
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda batch: run(model, batch), batches))
+    for result, batch in zip(results, batches, strict=True):
+        torch.testing.assert_close(result, run(other, batch), rtol=1e-4, atol=1e-5)
+    (programs,) = model._functions._programs.values()
+    assert len(programs) == 1

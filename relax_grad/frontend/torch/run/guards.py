@@ -1,0 +1,146 @@
+"""The attributes of modules that a trace has read, whose values are constants of compiled
+functions."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..tracing.state import frozen
+
+#: It stands for an attribute that a module does not have.
+_MISSING = object()
+
+#: Values that do not change, of which equal ones are the same constant.
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+#: Values that count as themselves, whatever attributes they have.
+_OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, nn.Module)
+
+#: The depth of lists that are compared.
+_DEPTH = 3
+
+
+class Guards:
+    """The values of attributes that a trace has read.
+
+    Parameters
+    ----------
+    modules : Sequence[nn.Module]
+        The module and its submodules in their order.
+    reads : Collection[tuple[int, str]]
+        The identities of modules with the names of attributes that were read.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], reads: Collection[tuple[int, str]]):
+        places = {id(module): i for i, module in enumerate(modules)}
+        self._plain: list[tuple[int, str, Any, object]] = []
+        self._deep: list[tuple[int, str, object]] = []
+        # Their identities are compared, which others could have later.
+        self._kept: list[object] = []
+        registered = _registered(modules)
+        for owner, name in sorted(reads):
+            if owner not in places or name.startswith("__") or name == "_compiled_call_impl":
+                continue
+            module = modules[places[owner]]
+            tables = module._parameters, module._buffers, module._modules
+            if any(name in table for table in tables):  # the layout of the module has these
+                continue
+            default = _default(type(module), name)
+            value = vars(module).get(name, default)
+            if value is _MISSING and _is_method(type(module), name):
+                continue
+            if value is _MISSING or _is_constant(value):
+                self._plain.append((places[owner], name, value, default))
+            else:
+                self._deep.append((places[owner], name, _described(value, registered)))
+                self._kept += [value, pytree.tree_leaves(value)]
+
+    def of(self, modules: Sequence[nn.Module]) -> BoundGuards:
+        """Return the guards of modules in the same order, such as those of a copy."""
+        return BoundGuards(self._plain, self._deep, modules)
+
+
+class BoundGuards:
+    """The guards of the modules of one wrapped module."""
+
+    def __init__(self, plain: list, deep: list, modules: Sequence[nn.Module]):
+        self._modules = modules
+        self._names = [(i, name) for i, name, *_ in plain]
+        self._places = [(vars(modules[i]), name, default) for i, name, _, default in plain]
+        self._values = [value for _, _, value, _ in plain]
+        self._deep = [(vars(modules[i]), name, i, value) for i, name, value in deep]
+        self._registered = _registered(modules) if deep else set()
+
+    def changed(self) -> str | None:
+        """Return the attribute that has another value than in the trace; None if all have
+        theirs."""
+        values = [owner.get(name, default) for owner, name, default in self._places]
+        # New objects of equal values are rare.
+        if any(map(operator.is_not, values, self._values)):
+            for (i, name), value, old in zip(self._names, values, self._values, strict=True):
+                if value is not old and not _same(value, old):
+                    return self._text(i, name)
+        for owner, name, i, described in self._deep:
+            if _described(owner.get(name, _MISSING), self._registered) != described:
+                return self._text(i, name)
+        return None
+
+    def _text(self, i: int, name: str) -> str:
+        return f"{name} of {type(self._modules[i]).__name__}"
+
+
+def _is_constant(value: object) -> bool:
+    """Tell whether an object always stands for the same constant."""
+    if type(value) is tuple:
+        return all(isinstance(one, _PLAIN) for one in value)
+    return isinstance(value, (*_PLAIN, *_OPAQUE))
+
+
+def _same(value: object, old: object) -> bool:
+    if type(value) is not type(old):
+        return False
+    if isinstance(value, tuple) and isinstance(old, tuple):
+        return len(value) == len(old) and all(map(_same, value, old))
+    return isinstance(value, _PLAIN) and value == old
+
+
+def _is_method(kind: type, name: str) -> bool:
+    """Tell whether an attribute is a method; those that a trace has called seldom change."""
+    return name != "forward" and callable(getattr(kind, name, None))
+
+
+def _default(kind: type, name: str) -> object:
+    """Return the value of a class attribute that holds data."""
+    for base in kind.__mro__:
+        if name in vars(base):
+            value = vars(base)[name]
+            return value if isinstance(value, _PLAIN) else _MISSING
+    return _MISSING
+
+
+def _described(value: object, registered: Collection[int], depth: int = _DEPTH) -> object:
+    """Return a value that later changes of this one do not change; objects by their data."""
+    if isinstance(value, torch.Tensor):
+        # Parameters and buffers are arguments of the functions, whose values may change.
+        return id(value), None if id(value) in registered else value._version
+    if not isinstance(value, _OPAQUE) and depth:
+        if isinstance(value, (list, tuple)):
+            return type(value), [_described(one, registered, depth - 1) for one in value]
+        members = getattr(value, "__dict__", None)
+        if isinstance(members, dict) and not isinstance(value, (Mapping, types.MethodType)):
+            data = {name: one for name, one in members.items() if isinstance(one, _PLAIN)}
+            return type(value), frozen(data, 1), list(data)
+    return type(value), frozen(value, depth)
+
+
+def _registered(modules: Sequence[nn.Module]) -> set[int]:
+    """Return the identities of the parameters and buffers of modules."""
+    tables = (table for module in modules for table in (module._parameters, module._buffers))
+    return {id(tensor) for table in tables for tensor in table.values()}
