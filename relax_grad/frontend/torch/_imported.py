@@ -179,15 +179,21 @@ class Imported:
 
     def _with(self, values: Mapping[str, torch.Tensor], source: str) -> Imported:
         """Return the import with other values."""
-        others = {first: key for key, first in self.aliases.items()}
+        # safetensors.torch.save_model keeps any one of the keys of a tied tensor.
+        present = {
+            self.aliases.get(key, key): key
+            for key in [*self.aliases, *self._named()]
+            if key in values
+        }
         groups: dict[str, dict[str, tvm.runtime.Tensor]] = {}
         for name in ("params", "frozen", "states"):
             groups[name] = {}
             for key, old in getattr(self, name).items():
-                present = key if key in values else others.get(key, key)
-                if present not in values:
-                    raise ValueError(f"{source} has no {key!r}")
-                value, wanted = as_torch(values[present]), torch.from_dlpack(old)
+                if key not in present:
+                    others = [other for other, first in self.aliases.items() if first == key]
+                    tied = f", nor a tensor tied to it: {', '.join(others)}" if others else ""
+                    raise ValueError(f"{source} has no {key!r}{tied}")
+                value, wanted = as_torch(values[present[key]]), torch.from_dlpack(old)
                 if value.shape != wanted.shape or value.dtype != wanted.dtype:
                     raise ValueError(
                         f"{key} has shape {tuple(value.shape)} and dtype {value.dtype} in "

@@ -114,6 +114,17 @@ def test_the_whole_loss_of_a_full_slice_has_its_gradient():
 # States
 
 
+class Activated(nn.BatchNorm1d):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+class Own(nn.BatchNorm1d):
+    def forward(self, x):
+        statistics = self.running_mean, self.running_var
+        return 2 * F.batch_norm(x, *statistics, self.weight, self.bias, self.training, 0.25)
+
+
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [
@@ -122,8 +133,10 @@ def test_the_whole_loss_of_a_full_slice_has_its_gradient():
         (nn.BatchNorm2d(4, affine=False, eps=0.1, momentum=0.3), (2, 4, 2, 3)),
         (nn.BatchNorm3d(4, track_running_stats=False), (2, 4, 1, 2, 2)),
         (nn.BatchNorm1d(4).eval(), (5, 4)),
+        (Activated(4, momentum=None), (5, 4)),
+        (Own(4, momentum=None), (5, 4)),
     ],
-    ids=["matrix", "average", "plain", "without statistics", "evaluation"],
+    ids=["matrix", "average", "plain", "without statistics", "evaluation", "activated", "own"],
 )
 def test_running_statistics(layer, shape):
     model = Of(lambda m, x: (m.norm(x) * m.weight).sum(), norm=layer)
@@ -384,6 +397,44 @@ def test_an_exported_program():
     assert markers(imported) == markers(wanted)
     with pytest.raises(ValueError, match="ep is decomposed, which drops detach and no_grad"):
         from_exported_program(program.run_decompositions())
+
+
+def test_an_example_in_two_places_of_an_exported_program():
+    """torch.export reads both operands from the second one."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x, rest):
+            return x * 2 + rest["y"] * self.weight
+
+    x, model = torch.ones(2), Two()
+    with pytest.raises(ValueError, match=r"argument 1\.y is the example argument 0 too, .*clone"):
+        from_exported_program(torch.export.export(model, (x, {"y": x})))
+    with pytest.raises(ValueError, match="argument 0 is the tensor weight of the module too"):
+        from_exported_program(torch.export.export(model, (model.weight, {"y": x})))
+    assert list(from_module(model, (x, {"y": x})).inputs) == ["x", "rest.y"]
+
+
+def test_outputs_of_equal_names():
+    model = Of(lambda m, x: {"a": {"b": m.dense(x)}, "a.b": x * 3, 1: x, "1": x + 1})
+    assert list(from_module(model, (torch.randn(2, 4),)).outputs) == ["a.b", "a.b_", "1", "1_"]
+
+
+def test_a_file_of_a_tensor_tied_three_times(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
+    model[1].weight = model[2].weight = model[0].weight
+    imported = from_module(model, (torch.randn(2, 4),))
+    for i in range(3):
+        path = tmp_path / f"{i}.safetensors"
+        safetensors.save_file({f"{i}.weight": torch.full((4, 4), float(i))}, path)
+        assert (imported.load(path).params["0.weight"].numpy() == i).all()
+    safetensors.save_file({"weight": torch.ones(4, 4)}, path)
+    with pytest.raises(ValueError, match=r"no '0.weight', nor a tensor tied to it: 1.weight, 2"):
+        imported.load(path)
 
 
 def test_values_move_to_modules_and_files(tmp_path):

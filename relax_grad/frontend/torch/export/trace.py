@@ -16,7 +16,7 @@ from ....errors import UnsupportedOperatorError
 from .._problems import raise_problems
 from .._tensors import shared_memory
 from ..inputs.extents import DynamicShapes
-from ..inputs.names import Inputs
+from ..inputs.names import Inputs, key_name
 from ..inputs.results import loss_of, named_tensors
 from ..tracing.modes import averaging_statistics
 from ..tracing.recurrent import layers_as_operators
@@ -66,7 +66,7 @@ def export(
         torch.inference_mode(False),
         torch.enable_grad(),
         fx_traceback.preserve_node_meta(),
-        averaging_statistics(module),
+        averaging_statistics(),
         layers_as_operators(),
     ):
         try:
@@ -127,8 +127,35 @@ def _key(target: str) -> str:
     return target.removeprefix("module.")
 
 
+def _refuse_repeated(exported: torch.export.ExportedProgram) -> None:
+    """Refuse a tensor that is an example twice, or a parameter too: the graph of torch.export reads
+    it in one place, whatever the other place gets."""
+    owners = {id(tensor): f"the tensor {key} of the module" for key, tensor in _state(exported)}
+    examples: tuple = exported.example_inputs or ((), {})
+    for path, example in pytree.tree_flatten_with_path(examples)[0]:
+        if isinstance(example, torch.Tensor):
+            text = "the example argument " + ".".join(map(key_name, path[1:]))
+            other = owners.setdefault(id(example), text)
+            if other != text:
+                raise ValueError(
+                    f"{text} is {other} too, which torch.export takes for one input; export the "
+                    "module with example.clone(), or import it by from_module"
+                )
+
+
+def _state(exported: torch.export.ExportedProgram) -> list[tuple[str, torch.Tensor]]:
+    return [*exported.named_parameters(), *exported.named_buffers()]
+
+
 def from_program(exported: torch.export.ExportedProgram, kept: Collection[str]) -> Program:
-    """Return the graph of an exported program, which stays as it is."""
+    """Return the graph of an exported program, which stays as it is.
+
+    Raises
+    ------
+    ValueError
+        If one tensor was an example in several places.
+    """
+    _refuse_repeated(exported)
     signature = exported.graph_signature
     names = [
         spec.arg.name if isinstance(spec.arg, TensorArgument) else None
@@ -142,7 +169,7 @@ def from_program(exported: torch.export.ExportedProgram, kept: Collection[str]) 
         for result in results
     ]
     result = pytree.tree_unflatten(leaves, exported.call_spec.out_spec)
-    loss, named = loss_of(result), dict(named_tensors(result))
+    loss, named = loss_of(result), named_tensors(result)
     arguments = copy.deepcopy(exported), names, None, False, kept, str
     program = decomposed(*arguments, has_gradients=True, has_memory=False)
     positions = [

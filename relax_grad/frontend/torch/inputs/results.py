@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch.utils import _pytree as pytree
@@ -10,11 +10,19 @@ from torch.utils import _pytree as pytree
 from .names import key_name
 
 
-def named_tensors(result: object) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a nested result with their names; other leaves are left out."""
+def named_tensors(result: object) -> dict[str, torch.Tensor]:
+    """Return the tensors of a nested result by their names; other leaves are left out.
+
+    Equal names, such as those of the keys 1 and "1", end with underscores.
+    """
+    named: dict[str, torch.Tensor] = {}
     for path, leaf in pytree.tree_flatten_with_path(result)[0]:
         if isinstance(leaf, torch.Tensor):
-            yield ".".join(map(key_name, path)) or "output", leaf
+            name = ".".join(map(key_name, path)) or "output"
+            while name in named:
+                name += "_"
+            named[name] = leaf
+    return named
 
 
 def loss_of(result: object) -> torch.Tensor | None:

@@ -4,8 +4,8 @@ normalisations."""
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping
+from unittest import mock
 
 import torch
 from torch import nn
@@ -62,23 +62,20 @@ def frozen_statistics(owners: Mapping[str, nn.Module], batch_norm: str) -> Itera
 
 
 @contextlib.contextmanager
-def averaging_statistics(module: nn.Module) -> Iterator[None]:
+def averaging_statistics() -> Iterator[None]:
     """Let batch normalisations whose momentum is None compute it as a tensor, and not as a number
-    of Python."""
-    norms = [
-        submodule
-        for submodule in module.modules()
-        if isinstance(submodule, _BatchNorm)
-        and submodule.momentum is None
-        and submodule.running_mean is not None
-    ]
-    for norm in norms:
-        norm.forward = functools.partial(_average, norm)
-    try:
+    of Python.
+
+    A subclass with a forward function of its own, which may call this one, keeps that.
+    """
+    forward = _BatchNorm.forward
+
+    def averaging(norm: _BatchNorm, data: torch.Tensor) -> torch.Tensor:
+        is_average = norm.momentum is None and norm.running_mean is not None
+        return _average(norm, data) if is_average else forward(norm, data)
+
+    with mock.patch.object(_BatchNorm, "forward", averaging):
         yield
-    finally:
-        for norm in norms:
-            del norm.forward
 
 
 def _average(norm: _BatchNorm, data: torch.Tensor) -> torch.Tensor:

@@ -81,7 +81,7 @@ class Wrapper(nn.Module):
                 "loss must return a floating-point tensor of one element, but it returns "
                 f"{described(loss)}"
             )
-        named = dict(named_tensors(result))
+        named = named_tensors(result)
         self.result.names, self.result.has_loss = list(named), loss is not None
         leaves, spec = pytree.tree_flatten(result)
         leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
