@@ -14,6 +14,7 @@ from ..topi.layout import relayout
 from ..topi.pool import (
     adaptive_avg_pool_backward,
     avg_pool_backward,
+    max_pool,
     max_pool_backward,
     max_pool_jvp,
 )
@@ -42,6 +43,20 @@ def _pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         ceil_mode=attrs.ceil_mode,
         count_include_pad=attrs.count_include_pad,
     )
+
+
+def _max_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    (data,), layout = call.args, call.attrs.layout
+    is_plain = layout == call.attrs.out_layout and not any(c.isdigit() for c in layout)
+    if not is_plain or "float" not in dtype_of(data.ty):
+        return _pool(bb, call)
+    attrs = _windows(call.attrs)
+    attrs["ceil_mode"] = bool(call.attrs.ceil_mode)
+    del attrs["out_layout"]
+    pooled = bb.call_te(
+        max_pool, data, list(call.ty.shape.values), **attrs, primfunc_name_hint=short_name(call)
+    )
+    return bind_threads(bb, pooled)
 
 
 def _adaptive_avg_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -159,9 +174,13 @@ _OUT_LAYOUT = (
 )
 
 for _rank in RANKS:
-    for _kind, _backward in (("max", _max_pool_backward), ("avg", _avg_pool_backward)):
+    for _kind, _forward, _backward in (
+        ("max", _max_pool, _max_pool_backward),
+        ("avg", _pool, _avg_pool_backward),
+    ):
         _pooling = f"{_kind}_pool{_rank}d"
-        register_legalize(f"relax.nn.{_pooling}", corrects=_OUT_LAYOUT)(_pool)
+        _corrects = f"drops NaN, {_OUT_LAYOUT}" if _kind == "max" else _OUT_LAYOUT
+        register_legalize(f"relax.nn.{_pooling}", corrects=_corrects)(_forward)
         register_legalize(f"relax.grad.{_pooling}_backward", corrects=_CORRECTS.get(_pooling))(
             _backward
         )

@@ -27,6 +27,51 @@ from .util import Shape, cast, is_empty, is_one, is_static, spread, zeros
 _SPATIAL = "DHW"
 
 
+def max_pool(
+    data: te.Tensor,
+    out_shape: Shape,
+    pool_size: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    layout: str,
+) -> te.Tensor:
+    """Return the largest element of each window; NaN if it contains one.
+
+    Parameters
+    ----------
+    data : te.Tensor
+        Floating-point data.
+    out_shape : Sequence[int or PrimExpr]
+        The shape of the result.
+    pool_size, strides, padding, dilation, layout
+        As in :func:`max_pool_backward`.
+    ceil_mode : bool
+        Whether the last windows may reach beyond the padding.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the dtype of ``data``; negative infinity for a window that holds only padding.
+    """
+    order = Layout.together(layout, layout)[0]
+    windows = _Windows.of(order, pool_size, strides, padding, dilation)
+    extents, dtype = order.extents(data.shape), accumulation_dtype(data.dtype)
+
+    def largest(*index):
+        taps = windows.taps()
+        element = windows.element(order.logical(index), taps)
+        value = data(*order.stored(element)).astype(dtype)
+        lowest = tirx.const(float("-inf"), dtype)
+        if ceil_mode or any(padding):
+            inside = windows.inside(element, extents, ())
+            value = tirx.if_then_else(inside, value, lowest)
+        return _largest_or_nan(value, axis=taps)
+
+    return cast(te.compute(out_shape, largest, name="max_pool"), str(data.dtype))
+
+
 def max_pool_backward(
     output_grad: te.Tensor,
     data: te.Tensor,
@@ -459,4 +504,11 @@ _largest = te.comm_reducer(
     lambda x, y: tirx.max(x, y),
     lambda dtype: tirx.const(float("-inf"), dtype),
     name="largest",
+)
+
+#: The same, but NaN stays.
+_largest_or_nan = te.comm_reducer(
+    lambda x, y: tirx.Select(tirx.any(x > y, tirx.isnan(x)), x, y),
+    lambda dtype: tirx.const(float("-inf"), dtype),
+    name="largest_or_nan",
 )

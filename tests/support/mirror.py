@@ -244,6 +244,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         *("distributed/test_tensor_parallel_rules.py", "distributed/test_tensor_parallel_pass.py"),
     ),
     # Imports of models.
+    "frontend.extremes": ("frontend/onnx/test_extremes.py", "frontend/torch/test_exactness.py"),
     "frontend._arguments": ("frontend/onnx/test_model.py", "frontend/torch/test_model.py"),
     **dict.fromkeys(
         ("frontend.onnx._converters", "frontend.onnx._expand", "frontend.onnx._importer"),

@@ -102,31 +102,6 @@ def _folds(inputs: Sequence) -> bool:
     )
 
 
-@_converts("Clip")
-def _clip(bb, inputs, attrs, opset):
-    """Relax has an operator for constant bounds. A NaN bound has no effect."""
-    data = inputs[0]
-    if opset < 11:
-        bounds = [attrs.get("min"), attrs.get("max")]
-    else:
-        bounds = [inputs[1], inputs[2]]
-        for i, bound in enumerate(bounds):
-            value = None if bound is None else constant_value(bound)
-            if value is not None:
-                bounds[i] = value.item()
-    low, high = (None if isinstance(b, float) and math.isnan(b) else b for b in bounds)
-    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and _is_float(data):
-        return relax.op.clip(
-            data, *(tirx.FloatImm(_dtype(data), float(bound)) for bound in (min(low, high), high))
-        )
-    for bound, limit in ((low, relax.op.maximum), (high, relax.op.minimum)):
-        if bound is not None:
-            if isinstance(bound, (int, float)):
-                bound = _like(bound, data)
-            data = bb.normalize(limit(data, bound))
-    return data
-
-
 @_converts("Einsum")
 def _einsum(bb, inputs, attrs, opset):
     return relax.op.einsum(relax.Tuple(list(inputs)), _text(attrs, "equation", "").replace(" ", ""))
@@ -263,8 +238,6 @@ def _pairwise(function: Callable) -> Callable:
     return convert
 
 
-CONVERTERS["Max"] = _pairwise(relax.op.maximum)
-CONVERTERS["Min"] = _pairwise(relax.op.minimum)
 CONVERTERS["Sum"] = _pairwise(relax.op.add)
 
 

@@ -15,6 +15,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from ...op import stop_gradient
 from ._converters import CONVERTERS, Refused, _dtype, _extents, _like, _rank, _text
+from ._extremes import clipped, rectified
 
 #: The domain of ONNX Runtime's operators, and that of this package's.
 DOMAIN, OWN_DOMAIN = "com.microsoft", "relax_grad"
@@ -47,7 +48,7 @@ def _activated(bb, data: relax.Expr, name: str, values) -> relax.Expr:
     end."""
     slope = values[0] if values else None
     if name == "Relu":
-        return op.nn.relu(data)
+        return rectified(bb, data)
     if name == "Sigmoid":
         return op.sigmoid(data)
     if name == "Tanh":
@@ -55,11 +56,11 @@ def _activated(bb, data: relax.Expr, name: str, values) -> relax.Expr:
     if name == "LeakyRelu":
         return op.nn.leakyrelu(data, 0.01 if slope is None else slope)
     if name == "Clip" and len(values) > 1:
-        return op.clip(data, *values[:2])
+        return clipped(bb, data, *(_like(value, data) for value in values[:2]))
     if name == "HardSigmoid":
         alpha, beta = [*values[:2], 0.2, 0.5][:2] if len(values) > 1 else (slope or 0.2, 0.5)
         line = op.add(op.multiply(data, _like(alpha, data)), _like(beta, data))
-        return op.clip(bb.normalize(line), 0.0, 1.0)
+        return clipped(bb, bb.normalize(line), _like(0, data), _like(1, data))
     if name == "Elu":
         return CONVERTERS["Elu"](bb, [data], {"alpha": 1.0 if slope is None else slope}, 6)
     raise Refused(

@@ -9,13 +9,14 @@ import numpy as np
 from tvm import relax
 
 from ....op import stop_gradient
+from ... import extremes
+from ...extremes import exact_extreme
 from ._call import (
     axes_of,
     axis_of,
     converts,
     dtype,
     extents_of,
-    is_float,
     safe_sqrt,
     scalar,
     static,
@@ -75,17 +76,10 @@ def _extreme(call, data, dim=None, keepdim=False):
     result = call.cast(_reduced(call, function, data, dim, keepdim), kind)
     if "float" not in kind:
         return result
-    # Relax's extreme leaves NaN out, and is finite where all elements are infinite: the sum of the
-    # others' number is NaN and zero there.
-    fixed = call.cast(call.emit(stop_gradient(data)), wide_dtype(kind))
-    lowest = scalar(-math.inf if function is _op.max else math.inf, wide_dtype(kind))
-    zero, one = scalar(0, wide_dtype(kind)), scalar(1, wide_dtype(kind))
-    others = call.emit(_op.where(_op.equal(fixed, lowest), zero, one))
-    others = call.emit(_op.where(_op.isnan(fixed), fixed, others))
-    number = _reduced(call, _op.sum, others, dim, keepdim)
-    wrong = call.emit(_op.where(_op.isnan(number), number, zero))
-    change = _op.where(_op.equal(number, zero), lowest, wrong)
-    return _op.add(result, call.cast(call.emit(change), kind))
+    largest = function is _op.max
+    return exact_extreme(
+        call.emit, data, result, lambda v: _reduced(call, _op.sum, v, dim, keepdim), largest
+    )
 
 
 @converts(REDUCTION, "any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims")
@@ -99,18 +93,8 @@ def _any(call, data, dim=None, keepdim=False):
 
 def place_of_extreme(call, data, axis: int, largest: bool) -> relax.Expr:
     """Return the first place of the extreme of an axis, which is kept; NaN counts as extreme."""
-    # TVM's search does not compile for bfloat16.
-    data = call.cast(data, "int8" if dtype(data) == "bool" else wide_dtype(dtype(data)))
-    function = _op.argmax if largest else _op.argmin
-    place = call.emit(function(data, axis, True))
-    if is_float(data):
-        # TVM's place is -1 where no element is beyond the initial value.
-        place = call.emit(_op.maximum(place, scalar(0, "int64")))
-        wrong = call.cast(call.emit(_op.isnan(data)), "int8")
-        first = call.emit(_op.argmax(wrong, axis, True))
-        some = call.cast(call.emit(_op.max(wrong, [axis], True)), "bool")
-        place = call.emit(_op.where(some, first, place))
-    return place
+    data = call.cast(data, "int8") if dtype(data) == "bool" else data
+    return extremes.place_of_extreme(call.emit, data, axis, largest)
 
 
 @converts(REDUCTION, "max.dim", "min.dim")

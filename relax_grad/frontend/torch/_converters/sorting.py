@@ -9,6 +9,7 @@ import numpy as np
 from tvm import relax
 
 from ....op import stop_gradient
+from ...extremes import is_nan, sort_key
 from ._call import axis_of, converts, dtype, extents_of, scalar, static, wide_dtype
 from ._support import Refused
 from .manipulate import sliced
@@ -19,13 +20,10 @@ _op = relax.op
 
 
 def _order(call, data, axis: int, descending: bool) -> relax.Expr:
-    # TVM sorts bfloat16 as integers, by the bits.
-    data = call.cast(data, "int8" if dtype(data) == "bool" else wide_dtype(dtype(data)))
-    kind = dtype(data)
-    if "float" in kind:
-        # NaN is the largest number; TVM's sort needs numbers that have an order.
-        wrong = call.emit(_op.isnan(data))
-        data = call.emit(_op.where(wrong, scalar(math.inf, kind), data))
+    data = call.cast(data, "int8") if dtype(data) == "bool" else data
+    if "float" in dtype(data):
+        # TVM's sort needs numbers that have an order, and sorts bfloat16 as integers.
+        data = sort_key(call.emit, data)
     return call.emit(_op.argsort(data, axis, descending, "int64"))
 
 
@@ -89,9 +87,8 @@ def _shared(call, data, value) -> relax.Expr:
     """Return the median of all elements, whose gradient equal ones share, and NaN."""
     kind = dtype(data)
     value, fixed = call.emit(stop_gradient(value)), call.emit(stop_gradient(data))
-    # TVM has no isnan for half precision.
-    wide, wide_value = (call.cast(one, wide_dtype(kind)) for one in (fixed, value))
-    wrong = call.emit(_op.logical_and(_op.isnan(wide), _op.isnan(wide_value)))
+    wide = call.cast(fixed, wide_dtype(kind))
+    wrong = call.emit(_op.logical_and(is_nan(call.emit, fixed), is_nan(call.emit, value)))
     ties = call.emit(_op.logical_or(_op.equal(fixed, value), wrong))
     ties = call.emit(_op.logical_and(ties, _op.logical_not(_op.isinf(wide))))
     change = call.emit(_op.where(ties, _op.subtract(data, fixed), scalar(0, kind)))
