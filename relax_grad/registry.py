@@ -29,7 +29,7 @@ from tvm.ir import Op
 from tvm.relax.op.grad import no_grad as _no_grad
 
 from .errors import GradientError
-from .ir import legalizations
+from .ir import corrections, legalizations
 from .ir.partials import check_length, check_partial, failing_as, guarded
 
 TVM_LEVEL = 10
@@ -327,10 +327,12 @@ def install() -> None:
             if key not in _installed and declaration.op_name in known_ops:
                 _install(declaration)
         legalizations.note()
+        corrections.install()
 
 
 def uninstall() -> None:
-    """Restore the attributes that TVM's operators had before ``import relax_grad``.
+    """Restore the attributes that TVM's operators had before ``import relax_grad``, and TVM's
+    functions that the import corrects.
 
     A user's registrations made in the meantime stay. Additions under new names stay too: the
     backward operators of relax_grad, with all the attributes that they need to compile, and its
@@ -359,6 +361,7 @@ def uninstall() -> None:
                 if key in _stock:
                     op.set_attr(attr, _stock[key], TVM_LEVEL)
             _stock.pop(key, None)
+        corrections.uninstall()
 
 
 def own_operator(op_name: str) -> None:
