@@ -62,7 +62,7 @@ test-matrix: $(STAMP)matrix ## run the tests on every supported TVM and on every
 dev: $(STAMP)cli,test,examples,docs,lint ## install everything for development but PyTorch
 
 torch: $(BIN)/python ## install the PyTorch that the tests compare with, and the package with which it writes ONNX files
-	$(BIN)/python -m pip install torch==2.13.0 'onnxscript>=0.7,<0.8'
+	$(BIN)/python -m pip install --constraint tests/constraints.txt torch==2.13.0 onnxscript
 
 lint: $(STAMP)lint ## check the style, and the types of public functions
 	$(BIN)/ruff check
@@ -100,6 +100,6 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-$(STAMP)%: setup.py pyproject.toml README.md LICENSE relax_grad/__init__.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+$(STAMP)%: setup.py pyproject.toml README.md LICENSE tests/constraints.txt relax_grad/__init__.py relax_grad/_packages.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt --editable '.[$*]'
 	@touch '$@'

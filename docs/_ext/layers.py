@@ -166,6 +166,7 @@ BASE = {
     "_validation": "the checks of arguments: integers, and patterns of names",
     "_collector": "the pause of Python's garbage collector",
     "_progress": "the display of what takes seconds",
+    "_packages": "optional packages: supported versions, and errors for missing and broken ones",
     "errors": "errors",
     "_entry": "the detection of an import by the command line, which registers late",
 }

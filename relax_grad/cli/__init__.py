@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from .. import _entry
+from .._packages import load
 from . import cache, check, coverage, doctor, fuzz, worker
 from ._stderr import folded
 from ._text import EXIT_CODES, versions
@@ -45,9 +46,9 @@ class _Completion(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         try:
-            import shtab
-        except ImportError:
-            parser.error(f"{option_string} needs shtab: pip install 'shtab>=1.7,<2'")
+            shtab = load("shtab", str(option_string))
+        except ImportError as error:
+            parser.error(str(error))
         assert isinstance(values, str)  # the option has one argument
         print(shtab.complete(parser, values))
         parser.exit()

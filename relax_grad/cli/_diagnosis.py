@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import sys
@@ -15,7 +14,7 @@ import numpy as np
 import tvm
 from tvm.target import codegen
 
-from .. import registry
+from .. import _packages, registry
 from ..cpu import threads
 from ..cpu.codegen.cache import VARIABLE, of_environment
 from ..cpu.target import CPU, host
@@ -80,7 +79,8 @@ def facts() -> Iterator[tuple[str, str]]:
 def find_problems() -> Iterator[Problem]:
     """Yield the known problems of the installation, without compiling or running programs."""
     ffi = compat.installed_version("apache-tvm-ffi")
-    yield from _of_versions(ffi, np.__version__)
+    yield from _of_ffi(ffi)
+    yield from _of_packages()
     if not tvm.runtime.enabled("llvm"):
         yield Problem(
             "this build of TVM has no LLVM, so it cannot compile for CPUs",
@@ -146,29 +146,35 @@ def _named(target: tvm.target.Target) -> str:
     return f"{target.kind.name} for {processor}" if processor else target.kind.name
 
 
-def _of_versions(ffi: str | None, numpy: str) -> Iterator[Problem]:
-    """Yield the known problems of versions of apache-tvm-ffi (None if unknown) and NumPy."""
+def _of_ffi(ffi: str | None) -> Iterator[Problem]:
+    """Yield the known problems of a version of apache-tvm-ffi; None if it is unknown."""
     if ffi is not None and compat.parse_version(ffi) >= compat.FFI_BAD_FROM:
         yield Problem(
             f"apache-tvm-ffi {ffi} crashes the process in tvm.ir.save_json",
             f"pip install '{compat.FFI_REQUIREMENT}'",
         )
-    if compat.parse_version(numpy) >= compat.NUMPY_BAD_FROM:
-        yield Problem(
-            f"with NumPy {numpy}, relax.training.optimizer.Adam of this TVM cannot initialise",
-            "pip install 'numpy<2.3'",
-        )
+
+
+def _of_packages() -> Iterator[Problem]:
+    """Yield the problems of installed optional packages: they are broken or too old."""
+    for name in _packages.REQUIREMENTS:
+        problem = _packages.fault(name) if _packages.is_installed(name) else None
+        if problem is not None:
+            yield Problem(*problem)
 
 
 def _torch() -> str:
-    if importlib.util.find_spec("torch") is None:
+    if not _packages.is_installed("torch"):
         return "not installed (comparisons with it are left out)"
+    if not _packages.is_usable("torch"):
+        return "cannot be used"
     import torch
 
-    cuda = torch.version.cuda
-    if cuda is None:
-        return f"{torch.__version__}, for CPUs"
-    return f"{torch.__version__}, CUDA {cuda}, {count_of(torch.cuda.device_count(), 'device')}"
+    cuda, version = torch.version.cuda, torch.__version__
+    devices = "for CPUs"
+    if cuda is not None:
+        devices = f"CUDA {cuda}, {count_of(torch.cuda.device_count(), 'device')}"
+    return ", ".join(filter(None, (version, devices, _packages.newer_torch(version))))
 
 
 def _host() -> CPU:

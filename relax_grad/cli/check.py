@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
+from .._packages import is_usable, load
 from . import _arguments
 from ._text import EXIT_CODES, PASSES, count_of, last_line, print_json, version_table, versions
 
@@ -50,10 +51,12 @@ def run(args: argparse.Namespace) -> int:
         else:
             print("\n".join(operators))
         return 0
-    has_torch = importlib.util.find_spec("torch") is not None
-    if args.torch and not has_torch:
-        args.error("--torch needs PyTorch: pip install 'torch==2.13.0'")
-    args.torch = has_torch and (args.torch or args.all)
+    if args.torch:
+        try:
+            load("torch", "--torch")
+        except ImportError as error:
+            args.error(str(error))
+    args.torch = args.torch or (args.all and is_usable("torch"))
     return _check(operators, args)
 
 

@@ -18,6 +18,7 @@ import threading
 import numpy as np
 import tvm
 
+from .._packages import REQUIREMENTS
 from . import _handshake, _replica  # noqa: F401  (registers its tasks)
 from ._disco import disco
 from ._links import keep_alive
@@ -61,7 +62,7 @@ def is_first(num_workers: int) -> bool:
     except (ImportError, RuntimeError) as error:
         raise ImportError(
             f"{error}: the backend mpi needs mpi4py and a library of MPI; install them with: pip "
-            "install '.[mpi]'"
+            f"install '{REQUIREMENTS['mpi4py']}' mpich"
         ) from error
     size = MPI.COMM_WORLD.Get_size()
     if size != num_workers:

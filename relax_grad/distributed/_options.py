@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from typing import NamedTuple
 
 import tvm_ffi
 
+from .._packages import load
 from .._validation import check_integer
 from . import _handshake, _memory, _mpi_job, _processes
 
@@ -83,11 +83,8 @@ def checked(
         raise TypeError(f"shared_memory must be True or False, but it is {shared_memory!r}")
     shared_memory = shared_memory and _memory.is_available()
     needs_gloo = backend != "mpi" and (nodes > 1 or not shared_memory)
-    if needs_gloo and importlib.util.find_spec("torch") is None:
-        raise ImportError(
-            "collectives need PyTorch, whose gloo moves the bytes; install it with: pip install "
-            "'torch==2.13.0'"
-        )
+    if needs_gloo:
+        load("torch", "the transport gloo, which moves the bytes of collectives,")
     return Options(
         num_workers,
         backend,

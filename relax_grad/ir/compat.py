@@ -6,15 +6,15 @@ All other modules of the package import names that depend on the TVM release fro
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
-from importlib import metadata
 from types import FrameType
 
 import numpy as np
+
+from .._packages import fault, installed_version, is_installed, parse_version
 
 #: The half-open range of ``apache-tvm`` releases that the package was tested with.
 TVM_RANGE = ((0, 26), (0, 28))
@@ -25,24 +25,6 @@ FFI_BAD_FROM = (0, 1, 15)
 
 #: The requirement to install instead.
 FFI_REQUIREMENT = f"apache-tvm-ffi>=0.1.14.post0,<{'.'.join(map(str, FFI_BAD_FROM))}"
-
-#: With NumPy releases from this one on, ``relax.training.optimizer.Adam`` of these TVMs cannot
-#: initialise.
-NUMPY_BAD_FROM = (2, 3)
-
-
-def parse_version(text: str) -> tuple[int, ...]:
-    """Return the numeric release of a version string: ``"0.27.0.post1"`` is ``(0, 27, 0)``.
-
-    Raises
-    ------
-    ValueError
-        If the string does not begin with a release.
-    """
-    match = re.match(r"v?(\d+(?:\.\d+)*)", text.strip())
-    if match is None:
-        raise ValueError(f"not a version: {text!r}")
-    return tuple(int(part) for part in match[1].split("."))
 
 
 def check_versions(tvm_version: str, ffi_version: str | None) -> None:
@@ -76,14 +58,6 @@ def check_versions(tvm_version: str, ffi_version: str | None) -> None:
         )
 
 
-def installed_version(distribution: str) -> str | None:
-    """Return the version of an installed distribution, or None when its metadata is missing."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _wanted() -> str:
     low, high = TVM_RANGE
     return f">={_dotted(low)},<{_dotted(high)}"
@@ -93,14 +67,27 @@ def _dotted(release: tuple[int, ...]) -> str:
     return ".".join(map(str, release))
 
 
+def _broken(error: Exception) -> str:
+    """Return the message for an error of ``import tvm``."""
+    names = ("apache-tvm", "apache-tvm-ffi")
+    installed = [f"{name} {version}" for name in names if (version := installed_version(name))]
+    found = f"{' and '.join(installed) or 'no apache-tvm'} is installed"
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    message = (
+        f"relax_grad extends Apache TVM, which could not be imported ({reason}); {found}. "
+        f"Install it with: pip install 'apache-tvm{_wanted()}'"
+    )
+    of_torch = fault("torch") if is_installed("torch") else None
+    if of_torch is None or isinstance(error, ModuleNotFoundError):
+        return message
+    return f"TVM imports PyTorch, and {of_torch[0]}; {of_torch[1]}"
+
+
 def _check_running_versions() -> None:
     try:
         import tvm
-    except ImportError as error:
-        raise ImportError(
-            "relax_grad extends Apache TVM, which could not be imported "
-            f"({error}). Install it with: pip install 'apache-tvm{_wanted()}'"
-        ) from error
+    except Exception as error:  # a broken library raises OSError, and TVM imports PyTorch
+        raise ImportError(_broken(error)) from error
     check_versions(tvm.__version__, installed_version("apache-tvm-ffi"))
 
 

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 import tvm
 
+from .._packages import load
 from ._atomic import write_file
-
-#: The versions that the package is tested with; setup.py has them as well.
-SAFETENSORS_REQUIREMENT = "safetensors>=0.5,<0.9"
 
 #: The name of the format, which is the key of the metadata too; the version that is written, and
 #: those that are read, of which the first one has no checksums. runtime/manifest.h has them as
@@ -217,11 +215,4 @@ def _object(text: str | bytes) -> Any:
 
 
 def _safetensors():
-    try:
-        import safetensors
-    except ImportError as error:
-        raise ImportError(
-            "files with the state of training need safetensors; install it with: "
-            f"pip install '{SAFETENSORS_REQUIREMENT}'"
-        ) from error
-    return safetensors
+    return load("safetensors", "a file with the state of training")

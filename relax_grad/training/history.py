@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .._packages import load
+
 #: The integers of a trainer that files hold.
 COUNTERS = ("seed", "steps", "updates", "skipped", "epoch", "batch")
 
@@ -58,12 +60,9 @@ class History:
         path : str or os.PathLike
             The file; its suffix is the format.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError(
-                "the picture of the loss needs matplotlib; install it with: pip install matplotlib"
-            ) from error
+        load("matplotlib", "the picture of the loss")
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.add_subplot()
         axes.plot(self.step, self.loss, linewidth=0.8, alpha=0.5, label="loss of the step")

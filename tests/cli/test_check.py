@@ -282,7 +282,7 @@ def test_torch_must_be_installed_for_torch(monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["check", "conv2d", "--torch"])
     assert caught.value.code == 2
-    assert "pip install 'torch==2.13.0'" in capsys.readouterr().err
+    assert "pip install 'torch>=2.11,<" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -48,17 +48,16 @@ def test_a_wrong_gradient(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("ffi", "numpy", "starts"),
+    ("ffi", "starts"),
     [
-        ("0.1.14.post1", "2.2.6", []),
-        (None, "1.26.4", []),
-        ("0.1.15", "2.2.6", ["apache-tvm-ffi 0.1.15 crashes"]),
-        ("0.1.14", "2.3.0", ["with NumPy 2.3.0, relax.training"]),
-        ("0.2.0", "3.0", ["apache-tvm-ffi 0.2.0 crashes", "with NumPy 3.0, relax.training"]),
+        ("0.1.14.post1", []),
+        (None, []),
+        ("0.1.15", ["apache-tvm-ffi 0.1.15 crashes"]),
+        ("0.2.0", ["apache-tvm-ffi 0.2.0 crashes"]),
     ],
 )
-def test_incompatible_versions_are_reported(ffi, numpy, starts):
-    problems = list(_diagnosis._of_versions(ffi, numpy))
+def test_incompatible_versions_are_reported(ffi, starts):
+    problems = list(_diagnosis._of_ffi(ffi))
     assert len(problems) == len(starts)
     for problem, start in zip(problems, starts, strict=True):
         assert problem.symptom.startswith(start)

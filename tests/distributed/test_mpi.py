@@ -76,7 +76,7 @@ def test_failures_end_all_processes(run, task):
 def test_without_mpi4py(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(
-        ImportError, match=r"the backend mpi needs mpi4py .* pip install '\.\[mpi\]'"
+        ImportError, match=r"the backend mpi needs mpi4py .* pip install 'mpi4py>=4' mpich"
     ):
         session(2, "mpi")
     with pytest.raises(ValueError, match="mpiexec places the processes"):

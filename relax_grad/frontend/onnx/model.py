@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import GlobalVar
 
+from ..._packages import is_usable, load
 from ...ir.module import unused, with_functions
 from ...training import Trainer
 from ...transform import FuseAttention
@@ -33,11 +33,6 @@ from ._selection import chosen, explained, wanted
 if TYPE_CHECKING:
     import numpy as np
     import onnx
-
-
-#: The versions that the package is tested with; setup.py has them as well.
-ONNX_REQUIREMENT = "onnx>=1.17,<1.24"
-ONNXSIM_REQUIREMENT = "onnxsim>=0.8,<0.9"
 
 
 @dataclass(frozen=True)
@@ -327,7 +322,7 @@ def from_model(
     ValueError
         If an argument does not fit the model, or TVM cannot import a node.
     """
-    _require("onnx", ONNX_REQUIREMENT, "from_model")
+    load("onnx", "relax_grad.frontend.onnx.from_model")
     if simplify not in (True, False, "auto"):
         raise ValueError(f'simplify must be True, False or "auto", but it is {simplify!r}')
     if not isinstance(dropout, bool):
@@ -338,7 +333,7 @@ def from_model(
     check_constants(constants)
     check_tied(tied)
     if simplify is True:
-        _require("onnxsim", ONNXSIM_REQUIREMENT, "simplify=True")
+        load("onnxsim", "simplify=True")
     from . import _convert
 
     prepared = _convert.prepare(
@@ -358,7 +353,7 @@ def from_model(
         for tensor in prepared.model.graph.initializer
     }
     prepared.lift(names, roles.states)
-    has_onnxsim = _is_installed("onnxsim")
+    has_onnxsim = is_usable("onnxsim")
     module, draws = prepared.imported(simplify, has_onnxsim)
     count = len(module["main"].params) - len(values)
     main = module["main"].with_attr("num_input", count)
@@ -406,14 +401,3 @@ def _with_inference(module: tvm.IRModule, other: tvm.IRModule, num_values: int) 
     for global_var, new in called.items():
         functions[new] = other[global_var].with_attr("global_symbol", new.name_hint)
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
-
-
-def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
-
-
-def _require(package: str, requirement: str, user: str) -> None:
-    if not _is_installed(package):
-        raise ImportError(
-            f"{user} needs the package {package}; install it: pip install '{requirement}'"
-        )

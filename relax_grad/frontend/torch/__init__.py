@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+from ..._packages import load, warn_of_newer_torch
 
-#: The version that the package is tested with; setup.py has it as well.
-TORCH_REQUIREMENT = "torch==2.13.0"
-
-if importlib.util.find_spec("torch") is None:
-    raise ImportError(
-        "relax_grad.frontend.torch needs the package torch, which the extra torch of relax_grad "
-        f"brings; install it: pip install '{TORCH_REQUIREMENT}'"
-    )
+# The line that imports this package gets the warning: the frames of imports do not count.
+warn_of_newer_torch(load("torch", "relax_grad.frontend.torch").__version__, stacklevel=2)
 
 from ...errors import UnsupportedOperatorError  # noqa: E402
 from ._imported import Imported  # noqa: E402

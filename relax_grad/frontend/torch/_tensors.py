@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Collection, Mapping
 
 import torch
 import tvm
 from torch import nn
 
+from ..._packages import load
 from ..._validation import matching
-
-#: The versions that the package is tested with; setup.py has them as well.
-SAFETENSORS_REQUIREMENT = "safetensors>=0.5,<0.9"
 
 
 def described(value) -> str:
@@ -158,11 +155,7 @@ def as_torch(value) -> torch.Tensor:
 
 
 def _safetensors(user: str):
-    if importlib.util.find_spec("safetensors") is None:
-        raise ImportError(
-            f"{user} needs the package safetensors; install it: pip install "
-            f"'{SAFETENSORS_REQUIREMENT}'"
-        )
+    load("safetensors", user)
     import safetensors.torch
 
     return safetensors.torch

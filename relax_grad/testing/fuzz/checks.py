@@ -7,7 +7,6 @@ PyTorch has all their operators, and with central differences of the compiled pr
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ..._packages import is_usable
 from ...transform import LiftBranches
 from .. import _program
 from .differential import (
@@ -58,7 +58,7 @@ class Settings:
 
     through: str = "relax_grad"
     pipeline: bool = False
-    torch: bool = field(default_factory=lambda: importlib.util.find_spec("torch") is not None)
+    torch: bool = field(default_factory=functools.partial(is_usable, "torch"))
 
 
 def check(programs: Sequence[Program], settings: Settings) -> list[Outcome]:

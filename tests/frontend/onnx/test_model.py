@@ -11,6 +11,7 @@ import pytest
 from tvm import relax
 
 import relax_grad
+from relax_grad import _packages
 
 onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: extra onnx")
 
@@ -324,11 +325,7 @@ def test_onnx_is_imported_late():
 
 @pytest.mark.parametrize(("package", "arguments"), [("onnx", {}), ("onnxsim", {"simplify": True})])
 def test_a_missing_package_is_named(package, arguments, monkeypatch):
-    find = relax_grad.frontend.onnx.model.importlib.util.find_spec
-    monkeypatch.setattr(
-        relax_grad.frontend.onnx.model.importlib.util,
-        "find_spec",
-        lambda name: None if name == package else find(name),
-    )
+    find = _packages.is_installed
+    monkeypatch.setattr(_packages, "is_installed", lambda name: name != package and find(name))
     with pytest.raises(ImportError, match=f"pip install '{package}>="):
         from_model(classifier(), **arguments)
