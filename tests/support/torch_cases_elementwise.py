@@ -173,6 +173,12 @@ def elementwise() -> Iterator[Case]:
     )
     bounds = torch.tensor([-1.0, 2.0, 3.0, 0.0, 0.0]), torch.tensor([-1.0, 2.0, 1.0, 4.0, 0.0])
     yield Case("clamp-equal", torch.clamp, (torch.tensor([-4.0, 5.0, 2.0, 0.0, 0.0]), *bounds))
+    grid = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * 3).unbind(1)
+    yield Case("clamp-ties", torch.clamp, grid)
+    yield from (
+        Case(f"{name}-ties", getattr(torch, name), grid[:2])
+        for name in ("clamp_min", "clamp_max", "fmax", "fmin", "maximum")
+    )
     yield Case("clamp-min", lambda x: x.clamp_min(0), (whole(9),))
     yield Case("clamp-max-none", lambda x: x.clamp(max=1), (whole(9),))
     yield Case("prelu", F.prelu, (whole(2, 3, 4), normal(3)))

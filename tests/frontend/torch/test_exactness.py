@@ -21,6 +21,9 @@ OTHER = torch.tensor([1.0, NAN, NAN, 0.0, INF, -INF, INF, -7.0, 2.0, NAN, 3.0])
 ROWS = torch.tensor([[1.0, 2.0, INF, -INF], [-INF] * 4, [INF] * 4, [3.0, 3.0, 1.0, 0.0]])
 WITH_NAN = torch.tensor([[NAN, 1.0, 2.0, INF], [1.0, NAN, NAN, -INF]])
 
+# PyTorch 2.14 gives the gradient of fmax and fmin to both operands if one is NaN.
+_NUMBERS = () if torch.__version__.startswith("2.14.") else ("fmax", "fmin")
+
 SURE = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.5, 0.5, 0.25])
 TIED = torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]])
 
@@ -61,7 +64,7 @@ SPECIAL = [
     Case("clamp-nan", lambda x: x.clamp(NAN, 1), (DATA,)),
     *(
         Case(name, getattr(torch, name), (DATA, OTHER))
-        for name in ("maximum", "minimum", "fmax", "fmin", "fmod")
+        for name in ("maximum", "minimum", "fmod", *_NUMBERS)
     ),
     Case("sinc-at-zero", torch.sinc, (torch.tensor([0.0, 0.5, -2.0]),)),
     Case("xlogy-at-zero", torch.xlogy, (torch.tensor([0.0, 2.0]), torch.tensor([3.0, 0.5]))),

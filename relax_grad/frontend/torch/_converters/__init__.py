@@ -17,6 +17,7 @@ from .control import CONTROL
 from .conv import CONV
 from .creation import CREATION
 from .elementwise import ELEMENTWISE
+from .extremes import EXTREMES
 from .image import IMAGE
 from .indexing import INDEXING
 from .linalg import LINALG
@@ -42,6 +43,7 @@ CONVERTERS = {
     **CONV,
     **CREATION,
     **ELEMENTWISE,
+    **EXTREMES,
     **IMAGE,
     **INDEXING,
     **LINALG,

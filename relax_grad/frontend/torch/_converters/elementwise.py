@@ -217,44 +217,6 @@ def _rsub(call, data, other, alpha=1):
     return _op.subtract(other, data)
 
 
-def _extreme(function: Callable, logical: Callable) -> Callable:
-    """Return a converter of the larger or smaller operand; NaN in either of them is the result."""
-
-    def convert(call, data, other):
-        kind = promoted(call, "data", "other")
-        data, other = call.tensor(data, kind), call.tensor(other, kind)
-        if kind == "bool":
-            return logical(data, other)
-        result = call.emit(function(data, other))
-        if "float" not in kind:
-            return result
-        # Relax's extreme is the second operand where the operands have no order.
-        fixed = call.emit(stop_gradient(data))
-        wrong = call.emit(_op.isnan(call.cast(fixed, wide_dtype(kind))))
-        return _op.add(result, call.emit(_op.where(wrong, fixed, scalar(0, kind))))
-
-    return convert
-
-
-@converts(ELEMENTWISE, "fmax.default", "fmin.default")
-def _extreme_number(call, data, other):
-    """NaN is the result of two only; the first of equal operands has the gradient."""
-    kind = promoted(call, "data", "other")
-    data, other = call.tensor(data, kind), call.tensor(other, kind)
-    compare = _op.greater_equal if call.node.target.__name__ == "fmax.default" else _op.less_equal
-    if kind == "bool":
-        return (_op.logical_or if compare is _op.greater_equal else _op.logical_and)(data, other)
-    first = call.emit(compare(data, other))
-    if "float" in kind:
-        first = call.emit(_op.logical_or(first, _op.isnan(call.cast(other, wide_dtype(kind)))))
-    return _op.where(first, data, other)
-
-
-for _name, _function, _on_bools in (
-    ("maximum", _op.maximum, _op.logical_or),
-    ("minimum", _op.minimum, _op.logical_and),
-):
-    converts(ELEMENTWISE, f"{_name}.default", f"{_name[:3]}.other")(_extreme(_function, _on_bools))
 _product_of = binary(_op.multiply, logical=_op.logical_and)
 
 
@@ -399,41 +361,6 @@ def _pow(call, data, exponent):
 def _logaddexp(call, data, other):
     kind = promoted(call, "data", "other")
     return _op.log_add_exp(call.tensor(data, kind), call.tensor(other, kind))
-
-
-@converts(
-    ELEMENTWISE,
-    "clamp.default",
-    "clamp.Tensor",
-    "clamp_min.default",
-    "clamp_max.default",
-    "clamp_min.Tensor",
-    "clamp_max.Tensor",
-)
-def _clamp(call, data, min=None, max=None):
-    """Both bounds belong to the range in which the operand has its gradient; NaN stays, and has
-    none."""
-    kind = call.dtype
-    data = call.cast(data, kind)
-    if "float" in kind and isinstance(min, relax.Expr) and isinstance(max, relax.Expr):
-        # Below bounds that are equal, PyTorch gives the gradient to neither.
-        min, max = call.cast(min, kind), call.cast(max, kind)
-        min = call.emit(_op.where(_op.equal(min, max), call.emit(stop_gradient(min)), min))
-    for bound, inside, outside in (
-        (min, _op.greater_equal, _op.less),
-        (max, _op.less_equal, _op.greater),
-    ):
-        if bound is None:
-            continue
-        bound = call.tensor(bound, kind)
-        rest = data
-        if "float" in kind:
-            rest = call.emit(stop_gradient(data))
-            wrong = call.emit(_op.isnan(call.cast(bound, wide_dtype(kind))))
-            rest = call.emit(_op.where(wrong, bound, rest))
-        rest = call.emit(_op.where(outside(data, bound), bound, rest))
-        data = call.emit(_op.where(inside(data, bound), data, rest)) if "float" in kind else rest
-    return data
 
 
 @converts(ELEMENTWISE, "where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")

@@ -73,7 +73,8 @@ _SCRIPT = "TorchScript is not imported; give the module of Python"
 
 #: The reasons for which the other operators are refused.
 REFUSED = {
-    **dict.fromkeys(("set_", "set_data", "resize_", "resize_as_", "_resize_output_"), _MEMORY),
+    **dict.fromkeys(("set_", "set_data", "shallow_copy_data_"), _MEMORY),
+    **dict.fromkeys(("resize_", "resize_as_", "_resize_output_"), _MEMORY),
     **dict.fromkeys(
         (
             *("_coalesced_", "copy_sparse_to_sparse_", "resize_as_sparse_", "sparse_resize_"),
@@ -94,8 +95,9 @@ REFUSED = {
     **dict.fromkeys(
         (
             *("_cummax_helper", "_cummin_helper", "_fill_mem_eff_dropout_mask_"),
+            *("_cudnn_attention_forward_no_dropout_inplace", "_scaled_addmm_"),
             *("_flash_attention_forward_no_dropout_inplace", "_mkldnn_transpose_"),
-            *("_philox_normal_", "_philox_uniform_", "_sobol_engine_ff_"),
+            *("_philox_normal_", "_philox_randint_", "_philox_uniform_", "_sobol_engine_ff_"),
             *("_sobol_engine_initialize_state_", "_sobol_engine_scramble_"),
             *("fbgemm_linear_fp16_weight", "fbgemm_linear_fp16_weight_fp32_activation"),
         ),
@@ -109,6 +111,7 @@ REFUSED = {
         _SCRIPT,
     ),
     "polygamma_": "PyTorch has no form of it without the write; assign torch.polygamma(n, data)",
+    "rename_": "names of dimensions are not imported; leave them out",
     "record_stream": "streams of other devices are not imported",
 }
 

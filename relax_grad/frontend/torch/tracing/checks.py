@@ -18,6 +18,10 @@ from torch.nn import _reduction as _Reduction
 
 _DISTRIBUTIONS = os.path.dirname(distributions.__file__) + os.sep
 
+#: The function by which distributions of PyTorch 2.15 and later check values, also while they are
+#: exported.
+_ASSERTED = "_all_true_or_runtime_assert"
+
 
 def is_validation(function: Callable, caller: str) -> bool:
     """Tell whether a function decides for a file of torch.distributions whether values are
@@ -110,9 +114,14 @@ def _adaptive_softmax(module: nn.AdaptiveLogSoftmaxWithLoss, data, target):
 @contextlib.contextmanager
 def without_checks() -> Iterator[None]:
     """Trace in this context: distributions and adaptive softmax check no values."""
-    patch = mock.patch.object
-    with (
+    patch, module = mock.patch.object, distributions.distribution
+    patches = [
         patch(distributions.Distribution, "_validate_args", False),
         patch(nn.AdaptiveLogSoftmaxWithLoss, "forward", _adaptive_softmax),
-    ):
+    ]
+    if hasattr(module, _ASSERTED):
+        patches.append(patch(module, _ASSERTED, return_value=True))
+    with contextlib.ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each)
         yield

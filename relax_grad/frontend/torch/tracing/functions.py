@@ -37,6 +37,10 @@ class _Context(FunctionCtx):
         self.needs_input_grad = needs_input_grad
         self.to_save = ()
         self.materialize_grads = True
+        # PyTorch 2.15: no gradient of an input is accumulated before the call, and cotangents have
+        # the dtypes of their outputs.
+        self._input_grad_buffers = (None,) * len(needs_input_grad)
+        self.output_grad_dtypes: tuple[torch.dtype | None, ...] | None = None
 
     @property
     def saved_tensors(self) -> tuple:
@@ -95,9 +99,10 @@ class FunctionCalls:
         with self._section(number), torch.enable_grad(), _without_autocast():
             cotangents = [COTANGENT(output.detach(), number) for output in wanted]
             rest = iter(cotangents)
+            dtypes = ctx.output_grad_dtypes or [None] * len(outputs)
             filled = [
-                next(rest) if has else _filler(output, ctx.materialize_grads)
-                for output, has in zip(outputs, differentiable, strict=True)
+                _in_dtype(next(rest), dtype) if has else _filler(output, ctx.materialize_grads)
+                for output, has, dtype in zip(outputs, differentiable, dtypes, strict=True)
             ]
             try:
                 gradients = self._gradients(cls, ctx, filled, args)
@@ -126,8 +131,9 @@ class FunctionCalls:
         """Return the gradient of each argument, in its shape and dtype, or None."""
         backward = _backward(cls)
         function = backward.__wrapped__ if backward.__code__ is _ONCE else backward
+        boxed = [cotangents] if getattr(cls, "boxed_grads_call", False) else cotangents
         with torch.no_grad() if function is not backward else contextlib.nullcontext():
-            gradients = function(ctx, *cotangents)
+            gradients = function(ctx, *boxed)
         gradients = list(gradients) if isinstance(gradients, (tuple, list)) else [gradients]
         extra = gradients[len(args) :]
         if len(gradients) < len(args) or any(gradient is not None for gradient in extra):
@@ -179,6 +185,11 @@ def _filler(output, materializes: bool) -> torch.Tensor | None:
     """Return the cotangent of an output without a gradient."""
     is_filled = materializes and isinstance(output, torch.Tensor)
     return torch.zeros_like(output) if is_filled else None
+
+
+def _in_dtype(cotangent: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Return a cotangent in the dtype that a function has declared for it."""
+    return cotangent if dtype is None else cotangent.to(dtype)
 
 
 def _fitting(gradient: torch.Tensor, argument: torch.Tensor) -> torch.Tensor:

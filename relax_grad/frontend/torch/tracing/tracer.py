@@ -40,9 +40,21 @@ _REPLACED: dict[str, Callable] = {
     "multi_margin_loss": multi_margin_loss,
 }
 
+#: The generators that run checkpointed sections. PyTorch 2.14 and later have the second one too,
+#: which the public function uses.
+_CHECKPOINTED = [
+    name
+    for name in (
+        "_checkpoint_without_reentrant_generator",
+        "_checkpoint_without_reentrant_generator_impl",
+    )
+    if hasattr(torch.utils.checkpoint, name)
+]
+
 #: The modules whose functions PyTorch uses for itself.
 _OWN_FUNCTIONS = ("torch._higher_order_ops.", "torch._library.", "torch._functorch.")
-_ORIGINAL_APPLY = torch.autograd.Function.__dict__["apply"].__func__
+#: A class method of Python, and from PyTorch 2.14 on one of C, which has no ``__func__``.
+_ORIGINAL_APPLY = torch.autograd.Function.__dict__["apply"]
 
 
 class Tracer(TorchFunctionMode):
@@ -157,7 +169,7 @@ class Tracer(TorchFunctionMode):
             # torch.export ignores the backward functions of the user.
             (torch.autograd.Function, "apply", classmethod(self._applied())),
             # The sections that the backward pass computes again are marked in the graph.
-            (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", self._checkpoint),
+            *((torch.utils.checkpoint, name, self._checkpoint) for name in _CHECKPOINTED),
             # Dynamo, which traces the branches, does not know this mode.
             (torch, "cond", self._cond),
             # A derivative within the model becomes a node of the graph.
@@ -232,7 +244,7 @@ class Tracer(TorchFunctionMode):
             with self._section():
                 return function(*operands)
         if cls.__module__.startswith(_OWN_FUNCTIONS):
-            return _ORIGINAL_APPLY(cls, *args, **kwargs)
+            return _ORIGINAL_APPLY.__get__(None, cls)(*args, **kwargs)
         return self._functions.call(cls, args, kwargs)
 
     @contextlib.contextmanager

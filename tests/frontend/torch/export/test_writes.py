@@ -25,6 +25,14 @@ from relax_grad.frontend.torch.export import writes as tables  # noqa: E402
 F = torch.nn.functional
 
 
+#: Operators that some supported releases of PyTorch lack.
+_CHANGING = {
+    *("_cudnn_attention_forward_no_dropout_inplace", "_philox_randint_", "_scaled_addmm_"),
+    *("_flash_attention_forward_no_dropout_inplace", "_philox_normal_", "_philox_uniform_"),
+    *("rename_", "shallow_copy_data_"),
+}
+
+
 def _writing() -> dict[str, list]:
     """Return the schemas of all operators of aten that write to tensors by their names."""
     schemas: dict[str, list] = {}
@@ -54,7 +62,7 @@ def test_every_operator_that_writes_is_in_one_table():
         if not all(any(argument.is_out for argument in schema.arguments) for schema in schemas)
     }
     assert plain - set(listed) == set(), "add these to relax_grad/frontend/torch/export/writes.py"
-    assert set(listed) - set(writing) == set(), "PyTorch has no such operators"
+    assert set(listed) - set(writing) <= _CHANGING, "PyTorch has no such operators"
 
 
 def test_an_operator_that_is_in_no_table_is_refused():
