@@ -6,6 +6,7 @@ All other modules of the package import names that depend on the TVM release fro
 from __future__ import annotations
 
 import inspect
+import struct
 import sys
 import warnings
 from collections.abc import Callable
@@ -95,8 +96,9 @@ _check_running_versions()
 
 import tvm  # noqa: E402
 import tvm_ffi  # noqa: E402
+from tvm.runtime.script_printer import PrinterConfig  # noqa: E402
 from tvm.s_tir import slayout  # noqa: E402
-from tvm_ffi import structural_equal  # noqa: E402
+from tvm_ffi import structural_equal, structural_hash  # noqa: E402
 
 try:  # 0.27 and later
     from tvm.ir import GenericConst, StringImm
@@ -130,6 +132,32 @@ def constants_of(node: object) -> list[tvm.runtime.Tensor]:
     found: list[object] = []
     structural_walk(node, (_CONSTANT[0], found.append))
     return [value for value in map(constant_tensor, found) if value is not None]
+
+
+def constant_bits(node: object) -> list[bytes]:
+    """Return the bits of the floating-point immediates and of the constant tensors of an
+    expression, in the order of the visit."""
+    found: list[bytes] = []
+
+    def add(constant: object) -> None:
+        value = constant_tensor(constant)
+        if value is not None:
+            found.append(value.numpy().tobytes())
+        elif isinstance(constant, tvm.tirx.FloatImm):
+            found.append(struct.pack("<d", constant.value))
+
+    structural_walk(node, ((tvm.tirx.FloatImm, _CONSTANT[0]), add))
+    return found
+
+
+_print = tvm.get_global_func("node.TVMScriptPrinterScript")
+_PLAIN = PrinterConfig()
+
+
+def script_of(function: tvm.tirx.PrimFunc) -> str:
+    """Return the script of a function, as its method ``script`` in half of the time: the options of
+    the printer are made once."""
+    return str(_print(function, _PLAIN))
 
 
 def remap_variable(
@@ -406,6 +434,7 @@ __all__ = [
     "StringImm",
     "applies_softmax",
     "check_versions",
+    "constant_bits",
     "constant_tensor",
     "constant_value",
     "constants_of",
@@ -422,10 +451,12 @@ __all__ = [
     "masked_store",
     "parse_version",
     "replace_attrs",
+    "script_of",
     "set_type",
     "shapes_agree",
     "shapes_differ",
     "shapes_may_differ",
+    "structural_hash",
     "structural_map",
     "structural_walk",
     "types_differ",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import tvm
-from tvm import tirx
+from tvm import s_tir, tirx
 
 from ..errors import GradientError
 from ..ir.compat import loaded_buffer
@@ -168,7 +167,7 @@ class _Reverse:
         )
         # The original function and its adjoint are in one module, where no variable may be defined
         # twice.
-        made = tvm.ir.load_json(tvm.ir.save_json(made))
+        made = s_tir.renew_defs(made)
         return Adjoint(made, tuple(takes), self._wrt)
 
     def _defining(

@@ -291,7 +291,6 @@ class Trainer(InMoments, metaclass=_TrainerType):
         for check in self._checks:
             check.check(self._allocator.extents)
 
-
     # The loop
 
     def fit(

@@ -133,7 +133,6 @@ TABLE: dict[str, tuple[str, ...]] = {
     "cpu.stages": ("cpu/test_pipeline.py", "cpu/passes/test_fusion.py"),
     "cpu.codegen._check": ("cpu/codegen/test_arguments.py",),
     "cpu.codegen.entries": ("cpu/codegen/test_compile.py", "cpu/codegen/test_generic.py"),
-    "cpu.codegen.lower": ("cpu/codegen/test_compile.py", "cpu/codegen/test_cache.py"),
     "cpu.codegen.sources": ("cpu/codegen/test_declarations.py",),
     "cpu.dispatch._convolution": ("cpu/dispatch/test_conv.py", "cpu/dispatch/test_conv_weight.py"),
     "cpu.dispatch._identity": ("cpu/codegen/test_declarations.py", "cpu/dispatch/test_work.py"),

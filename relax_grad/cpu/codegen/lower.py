@@ -15,7 +15,7 @@ from tvm import s_tir, tirx
 from tvm.ir import GlobalVar
 from tvm.target import codegen
 
-from ...ir.compat import installed_version
+from ...ir.compat import constant_bits, installed_version, script_of, structural_hash
 from ...ir.module import IS_KERNEL, is_buffer
 from .arguments import without_checks
 from .builds import build
@@ -23,7 +23,7 @@ from .generic import from_tables
 
 #: The revision of the compilation. It changes with each change of the compiled code, also within a
 #: release.
-_REVISION = 9
+_REVISION = 10
 
 #: LLVM's name for the preference of half of the vectors of AVX-512.
 _SHORT = "prefer-256-bit"
@@ -146,13 +146,18 @@ def key(contents: Mapping[str, str], environment: Sequence[str]) -> str:
 
 
 def content(function: tirx.PrimFunc) -> str:
-    """Return a digest of a function, including the names of its variables.
+    """Return a digest of a function: of its script, the bits of its constants, and its structural
+    hash.
 
-    TVM's structural hash ignores the names, but has only 64 bits, so that two functions may have
-    the same hash.
+    The script and the constants tell functions apart without collisions. The script leaves fields
+    out that the hash of 64 bits has.
     """
-    serialized = tvm.ir.save_json(function.without_attr("global_symbol"))
-    return hashlib.sha256(serialized.encode()).hexdigest()
+    function = function.without_attr("global_symbol")
+    parts = [script_of(function).encode(), str(structural_hash(function)).encode()]
+    digest = hashlib.sha256(b"\0".join(parts))
+    for bits in constant_bits(function):
+        digest.update(bits)
+    return digest.hexdigest()
 
 
 def environment(target: tvm.target.Target) -> list[str]:
