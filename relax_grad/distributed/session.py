@@ -72,7 +72,8 @@ def session(
     threads : int, optional
         The threads of each worker; by default the cores of this machine, divided by its workers.
     timeout : float
-        The seconds in which workers must answer a call, and must meet in a collective.
+        The seconds in which workers must take and answer a call, and must meet in a collective, and
+        after which the connection of a machine that is gone has ended.
     start_timeout : float
         The seconds in which all machines must connect, and all workers must start.
     listen : str

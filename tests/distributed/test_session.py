@@ -104,7 +104,7 @@ def test_the_result_of_a_call_lives_until_the_workers_have_answered(pair, monkey
 
 
 def test_a_worker_that_hangs():
-    """tests/distributed/test_trainer.py has a worker that is killed."""
+    """tests/distributed/test_elastic.py has a worker that is killed."""
     cause = "wait: no answer within 1 s"
     workers = new_session(2, timeout=1)
     x = workers.broadcast(np.ones(3, "float32"))
@@ -147,6 +147,7 @@ def test_a_large_command_for_a_worker_that_hangs():
     del reference
 
 
+@pytest.mark.slow
 def test_functions_of_disco_end_with_the_timeout():
     """Such as a read of a value of a stopped worker."""
     workers = new_session(2, timeout=0.5)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import numpy as np
 import parallel_models
 import pytest
 from parallel_models import assert_close, assert_same_bits, linear, tensors
-from sessions import assert_ended, new_session
+from sessions import new_session
 from training_models import START, batches, digits_of_torch, module_of
 from tvm import relax
 
@@ -276,25 +273,6 @@ def test_replicas_that_differ_are_told(pair):
     pair.run("disturb", name=parallel._name, rank=1)
     with pytest.raises(WorkerError, match=r"worker 1 .*differ from those of worker 0 after step 1"):
         parallel.step(*batch)
-
-
-def test_a_worker_that_is_killed_in_training(tmp_path):
-    """The error names it, nothing is left, and training goes on in another session from the last
-    file."""
-    pytest.importorskip("safetensors", reason="files need safetensors: extra train")
-    step, values, data = linear(SGD(lr=0.1, momentum=0.9))
-    session = new_session(2, timeout=30)
-    parallel = data_parallel(step, session, values=values)
-    for batch in data[:3]:
-        parallel.step(*batch)
-    parallel.save(tmp_path / "state")
-    os.kill(session.pids[1], signal.SIGKILL)
-    with pytest.raises(WorkerError, match=r"worker 1 on .*: its process was ended by SIGKILL"):
-        parallel.step(*data[3])
-    assert_ended(session.pids.values())
-    single = Trainer(step, values=values)
-    single.load(tmp_path / "state")
-    assert np.isfinite(single.step(*data[3]).loss)
 
 
 def test_wrong_arguments(pair):

@@ -1,8 +1,8 @@
 """A program for ``mpiexec``: the first process begins a session of all, and writes what it has
 found as JSON.
 
-``python mpi_program.py checks WORKERS`` runs collectives and training, and ``fails`` a worker that
-raises an error in a call.
+``python mpi_program.py checks WORKERS`` runs collectives and training, ``fails`` a worker that
+raises an error in a call, and ``measured WORKERS FOLDER`` a function of ``worker_matrix``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 from sessions import scatter, values
@@ -88,7 +89,13 @@ def training(workers) -> list[float]:
     ]
 
 
-def main(task: str, count: int) -> None:
+def main(task: str, count: int, folder: str = "") -> None:
+    if folder:
+        import worker_matrix
+
+        with session(count, "mpi", threads=1, timeout=60) as workers:
+            print(json.dumps(getattr(worker_matrix, task)(workers, Path(folder))), flush=True)
+        return
     if task == "fails":
         workers = session(count, "mpi", threads=1, timeout=20)
         print(json.dumps(workers.pids), flush=True)
@@ -113,4 +120,4 @@ def main(task: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -213,7 +213,7 @@ def without_key_biases(values):
     }
 
 
-def char_gpt(layers=1, characters=11, sizes=(4,) * 5, adapt=None, **options):
+def char_gpt(layers=1, characters=11, sizes=(4,) * 5, adapt=None, width=16, heads=4, **options):
     """Return the step of a small GPT of the example, and batches of these numbers of texts.
 
     ``adapt`` takes the import and returns another one. AdamW has a larger epsilon than usual,
@@ -227,7 +227,7 @@ def char_gpt(layers=1, characters=11, sizes=(4,) * 5, adapt=None, **options):
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     torch.manual_seed(0)
-    network = example.GPT(characters=characters, context=6, width=16, layers=layers, heads=4)
+    network = example.GPT(characters, context=6, width=width, layers=layers, heads=heads)
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, characters, (count, 7)) for count in sizes]
     batches = [(text[:, :-1].copy(), text[:, 1:].copy()) for text in texts]
