@@ -101,7 +101,7 @@ class _Service:
             for rank in assignment["ranks"]:
                 self._start(rank, assignment, address, secret, host)
         except BaseException:
-            kill_all(self._processes)
+            self._end()
             raise
 
     def _start(self, rank: int, assignment: dict, address, secret: str, host: str) -> None:
@@ -150,13 +150,17 @@ class _Service:
         for process in self._processes:
             if process.wait(max(0.0, end - time.monotonic())) is None:
                 code = 1
+        self._end()
+        return None if again else code
+
+    def _end(self) -> None:
+        """End all workers at once."""
         kill_all(self._processes)
         for watcher in self._watchers:
             watcher.join(2.0)
         for process in self._processes:
             process.close()
         self._machine.close()
-        return None if again else code
 
 
 def _connect(address: tuple[str, int], timeout: float) -> socket.socket:

@@ -227,7 +227,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         ),
         ("distributed/test_session.py",),
     ),
-    **dict.fromkeys(("distributed.errors", "distributed.node"), ("distributed/test_session.py",)),
+    "distributed.errors": ("distributed/test_session.py",),
     "distributed.shards": ("distributed/test_tensor_trainer.py",),
     "distributed.transform._batch_norm": (
         *("distributed/test_transform.py", "distributed/test_trainer.py"),
