@@ -73,6 +73,7 @@ class LocalNode(Node):
         self._processes: list[Process] = []
         self._channels: dict[int, Channel] = {}
         self._threads: list[threading.Thread] = []
+        self._is_closed = False
         try:
             for rank in machine.ranks[1:]:
                 self._start(rank, num_workers, num_groups, threads, host)
@@ -122,7 +123,8 @@ class LocalNode(Node):
     def kill(self):
         for process in self._processes:
             process.kill()
-        self.machine.end_waits()  # worker 0 may wait for another one
+        if not self._is_closed:
+            self.machine.end_waits()  # worker 0 may wait for another one
         self._finish()
 
     def close(self, seconds):
@@ -133,6 +135,9 @@ class LocalNode(Node):
         self._finish()
 
     def _finish(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         for thread in self._threads:
             thread.join(5.0)
         if not self._threads:  # nothing has listened

@@ -324,6 +324,18 @@ class Session(Calls):
     def _finish(self, graceful: bool) -> None:
         self._ended = True
         _OPEN.discard(self)
+        try:
+            self._end_workers(graceful)
+        except BaseException:  # such as Ctrl-C within the wait for workers
+            for node in self._nodes:
+                node.kill()
+            raise
+        finally:
+            INBOXES.pop(self._token, None)
+            self._store = None
+
+    def _end_workers(self, graceful: bool) -> None:
+        """End the workers, and shut Disco down."""
         if self.disco is not None:
             self._watchdog.close()
             graceful = graceful and without_room(self._channels, _LEAVE) is None
@@ -338,8 +350,6 @@ class Session(Calls):
         if graceful:
             for node in self._nodes:
                 node.close(_END)
-        INBOXES.pop(self._token, None)
-        self._store = None
 
     def _stop_worker_0(self) -> None:
         """Shut Disco down.
@@ -348,6 +358,7 @@ class Session(Calls):
         for the threads of TVM, which spin for minutes where other programs take the processors.
         """
         session = self._connected()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
         self.disco = self._run = None
         self._calls += 1
         run = session.get_global_func("relax_grad.distributed.run")
@@ -358,7 +369,6 @@ class Session(Calls):
                 if self._events.get(timeout=left).get("call") == self._calls:
                     break
         session.shutdown()
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
 @atexit.register

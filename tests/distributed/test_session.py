@@ -148,6 +148,16 @@ def test_a_large_command_for_a_worker_that_hangs():
 
 
 @pytest.mark.slow
+def test_an_interrupted_end_ends_the_workers(monkeypatch):
+    workers = new_session(2, timeout=100)
+    monkeypatch.setattr(workers._nodes[0], "close", lambda seconds: signal.raise_signal(2))
+    with pytest.raises(KeyboardInterrupt):
+        workers.close()
+    assert_ended(workers.pids.values())
+    workers.close()
+
+
+@pytest.mark.slow
 def test_functions_of_disco_end_with_the_timeout():
     """Such as a read of a value of a stopped worker."""
     workers = new_session(2, timeout=0.5)
