@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.external_data_helper
 import onnx.inliner
 from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from ._graph import STANDARD, subgraphs
+from ._valid import check_functions, check_graph, check_versions
 
 #: The values of large tensors by the keys that stand in them. Those of files are mapped, and not
 #: read.
@@ -43,10 +43,10 @@ _PLAIN = {
 
 
 def read(model: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
-    """Return a copy of a model, without its external data, and the folder of the file."""
-    folder = None
+    """Return a copy of a model, without its external data, and the path of the file."""
+    path = None
     if isinstance(model, (str, os.PathLike)):
-        folder = Path(model).parent
+        path = Path(model)
         try:
             loaded = onnx.load(os.fspath(model), load_external_data=False)
         except DecodeError as error:
@@ -67,7 +67,7 @@ def read(model: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onnx.Model
         )
     if not loaded.graph.output:
         raise ValueError("model is no ONNX model with outputs; give a file that onnx.load reads")
-    return loaded, folder
+    return loaded, path
 
 
 def load(
@@ -78,12 +78,16 @@ def load(
     The documentation of each initializer and of each ``Constant`` node is its place, see
     :func:`constants_of`.
     """
-    loaded, folder = read(model)
+    loaded, path = read(model)
+    check_versions(loaded)
+    check_functions(loaded)
+    _refuse_keys(loaded)
     arrays: dict[str, np.ndarray] = {}
-    _take_out(loaded.graph, folder, arrays)
+    _take_out(loaded.graph, path, arrays)
     if loaded.functions:
         loaded = onnx.inliner.inline_local_functions(loaded)
-        _take_out(loaded.graph, folder, arrays)
+        _take_out(loaded.graph, path, arrays)
+    check_graph(loaded.graph)
     for place, holder in constants_of(loaded.graph):
         holder.doc_string = place
     return loaded, arrays
@@ -134,26 +138,68 @@ def put_back(graph: onnx.GraphProto, arrays: Arrays) -> None:
             tensor.CopyFrom(numpy_helper.from_array(value_of(tensor, arrays), tensor.name))
 
 
-def location_of(tensor: onnx.TensorProto, folder: Path | None) -> tuple[Path, int, int]:
+def _refuse_keys(model: onnx.ModelProto) -> None:
+    """Refuse the names of files that stand for values in memory here."""
+    graphs = [model.graph, *(onnx.GraphProto(node=f.node) for f in model.functions)]
+    for graph in graphs:
+        for _, holder in constants_of(graph):
+            tensor = tensor_of(holder)
+            if tensor is not None and is_external(tensor):
+                for entry in tensor.external_data:
+                    if entry.key == "location" and entry.value.startswith(_KEY):
+                        raise ValueError(
+                            f"the tensor {tensor.name} has external data in the file "
+                            f"{entry.value!r}; rename the file: no name may begin with {_KEY!r}"
+                        )
+
+
+def _number(tensor: onnx.TensorProto, entries: dict[str, str], key: str, default: int) -> int:
+    """Return an entry of external data as a number that is not negative."""
+    text = entries.get(key, str(default))
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(
+            f"the {key} of the external data of the tensor {tensor.name} must be a number of "
+            f"bytes, but it is {text[:40]!r}"
+        )
+    return int(text)
+
+
+def location_of(tensor: onnx.TensorProto, model: Path | None) -> tuple[Path, int, int]:
     """Return the file of a tensor's external data, the offset and the number of bytes.
+
+    The file is in the folder of the model, or of the file that the model is a link to: the cache of
+    Hugging Face has links to both.
+
+    Parameters
+    ----------
+    tensor : onnx.TensorProto
+        The tensor.
+    model : Path or None
+        The file of the model; None if it was given by its contents.
 
     Raises
     ------
     ValueError
-        If the folder is unknown, or the file is outside of it or too short.
+        If the folder is unknown, the file is outside of it or too short, or an entry is no number.
     FileNotFoundError
         If there is no such file.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     name = entries.get("location", "")
-    if folder is None:
+    if not name:
+        raise ValueError(
+            f"the tensor {tensor.name} has external data without a location; it has the entries "
+            f"{', '.join(entries) or 'none'}"
+        )
+    if model is None:
         raise ValueError(
             f"the values of the tensor {tensor.name} are not loaded: they are external data in "
             f"the file {name!r}. Give the path of the model in the place of its contents, or "
             "load it by onnx.load(path) with load_external_data=True"
         )
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
+    path = model.parent / name
+    folders = {model.parent.resolve(), model.resolve().parent}
+    if not any(map(path.resolve().is_relative_to, folders)):
         raise ValueError(
             f"the tensor {tensor.name} has external data in {name!r}, outside of the folder of "
             "the model"
@@ -163,8 +209,8 @@ def location_of(tensor: onnx.TensorProto, folder: Path | None) -> tuple[Path, in
             f"the values of the tensor {tensor.name} are external data in the file {path}, which "
             "does not exist; copy it beside the model"
         )
-    offset, size = int(entries.get("offset", 0)), path.stat().st_size
-    length = int(entries.get("length", size - offset))
+    offset, size = _number(tensor, entries, "offset", 0), path.stat().st_size
+    length = _number(tensor, entries, "length", max(size - offset, 0))
     if offset + length > size:
         raise ValueError(
             f"the tensor {tensor.name} has the bytes {offset} to {offset + length} of {path}, "
@@ -173,37 +219,64 @@ def location_of(tensor: onnx.TensorProto, folder: Path | None) -> tuple[Path, in
     return path, offset, length
 
 
-def _take_out(graph: onnx.GraphProto, folder: Path | None, arrays: dict[str, np.ndarray]) -> None:
+def _check_type(tensor: onnx.TensorProto) -> None:
+    """Refuse element types and extents that are none."""
+    if tensor.data_type not in _PROTO.DataType.values() or not tensor.data_type:
+        raise ValueError(
+            f"the tensor {tensor.name} has the element type {tensor.data_type}, which is none of "
+            f"onnx {onnx.__version__}"
+        )
+    if any(extent < 0 for extent in tensor.dims):
+        raise ValueError(
+            f"the tensor {tensor.name} has the shape {tuple(tensor.dims)} with a negative extent"
+        )
+
+
+def _value(tensor: onnx.TensorProto) -> np.ndarray:
+    """Return the values of a tensor, or raise an error that names it."""
+    try:
+        return numpy_helper.to_array(tensor)
+    except Exception as error:  # onnx raises several kinds
+        kind = _PROTO.DataType.Name(tensor.data_type)
+        raise ValueError(
+            f"the tensor {tensor.name} has no values of the shape {tuple(tensor.dims)} of {kind}: "
+            f"{error}"
+        ) from error
+
+
+def _take_out(graph: onnx.GraphProto, path: Path | None, arrays: dict[str, np.ndarray]) -> None:
     """Move the values of large tensors to ``arrays``, and read those of small ones."""
     for _, holder in constants_of(graph):
         tensor = tensor_of(holder)
-        if tensor is None or (
-            is_external(tensor) and tensor.external_data[0].value.startswith(_KEY)
-        ):
+        if tensor is None or any(e.value.startswith(_KEY) for e in tensor.external_data):
             continue
         name = tensor.name or (holder.output[0] if isinstance(holder, onnx.NodeProto) else "")
         tensor.name = name
+        _check_type(tensor)
         is_plain = tensor.data_type in _PLAIN
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type) if is_plain else None
         size = 0 if dtype is None else math.prod(tensor.dims) * dtype.itemsize
         if is_external(tensor):
-            path, offset, length = location_of(tensor, folder)
-            if dtype is None or size <= _LARGE:
-                onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-                tensor.data_location = _PROTO.DEFAULT
-                del tensor.external_data[:]
-                continue
+            source, offset, length = location_of(tensor, path)
             shape = tuple(tensor.dims)
-            if length != size:
+            if dtype is not None and length != size:
                 raise ValueError(
                     f"the tensor {name} has the shape {shape} of {dtype}, but {length} bytes of "
                     "external data"
                 )
-            value: np.ndarray = np.memmap(path, dtype, "r", offset, shape)
-        elif size > _LARGE:
-            value = numpy_helper.to_array(tensor)
+            if dtype is None or size <= _LARGE:
+                with source.open("rb") as file:
+                    file.seek(offset)
+                    tensor.raw_data = file.read(length)
+                tensor.data_location = _PROTO.DEFAULT
+                del tensor.external_data[:]
+                _value(tensor)
+                continue
+            value: np.ndarray = np.memmap(source, dtype, "r", offset, shape)
         else:
-            continue
+            value = _value(tensor)
+            if size <= _LARGE:
+                continue
         key = f"{_KEY}{len(arrays)}"
         arrays[key] = value
         kept = onnx.TensorProto(

@@ -54,7 +54,7 @@ def write(
     inference : bool
         Whether normalisation and dropout are set to inference.
     """
-    model, folder = read(source)
+    model, origin = read(source)
     path = Path(path)
     wanted = {places[name]: (name, value) for name, value in values.items()}
     is_outer = {f":{tensor.name}" for tensor in model.graph.initializer}
@@ -81,7 +81,7 @@ def write(
     data = path.with_name(path.name + ".data")
     with _replacing(data) as file:
         for tensor in _tensors(model):
-            _move(tensor, folder, data.name, file)
+            _move(tensor, origin, data.name, file)
     with _replacing(path) as file:
         file.write(model.SerializeToString())
 
@@ -149,10 +149,10 @@ def _itemsize(tensor: onnx.TensorProto) -> int:
     return 0 if is_text else onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
 
 
-def _move(tensor: onnx.TensorProto, folder: Path | None, name: str, file: BinaryIO) -> None:
+def _move(tensor: onnx.TensorProto, origin: Path | None, name: str, file: BinaryIO) -> None:
     """Move the values of a large tensor to a file of this name."""
     if is_external(tensor):
-        source, offset, left = location_of(tensor, folder)
+        source, offset, left = location_of(tensor, origin)
         with source.open("rb") as old:
             old.seek(offset)
             start = _aligned(file)
