@@ -116,8 +116,13 @@ def with_extent_checks(function: relax.Function, checks: Sequence[ExtentCheck]) 
 
 
 def extent_checks(module: tvm.IRModule, name: str) -> tuple[ExtentCheck, ...]:
+    """Return the conditions of a function of a module."""
+    return checks_of(module[name])
+
+
+def checks_of(function: relax.Function) -> tuple[ExtentCheck, ...]:
     """Return the conditions of a function."""
-    attributes = module[name].attrs
+    attributes = function.attrs
     text = attributes.get(_ATTRIBUTE) if attributes else None
     described = json.loads(str(text)) if text else []
     return tuple(ExtentCheck(tuple(condition), reason) for condition, reason in described)

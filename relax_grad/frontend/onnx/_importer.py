@@ -20,6 +20,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from ...errors import UnsupportedOperatorError
 from ...ir.compat import constant_value
 from ...ir.expressions import variables
+from ...ir.extent_checks import ExtentCheck, condition_of, with_extent_checks
 from ...ir.module import ending_blocks, with_functions
 from . import (  # noqa: F401  their converters are entered in CONVERTERS
     _attention,
@@ -137,13 +138,16 @@ def imported(model: onnx.ModelProto) -> tuple[tvm.IRModule, bool]:
         except _Equal as equal:
             _rename_symbol(model.graph, *equal.args)
             return imported(model)
-    if importer.draws:
-        return module, True
-    main = module["main"]
-    main = relax.Function(
-        main.params[1:], main.body, main.ret_ty, main.is_pure, main.attrs, main.span
-    )
-    return with_functions(module, {"main": main}), False
+    main = with_extent_checks(module["main"], importer.checks)
+    if not importer.draws:
+        main = relax.Function(
+            main.params[1:], main.body, main.ret_ty, main.is_pure, main.attrs, main.span
+        )
+    return with_functions(module, {"main": main}), importer.draws
+
+
+#: An extent as TVMScript writes it.
+_NUMBER = re.compile(r"T\.int64\((-?\d+)\)")
 
 
 class _Equal(Exception):
@@ -170,6 +174,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
         self._operands: list[Known | None] | None = None
         self._branches = 0
         self._symbols: set[str] = set()
+        self.checks: list[ExtentCheck] = []
         self.draws = False
 
     @property
@@ -326,7 +331,18 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
                     f"its operands have the extents {wanted} and {extent}, which are not known to "
                     "be equal; give the inputs the same symbols or extents: shapes={...}"
                 )
+            self._require(
+                tirx.EQ(wanted, extent),
+                f"operands of one node have the extents {wanted} and {extent}, which must be equal",
+            )
             yield place, _indices.with_extent(self.bb, operands[place], axis, wanted)
+
+    def _require(self, condition: tirx.Expr, reason: str) -> None:
+        """Note a condition on symbolic extents that callers check before a call; a branch may not
+        run."""
+        parts = None if self._branches else condition_of(condition)
+        if parts is not None:
+            self.checks.append(ExtentCheck(parts, re.sub(_NUMBER, r"\1", reason)))
 
     def _learn(self, tensor: relax.Expr, least: int) -> None:
         """Take the extents of a tensor that is there to be no less than this; those of a branch may
@@ -341,7 +357,12 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
 
     def _convert_operator(self, op_name, inputs, attrs, opset):
         name = attrs["tvm_custom"]["name"]
-        attrs["tvm_custom"].update(draw=self._draw, known=self._operands, extents=self._extents)
+        attrs["tvm_custom"].update(
+            draw=self._draw,
+            known=self._operands,
+            extents=self._extents,
+            require=self._require,
+        )
         try:
             result, inputs = None, onnx_frontend.onnx_input(inputs)
             if op_name == "Concat":
@@ -357,19 +378,41 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             if not isinstance(result, relax.Expr):
                 return result
             result = self.bb.normalize(result)
+            _refuse_small_types(op_name, inputs, result)
             self._learn(result, 1 if op_name in _WINDOWED else 0)
             return result
         except _Equal:
             raise
         except Refused as error:
-            text = re.sub(
-                r"T\.int64\((-?\d+)\)", r"\1", str(error)
-            )  # extents as TVMScript has them
+            text = re.sub(_NUMBER, r"\1", str(error))
             raise UnsupportedOperatorError(f"{op_name} {name!r}: {text}") from error
         except Exception as error:
             raise ValueError(
                 f"TVM cannot import the node {op_name} {name!r}: {error}. {_advice(inputs)}"
             ) from error
+
+
+#: Element types of less than 8 bits, or of 8-bit floating-point numbers. TVM drops casts to them.
+_SMALL_TYPES = ("float4", "float6", "float8", "int4", "uint4", "int2", "uint2")
+
+
+def _refuse_small_types(op_name: str, operands: Iterable, result: relax.Expr) -> None:
+    """Refuse computed values of small types, and casts of them; constants are folded before."""
+    kinds = result.ty.fields if isinstance(result.ty, relax.TupleType) else [result.ty]
+    values = [kind for kind in kinds if isinstance(kind, relax.TensorType)]
+    if op_name in ("Cast", "CastLike"):
+        values += [value.ty for value in operands if _is_computed(value)]
+    for kind in values:
+        if kind.dtype is not None and str(kind.dtype).startswith(_SMALL_TYPES):
+            raise Refused(
+                f"it computes values of {kind.dtype}, which are not rounded as ONNX defines it; "
+                "leave the cast out, or store constants in this type"
+            )
+
+
+def _is_computed(value) -> bool:
+    is_tensor = isinstance(getattr(value, "ty", None), relax.TensorType)
+    return is_tensor and constant_value(value) is None
 
 
 #: Operators of windows, whose results have at least one element along each axis.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tvm import relax, tirx
 
+from ...ir.extent_checks import checks_of, with_extent_checks
 from ...ir.module import normalized, tuple_fields
 from ...training import append_loss
 
@@ -77,7 +78,8 @@ def loss_of(
     behind = every[len(main.params) :]
     ordered = [*every[:count], *behind, *every[count : len(main.params)]]
     loss = relax.Function(ordered, whole.body, is_pure=whole.is_pure)
-    return loss.with_attr("num_input", count + len(behind))
+    loss = loss.with_attr("num_input", count + len(behind))
+    return with_extent_checks(loss, checks_of(main))
 
 
 def _type(name: str, kind, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:

@@ -219,7 +219,7 @@ def _slice(bb, inputs, attrs, opset):
     bounds = list(zip((axis % len(shape) for axis in axes), starts, ends, steps, strict=True))
     if any(map(is_symbolic, [*starts, *ends, *steps, *(shape[bound[0]] for bound in bounds)])):
         for bound in bounds:
-            data = bb.normalize(_sliced(bb, data, arithmetic(attrs), *bound))
+            data = bb.normalize(_sliced(bb, data, attrs, *bound))
         return data
     taken = []
     for axis, start, end, step in bounds:
@@ -231,8 +231,9 @@ def _slice(bb, inputs, attrs, opset):
     return op.strided_slice(data, *map(list, zip(*taken, strict=True))) if taken else data
 
 
-def _sliced(bb, data, extents: Extents, axis: int, start, end, step) -> relax.Expr:
+def _sliced(bb, data, attrs: dict, axis: int, start, end, step) -> relax.Expr:
     """Return a slice of an axis, whose bounds or whose extent are computed extents."""
+    extents = arithmetic(attrs)
     extent = _extents(data)[axis]
     if is_symbolic(step):
         raise Refused(
@@ -248,6 +249,9 @@ def _sliced(bb, data, extents: Extents, axis: int, start, end, step) -> relax.Ex
         end = extent
     if not extents.proves(end <= extent):
         if not is_symbolic(extent):  # the front of a table, such as that of positions
+            require = attrs["tvm_custom"].get("require")
+            if require is not None:
+                require(end <= extent, f"a table of {extent} rows is read up to the row {end}")
             return _front(bb, data, axis, extents, start, end, step)
         end = extents.least(end, extent)
     end = extents.largest(end, start)

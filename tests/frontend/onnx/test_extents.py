@@ -19,6 +19,7 @@ from tvm import relax, tirx  # noqa: E402
 from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
 from relax_grad.ir.compat import Analyzer  # noqa: E402
 from relax_grad.ir.expressions import substitute, variables  # noqa: E402
+from relax_grad.ir.extent_checks import extent_checks  # noqa: E402
 
 SIZES = ((2, 7), (3, 10), (1, 6))
 
@@ -497,3 +498,36 @@ def test_a_shape_that_is_an_input_is_refused(nodes):
         from_model(model)
     imported = from_model(model, constants={"shape": [4, 1]})
     assert [int(extent) for extent in imported.outputs["y"].shape.values] == [4, 3]
+
+
+def test_extents_that_must_be_equal_are_conditions():
+    """The Trainer checks them; a call of the function itself returns NaN."""
+    nodes = [
+        node("MaxPool", ["x"], ["down"], kernel_shape=[2], strides=[2]),
+        node("Concat", ["down", "down"], ["twice"], axis=2),
+        node("Add", ["twice", "x"], ["sum"]),
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "two"], ["t"]),
+        node("Slice", ["table", "zero", "t", "zero"], ["rows"]),
+        node("MatMul", ["sum", "rows"], ["y"]),
+    ]
+    weights = {"table": normal(6, 4), **{k: np.array(NUMBERS[k]) for k in ("zero", "two")}}
+    imported = from_model(models.model_of(nodes, {"x": ["b", 2, "t"]}, weights, ["y"], opset=18))
+    module = imported.with_loss(lambda bb, y: bb.emit(relax.op.sum(y)))
+    for name in ("main", "loss"):
+        halves, rows = extent_checks(module, name)
+        for check in (halves, rows):
+            check.check({"t": 6})
+        with pytest.raises(ValueError, match=r"t and t // 2 \* 2, which must be equal, .* t = 5"):
+            halves.check({"t": 5})
+        with pytest.raises(ValueError, match=r"table of 6 rows is read up to the row t, .* t = 8"):
+            rows.check({"t": 8})
+
+
+@pytest.mark.parametrize("kind", ["FLOAT8E4M3FN", "FLOAT8E5M2FNUZ", "INT4", "UINT4"])
+def test_computed_values_of_small_types_are_refused(kind):
+    """TVM drops the casts. Constants are folded."""
+    to = getattr(TensorProto, kind)
+    nodes = [node("Cast", ["x"], ["a"], to=to), node("Cast", ["a"], ["y"], to=TensorProto.FLOAT)]
+    with pytest.raises(UnsupportedOperatorError, match="Cast 'a': it computes values of"):
+        from_model(models.model_of(nodes, {"x": [2, 4]}, {}, ["y"], opset=21))
