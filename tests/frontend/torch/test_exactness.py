@@ -76,6 +76,9 @@ SPECIAL = [
         Case(f"{f.__name__}-nan", lambda x, f=f: f(x, dim=1), (WITH_NAN,), False)
         for f in (torch.amax, torch.amin, torch.median)
     ),
+    Case("norm-inf-nan", lambda x: x.norm(INF, 1), (WITH_NAN,), False),
+    Case("norm-inf-infinite", lambda x: x.norm(INF, 1), (ROWS,), False),
+    Case("sort-nan", lambda x: (x.sort(1)[0], x.topk(2, 1, False)[0]), (WITH_NAN,), False),
     Case(
         "bce-saturated",
         lambda x: F.binary_cross_entropy(x, SURE, weight=SURE + 1, reduction="none"),

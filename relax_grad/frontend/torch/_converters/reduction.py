@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -191,7 +192,9 @@ def norm(call, data, order: float, dims, keepdim: bool) -> relax.Expr:
         return reduced(_op.sum, size)
     if order in (float("inf"), float("-inf")):
         _require_some(call, data, dims)
-        return reduced(_op.max if order > 0 else _op.min, size)
+        result = call.emit(reduced(_op.max if order > 0 else _op.min, size))
+        total = functools.partial(reduced, _op.sum)
+        return call.emit(exact_extreme(call.emit, size, result, total, order > 0))
     if order < 0:
         raise Refused("norms of a negative order have no form here")
     positive = call.emit(_op.greater(size, zero))
