@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from .._build import values_of
 from ..tracing.hooks import hooks_of
-from .guards import BoundGuards
+from .guards import BoundGuards, Guards
+
+
+class Traced(Protocol):
+    """Compiled functions with the attributes that their trace has read: a ``Program``."""
+
+    guards: Guards
 
 
 class Layout:
@@ -60,7 +67,7 @@ class Layout:
         """Return the modes of all submodules."""
         return tuple([module.training for module in self.modules])
 
-    def guards(self, program) -> BoundGuards:
+    def guards(self, program: Traced) -> BoundGuards:
         """Return the guards of a ``Program`` for the modules of this layout."""
         bound = self._guards.get(program)
         if bound is None:

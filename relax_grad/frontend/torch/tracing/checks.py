@@ -14,7 +14,6 @@ from unittest import mock
 
 import torch
 from torch import distributions, nn
-from torch.nn import _reduction as _Reduction
 
 _DISTRIBUTIONS = os.path.dirname(distributions.__file__) + os.sep
 
@@ -80,7 +79,8 @@ def multi_margin_loss(
     if type(size_average) is int:  # the reduction, in the function below that of PyTorch's package
         reduction = ("none", "mean", "sum")[size_average]
     elif size_average is not None or reduce is not None:
-        reduction = _Reduction.legacy_get_string(size_average, reduce)
+        is_sum = size_average is False
+        reduction = "none" if reduce is False else "sum" if is_sum else "mean"
     is_single = input.dim() < 2
     # torch.export takes an element of a constant tensor for a number.
     data, places = torch.atleast_2d(input), torch.as_tensor(target).reshape(-1, 1)

@@ -160,7 +160,7 @@ def _written_by_torch(kind: type[nn.Module]) -> frozenset[str]:
     )
 
 
-def frozen(value, depth: int):
+def frozen(value: object, depth: int) -> object:
     """Return a value that later changes of this one do not change."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return type(value), value
@@ -176,7 +176,7 @@ def frozen(value, depth: int):
     return id(value)  # libraries note in objects, such as a configuration, how they were called
 
 
-def is_cache(value) -> bool:
+def is_cache(value: object) -> bool:
     """Tell whether a value is a tensor, or several, of a trace that depends on no input, parameter
     or buffer."""
     if isinstance(value, (list, tuple)):
