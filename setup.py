@@ -36,7 +36,7 @@ setup(
     install_requires=[
         "apache-tvm>=0.26,<0.28",
         # Its binary interface is that of TVM's build.
-        "apache-tvm-ffi>=0.1.14.post0,<0.1.15",
+        "apache-tvm-ffi>=0.1.14.post0,<0.1.16",
         "numpy>=1.26,<3",
     ],
     extras_require={
@@ -83,7 +83,10 @@ setup(
         "matrix": ["nox>=2025.5.1"],
         "release": ["build>=1.2", "twine>=6"],
         # The formatter's output changes between minor versions.
-        "lint": ["ruff>=0.17.5,<0.18", "mypy>=2.4.1,<2.5", "clang-format>=19.1,<20"],
+        "lint": [
+            *("ruff>=0.17.5,<0.18", "mypy>=2.4.1,<2.5", "clang-format>=19.1,<20"),
+            "vermin>=1.6,<2",
+        ],
     },
     entry_points={"console_scripts": ["relax-grad=relax_grad.cli:main"]},
     classifiers=[

@@ -148,9 +148,9 @@ def _named(target: tvm.target.Target) -> str:
 
 def _of_ffi(ffi: str | None) -> Iterator[Problem]:
     """Yield the known problems of a version of apache-tvm-ffi; None if it is unknown."""
-    if ffi is not None and compat.parse_version(ffi) >= compat.FFI_BAD_FROM:
+    if ffi is not None and compat.parse_version(ffi) >= compat.FFI_END:
         yield Problem(
-            f"apache-tvm-ffi {ffi} crashes the process in tvm.ir.save_json",
+            f"apache-tvm-ffi {ffi} was not tested with this TVM, and may end the process",
             f"pip install '{compat.FFI_REQUIREMENT}'",
         )
 

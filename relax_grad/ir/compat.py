@@ -20,16 +20,20 @@ from .._packages import fault, installed_version, is_installed, parse_version
 #: The half-open range of ``apache-tvm`` releases that the package was tested with.
 TVM_RANGE = ((0, 26), (0, 28))
 
-#: ``apache-tvm-ffi`` releases from this one on break ``tvm.ir.save_json`` (it segfaults on any
-#: module).
-FFI_BAD_FROM = (0, 1, 15)
+#: ``apache-tvm-ffi`` releases from this one on were not tested. Its binary interface is that of
+#: TVM's build, and differs between its releases.
+FFI_END = (0, 1, 16)
 
 #: The requirement to install instead.
-FFI_REQUIREMENT = f"apache-tvm-ffi>=0.1.14.post0,<{'.'.join(map(str, FFI_BAD_FROM))}"
+FFI_REQUIREMENT = f"apache-tvm-ffi>=0.1.14.post0,<{'.'.join(map(str, FFI_END))}"
+
+#: ``tvm.ir.save_json`` and ``copy.deepcopy`` of TVM's objects end the process from this release on.
+#: relax_grad calls neither.
+_SAVE_JSON_BAD_FROM = (0, 1, 15)
 
 
 def check_versions(tvm_version: str, ffi_version: str | None) -> None:
-    """Reject an unsupported TVM, and warn of a combination that is known to be broken.
+    """Reject an unsupported TVM, and warn of a combination that was not tested.
 
     Parameters
     ----------
@@ -49,14 +53,21 @@ def check_versions(tvm_version: str, ffi_version: str | None) -> None:
             f"relax_grad needs apache-tvm {_wanted()}, but apache-tvm {tvm_version} is installed. "
             f"Install a supported one with: pip install 'apache-tvm{_wanted()}'"
         )
-    if ffi_version is not None and parse_version(ffi_version) >= FFI_BAD_FROM:
+    if ffi_version is not None and parse_version(ffi_version) >= FFI_END:
         warnings.warn(
-            f"apache-tvm-ffi {ffi_version} crashes the process in tvm.ir.save_json with apache-tvm "
-            f"{tvm_version}. Install the version that works: pip install '{FFI_REQUIREMENT}'",
+            f"apache-tvm-ffi {ffi_version} was not tested with apache-tvm {tvm_version}, whose "
+            "binary interface is that of an earlier release: it may end the process. Install a "
+            f"tested release: pip install '{FFI_REQUIREMENT}'",
             RuntimeWarning,
             # the line that imports relax_grad: the import system's frames do not count
             stacklevel=5,
         )
+
+
+def saves_json() -> bool:
+    """Tell whether ``tvm.ir.save_json`` of the installed ``apache-tvm-ffi`` works."""
+    version = installed_version("apache-tvm-ffi")
+    return version is None or parse_version(version) < _SAVE_JSON_BAD_FROM
 
 
 def _wanted() -> str:
@@ -451,6 +462,7 @@ __all__ = [
     "masked_store",
     "parse_version",
     "replace_attrs",
+    "saves_json",
     "script_of",
     "set_type",
     "shapes_agree",
