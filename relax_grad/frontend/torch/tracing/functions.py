@@ -37,8 +37,8 @@ class _Context(FunctionCtx):
         self.needs_input_grad = needs_input_grad
         self.to_save = ()
         self.materialize_grads = True
-        # PyTorch 2.15: no gradient of an input is accumulated before the call, and cotangents have
-        # the dtypes of their outputs.
+        # Of PyTorch 2.15 and 2.14: no gradient of an input is accumulated before the call, and
+        # cotangents have the dtypes of their outputs.
         self._input_grad_buffers = (None,) * len(needs_input_grad)
         self.output_grad_dtypes: tuple[torch.dtype | None, ...] | None = None
 
