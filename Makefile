@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo bench bench-chart bench-passes bench-tir accuracy test test-profile test-slow arm test-core test-matrix dev torch lint format docs wheels new-operator clean distclean
+.PHONY: help demo bench bench-chart bench-passes bench-tir accuracy test test-profile test-slow arm test-newest test-oldest test-matrix dev torch lint format docs wheels test-wheel new-operator clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,11 +53,14 @@ arm: $(STAMP)test,examples,docs ## fetch TVM's runtime for AArch64 and run the t
 		$$($(BIN)/python -c 'from importlib.metadata import version as v; print(*(f"{n}=={v(n)}" for n in ("apache-tvm", "apache-tvm-ffi")))')
 	$(BIN)/python -m pytest tests/arm $(ARGS)
 
-test-core: $(STAMP)matrix ## run the numeric core of the tests on the oldest TVM that is supported
-	$(BIN)/python -m nox --reuse-existing-virtualenvs --session 'core(0.26.0)' -- -n $(WORKERS) $(ARGS)
+test-oldest: $(STAMP)matrix ## run the numeric core of the tests with the oldest packages that are supported
+	$(BIN)/python -m nox --reuse-existing-virtualenvs --session oldest -- -n $(WORKERS) $(ARGS)
 
-test-matrix: $(STAMP)matrix ## run the tests on every supported TVM and on every supported Python that is installed
-	$(BIN)/python -m nox --reuse-existing-virtualenvs --no-error-on-missing-interpreters --session suite -- -n $(WORKERS) $(ARGS)
+test-newest: $(STAMP)matrix ## run the imports, README and the importer of PyTorch models with the newest packages
+	$(BIN)/python -m nox --reuse-existing-virtualenvs --session newest -- -n $(WORKERS) $(ARGS)
+
+test-matrix: $(STAMP)matrix ## run the tests on every supported TVM, PyTorch, and Python that is installed, into docs/_measured
+	$(BIN)/python -m nox --reuse-existing-virtualenvs --no-error-on-missing-interpreters --session suite frontend ffi -- -n $(WORKERS) $(ARGS)
 
 dev: $(STAMP)cli,test,examples,docs,lint ## install everything for development but PyTorch
 
@@ -69,6 +72,7 @@ lint: $(STAMP)lint ## check the style, and the types of public functions
 	$(BIN)/ruff format --check
 	git ls-files '*.cc' '*.h' '*.c' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/mypy
+	$(BIN)/vermin --quiet --no-tips --eval-annotations --exclude long --target=3.10- relax_grad
 
 format: $(STAMP)lint ## mend the style
 	$(BIN)/ruff check --fix
@@ -82,6 +86,12 @@ wheels: $(STAMP)release ## build the wheel and the source distribution in dist, 
 	rm -rf build dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
+
+test-wheel: ## install the wheel of dist in an environment of its own, and use it there (after make wheels)
+	rm -rf build/installed && $(PYTHON) -m venv build/installed
+	build/installed/bin/python -m pip install --quiet --constraint tests/constraints.txt "$$(echo dist/*.whl)[cli]"
+	cp tests/support/installed.py build/installed
+	cd build/installed && export RELAX_GRAD_CACHE=0 && bin/python -I installed.py && bin/relax-grad doctor && bin/python -m pip check
 
 new-operator: $(STAMP)lint ## write the skeleton of a rule or a backward operator (NAME=softplus_backward_data FAMILY=activation)
 	$(BIN)/python tests/support/new_operator.py '$(NAME)' '$(FAMILY)'
@@ -101,5 +111,5 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 $(STAMP)%: setup.py pyproject.toml README.md LICENSE tests/constraints.txt relax_grad/__init__.py relax_grad/_packages.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt --editable '.[$*]'
+	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --constraint tests/constraints.txt --editable '.[$*]'
 	@touch '$@'

@@ -1,26 +1,95 @@
-"""The versions that relax_grad supports: its suite on each of them, and its numeric core on one.
+"""The versions that relax_grad supports: its suite on each of them, and lanes with the newest and
+the oldest ones.
 
-``make test-matrix`` and ``make test-core`` run the sessions. Each has a virtual environment of its
-own in ``.nox``, of one or two gigabytes, which is used again by the next run; ``make distclean``
-removes them.
+``make test-matrix``, ``make test-newest`` and ``make test-oldest`` run the sessions. Each has a
+virtual environment of its own in ``.nox``, of one or two gigabytes, which is used again by the next
+run; ``make distclean`` removes them.
 """
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
+import json
+import re
 import sys
+from pathlib import Path
 
 import nox
 
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 TVMS = ["0.26.0", "0.27.0", "0.27.0.post1"]
-TORCH = "torch==2.13.0"
+FFI = "0.1.15.post2"
+#: Releases of PyTorch and NumPy that are tested together.
+TORCHES = {
+    "2.11.0": "1.26.4",
+    "2.12.1": "2.0.2",
+    "2.13.0": "2.2.6",
+    "2.14.1": "2.3.5",
+    "2.15.0": "2.4.6",
+}
+
+#: The floors of the requirements that the package imports.
+OLDEST = (
+    *("apache-tvm==0.26.0", "apache-tvm-ffi==0.1.14.post0", "numpy==1.26.0", "onnx==1.17.0"),
+    *("matplotlib==3.8.0", "mpi4py==4.0.0", "rich==13.0.0", "safetensors==0.5.0", "shtab==1.7.0"),
+)
+
+ROOT = Path(__file__).parent
+#: The results of the last runs, by row of the table in docs/_measured/versions.md.
+RESULTS = ROOT / "docs/_measured/versions.json"
+CONSTRAINTS = ("--constraint", "tests/constraints.txt")
+
+#: What PyTorch imports. Its other requirements are CUDA's libraries, several gigabytes.
+OF_TORCH = ("filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions")
+
+#: Every import, README, the private names of PyTorch, the converters' cases, thirteen networks, and
+#: the uses of NumPy.
+LANE = (
+    *("tests/test_import.py::test_every_module_is_imported", "tests/test_packages.py", "tests/ir"),
+    "tests/frontend/torch/test_private_names.py",
+    "tests/frontend/torch/test_converters.py",
+    "tests/frontend/torch/export/test_writes.py::test_every_operator_that_writes_is_in_one_table",
+    "tests/frontend/torch/test_zoo.py::test_models",
+    "tests/frontend/torch/test_features.py::test_three_steps",
+    "tests/frontend/torch/tracing/test_functions.py",
+    *("tests/frontend/test_constants.py", "tests/frontend/test_random.py"),
+    *("tests/test_functional.py", "tests/training/test_setup_trainer.py"),
+    "tests/test_docs.py::test_code_runs[README.md]",
+)
 
 
-def install(session: nox.Session, tvm: str) -> None:
-    """Install the package with what its tests need and this TVM; setup.py gives the range of its
-    FFI."""
-    session.install("--editable", ".[test,examples]", f"apache-tvm=={tvm}")
+def install_torch(session: nox.Session, requirement: str) -> None:
+    """Install PyTorch without CUDA's libraries, in whose place there are empty ones."""
+    session.install("--no-deps", requirement)
+    session.install(*OF_TORCH)
+    session.run("python", "tests/support/without_cuda.py")
+
+
+def test(session: nox.Session, row: str, *arguments: str) -> None:
+    """Run pytest with the arguments and those of the command line; note the result for the
+    table."""
+    report = Path(session.create_tmp()) / "report.xml"
+    try:
+        session.run("python", "-m", "pytest", f"--junitxml={report}", *arguments, *session.posargs)
+    finally:
+        if report.exists():
+            note(row, report.read_text())
+
+
+def note(row: str, report: str) -> None:
+    """Write the number of tests that passed and failed to :data:`RESULTS`."""
+    # pytest's own report, whose first suite has the numbers.
+    names = ("tests", "failures", "errors", "skipped")
+    number = {name: int(re.search(rf'\b{name}="(\d+)"', report)[1]) for name in names}
+    failed = number["failures"] + number["errors"]
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results[row] = {
+        "passed": number["tests"] - failed - number["skipped"],
+        "failed": failed,
+        "date": datetime.date.today().isoformat(),
+    }
+    RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
 
 
 @nox.session(python=PYTHONS)
@@ -31,16 +100,46 @@ def suite(session: nox.Session, tvm: str) -> None:
     Elsewhere the tests that compare with PyTorch are skipped: for some of these Pythons it is
     several gigabytes.
     """
-    install(session, tvm)
+    session.install(*CONSTRAINTS, "--editable", ".[test,examples]", f"apache-tvm=={tvm}")
     is_this = session.python == f"{sys.version_info.major}.{sys.version_info.minor}"
     if is_this and importlib.util.find_spec("torch"):
-        session.install(TORCH)
-    session.run("python", "-m", "pytest", *session.posargs)
+        session.install(*CONSTRAINTS, "torch")
+    test(session, f"suite: Python {session.python}, TVM {tvm}")
 
 
 @nox.session
-@nox.parametrize("tvm", TVMS, ids=TVMS)
-def core(session: nox.Session, tvm: str) -> None:
-    """Run the tests marked ``core``, with the Python that nox runs in and without PyTorch."""
-    install(session, tvm)
+@nox.parametrize("torch", list(TORCHES), ids=list(TORCHES))
+def frontend(session: nox.Session, torch: str) -> None:
+    """Run the lane of one release of PyTorch, with a NumPy of its time."""
+    session.install(*CONSTRAINTS, "--editable", ".[test,examples]")
+    session.install(f"numpy=={TORCHES[torch]}")
+    install_torch(session, f"torch=={torch}")
+    test(session, f"lane: PyTorch {torch}, NumPy {TORCHES[torch]}", *LANE)
+
+
+@nox.session
+def ffi(session: nox.Session) -> None:
+    """Run the tests marked ``core`` with an apache-tvm-ffi after that of TVM's build."""
+    session.install(*CONSTRAINTS, "--editable", ".[test,examples]", f"apache-tvm=={TVMS[-1]}")
+    session.install("--no-deps", f"apache-tvm-ffi=={FFI}")
+    if importlib.util.find_spec("torch"):
+        session.install(*CONSTRAINTS, "torch")
+    row = f"core: TVM {TVMS[-1]}, apache-tvm-ffi {FFI}"
+    test(session, row, "-m", "core and not slow")
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """Run the lane of the newest packages that can be had."""
+    session.install("--upgrade", "--editable", ".[test,examples]")
+    install_torch(session, "torch")
+    session.run("python", "-m", "relax_grad", "doctor")
+    session.run("python", "-m", "pytest", *LANE, *session.posargs)
+
+
+@nox.session
+def oldest(session: nox.Session) -> None:
+    """Run the tests marked ``core`` with the oldest packages that setup.py takes."""
+    session.install(*CONSTRAINTS, "--editable", ".[test,examples]", *OLDEST)
+    install_torch(session, f"torch=={next(iter(TORCHES))}")
     session.run("python", "-m", "pytest", "-m", "core and not slow", *session.posargs)

@@ -103,11 +103,18 @@ def test_lines_fit_an_editor(page):
     assert [line for line in lines if not line.startswith(("|", "<img"))] == []
 
 
-def test_installation_is_from_a_clone():
-    """No index has a distribution of this name; messages name packages, and pages the extra of a
+def test_installation_is_from_a_release_or_a_clone():
+    """The first commands are those of both; errors name packages, and other pages the extra of a
     clone."""
+    for page in (ROOT / "README.md", ROOT / "docs/index.md"):
+        first = re.search(r"```console\n(.+?)```", page.read_text(), re.DOTALL)[1]
+        assert re.findall(r"^pip install '(\S+)'", first, re.MULTILINE) == [
+            "relax_grad[torch,train]",
+            ".[torch,train]",
+        ]
     folders = [ROOT / name for name in ("relax_grad", "examples", "benchmarks")]
-    files = [*PAGES, *(path for folder in folders for path in folder.rglob("*.py"))]
+    pages = [page for page in PAGES if page.name not in ("README.md", "index.md")]
+    files = [*pages, *(path for folder in folders for path in folder.rglob("*.py"))]
     assert len(files) > 400
     assert [str(path) for path in files if "install 'relax_grad" in path.read_text()] == []
     assert [str(path) for path in files if re.search(r"relax_grad\[\w+\]", path.read_text())] == []

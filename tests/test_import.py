@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+import pytest
 from processes import run_python
 
 #: Seconds.
@@ -52,6 +53,30 @@ def test_loads_nothing_else():
     late = {"backend", "cli", "coverage", "distributed", "frontend", "testing", "training"}
     late |= {"cpu.dispatch", "cpu.kernel", "cpu.schedule", "dispatch", "schedule"}
     assert late.isdisjoint(name.removeprefix("relax_grad.") for name in names)
+
+
+EVERY = """
+import importlib, pkgutil, warnings
+import relax_grad
+has_torch = importlib.util.find_spec("torch") is not None
+for module in pkgutil.walk_packages(relax_grad.__path__, "relax_grad.", onerror=lambda name: None):
+    if module.name.endswith("__main__") or "torch" in module.name and not has_torch:
+        continue
+    with warnings.catch_warnings():
+        for category in (DeprecationWarning, PendingDeprecationWarning, SyntaxWarning):
+            warnings.filterwarnings("error", category=category, module="relax_grad")
+        importlib.import_module(module.name)
+    print(module.name)
+"""
+
+
+def test_every_module_is_imported():
+    """The newest and the oldest packages have the names that modules take from them, and Python and
+    NumPy announce the end of none."""
+    pytest.importorskip("onnx", reason="the package onnx is not installed: extra onnx")
+    pytest.importorskip("mpi4py", reason="the package mpi4py is not installed: extra mpi")
+    names = run_python(EVERY, ENVIRONMENT, torch=True).split()
+    assert len(names) > 500
 
 
 def test_lazy_modules_are_attributes_of_the_package():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 import relax_grad
 from relax_grad import cli
-from relax_grad._packages import REQUIREMENTS
+from relax_grad._packages import REQUIREMENTS, TESTED_TORCH
 from relax_grad.ir.compat import TVM_RANGE, parse_version
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +60,7 @@ def test_license(distribution):
 
 def test_requirements_without_extras(requirements):
     assert sorted(requirements[""]) == ["apache-tvm", "apache-tvm-ffi", "numpy"]
-    assert "<0.1.15" in requirements[""]["apache-tvm-ffi"]
+    assert "<0.1.16" in requirements[""]["apache-tvm-ffi"]
     assert sorted(requirements[""]["numpy"].split(",")) == ["<3", ">=1.26"]
 
 
@@ -115,7 +116,7 @@ def test_ci_has_a_bound_for_every_requirement(requirements):
     }
     assert all(re.search(r"<|==", line) for line in bounds.values())
     names = {name for extra, by in requirements.items() if extra != "lint" for name in by}
-    assert names - bounds.keys() == {"apache-tvm", "apache-tvm-ffi"}
+    assert names - bounds.keys() == {"apache-tvm"}
     assert bounds.keys() <= names | {"torch"}
 
 
@@ -271,17 +272,40 @@ def test_the_torch_pin_is_the_same_everywhere():
         assert set(re.findall(r"torch==([\d.]+\d)", file.read_text())) == {"2.13.0"}, file
 
 
+def _matrix() -> dict[str, object]:
+    """Return the constants of the noxfile with versions."""
+    names = ("PYTHONS", "TVMS", "TORCHES", "OLDEST")
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    return {
+        node.targets[0].id: eval(ast.unparse(node.value), {})
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id in names
+    }
+
+
 def test_the_matrix_covers_the_supported_versions():
-    namespace = {}
-    for line in re.findall(r"^[A-Z]+ = .+$", (ROOT / "noxfile.py").read_text(), re.MULTILINE):
-        exec(line, namespace)
+    namespace = _matrix()
     versions = r"Programming Language :: Python :: (3\.\d+)"
     assert namespace["PYTHONS"] == re.findall(versions, (ROOT / "setup.py").read_text())
     low, high = TVM_RANGE
     supported = [parse_version(version) for version in namespace["TVMS"]]
     assert low == supported[0][:2]
     assert all(low <= version < high for version in supported)
-    assert f"core({namespace['TVMS'][0]})" in (ROOT / "Makefile").read_text()
+    torches = [parse_version(version)[:2] for version in namespace["TORCHES"]]
+    assert torches[0] == parse_version(REQUIREMENTS["torch"].partition(">=")[2])
+    assert torches[-1] == TESTED_TORCH
+
+
+def test_the_oldest_versions_are_the_floors(requirements):
+    oldest = dict(pin.split("==") for pin in _matrix()["OLDEST"])
+    floors = {
+        name: re.search(r">=([\w.]+)", versions)[1]
+        for extra in ("", "cli", "mpi", "onnx", "train")
+        for name, versions in requirements[extra].items()
+    }
+    assert oldest.keys() == floors.keys()
+    for name, version in oldest.items():
+        assert f"{version}.0".startswith(f"{floors[name]}."), name
 
 
 def test_make_help_lists_every_target():
@@ -295,3 +319,19 @@ def test_make_help_lists_every_target():
         pytest.skip("make is not installed")
     listed = re.findall(r"^  make ([\w-]+) ", result.stdout, re.MULTILINE)
     assert sorted(listed) == sorted(phony)
+
+
+def test_the_recipe_of_conda_has_the_requirements(requirements):
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    recipe = yaml.safe_load((ROOT / "conda/recipe.yaml").read_text())
+    names = {"tvm-py": "apache-tvm", "pytorch": "torch", "matplotlib-base": "matplotlib"}
+    listed = recipe["requirements"]["run"] + recipe["requirements"]["run_constraints"]
+    bounds = dict(line.split(" ") for line in listed if not line.startswith("python "))
+    bounds = {names.get(name, name): set(bound.split(",")) for name, bound in bounds.items()}
+    assert bounds == {
+        name: set(versions.split(","))
+        for extra in ("", "cli", "torch", "onnx", "safetensors", "train", "mpi")
+        for name, versions in requirements[extra].items()
+    }
+    assert recipe["context"]["python_min"] == "3.10"
+    assert recipe["build"]["python"]["entry_points"] == ["relax-grad = relax_grad.cli:main"]

@@ -132,6 +132,20 @@ class HalfErrors(Measured):
                 yield f"| {' | '.join([first, call, dtype, *shown])} |"
 
 
+class Versions(Measured):
+    """The table of the versions of Python, TVM, PyTorch and NumPy that the tests ran with."""
+
+    file = "versions.json"
+
+    def lines(self, measured):
+        yield "| run | versions | passed | failed | date |"
+        yield "|---|---|---|---|---|"
+        for row, result in measured.items():
+            kind, _, versions = row.partition(": ")
+            cells = [kind, versions, *(str(result[name]) for name in ("passed", "failed", "date"))]
+            yield f"| {' | '.join(cells)} |"
+
+
 class HalfMemory(Measured):
     """The table of the planned memory of training steps in half precision, beside float32."""
 
@@ -202,5 +216,6 @@ def setup(app):
     app.add_directive("gradient-errors", Errors)
     app.add_directive("half-errors", HalfErrors)
     app.add_directive("half-memory", HalfMemory)
+    app.add_directive("tested-versions", Versions)
     app.add_directive("function-errors", Functions)
     return {"parallel_read_safe": True}
