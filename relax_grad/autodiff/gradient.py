@@ -18,6 +18,7 @@ from ..ir.branches import lift_branches
 from ..ir.choices import Choices
 from ..ir.compat import dtype_of
 from ..ir.dataflow import in_dataflow, without_cast
+from ..ir.loops import canonicalize_loops
 from ..ir.module import (
     ModulePass,
     adjoint_name,
@@ -190,7 +191,8 @@ class _Differentiation:
     def __init__(self, settings: Gradient, mod: tvm.IRModule, argument: str = "require_grads"):
         self._settings = settings
         self._argument = argument
-        self._mod = mod
+        # TVM's default pipeline compiles other loops wrongly.
+        self._mod = mod = canonicalize_loops(mod)
         check_defined(mod, relax_function(mod, settings.func_name), settings.func_name)
         # The other functions of the result stay as they are.
         self._source = mod = with_operators(mod)

@@ -115,11 +115,11 @@ try:  # 0.27 and later
     from tvm.ir import GenericConst, StringImm
     from tvm.ir import TensorLoad as BufferLoad
     from tvm.s_tir import SBlock, SBlockRealize
-    from tvm.sym import Analyzer, detect_linear_equation
+    from tvm.sym import Analyzer, IntervalSet, detect_linear_equation
 
     _CONSTANT, _LOADED = (GenericConst, "value"), "source"
 except ImportError:  # 0.26
-    from tvm.arith import Analyzer, detect_linear_equation
+    from tvm.arith import Analyzer, IntervalSet, detect_linear_equation
     from tvm.relax import Constant
     from tvm.tirx import BufferLoad, SBlock, SBlockRealize, StringImm
 
@@ -440,6 +440,7 @@ __all__ = [
     "MAPS_FUNCTIONS",
     "Analyzer",
     "BufferLoad",
+    "IntervalSet",
     "SBlock",
     "SBlockRealize",
     "StringImm",

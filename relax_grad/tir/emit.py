@@ -18,6 +18,7 @@ from ..ir.compat import (
     loaded_buffer,
 )
 from ..ir.expressions import loads, substitute, variables
+from ..ir.loops import with_canonical_loops
 from .access import Range, determines
 from .flat import same
 from .statements import (
@@ -209,7 +210,7 @@ def function(
     body = _without_negative_factors(sequence(body), known)
     root = SBlock([], [], [], "root", body, alloc_buffers=list(allocated))
     realize = SBlockRealize([], tirx.const(True, "bool"), root)
-    made = tirx.PrimFunc(list(params), realize)
+    made = with_canonical_loops(tirx.PrimFunc(list(params), realize))
     # A script of the function names its dialect by this attribute.
     return made.with_attr("tirx.noalias", True).with_attr("s_tir", True)
 

@@ -17,7 +17,7 @@ from tvm.ir import Call
 from tvm.ir import Range as Interval
 
 from ..errors import GradientError
-from ..ir.compat import Analyzer, BufferLoad, loaded_buffer
+from ..ir.compat import Analyzer, BufferLoad, IntervalSet, loaded_buffer
 from ..ir.dtypes import accumulation_dtype
 from ..ir.expressions import are_equal, loads, substitute, variables
 from .derivatives import derivative
@@ -235,16 +235,34 @@ def _bound(loop: Loop, loops: Sequence[Loop]):
     if not own & variables(loop.extent) and not loads(loop.extent):
         return loop.extent
     analyzer = Analyzer()
-    for outer in loops:
-        if not own & (variables(outer.start) | variables(outer.extent)):
+    for outer in loops:  # outermost first: the bounds of a loop may depend on loops around it
+        if not loads(outer.start) and not loads(outer.extent):
             analyzer.bind(outer.var, Interval.from_min_extent(outer.start, outer.extent))
     bound = analyzer.const_int_bound(loop.extent).max_value
-    if bound >= 2**31 - 1:
+    if bound < 2**31 - 1:
+        return tirx.IntImm(dtype_of(loop.var), int(bound))
+    symbolic = _symbolic_bound(loop.extent, loops[: loops.index(loop)])
+    if symbolic is None:
         raise GradientError(
-            f"the number of iterations of the loop {loop.var.name} has no constant bound: "
-            f"{loop.extent}"
+            f"the number of iterations of the loop {loop.var.name} has no bound outside of the "
+            f"loops around it: {loop.extent}"
         )
-    return tirx.IntImm(dtype_of(loop.var), int(bound))
+    return symbolic
+
+
+def _symbolic_bound(extent, loops: Sequence[Loop]):
+    """Return the largest extent of a loop within others as an expression of symbolic extents, or
+    None if it depends on data."""
+    known = variables(extent).union(*(variables(loop.extent) for loop in loops))
+    bound, analyzer = extent, Analyzer()
+    for loop in reversed(loops):
+        if loop.var in variables(bound):
+            last = loop.start + loop.extent - tirx.IntImm(dtype_of(loop.var), 1)
+            bound = analyzer.int_set(bound, {loop.var: IntervalSet(loop.start, last)}).max_value
+    # An unbounded interval ends at a variable of TVM's.
+    if loads(bound) or variables(bound) - known or variables(bound) & {o.var for o in loops}:
+        return None
+    return tirx.max(analyzer.simplify(bound), tirx.IntImm(dtype_of(bound), 0))
 
 
 def _guarded_loads(expr, guards: tuple) -> Iterator[tuple]:

@@ -17,6 +17,7 @@ from tvm.ir import Call
 from ..errors import GradientError
 from ..ir.compat import SBlockRealize
 from ..ir.expressions import substitute
+from ..ir.loops import with_canonical_loops
 from ..ir.module import is_buffer
 from .statements import (
     Bind,
@@ -102,6 +103,7 @@ def parse(
         If a statement has no derivative: a while loop, a loop that is bound to threads, an external
         call, a buffer that aliases another one. The error names the block.
     """
+    function = with_canonical_loops(function)
     buffers = [param for param in function.params if is_buffer(param)]
     if inplace is not None:
         num_outputs = sum(index < 0 for index in inplace)

@@ -16,6 +16,7 @@ from tvm.ir import GlobalVar
 from tvm.target import codegen
 
 from ...ir.compat import constant_bits, installed_version, script_of, structural_hash
+from ...ir.loops import canonicalize_loops
 from ...ir.module import IS_KERNEL, is_buffer
 from .arguments import without_checks
 from .builds import build
@@ -23,7 +24,7 @@ from .generic import from_tables
 
 #: The revision of the compilation. It changes with each change of the compiled code, also within a
 #: release.
-_REVISION = 10
+_REVISION = 11
 
 #: LLVM's name for the preference of half of the vectors of AVX-512.
 _SHORT = "prefer-256-bit"
@@ -179,7 +180,7 @@ def _lowered(
 ) -> tvm.IRModule:
     """Return a module lowered for LLVM's code generator, without argument checks in the functions
     of ``checked``."""
-    mod = tirx.transform.BindTarget(target)(mod)
+    mod = canonicalize_loops(tirx.transform.BindTarget(target)(mod))
     context = tvm.transform.PassContext.current()
     if not generated or set(context.config) - {_NO_ASSERTIONS}:  # options change the list of passes
         pipeline, finalize, _ = tirx.get_tir_pipeline("default")
@@ -212,7 +213,6 @@ def _passes(with_booleans: bool) -> list[tvm.transform.Pass]:
     """
     loops, expressions = s_tir.transform, tirx.transform
     return [
-        loops.CanonicalizeLoop(),
         loops.ConvertBlocksToOpaque(),
         loops.LowerOpaqueBlock(),
         *([expressions.FlattenBuffer()] if with_booleans else []),

@@ -16,6 +16,7 @@ from ...errors import ScheduleWarning
 from ...ir.aliases import is_name, leaves, named_by
 from ...ir.bindings import bindings_of
 from ...ir.compat import dtype_of, replace_attrs, structural_map, structural_walk
+from ...ir.loops import with_canonical_loops
 from ...ir.module import IS_SCHEDULED, NO_ALIASES, SCHEDULED_ATTRS
 from ..schedule import schedule
 from ..target import CPU
@@ -102,6 +103,7 @@ def _with_schedules(
         if not isinstance(function, tirx.PrimFunc):
             continue
         if not _is_scheduled(function):
+            function = with_canonical_loops(function)
             is_free = variable not in aliased
             function = (
                 schedule_one(function, cpu, variable.name_hint) if is_free else _unaligned(function)
