@@ -9,12 +9,14 @@ from itertools import dropwhile, groupby
 
 import tvm
 from tvm import relax, tirx
+from tvm.ir import GlobalVar
 from tvm.relax.backend.cpu_generic import pipeline as stages
 
 from ..ir.aliases import kept_copies, may_write, writing_functions
 from ..ir.bindings import bindings_of, renamed, used
 from ..ir.compat import constant_value, dtype_of
 from ..ir.dataflow import with_changed_bindings
+from ..ir.divisions import has_checked_divisions
 from ..ir.module import NO_ALIASES, normalized
 from . import passes as own
 from .codegen.callees import PrefixSymbols
@@ -207,10 +209,36 @@ def _kept_or_changed(kept: dict[relax.Var, relax.Binding], binding: relax.Bindin
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.FoldUnwritten")
 def _fold_unwritten(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Fold constants with TVM's pass, except in functions where a call may write to a constant."""
-    folded = relax.transform.FoldConstant()(mod)
-    functions = {**dict(folded.functions_items()), **{v: mod[v] for v in kept_copies(mod)}}
+    """Fold constants with TVM's pass, except in functions where a call may write to a constant, or
+    may divide by a constant 0, which would end the process."""
+    dividing = {variable: function for variable, function in mod.functions_items()
+                if isinstance(function, relax.Function) and _may_divide(mod, function)}  # fmt: skip
+    others = mod
+    if dividing:
+        kept = {v: f for v, f in mod.functions_items() if v not in dividing}
+        others = tvm.IRModule(kept, attrs=mod.attrs, global_infos=mod.global_infos)
+    folded = relax.transform.FoldConstant()(others)
+    kept = {variable: mod[variable] for variable in kept_copies(mod)}
+    functions = {**dict(folded.functions_items()), **kept, **dividing}
     return tvm.IRModule(functions, attrs=folded.attrs, global_infos=folded.global_infos)
+
+
+def _may_divide(mod: tvm.IRModule, function: relax.Function) -> bool:
+    """Tell whether a function calls a tensor function, on constants only, that divides integers by
+    numbers of tensors."""
+    for binding in bindings_of(function.body):
+        value = binding.value
+        if not isinstance(value, relax.Call) or len(value.args) != 2:
+            continue
+        callee, arguments = value.args
+        if not isinstance(callee, GlobalVar) or not isinstance(arguments, relax.Tuple):
+            continue
+        if not all(constant_value(argument) is not None for argument in arguments.fields):
+            continue
+        called = mod[callee]
+        if isinstance(called, tirx.PrimFunc) and has_checked_divisions(called):
+            return True
+    return False
 
 
 #: Replacements of TVM's passes, by name.

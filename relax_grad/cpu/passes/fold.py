@@ -13,6 +13,8 @@ from tvm.ir import GlobalVar, Op
 from ...ir.aliases import kept_copies
 from ...ir.bindings import substitute, with_value, without_unused
 from ...ir.compat import constant_value, dtype_of, structural_walk
+from ...ir.divisions import with_checked_divisions
+from ...ir.loops import with_canonical_loops
 from ...ir.module import IS_SCHEDULED, normalized
 from ...ir.shapes import static_extents
 
@@ -154,7 +156,9 @@ class _Results:
         values = {variable: _filled(function) for variable, function in functions.items()}
         self._values = {variable: value for variable, value in values.items() if value is not None}
         others = {
-            variable: function.with_attr("global_symbol", variable.name_hint)
+            variable: with_checked_divisions(
+                with_canonical_loops(function), variable.name_hint
+            ).with_attr("global_symbol", variable.name_hint)
             for variable, function in functions.items()
             if variable not in self._values
         }
@@ -163,7 +167,8 @@ class _Results:
         self._functions = {variable: library[variable.name_hint] for variable in others}
 
     def of(self, call: relax.Call, kind: relax.TensorType) -> relax.Expr:
-        """Return the constant of the given type that a call computes."""
+        """Return the constant of the given type that a call computes, or the call if it raises an
+        error, as for a division by 0, or depends on such a call."""
         callee, shape, dtype = call.args[0], [int(n) for n in kind.shape.values], dtype_of(kind)
         if callee in self._values:
             filled = self._values[callee]
@@ -174,11 +179,14 @@ class _Results:
                     f"{dtype}"
                 )
             return relax.const(filled, dtype)
-        arguments = [
-            tvm.runtime.tensor(constant_value(argument)) for argument in call.args[1].fields
-        ]
+        values = [constant_value(argument) for argument in call.args[1].fields]
+        if any(value is None for value in values):
+            return call
         result = tvm.runtime.empty(shape, dtype)
-        self._functions[callee](*arguments, result)
+        try:
+            self._functions[callee](*map(tvm.runtime.tensor, values), result)
+        except ValueError:
+            return call
         return relax.const(result, dtype)
 
 

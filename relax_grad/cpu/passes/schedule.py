@@ -16,6 +16,7 @@ from ...errors import ScheduleWarning
 from ...ir.aliases import is_name, leaves, named_by
 from ...ir.bindings import bindings_of
 from ...ir.compat import dtype_of, replace_attrs, structural_map, structural_walk
+from ...ir.divisions import with_checked_divisions
 from ...ir.loops import with_canonical_loops
 from ...ir.module import IS_SCHEDULED, NO_ALIASES, SCHEDULED_ATTRS
 from ..schedule import schedule
@@ -106,7 +107,9 @@ def _with_schedules(
             function = with_canonical_loops(function)
             is_free = variable not in aliased
             function = (
-                schedule_one(function, cpu, variable.name_hint) if is_free else _unaligned(function)
+                schedule_one(function, cpu, variable.name_hint)
+                if is_free
+                else _finished(function, variable.name_hint)
             )
             function = function.with_attrs(SCHEDULED_ATTRS)
         # LLVM code generation applies one assumption about aliases to all functions of a module.
@@ -115,7 +118,11 @@ def _with_schedules(
 
 
 def _unaligned_schedule(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:
-    return _unaligned(_scheduled(function, cpu, name))
+    return _finished(_scheduled(function, cpu, name), name)
+
+
+def _finished(function: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
+    return with_checked_divisions(_unaligned(function), name)
 
 
 def _scheduled(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:

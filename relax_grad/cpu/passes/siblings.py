@@ -12,6 +12,7 @@ from tvm_ffi import structural_equal
 
 from ...ir.aliases import may_write, writing_functions
 from ...ir.compat import dtype_of
+from ...ir.divisions import with_checked_divisions
 from ...ir.module import IS_SCHEDULED, PRODUCT, SCHEDULED_ATTRS, referred_to, with_functions
 from ...ir.shapes import known_extents
 from ..kernel.matmul import Matmul
@@ -264,6 +265,7 @@ class _Merger(relax.PyExprMutator):
             return None
         kind = "merged" if product is None else "matmul"
         name = "_".join([kind, *(name.name_hint for name in call.names)])[:80]
+        function = with_checked_divisions(function, name)
         return self.builder_.add_func(function.with_attrs(SCHEDULED_ATTRS), name)
 
     def _emit(self, item: Item, needed: set[relax.Var]) -> None:
