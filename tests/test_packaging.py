@@ -300,7 +300,7 @@ def test_the_oldest_versions_are_the_floors(requirements):
     oldest = dict(pin.split("==") for pin in _matrix()["OLDEST"])
     floors = {
         name: re.search(r">=([\w.]+)", versions)[1]
-        for extra in ("", "cli", "mpi", "onnx", "train")
+        for extra in ("", "cli", "onnx", "train")
         for name, versions in requirements[extra].items()
     }
     assert oldest.keys() == floors.keys()

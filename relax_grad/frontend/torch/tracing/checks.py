@@ -115,7 +115,7 @@ def _adaptive_softmax(module: nn.AdaptiveLogSoftmaxWithLoss, data, target):
 def without_checks() -> Iterator[None]:
     """Trace in this context: distributions and adaptive softmax check no values."""
     patch, module = mock.patch.object, distributions.distribution
-    patches: list[contextlib.AbstractContextManager] = [
+    patches: list[Any] = [
         patch(distributions.Distribution, "_validate_args", False),
         patch(nn.AdaptiveLogSoftmaxWithLoss, "forward", _adaptive_softmax),
     ]
