@@ -14,12 +14,11 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
 from ..errors import GradientError
-from ..ir.compat import BufferLoad, loaded_buffer
+from ..ir.compat import BufferLoad, StringImm, loaded_buffer
 from ..ir.dtypes import accumulation_dtype
 from .statements import cast, dtype_of, is_float, negated, op_name
 
@@ -79,22 +78,29 @@ class _Walker:
     def __init__(self, sources: Collection[tirx.Var]):
         self.contributions: list[Contribution] = []
         self._sources = sources
+        self._known: dict[int, bool] = {}
+        self._kept: list[tirx.PrimExpr] = []
 
     def _is_active(self, expr) -> bool:
-        """Tell whether an expression depends on a source."""
-        is_found = False
-
-        def visit(node) -> None:
-            nonlocal is_found
-            source = loaded_buffer(node) if isinstance(node, BufferLoad) else node
-            is_found |= source in self._sources and is_float(dtype_of(source))
-
-        tvm_ffi.structural_walk(expr, ((BufferLoad, tirx.Var), visit))
-        return is_found
+        """Tell whether an expression depends on a source, other than by an index or a condition."""
+        if not isinstance(expr, tirx.Expr) or isinstance(expr, StringImm):
+            return False  # the name of an external function
+        if not is_float(dtype_of(expr)):
+            return False
+        if isinstance(expr, BufferLoad):
+            return loaded_buffer(expr) in self._sources
+        if isinstance(expr, tirx.Var):
+            return expr in self._sources
+        known = self._known.get(expr.__chandle__())
+        if known is None:
+            known = any(map(self._is_active, _operands(expr)))
+            self._known[expr.__chandle__()] = known
+            self._kept.append(expr)  # its address is not used again
+        return known
 
     def visit(self, expr, cotangent, guards: tuple) -> None:
         """Add the contributions of an expression, given its cotangent in its accumulation dtype."""
-        if not is_float(dtype_of(expr)) or not self._is_active(expr):
+        if not self._is_active(expr):
             return
         if isinstance(expr, (BufferLoad, tirx.Var)):
             self.contributions.append(Contribution(expr, guards, cotangent))
@@ -193,6 +199,15 @@ class _Walker:
                     self.visit(argument, cotangent * partial(wide_a, wide_b), guards)
         else:
             raise GradientError(f"{name} has no derivative, in {expr}")
+
+
+def _operands(expr) -> list:
+    """Return the operands of an expression."""
+    if isinstance(expr, Call):
+        return list(expr.args)
+    names = ("a", "b", "true_value", "false_value", "value", "body")
+    operands = [getattr(expr, name, None) for name in names]
+    return [*operands, *getattr(expr, "vectors", ())]
 
 
 #: The methods for expressions besides calls, loads and variables, by the names of their types.

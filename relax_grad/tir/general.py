@@ -217,6 +217,8 @@ class General:
         shape = [_bound(loop, scope.loops) for loop in scope.loops] or [1]
         tape = self._allocate(shape, dtype_of(buffer), f"{buffer.name}_saved")
         self.has_tapes = True
+        # TVM takes the region of accesses under contradictory conditions for a negative one.
+        guards = [] if _is_in_bounds(load, scope.loops) else guards
         scope.before.append(guarded(guards, Store(tape, _place(scope.loops), load)))
         scope.saved.append((load, tape))
 
@@ -229,16 +231,33 @@ def _place(loops: Sequence[Loop]) -> tuple:
     return tuple(loop.var - cast(loop.start, dtype_of(loop.var)) for loop in loops) or _ZERO
 
 
+def _is_in_bounds(load, loops: Sequence[Loop]) -> bool:
+    """Tell whether a load is in bounds in each iteration of the loops around it."""
+    if any(map(loads, load.indices)):
+        return False
+    analyzer = _within(loops)
+    return all(
+        analyzer.can_prove(index >= tirx.IntImm(dtype_of(index), 0))
+        and analyzer.can_prove(index < cast(extent, dtype_of(index)))
+        for index, extent in zip(load.indices, loaded_buffer(load).shape, strict=True)
+    )
+
+
+def _within(loops: Sequence[Loop]) -> Analyzer:
+    """Return an analyzer that knows the ranges of loops, the outermost one first."""
+    analyzer = Analyzer()
+    for loop in loops:
+        if not loads(loop.start) and not loads(loop.extent):
+            analyzer.bind(loop.var, Interval.from_min_extent(loop.start, loop.extent))
+    return analyzer
+
+
 def _bound(loop: Loop, loops: Sequence[Loop]):
     """Return the largest extent of a loop."""
     own = {outer.var for outer in loops}
     if not own & variables(loop.extent) and not loads(loop.extent):
         return loop.extent
-    analyzer = Analyzer()
-    for outer in loops:  # outermost first: the bounds of a loop may depend on loops around it
-        if not loads(outer.start) and not loads(outer.extent):
-            analyzer.bind(outer.var, Interval.from_min_extent(outer.start, outer.extent))
-    bound = analyzer.const_int_bound(loop.extent).max_value
+    bound = _within(loops).const_int_bound(loop.extent).max_value
     if bound < 2**31 - 1:
         return tirx.IntImm(dtype_of(loop.var), int(bound))
     symbolic = _symbolic_bound(loop.extent, loops[: loops.index(loop)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tensor_functions import check, numbers, tensor
+from tensor_functions import check, numbers, run, tensor
 from tvm.script import tirx as T
 
 from relax_grad.tir import adjoint
@@ -468,3 +468,50 @@ def test_cotangent_of_one_output():
     derivative = adjoint(several_stores, num_outputs=2, cotangents=[1])
     assert ("cotangent", 0) not in derivative.takes
     assert ("cotangent", 1) in derivative.takes
+
+
+@T.prim_func(s_tir=True)
+def table_in_a_recurrence(
+    A: T.Buffer((4,), "float64"), C: T.Buffer((3,), "float64"), Y: T.Buffer((4,), "float64")
+):
+    with T.sblock("b"):
+        Y[0] = A[0]
+        for i in range(3):
+            Y[i + 1] = (
+                T.tanh(Y[i]) * A[i + 1]
+                + C[T.max(T.min(T.Cast("int32", A[i] * T.float64(2.0)), 2), 0)]
+            )
+
+
+def test_a_table_at_an_index_of_data():
+    """The index has no derivative, and the table none that is wanted."""
+    a, c = np.array([0.3, 0.7, -0.4, 1.2]), np.array([0.1, -0.5, 0.8])
+    (gradient,) = run(table_in_a_recurrence, a, c, num_outputs=1, wrt=[0])
+
+    def value(a):
+        y = [a[0]]
+        for i in range(3):
+            y.append(np.tanh(y[i]) * a[i + 1] + c[max(min(int(a[i] * 2), 2), 0)])
+        return sum(y)
+
+    steps = 1e-6 * np.eye(4)
+    expected = [(value(a + step) - value(a - step)) / 2e-6 for step in steps]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+
+
+@T.prim_func(s_tir=True)
+def contradictory_conditions(A: T.Buffer((4,), "float64"), Y: T.Buffer((4,), "float64")):
+    with T.sblock("a"):
+        for i in range(4):
+            Y[i] = A[3 - i]
+    with T.sblock("b"):
+        for i in range(4):
+            if T.Or(i > 0, A[i] > -0.5):
+                Y[i] = T.tanh(Y[i])
+            else:
+                Y[i] = Y[i] + T.max(T.if_then_else(i < 2, A[i], Y[i]), T.tanh(A[i]))
+
+
+def test_contradictory_conditions():
+    """TVM takes the region of an access that never happens for one of a negative extent."""
+    check(contradictory_conditions, [np.array([-0.8, 0.3, 0.6, 0.2])], tensor(4))
