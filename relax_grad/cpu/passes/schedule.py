@@ -19,6 +19,7 @@ from ...ir.compat import dtype_of, replace_attrs, structural_map, structural_wal
 from ...ir.divisions import with_checked_divisions
 from ...ir.loops import with_canonical_loops
 from ...ir.module import IS_SCHEDULED, NO_ALIASES, SCHEDULED_ATTRS
+from ...ir.remainders import with_truncated_remainders
 from ..schedule import schedule
 from ..target import CPU
 from ._target import TargetPass
@@ -122,7 +123,7 @@ def _unaligned_schedule(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.Pr
 
 
 def _finished(function: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
-    return with_checked_divisions(_unaligned(function), name)
+    return with_checked_divisions(with_truncated_remainders(_unaligned(function)), name)
 
 
 def _scheduled(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:
