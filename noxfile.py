@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -130,9 +131,16 @@ def ffi(session: nox.Session) -> None:
 
 @nox.session
 def newest(session: nox.Session) -> None:
-    """Run the lane of the newest packages that can be had."""
-    session.install("--upgrade", "--editable", ".[test,examples]")
-    install_torch(session, "torch")
+    """Run the lane of the newest packages that were tested; with ``NEWEST=any`` in the environment,
+    of the newest that can be had."""
+    torch, numpy = list(TORCHES.items())[-1]
+    if os.environ.get("NEWEST") == "any":
+        session.install("--upgrade", "--editable", ".[test,examples]")
+        install_torch(session, "torch")
+    else:
+        session.install(*CONSTRAINTS, "--editable", ".[test,examples]")
+        session.install(f"numpy=={numpy}")
+        install_torch(session, f"torch=={torch}")
     session.run("python", "-m", "relax_grad", "doctor")
     session.run("python", "-m", "pytest", *LANE, *session.posargs)
 
