@@ -56,7 +56,7 @@ arm: $(STAMP)test,examples,docs ## fetch TVM's runtime for AArch64 and run the t
 test-oldest: $(STAMP)matrix ## run the numeric core of the tests with the oldest packages that are supported
 	$(BIN)/python -m nox --reuse-existing-virtualenvs --session oldest -- -n $(WORKERS) $(ARGS)
 
-test-newest: $(STAMP)matrix ## run the imports, README and the importer of PyTorch models with the newest packages that were tested (NEWEST=any: that can be had)
+test-newest: $(STAMP)matrix ## run the imports, README and the importer of PyTorch models with the newest PyTorch and NumPy (NEWEST=any: all packages)
 	$(BIN)/python -m nox --reuse-existing-virtualenvs --session newest -- -n $(WORKERS) $(ARGS)
 
 test-matrix: $(STAMP)matrix ## run the tests on every supported TVM, PyTorch, and Python that is installed, into docs/_measured

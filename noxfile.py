@@ -131,16 +131,14 @@ def ffi(session: nox.Session) -> None:
 
 @nox.session
 def newest(session: nox.Session) -> None:
-    """Run the lane of the newest packages that were tested; with ``NEWEST=any`` in the environment,
-    of the newest that can be had."""
-    torch, numpy = list(TORCHES.items())[-1]
+    """Run the lane of the newest PyTorch that can be had, and of the newest NumPy that was tested;
+    with ``NEWEST=any`` in the environment, of the newest other packages too."""
     if os.environ.get("NEWEST") == "any":
         session.install("--upgrade", "--editable", ".[test,examples]")
-        install_torch(session, "torch")
     else:
         session.install(*CONSTRAINTS, "--editable", ".[test,examples]")
-        session.install(f"numpy=={numpy}")
-        install_torch(session, f"torch=={torch}")
+        session.install(f"numpy=={list(TORCHES.values())[-1]}")
+    install_torch(session, "torch")
     session.run("python", "-m", "relax_grad", "doctor")
     session.run("python", "-m", "pytest", *LANE, *session.posargs)
 

@@ -393,7 +393,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
 
 
 #: Element types of less than 8 bits, or of 8-bit floating-point numbers. TVM drops casts to them.
-_SMALL_TYPES = ("float4", "float6", "float8", "int4", "uint4", "int2", "uint2")
+_SMALL_TYPES = ("float4_", "float6_", "float8_", "int4", "uint4", "int2", "uint2")
 
 
 def _refuse_small_types(op_name: str, operands: Iterable, result: relax.Expr) -> None:
