@@ -37,8 +37,9 @@ _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 _EMPTY = torch.empty(0, device="cpu")
 
-#: ``Function.apply``, which a trace in another thread replaces.
-_apply = torch.autograd.Function.__dict__["apply"].__func__
+#: ``Function.apply``, which a trace in another thread replaces. From PyTorch 2.14 on it is a class
+#: method of C, without ``__func__``.
+_apply = torch.autograd.Function.__dict__["apply"]
 
 
 def has_saved_tensors_hooks() -> bool:
@@ -201,7 +202,7 @@ class Run(torch.autograd.Function):
     @classmethod
     def call(cls, *args: Any) -> Any:
         """Return the outputs."""
-        return _apply(cls, *args)
+        return _apply.__get__(None, cls)(*args)
 
     @staticmethod
     def forward(
