@@ -198,6 +198,19 @@ def zero(like: relax.Expr) -> relax.Expr:
     return const_like(0, like)
 
 
+def bounded_product(a: relax.Var, b: relax.Var) -> relax.Expr:
+    """Return ``a * b`` where 0 times infinity is 0: a product of finite numbers that is out of
+    range, although another factor is 0."""
+
+    def bounded(factor: relax.Var, other: relax.Var) -> relax.Expr:
+        # TVM does not compile isinf of bfloat16.
+        is_infinite = relax.op.isinf(widen(factor))
+        is_lost = relax.op.logical_and(is_infinite, relax.op.equal(other, zero(other)))
+        return relax.op.where(is_lost, zero(factor), factor)
+
+    return relax.op.multiply(bounded(a, b), bounded(b, a))
+
+
 def const_like(value: float, like: relax.Expr) -> relax.Expr:
     """Return ``value`` as a scalar constant in the dtype of ``like``."""
     return relax.const(value, dtype_of(like))

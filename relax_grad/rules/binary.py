@@ -50,22 +50,24 @@ class _Function:
 def _power_x1(g, x1, x2, y):
     """Return ``g`` times the derivative of ``x1 ** x2`` by ``x1``: 0 for ``x2 = 0``, also if
     ``x1 = 0``."""
-    slope = g * x2 * op.power(x1, x2 - const_like(1, x2))
+    one = const_like(1, x2)
     exponent = constant_value(x2)
     if exponent is not None and np.all(exponent != 0):
-        return slope
-    return op.where(op.equal(x2, zero(x2)), zero(g), slope)
+        return g * x2 * op.power(x1, x2 - one)
+    # Derivatives of the branch that is not taken are finite too: 0 times infinity would be NaN.
+    is_zero = op.equal(x2, zero(x2))
+    slope = g * x2 * op.power(x1, op.where(is_zero, one, x2) - op.where(is_zero, zero(x2), one))
+    return op.where(is_zero, zero(g), slope)
 
 
 def _power_x2(g, x1, x2, y):
     """Return ``g`` times the derivative of ``x1 ** x2`` by ``x2``: 0 for ``x1 = 0`` and
     ``x2 >= 0``."""
-    slope = g * y * op.log(x1)
     base = constant_value(x1)
     if base is not None and np.all(base != 0):
-        return slope
+        return g * y * op.log(x1)
     flat = op.logical_and(op.equal(x1, zero(x1)), op.greater_equal(x2, zero(x2)))
-    return op.where(flat, zero(g), slope)
+    return op.where(flat, zero(g), g * y * op.log(op.where(flat, const_like(1, x1), x1)))
 
 
 def _atan2_share(g, numerator, x1, x2):

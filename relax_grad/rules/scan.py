@@ -6,7 +6,7 @@ from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ..registry import register_gradient
-from ._util import cast_like, float_only, reshape_like, shape_arg, widen
+from ._util import bounded_product, cast_like, float_only, reshape_like, shape_arg, widen
 
 
 @register_gradient(
@@ -47,7 +47,8 @@ def cumprod(
 
     Backward form: ``[p * t]`` with ``t = linear_scan_reverse(x, y_grad)`` if exclusive, and
     ``[p * (t + y_grad)]`` with ``t = linear_scan_reverse(x, x * y_grad)`` otherwise. Here ``t`` is
-    the gradient of ``p[i + 1]`` through all later elements. In float32 at least.
+    the gradient of ``p[i + 1]`` through all later elements. 0 times a product out of range is 0. In
+    float32 at least.
     """
     (x,) = orig_call.args
     axis = orig_call.attrs.axis
@@ -55,10 +56,10 @@ def cumprod(
     factors = relax.op.flatten(x) if axis is None else x
     factors = ctx.emit(cast_like(ctx, factors, grad))
     axis = 0 if axis is None else int(axis)
-    before = backward.linear_scan(factors, axis=axis)
+    before = ctx.emit(backward.linear_scan(factors, axis=axis))
     if orig_call.attrs.exclusive:
         through = backward.linear_scan_reverse(factors, grad, axis)
     else:
         through = grad + backward.linear_scan_reverse(factors, ctx.emit(factors * grad), axis)
-    partial = cast_like(ctx, before * through, x)
+    partial = cast_like(ctx, bounded_product(before, ctx.emit(through)), x)
     return [reshape_like(partial, x) if orig_call.attrs.axis is None else partial]

@@ -10,6 +10,7 @@ from tvm.relax.op import grad as backward
 from ..errors import GradientError
 from ..registry import register_gradient
 from ._util import (
+    bounded_product,
     broadcast_like,
     cast_like,
     dtype_of,
@@ -180,8 +181,8 @@ def prod(
     Forward form: ``y = prod(x, axis, keepdims)``.
 
     Backward form: ``[y_grad * linear_scan(x, axis) * linear_scan_reverse(x, axis)]``: the products
-    of the elements before and after each element. Several axes are reduced one after the other. In
-    float32 at least.
+    of the elements before and after each element. 0 times a product out of range is 0. Several axes
+    are reduced one after the other. In float32 at least.
     """
     (x,) = orig_call.args
     axes = _reduced_axes(orig_call)
@@ -190,10 +191,9 @@ def prod(
         factors.append(ctx.emit(relax.op.prod(factors[-1], axis, keepdims=True)))
     partial = restore_axes(orig_call, widen(output_grad))
     for axis, factor in reversed(list(zip(axes, factors, strict=False))):
-        others = backward.linear_scan(factor, axis=axis) * backward.linear_scan_reverse(
-            factor, axis=axis
-        )
-        partial = partial * others
+        before = ctx.emit(backward.linear_scan(factor, axis=axis))
+        after = ctx.emit(backward.linear_scan_reverse(factor, axis=axis))
+        partial = partial * bounded_product(before, after)
     return [cast_like(ctx, partial, x)]
 
 

@@ -22,7 +22,8 @@ def linear_scan(
     ``y[0] = 0``.
 
     Without increments it starts from 1 and gives the products of all previous elements. The last
-    multiplier and increment are not used.
+    multiplier and increment are not used. An infinite state times the multiplier 0 is 0: a product
+    of finite numbers may be out of range before it meets a 0.
 
     Parameters
     ----------
@@ -46,9 +47,12 @@ def linear_scan(
     dtype = accumulation_dtype(multiplier.dtype)
     inputs = [multiplier] if increment is None else [multiplier, increment]
     first = tirx.const(1 if increment is None else 0, dtype)
+    zero, largest = tirx.const(0, dtype), tirx.max_value(dtype)
 
     def step(buffers, state, before, _):
-        value = state * buffers[0][before].astype(dtype)
+        factor = buffers[0][before].astype(dtype)
+        is_lost = tirx.And(factor == zero, tirx.abs(state) > largest)
+        value = tirx.Select(is_lost, zero, state * factor)
         return value if increment is None else value + buffers[1][before].astype(dtype)
 
     return cast(

@@ -116,3 +116,15 @@ def test_scans_through_integers_have_no_gradient(op):
 def test_an_axis_that_does_not_exist_is_refused(op):
     with pytest.raises(GradientError, match=rf"relax.{op}.*axis must lie in \[-1, 1\).*it is 1"):
         gradient(lambda bb, x: getattr(relax.op, op)(x, 1), np.ones(3, "float32"))
+
+
+def test_zeros_beside_products_out_of_range():
+    """A product of the other factors overflows float32, and is then multiplied by 0."""
+    x = np.array([1e13, 0, 0, 1e13, 1e13, 0, 1e13, 1e13, 1e13], "float32")
+    for a in (x, x[::-1].copy()):
+        assert not gradient(lambda bb, x: relax.op.prod(x), a).any()
+    slope = gradient(lambda bb, x: relax.op.cumprod(x, 0), x)
+    np.testing.assert_allclose(slope, [1, 1e13, 0, 0, 0, 0, 0, 0, 0], rtol=1e-6)
+    one = np.array([1e13, 1e13, 1e13, 1e13, 0, 2], "float32")
+    slope = gradient(lambda bb, x: relax.op.prod(x), one)
+    np.testing.assert_array_equal(slope, [0, 0, 0, 0, np.inf, 0])

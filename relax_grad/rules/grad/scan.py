@@ -7,6 +7,7 @@ from tvm.relax.op import grad as backward
 
 from ...registry import register_gradient
 from .._linear import register_linear
+from .._util import bounded_product
 
 
 def _cumsum(grad, call):
@@ -56,5 +57,5 @@ def linear_scan_reverse(
 def _linear_scan(orig_var, orig_call, output_grad, ctx, opposite):
     multiplier, *increment = orig_call.args
     through = ctx.emit(opposite(multiplier, output_grad, int(orig_call.attrs.axis)))
-    partials = [relax.op.multiply(through, orig_var), through]
+    partials = [bounded_product(through, orig_var), through]
     return partials[: 1 + len(increment)]
