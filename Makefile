@@ -83,8 +83,8 @@ docs: $(STAMP)docs ## build the documentation in docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 wheels: $(STAMP)release ## build the wheel and the source distribution in dist, and check them
-	rm -rf build dist
-	$(BIN)/python -m build --outdir dist
+	rm -rf build dist && mkdir build
+	$(BIN)/python -m build --outdir dist > build/wheels.log 2>&1 || { cat build/wheels.log; false; }
 	$(BIN)/python -m twine check --strict dist/*
 
 test-wheel: ## install the wheel of dist in an environment of its own, and use it there (after make wheels)
