@@ -211,8 +211,11 @@ def _kept_or_changed(kept: dict[relax.Var, relax.Binding], binding: relax.Bindin
 def _fold_unwritten(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Fold constants with TVM's pass, except in functions where a call may write to a constant, or
     may divide by a constant 0, which would end the process."""
-    dividing = {variable: function for variable, function in mod.functions_items()
-                if isinstance(function, relax.Function) and _may_divide(mod, function)}  # fmt: skip
+    dividing = {
+        variable: function
+        for variable, function in mod.functions_items()
+        if isinstance(function, relax.Function) and _may_divide(mod, function)
+    }
     others = mod
     if dividing:
         kept = {v: f for v, f in mod.functions_items() if v not in dividing}

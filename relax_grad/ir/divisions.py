@@ -86,9 +86,13 @@ def _checked(name: str, data: set[tirx.Var], stmt: tirx.Stmt) -> tirx.Stmt:
     """Return a statement after the checks of its own expressions."""
     if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.VECTORIZED and _asserts(stmt.body):
         stmt = tirx.For(
-            stmt.loop_var, stmt.min, stmt.extent, tirx.ForKind.SERIAL, stmt.body,
+            stmt.loop_var,
+            stmt.min,
+            stmt.extent,
+            tirx.ForKind.SERIAL,
+            stmt.body,
             annotations=stmt.annotations,
-        )  # fmt: skip
+        )
     checks = _checks(name, data, stmt)
     return tirx.SeqStmt([*checks, stmt]) if checks else stmt
 
