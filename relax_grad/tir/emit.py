@@ -21,6 +21,7 @@ from ..ir.expressions import loads, substitute, variables
 from ..ir.loops import with_canonical_loops
 from .access import Range, determines
 from .flat import same
+from .shared import with_shared_values
 from .statements import (
     Bind,
     If,
@@ -207,7 +208,7 @@ def function(
     """Return a function with a root block."""
     extents = {var for param in params if is_buffer_var(param) for var in _extents(param)}
     known = {*extents, *(param for param in params if not is_buffer_var(param))}
-    body = _without_negative_factors(sequence(body), known)
+    body = with_shared_values(_without_negative_factors(sequence(body), known))
     root = SBlock([], [], [], "root", body, alloc_buffers=list(allocated))
     realize = SBlockRealize([], tirx.const(True, "bool"), root)
     made = with_canonical_loops(tirx.PrimFunc(list(params), realize))

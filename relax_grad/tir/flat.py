@@ -17,7 +17,7 @@ from .statements import Bind, If, Loop, Statement, Store, is_true, negated
 T = TypeVar("T")
 
 #: The most nodes of an expression in which bindings are replaced by their values.
-_LARGEST = 2000
+_LARGEST = 1000
 
 #: The kinds of stores: ``b = e``, ``b = b + e``, ``b = b * e``, ``b = max(b, e)`` and
 #: ``b = min(b, e)``.
