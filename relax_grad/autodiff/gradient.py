@@ -191,9 +191,9 @@ class _Differentiation:
     def __init__(self, settings: Gradient, mod: tvm.IRModule, argument: str = "require_grads"):
         self._settings = settings
         self._argument = argument
+        check_defined(mod, relax_function(mod, settings.func_name), settings.func_name)
         # TVM's default pipeline compiles other loops wrongly.
         self._mod = mod = canonicalize_loops(mod)
-        check_defined(mod, relax_function(mod, settings.func_name), settings.func_name)
         # The other functions of the result stay as they are.
         self._source = mod = with_operators(mod)
         function = mod[settings.func_name]

@@ -10,11 +10,13 @@ the attributes of operators from the blocks of a function.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
+from tvm.relax.transform.legalize_ops import nn as stock
 
 from ..ir.bindings import with_value
 from ..ir.compat import SBlockRealize, loaded_buffer
@@ -24,6 +26,9 @@ from ._candidates import candidates
 from ._contraction import contraction
 
 _CALL_TIR = Op.get("relax.call_tir")
+
+#: TVM's legalizations of operators that other functions than relax_grad's compute too, but for NaN.
+_STOCK = {f"relax.nn.max_pool{rank}d": getattr(stock, f"_nn_max_pool{rank}d") for rank in (1, 2, 3)}
 
 #: Emits an operator call in place of a tensor function: from the arguments and a function that
 #: emits an operand.
@@ -146,14 +151,16 @@ def _recipes(function: tirx.PrimFunc, types: Sequence[relax.TensorType]):
         yield recipe
         return
     own = _without_attributes(function)
-    for candidate in candidates(function):
-        legal = legalized(candidate, types)
+    for candidate, is_stock in product(candidates(function), (False, True)):
+        legal = legalized(candidate, types, is_stock=is_stock)
         if legal is not None and _are_equal(own, _without_attributes(legal)):
             yield lambda arguments, emit, candidate=candidate: candidate(*arguments)
             return
 
 
-def legalized(operator: Callable, types: Sequence[relax.Type]) -> tirx.PrimFunc | None:
+def legalized(
+    operator: Callable, types: Sequence[relax.Type], *, is_stock: bool = False
+) -> tirx.PrimFunc | None:
     """Return the tensor function of an operator on arguments of given types.
 
     Parameters
@@ -162,12 +169,14 @@ def legalized(operator: Callable, types: Sequence[relax.Type]) -> tirx.PrimFunc 
         Makes the call of the operator from its arguments.
     types : Sequence[relax.Type]
         The types of its arguments.
+    is_stock : bool
+        Whether the function is TVM's own, for the operators of :data:`_STOCK`.
 
     Returns
     -------
     function : tirx.PrimFunc or None
         The function; None if the operator rejects the types, or consists of more than a function of
-        the arguments.
+        the arguments. With ``is_stock``, also None for other operators.
     """
     params = [relax.Var(f"x{i}", kind) for i, kind in enumerate(types)]
     rejects = (
@@ -180,12 +189,14 @@ def legalized(operator: Callable, types: Sequence[relax.Type]) -> tirx.PrimFunc 
         call = relax.BlockBuilder().normalize(operator(*params))
     except rejects:
         return None
+    if is_stock and getattr(call.op, "name", None) not in _STOCK:
+        return None
     result = relax.Var("result", call.ty)
     block = relax.BindingBlock([relax.VarBinding(result, call)])
     main = relax.Function(params, relax.SeqExpr([block], result), call.ty)
     try:
         module = tvm.IRModule({"main": main.with_attr("global_symbol", "main")})
-        module = relax.transform.LegalizeOps()(module)
+        module = relax.transform.LegalizeOps(_STOCK if is_stock else {})(module)
     except rejects:
         return None
     bindings = [binding for block in module["main"].body.blocks for binding in block.bindings]

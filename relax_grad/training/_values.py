@@ -6,22 +6,31 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from ._files import MOST_DEPTH
+
 #: The key of an object that stands for a dict with other keys than text, which JSON lacks.
 #: Schedulers of PyTorch have such dicts: the milestones of ``MultiStepLR`` are a Counter.
 _KIND = "relax_grad.kind"
 _KINDS = {"dict": dict, "Counter": Counter}
 
 
-def described(value: object, place: str) -> Any:
-    """Return a value for JSON. ``place`` is its name in errors.
+def described(value: object, place: str, depth: int = 0) -> Any:
+    """Return a value for JSON. ``place`` is its name in errors, and ``depth`` the number of lists
+    and mappings around it.
 
     Raises
     ------
     TypeError
         If it has values of other types than numbers, text, lists and mappings.
+    ValueError
+        If it is nested deeper than a file can be.
     """
+    if depth > MOST_DEPTH:
+        raise ValueError(f"{place[:100]}... is nested more than {MOST_DEPTH} deep in the file")
     if isinstance(value, Mapping):
-        members = {key: described(one, f"{place}[{key!r}]") for key, one in value.items()}
+        members = {
+            key: described(one, f"{place}[{key!r}]", depth + 1) for key, one in value.items()
+        }
         kind = "Counter" if isinstance(value, Counter) else "dict"
         if kind == "dict" and _KIND not in members and all(isinstance(k, str) for k in members):
             return members
@@ -30,7 +39,7 @@ def described(value: object, place: str) -> Any:
                 raise TypeError(f"keys of {place} must be text or numbers, but one is {key!r}")
         return {_KIND: kind, "items": [list(item) for item in members.items()]}
     if isinstance(value, list | tuple):
-        return [described(one, f"{place}[{i}]") for i, one in enumerate(value)]
+        return [described(one, f"{place}[{i}]", depth + 1) for i, one in enumerate(value)]
     if value is None or isinstance(value, str | int | float):
         return value
     remedy = "leave it out" if callable(value) else "pass numbers, text, lists and dicts of them"

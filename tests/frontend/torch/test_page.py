@@ -56,6 +56,7 @@ ROWS = {
         "inputs/test_extents.py::test_extents_without_a_value_are_refused",
         "inputs/test_extents.py::test_reductions_of_few_rows",
     ),
+    "ties of `fmax`, `fmin` and `clamp`": ("test_exactness.py::test_nan_and_infinities",),
     "buffers that a call assigns to each other": (
         "tracing/test_buffers.py::test_all_buffers_are_read_before_the_first_is_written",
     ),
