@@ -13,7 +13,6 @@ import secrets
 import time
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import tvm_ffi
 
@@ -25,9 +24,6 @@ from ._options import Options, checked
 from ._reception import Came, Reception, announce
 from ._tasks import INBOXES, serve_controller
 from ._watchdog import Watchdog, without_room
-
-if TYPE_CHECKING:
-    pass
 
 #: The seconds in which processes end by themselves, and in which worker 0 forgets its tensors.
 _END, _LEAVE = 10.0, 5.0

@@ -227,18 +227,21 @@ def _thresholded_relu(bb, inputs, attrs, opset):
 
 
 def _pairwise(function: Callable) -> Callable:
+    """Return the converter of a function of two operands, of which an operator takes any number;
+    ``function`` takes the builder too."""
+
     def convert(bb, inputs, attrs, opset):
         if len(inputs) < 2 or _folds(inputs):
             return inputs[0] if len(inputs) == 1 else None
         result = inputs[0]
         for operand in inputs[1:]:
-            result = bb.normalize(function(result, operand))
+            result = bb.normalize(function(bb, result, operand))
         return result
 
     return convert
 
 
-CONVERTERS["Sum"] = _pairwise(relax.op.add)
+CONVERTERS["Sum"] = _pairwise(lambda _, first, second: relax.op.add(first, second))
 
 
 @_converts("Mean")

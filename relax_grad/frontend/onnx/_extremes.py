@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from tvm import relax
 from tvm.relax import op
@@ -23,10 +24,10 @@ from ._converters import (
     _converts,
     _dtype,
     _extents,
-    _folds,
     _is_float,
     _is_tensor,
     _like,
+    _pairwise,
     _rank,
 )
 
@@ -96,19 +97,7 @@ def _sign(bb, inputs, attrs, opset):
     return op.where(bb.emit(op.greater(data, zero)), one, rest)
 
 
-def _pairwise(function: Callable) -> Callable:
-    def convert(bb, inputs, attrs, opset):
-        if len(inputs) < 2 or _folds(inputs):
-            return inputs[0] if len(inputs) == 1 else None
-        result = inputs[0]
-        for operand in inputs[1:]:
-            result = bb.normalize(_of_two(bb, function, result, operand))
-        return result
-
-    return convert
-
-
-def _of_two(bb, function: Callable, first: relax.Expr, second: relax.Expr) -> relax.Expr:
+def _of_two(function: Callable, bb, first: relax.Expr, second: relax.Expr) -> relax.Expr:
     """Return the extreme of two operands; Relax's is the second of two that have no order."""
     if not _is_float(first):
         return function(first, second)
@@ -123,8 +112,8 @@ def _of_two(bb, function: Callable, first: relax.Expr, second: relax.Expr) -> re
     return op.add(bb.normalize(result), wrong)
 
 
-CONVERTERS["Max"] = _pairwise(op.maximum)
-CONVERTERS["Min"] = _pairwise(op.minimum)
+CONVERTERS["Max"] = _pairwise(partial(_of_two, op.maximum))
+CONVERTERS["Min"] = _pairwise(partial(_of_two, op.minimum))
 
 
 def _reduction(name: str) -> Callable:
