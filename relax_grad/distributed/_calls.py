@@ -122,7 +122,7 @@ class Calls:
         self._watchdog.end = time.monotonic() + limit(self.timeout)
         try:
             return method(*arguments, **more)
-        except Exception as error:
+        except Exception as error:  # of any class, if the watchdog has ended a worker
             if self._is_late:
                 self._fail({}, self._wait_for_end(), f"{name}: {error}")
             raise

@@ -177,7 +177,7 @@ class Reception:
             self._greeted.put(WorkerError(None, error.host, cause))
         except Refused as error:
             self._refuse(number, connection, address, str(error))
-        except Exception as error:
+        except Exception as error:  # whatever a stranger sends is a line of the log
             self._refuse(number, connection, address, f"{type(error).__name__}: {error}")
         else:
             with self._lock:

@@ -108,7 +108,7 @@ def run(
             workers.close()
             note("end", restarts=restarts)
             return result
-        except Exception as error:
+        except Exception as error:  # a program may wrap the failure of a worker
             failure = _failure(workers, error)
             if failure is None or (workers is None and restarts == 0):
                 raise
