@@ -36,7 +36,8 @@ _STRIPS_OF_PREFETCH = 16
 _FEW_STEPS = 16
 
 #: The share of a product from which its tiles have rounds of several steps. With one step in a
-#: round, a tile takes a few per cent longer, and its code a third of the time to compile.
+#: round, rare tiles have less code: GPT's products compile in 0.82 of the time, and run as fast
+#: within 1 %.
 _LEAST_SHARE = 0.2
 
 #: The bytes of C from which its prefetches are spread: less stays in a second-level cache.
