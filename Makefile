@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo bench bench-chart bench-passes bench-tir accuracy test test-profile test-slow arm test-newest test-oldest test-matrix dev torch lint format docs wheels test-wheel new-operator clean distclean
+.PHONY: help demo bench bench-chart bench-passes bench-tir accuracy test test-profile test-slow test-mutants arm test-newest test-oldest test-matrix dev torch lint format docs wheels test-wheel new-operator clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ test-profile: $(STAMP)test,examples,docs ## run the tests, and print the process
 
 test-slow: $(STAMP)test,examples,docs ## run the long sweeps (SLICE=2/4: the second of four parts)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
+
+test-mutants: $(STAMP)test,examples ## plant 100 faults in the package, and print those that no test finds (ARGS: --number, --seed, --rooms)
+	$(BIN)/python tests/support/mutants.py $(ARGS)
 
 arm: $(STAMP)test,examples,docs ## fetch TVM's runtime for AArch64 and run the tests that need it, under qemu-user
 	$(BIN)/python -m pip install --quiet --upgrade --target build/aarch64 --no-deps --only-binary :all: --platform manylinux_2_28_aarch64 \

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import mirror
 
-__all__ = ["affected_tests", "changed_files"]
+__all__ = ["affected_tests", "changed_files", "nearest_tests"]
 
 #: The files of the metadata of the package, and the tests of its installation.
 _METADATA = ("setup.py", "pyproject.toml")
@@ -68,6 +68,16 @@ def affected_tests(
             nearest[test] = min(distance, nearest.get(test, distance))
     tests = (test for test in nearest if "::" not in test or test.split("::")[0] not in nearest)
     return sorted(tests, key=lambda test: (nearest[test], -times[test], test))
+
+
+def nearest_tests(
+    path: str, root: Path = mirror.ROOT, table: Mapping[str, tuple[str, ...]] = mirror.TABLE
+) -> list[str]:
+    """Return the tests that a change of one file affects, nearest first."""
+    nearest: dict[str, int] = {}
+    for test, distance in _Project(root, table).tests_of(path):
+        nearest[test] = min(distance, nearest.get(test, distance))
+    return sorted(nearest, key=lambda test: (nearest[test], test))
 
 
 def changed_files(base: str, root: Path = mirror.ROOT) -> list[str]:

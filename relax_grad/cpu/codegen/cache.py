@@ -12,7 +12,7 @@ from types import TracebackType
 from ..._validation import check_integer
 from .directory import Directory
 
-#: The variable of the environment with the directory; "0" turns the cache off.
+#: The variable of the environment with the directory; "0" and "off" turn the cache off.
 VARIABLE = "RELAX_GRAD_CACHE"
 
 #: The size of the default directory, in bytes.
@@ -144,7 +144,7 @@ def of_environment() -> tuple[Directory | None, str | None]:
     """Return the directory that the environment chooses, or None, and the fault of its choice, or
     None."""
     chosen = os.environ.get(VARIABLE, "")
-    if chosen == "0":
+    if chosen.lower() in ("0", "off"):
         return None, None
     try:
         path = Path(chosen).expanduser().absolute() if chosen else _default_path()

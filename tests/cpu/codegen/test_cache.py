@@ -231,8 +231,9 @@ def test_the_choice_of_the_environment(unset, tmp_path):
     unset.setenv("RELAX_GRAD_CACHE", "~/mine")
     unset.setenv("HOME", str(tmp_path))
     assert current().path == tmp_path / "mine"
-    unset.setenv("RELAX_GRAD_CACHE", "0")
-    assert current() is None
+    for off in ("0", "off", "OFF"):
+        unset.setenv("RELAX_GRAD_CACHE", off)
+        assert current() is None
 
 
 def test_without_a_home_there_is_no_directory(unset):
