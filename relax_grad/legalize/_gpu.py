@@ -15,21 +15,32 @@ vectors, from functions that are fused with them.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 
 import tvm
 from tvm import relax, s_tir, tirx
 
 from ..ir.compat import dtype_of
 from ..ir.module import IS_SCHEDULED, OPAQUE
-from ..topi.util import is_static, on_gpu
+from ..topi.util import is_static, on_gpu, sum_of_parts
 
 #: The threads of a block.
 _THREADS = 256
 
 #: Below this number of elements, and from this number of terms on, a block shares the sum of each
 #: element.
-_FEW, _MANY = 2**14, 2**10
+_FEW, _MANY = 2**14, 2**8
+
+#: The elements that a block computes in TVM's rule for products.
+_TILE = 32, 64
+
+#: The multiprocessors of an H100. A product with fewer blocks is divided until it has two for each.
+_MULTIPROCESSORS = 132
+
+#: The least terms of a part of a sum.
+_TERMS = 128
 
 #: The combiners of TVM's reductions across threads.
 _SHARED = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
@@ -57,6 +68,55 @@ def bind_threads(bb: relax.BlockBuilder, call: relax.Expr, *, always: bool = Tru
     if on_gpu() and isinstance(variable, tvm.ir.GlobalVar):
         bb.update_func(variable, _schedule(bb.get()[variable], always))
     return call
+
+
+def parts_of_product(rows: int, columns: int, terms: Sequence[int]) -> list[int]:
+    """Return the numbers of parts into which the sums of a matrix product are divided.
+
+    A product of few elements has few blocks, which leave most of a GPU idle. Equal parts of its
+    sums are computed by blocks of their own, and added by another kernel, in the same order each
+    time.
+
+    Parameters
+    ----------
+    rows, columns : int
+        The extents of the result.
+    terms : Sequence[int]
+        The extents of the axes of the sums.
+
+    Returns
+    -------
+    parts : list[int]
+        The parts along each axis, divisors of its extent. Empty if the sums are not divided.
+    """
+    blocks = math.ceil(rows / _TILE[0]) * math.ceil(columns / _TILE[1])
+    if not 0 < blocks < _MULTIPROCESSORS:
+        return []
+    most = min(math.ceil(2 * _MULTIPROCESSORS / blocks), max(math.prod(terms) // _TERMS, 1))
+    choices = itertools.product(*([d for d in range(1, most + 1) if n % d == 0] for n in terms))
+    within = [parts for parts in choices if math.prod(parts) <= most]
+    # Parts of the first axis read memory in one piece.
+    best = max(within, key=lambda parts: (math.prod(parts), parts))
+    return list(best) if math.prod(best) > 1 else []
+
+
+def add_parts(bb: relax.BlockBuilder, partial: relax.Call, axes: int, dtype: str) -> relax.Expr:
+    """Add the parts of sums, of which the results are the leading axes of a tensor.
+
+    Parameters
+    ----------
+    bb : relax.BlockBuilder
+        The builder that holds the function.
+    partial : relax.Call
+        The call whose result has the parts.
+    axes : int
+        The number of leading axes.
+    dtype : str
+        The dtype of the result.
+    """
+    name = f"{partial.args[0].name_hint}_sum"
+    parts = bb.emit(partial)
+    return bind_threads(bb, bb.call_te(sum_of_parts, parts, axes, dtype, primfunc_name_hint=name))
 
 
 def keep_apart(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
@@ -195,9 +255,9 @@ def _shares_a_sum(schedule: s_tir.Schedule, block, spatial: list, reduced: list)
         return False
     elements = _count(schedule, spatial)
     terms = _count(schedule, reduced)
-    if elements is None or terms is None:
-        return elements == 1
-    return elements == 1 or (elements < _FEW and terms >= _MANY)
+    if elements is None:
+        return False
+    return elements == 1 or (elements < _FEW and (terms is None or terms >= _MANY))
 
 
 def _count(schedule: s_tir.Schedule, loops: list) -> int | None:

@@ -3,14 +3,17 @@ layout."""
 
 from __future__ import annotations
 
+import math
+
 from tvm import relax
 
 from ..ir.compat import dtype_of
 from ..op.rank import RANKS, rank_of, spatial_axes
 from ..registry import register_legalize
 from ..topi import conv as topi_conv
-from ..topi.util import axes, spatial_names
-from ._gpu import bind_threads
+from ..topi.conv_phases import conv_backward_data_by_phases, join_phases
+from ..topi.util import axes, is_static, on_gpu, spatial_names
+from ._gpu import add_parts, bind_threads, parts_of_product
 from ._util import int_list, shape_values, stock
 
 _BUILDERS = {
@@ -76,6 +79,8 @@ def _permute(tensor: relax.Expr, layout: str, to: str) -> relax.Expr:
 
 def _backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data_shape, weight = call.args
+    if _has_phases(call):
+        return _by_phases(bb, call)
     gradient = bb.call_te(
         topi_conv.conv_backward_data,
         output_grad,
@@ -87,17 +92,70 @@ def _backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _scheduled(bb, call, gradient)
 
 
+def _has_phases(call: relax.Call) -> bool:
+    """Tell whether a data gradient for a GPU multiplies with the zeros between the elements of a
+    strided gradient, and whether its extents are known."""
+    attrs, weight = _attrs(call), list(call.args[2].ty.shape.values)
+    names = spatial_names(attrs["data_layout"], "NC")
+    data = shape_values(call.args[1])
+    extents = [*weight, *(data[axis] for axis in axes(attrs["data_layout"], names))]
+    return (
+        on_gpu()
+        and max(attrs["strides"]) > 1
+        and max(attrs["dilation"]) == 1
+        and all(is_static(extent) and int(extent) > 0 for extent in extents)
+    )
+
+
+def _by_phases(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, data_shape, weight = call.args
+    shape, attrs = shape_values(data_shape), _attrs(call)
+    del attrs["dilation"]
+    name = f"conv{rank_of(call)}d_backward_data"
+    phases = bb.call_te(
+        conv_backward_data_by_phases,
+        output_grad,
+        weight,
+        shape,
+        **attrs,
+        primfunc_name_hint=f"{name}_phases",
+    )
+    joined = {key: attrs[key] for key in ("strides", "padding", "data_layout", "out_dtype")}
+    phases = bb.emit(_scheduled(bb, call, phases))
+    return bb.call_te(join_phases, phases, shape, **joined, primfunc_name_hint=f"{name}_joined")
+
+
 def _backward_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data, weight_shape = call.args
+    name = f"conv{rank_of(call)}d_backward_weight"
+    parts = _parts_of_sums(call)
     gradient = bb.call_te(
         topi_conv.conv_backward_weight,
         output_grad,
         data,
         shape_values(weight_shape),
         **_attrs(call),
-        primfunc_name_hint=f"conv{rank_of(call)}d_backward_weight",
+        parts=parts,
+        primfunc_name_hint=f"{name}_parts" if parts else name,
     )
-    return _scheduled(bb, call, gradient)
+    if not parts:
+        return _scheduled(bb, call, gradient)
+    return add_parts(bb, gradient, len(parts), dtype_of(call.ty))
+
+
+def _parts_of_sums(call: relax.Call) -> list[int]:
+    """Return the numbers of parts into which the sums of a weight gradient are divided along the
+    batch and the spatial axes, so that a GPU has enough blocks; empty if they are not divided."""
+    attrs, grad = call.attrs, call.args[0]
+    if not on_gpu() or int(attrs.groups) > 1:
+        return []
+    weight, summed = shape_values(call.args[2]), list(grad.ty.shape.values)
+    if not all(map(is_static, [*weight, *summed])):
+        return []
+    names = f"N{spatial_names(attrs.out_layout, 'NC')}"
+    rows = int(weight[attrs.kernel_layout.index("O")])
+    terms = [int(summed[axis]) for axis in axes(attrs.out_layout, names)]
+    return parts_of_product(rows, math.prod(map(int, weight)) // max(rows, 1), terms)
 
 
 def _scheduled(bb: relax.BlockBuilder, call: relax.Call, legalized: relax.Expr) -> relax.Expr:

@@ -11,8 +11,8 @@ from ..ir.module import tuple_fields
 from ..op.linear_algebra import einsum_labels
 from ..registry import register_legalize
 from ..topi import linear_algebra as topi_linear_algebra
-from ..topi.util import is_static
-from ._gpu import bind_threads
+from ..topi.util import is_static, on_gpu
+from ._gpu import add_parts, bind_threads, parts_of_product
 from ._util import shape_values, stock, zero_where_empty
 
 _STOCK_EINSUM, _STOCK_MATMUL = stock("relax.einsum"), stock("relax.matmul")
@@ -24,6 +24,9 @@ _STOCK_EINSUM, _STOCK_MATMUL = stock("relax.einsum"), stock("relax.matmul")
     "has a single term and another function reads it",
 )
 def _matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    parts = _parts_of_sums(call)
+    if parts:
+        return _in_parts(bb, call, parts)
     product = bind_threads(bb, _STOCK_MATMUL(bb, call), always=False)
     a, b = (operand.ty.shape.values for operand in call.args)
     extents = [a[-1], b[-2 if len(b) > 1 else 0]]
@@ -31,6 +34,33 @@ def _matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if is_static(extents[0]) or (is_static(extents[1]) and int(extents[1]) > 0):
         return product
     return zero_where_empty(bb, product, extents[:1])
+
+
+def _parts_of_sums(call: relax.Call) -> int | None:
+    """Return the number of parts into which the sums of a product are divided, so that a GPU has
+    enough blocks, or None.
+
+    Products of half precision stay whole: TVM's rule computes them on tensor cores.
+    """
+    shapes = [operand.ty.shape.values for operand in call.args]
+    are_plain = all(dtype_of(each.ty) in ("float32", "float64") for each in (*call.args, call))
+    if not on_gpu() or not are_plain or any(len(shape) != 2 for shape in shapes):
+        return None
+    if not all(is_static(extent) for shape in shapes for extent in shape):
+        return None
+    (rows, terms), (_, columns) = (map(int, shape) for shape in shapes)
+    parts = parts_of_product(rows, columns, [terms])
+    return parts[0] if parts else None
+
+
+def _in_parts(bb: relax.BlockBuilder, call: relax.Call, parts: int) -> relax.Expr:
+    partial = bb.call_te(
+        topi_linear_algebra.matmul_in_parts,
+        *call.args,
+        parts,
+        primfunc_name_hint="matmul_parts",
+    )
+    return add_parts(bb, partial, 1, dtype_of(call.ty))
 
 
 @register_legalize(

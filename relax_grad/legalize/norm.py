@@ -36,7 +36,7 @@ def _batch_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     dtypes = [dtype_of(argument.ty) for argument in call.args]
     half = any(dtype in HALVES for dtype in dtypes)
     if int(attrs.axis) >= 0 and not half:
-        return bind_threads(bb, _STOCK_BATCH_NORM(bb, call), always=False)
+        return bind_threads(bb, _STOCK_BATCH_NORM(bb, call))
     arguments = [
         relax.op.astype(argument, "float32") if half else argument for argument in call.args
     ]

@@ -116,8 +116,9 @@ def conv_backward_weight(
     kernel_layout: str,
     out_layout: str,
     out_dtype: str,
+    parts: Sequence[int] = (),
 ) -> te.Tensor:
-    """Gradient of a convolution with respect to its weight.
+    """Gradient of a convolution with respect to its weight, or the parts of its sums.
 
     Parameters
     ----------
@@ -129,11 +130,16 @@ def conv_backward_weight(
         The shape of the weight, in ``kernel_layout``.
     strides, padding, dilation, groups, data_layout, kernel_layout, out_layout, out_dtype
         As in :func:`conv_backward_data`.
+    parts : Sequence[int], optional
+        The numbers of equal parts into which each sum is divided along the batch and along the
+        spatial axes of the result. The sums of the parts have these axes in front, and the dtype in
+        which they are added. By default, sums are not divided.
 
     Returns
     -------
     result : te.Tensor
-        A tensor of shape ``weight_shape`` and dtype ``out_dtype``.
+        A tensor of shape ``weight_shape`` and dtype ``out_dtype``, or of shape ``(*parts,
+        *weight_shape)``.
     """
     spatial = spatial_names(data_layout, "NC")
     dtype = accumulation_dtype(output_grad.dtype, data.dtype, out_dtype)
@@ -154,13 +160,23 @@ def conv_backward_weight(
         steps=[1] * len(spatial),
         dtype=dtype,
     )
-    batch = te.reduce_axis((0, output_grad.shape[out_layout.index("N")]), "n")
-    windows = [
-        te.reduce_axis((0, size), name.lower()) for name, size in zip(spatial, outputs, strict=True)
+    summed = [output_grad.shape[out_layout.index("N")], *outputs]
+    sizes = (
+        [extent // part for extent, part in zip(summed, parts, strict=True)] if parts else summed
+    )
+    within = [
+        te.reduce_axis((0, size), name.lower())
+        for name, size in zip(f"N{spatial}", sizes, strict=True)
     ]
 
     def partial(*index):
-        at = dict(zip(kernel_layout, index, strict=True))
+        of_part, of_weight = index[: len(parts)], index[len(parts) :]
+        batch, *windows = (
+            [part * size + axis for part, size, axis in zip(of_part, sizes, within, strict=True)]
+            if parts
+            else within
+        )
+        at = dict(zip(kernel_layout, of_weight, strict=True))
         grad_at = {"N": batch, "C": at["O"]}
         group = at["O"] // out_per_group if groups > 1 else 0
         data_at = {"N": batch, "C": group * in_per_group + at["I"]}
@@ -170,11 +186,11 @@ def conv_backward_weight(
         return te.sum(
             output_grad(*(grad_at[name] for name in out_layout)).astype(dtype)
             * padded(*(data_at[name] for name in data_layout)),
-            axis=[batch, *windows],
+            axis=within,
         )
 
-    total = te.compute(weight_shape, partial, name="conv_backward_weight")
-    return cast(fill_where_empty(total, [batch.dom.extent, *outputs]), out_dtype)
+    total = te.compute([*parts, *weight_shape], partial, name="conv_backward_weight")
+    return total if parts else cast(fill_where_empty(total, summed), out_dtype)
 
 
 def _at_least_0(extent: tirx.PrimExpr) -> tirx.PrimExpr:

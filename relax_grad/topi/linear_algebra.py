@@ -60,6 +60,31 @@ def einsum(operands: Sequence[te.Tensor], labels: Sequence[str], output: str) ->
     return cast(total, operands[0].dtype)
 
 
+def matmul_in_parts(a: te.Tensor, b: te.Tensor, parts: int) -> te.Tensor:
+    """Compute the equal parts of the sums of a matrix product.
+
+    Parameters
+    ----------
+    a, b : te.Tensor
+        Matrices of shapes ``(m, k)`` and ``(k, n)``.
+    parts : int
+        The number of parts, a divisor of ``k``.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``(parts, m, n)``, whose sum over the first axis is the product.
+    """
+    rows, terms = a.shape
+    size = terms // parts
+    within = te.reduce_axis((0, size), "k")
+    return te.compute(
+        (parts, rows, b.shape[1]),
+        lambda part, i, j: te.sum(a(i, part * size + within) * b(part * size + within, j), within),
+        name="matmul_in_parts",
+    )
+
+
 def einsum_backward_operand(
     output_grad: te.Tensor, operand_shape: Shape, labels: str, output: str
 ) -> te.Tensor:

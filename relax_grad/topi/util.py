@@ -21,6 +21,27 @@ def cast(tensor: te.Tensor, dtype: str) -> te.Tensor:
     )
 
 
+def sum_of_parts(partial: te.Tensor, number: int, out_dtype: str) -> te.Tensor:
+    """Return the sum over the leading axes of a tensor.
+
+    Parameters
+    ----------
+    partial : te.Tensor
+        The sums of the parts.
+    number : int
+        The number of leading axes.
+    out_dtype : str
+        The dtype of the result.
+    """
+    parts = [te.reduce_axis((0, extent), "part") for extent in partial.shape[:number]]
+    total = te.compute(
+        partial.shape[number:],
+        lambda *index: te.sum(partial(*parts, *index), axis=parts),
+        name="sum_of_parts",
+    )
+    return cast(total, out_dtype)
+
+
 def on_gpu() -> bool:
     """Tell whether the target in scope has the threads of a GPU, by the same check as TVM's own
     legalizations.

@@ -8,6 +8,7 @@ them on the CPU.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -102,8 +103,20 @@ def representative() -> list[Sample]:
     ]
     rng = np.random.default_rng(0)
     data, weight = rng.normal(size=(2, 4, 24, 25)), rng.normal(size=(4, 2, 1, 2))
-    long = Sample([data, weight], {"groups": 2}, op="relax.nn.conv2d", note="sums of many terms")
-    return [*chosen, long]
+    whole = rng.normal(size=(3, 4, 3, 2))
+    vectors = [rng.normal(size=4) ** 2 for _ in range(4)]
+    strided = {"strides": [2, 3], "padding": [1, 0]}
+    training = {"axis": 1, "training": True}
+    a, b = rng.normal(size=(3, 520)), rng.normal(size=(520, 5))
+    long = [
+        Sample([data, weight], {"groups": 2}, op="relax.nn.conv2d"),
+        Sample([data, weight], {"groups": 2, **strided}, op="relax.nn.conv2d"),
+        Sample([data, whole], strided, op="relax.nn.conv2d"),
+        Sample([data, whole], {}, op="relax.nn.conv2d"),
+        Sample([data, *vectors], training, op="relax.nn.batch_norm"),
+        Sample([a, b], {}, op="relax.matmul"),
+    ]
+    return [*chosen, *(dataclasses.replace(each, note="sums of many terms") for each in long)]
 
 
 def _holds_nothing(sample: Sample) -> bool:
