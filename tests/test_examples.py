@@ -61,6 +61,7 @@ WITHOUT = {
 
 #: The packages that the examples of a file import.
 NEEDED = {
+    "backend/dispatch.py": ("torch",),
     "distributed/_processes.py": ("torch",),
     "distributed/session.py": ("torch",),
     "distributed/tensor_trainer.py": ("torch",),

@@ -1,10 +1,12 @@
-"""Patterns of backward operators, for backends with primitives of their own for them.
+"""Libraries of operators: a pass that lets PyTorch's compute the calls that it has functions for,
+and patterns of backward operators for backends with primitives of their own for them.
 
 The import registers nothing. A backend registers its patterns with
 :func:`register_backward_patterns`.
 """
 
 from .call import BackwardCall
+from .dispatch import DispatchLibrary
 from .patterns import (
     CONV_BACKWARD,
     POOL_BACKWARD,
@@ -17,6 +19,7 @@ __all__ = [
     "CONV_BACKWARD",
     "POOL_BACKWARD",
     "BackwardCall",
+    "DispatchLibrary",
     "backward_patterns",
     "make_backward_pattern",
     "register_backward_patterns",

@@ -253,6 +253,13 @@ def _of_registration() -> Iterator[BadCall]:
             "backend",
         )
         yield _bad(
+            "backend.DispatchLibrary",
+            what,
+            lambda v=value: backend.DispatchLibrary(v),
+            (TypeError, ValueError),
+            "library must be one of 'torch'",
+        )
+        yield _bad(
             "backend.BackwardCall",
             what,
             lambda v=value: backend.BackwardCall.of(v),

@@ -127,6 +127,7 @@ _SOMETHING = {
     "relax_grad.testing.samples.register_samples": samples.register_samples,
     "relax_grad.testing.samples.samples": samples.samples,
     "relax_grad.backend.BackwardCall": backend.BackwardCall,
+    "relax_grad.backend.DispatchLibrary": backend.DispatchLibrary,
     "relax_grad.backend.register_backward_patterns": backend.register_backward_patterns,
     "relax_grad.backend.backward_patterns": backend.backward_patterns,
     "relax_grad.backend.make_backward_pattern": backend.make_backward_pattern,

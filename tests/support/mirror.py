@@ -82,6 +82,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "op.rank": ("op/test_conv.py", "op/test_pool.py"),
     "op.statistical": ("rules/test_statistical.py",),
     "op.stock_layout": ("op/test_layout.py", "op/test_layout_conversion.py"),
+    **dict.fromkeys(("backend.primitives", "backend.torch_library"), ("backend/test_dispatch.py",)),
     "legalize._gpu": ("gpu/test_operators.py",),
     "legalize._util": ("legalize/test_stock.py",),
     "legalize.ccl": ("rules/test_ccl.py",),
