@@ -140,7 +140,7 @@ def target_of(width: str | None) -> str:
     host = relax_grad.target.host()
     if width != "avx2":
         return str(host.attrs["mcpu"])
-    return "haswell" if relax_grad.target.CPU.of(host).before_icelake else "x86-64-v3"
+    return "haswell" if relax_grad.target.CPU.of(host).tuning.is_named else "x86-64-v3"
 
 
 def _text(result: dict) -> str:

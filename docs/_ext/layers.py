@@ -60,8 +60,8 @@ ABOVE = {
     "cli": Part(
         "the command line",
         (
-            *("", "coverage", "cpu.codegen", "cpu.target", "cpu.threads", "distributed"),
-            *("functional", "registry", "testing"),
+            *("", "coverage", "cpu.codegen", "cpu.kernel", "cpu.target", "cpu.threads"),
+            *("distributed", "functional", "registry", "testing"),
         ),
         (0, 84),
     ),
@@ -152,6 +152,8 @@ CPU = Wing(
     },
     {
         "cpu.target": "the processor of the target",
+        "cpu.tuning": "the sizes and limits of kernels: a row for each family of processors",
+        "cpu.limits": "the fields of these rows, their units and benchmarks",
         "cpu.threads": "the number of threads of kernels",
     },
     (414, 754),

@@ -9,6 +9,7 @@ from tvm.target import codegen
 
 from .._validation import alternatives, check_integer
 from .threads import default_threads
+from .tuning import ROWS, Tuning, default_row
 
 #: The levels of x86-64 of its ABI, from the lowest. Each has the instructions of all before it.
 X86_64_LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")
@@ -33,20 +34,20 @@ class CPU:
         do not depend on the number of threads at run time.
     bfloat16 : bool
         Whether the processor multiplies pairs of bfloat16 (AVX512-BF16).
-    intel : bool
-        Whether the processor has AVX-512 as Intel's have it, or as those of any maker do
-        (``x86-64-v4``).
-    before_icelake : bool
-        Whether the processor is one of Intel's with AVX2 or AVX-512 before Ice Lake (Haswell to
-        Cooper Lake), whose first-level cache has 32 KB in 8 ways.
+    tuning : Tuning
+        The sizes and limits that kernels are generated with: by default, those of the processors
+        with such vectors that do not name a maker.
     """
 
     lanes: int
     registers: int
     cores: int
     bfloat16: bool = field(default=False, repr=False)
-    intel: bool = field(default=False, repr=False)
-    before_icelake: bool = field(default=False, repr=False)
+    tuning: Tuning = field(default=None, repr=False)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.tuning is None:
+            object.__setattr__(self, "tuning", default_row(self.lanes, self.registers))
 
     @staticmethod
     def current(target: tvm.target.Target | str | dict | None = None) -> CPU | None:
@@ -76,16 +77,9 @@ class CPU:
         cores = int(target.attrs.get("num-cores", 0)) or default_threads()
         if cores < 0:
             raise ValueError(f"num-cores of the target must be positive, but it is {cores}")
-        if codegen.target_has_features("avx512f", target):
-            has_pairs, is_intel = (
-                bool(codegen.target_has_features(feature, target))
-                for feature in ("avx512bf16", "prefer-256-bit")
-            )
-            is_early = is_intel and _is_before_icelake(target)
-            return CPU(16, 32, cores, has_pairs, is_intel, is_early)
-        if codegen.target_has_features(["avx2", "fma"], target):
-            return CPU(8, 16, cores, before_icelake=_is_before_icelake(target))
-        return CPU(4, 32 if codegen.target_has_features("neon", target) else 16, cores)
+        row = next(row for row in ROWS if _fits(row, target))
+        has_pairs = row.lanes == 16 and _has(target, "avx512bf16")
+        return CPU(row.lanes, row.registers, cores, has_pairs, row)
 
 
 def host() -> tvm.target.Target:
@@ -190,16 +184,23 @@ def architecture(target: tvm.target.Target) -> str:
     return {"arm64": "aarch64", "amd64": "x86_64"}.get(first, first)
 
 
-def _is_before_icelake(target: tvm.target.Target) -> bool:
-    """Tell whether a target with AVX2 names one of Intel's processors before Ice Lake.
-
-    Those have no instructions for SHA. All of AMD's with AVX2 have these, except the last
-    Bulldozers, which have SSE4a.
-    """
-    is_named = str(target.attrs.get("mcpu", "")) not in {"", "generic"}
-    if not is_named or level_of(target) is not None:
+def _fits(row: Tuning, target: tvm.target.Target) -> bool:
+    """Tell whether a target is of a family of processors."""
+    if not all(_has(target, feature) for feature in row.features):
         return False
-    return not any(codegen.target_has_features(name, target) for name in ("sha", "sse4a"))
+    if row.is_named and not _names_processor(target):
+        return False
+    return not any(_has(target, feature) for feature in row.without)
+
+
+def _has(target: tvm.target.Target, feature: str) -> bool:
+    return bool(codegen.target_has_features(feature, target))
+
+
+def _names_processor(target: tvm.target.Target) -> bool:
+    """Tell whether a target names a processor, and not a level of x86-64."""
+    is_named = str(target.attrs.get("mcpu", "")) not in {"", "generic"}
+    return is_named and level_of(target) is None
 
 
 def _named(triple: str, name: str, num_cores: int) -> tvm.target.Target:

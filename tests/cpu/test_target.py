@@ -9,6 +9,7 @@ import tvm
 from tvm.target import codegen
 
 import relax_grad
+from relax_grad.cpu import tuning
 from relax_grad.cpu.target import CPU
 
 
@@ -78,32 +79,23 @@ def test_processors_of_arm(name, half):
 )
 def test_levels_of_x86_64(level, cpu):
     found = CPU.of(relax_grad.target.x86_64(level, 3))
-    assert found == CPU(*cpu, 3, intel=level == "v4")
+    assert found == CPU(*cpu, 3, tuning=tuning.ICE_LAKE if level == "v4" else None)
 
 
 @pytest.mark.parametrize(
-    ("name", "is_intel", "is_early"),
+    ("name", "row"),
     [
-        ("haswell", False, True),
-        ("skylake", False, True),
-        ("alderlake", False, False),
-        ("x86-64-v3", False, False),
-        ("bdver4", False, False),
-        ("znver1", False, False),
-        ("znver3", False, False),
-        ("skylake-avx512", True, True),
-        ("cascadelake", True, True),
-        ("cooperlake", True, True),
-        ("icelake-server", True, False),
-        ("emeraldrapids", True, False),
-        ("x86-64-v4", True, False),
-        ("znver4", False, False),
-        ("znver5", False, False),
+        *((name, "EARLY_AVX2") for name in ("haswell", "skylake")),
+        *((name, "AVX2") for name in ("alderlake", "x86-64-v3", "bdver4", "znver1", "znver3")),
+        *((name, "EARLY_AVX512") for name in ("skylake-avx512", "cascadelake", "cooperlake")),
+        *((name, "ICE_LAKE") for name in ("icelake-server", "emeraldrapids", "x86-64-v4")),
+        *((name, "ZEN4") for name in ("znver4", "znver5")),
+        *((name, "GENERIC") for name in ("x86-64", "x86-64-v2", "nehalem")),
     ],
 )
-def test_makers_and_generations(name, is_intel, is_early):
-    cpu = CPU.of({"kind": "llvm", "mcpu": name})
-    assert (cpu.intel, cpu.before_icelake) == (is_intel, is_early)
+def test_families_of_processors(name, row):
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": name}
+    assert CPU.of(target).tuning is getattr(tuning, row)
 
 
 @pytest.mark.parametrize("name", [None, "generic"])

@@ -14,6 +14,7 @@ from versions import IS_OLDEST
 
 from relax_grad.cpu.codegen import lower
 from relax_grad.cpu.target import CPU
+from relax_grad.cpu.tuning import EARLY_AVX512, ICE_LAKE, ZEN4
 from relax_grad.testing._program import without_assertions
 
 _AVX512 = {"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 2}
@@ -78,9 +79,9 @@ def makers(cpu: CPU) -> list[CPU]:
 
     The default suite takes them in turn; the long sweeps have a target for each.
     """
-    if not cpu.intel or cpu.before_icelake:
+    if cpu.tuning is not ICE_LAKE:
         return [cpu]
-    return [cpu, replace(cpu, before_icelake=True), replace(cpu, intel=False)]
+    return [replace(cpu, tuning=tuning) for tuning in (ICE_LAKE, EARLY_AVX512, ZEN4)]
 
 
 @dataclass(frozen=True)

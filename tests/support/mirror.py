@@ -36,7 +36,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "cli": ("cli/test_start.py", "cli/test_check.py"),
     "cli._arguments": ("cli/test_check.py", "cli/test_coverage.py"),
-    "cli._diagnosis": ("cli/test_doctor.py",),
+    **dict.fromkeys(("cli._diagnosis", "cli._plan"), ("cli/test_doctor.py",)),
     **dict.fromkeys(("cli._fold", "cli._stderr"), ("cli/test_start.py",)),
     "cli._text": ("cli/test_check.py", "cli/test_start.py"),
     # Differentiation.
@@ -154,12 +154,19 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "cpu.dispatch.unread": ("cpu/dispatch/test_recurrent.py",),
     "cpu.kernel.epilogue": ("cpu/dispatch/test_biases.py",),
+    "cpu.limits": ("cpu/test_tuning.py",),
     "cpu.kernel._chunks": ("cpu/kernel/test_conv_weight.py", "cpu/kernel/test_depthwise_weight.py"),
     "cpu.kernel._conv_*": ("cpu/kernel/test_conv.py", "cpu/kernel/test_conv3d.py"),
     "cpu.kernel._factor": ("cpu/kernel/test_matmul.py",),
     "cpu.kernel._generator": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_tasks.py"),
     "cpu.kernel._few_rows": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_prefetches.py"),
     "cpu.kernel._panels": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_prefetches.py"),
+    "cpu.kernel._plans": ("cpu/kernel/test_plan.py",),
+    "cpu.kernel._ways": (
+        "cpu/kernel/test_matmul.py",
+        "cpu/kernel/test_tasks.py",
+        "cpu/kernel/test_turned.py",
+    ),
     "cpu.kernel._product": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_prefetches.py"),
     "cpu.kernel._pack": (
         *("cpu/kernel/test_conv_weight.py", "cpu/kernel/test_conv_few_channels.py"),

@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import tirx
 
 from ...ir.compat import dtype_of
+from ..tuning import Tuning
 
 _PACKAGE = __package__.partition(".")[0]
 
@@ -27,6 +28,8 @@ def key_of(value: object) -> tuple:
         return value.func, key_of(value.args), key_of(sorted(value.keywords.items()))
     if isinstance(value, (list, tuple)):
         return "list", *map(key_of, value)
+    if isinstance(value, Tuning):
+        return Tuning, value.digest
     if is_dataclass(value):
         return type(value), *(key_of(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, tirx.Var):

@@ -34,9 +34,8 @@ _LARGEST_STRIDE = 32
 _LARGEST_DEPTHWISE_STRIDE = 4
 
 #: The fewest pixels for which a matrix product with images as rows is faster than a kernel with
-#: channels as lanes: of a known number of images in float32, for Intel's processors with AVX-512
-#: and for others; and of other images.
-_FEWEST_PIXELS_OF_INTEL, _FEWEST_PIXELS, _LARGE_IMAGE = 64, 144, 512
+#: channels as lanes, of any images.
+_LARGE_IMAGE = 512
 
 #: The most lanes of the vectors of a small image, relative to its pixels.
 _MOST_LANES = 1.15
@@ -199,7 +198,7 @@ def _is_product(site: CallSite, conv: Conv2d, *factors: relax.Expr) -> bool:
     if not isinstance(conv.batch, int) or any(dtype_of(x.ty) != "float32" for x in factors):
         return False
     lanes = ceil_div(pixels, cpu.lanes) * cpu.lanes
-    fewest = _FEWEST_PIXELS_OF_INTEL if cpu.intel else _FEWEST_PIXELS
+    fewest = cpu.tuning.convolutions.product_pixels
     return pixels >= fewest and lanes <= _MOST_LANES * pixels
 
 

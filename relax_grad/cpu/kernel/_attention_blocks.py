@@ -14,7 +14,7 @@ from . import builder as b
 from ._attention_sizes import Attention, Head
 from ._attention_spans import Span
 from ._attention_tiles import Tiles
-from ._product import LINE, steps_ahead
+from ._product import LINE
 from ._tile import multiply_add, rows_up_to
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from .halves import Half
@@ -81,7 +81,7 @@ class Blocks:
         self.columns = self.panels * self.width
         self.pitch = self.columns + cpu.lanes
         #: The rows that those of several heads are prefetched before they are copied.
-        self._ahead = steps_ahead(cpu)
+        self._ahead = cpu.tuning.prefetch.steps
 
     @property
     def has_one_block_of_queries(self) -> bool:

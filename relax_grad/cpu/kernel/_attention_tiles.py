@@ -9,12 +9,6 @@ from ..target import CPU
 from ._attention_sizes import Attention
 from .builder import Extent, ceil_div
 
-#: The vectors of a tile, and its most rows, with few and with many registers.
-_VECTORS, _ROWS_OF_FEW, _ROWS_OF_MANY = 2, 6, 8
-
-#: The most rows and the vectors of a wide tile.
-_WIDE_ROWS, _WIDE_VECTORS = 6, 4
-
 #: The features from which wide tiles are faster, the keys, and the keys under a causal mask, which
 #: excludes parts of wide panels.
 _WIDE_FEATURES, _WIDE_KEYS, _WIDE_CAUSAL = 33, 49, 128
@@ -54,10 +48,8 @@ class Tiles:
         0.93 of the time of narrow tiles, and its gradient 0.92 (the means of 13 sizes). Cooper
         Lake, which multiplies pairs of bfloat16, was not measured.
         """
-        if _is_wide(of, cpu):
-            rows, most = _WIDE_ROWS, _WIDE_VECTORS
-        else:
-            rows, most = _ROWS_OF_MANY if cpu.registers >= 32 else _ROWS_OF_FEW, _VECTORS
+        tiles = cpu.tuning.attention
+        rows, most = tiles.wide if tiles.wide and _is_wide(of, cpu) else tiles.largest
         vectors = 1 if of.has_few_keys and of.keys <= cpu.lanes else most
         height, key_height = (_height(extent, rows, most) for extent in (of.queries, of.keys))
         return Tiles(cpu.lanes, height, key_height, vectors, most)
@@ -76,7 +68,7 @@ class Tiles:
 
 
 def _is_wide(of: Attention, cpu: CPU) -> bool:
-    if not cpu.before_icelake or cpu.lanes <= 8 or cpu.bfloat16:
+    if cpu.bfloat16:
         return False
     least = _WIDE_KEYS if of.causal_mask is None else _WIDE_CAUSAL
     has_many = not isinstance(of.keys, int) or of.keys >= least

@@ -6,8 +6,6 @@ from __future__ import annotations
 from tvm import tirx
 
 from ..target import CPU
-from ._product import steps_ahead
-from ._tile import tile_size
 from .builder import Extent, Vectors, bind, ceil_div, const
 from .gathering import Gathering
 
@@ -28,14 +26,6 @@ _EXPECTED_IMAGES = 8
 
 #: Bytes of weights that stay in a second-level cache from one image to the next.
 _WEIGHT_BYTES = 512 * 1024
-
-
-def tile(cpu: CPU) -> tuple[int, int]:
-    """Return the pixels and vectors of the largest tile that fits in the registers.
-
-    The tile for short vectors is that of :func:`tile_size`, for the same reasons.
-    """
-    return tile_size(cpu) if cpu.registers < 32 or cpu.lanes <= 4 else (14, 2)
 
 
 class Blocking:
@@ -83,7 +73,7 @@ class Blocking:
         self.g, self.cpu = gathering, cpu
         self.rows, self.columns = gathering.rows, gathering.columns
         self.vectors = Vectors(cpu.lanes)
-        self.pixels, self.tile_vectors = tile(cpu)
+        self.pixels, self.tile_vectors = cpu.tuning.convolutions.tile
         if gathering.targets <= cpu.lanes:
             # A tile needs at least as many independent sums as multiply-adds are in flight.
             self.pixels, self.tile_vectors = max(self.pixels, 12), 1
@@ -101,7 +91,7 @@ class Blocking:
         is_dense = all(axis.is_inside and axis.apart == 1 for axis in gathering.axes)
         self.is_packed = not is_dense or self.plane * gathering.slices.stored % 256 == 0
         is_small = not self.is_packed and self.plane <= _SMALL_PLANE
-        self.channels_ahead = steps_ahead(cpu) if is_small else 0
+        self.channels_ahead = cpu.tuning.prefetch.steps if is_small else 0
         self.pitch = self.columns.extent(self.columns.count())
         self.block_rows, self.block_images, self.source_depths = self._blocks()
         self.source_parts = ceil_div(self.depths, self.source_depths)

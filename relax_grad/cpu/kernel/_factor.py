@@ -7,23 +7,13 @@ from dataclasses import dataclass, field
 
 from tvm import tirx
 
-from ..target import CPU
 from . import builder as b
-from ._product import DEPTH, Matmul, share_sets, steps_ahead_of_copy
-from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
+from ._product import LINE, Matmul
+from .builder import Vectors, as_expr, bind, ceil_div, const
 
 #: Strips of a transposed A that are packed together, so that its rows are read in whole cache
 #: lines.
 _STRIPS = 8
-
-#: The rows of a transposed A, and the columns it is multiplied by, up to which it is read in place.
-#: Steps at larger distances take long to find in the tables of pages.
-_MOST_ACROSS, _FEW_COLUMNS = 2000, 128
-
-#: The least rows, columns and steps of a product of which Intel's processors with AVX-512, before
-#: Ice Lake, take less time with a transposed copy of an untransposed A: their first-level cache has
-#: 8 ways, and the rows of a strip displace its panel.
-_LEAST_TRANSPOSED = (384, 384, 768)
 
 
 @dataclass(frozen=True)
@@ -38,6 +28,8 @@ class Factor:
         The vectors.
     size : tuple[int, int]
         The rows of a strip, and the strips of a task.
+    depth : int
+        The most steps of k of a stretch.
     ahead : int
         The steps of k that rows of a transposed A are prefetched before they are copied; 0 for
         none.
@@ -46,30 +38,8 @@ class Factor:
     p: Matmul
     vectors: Vectors
     size: tuple[int, int]
+    depth: int = field(kw_only=True)
     ahead: int = field(default=0, kw_only=True)
-
-    @staticmethod
-    def of(
-        product: Matmul,
-        vectors: Vectors,
-        size: tuple[int, int],
-        cpu: CPU,
-        *,
-        copies: bool = False,
-    ) -> Factor:
-        """Return the reader for the A of a product, which reads a copy if ``copies``."""
-        if product.transpose_a:
-            is_read = not copies and is_read_across(product, cpu)
-            if is_read:
-                return Across(product, vectors, size)
-            ahead = steps_ahead_of_copy(cpu, product.rows, product.depth)
-            return Strips(product, vectors, size, ahead=ahead)
-        extents = (product.rows, product.columns, product.depth)
-        is_early = cpu.before_icelake and cpu.lanes > 8
-        if is_early and all(map(_is_at_least, extents, _LEAST_TRANSPOSED)):
-            return TransposedStrips(product, vectors, size)
-        copies = copies or (share_sets(product.depth) and not _is_few(product, cpu))
-        return (Copies if copies else Factor)(product, vectors, size)
 
     def place(self) -> tirx.Buffer | None:
         """Allocate the buffer for a task's copy of A, if there is one."""
@@ -92,20 +62,22 @@ class Factor:
 class Copies(Factor):
     """A reader of a copy of A, ``[row][k]``, whose row stride is not a power of 2."""
 
-    _PITCH = DEPTH + 16
+    @property
+    def _pitch(self) -> int:
+        return self.depth + LINE
 
     def place(self) -> tirx.Buffer:
-        return b.scratch(self.size[0] * self.size[1] * self._PITCH)
+        return b.scratch(self.size[0] * self.size[1] * self._pitch)
 
     def reader(self, a, a0, place, strips, depth) -> Callable:
         (first, last), height = strips, self.size[0]
         top = bind(first * height)
         with b.serial(top, bind(tirx.min(last * height, as_expr(self.p.rows)))) as row:
-            self.copy_row((a, a0, row), place, bind((row - top) * self._PITCH), depth)
+            self.copy_row((a, a0, row), place, bind((row - top) * self._pitch), depth)
 
         def read(row) -> Callable:
-            base = bind((row - top) * self._PITCH)
-            return lambda i, k: place[base + k + i * self._PITCH]
+            base = bind((row - top) * self._pitch)
+            return lambda i, k: place[base + k + i * self._pitch]
 
         return read
 
@@ -141,7 +113,7 @@ class Strips(Factor):
     """
 
     def place(self) -> tirx.Buffer:
-        return b.scratch(self.size[1] * (self.size[0] * DEPTH + self.vectors.lanes))
+        return b.scratch(self.size[1] * (self.size[0] * self.depth + self.vectors.lanes))
 
     def reader(self, a, a0, place, strips, depth) -> Callable:
         (first, last), (k0, size), height = strips, depth, self.size[0]
@@ -217,26 +189,10 @@ class TransposedStrips(Strips):
         return self.reader_of(place, first, pitch)
 
 
-def is_read_across(product: Matmul, cpu: CPU) -> bool:
-    """Tell whether a transposed A is multiplied by so few columns that copying it costs more than
-    the distance of its steps: never on Intel's processors before Ice Lake."""
-    rows, columns = product.rows, product.columns
-    if not (isinstance(rows, int) and isinstance(columns, int)) or rows > _MOST_ACROSS:
-        return False
-    if cpu.before_icelake:
-        return False
-    is_wide = cpu.intel and cpu.lanes > 8
-    if share_sets(rows):
-        return is_wide and 2 * cpu.lanes < columns <= _FEW_COLUMNS and rows <= 1024
-    return columns <= (3 if is_wide else 1) * _FEW_COLUMNS
-
-
-def _is_few(product: Matmul, cpu: CPU) -> bool:
-    """Tell whether A is multiplied by so few columns that copying it costs more than it saves."""
-    most = _FEW_COLUMNS if cpu.intel else _FEW_COLUMNS // 2 - 1
-    return isinstance(product.columns, int) and product.columns <= most
-
-
-def _is_at_least(extent: Extent, least: int) -> bool:
-    """Tell whether an extent is known and large."""
-    return isinstance(extent, int) and extent >= least
+#: The readers of A: in place as it is stored, or from a copy of its rows or of its strips.
+READERS: dict[str, tuple[type[Factor], type[Factor]]] = {
+    "in place": (Factor, Across),
+    "copied": (Copies, Copies),
+    "strips": (Strips, Strips),
+    "transposed": (TransposedStrips, TransposedStrips),
+}

@@ -10,54 +10,14 @@ from collections.abc import Callable
 
 from tvm import tirx
 
-from ..target import CPU
 from . import builder as b
-from ._product import Bias, steps_ahead
-from ._tile import equal_height, multiply_add, rows_up_to
+from ._plans import InPlacePlan
+from ._product import Bias
+from ._tile import multiply_add, rows_up_to
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 
 #: The strips of rows up to which the code of each is emitted.
 _MOST_UNROLLED = 4
-
-#: The maximum number of vectors in a row of a tile, or of columns if vectors run along k.
-_WIDEST = 8
-
-
-def _even(rows: int, vectors: int, widest: int, cores: int) -> int:
-    """Return the vectors in a row of a tile, at most the widest, such that tasks of a tile each
-    keep all threads busy.
-
-    Parameters
-    ----------
-    rows : int
-        The rows of a tile.
-    vectors : int
-        The vectors of all columns.
-    widest : int
-        The most vectors.
-    cores : int
-        The number of threads.
-    """
-
-    def most(width: int) -> int:
-        """Return the operands and multiply-adds for each step, of the thread that has the most."""
-        tiles = ceil_div(ceil_div(vectors, width), cores)
-        return tiles * (rows * width + rows + width)
-
-    return min(range(widest, 0, -1), key=most)
-
-
-def _widest(rows: int, registers: int) -> int:
-    """Return the vectors in a row of a tile that fits in the registers: with its sums, a vector of
-    B for each column, and an element of A.
-
-    The vectors of B for a single row are operands of its multiply-adds, and take no registers.
-    """
-    return _WIDEST if rows == 1 else min(_WIDEST, (registers - 1) // (rows + 1))
-
-
-#: The least rows of a tile that leave time for prefetches of B.
-_LEAST_PREFETCHED = 2
 
 
 class FewRows:
@@ -65,52 +25,29 @@ class FewRows:
 
     Parameters
     ----------
-    rows, columns, depth : int or tirx.PrimExpr
-        The number of rows of A and C, the number of columns of B and C, and the extent of the sums.
-    transpose_a, transpose_b : bool
-        Whether A is stored as ``[k, m]``, and B as ``[n, k]``; both only if there is a single row.
-    cpu : CPU
-        The target CPU, with the number of threads that share one product.
+    plan : InPlacePlan
+        The plan of the products.
     bias : Bias, optional
         The numbers that are added to the columns of C.
     """
 
-    def __init__(
-        self,
-        rows: Extent,
-        columns: Extent,
-        depth: Extent,
-        transpose_a: bool,
-        transpose_b: bool,
-        cpu: CPU,
-        bias: Bias | None = None,
-    ):
-        self.bias = bias
-        self.rows, self.columns, self.depth = rows, columns, depth
-        self.a_strides = (1, rows) if transpose_a else (depth, 1)
-        self.transpose_b = transpose_b
-        self.vectors = Vectors(cpu.lanes)
-        most_rows = 8 if cpu.registers >= 32 and isinstance(rows, int) else 4
-        # Strips of equal height allow the widest tile in each.
-        self.height = equal_height(rows, most_rows)
-        self.size = 1 if transpose_b else cpu.lanes
-        widest = _widest(self.height, cpu.registers)
-        if cpu.cores > 1 and isinstance(columns, int):
-            widest = _even(self.height, ceil_div(columns, self.size), widest, cpu.cores)
-        self.width = self.size * widest
-        #: The steps that rows of B are prefetched before they are read.
-        self._ahead = steps_ahead(cpu) if self.height >= _LEAST_PREFETCHED else 0
+    def __init__(self, plan: InPlacePlan, bias: Bias | None = None):
+        self.plan, self.bias = plan, bias
+        product = plan.product
+        self.rows, self.columns, self.depth = product.rows, product.columns, product.depth
+        self.a_strides = (1, self.rows) if product.transpose_a else (self.depth, 1)
+        self.vectors = Vectors(plan.lanes)
 
     def emit(self, a, bb, c, batch: Extent, offsets: Callable) -> None:
         """Emit the products; ``offsets(i)`` returns the offsets of the i-th product in A, B and C.
 
         A task computes all rows of a tile's columns, so that B is read from memory once.
         """
-        tiles = ceil_div(self.columns, self.width)
-        tile = self._dots if self.transpose_b else self._rows
+        tiles = ceil_div(self.columns, self.plan.width)
+        tile = self._dots if self.plan.product.transpose_b else self._rows
         with b.parallel(0, batch * tiles) as task:
             starts = [bind(start) for start in offsets(bind(task // tiles))]
-            column = bind(task % tiles * self.width)
+            column = bind(task % tiles * self.plan.width)
 
             def strips(left: Extent | None) -> None:
                 self._each_strip(lambda rows: tile((a, bb, c), starts, rows, column, left))
@@ -119,7 +56,7 @@ class FewRows:
 
     def _each_strip(self, emit: Callable) -> None:
         """Emit ``emit(rows)`` for each strip of rows."""
-        rows, height = self.rows, self.height
+        rows, height = self.rows, self.plan.height
         if isinstance(rows, int):
             done, whole = 0, rows // height
             if whole > _MOST_UNROLLED:
@@ -136,7 +73,7 @@ class FewRows:
 
     def _of_width(self, column, strips: Callable) -> None:
         """Emit tiles of the full width, and tiles of the remaining columns."""
-        columns, width = self.columns, self.width
+        columns, width = self.columns, self.plan.width
         if isinstance(columns, int) and columns % width == 0:
             strips(None)
         elif isinstance(columns, int) and columns < width:
@@ -148,20 +85,20 @@ class FewRows:
     def _rows(self, buffers, starts, rows, column, left: Extent | None) -> None:
         """Emit a tile whose vectors are parts of the rows of B."""
         (a, bb, c), (a0, b0, c0) = buffers, starts
-        lanes, bias = self.size, self.bias
-        numbers: list = [None] * (self.width // lanes)
+        lanes, bias = self.plan.lanes, self.bias
+        numbers: list = [None] * (self.plan.width // lanes)
         if isinstance(left, int):
             numbers = [min(lanes, left - at) for at in range(0, left, lanes)]
         elif left is not None:
             numbers = [
                 bind(tirx.max(const(0), tirx.min(const(lanes), left - at)))
-                for at in range(0, self.width, lanes)
+                for at in range(0, self.plan.width, lanes)
             ]
 
         def vector(k, v: int):
             at = bind(b0 + k * self.columns + column + v * lanes)
-            if self._ahead:
-                b.prefetch(bb, at + self._ahead * self.columns, level=1)
+            if self.plan.ahead:
+                b.prefetch(bb, at + self.plan.ahead * self.columns, level=1)
             return self.vectors.load(bb, at, numbers[v])
 
         multiply_add(
@@ -178,7 +115,7 @@ class FewRows:
     def _dots(self, buffers, starts, rows, column, left: Extent | None) -> None:
         """Emit a tile whose vectors run along k."""
         (a, bb, c), (a0, b0, c0) = buffers, starts
-        width = left if isinstance(left, int) else self.width
+        width = left if isinstance(left, int) else self.plan.width
         columns = [column + j for j in range(width)]
         if left is not None and not isinstance(left, int):
             columns = [bind(tirx.min(at, self.columns - 1)) for at in columns]

@@ -106,9 +106,10 @@ class Pairs(Matmul):
     def elements_of_k(self) -> Extent:
         return self.elements
 
-    def factor(self, vectors: Vectors, size: tuple[int, int]) -> Factor:
-        """Return the reader of A."""
-        return (_StripsOfPairs if self.transpose_a else _CopiesOfPairs)(self, vectors, size)
+    def factor(self, vectors: Vectors, size: tuple[int, int], depth: int) -> Factor:
+        """Return the reader of A; ``depth`` are the most steps of a stretch."""
+        reader = _StripsOfPairs if self.transpose_a else _CopiesOfPairs
+        return reader(self, vectors, size, depth=depth)
 
     @property
     def is_even(self) -> bool:

@@ -10,17 +10,13 @@ from dataclasses import dataclass, field, replace
 from tvm import tirx
 
 from . import builder as b
-from ._product import CACHED, DEPTH, LINE, ROUND, Matmul
+from ._product import LINE, Matmul
 from ._tile import Ahead
 from .builder import Extent, Vectors, bind, ceil_div, const
 
 #: Panels of a task that are packed together, if the rows of B are those of memory. A last one is
 #: packed alone.
 _GROUP = 2
-
-#: The most steps of k that a wide tile sums over at once, if all steps are more than DEPTH: panels
-#: of three vectors then stay in a first-level cache of 48 KB.
-_SHORT = 192
 
 
 def _part_of(rows: Extent, part: tuple, emit: Callable, lines: int = 1) -> Ahead:
@@ -55,13 +51,13 @@ class Packing:
         The vectors.
     tile_vectors : int
         The vectors in a row of a panel.
-    parts : int
-        The parts of k that are summed apart.
+    stretch : int
+        The steps of k in a stretch; the last one may have fewer.
+    multiple : int
+        The number that divides the steps that are packed for a stretch.
     fills : bool
         Whether tiles read all vectors of a panel, also those without columns of B. Tiles of a
         symbolic number of columns do.
-    is_short : bool
-        Whether panels of three vectors have few steps.
     ahead : int
         The steps of k that rows of B are prefetched before they are copied, or 0. They may be
         beyond the last one.
@@ -70,27 +66,16 @@ class Packing:
     p: Matmul
     vectors: Vectors
     tile_vectors: int
-    parts: int = field(default=1, kw_only=True)
+    stretch: int = field(kw_only=True)
+    multiple: int = field(default=4, kw_only=True)
     fills: bool = field(default=False, kw_only=True)
-    is_short: bool = field(default=True, kw_only=True)
     ahead: int = field(default=0, kw_only=True)
 
     def aligned(self, depth: Extent) -> Extent:
         """Return the steps of k that are packed for a stretch of a size."""
-        return ceil_div(depth, ROUND) * ROUND if isinstance(depth, int) else depth
-
-    @property
-    def stretch(self) -> int:
-        """The steps of k in a stretch; the last one may have fewer."""
-        depth = self.p.depth
-        is_wide = self.tile_vectors == 3 and self.vectors.lanes > 8
-        most = _SHORT if is_wide and self.is_short else DEPTH
         if not isinstance(depth, int):
-            return most
-        if depth <= DEPTH:
             return depth
-        number = self.parts * ceil_div(depth, self.parts * most)
-        return self.aligned(ceil_div(depth, number))
+        return ceil_div(depth, self.multiple) * self.multiple
 
     @property
     def _is_of_vectors(self) -> bool:
@@ -320,14 +305,11 @@ class Late:
         self, packing: Packing, bb, b0, *, prefetch: bool = False, is_single: bool = False
     ):
         self.bb, self.b0 = bb, b0
-        depth = packing.p.depth
         self.size = packing.aligned(packing.stretch) * packing.width
         # Rows of B are read in several cache lines at a time; transposed, a panel has rows of its
         # own.
         self.group = 1 if packing.p.transpose_b or is_single else _GROUP
-        size = packing.p.columns * depth
-        is_cached = isinstance(size, int) and 4 * size <= CACHED
-        self.prefetches = prefetch and not is_cached
+        self.prefetches = prefetch
         self.packing = replace(packing, ahead=0) if self.prefetches else packing
 
     def place(self) -> tirx.Buffer:

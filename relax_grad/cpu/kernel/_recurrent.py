@@ -97,9 +97,9 @@ class Weight:
         self._vectors, self._tile, self._pairs = Vectors(cpu.lanes), tile(rows, columns, cpu), pairs
         matrix = Matmul(1, columns, depth, transpose_b=is_turned)
         self._packing = (
-            PairPacking(Pairs.of(matrix), self._vectors, self._tile[1])
+            PairPacking(Pairs.of(matrix), self._vectors, self._tile[1], stretch=_DEPTH)
             if pairs
-            else Packing(matrix, self._vectors, self._tile[1], fills=True)
+            else Packing(matrix, self._vectors, self._tile[1], stretch=_DEPTH, fills=True)
         )
         self._is_one_strip = rows <= self._tile[0]
         # A tile of three vectors in a row takes all of 16 registers.

@@ -7,113 +7,49 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from ..target import CPU
-from ._product import DEPTH, PER_LANE_NS, Matmul
-from ._tile import tile_size
+from ..limits import Tasks
+from ..tuning import GENERIC, Tuning
+from ._product import Matmul
 from .builder import Extent, as_expr, computed, const, quotient
 
-#: Bytes of A that one task reads, about half of a second-level cache: processors with vectors of 16
-#: elements have at least 1 MB, with few exceptions.
-_TASK_BYTES, _TASK_BYTES_OF_LARGE_CACHES = 384 * 1024, 544 * 1024
-
-#: Columns of B that one task reads. More columns save copies of A.
-_TASK_COLUMNS = 2048
+#: The rows and columns of :func:`divide` that cost as much as the copies of a task.
+_COPIED = GENERIC.tasks.copied
 
 
-#: The rows of A whose multiply-adds take as long as the packing of B, and the columns of B whose
-#: multiply-adds take as long as the copy of A.
-_COPIED = (24, 24)
-
-#: The rows of C that take as long as the packing of a step of B, if rows of C are written one after
-#: the other, and the columns that take as long as what a row costs. Threads that write parts of the
-#: same rows take up to 1.3 times as long.
-_ROWS_OF_STEP, _COLUMNS_OF_ROW = 2, 128
-
-#: The elements of panels that each strip reads, and that stay in a second-level cache.
-_READ_AGAIN = 2**17
-
-#: The rows of a task from which its share of packing B costs no more than packing all panels
-#: before.
-_ROWS_OF_LATE = 64
-
-#: The bytes of the panels of a task up to which packing them takes no longer than a parallel region
-#: that packs all panels before.
-_BYTES_OF_LATE = 256 * 1024
-
-#: The bytes of B up to which it is packed as a whole, to save packing panels again.
-_BYTES_OF_EARLY = 2**25
-
-#: The most parts of k. Their number grows as the square root of the steps: more parts have more
-#: sums.
-_MOST_PARTS = 8
-
-#: The nanoseconds that adding the sums of the parts takes, with a parallel region of its own.
-_ADDED_NS = 1000
-
-#: The work that is saved from which parts of k take less time, relative to the work left.
-_GAIN = 1.08
-
-#: The least panels of each thread, and the work relative to that of tasks, up to which threads take
-#: panels from each other.
-_LEAST_SHARED, _MORE = 2, 1.1
-
-#: The strips that threads take from each other at once: a panel is read once for all of them. The
-#: least blocks of them for each thread.
-_STRIPS_OF_ITEM, _LEAST_BLOCKS = 8, 2
-
-#: The time of a block of strips relative to the same work for panels: its panels are read from a
-#: second-level cache.
-_STRIPS_TIME = 1.08
-
-#: Nanoseconds of work up to which one thread computes a product: a parallel region takes 400
-#: to 5000.
-ONE_THREAD_NS = 4000
-
-#: The same, if B is a single panel: threads share the rows, and each packs all of B. On Intel's
-#: processors, two threads take 0.65 to 0.8 of the time there too.
-_ONE_THREAD_NS_OF_ONE_PANEL = 11_000
-
-
-def is_in_one_thread(product: Matmul, cpu: CPU, is_packed: bool = True) -> bool:
-    """Tell whether one thread computes a product, because waking others costs more."""
-    columns = product.columns
-    is_narrow = isinstance(columns, int) and columns <= tile_size(cpu)[1] * cpu.lanes
-    is_narrow &= not cpu.intel
-    limit = _ONE_THREAD_NS_OF_ONE_PANEL if is_packed and is_narrow else ONE_THREAD_NS
-    return product.nanoseconds(cpu) <= limit
-
-
-def largest_task(cpu: CPU, tile: tuple[int, int], depth: Extent) -> tuple[int, int]:
+def largest_task(tuning: Tuning, tile: tuple[int, int], depth: Extent) -> tuple[int, int]:
     """Return the maximum number of strips and of panels of a task.
 
     Parameters
     ----------
-    cpu : CPU
-        The target CPU.
+    tuning : Tuning
+        The values of the processor.
     tile : tuple[int, int]
         The rows of a strip, and the columns of a panel.
     depth : int or tirx.PrimExpr
         The extent of k.
     """
-    steps = min(depth, DEPTH) if isinstance(depth, int) else DEPTH
-    return _fitting(cpu, tile[0], steps), max(1, _TASK_COLUMNS // tile[1])
+    deepest = tuning.tiles.depth
+    steps = min(depth, deepest) if isinstance(depth, int) else deepest
+    return fitting(tuning, tile[0], steps), max(1, tuning.tasks.columns // tile[1])
 
 
-def limits(cpu: CPU, tile: tuple[int, int], depth: Extent, *, writes_rows: bool) -> tuple:
+def limits(tuning: Tuning, tile: tuple[int, int], depth: Extent, *, writes_rows: bool) -> tuple:
     """Return ``largest`` and ``copied`` of :func:`divide`.
 
     Parameters
     ----------
-    cpu, tile, depth
+    tuning, tile, depth
         As for :func:`largest_task`.
     writes_rows : bool
         Whether tasks write rows of C one after the other, and have few steps.
     """
-    strips, panels = largest_task(cpu, tile, depth)
+    strips, panels = largest_task(tuning, tile, depth)
+    tasks = tuning.tasks
     if not writes_rows:
-        return (strips, panels), _COPIED
-    rows = min(_COPIED[0], _ROWS_OF_STEP * depth)
-    return (strips, max(panels, _READ_AGAIN // depth // tile[1])), (rows, _COLUMNS_OF_ROW)
+        return (strips, panels), tasks.copied
+    rows = min(tasks.copied[0], tasks.rows_of_step * depth)
+    panels = max(panels, tuning.caches.read_again // depth // tile[1])
+    return (strips, panels), (rows, tasks.columns_of_row)
 
 
 def divide(
@@ -195,6 +131,14 @@ class Shares:
     items: int
     rounds: int
 
+    def blocks(self, cores: int) -> tuple[int, int]:
+        """Return the number of blocks of strips and of panels.
+
+        One factor stays in a cache for a block. The other block is what a thread takes, if these
+        are strips, or the panels that it begins with.
+        """
+        return (self.items, self.rounds) if self.of_strips else (self.rounds, cores)
+
 
 def shares_of(
     strips: int,
@@ -203,6 +147,7 @@ def shares_of(
     cores: int,
     tile: tuple[int, int],
     most_panels: int,
+    limits: Tasks,
 ) -> Shares | None:
     """Return the parts that each thread gets some of, and takes from other threads when it has
     finished; or None if the tasks of :func:`divide` are less work.
@@ -216,16 +161,22 @@ def shares_of(
         As for :func:`divide`.
     most_panels : int
         The most panels that a thread packs before it reads them.
+    limits : Tasks
+        The limits of work stealing.
     """
     if cores < 2:
         return None
     tasks = divide(strips, panels, largest, cores, tile)
     each = largest_of((strips, panels), tasks)
-    least, chosen = _MORE * _up(math.prod(tasks), cores) * _work(*each, tile), None
-    blocks = cores * _up(max(strips // _STRIPS_OF_ITEM, _up(strips, largest[0])), cores)
+    least, chosen = limits.steal_work * _up(math.prod(tasks), cores) * _work(*each, tile), None
+    blocks = cores * _up(max(strips // limits.steal_strips, _up(strips, largest[0])), cores)
     ways = [
-        (Shares(False, panels, _up(strips, largest[0])), _LEAST_SHARED, 1.0),
-        (Shares(True, blocks, _up(panels, most_panels)), _LEAST_BLOCKS, _STRIPS_TIME),
+        (Shares(False, panels, _up(strips, largest[0])), limits.steal_panels, 1.0),
+        (
+            Shares(True, blocks, _up(panels, most_panels)),
+            limits.steal_blocks,
+            limits.steal_strips_time,
+        ),
     ]
     for shares, number, time in ways:
         if shares.items < number * cores:
@@ -238,16 +189,10 @@ def shares_of(
     return chosen
 
 
-def most_panels_of(cpu: CPU, width: int, stretch: int) -> int:
-    """Return the most panels of a width that stay in a second-level cache over a stretch of k."""
-    return _fitting(cpu, width, stretch)
-
-
-def _fitting(cpu: CPU, size: int, steps: int) -> int:
+def fitting(tuning: Tuning, size: int, steps: int) -> int:
     """Return how many strips or panels of a size a second-level cache holds beside others, over
     some steps of k."""
-    limit = _TASK_BYTES_OF_LARGE_CACHES if cpu.lanes > 8 else _TASK_BYTES
-    return max(1, limit // (4 * size * steps))
+    return max(1, tuning.caches.task // (4 * size * steps))
 
 
 def range_of(task, tasks: Extent, number: Extent) -> tuple:
@@ -289,7 +234,7 @@ def largest_of(counts: tuple, tasks: tuple) -> tuple[Extent, Extent]:
     return _up(strips, down), _up(panels, across)
 
 
-def parts_of_depth(product: Matmul, cpu: CPU, tile: tuple[int, int]) -> int:
+def parts_of_depth(product: Matmul, tuning: Tuning, tile: tuple[int, int]) -> int:
     """Return the number of parts of k that are summed apart, each by threads of its own.
 
     Threads that share k copy their parts of A and B alone, and have equal work even if strips and
@@ -299,32 +244,34 @@ def parts_of_depth(product: Matmul, cpu: CPU, tile: tuple[int, int]) -> int:
     ----------
     product : Matmul
         The product.
-    cpu : CPU
-        The target CPU.
+    tuning : Tuning
+        The values of the processor.
     tile : tuple[int, int]
         The rows of a strip, and the columns of a panel.
     """
-    depth = product.depth
-    if not product.is_static or product.batch != 1 or depth <= DEPTH:
+    depth, deepest, tasks = product.depth, tuning.tiles.depth, tuning.tasks
+    if not product.is_static or product.batch != 1 or depth <= deepest:
         return 1
     strips, panels = _up(product.rows, tile[0]), _up(product.columns, tile[1])
 
     def division(cores: int) -> tuple[tuple[int, int], int]:
         """Return the strips and panels of a task, and the work of all tasks for each step."""
-        down, across = divide(strips, panels, largest_task(cpu, tile, depth), cores, tile)
+        down, across = divide(strips, panels, largest_task(tuning, tile, depth), cores, tile)
         each = largest_of((strips, panels), (down, across))
         return each, down * across * _work(*each, tile)
 
     # Two threads gain less than more of them do.
     (each, divided), (_, whole) = division(2), division(1)
-    if packs_by_tasks(strips, each, tile, depth):
-        added = _ADDED_NS * PER_LANE_NS * cpu.lanes / depth
-        if depth < 2 * DEPTH or divided / 2 < _GAIN * (whole / 2 + added):
+    if packs_by_tasks(strips, each, tile, depth, tuning):
+        added = tasks.added_ns * tasks.lane_ns * tuning.lanes / depth
+        if depth < 2 * deepest or divided / 2 < tasks.gain * (whole / 2 + added):
             return 1
-    return min(_MOST_PARTS, 2 ** max(1, ((depth // (2 * DEPTH)).bit_length() + 1) // 2))
+    return min(tasks.parts, 2 ** max(1, ((depth // (2 * deepest)).bit_length() + 1) // 2))
 
 
-def packs_by_tasks(strips: int, each: tuple[int, int], tile: tuple[int, int], depth: Extent):
+def packs_by_tasks(
+    strips: int, each: tuple[int, int], tile: tuple[int, int], depth: Extent, tuning: Tuning
+) -> bool:
     """Tell whether each task packs the panels that it reads, instead of a parallel region before.
 
     Parameters
@@ -337,13 +284,17 @@ def packs_by_tasks(strips: int, each: tuple[int, int], tile: tuple[int, int], de
         The rows of a strip, and the columns of a panel.
     depth : int or tirx.PrimExpr
         The extent of k.
+    tuning : Tuning
+        The values of the processor.
     """
-    has_rows = each[0] >= strips or each[0] * tile[0] >= _ROWS_OF_LATE
-    steps = depth if isinstance(depth, int) else DEPTH
-    return has_rows or 4 * steps * each[1] * tile[1] <= _BYTES_OF_LATE
+    has_rows = each[0] >= strips or each[0] * tile[0] >= tuning.tasks.late_rows
+    steps = depth if isinstance(depth, int) else tuning.tiles.depth
+    return has_rows or 4 * steps * each[1] * tile[1] <= tuning.tasks.late_bytes
 
 
-def packs_again(product: Matmul, strips: int, each: tuple[int, int], cores: int) -> bool:
+def packs_again(
+    product: Matmul, strips: int, each: tuple[int, int], cores: int, tuning: Tuning
+) -> bool:
     """Tell whether threads would pack the same panels for several tasks, and all panels are few
     enough to pack them once, before the tasks.
 
@@ -355,9 +306,11 @@ def packs_again(product: Matmul, strips: int, each: tuple[int, int], cores: int)
         As for :func:`packs_by_tasks`.
     cores : int
         The number of threads.
+    tuning : Tuning
+        The values of the processor.
     """
     size = 4 * product.columns * product.depth
-    is_small = isinstance(size, int) and size <= _BYTES_OF_EARLY
+    is_small = isinstance(size, int) and size <= tuning.tasks.early_bytes
     return is_small and _up(strips, each[0]) >= 2 * cores
 
 

@@ -8,16 +8,9 @@ from dataclasses import dataclass
 import tvm.tirx.script.builder as T
 from tvm import tirx
 
-from ..target import CPU
 from . import builder as b
-from ._product import LINE, Matmul, writes_rows
+from ._product import LINE
 from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div
-
-#: The columns from which a last panel with fewer vectors takes little of the time.
-_MANY_COLUMNS = 512
-
-#: The steps of k up to which narrow tiles write whole cache lines of rows faster than wide ones.
-_FEW_STEPS = 8
 
 #: The prefetches up to which they are emitted one after the other, without a loop.
 _MOST_IN_A_ROW = 32
@@ -72,43 +65,6 @@ class Ahead:
         with b.serial(0, self.rows) as i:
             for j in range(self.lines):
                 self.emit(i, j)
-
-
-def tile_size(cpu: CPU) -> tuple[int, int]:
-    """Return the rows and vectors of the largest tile that fits in the registers, with its
-    operands.
-
-    Short vectors make loads of single elements the bottleneck. A tile of more vectors needs fewer
-    of them for each multiply-add, and leaves registers free, so that processors that execute in
-    order can load ahead. With long vectors, 16 sums hide the latency of multiply-adds. Tiles of
-    more rows are no faster in the first-level cache, and the rows of A and of C displace more of
-    the panel there.
-    """
-    if cpu.registers < 32:
-        return 6, 2
-    return (8, 3) if cpu.lanes <= 4 else (8, 2)
-
-
-def product_tile(cpu: CPU, product: Matmul, *, is_stored: bool = True) -> tuple[int, int]:
-    """Return the rows and vectors of the tile of a matrix product, which may not be stored.
-
-    Intel's cores load and issue less for each thread where another thread shares them. Wide tiles
-    need fewer loads and instructions for a multiply-add, and those of four vectors write long parts
-    of rows, if C has a store for few multiply-adds, but not very few. Of few columns, the vectors
-    of a panel divide them, if possible. A single vector has a tile of more rows; 16 are a cache
-    line of a transposed A.
-    """
-    lanes, columns = cpu.lanes, product.columns
-    if cpu.intel and lanes > 8 and isinstance(columns, int) and columns <= lanes:
-        return (16 if product.transpose_a else 12), 1
-    is_wide = isinstance(columns, int) and columns > 2 * lanes
-    if not (cpu.intel and is_wide):
-        return tile_size(cpu)
-    if is_stored and writes_rows(product, cpu):
-        is_narrow = columns % LINE == 0 and product.depth <= _FEW_STEPS
-        return tile_size(cpu) if is_narrow else (6, 4)
-    divides = columns % (4 * lanes) == 0 and columns % (3 * lanes) > 0
-    return (6, 4) if divides and columns < _MANY_COLUMNS else (9, 3)
 
 
 def equal_height(rows: Extent, most: int) -> int:

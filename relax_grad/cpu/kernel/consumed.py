@@ -12,12 +12,14 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from ._generator import Generator
-from ._product import DEPTH, LINE
-from ._tasks import is_in_one_thread
+from ._plans import PackedPlan
+from ._product import LINE
 from ._tile import Ahead, lines_of
-from ._turned import is_turned
+from ._ways import is_in_one_thread
 from .builder import bind
+from .halves import widens_slowly
 from .matmul import Matmul
+from .plan import packed_plan, plan
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,7 @@ def is_consumable(product: Matmul, cpu: CPU) -> bool:
     is packed, and each sum of which is complete within a tile."""
     if not product.is_static or product.batch != 1 or product.columns < 2:
         return False
-    is_packed = product.rows > product.most_few_rows(cpu) and not is_turned(product, cpu)
-    return is_packed and product.depth <= DEPTH
+    return product.depth <= cpu.tuning.tiles.depth and plan(product, cpu).way == "packed"
 
 
 def consumed(
@@ -68,12 +69,13 @@ def consumed(
         Takes a flat buffer for each of these tensors, and returns a :class:`Consumer`. Elements are
         independent: they come in any order, and in several threads.
     """
-    is_small = is_in_one_thread(product, cpu)
+    is_small = is_in_one_thread(product, cpu.tuning)
     own = replace(cpu, cores=1) if is_small else cpu
 
     def body(a: tirx.Buffer, bb: tirx.Buffer, *tensors: tirx.Buffer) -> None:
+        plan = packed_plan(product, own, is_stored=False, copies_a=widens_slowly(a))
         with b.one_thread(is_small):
-            _Consumed(product, own, consumer(*tensors)).emit(a, bb, None)
+            _Consumed(plan, consumer(*tensors)).emit(a, bb, None)
 
     factors = b.floats("AB", product.shapes()[:2])
     return b.prim_func("matmul_consumed", [*factors, *params], body)
@@ -87,24 +89,15 @@ class _Consumed(Generator):
 
     Parameters
     ----------
-    product : Matmul
-        The product.
-    cpu : CPU
-        The target CPU.
+    plan : PackedPlan
+        The plan of the product.
     consumer : Consumer
         The consumer.
     """
 
-    is_stored = False
-
-    #: Strips follow each other, not panels.
-    prefetches = False
-
-    def __init__(self, product: Matmul, cpu: CPU, consumer: Consumer):
-        super().__init__(product, cpu)
+    def __init__(self, plan: PackedPlan, consumer: Consumer):
+        super().__init__(plan)
         self._consumer = consumer
-        # Each strip reads all panels of the task.
-        self.packs_late = False
 
     def _block(self, read, panels, c, c0, strips, columns, depth, among=None) -> None:
         rows, height = self.p.rows, self.tile_rows

@@ -126,6 +126,11 @@ class Half:
         return rectified(value, lanes) if self.rectifies else value
 
 
+def widens_slowly(tensor: tirx.Buffer | Half) -> bool:
+    """Tell whether single elements of a tensor take long to widen; vectors take less time."""
+    return isinstance(tensor, Half) and tensor.dtype == "float16"
+
+
 def rectified(value: tirx.PrimExpr, lanes: int) -> tirx.PrimExpr:
     """Return ReLU of a float32, or of a vector of them; NaN stays."""
     value, zero = T.Bind(value), _like(0.0, lanes, "float32")

@@ -10,24 +10,22 @@ is the scheme of Goto and van de Geijn, "Anatomy of High-Performance Matrix Mult
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tvm import tirx
 
 from ..target import CPU
-from . import _tasks
 from . import builder as b
 from ._few_rows import FewRows
 from ._generator import Generator, GeneratorOfPairs
-from ._pairs import Pairs, imported, takes_pairs
-from ._product import WAYS, Bias, Matmul, is_one
-from ._turned import emit_turned, is_turned
+from ._pairs import imported
+from ._plans import MatmulPlan
+from ._product import WAYS, Bias, Matmul
+from ._turned import emit_turned
 from .builder import Extent
+from .halves import Half
+from .plan import check_way, plan
 
 __all__ = ["WAYS", "Matmul", "matmul"]
-
-#: The rows up to which packing B costs more than it saves, if their number is symbolic.
-_FEW_SYMBOLIC = 8
 
 
 def matmul(
@@ -60,61 +58,55 @@ def matmul(
     adds_bias : bool
         Whether a bias is added; not if the way is ``"turned"``.
     """
-    if way is not None and (not product.allows(way) or (way == "turned" and adds_bias)):
-        with_bias = " with a bias" if adds_bias else ""
-        raise ValueError(f"{product}{with_bias} does not allow {way!r}")
+    check_way(product, way, adds_bias)
     names, own = list("ABC"), product.shapes()
     if adds_bias:
         names.insert(2, "bias")
         own.insert(2, [product.columns])
-    is_column = is_one(product.columns) and not is_one(product.rows)
-    turns = is_turned(product, cpu) and not adds_bias if way is None else way == "turned"
 
     def body(a, bb, *others) -> None:
         *biases, c = others
-        bias = Bias(biases[0], is_single=is_column) if adds_bias else None
-        if is_column:
-            _emit(product.turned(), cpu, way, (bb, a, c), bias)
-        elif turns:
-            emit_turned(
-                product, cpu, (a, bb, c), lambda own, way, both: _emit(own, cpu, way, both, None)
-            )
-        else:
-            _emit(product, cpu, way, (a, bb, c), bias)
+        dtypes = tuple(_dtype_of(factor) for factor in (a, bb))
+        own = plan(product, cpu, way=way, adds_bias=adds_bias, dtypes=dtypes)
+        bias = Bias(biases[0], is_single=own.swaps) if adds_bias else None
+        _emit(own, (bb, a, c) if own.swaps else (a, bb, c), bias)
 
     return b.prim_func("matmul", b.floats(names, shapes or own), body)
 
 
-def _emit(p: Matmul, cpu: CPU, way: str | None, tensors: tuple, bias: Bias | None) -> None:
-    most = p.most_few_rows(cpu)
-    is_packed = way == "packed" if way else isinstance(p.rows, int) and p.rows > most
-    # B that is read in place is divided by its columns.
-    is_undivided = is_one(p.batch) and isinstance(p.rows, int) and not is_packed
-    is_undivided &= isinstance(p.columns, int) and p.columns <= cpu.lanes
-    is_small = _tasks.is_in_one_thread(p, cpu, is_packed) or is_undivided
-    if is_small:
-        cpu = replace(cpu, cores=1)
+def _dtype_of(factor: tirx.Buffer | Half) -> str:
+    """Return the dtype in which a factor is stored."""
+    return factor.dtype if isinstance(factor, Half) else "float32"
 
-    def few() -> None:
-        own = cpu if is_one(p.batch) else replace(cpu, cores=1)
-        rows = FewRows(p.rows, p.columns, p.depth, p.transpose_a, p.transpose_b, own, bias)
-        a, bb, c = tensors
-        rows.emit(a, bb, c, p.batch, p.starts)
 
-    def many() -> None:
-        divides = not is_small and bias is None
-        if takes_pairs(cpu, *tensors[:2]):
-            with imported():
-                GeneratorOfPairs(Pairs.of(p), cpu, bias, divides_depth=divides).emit(*tensors)
+def _emit(own: MatmulPlan, tensors: tuple, bias: Bias | None = None) -> None:
+    """Emit a plan."""
+    if own.transposed is not None:
+        emit_turned(own, own.transposed, tensors, _emit)
+        return
+    with b.one_thread(own.in_one_thread):
+        if own.packed is None:
+            _in_place(own, tensors, bias)
+        elif own.in_place is None:
+            _packed(own, tensors, bias)
         else:
-            Generator(p, cpu, bias, divides_depth=divides).emit(*tensors)
+            b.either(
+                own.product.rows <= own.most_rows,
+                lambda: _in_place(own, tensors, bias),
+                lambda: _packed(own, tensors, bias),
+            )
 
-    with b.one_thread(is_small):
-        if way is not None:
-            (few if way == "few rows" else many)()
-        elif isinstance(p.rows, int):
-            (few if p.rows <= most else many)()
-        elif p.transpose_a or not isinstance(p.columns, int):
-            many()
-        else:
-            b.either(p.rows <= min(most, _FEW_SYMBOLIC), few, many)
+
+def _in_place(own: MatmulPlan, tensors: tuple, bias: Bias | None) -> None:
+    assert own.in_place is not None
+    a, bb, c = tensors
+    FewRows(own.in_place, bias).emit(a, bb, c, own.product.batch, own.product.starts)
+
+
+def _packed(own: MatmulPlan, tensors: tuple, bias: Bias | None) -> None:
+    assert own.packed is not None
+    if own.pairs:
+        with imported():
+            GeneratorOfPairs(own.packed, bias).emit(*tensors)
+    else:
+        Generator(own.packed, bias).emit(*tensors)

@@ -15,10 +15,13 @@ from ..target import CPU
 from . import builder as b
 from ._generator import Generator
 from ._panels import Packing
+from ._plans import PackedPlan
 from ._product import Matmul
-from ._tasks import ONE_THREAD_NS
 from ._tile import Ahead
+from ._ways import nanoseconds, stretch_of
 from .builder import Extent, Vectors, bind, ceil_div, const
+from .halves import widens_slowly
+from .plan import packed_plan
 
 
 @dataclass(frozen=True)
@@ -88,38 +91,46 @@ def quantized_matmul(
         Whether the data are multiplied by the weight, instead of by the transposed weight.
     """
     product = Matmul(b.count(data[:-1]), result[-1], data[-1], transpose_b=not backward)
-    is_small = product.nanoseconds(cpu) <= ONE_THREAD_NS
+    is_small = nanoseconds(product, cpu.tuning) <= cpu.tuning.tasks.one_thread_ns
     if is_small:
         cpu = replace(cpu, cores=1)
 
     def emit(a, *tensors) -> None:
         *operands, c = tensors
         with b.one_thread(is_small):
-            _Generator(product, weight, cpu).emit(a, operands, c)
+            own = packed_plan(product, cpu, copies_a=widens_slowly(a))
+            _Generator(own, weight, cpu).emit(a, operands, c)
 
     params = [("data", data, "float32"), *weight.params(), ("result", result, "float32")]
     return b.prim_func("quantized_matmul", params, emit)
 
 
 class _Generator(Generator):
-    def __init__(self, product: Matmul, weight: Quantized, cpu: CPU):
-        super().__init__(product, cpu)
-        self.packing = _Packing(product, self.vectors, self.tile_vectors, weight)
-        self.packs_late = True
+    """A generator of products with a weight, whose panels each task packs."""
+
+    def __init__(self, plan: PackedPlan, weight: Quantized, cpu: CPU):
+        self.weight, self.cpu = weight, cpu
+        super().__init__(replace(plan, packs_late=True))
+
+    def packing_of(self, plan: PackedPlan) -> Packing:
+        # Transposed squares are packed as a whole.
+        multiple = plan.lanes if self.p.transpose_b else plan.tiles.round
+        stretch = stretch_of(
+            *(self.p.depth, self.cpu.tuning, plan.vectors), multiple=multiple, is_converted=True
+        )
+        return _Packing(
+            *(self.p, self.vectors, plan.vectors, self.weight), stretch=stretch, multiple=multiple
+        )
 
 
 @dataclass(frozen=True)
 class _Packing(Packing):
-    """Panels of a weight; transposed squares are packed as a whole.
+    """Panels of a weight.
 
     Elements beyond the last column repeat the last ones, and are not stored in the result.
     """
 
     weight: Quantized
-
-    def aligned(self, depth: int) -> int:
-        lanes = self.vectors.lanes
-        return ceil_div(depth, lanes) * lanes if self.p.transpose_b else super().aligned(depth)
 
     def prefetch(self, source: tuple, start, part: tuple) -> Ahead:
         """Return no prefetches: rows of a few bits are short."""

@@ -16,11 +16,12 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from ._generator import Generator
-from ._panels import Early, Packed, Packing
-from ._product import CACHED, Matmul
-from ._tasks import ONE_THREAD_NS, is_in_one_thread
-from ._tile import product_tile
-from .builder import Extent, Vectors, const
+from ._panels import Early, Packed
+from ._plans import PackedPlan
+from ._product import Matmul
+from ._ways import is_in_one_thread, nanoseconds
+from .builder import Extent, const
+from .plan import packed_plan, plan
 
 #: The rows up to which packing takes a part of a product's time that is worth sharing.
 _MOST_ROWS = 128
@@ -46,7 +47,7 @@ def fewest_sharing(product: Matmul, cpu: CPU) -> int | None:
         return None
     if product.rows > _MOST_ROWS or product.columns < _FEWEST_COLUMNS:
         return None
-    if product.rows > product.most_few_rows(cpu):
+    if plan(product, cpu).way == "packed":
         return _FEWEST
     # Fewer registers keep vectors along k as busy as tiles.
     is_slow = product.transpose_b and cpu.registers >= 32
@@ -55,7 +56,7 @@ def fewest_sharing(product: Matmul, cpu: CPU) -> int | None:
 
 def panels_shape(product: Matmul, cpu: CPU) -> list[Extent]:
     """Return the shape of the panels of a product's second factor."""
-    return Packing(product, Vectors(cpu.lanes), product_tile(cpu, product)[1]).shape
+    return Generator(packed_plan(product, cpu)).packing.shape
 
 
 def packed(matrix: np.ndarray, shape: Sequence[int]) -> np.ndarray:
@@ -84,8 +85,8 @@ def matmul_with_panels(
     params = b.floats("ABCP", [*shapes, panels_shape(product, cpu)])
 
     def emit(a, bb, c, panels) -> None:
-        generator = _generator(product, cpu)
-        with b.one_thread(generator.cpu.cores == 1):
+        generator = Generator(_plan(product, cpu))
+        with b.one_thread(generator.plan.cores == 1):
             early = Early(generator.packing, bb, const(0), b.parallel, panels)
             generator.emit_single(a, early, c)
 
@@ -110,15 +111,17 @@ def matmul_of_panels(
     params = b.floats("APC", shapes)
 
     def emit(a, panels, c) -> None:
-        generator = _generator(product, cpu)
-        with b.one_thread(generator.cpu.cores == 1):
-            is_distant = 4 * product.columns * product.depth > CACHED
-            generator.emit_single(a, Packed(generator.packing, panels, prefetch=is_distant), c)
+        own = _plan(product, cpu)
+        generator = Generator(own)
+        with b.one_thread(own.cores == 1):
+            packed = Packed(generator.packing, panels, prefetch=not own.is_near)
+            generator.emit_single(a, packed, c)
 
     return b.prim_func("matmul_of_panels", params, emit)
 
 
-def _generator(product: Matmul, cpu: CPU) -> Generator:
-    is_small = product.nanoseconds(cpu) <= ONE_THREAD_NS
+def _plan(product: Matmul, cpu: CPU) -> PackedPlan:
+    tuning = cpu.tuning
+    is_small = nanoseconds(product, tuning) <= tuning.tasks.one_thread_ns
     own = replace(cpu, cores=1) if is_small else cpu
-    return Generator(product, own, divides_depth=not is_in_one_thread(product, cpu))
+    return packed_plan(product, own, divides_depth=not is_in_one_thread(product, tuning))

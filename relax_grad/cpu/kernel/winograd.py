@@ -30,9 +30,8 @@ from ..target import CPU
 from . import builder as b
 from ._chunks import whole_or_rest
 from ._pack import taps_of_channels, unpack_row
-from ._product import ROUND
 from ._stealing import shared
-from ._tile import multiply_add, tile_size
+from ._tile import multiply_add
 from ._winograd_slices import Part, Slices
 from ._winograd_tiles import Source, Tiles, Transforms, apart, balanced
 from ._winograd_transforms import Transform, transform_of
@@ -168,7 +167,7 @@ class _Generator:
         self.tall, self.wide = self.height.tall, self.width.wide
         self.batch = conv.batch * self.height.phases
         self.ins = ceil_div(conv.in_channels, cpu.lanes) * cpu.lanes
-        height, self.tile_vectors = tile_size(cpu)
+        height, self.tile_vectors = cpu.tuning.tiles.largest
         self.tile_vectors = min(self.tile_vectors, ceil_div(conv.out_channels, cpu.lanes))
         self.panel = self.tile_vectors * cpu.lanes
         self.panels = ceil_div(conv.out_channels, self.panel)
@@ -465,7 +464,7 @@ class _Generator:
             def of_tap(slice_, tap) -> None:
                 read = bind(at + slice_ * self.in_slice)
                 of_weight = bind(begin + tap * self.weight_slice)
-                round_ = gcd(depth, ROUND) if self.cpu.intel else 1
+                round_ = gcd(depth, self.cpu.tuning.convolutions.winograd_round)
                 with b.serial(0, depth // round_) as i:
                     for k in range(round_):
                         place = i * round_ + k

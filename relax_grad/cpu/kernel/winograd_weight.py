@@ -29,7 +29,7 @@ from . import builder as b
 from ._chunks import Chunk, Chunks, unless_empty, whole_or_rest
 from ._pack import channels_of_taps
 from ._stealing import shared
-from ._tile import multiply_add, tile_size
+from ._tile import multiply_add
 from ._winograd_tiles import Source, Tiles, Transforms, apart, balanced, transposed
 from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
 from .convolution import Conv2d, Conv3d
@@ -102,7 +102,7 @@ class _Generator:
         self.height = Tiles.of(self.conv.height, down.results)
         self.width = Tiles.of(self.conv.width, across.results)
         self.tall, self.wide = self.height.tall, self.width.wide
-        height, vectors = tile_size(cpu)
+        height, vectors = cpu.tuning.tiles.largest
         conv = self.conv
         self.tile_vectors = min(vectors, ceil_div(conv.in_channels, cpu.lanes))
         self.panel = self.tile_vectors * cpu.lanes

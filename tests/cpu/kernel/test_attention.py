@@ -27,6 +27,7 @@ from sweep import at_length, batches
 from relax_grad.cpu.kernel._attention_tiles import Tiles
 from relax_grad.cpu.kernel.attention import attention
 from relax_grad.cpu.target import CPU
+from relax_grad.cpu.tuning import EARLY_AVX512, ICE_LAKE, ZEN4
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
 
@@ -97,7 +98,7 @@ def test_dropped_weights(target):
 
 
 def test_tiles_are_wide_where_they_were_measured():
-    cpu = CPU(16, 32, 2, intel=True, before_icelake=True)
+    cpu = CPU(16, 32, 2, tuning=EARLY_AVX512)
 
     def size_of(keys, features, causal_mask=None, cpu=cpu):
         of, _, _ = sized((1, 600, keys, 1, 1, features, 64), (), None, causal_mask=causal_mask)
@@ -107,7 +108,7 @@ def test_tiles_are_wide_where_they_were_measured():
     wide, narrow = (6, 4, [(0, 4)]), (8, 2, [(0, 2), (32, 2)])
     assert size_of(49, 33) == size_of(128, 64, "TopLeft") == size_of(1000, 64) == wide
     assert size_of(48, 64) == size_of(127, 64, "BottomRight") == size_of(1000, 32) == narrow
-    for other in ({"before_icelake": False}, {"lanes": 8, "registers": 32}, {"bfloat16": True}):
+    for other in ({"tuning": ICE_LAKE}, {"tuning": ZEN4}, {"bfloat16": True}):
         assert size_of(1000, 64, cpu=replace(cpu, **other))[1] == 2
     assert size_of(16, 64)[1] == 1
 
@@ -120,7 +121,7 @@ def test_tiles_divide_the_vectors_of_features_evenly():
 
 @each_target
 def test_wide_tiles(target):
-    check(WIDE, target, before_icelake=True)
+    check(WIDE, target, tuning=EARLY_AVX512)
 
 
 @each_target

@@ -25,6 +25,7 @@ from sweep import at_length, batches
 
 from relax_grad.cpu.kernel.attention_backward import attention_backward
 from relax_grad.cpu.target import CPU
+from relax_grad.cpu.tuning import EARLY_AVX512
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
 
@@ -120,7 +121,7 @@ def test_keys_with_heads_before_features(target):
 
 @each_target
 def test_wide_tiles(target):
-    check([(*case, i % 2 == 0) for i, case in enumerate(WIDE)], target, before_icelake=True)
+    check([(*case, i % 2 == 0) for i, case in enumerate(WIDE)], target, tuning=EARLY_AVX512)
 
 
 #: Sizes whose heads are few for four threads. The blocks of queries of the last ones are too few.

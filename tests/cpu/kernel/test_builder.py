@@ -14,12 +14,14 @@ from tvm import tirx
 from relax_grad.cpu.codegen import lower
 from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._sums import Sums
-from relax_grad.cpu.kernel._tile import multiply_add, product_tile, tile_size
+from relax_grad.cpu.kernel._tile import multiply_add
+from relax_grad.cpu.kernel._ways import product_tile
 from relax_grad.cpu.kernel.builder import Accumulators, Vectors
 from relax_grad.cpu.kernel.conv import conv2d
 from relax_grad.cpu.kernel.convolution import Conv2d
 from relax_grad.cpu.kernel.matmul import Matmul, matmul
 from relax_grad.cpu.target import CPU
+from relax_grad.cpu.tuning import AVX2, ICE_LAKE, ZEN4
 
 LANES = 4
 
@@ -249,12 +251,6 @@ def test_a_tile(add, part):
     assert np.array_equal(run(body, [p, q], (height, width)), wanted)
 
 
-def test_tile_sizes():
-    assert tile_size(CPU(16, 32, 2)) == (8, 2)
-    assert tile_size(CPU(4, 32, 2)) == (8, 3)
-    assert tile_size(CPU(8, 16, 2)) == tile_size(CPU(4, 16, 2)) == (6, 2)
-
-
 @pytest.mark.parametrize(
     ("columns", "tile"),
     [
@@ -271,16 +267,15 @@ def test_tile_sizes():
 def test_tiles_of_intel(columns, tile):
     """Tiles are wide, if the product is, and wider if it has few steps for each store."""
     product, shallow = Matmul(256, columns, 256), Matmul(256, columns, 16)
-    on_intel = CPU(16, 32, 2, intel=True)
-    assert product_tile(on_intel, product) == tile
+    assert product_tile(product, ICE_LAKE) == tile
     writes_rows = isinstance(columns, int) and columns > 64
-    assert product_tile(on_intel, shallow) == ((6, 4) if writes_rows else tile)
-    assert product_tile(on_intel, shallow, is_stored=False) == tile
+    assert product_tile(shallow, ICE_LAKE) == ((6, 4) if writes_rows else tile)
+    assert product_tile(shallow, ICE_LAKE, by_rows=False) == tile
     if writes_rows:
         is_whole = columns % 16 == 0
-        assert product_tile(on_intel, replace(shallow, depth=8)) == ((8, 2) if is_whole else (6, 4))
-    assert product_tile(CPU(16, 32, 2), product) == (8, 2)
-    assert product_tile(CPU(8, 16, 2), product) == (6, 2)
+        assert product_tile(replace(shallow, depth=8), ICE_LAKE) == ((8, 2) if is_whole else (6, 4))
+    assert product_tile(product, ZEN4) == (8, 2)
+    assert product_tile(product, AVX2) == (6, 2)
 
 
 def test_ceil_div_and_floats():

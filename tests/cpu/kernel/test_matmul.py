@@ -13,13 +13,12 @@ from machines import Run, at, each_target, largest_error, makers, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel import builder as b
-from relax_grad.cpu.kernel._factor import Across, Factor, Strips, TransposedStrips
-from relax_grad.cpu.kernel._few_rows import FewRows
-from relax_grad.cpu.kernel._generator import Generator
 from relax_grad.cpu.kernel._tile import equal_height
+from relax_grad.cpu.kernel._ways import in_place_tile, most_rows_in_place, reading_of_a
 from relax_grad.cpu.kernel.matmul import WAYS, Matmul, matmul
+from relax_grad.cpu.kernel.plan import in_place_plan, packed_plan
 from relax_grad.cpu.target import CPU
+from relax_grad.cpu.tuning import AVX2, EARLY_AVX2, EARLY_AVX512, ICE_LAKE, ZEN4
 
 RNG = np.random.default_rng(0)
 
@@ -98,26 +97,22 @@ def test_transposed_copies_of_a_by_tasks(target, transpose_b):
     products = [Matmul(*size, False, transpose_b) for size in sizes]
     products.append(Matmul(385, 530, 771, False, transpose_b, 2, shared_b=True))
     properties = {}
-    if CPU.of(target).intel:
-        cpu, vectors = replace(CPU.of(target), before_icelake=True), b.Vectors(16)
-        factors = [Factor.of(product, vectors, (9, 4), cpu) for product in products]
-        assert {type(factor) for factor in factors} == {TransposedStrips}
-        properties["before_icelake"] = True
+    if CPU.of(target).tuning is ICE_LAKE:
+        assert {reading_of_a(each, EARLY_AVX512) for each in products} == {"transposed"}
+        properties["tuning"] = EARLY_AVX512
     check(products, target, **properties)
 
 
 def test_intels_processors_before_ice_lake_read_no_transposed_factor_in_place():
     """The others do, of few columns; none of them copies an untransposed one of few rows."""
-    wide, narrow = CPU(16, 32, 2, intel=True), CPU(8, 16, 2)
 
-    def kinds(cpu, **properties):
+    def readings(tuning):
         sizes = [(1000, 128, 256, True), (383, 384, 770), (384, 384, 768)]
-        own, vectors = replace(cpu, **properties), b.Vectors(cpu.lanes)
-        return [type(Factor.of(Matmul(*size), vectors, (9, 4), own)) for size in sizes]
+        return [reading_of_a(Matmul(*size), tuning) for size in sizes]
 
-    assert kinds(wide, before_icelake=True) == [Strips, Factor, TransposedStrips]
-    assert kinds(narrow, before_icelake=True) == [Strips, Factor, Factor]
-    assert kinds(wide) == kinds(narrow) == [Across, Factor, Factor]
+    assert readings(EARLY_AVX512) == ["strips", "in place", "transposed"]
+    assert readings(EARLY_AVX2) == ["strips", "in place", "in place"]
+    assert readings(ICE_LAKE) == readings(AVX2) == ["in place"] * 3
 
 
 @each_target
@@ -133,9 +128,9 @@ def test_panels_that_several_tasks_of_a_thread_read(target, transpose_a, transpo
     ]
     for cores, products in ((1, [single]), (2, batches)):
         cpu = replace(CPU.of(target), cores=cores)
-        generators = [Generator(product, cpu, divides_depth=True) for product in products]
+        plans = [packed_plan(product, cpu, divides_depth=True) for product in products]
         # Parts of k, whose tasks pack for themselves, would hide that.
-        assert all(g.parts == 1 and not g.packs_late for g in generators)
+        assert all(own.parts == 1 and not own.packs_late for own in plans)
         check(products, target, cores=cores)
 
 
@@ -162,32 +157,30 @@ def test_few_columns_and_many_rows_that_are_read_in_place(target, transpose_b):
 def test_the_most_rows_that_read_a_factor_in_place():
     """Packing a factor whose rows are one vector gains nothing, except where few registers hold its
     sums."""
-    wide, narrow = CPU(16, 32, 2), CPU(8, 16, 2)
-    assert Matmul(64, 16, 768, True).most_few_rows(wide) == 32
-    assert Matmul(64, 16, 768).most_few_rows(wide) == 64
-    assert Matmul(64, 17, 768).most_few_rows(wide) == 32
-    assert Matmul(64, 16, 4096).most_few_rows(wide) == 32
-    assert Matmul(64, 10, 768).most_few_rows(narrow) == 32
-    intel = replace(wide, intel=True)
-    assert Matmul(16, 1024, 1024).most_few_rows(intel) == 8
-    assert Matmul(16, 1024, 1024).most_few_rows(wide) == 32
+    wide, narrow, intel = ZEN4, AVX2, ICE_LAKE
+    assert most_rows_in_place(Matmul(64, 16, 768, True), wide) == 32
+    assert most_rows_in_place(Matmul(64, 16, 768), wide) == 64
+    assert most_rows_in_place(Matmul(64, 17, 768), wide) == 32
+    assert most_rows_in_place(Matmul(64, 16, 4096), wide) == 32
+    assert most_rows_in_place(Matmul(64, 10, 768), narrow) == 32
+    assert most_rows_in_place(Matmul(16, 1024, 1024), intel) == 8
+    assert most_rows_in_place(Matmul(16, 1024, 1024), wide) == 32
     # Rows that share few sets of a cache, or are many, are read slowly if they have fewer bytes.
     near, many, crowded = (Matmul(16, *size) for size in ((400, 1300), (136, 3021), (512, 1024)))
-    assert [product.most_few_rows(intel) for product in (near, many, crowded)] == [32, 8, 8]
-    assert [product.most_few_rows(wide) for product in (near, many, crowded)] == [32, 32, 32]
+    assert [most_rows_in_place(product, intel) for product in (near, many, crowded)] == [32, 8, 8]
+    assert [most_rows_in_place(product, wide) for product in (near, many, crowded)] == [32, 32, 32]
     # Intel's processors before Ice Lake read fewer rows in place, if their steps are many or far.
     sizes = [(400, 1300), (400, 800), (512, 256), (2000, 64), (64, 256), (136, 3021), (1300, 1300)]
     mosts = [24, 24, 24, 32, 32, 8, 8], [4, 8, 4, 32, 32, 4, 4]
-    for cpu, most in zip((intel, narrow), mosts, strict=True):
-        early = replace(cpu, before_icelake=True)
-        assert [Matmul(16, *size).most_few_rows(early) for size in sizes] == most
-    assert Matmul(16, 1000, 1040).most_few_rows(narrow) == 32
-    assert Matmul(16, 1000, 1050).most_few_rows(narrow) == 8
-    assert Matmul(64, 8, 768).most_few_rows(narrow) == 8
+    for early, most in zip((EARLY_AVX512, EARLY_AVX2), mosts, strict=True):
+        assert [most_rows_in_place(Matmul(16, *size), early) for size in sizes] == most
+    assert most_rows_in_place(Matmul(16, 1000, 1040), narrow) == 32
+    assert most_rows_in_place(Matmul(16, 1000, 1050), narrow) == 8
+    assert most_rows_in_place(Matmul(64, 8, 768), narrow) == 8
     # Of a transposed factor, panels of one vector with few empty lanes are soon faster on Intel.
-    most = [Matmul(64, n, 128, False, True).most_few_rows(intel) for n in (3, 10, 17, 24, 30)]
+    most = [most_rows_in_place(Matmul(64, n, 128, False, True), intel) for n in (3, 10, 17, 24, 30)]
     assert most == [1820, 49, 80, 28, 14]
-    assert Matmul(64, 10, 128, False, True).most_few_rows(wide) == 2048
+    assert most_rows_in_place(Matmul(64, 10, 128, False, True), wide) == 2048
 
 
 @each_target
@@ -235,7 +228,7 @@ def test_strips_have_equal_heights():
     """A last strip of few rows takes as long as its multiply-adds wait for each other."""
     assert [equal_height(rows, 10) for rows in (1, 10, 11, 21, 32, 128)] == [1, 10, 6, 7, 8, 10]
     assert equal_height(tirx.Var("rows", "int32"), 6) == 6
-    strips = [Generator(Matmul(rows, 70, 64), CPU(16, 32, 1)).strips for rows in (32, 33, 41)]
+    strips = [packed_plan(Matmul(rows, 70, 64), CPU(16, 32, 1)).strips for rows in (32, 33, 41)]
     assert strips == [4, 5, 6]
     for rows in range(1, 60):
         assert -(-rows // equal_height(rows, 6)) == -(-rows // 6)
@@ -247,9 +240,9 @@ def test_tiles_of_few_rows_fit_in_the_registers(transpose_b):
     widths = {}
     for lanes, registers in [(4, 16), (8, 16), (4, 32), (16, 32)]:
         for rows in range(2, 33):
-            tile = FewRows(rows, 256, 64, False, transpose_b, CPU(lanes, registers, 1))
-            columns = tile.width // tile.size
-            assert tile.height * columns + columns + 1 <= registers
+            product = Matmul(rows, 256, 64, False, transpose_b)
+            height, columns = in_place_tile(product, CPU(lanes, registers, 1).tuning, 1)
+            assert height * columns + columns + 1 <= registers
             widths[registers, rows] = columns
     assert [widths[16, rows] for rows in (2, 3, 4, 6)] == [5, 3, 3, 3]
     assert [widths[32, rows] for rows in (2, 3, 4, 5, 8)] == [8, 7, 6, 5, 3]
@@ -259,7 +252,7 @@ def test_tiles_of_few_rows_divide_the_columns_evenly():
     """Of 9 vectors of columns, tiles of 4 would leave one for the second thread."""
 
     def tiles(columns: int, cores: int, transpose_b: bool = False) -> list[int]:
-        tile = FewRows(18, columns, 500, False, transpose_b, CPU(16, 32, cores))
+        tile = in_place_plan(Matmul(18, columns, 500, False, transpose_b), CPU(16, 32, cores))
         widths = [min(tile.width, columns - at) for at in range(0, columns, tile.width)]
         part = -(-len(widths) // cores)
         return [sum(widths[i : i + part]) for i in range(0, len(widths), part)]

@@ -16,6 +16,7 @@ from tvm import tirx
 from relax_grad.cpu.kernel.halves import stored_as
 from relax_grad.cpu.kernel.matmul import Matmul, matmul
 from relax_grad.cpu.target import CPU, host, x86_64
+from relax_grad.cpu.tuning import EARLY_AVX512, ZEN4
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TARGET = tvm.target.Target(PAIRS["avx512bf16"])
@@ -57,7 +58,9 @@ def check(products: Sequence[Matmul], values: dict | None = None) -> None:
         [RNG.normal(size=extents).astype(BFLOAT16) for extents in shape[:2]] for shape in shapes
     ]
     # The tiles of the makers of AVX-512 differ.
-    functions = [kernel(product, intel=intel) for intel in (False, True) for product in products]
+    functions = [
+        kernel(product, tuning=row) for row in (ZEN4, EARLY_AVX512) for product in products
+    ]
     results = run(functions, inputs * 2, [shape[2] for shape in shapes] * 2)
     for product, arrays, result in zip(products * 2, inputs * 2, results, strict=True):
         assert largest_error(result, wanted(product, *arrays)) < 2e-6, product

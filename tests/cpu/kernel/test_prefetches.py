@@ -12,21 +12,22 @@ from tvm import tirx
 
 from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._attention_sizes import Attention
-from relax_grad.cpu.kernel._generator import Generator
 from relax_grad.cpu.kernel._tile import Ahead, spread
 from relax_grad.cpu.kernel.attention import attention
 from relax_grad.cpu.kernel.builder import bind
 from relax_grad.cpu.kernel.conv import conv2d
 from relax_grad.cpu.kernel.convolution import Conv2d
 from relax_grad.cpu.kernel.matmul import Matmul, matmul
+from relax_grad.cpu.kernel.plan import packed_plan
 from relax_grad.cpu.target import CPU
+from relax_grad.cpu.tuning import ICE_LAKE
 
 
 def test_which_rows_are_prefetched_some_steps_ahead():
     """Parts of long rows, of a factor in distant caches if it is copied, where that was measured:
     on Intel's processors."""
     amd = CPU(16, 32, 2)
-    intel = replace(amd, intel=True)
+    intel = replace(amd, tuning=ICE_LAKE)
 
     def prefetches(*size: int, cpu: CPU = intel) -> bool:
         return ", 0, 3, 1)" in matmul(Matmul(*size), cpu, way="few rows").script()
@@ -37,8 +38,8 @@ def test_which_rows_are_prefetched_some_steps_ahead():
     assert not prefetches(8, 1024, 256, cpu=amd)
 
     def ahead(*product, cpu: CPU = intel) -> tuple[int, int]:
-        generator = Generator(Matmul(*product), cpu)
-        return generator.packing.ahead, generator.factor(None, (9, 5)).ahead
+        plan = packed_plan(Matmul(*product), cpu)
+        return plan.ahead_b, plan.ahead_a
 
     assert ahead(64, 1024, 1024) == (4, 0)
     assert ahead(2000, 1024, 1024, True) == (4, 4)
@@ -55,9 +56,9 @@ def test_channels_of_small_images_are_prefetched():
         conv = Conv2d(2, 64, 48, (size, size), (1, 1))
         return ", 0, 3, 1)" in conv2d(conv, cpu).script()
 
-    assert prefetches(7, replace(amd, intel=True))
+    assert prefetches(7, replace(amd, tuning=ICE_LAKE))
     assert not prefetches(7, amd)
-    assert not prefetches(9, replace(amd, intel=True))
+    assert not prefetches(9, replace(amd, tuning=ICE_LAKE))
 
 
 def test_rows_of_heads_are_prefetched():
@@ -70,7 +71,7 @@ def test_rows_of_heads_are_prefetched():
         return attention(of, shapes, cpu).script().count(", 0, 3, 1)")
 
     # Four lines of a row of values; those of one head follow each other, and are not copied.
-    intel = replace(amd, intel=True)
+    intel = replace(amd, tuning=ICE_LAKE)
     assert prefetches(12, intel) - prefetches(12, amd) == 4
     assert prefetches(1, intel) == prefetches(1, amd)
 
@@ -81,19 +82,19 @@ def test_rows_of_heads_are_prefetched():
 def test_tiles_prefetch_all_of_the_next_panel(columns, transpose_b, properties):
     """Each tile of a panel prefetches a part of the next one, without a loop."""
     product, cpu = Matmul(512, columns, 1024, False, transpose_b), CPU(*properties)
-    generator = Generator(product, cpu)
-    lines = generator.packing.stretch * generator.width // 16
+    plan = packed_plan(product, cpu)
+    lines = plan.stretch * plan.width // 16
     # The tiles of a last panel with fewer columns are in the code too.
-    codes = 1 + (columns % generator.width > 0)
+    codes = 1 + (columns % plan.width > 0)
     of_second_level = matmul(product, cpu).script().count(", 0, 2, 1)")
-    number, strips = of_second_level // codes, generator.blocks()[0]
-    assert lines <= number * strips < lines + generator.width // 16 * strips
+    number, strips = of_second_level // codes, plan.block[0]
+    assert lines <= number * strips < lines + plan.width // 16 * strips
 
 
 @pytest.mark.parametrize("transpose_b", [False, True])
 def test_tiles_of_intel_prefetch_during_their_steps(transpose_b):
     """Both C, if a second-level cache does not hold it, and the next panel, in loops over steps."""
-    cpu = CPU(16, 32, 2, False, True)
+    cpu = CPU(16, 32, 2, tuning=ICE_LAKE)
 
     def prefetched(*size):
         function = matmul(Matmul(*size, False, transpose_b), cpu)

@@ -12,11 +12,11 @@ from tvm import tirx
 
 import relax_grad
 from relax_grad.cpu.kernel import builder as b
-from relax_grad.cpu.kernel._generator import Generator
 from relax_grad.cpu.kernel._product import Matmul
 from relax_grad.cpu.kernel._stealing import Stealing, shared
 from relax_grad.cpu.kernel.builder import bind
 from relax_grad.cpu.kernel.matmul import matmul
+from relax_grad.cpu.kernel.plan import packed_plan
 from relax_grad.cpu.target import CPU
 
 ROUNDS, ITEMS = 5, 23
@@ -136,7 +136,7 @@ def test_products(target):
     products = [Matmul(*size, *form) for size, form in zip(sizes, forms, strict=True)]
     cpus = [cpu for cores in (2, 3) for cpu in makers(replace(CPU.of(target), cores=cores))]
     cases = [(product, cpu) for i, cpu in enumerate(cpus) for product in products[i % 2 :: 2]]
-    shares = [Generator(*case).shares for case in cases]
+    shares = [packed_plan(*case).shares for case in cases]
     assert sum(each is not None for each in shares) > len(cases) / 2
     assert {each.of_strips for each in shares if each is not None} == {True, False}
     rng, runs = np.random.default_rng(0), []
@@ -154,7 +154,7 @@ def test_products(target):
 def test_a_symbolic_number_of_steps_may_be_0(target):
     """Such products have tasks: no round of threads would write the zeros."""
     cpu = replace(CPU.of(target), cores=2)
-    assert Generator(Matmul(1100, 800, 600), cpu).shares is not None
+    assert packed_plan(Matmul(1100, 800, 600), cpu).shares is not None
     function = matmul(Matmul(1100, 800, tirx.Var("k", "int32")), cpu)
     rng, runs = np.random.default_rng(0), []
     for k in (0, 5, 600):
@@ -169,7 +169,7 @@ def test_a_symbolic_number_of_steps_may_be_0(target):
 def test_results_do_not_depend_on_the_thread(target):
     """Of a processor that other programs use, threads take other panels in each call."""
     product, cpu = Matmul(300, 900, 700), replace(CPU.of(target), cores=2)
-    assert Generator(product, cpu).shares is not None
+    assert packed_plan(product, cpu).shares is not None
     rng = np.random.default_rng(0)
     a, bb = (
         tvm.runtime.tensor(rng.normal(size=size).astype("float32"))

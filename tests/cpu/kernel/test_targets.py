@@ -14,11 +14,12 @@ from tvm.target import codegen
 
 import relax_grad
 from relax_grad.cpu.target import CPU
+from relax_grad.cpu.tuning import EARLY_AVX2, EARLY_AVX512, ICE_LAKE
 
 ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
 X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
-INTEL, SKYLAKE = CPU(16, 32, 1, intel=True), CPU(16, 32, 1, intel=True, before_icelake=True)
-HASWELL = CPU(8, 16, 64, before_icelake=True)
+INTEL, SKYLAKE = (CPU(16, 32, 1, tuning=row) for row in (ICE_LAKE, EARLY_AVX512))
+HASWELL = CPU(8, 16, 64, tuning=EARLY_AVX2)
 TARGETS = {
     "Cortex-A76": ({**ARM, "mcpu": "cortex-a76", "num-cores": 4}, CPU(4, 32, 4), "fmla"),
     "Neoverse N1": ({**ARM, "mcpu": "neoverse-n1", "num-cores": 64}, CPU(4, 32, 64), "fmla"),

@@ -11,18 +11,18 @@ from machines import Run, run_kernels
 from tvm import tirx
 
 from relax_grad.cpu.kernel import builder as b
-from relax_grad.cpu.kernel._factor import Across, Factor, Strips
-from relax_grad.cpu.kernel._generator import Generator
+from relax_grad.cpu.kernel._plans import PackedPlan
 from relax_grad.cpu.kernel._tasks import (
     divide,
-    is_in_one_thread,
     parts_of_depth,
     range_of,
     shares_of,
 )
-from relax_grad.cpu.kernel.builder import Vectors
+from relax_grad.cpu.kernel._ways import is_in_one_thread, most_rows_in_place, reading_of_a
 from relax_grad.cpu.kernel.matmul import Matmul, matmul
+from relax_grad.cpu.kernel.plan import packed_plan
 from relax_grad.cpu.target import CPU
+from relax_grad.cpu.tuning import AVX2, EARLY_AVX2, ICE_LAKE, ZEN4
 
 
 def is_parallel(function):
@@ -37,13 +37,13 @@ def test_products_of_few_rows_have_one_parallel_region():
     assert matmul(Matmul(129, 330, 4000), CPU(16, 32, 32)).script().count("T.parallel") == 2
 
 
-@pytest.mark.parametrize("properties", [(16, 32, 2, False, True), (16, 32, 2), (8, 16, 2)])
+@pytest.mark.parametrize("properties", [(16, 32, 2, False, ICE_LAKE), (16, 32, 2), (8, 16, 2)])
 def test_which_panels_are_packed_before_the_tasks(properties):
     """Those that each thread would pack for several tasks, if all of them are not too large."""
     cpu = CPU(*properties)
 
     def packs_late(*product, cores=2) -> bool:
-        return Generator(Matmul(*product), replace(cpu, cores=cores)).packs_late
+        return packed_plan(Matmul(*product), replace(cpu, cores=cores)).packs_late
 
     assert packs_late(700, 768, 768)
     assert not packs_late(700, 768, 768, cores=1)
@@ -74,23 +74,23 @@ def test_one_thread_packs_a_single_panel(transpose_a):
     for size in [(64, 16, 768), (64, 32, 512), (96, 16, 512), (48, 30, 650)]:
         assert not is_parallel(matmul(Matmul(*size, transpose_a), cpu, way="packed"))
         # Intel's processors gain from two threads all the same, if they pack B.
-        on_intel = replace(cpu, intel=True)
-        is_packed = size[0] > Matmul(*size, transpose_a).most_few_rows(on_intel)
+        on_intel = replace(cpu, tuning=ICE_LAKE)
+        is_packed = size[0] > most_rows_in_place(Matmul(*size, transpose_a), ICE_LAKE)
         assert is_parallel(matmul(Matmul(*size, transpose_a), on_intel)) == is_packed
     for size in [(128, 16, 768), (512, 32, 512), (64, 33, 1024)]:
         assert is_parallel(matmul(Matmul(*size, transpose_a), cpu))
     assert not is_parallel(matmul(Matmul(32, 16, 4096), cpu))  # one vector of columns
 
 
-@pytest.mark.parametrize("properties", [(16, 32, 2, False, True), (16, 32, 2), (8, 16, 2)])
+@pytest.mark.parametrize("properties", [(16, 32, 2, False, ICE_LAKE), (16, 32, 2), (8, 16, 2)])
 def test_threads_pack_as_little_as_possible(properties):
     """Two threads divide the columns of a wide product, each of which then packs a half of B, and
     the rows of a tall one, each of which then copies a half of A."""
 
     def parts(*sizes: int) -> tuple[int, int]:
-        generator = Generator(Matmul(*sizes), CPU(*properties))
-        strips, panels = generator.blocks()
-        return -(-generator.strips // strips), -(-generator.panels // panels)
+        own = packed_plan(Matmul(*sizes), CPU(*properties))
+        strips, panels = own.block
+        return -(-own.strips // strips), -(-own.panels // panels)
 
     assert parts(64, 256, 784) == parts(40, 256, 784) == (1, 2)
     for sizes in [(256, 64, 784), (300, 130, 100)]:
@@ -114,10 +114,10 @@ def test_the_last_tasks_have_more_panels():
 @pytest.mark.parametrize(
     ("properties", "steps"),
     [
-        ((16, 32, 2, False, True), 64),
+        ((16, 32, 2, False, ICE_LAKE), 64),
         ((16, 32, 2), 32),
         ((8, 16, 2), 32),
-        ((8, 16, 2, False, False, True), 64),
+        ((8, 16, 2, False, EARLY_AVX2), 64),
     ],
 )
 def test_which_products_write_rows(properties, steps):
@@ -126,16 +126,16 @@ def test_which_products_write_rows(properties, steps):
     cpu = CPU(*properties)
 
     def writes(*product) -> bool:
-        return Generator(Matmul(*product), cpu).writes_rows
+        return packed_plan(Matmul(*product), cpu).by_rows
 
     assert [writes(300, 512, k) for k in (1, steps, steps + 1)] == [True, True, False]
-    assert writes(300, 500, steps) == (cpu.lanes < 16 or cpu.intel)
+    assert writes(300, 500, steps) == cpu.tuning.ways.rows_begin_anywhere
     assert [writes(rows, 512, 8, False, True) for rows in (47, 48)] == [False, True]
     assert not writes(300, 16, 8)
     assert not writes(300, tirx.Var("n", "int32"), 8)
 
 
-@pytest.mark.parametrize("properties", [(16, 32, 2, False, True), (16, 32, 2), (8, 16, 2)])
+@pytest.mark.parametrize("properties", [(16, 32, 2, False, ICE_LAKE), (16, 32, 2), (8, 16, 2)])
 def test_which_products_divide_their_steps(properties):
     """Those of many steps, which two threads cannot divide evenly by rows or columns, or where each
     would copy much of both factors; whatever the number of threads."""
@@ -143,7 +143,7 @@ def test_which_products_divide_their_steps(properties):
 
     def parts(*product) -> int:
         numbers = {
-            Generator(Matmul(*product), replace(cpu, cores=cores), divides_depth=True).parts
+            packed_plan(Matmul(*product), replace(cpu, cores=cores), divides_depth=True).parts
             for cores in (1, 2, 16)
         }
         assert len(numbers) == 1
@@ -164,29 +164,28 @@ def test_products_that_do_not_divide_their_steps():
     assert "20000" in matmul(Matmul(100, 100, 1000), cpu).script()
     assert "20000" not in matmul(Matmul(100, 100, 1000), cpu, adds_bias=True).script()
     small, tile = Matmul(40, 16, 1500), (8, 32)
-    assert is_in_one_thread(small, cpu)
-    assert parts_of_depth(small, cpu, tile) == 2
+    assert is_in_one_thread(small, cpu.tuning)
+    assert parts_of_depth(small, cpu.tuning, tile) == 2
     assert f"{2 * 40 * 16}" not in matmul(small, cpu, way="packed").script()
 
 
 def test_which_transposed_factors_are_read_in_place():
     """Those with few columns, unless their steps are far apart or share few sets of a cache."""
-    intel, amd, narrow = CPU(16, 32, 2, False, True), CPU(16, 32, 2), CPU(8, 16, 2, False, True)
+    intel, amd, narrow = ICE_LAKE, ZEN4, AVX2
 
-    def reads(rows, columns, cpu) -> bool:
-        product = Matmul(rows, columns, 256, True)
-        return type(Factor.of(product, Vectors(cpu.lanes), (6, 1), cpu)) is Across
+    def reads(rows, columns, tuning) -> bool:
+        return reading_of_a(Matmul(rows, columns, 256, True), tuning) == "in place"
 
-    assert all(reads(784, 128, cpu) for cpu in (intel, amd, narrow))
-    assert [reads(784, 384, cpu) for cpu in (intel, amd, narrow)] == [True, False, False]
-    assert [reads(1024, 64, cpu) for cpu in (intel, amd, narrow)] == [True, False, False]
+    assert all(reads(784, 128, row) for row in (intel, amd, narrow))
+    assert [reads(784, 384, row) for row in (intel, amd, narrow)] == [True, False, False]
+    assert [reads(1024, 64, row) for row in (intel, amd, narrow)] == [True, False, False]
     assert not any(reads(*size, intel) for size in [(784, 385), (2001, 64), (1024, 16)])
     symbolic = tirx.Var("n", "int32")
     assert not reads(symbolic, 64, intel)
     assert not reads(64, symbolic, intel)
     # A copy of float16 is widened in vectors.
     product = Matmul(100, 64, 256, True)
-    assert type(Factor.of(product, Vectors(16), (6, 1), intel, copies=True)) is Strips
+    assert reading_of_a(product, intel, copies=True) == "strips"
 
 
 def test_tasks_of_symbolic_numbers():
@@ -217,21 +216,21 @@ def test_tasks_of_symbolic_numbers():
         assert counts.tolist() == wanted
 
 
-def most_of_a_thread(generator: Generator) -> float:
+def most_of_a_thread(own: PackedPlan) -> float:
     """Return the tiles of the thread that has the most, relative to those of equal parts."""
-    (down, across), cores = generator.tasks(), generator.cpu.cores
+    (down, across), cores = own.tasks, own.cores
     sizes = [
         [stop - first for first, stop in (range_of(i, tasks, number) for i in range(tasks))]
-        for tasks, number in ((down, generator.strips), (across, generator.panels))
+        for tasks, number in ((down, own.strips), (across, own.panels))
     ]
-    tasks = [rows * columns for rows, columns in itertools.product(*sizes)] * generator.parts
+    tasks = [rows * columns for rows, columns in itertools.product(*sizes)] * own.parts
     # A thread runs tasks of consecutive numbers.
     part = -(-len(tasks) // cores)
     most = max(sum(tasks[i : i + part]) for i in range(0, len(tasks), part))
     return most * cores / sum(tasks)
 
 
-@pytest.mark.parametrize("properties", [(16, 32, False, True), (16, 32), (8, 16)])
+@pytest.mark.parametrize("properties", [(16, 32, False, ICE_LAKE), (16, 32), (8, 16)])
 def test_threads_get_equal_parts(properties):
     """Products of one task and of many, and of more columns than a task has, in up to 16 threads.
     Few strips and panels cannot be divided equally among many threads."""
@@ -242,20 +241,20 @@ def test_threads_get_equal_parts(properties):
         for rows, columns in np.exp(generator.uniform(np.log(64), np.log(9000), (150, 2))):
             product = Matmul(int(rows), int(columns), 500)
             if rows * columns > 64 * 64 * 4 * cores:
-                most.append(most_of_a_thread(Generator(product, cpu, divides_depth=True)))
+                most.append(most_of_a_thread(packed_plan(product, cpu, divides_depth=True)))
         assert len(most) > 40
         assert max(most) <= limit
         assert np.mean(most) <= mean
 
 
-@pytest.mark.parametrize("properties", [(16, 32, 2, False, True), (16, 32, 2), (8, 16, 2)])
+@pytest.mark.parametrize("properties", [(16, 32, 2, False, ICE_LAKE), (16, 32, 2), (8, 16, 2)])
 def test_threads_write_rows_of_their_own(properties):
     """Products of few steps are divided by their rows, unless these are few, or the panels that
     each thread would pack take as long. A row that each strip reads again is divided too."""
     cpu = CPU(*properties)
 
     def tasks(*product) -> tuple[int, int]:
-        return Generator(Matmul(*product), cpu).tasks()
+        return packed_plan(Matmul(*product), cpu).tasks
 
     assert tasks(1302, 3776, 4) == tasks(1302, 3776, 4, True, True) == tasks(512, 4096, 8) == (2, 1)
     assert tasks(128, 768, 16) == tasks(64, 9008, 8, False, True) == tasks(4, 1008, 4) == (1, 2)
@@ -276,9 +275,9 @@ def test_threads_write_rows_of_their_own(properties):
     ],
 )
 def test_what_two_threads_divide(size, divided):
-    generator = Generator(Matmul(*size, 512), CPU(16, 32, 2, False, True))
-    strips, panels = generator.blocks()
-    assert (strips < generator.strips, panels < generator.panels) == (
+    own = packed_plan(Matmul(*size, 512), CPU(16, 32, 2, False, ICE_LAKE))
+    strips, panels = own.block
+    assert (strips < own.strips, panels < own.panels) == (
         divided == "rows",
         divided == "columns",
     )
@@ -291,7 +290,7 @@ def test_what_threads_take_from_each_other():
 
     def of(rows: int, columns: int, cores: int = 2) -> str | None:
         sizes = -(-rows // 9), -(-columns // 48), largest, cores, tile
-        shares = shares_of(*sizes, 11)
+        shares = shares_of(*sizes, 11, ICE_LAKE.tasks)
         return shares and ("strips" if shares.of_strips else "panels")
 
     assert {of(*size) for size in [(2048, 2048), (1000, 384), (64, 500)]} == {"panels"}

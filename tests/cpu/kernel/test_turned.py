@@ -11,16 +11,17 @@ import tvm
 from machines import Run, compile_kernels, each_target, largest_error, run_kernels
 from tvm import tirx
 
-from relax_grad.cpu.kernel._turned import is_turned
+from relax_grad.cpu.kernel._ways import is_transposed
 from relax_grad.cpu.kernel.consumed import is_consumable
 from relax_grad.cpu.kernel.halves import stored_as
 from relax_grad.cpu.kernel.matmul import Matmul, matmul
 from relax_grad.cpu.target import CPU
+from relax_grad.cpu.tuning import ICE_LAKE, ZEN4
 from relax_grad.ir.dtypes import HALVES
 
 RNG = np.random.default_rng(0)
 FORMS = list(itertools.product((False, True), repeat=2))
-WIDE, NARROW = CPU(16, 32, 2, intel=True), CPU(8, 16, 2)
+WIDE, NARROW = CPU(16, 32, 2, tuning=ICE_LAKE), CPU(8, 16, 2)
 
 
 def check(products, target, **properties):
@@ -69,16 +70,16 @@ def test_a_turned_product_in_half_precision_rounds_once(target, dtype):
     assert half.numpy().tobytes() == wide.numpy().astype(half.numpy().dtype).tobytes()
 
 
-@pytest.mark.parametrize("cpu", [WIDE, replace(WIDE, intel=False), NARROW], ids=str)
+@pytest.mark.parametrize("cpu", [WIDE, replace(WIDE, tuning=ZEN4), NARROW], ids=str)
 def test_products_that_are_turned(cpu):
     """Gradients of weights of few columns, and products of few results of long sums."""
     for size in [(1024, 10, 128), (907, 50, 2932), (300, 4, 64), (2048, 20, 256)]:
-        assert is_turned(Matmul(*size, True), cpu)
-        assert is_turned(Matmul(*size, True, True), cpu)
-    assert is_turned(Matmul(1000, 4, 512, False, True), cpu)
+        assert is_transposed(Matmul(*size, True), cpu.tuning)
+        assert is_transposed(Matmul(*size, True, True), cpu.tuning)
+    assert is_transposed(Matmul(1000, 4, 512, False, True), cpu.tuning)
 
 
-@pytest.mark.parametrize("cpu", [WIDE, replace(WIDE, intel=False), NARROW], ids=str)
+@pytest.mark.parametrize("cpu", [WIDE, replace(WIDE, tuning=ZEN4), NARROW], ids=str)
 def test_products_that_are_not_turned(cpu):
     n = tirx.Var("n", "int32")
     wide = [(1024, 256, 128), (512, 64, 32), (1024, 129, 1024), (1, 10, 64), (64, 1, 64)]
@@ -89,11 +90,11 @@ def test_products_that_are_not_turned(cpu):
     # The workspace would be large.
     others += [Matmul(200_000, 10, 128, True), Matmul(500_000, 4, 512, False, True)]
     others += [Matmul(1000, 20, 512), Matmul(1000, 4, 64, False, True)]
-    assert not any(is_turned(product, cpu) for product in others)
+    assert not any(is_transposed(product, cpu.tuning) for product in others)
 
 
 def test_a_product_that_is_turned_is_not_consumed():
-    assert is_turned(Matmul(1024, 10, 128, True), WIDE)
+    assert is_transposed(Matmul(1024, 10, 128, True), WIDE.tuning)
     assert not is_consumable(Matmul(1024, 10, 128, True), WIDE)
     assert is_consumable(Matmul(1024, 256, 128, True), WIDE)
 
