@@ -4,14 +4,21 @@ right."""
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from . import _arguments
 from ._text import EXIT_CODES, count_of, print_json, version_table, versions
+
+if TYPE_CHECKING:
+    import tvm
 
 _DESCRIPTION = """\
 Reports the installed versions and their conflicts, the vector extensions of the processor and the
 number of threads, and checks some gradients and a compiled training step. Include the output in bug
 reports.
+
+With --plan, it prints only the plan of a matrix product: the way to compute it, its tiles, tasks
+and copies.
 
 A line that begins with "!" names a problem, and a line that begins with "*" a setting that wastes
 cores or vector extensions; the line after it names the remedy."""
@@ -39,6 +46,12 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="the target that your programs are compiled for, as a name or in JSON: the report "
         "names what it wastes (default: host, the processor of this machine)",
     )
+    parser.add_argument(
+        "--plan",
+        metavar="PRODUCT",
+        help="print only how kernels for the target compute a matrix product in float32, given as "
+        "ROWSxCOLUMNSxSTEPS: 128x768x3072, or 128x768x3072:NT with the second factor transposed",
+    )
     _arguments.add_json(parser)
     _arguments.add_verbose(parser)
     parser.set_defaults(run=run, error=parser.error)
@@ -52,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         target = _arguments.target_of(args.target)
     except ValueError as error:
         args.error(str(error))
+    if args.plan is not None:
+        return _print_plan(args, target)
     shown = (lambda *_: None) if args.json else (lambda text: print(text, flush=True))
     shown(versions())
     facts = dict(_diagnosis.facts())
@@ -86,3 +101,19 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     return 1 if problems else 0
+
+
+def _print_plan(args: argparse.Namespace, target: tvm.target.Target) -> int:
+    from . import _plan
+
+    try:
+        lines = _plan.lines_of(args.plan, target)
+    except ValueError as error:
+        args.error(str(error))
+    if args.json:
+        print_json({"versions": version_table(), "plan": lines})
+        return 0
+    width = max(map(len, lines)) + 2
+    for name, text in lines.items():
+        print(f"{name + ':':<{width}}{text}")
+    return 0

@@ -130,6 +130,47 @@ def test_json(capsys, monkeypatch):
     assert problem["remedy"]
 
 
+def test_the_plan_of_a_product(capsys):
+    target = ("--target", '{"kind": "llvm", "mcpu": "znver5", "num-cores": 2}')
+    code, out = run(capsys, "--plan", "128x768x3072", *target)
+    assert code == 0
+    lines = dict(re.split(": +", line, maxsplit=1) for line in out.splitlines())
+    assert lines["product"] == "128 x 768, 3072 steps, NN"
+    assert lines["tile"] == "8 rows x 2 vectors, rounds of 4 steps"
+    assert "checks" not in lines
+    code, out = run(capsys, "--plan", "8x1024x1024:NT", "--json", *target)
+    assert code == 0
+    report = json.loads(out)
+    assert list(report) == ["versions", "plan"]
+    assert report["plan"]["product"] == "8 x 1024, 1024 steps, NT"
+    assert report["plan"]["way"] == "B is read in place"
+
+
+@pytest.mark.parametrize(
+    ("product", "message"),
+    [
+        ("128x768", "must be ROWSxCOLUMNSxSTEPS, such as 128x768x3072"),
+        ("128x768x3072:NX", "but it is '128x768x3072:NX'"),
+        ("-1x768x3072", "must be ROWSxCOLUMNSxSTEPS"),
+        ("128x768x\u0663", "must be ROWSxCOLUMNSxSTEPS"),
+        ("", "must be ROWSxCOLUMNSxSTEPS"),
+        ("128x0x3072", "at least 1"),
+        ("99999x99999x1", "at most 2147483647 elements"),
+    ],
+)
+def test_a_malformed_product(capsys, product, message):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["doctor", f"--plan={product}"])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_plan_for_a_target_without_kernels(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["doctor", "--plan=1x1x1", "--target", "c"])
+    assert "--plan needs a target that LLVM compiles for" in capsys.readouterr().err
+
+
 def test_wrong_use(capsys):
     for wrong in (["--target", "abacus"], ["--target", "{"], ["--json=yes"], ["conv2d"]):
         with pytest.raises(SystemExit) as stopped:

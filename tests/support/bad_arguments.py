@@ -503,6 +503,7 @@ def _of_testing() -> Iterator[BadCall]:
         ["check", "--nothing"],
         ["coverage", "--nothing"],
         ["doctor", "--nothing"],
+        ["doctor", "--plan", "128x768"],
         [],
     ):
         yield BadCall(
