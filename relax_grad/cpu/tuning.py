@@ -80,7 +80,7 @@ GENERIC = Tuning("128-bit vectors (SSE, SIMD128)", "not measured: values of AVX2
 NEON = replace(
     GENERIC,
     name="NEON",
-    measured="not measured: tiles by a count of loads, other values of AVX-512",
+    measured="not measured: values of AVX2 and AVX-512",
     registers=32,
     features=("neon",),
     tiles=replace(GENERIC.tiles, largest=(8, 3), in_place=8),

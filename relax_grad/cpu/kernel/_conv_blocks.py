@@ -9,23 +9,8 @@ from ..target import CPU
 from .builder import Extent, Vectors, bind, ceil_div, const
 from .gathering import Gathering
 
-#: Bytes of the source that a task copies, less than half of a second-level cache.
-_SOURCE_BYTES = 400 * 1024
-
-#: Bytes of the target that a task accumulates with the channels last.
-_TARGET_BYTES = 96 * 1024
-
-#: Bytes of the part of a panel that tiles read before they continue with the next source channels.
-_PANEL_BYTES = 32 * 1024
-
-#: The elements of small images, of which tiles read all rows of a channel.
-_SMALL_PLANE = 64
-
 #: Expected number of images of a symbolic batch. Other numbers only make the partition less even.
 _EXPECTED_IMAGES = 8
-
-#: Bytes of weights that stay in a second-level cache from one image to the next.
-_WEIGHT_BYTES = 512 * 1024
 
 
 class Blocking:
@@ -73,7 +58,8 @@ class Blocking:
         self.g, self.cpu = gathering, cpu
         self.rows, self.columns = gathering.rows, gathering.columns
         self.vectors = Vectors(cpu.lanes)
-        self.pixels, self.tile_vectors = cpu.tuning.convolutions.tile
+        limits = self.limits = cpu.tuning.convolutions
+        self.pixels, self.tile_vectors = limits.tile
         if gathering.targets <= cpu.lanes:
             # A tile needs at least as many independent sums as multiply-adds are in flight.
             self.pixels, self.tile_vectors = max(self.pixels, 12), 1
@@ -87,10 +73,10 @@ class Blocking:
         is_covered = all(phase.number > 0 for phase in phases)
         self.is_at_once = self.depths == 1 and gathering.is_flat and is_covered
         weights = gathering.groups * self.panels * gathering.kernel[0] * self.panel_slice
-        self.is_streamed = 4 * weights > _WEIGHT_BYTES
+        self.is_streamed = 4 * weights > limits.weights
         is_dense = all(axis.is_inside and axis.apart == 1 for axis in gathering.axes)
         self.is_packed = not is_dense or self.plane * gathering.slices.stored % 256 == 0
-        is_small = not self.is_packed and self.plane <= _SMALL_PLANE
+        is_small = not self.is_packed and self.plane <= limits.small_plane
         self.channels_ahead = cpu.tuning.prefetch.steps if is_small else 0
         self.pitch = self.columns.extent(self.columns.count())
         self.block_rows, self.block_images, self.source_depths = self._blocks()
@@ -103,7 +89,7 @@ class Blocking:
 
     def _depth(self) -> int:
         """Return the number of source channels that a tile sums over at once."""
-        fitting = max(1, _PANEL_BYTES // (4 * self.width * self.g.taps))
+        fitting = max(1, self.limits.panel // (4 * self.width * self.g.taps))
         return ceil_div(self.g.sources, ceil_div(self.g.sources, fitting))
 
     def _blocks(self) -> tuple[int, int, int]:
@@ -122,7 +108,11 @@ class Blocking:
         if self._tile_images(images) <= self._tile_images(whole[1]):
             return *whole, self.depths
         stretch = 4 * self.depth * self._source_elements(rows) * images
-        return rows, images, ceil_div(self.depths, ceil_div(self.depths, _SOURCE_BYTES // stretch))
+        return (
+            rows,
+            images,
+            ceil_div(self.depths, ceil_div(self.depths, self.limits.source // stretch)),
+        )
 
     def _source_elements(self, rows: int) -> int:
         """Return the elements of a source channel that some rows read."""
@@ -138,7 +128,8 @@ class Blocking:
         def fits(rows: int, images: int) -> bool:
             source = self._source_elements(rows) * channels * 4
             target = rows * pixels * self.width * 4
-            return source * images <= _SOURCE_BYTES and target * images <= _TARGET_BYTES
+            limits = self.limits
+            return source * images <= limits.source and target * images <= limits.target
 
         rows = next((n for n in range(count, 1, -1) if fits(n, 1)), 1)
         rows = ceil_div(count, ceil_div(count, rows))

@@ -23,9 +23,6 @@ from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 from .convolution import Conv2d, Windows
 from .gathering import Gathering, Taps
 
-#: Bytes of the source that a task copies.
-_SOURCE_BYTES = 256 * 1024
-
 #: The maximum number of multiplications in the body of a loop; with more, the code is too long.
 _MOST_PRODUCTS = 256
 
@@ -50,8 +47,8 @@ def is_faster(gathering: Gathering, cpu: CPU, *, of_pairs: bool = False) -> bool
     """
     if not is_supported(gathering):
         return False
-    generator = _Generator(gathering, cpu)
-    if generator.products > _MOST_PRODUCTS or generator.bytes_of(1) > _SOURCE_BYTES:
+    generator, most = _Generator(gathering, cpu), cpu.tuning.convolutions.column_source
+    if generator.products > _MOST_PRODUCTS or generator.bytes_of(1) > most:
         return False
     here, there = gathering.columns.count(), gathering.targets
     products = gathering.sources / ceil_div(gathering.sources, 2) if of_pairs else 1
@@ -130,7 +127,8 @@ class _Generator:
             self.row_vectors * cpu.lanes + self.columns.offsets[1] - self.columns.offsets[0]
         )
         count = self.rows.count()
-        fitting = [n for n in range(1, count + 1) if self.bytes_of(n) <= _SOURCE_BYTES]
+        most_bytes = cpu.tuning.convolutions.column_source
+        fitting = [n for n in range(1, count + 1) if self.bytes_of(n) <= most_bytes]
         self.block_rows = ceil_div(count, ceil_div(count, max([1, *fitting])))
         self.row_blocks = ceil_div(count, self.block_rows)
         self.rows_read = self.rows.extent(self.block_rows)

@@ -21,9 +21,6 @@ from ._pairs import add_products, imported, joined_widened, only_first, takes_pa
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 from .convolution import Conv2d, Windows
 
-#: Bytes of dY that a tile reads.
-_CHUNK_BYTES = 128 * 1024
-
 #: The maximum number of taps in a row of the kernel, over all input channels; with more, the code
 #: is too long.
 _MOST_TAPS = 64
@@ -72,7 +69,10 @@ class _Generator:
         self.taps = {tap: i for i, tap in enumerate(taps)}
         row = 4 * cpu.lanes * self.tile_vectors * conv.width.number
         self.chunks = Chunks.of_bytes(
-            conv.batch, conv.height.number, lambda rows: row * rows, _CHUNK_BYTES
+            conv.batch,
+            conv.height.number,
+            lambda rows: row * rows,
+            cpu.tuning.convolutions.stem_chunk,
         )
         self.rows_read = self._rows_read(self.chunks.rows)
         self.pitch = (conv.width.number - 1) * conv.strides[1] + 1

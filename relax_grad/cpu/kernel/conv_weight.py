@@ -40,9 +40,6 @@ from ._pairs import (
 from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
 from .convolution import ONE, Conv2d, Conv3d, Windows
 
-#: Bytes of X that a tile reads: a part of a second-level cache.
-_CHUNK_BYTES = 160 * 1024
-
 #: The maximum number of columns of joined rows.
 _COLUMNS = 1024
 
@@ -139,7 +136,7 @@ class _Generator:
             conv.batch * depth.number,
             conv.height.number,
             lambda rows: row * conv.height.span(rows),
-            _CHUNK_BYTES,
+            cpu.tuning.convolutions.weight_chunk,
         )
         self.is_at_once = self.chunks.is_one and depth.kernel == 1
         self.span = conv.height.span(self.chunks.rows)

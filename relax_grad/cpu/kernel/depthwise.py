@@ -21,9 +21,6 @@ from ._pack import Block, pack_channels, taps_of_channels, unpack_row
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 from .convolution import Conv2d, Windows
 
-#: Bytes of the source that are copied at once.
-_CHUNK_BYTES = 96 * 1024
-
 #: The minimum number of target elements of a task, because each task copies the weights once.
 _TASK_ELEMENTS = 1024
 
@@ -154,7 +151,10 @@ class _Generator:
         # The images of a task; their rows are processed in chunks.
         self.images = max(1, _TASK_ELEMENTS // (rows.target * columns.target))
         self.chunks = Chunks.of_bytes(
-            1, rows.units, lambda units: 4 * self.pitch * rows.span(units), _CHUNK_BYTES
+            1,
+            rows.units,
+            lambda units: 4 * self.pitch * rows.span(units),
+            cpu.tuning.convolutions.depthwise_chunk,
         )
 
     def emit(self, source, weight, target) -> None:

@@ -20,9 +20,6 @@ from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 from .convolution import Conv2d, Windows
 from .depthwise import Gather
 
-#: Bytes of X and dY that are copied at once.
-_CHUNK_BYTES = 128 * 1024
-
 #: The minimum number of elements of dY of a task.
 _TASK_ELEMENTS = 1024
 
@@ -66,7 +63,7 @@ class _Generator:
             1,
             self.height,
             lambda rows: 4 * (self.pitch * self.rows.span(rows) + rows * self.width * cpu.lanes),
-            _CHUNK_BYTES,
+            cpu.tuning.convolutions.depthwise_weight_chunk,
         )
 
     def emit(self, dy, x, dw) -> None:

@@ -39,12 +39,6 @@ from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from .convolution import ONE, Conv2d, Conv3d, Windows
 from .gathering import Axis
 
-#: The maximum bytes of the transformed weight for which a task performs all steps.
-_FUSED_BYTES = 768 * 1024
-
-#: Bytes of the transformed data and results: for one task, and for a chunk of images.
-_TASK_BYTES, _CHUNK_BYTES = 512 * 1024, 8 * 1024 * 1024
-
 #: Channels that a tile sums over at once.
 _DEPTH = 256
 
@@ -173,12 +167,12 @@ class _Generator:
         self.panels = ceil_div(conv.out_channels, self.panel)
         self.outs = self.panels * self.panel
         weight = 4 * self.cells * slices.taps * conv.in_channels * self.outs
-        self.is_fused = weight <= _FUSED_BYTES
+        self.is_fused = weight <= cpu.tuning.convolutions.winograd_fused
         if self.is_fused:
             self.images = 1
             self.block, self.rows = self._partition()
         else:
-            self.block = self._block(_CHUNK_BYTES)
+            self.block = self._block(cpu.tuning.convolutions.winograd_chunk)
             self.images, self.rows = self._images(self._row(self.block)), self.tall
         self.tile_rows = balanced(self.images * self.rows * self.wide, height)
         number = ceil_div(self.images * self.rows * self.wide, self.tile_rows)
@@ -216,14 +210,16 @@ class _Generator:
             target."""
             block, rows = partition
             halo = (self.height.windows.kernel - 1) / (rows * self.height.size)
-            excess = max(1.0, self._row(block) * rows / _TASK_BYTES)
+            excess = max(1.0, self._row(block) * rows / self.cpu.tuning.convolutions.winograd_task)
             return self.slices.read(block) / block * (1 + 0.5 * halo) * excess
 
         return min(((size, self._rows(size)) for size in self.slices.sizes()), key=cost)
 
     def _rows(self, block: int) -> int:
         """Return the number of rows of squares of a task."""
-        rows = max(1, min(self.tall, _TASK_BYTES // self._row(block)))
+        rows = max(
+            1, min(self.tall, self.cpu.tuning.convolutions.winograd_task // self._row(block))
+        )
         if isinstance(self.batch, int):
             blocks = self.batch * ceil_div(self.slices.axis.target, block)
             rows = min(rows, ceil_div(self.tall, ceil_div(2 * self.cpu.cores, blocks)))
@@ -231,7 +227,7 @@ class _Generator:
 
     def _images(self, row: int) -> int:
         """Return the number of images of a chunk."""
-        images = max(1, _CHUNK_BYTES // (row * self.tall))
+        images = max(1, self.cpu.tuning.convolutions.winograd_chunk // (row * self.tall))
         if isinstance(self.batch, int):
             return ceil_div(self.batch, ceil_div(self.batch, images))
         return min(images, 8)

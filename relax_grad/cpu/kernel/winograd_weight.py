@@ -24,6 +24,7 @@ from math import prod
 
 from tvm import tirx
 
+from ..limits import Convolutions
 from ..target import CPU
 from . import builder as b
 from ._chunks import Chunk, Chunks, unless_empty, whole_or_rest
@@ -35,17 +36,11 @@ from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, con
 from .convolution import Conv2d, Conv3d
 from .winograd import parts_of, transforms_of
 
-#: Bytes of the transformed squares of a chunk that threads share: normally, and at most if the sums
-#: take as many bytes.
-_CHUNK_BYTES, _LARGEST_CHUNK_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
+#: The bytes of the chunk of one thread for each byte of the sums, which a chunk reads and writes.
+_OWN_SHARE = 4
 
-#: Bytes of the transformed squares of a chunk of one thread: at least, at most, and for each byte
-#: of the sums, which a chunk reads and writes.
-_LEAST_OWN_BYTES, _OWN_BYTES, _OWN_SHARE = 1024 * 1024, 2 * 1024 * 1024, 4
-
-#: The most parts, the bytes of all squares for each byte of their sums at least, and the bytes of
-#: the sums of a part at most.
-_PARTS, _LEAST_SQUARES, _SUMS_BYTES = 8, 10, _OWN_BYTES // 3
+#: The most parts, and the bytes of all squares for each byte of their sums at least.
+_PARTS, _LEAST_SQUARES = 8, 10
 
 #: The most chunks among whose numbers the one of the most even shares is chosen, and the time of
 #: copying the elements around a row of squares, relative to that of the row.
@@ -115,7 +110,9 @@ class _Generator:
         sums = 4 * self.matrices * self.sum_plane
         slices = self.ins * self.depth.size + self.outs * self.depth.number
         row = 4 * self.cells * slices * self.wide
-        self.parts, self.chunks = divide(conv.batch, self.height.phases, self.tall, row, sums)
+        self.parts, self.chunks = divide(
+            *(conv.batch, self.height.phases, self.tall, row, sums), cpu.tuning.convolutions
+        )
         squares = self.chunks.images * self.chunks.rows * self.wide
         self.in_slice, self.out_slice = squares * self.ins, squares * self.outs
         slices = max(self.depth.size, self.depth.number)
@@ -338,7 +335,9 @@ class _Generator:
             self.vectors.store(totals, i * self.ins + v * lanes, total[0])
 
 
-def divide(batch: Extent, phases: int, height: int, row: int, sums: int) -> tuple[int, Chunks]:
+def divide(
+    batch: Extent, phases: int, height: int, row: int, sums: int, limits: Convolutions
+) -> tuple[int, Chunks]:
     """Return the number of parts, and the chunks. They do not depend on the number of threads.
 
     Parameters
@@ -349,17 +348,21 @@ def divide(batch: Extent, phases: int, height: int, row: int, sums: int) -> tupl
         The number of interleaved images of each, and the rows of squares of these.
     row, sums : int
         The bytes of a row of squares, and of the sums of a part.
+    limits : Convolutions
+        The sizes of chunks.
     """
+    least, most_own = limits.winograd_own
     is_known = isinstance(batch, int)
     images = (batch if is_known else _EXPECTED_IMAGES) * phases
     squares = images * height * row
     most = min(_PARTS, images * height, squares // (_LEAST_SQUARES * sums))
-    if most < 2 or sums > _SUMS_BYTES:
+    if most < 2 or sums > most_own // 3:
         # Each chunk reads and writes all sums once, so a chunk is at least as large as the sums.
-        most = max(_CHUNK_BYTES, min(sums, _LARGEST_CHUNK_BYTES))
+        shared_bytes, largest = limits.winograd_shared
+        most = max(shared_bytes, min(sums, largest))
         return 1, Chunks.of_bytes(batch * phases, height, lambda rows: rows * row, most)
     parts = 1 << (most.bit_length() - 1)
-    size = max(_LEAST_OWN_BYTES, min(_OWN_SHARE * sums, _OWN_BYTES))
+    size = max(least, min(_OWN_SHARE * sums, most_own))
     rows = max(1, min(size // row, images * height // parts))
     # More chunks may be more even shares.
     whole, tall = rows // height, ceil_div(height, rows)

@@ -18,6 +18,7 @@ from relax_grad.cpu.kernel.convolution import Conv2d, Conv3d, Windows
 from relax_grad.cpu.kernel.winograd import is_winograd, winograd, winograd_backward_data
 from relax_grad.cpu.kernel.winograd_weight import divide, winograd_weight
 from relax_grad.cpu.target import CPU
+from relax_grad.cpu.tuning import GENERIC
 
 RNG = np.random.default_rng(0)
 MAKERS = {"out": winograd, "data": winograd_backward_data, "weight": winograd_weight}
@@ -175,7 +176,7 @@ def test_threads_sum_their_own_squares_if_the_sums_are_small(conv, cores, loops)
 )
 def test_parts_are_equal_shares(batch, phases, height, row):
     """Two threads of equal numbers of parts have nearly equal numbers of rows."""
-    parts, chunks = divide(batch, phases, height, row * 1000, sums=50_000)
+    parts, chunks = divide(batch, phases, height, row * 1000, 50_000, GENERIC.convolutions)
     sizes = [
         min(chunks.images, batch * phases - i) * min(chunks.rows, height - j)
         for i in range(0, batch * phases, chunks.images)
