@@ -37,6 +37,11 @@ class CPU:
     tuning : Tuning
         The sizes and limits that kernels are generated with: by default, those of the processors
         with such vectors that do not name a maker.
+
+    Raises
+    ------
+    ValueError
+        If the lanes or the registers differ from those of the tuning.
     """
 
     lanes: int
@@ -48,6 +53,12 @@ class CPU:
     def __post_init__(self) -> None:
         if self.tuning is None:
             object.__setattr__(self, "tuning", default_row(self.lanes, self.registers))
+        found = self.tuning.lanes, self.tuning.registers
+        if found != (self.lanes, self.registers):
+            raise ValueError(
+                f"tuning must be of {self.lanes} lanes and {self.registers} registers, but it is "
+                f"of {found[0]} and {found[1]}; pass another row of relax_grad.cpu.tuning.ROWS"
+            )
 
     @staticmethod
     def current(target: tvm.target.Target | str | dict | None = None) -> CPU | None:

@@ -202,4 +202,4 @@ def default_row(lanes: int, registers: int) -> Tuning:
     """Return the row of processors of which only the vectors and the registers are known."""
     plain = [row for row in ROWS if not row.is_named]
     fitting = [row for row in plain if (row.lanes, row.registers) == (lanes, registers)]
-    return fitting[-1] if fitting else GENERIC
+    return fitting[-1] if fitting else replace(GENERIC, lanes=lanes, registers=registers)

@@ -51,6 +51,14 @@ def test_the_row_of_a_cpu_without_a_target():
     assert rows == [ZEN4, AVX2, NEON, GENERIC]
 
 
+def test_a_tuning_has_the_vectors_of_its_cpu():
+    odd = CPU(8, 32, 2).tuning
+    assert (odd.lanes, odd.registers) == (8, 32)
+    message = "tuning must be of 8 lanes and 16 registers, but it is of 16 and 32; pass another row"
+    with pytest.raises(ValueError, match=message):
+        CPU(8, 16, 2, tuning=ZEN4)
+
+
 def test_every_field_is_documented():
     """With its unit, in the docstring of its subject."""
     for subject in fields(Tuning):
@@ -81,7 +89,7 @@ def test_a_new_processor_is_a_row(monkeypatch):
 def test_kernels_of_two_rows_have_different_keys():
     """They are kept on disk under a text that is the same in every process."""
     rows = [*ROWS, replace(ZEN4, tasks=replace(ZEN4.tasks, gain=1.07))]
-    texts = {text_of(key_of(CPU(16, 32, 2, tuning=row))) for row in rows}
+    texts = {text_of(key_of(CPU(row.lanes, row.registers, 2, tuning=row))) for row in rows}
     assert None not in texts
     assert len(texts) == len(rows)
     again = replace(ZEN4, tasks=replace(ZEN4.tasks, gain=1.08))

@@ -110,7 +110,7 @@ class Generator:
         """Tell whether tasks prefetch the next panel: those of symbolic extents do."""
         if self.plan.prefetches is not None:
             return self.plan.prefetches
-        self.blocks()
+        self.blocks()  # emits their sizes once more; LLVM removes what is not read
         return True
 
     def emit_single(self, a: tirx.Buffer, panels: Packed | Late | Whole, c: tirx.Buffer) -> None:
