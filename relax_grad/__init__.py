@@ -11,7 +11,7 @@ import importlib
 
 from . import _entry
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if not _entry.deferred:
     # First: it refuses an unsupported TVM before other modules use it.
