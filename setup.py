@@ -1,5 +1,6 @@
 """Metadata and extras; the build system and the tools are configured in pyproject.toml."""
 
+import os
 import re
 import runpy
 from pathlib import Path
@@ -10,6 +11,20 @@ root = Path(__file__).parent
 version = re.search(
     r'^__version__ = "(.+)"$', (root / "relax_grad/__init__.py").read_text(), re.MULTILINE
 ).group(1)
+
+#: The address of the repository's files, such as https://github.com/OWNER/relax_grad/blob/v0.3.0.
+FILES = os.environ.get("RELAX_GRAD_FILES", "").rstrip("/")
+
+
+def description(readme: str, files: str = FILES) -> str:
+    """Return README.md as PyPI shows it: links to files are absolute, or text without an address.
+
+    Comments and the chart, a file of the repository, are left out.
+    """
+    readme = re.sub(r"<!--.*?-->\n*|<picture>.*?</picture>\n*", "", readme, flags=re.DOTALL)
+    links = re.compile(r"\[([^\]]+)\]\((?!https?:)([^)]+)\)")
+    return links.sub(rf"[\1]({files}/\2)" if files else r"\1", readme)
+
 
 # What the package imports has no upper bounds besides those of TVM, its FFI, NumPy and PyTorch: an
 # installation changes no other package of an environment. tests/constraints.txt has the versions
@@ -22,8 +37,8 @@ onnx, safetensors = of["onnx"], of["safetensors"]
 setup(
     name="relax_grad",
     version=version,
-    description="Gradients for automatic differentiation in Apache TVM Relax",
-    long_description=(root / "README.md").read_text(encoding="utf-8"),
+    description="Train Relax, PyTorch and ONNX models with Apache TVM",
+    long_description=description((root / "README.md").read_text(encoding="utf-8")),
     long_description_content_type="text/markdown",
     license_expression="Apache-2.0",
     license_files=["LICENSE"],

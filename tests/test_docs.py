@@ -58,7 +58,6 @@ def test_pages_with_code_are_found():
         "exporting.md",
         "errors.md",
         "getting_started.md",
-        "index.md",
         "layouts.md",
         "limits.md",
         "loops.md",
@@ -106,12 +105,10 @@ def test_lines_fit_an_editor(page):
 def test_installation_is_from_a_release_or_a_clone():
     """The first commands are those of both; errors name packages, and other pages the extra of a
     clone."""
-    for page in (ROOT / "README.md", ROOT / "docs/index.md"):
-        first = re.search(r"```console\n(.+?)```", page.read_text(), re.DOTALL)[1]
-        assert re.findall(r"^pip install '(\S+)'", first, re.MULTILINE) == [
-            "relax_grad[torch,train]",
-            ".[torch,train]",
-        ]
+    first = re.search(r"```console\n(.+?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    packages = ["relax_grad[torch,train]", ".[torch,train]"]
+    assert re.findall(r"^\$ pip install '(\S+)'", first, re.MULTILINE) == packages
+    assert re.findall(r"^\$ make (\w+)", first, re.MULTILINE) == ["demo", "test"]
     folders = [ROOT / name for name in ("relax_grad", "examples", "benchmarks")]
     pages = [page for page in PAGES if page.name not in ("README.md", "index.md")]
     files = [*pages, *(path for folder in folders for path in folder.rglob("*.py"))]
@@ -130,8 +127,7 @@ def test_the_comparison_has_a_source_for_each_system():
         assert re.search(r"\]\(\w+\.md", text), name
         # A measured figure comes from docs/_measured.
         assert not re.search(r"\d+\.\d\d\b(?!\.)|\d+ (?:times|%|ms)", text), name
-    for front in ("README.md", "docs/index.md"):
-        assert "comparisons.md" in (ROOT / front).read_text(), front
+    assert "docs/comparisons.md" in (ROOT / "README.md").read_text()
 
 
 def sections() -> dict[str, list[str]]:
@@ -208,12 +204,12 @@ def test_code_runs(page, forks, tmp_path):
         pytest.importorskip("sklearn", reason="its data come with scikit-learn")
     if page.name == "distributed.md":
         pytest.importorskip("torch", reason="gloo comes with PyTorch: extra distributed")
-    if page.name in ("README.md", "index.md", "loops.md"):
+    if page.name in ("README.md", "loops.md"):
         pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
     if page.name in ("deployment.md", "lora.md", "trainer.md"):
         pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
         pytest.importorskip("safetensors", reason="the page writes a file: extra train")
-    if page.name in ("onnx.md", "onnxruntime.md"):
+    if page.name in ("README.md", "onnx.md", "onnxruntime.md"):
         pytest.importorskip("onnx", reason="the model of the page is made with onnx: extra onnx")
     program = tmp_path / f"{page.stem}.py"
     text = python_of(page.read_text())

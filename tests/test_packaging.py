@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -182,6 +183,25 @@ def test_contents_of_the_wheel(built):
     assert "relax_grad/runtime/CMakeLists.txt" in package
     assert max(files.values()) < 100_000
     assert wheel.stat().st_size < 2_000_000
+
+
+def test_links_of_the_description_work_on_pypi(built):
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        text = archive.read(name).decode()
+    assert "compiles models but cannot train them" in text
+    assert re.findall(r"\]\((?!https://).*?\)|<!--|<picture>", text) == []
+
+
+def test_links_of_the_description_lead_to_the_repository(monkeypatch):
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    description = runpy.run_path(str(ROOT / "setup.py"))["description"]
+    page = "<!-- a -->\n[one](docs/a.md#b), [two\nwords](https://c.org)\n"
+    assert description(page, "") == "one, [two\nwords](https://c.org)\n"
+    assert description(page, "https://d") == (
+        "[one](https://d/docs/a.md#b), [two\nwords](https://c.org)\n"
+    )
 
 
 def test_contents_of_the_source_distribution(built):

@@ -169,8 +169,21 @@ def _markdown(items: Sequence[OperatorCoverage]) -> Iterator[str]:
 
 
 def summary(items: Sequence[OperatorCoverage]) -> str:
-    """Return the number of operators of each kind, in one sentence."""
-    kinds = Counter(item.classification.kind for item in items)
-    return f"{count_of(len(items), 'operator')}: " + ", ".join(
-        f"{kinds[kind]} {kind}" for kind in ("differentiable", "non-differentiable", "unclassified")
+    """Return the number of operators and of backward operators of each kind, in one sentence."""
+    from ..registry import is_backward_operator
+
+    kinds = {"operator": [], "backward operator": []}
+    for item in items:
+        entry = item.classification
+        is_backward = is_backward_operator(entry.op_name)
+        kinds["backward operator" if is_backward else "operator"].append(entry.kind)
+    return "; ".join(_counts(noun, found) for noun, found in kinds.items() if found)
+
+
+def _counts(noun: str, kinds: Sequence[str]) -> str:
+    """Return the number of operators of each kind."""
+    numbers = Counter(kinds)
+    return f"{count_of(len(kinds), noun)}: " + ", ".join(
+        f"{numbers[kind]} {kind}"
+        for kind in ("differentiable", "non-differentiable", "unclassified")
     )

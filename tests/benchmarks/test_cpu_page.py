@@ -199,10 +199,10 @@ def test_no_ratio_and_no_time_is_written_by_hand():
 def test_the_readme_has_the_ranges_of_the_steps(machines):
     """Of the last measurement of a machine of each maker."""
     text = " ".join((ROOT / "README.md").read_text("utf-8").split())
-    (claim,) = re.findall(r"from a perceptron to a GPT, took (.*?) \(\[all figures", text)
+    (claim,) = re.findall(r"from a perceptron to a GPT, are (.*?) \(\[all figures", text)
     last = {machine["processor"].partition(" ")[0]: machine for machine in reversed(machines)}
     ranges = []
     for machine in last.values():
         ratios = [row["ratios"]["torch"] for row in machine["rows"] if row["group"] == "step"]
-        ranges.append(f"{min(ratios):.2f} to {max(ratios):.2f}")
-    assert sorted(re.findall(r"\d\.\d\d to \d\.\d\d", claim)) == sorted(ranges)
+        ranges.append(f"{1 / max(ratios):.1f}x to {1 / min(ratios):.1f}x")
+    assert sorted(re.findall(r"[\d.]+x to [\d.]+x", claim)) == sorted(ranges)

@@ -25,8 +25,9 @@ def test_text_has_a_line_for_each_operator(capsys):
     assert code == 0
     lines = out.splitlines()
     assert [line.split()[0] for line in lines if line.startswith("relax.")] == operators()
-    assert lines[-1].startswith(f"{len(operators())} operators: ")
-    assert lines[-1].endswith(" 0 unclassified")
+    counts = re.findall(r"(\d+) (?:backward )?operators: .+? 0 unclassified", lines[-1])
+    assert len(counts) == 2
+    assert sum(map(int, counts)) == len(operators())
 
 
 @pytest.mark.parametrize("columns", [40, 80, 100, 120, 300])
@@ -50,6 +51,14 @@ def test_patterns(capsys):
     assert "data; replaces TVM's, which ignores exclusive" in lines[1]
     assert lines[3].split()[1:] == ["yes", "x1,", "x2"]
     assert out.endswith("5 operators: 5 differentiable, 0 non-differentiable, 0 unclassified\n")
+
+
+def test_the_summary_counts_backward_operators_apart(capsys):
+    _, out = run(capsys, "relax.cos", "relax.argmax", "relax.grad.conv2d_backward_weight")
+    assert out.endswith(
+        "2 operators: 1 differentiable, 1 non-differentiable, 0 unclassified; "
+        "1 backward operator: 1 differentiable, 0 non-differentiable, 0 unclassified\n"
+    )
 
 
 def test_the_rules_of_others_are_named(capsys):
