@@ -44,3 +44,72 @@ def test_links_of_the_changelog_name_pages_and_sections():
         titles = re.findall(r"^#+ (.+)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
         anchors = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
         assert not anchor or anchor in anchors, (page, anchor)
+
+
+#: Phrases of no page, with what to write instead.
+PHRASES = {
+    r"those of": "repeat the noun, or 'as in'",
+    r"that of": "repeat the noun, or the possessive",
+    r"behind": "after, for the order of calls and elements",
+    r"in the place of": "instead of",
+    r"of (?:its|their) own": "its own, separate",
+    r"so far": "previously",
+    r"of the time before": "a speedup, such as 1.3x faster",
+    r"the least times?": "best of n",
+    r"resident memory": "RSS",
+}
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+
+
+def phrases_of(page: str) -> list[str]:
+    """Return the phrases to replace in the text of a page, with their remedies."""
+    page = re.sub(r"```(?!\{).*?```|`[^`]+`", "`code`", page, flags=re.DOTALL)
+    text = " ".join(page.split())
+    return [
+        f"{found[0]!r} in '...{text[max(found.start() - 40, 0) : found.end() + 30]}...': {remedy}"
+        for phrase, remedy in PHRASES.items()
+        for found in re.finditer(rf"\b{phrase}\b", text)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_pages_use_plain_words(page):
+    assert phrases_of(page.read_text()) == []
+
+
+def test_a_phrase_is_found_across_lines():
+    (message,) = phrases_of("The results are those\nof one worker.\n```\nthose of\n```\n")
+    assert message.startswith("'those of' in '...The results are those of one worker.")
+    assert message.endswith("repeat the noun, or 'as in'")
+
+
+#: The last commit whose subject was not checked.
+_UNCHECKED = "7dab886f8941fa35ad8c1f48f081364bbdc6c868"
+
+
+def faults_of_subjects(subjects: list[str]) -> list[str]:
+    """Return the subjects of commits that are longer than 72 characters, or name no area."""
+    return [
+        subject
+        for subject in subjects
+        if len(subject) > 72 or not re.match(r"[\w/.,+ -]+: ", subject)
+    ]
+
+
+def test_subjects_of_commits_fit():
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    command = ["git", "-C", ROOT, "log", "--no-merges", "--format=%s", f"{_UNCHECKED}..HEAD"]
+    log = subprocess.run(command, capture_output=True, text=True, check=False)
+    if log.returncode:
+        pytest.skip("the history of the commits is not there")
+    assert faults_of_subjects(log.stdout.splitlines()) == [], "write 'area: imperative'"
+
+
+def test_a_long_subject_is_found():
+    subjects = ["docs: add a page", "Add a page", f"docs: {'x' * 70}", "cpu/conv, tests: a"]
+    assert faults_of_subjects(subjects) == subjects[1:3]

@@ -46,7 +46,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], columns: str) -> 
 
 
 def pair(row: dict) -> str:
-    """Return the text of the ratio to PyTorch, and of that of the least times."""
+    """Return the text of the ratio to PyTorch, and of the ratio of the best times."""
     return f"{row['ratios']['torch']:.2f} ({row['least']:.2f})"
 
 
@@ -119,7 +119,7 @@ class Families(_OfKernels):
             "processor, target",
             "kernels",
             "rows",
-            "geometric mean / PyTorch (of the least times)",
+            "geometric mean / PyTorch (of the best times)",
         )
         yield from table(heads, rows, "llrr")
 
@@ -140,7 +140,7 @@ class Slower(_OfKernels):
             [row["name"] + (", symbolic batch" if row["group"] == "symbolic" else ""), pair(row)]
             for row in behind
         ]
-        yield from table(("row", "time / PyTorch (of the least times)"), rows, "lr")
+        yield from table(("row", "time / PyTorch (of the best times)"), rows, "lr")
 
 
 class Closest(_OfKernels):

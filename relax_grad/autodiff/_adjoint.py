@@ -104,7 +104,7 @@ class Adjoint:
         return self._fields
 
     def zeros(self, bb: relax.BlockBuilder) -> relax.Expr:
-        """Return zeros of the type of the variable; an empty tuple in the place of a non-tensor."""
+        """Return zeros of the type of the variable; an empty tuple instead of a non-tensor."""
         kind = self.type
         if isinstance(kind, relax.TupleType):
             return relax.Tuple([field.zeros(bb) for field in self._spread(bb)])
@@ -116,7 +116,7 @@ class Adjoint:
 
 
 def adjoint_type(kind: relax.Type) -> relax.Type:
-    """Return the type of the adjoint of a value: its own, with empty tuples in the place of
+    """Return the type of the adjoint of a value: its own, with empty tuples instead of
     non-tensors."""
     if isinstance(kind, relax.TupleType):
         return relax.TupleType([adjoint_type(field) for field in kind.fields])

@@ -59,7 +59,7 @@ class Reverse:
         self._adjoints: dict[relax.Var, Adjoint] = {}
 
     def adjoint(self, variable: relax.Var) -> Adjoint:
-        """Return the adjoint of a variable as accumulated so far."""
+        """Return the adjoint of a variable as accumulated up to here."""
         if variable not in self._adjoints:
             self._adjoints[variable] = Adjoint(variable, variable.ty)
         return self._adjoints[variable]

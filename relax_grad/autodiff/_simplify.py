@@ -75,7 +75,7 @@ def simplify(function: relax.Function, has_writes: bool = False) -> relax.Functi
 
 
 def _without_gradients(function: relax.Function) -> relax.Function:
-    """Return a function with ``call_tir`` in the place of ``call_tir_with_grad``."""
+    """Return a function with ``call_tir`` instead of ``call_tir_with_grad``."""
     body = normalized(function.params, _without_gradients_of(function.body))
     return relax.Function(function.params, body, is_pure=function.is_pure, attrs=function.attrs)
 

@@ -39,7 +39,7 @@ def planned(
 
 
 def _lowered(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Return the module after the passes that plan memory, with declarations in the place of
+    """Return the module after the passes that plan memory, with declarations instead of
     kernels."""
     from .codegen.declarations import Declarations
     from .passes.dispatch import DeclareKernels, DispatchKernels

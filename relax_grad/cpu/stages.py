@@ -119,7 +119,7 @@ def kernel_passes(
 
 
 def _peak(target: tvm.target.Target, mod: tvm.IRModule, name: str) -> int:
-    """Return the bytes that the passes behind Rematerialize plan for a function without symbolic
+    """Return the bytes that the passes after Rematerialize plan for a function without symbolic
     extents."""
     mod = relax.transform.DeadCodeElimination([name])(mod)
     behind = dropwhile(

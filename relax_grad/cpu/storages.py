@@ -22,7 +22,7 @@ _SINGLE = "relax.builtin.alloc_tensor"
 
 
 class Planned(NamedTuple):
-    """Bytes of the storages of a function: those of the tensors that it returns, and the others."""
+    """Bytes of the storages of a function: of the returned tensors, and of the others."""
 
     results: int
     intermediate: int

@@ -144,7 +144,7 @@ def let_torch_threads_sleep() -> None:
     The threads of GNU's OpenMP, which PyTorch uses on Linux, wait for the next loop for some
     milliseconds without leaving their processors, which TVM's threads then lack. They wait for
     microseconds only if OpenMP has more threads than there are processors. Threads that sleep count
-    too: each thread of Python that runs a loop has a team of its own.
+    too: each thread of Python that runs a loop has its own team.
 
     Nothing changes where the environment says how long threads wait.
     """

@@ -181,7 +181,7 @@ def send(connection: socket.socket, message: dict, end: float | None = None) -> 
 
 
 def receive(connection: socket.socket, end: float) -> dict:
-    """Receive a line of JSON, and no byte behind it.
+    """Receive a line of JSON, and no byte after it.
 
     Parameters
     ----------

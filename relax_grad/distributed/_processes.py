@@ -22,7 +22,7 @@ from ._watchdog import enlarge
 _THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-#: The file descriptor in the place of shared memory, where there is none.
+#: The file descriptor that replaces shared memory, where there is none.
 NO_MEMORY = -1
 
 
@@ -192,7 +192,7 @@ class Channel:
 
     Both are pipes. The destructor of an object of Disco writes to the commands. An error there
     would end this process, and a worker may have ended at any time. Therefore a reader of the pipe
-    stays open here, and :meth:`silence` puts the null device in the place of the commands.
+    stays open here, and :meth:`silence` replaces the commands by the null device.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from .shards import along, join, split
 #: How the workers keep a tensor. None: all have the whole. ``[axis, parts, sharing]``: each has the
 #: part of its place in its group, as in ``along(axis, parts)``, or the whole if the axis is None.
 #: If ``sharing`` is more than 1, so many workers of the same place have equal shares of its
-#: elements, with zeros behind the last ones.
+#: elements, with zeros after the last ones.
 Layout = None | list
 
 #: The fields of a step's result that take the place of groups.
@@ -122,7 +122,7 @@ def _divided(whole: np.ndarray, layout: list, worker: Worker) -> list[np.ndarray
 
 @task
 def gather_tensors(worker: Worker, name: str, group: str, types: list) -> None:
-    """Give a group of all workers to the controller, with whole tensors in the place of parts."""
+    """Give a group of all workers to the controller, with whole tensors instead of parts."""
     is_first, own_replica = worker.rank == 0, _replica_of(worker, name)
     own = worker.inbox.pop("parts") if is_first else own_replica.groups[group]
     layouts, wholes = own_replica.layouts[group], []

@@ -16,7 +16,7 @@ from .module import copy_with_new_vars, is_known
 def with_shapes(
     function: relax.Function, arguments: Sequence[relax.Expr], *, copied: bool = True
 ) -> relax.Function:
-    """Return a copy of a function with the extents of its (first) arguments in the place of its
+    """Return a copy of a function with the extents of its (first) arguments instead of its
     symbolic extents.
 
     If ``copied`` is False, a function without symbolic extents in the types of its parameters is

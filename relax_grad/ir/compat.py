@@ -174,14 +174,14 @@ def script_of(function: tvm.tirx.PrimFunc) -> str:
 def remap_variable(
     mutator: tvm.relax.PyExprMutator, old: tvm.relax.Var, new: tvm.relax.Var
 ) -> None:
-    """Let a mutator write ``new`` in the place of later uses of ``old``."""
+    """Let a mutator replace later uses of ``old`` by ``new``."""
     mutator.set_var_remap(
         getattr(old, "vid", old), new
     )  # 0.26 takes the identity of the old variable
 
 
 def map_constants(expr: tvm.relax.Expr, function: Callable) -> tvm.relax.Expr:
-    """Return an expression with ``function(constant)`` in the place of each constant tensor."""
+    """Return an expression with each constant tensor replaced by ``function(constant)``."""
     from tvm.relax.expr_functor import PyExprMutator, mutator
 
     def visit(self, constant):

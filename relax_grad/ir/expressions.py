@@ -36,7 +36,7 @@ def are_equal(expr: tirx.PrimExpr, other: tirx.PrimExpr) -> bool:
 
 
 def substitute(expr: tirx.PrimExpr, values: Mapping[tirx.Var, tirx.PrimExpr]) -> tirx.PrimExpr:
-    """Return an expression or a statement with values in the place of variables, in the dtypes of
+    """Return an expression or a statement with values instead of variables, in the dtypes of
     these.
 
     A value must not contain variables that have values themselves: it would be replaced within.

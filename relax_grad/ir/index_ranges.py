@@ -44,7 +44,7 @@ class IndexRange:
     ignored : tuple[int, ...]
         Further values that an element may have.
     slices : tuple[tuple[int, int, int], ...]
-        The elements that are indices, along each axis: the first one, the number of those behind
+        The elements that are indices, along each axis: the first one, the number of elements after
         the last one, and the step. Empty for all elements.
     """
 

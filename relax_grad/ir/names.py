@@ -17,7 +17,7 @@ class PlainNames(ModulePass):
     underscore before such a digit, and for each character that identifiers do not have. Parameters
     keep their order, and those of a function have different names.
 
-    Run the pass behind the differentiation, whose arguments may be names of parameters.
+    Run the pass after differentiation, whose arguments may be names of parameters.
 
     Examples
     --------

@@ -13,7 +13,7 @@ def in_order_of_readiness(
     bindings: Sequence[relax.Binding], wanted: Collection[relax.Var], kept: Collection[relax.Var]
 ) -> list[relax.Binding]:
     """Return bindings in an order in which those that serve one of the wanted results only come
-    directly behind their operands.
+    directly after their operands.
 
     All other bindings keep their order.
 
@@ -24,11 +24,11 @@ def in_order_of_readiness(
     wanted : Collection[relax.Var]
         The variables of the results.
     kept : Collection[relax.Var]
-        Further variables that are used behind the bindings.
+        Further variables that are used after the bindings.
     """
     serves = _served(bindings, set(wanted), kept)
     defined = {binding.var: i for i, binding in enumerate(bindings)}
-    #: For each binding, the one behind which it comes, or itself.
+    #: For each binding, the one after which it comes, or itself.
     places: list[int] = []
     extents = -1
     for i, binding in enumerate(bindings):

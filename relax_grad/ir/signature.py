@@ -13,7 +13,7 @@ T = TypeVar("T")
 #: The groups of tensors that a model has, in the order of the parameters of an import's functions.
 MODEL_GROUPS = ("params", "frozen", "states")
 
-#: The groups of tensors that a step takes behind the batch, in their order. runtime/manifest.h has
+#: The groups of tensors that a step takes after the batch, in their order. runtime/manifest.h has
 #: them as well.
 GROUPS = (*MODEL_GROUPS, "optimizer_state")
 

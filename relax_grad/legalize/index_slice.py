@@ -23,7 +23,7 @@ _STOCK_STRIDED_SLICE = stock("relax.strided_slice")
     "relax.strided_slice",
     corrects=(
         "does not compile for a negative axis of a symbolic shape; for a symbolic shape, TVM 0.26 "
-        "also reads out of bounds at a negative begin; on a GPU, does not compile behind a "
+        "also reads out of bounds at a negative begin; on a GPU, does not compile after a "
         "convolution"
     ),
 )

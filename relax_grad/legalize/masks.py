@@ -20,7 +20,7 @@ def _register(op_name: str) -> None:
 
     @register_legalize(
         op_name,
-        corrects="behind a product on a GPU, reads and writes vectors of truth values as 16-bit "
+        corrects="after a product on a GPU, reads and writes vectors of truth values as 16-bit "
         "integers",
     )
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

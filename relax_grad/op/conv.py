@@ -6,7 +6,7 @@ is built from the other two (:mod:`relax_grad.rules.grad`). A transposed convolu
 gradient of a convolution, and needs no operator of its own.
 
 Arguments and attributes are those of ``relax.op.nn.conv{1,2,3}d``, with the output gradient first
-and the shape of the result in place of the tensor itself, as in ``torch.nn.grad``.
+and the shape of the result instead of the tensor itself, as in ``torch.nn.grad``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ backward operator and the tangent, are linear recurrences with these slopes as c
 derivatives of one are the other one and products. So the operators are differentiable to any order,
 for symbolic numbers of steps too.
 
-The slopes of a step lie behind each other, each as wide as the state:
+The slopes of a step lie one after the other, each as wide as the state:
 
 ========  =============================================================  =========
 layer     slopes                                                         gates

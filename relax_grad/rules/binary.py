@@ -187,7 +187,7 @@ def _rule(name: str, function: _Function):
 
 
 def _tensor(expr: relax.Expr) -> relax.Expr:
-    """Convert a number, which TVM accepts in place of a tensor, to a constant."""
+    """Convert a number, which TVM accepts instead of a tensor, to a constant."""
     return relax.const(expr.value, dtype_of(expr)) if isinstance(expr, tirx.FloatImm) else expr
 
 

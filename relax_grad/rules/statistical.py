@@ -221,7 +221,7 @@ def _within(
     x: relax.Expr,
     bound: Callable[[str], tirx.PrimExpr],
 ) -> relax.Expr:
-    """Return a tensor with the finite number at which TVM's extremes begin in place of an
+    """Return a tensor with the finite number at which TVM's extremes begin instead of an
     infinity; in bfloat16, this number is rounded to the infinity."""
     dtype = dtype_of(x)
     return x if dtype == "bfloat16" else clip(x, _const(bound(dtype), x))

@@ -76,7 +76,7 @@ Handles<relax_grad_trainer>& Trainers();
 /// Keeps the reason of a failure for the thread that calls.
 void Note(const char* reason) noexcept;
 
-/// Runs a function; returns a code in the place of an exception.
+/// Runs a function; returns a code instead of an exception.
 template <typename F>
 int32_t Run(F function) noexcept {
   try {

@@ -13,7 +13,7 @@ namespace relax_grad {
 
 /// The key of the checksum in the manifest, and in the metadata of safetensors.
 inline constexpr const char* kChecksum = "crc32";
-/// The checksum of a file is that of its bytes with these digits in the place of its own.
+/// The checksum of a file is computed with these digits instead of its own.
 inline constexpr const char* kNoChecksum = "00000000";
 
 /// The version of the format whose files have checksums.

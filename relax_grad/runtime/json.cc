@@ -109,13 +109,13 @@ void JsonReader::Object(const std::function<void(const std::string& key)>& membe
       if (!IsNext('"')) FailHere("an object, with a key");
       std::string key = Text();
       if (!keys.insert(key).second) Fail("has the key " + Shown(key) + " twice");
-      if (!Take(':')) FailHere("an object, with a colon behind the key " + Shown(key));
+      if (!Take(':')) FailHere("an object, with a colon after the key " + Shown(key));
       Enter();
       path_.back() = key;
       member(key);
       path_.pop_back();
     } while (Take(','));
-    if (!Take('}')) FailHere("an object, with , or } behind a value");
+    if (!Take('}')) FailHere("an object, with , or } after a value");
   }
   for (const std::string& key : required) {
     if (!keys.count(key)) Fail("has no " + key);
@@ -132,7 +132,7 @@ void JsonReader::Array(const std::function<void()>& item) {
     item();
     path_.pop_back();
   } while (Take(','));
-  if (!Take(']')) FailHere("a list, with , or ] behind an item");
+  if (!Take(']')) FailHere("a list, with , or ] after an item");
 }
 
 unsigned JsonReader::Hex() {
@@ -150,7 +150,7 @@ unsigned JsonReader::Hex() {
   return value;
 }
 
-/// Reads an escape, behind its backslash.
+/// Reads an escape, after its backslash.
 void JsonReader::Escape(std::string* text) {
   static constexpr std::string_view kNames = "\"\\/bfnrt", kCharacters = "\"\\/\b\f\n\r\t";
   char name = at_ < text_.size() ? text_[at_] : '\0';
@@ -309,7 +309,7 @@ std::string_view JsonReader::Skip() {
 
 void JsonReader::End() {
   Space();
-  if (at_ != text_.size()) FailHere("one value, with nothing behind it");
+  if (at_ != text_.size()) FailHere("one value, with nothing after it");
 }
 
 std::string Quoted(std::string_view text) {

@@ -39,7 +39,7 @@ class JsonReader {
   bool IsNext(char first);
   /// Reads any value, and returns its text.
   std::string_view Skip();
-  /// Throws if there is more than white space behind the value.
+  /// Throws if there is more than white space after the value.
   void End();
   /// Throws an error that names the file and the value that is read.
   [[noreturn]] void Fail(const std::string& reason) const;

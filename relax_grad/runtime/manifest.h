@@ -38,7 +38,7 @@ struct Dtype {
 const Dtype* DtypeOf(std::string_view name);
 const Dtype* DtypeInFile(std::string_view name);
 
-/// Returns the bytes of a tensor; none if it, or a tensor with 1 in the place of extents of 0, has
+/// Returns the bytes of a tensor; none if it, or a tensor with 1 instead of extents of 0, has
 /// more than 2 ** 63 - 1.
 std::optional<int64_t> Bytes(const std::vector<int64_t>& shape, int64_t width);
 
@@ -53,7 +53,7 @@ struct IndexRange {
   bool from_end = false;
   /// Further values that an element may have.
   std::vector<int64_t> ignored;
-  /// Along each axis, the first element, the number of those behind the last one, and the step;
+  /// Along each axis, the first element, the number of elements after the last one, and the step;
   /// empty for all elements.
   std::vector<std::vector<int64_t>> slices;
 };

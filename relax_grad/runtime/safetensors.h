@@ -12,7 +12,7 @@
 
 namespace relax_grad {
 
-/// A tensor's place behind the header.
+/// A tensor's offset after the header.
 struct Entry {
   std::string name;
   const Dtype* dtype;
@@ -32,7 +32,7 @@ inline constexpr uint64_t kMaxHeader = 100'000'000;
 
 /// Reads a header, without the eight bytes of its length.
 ///
-/// @param size The number of bytes behind the header.
+/// @param size The number of bytes after the header.
 /// @param where The file, for errors.
 Header ParseHeader(std::string_view text, int64_t size, const std::string& where);
 

@@ -33,7 +33,7 @@ std::string DescribedText(const Described& described);
 /// Returns the members of an object of JSON, whose values are texts of JSON.
 std::vector<std::pair<std::string, std::string>> MembersOf(std::string_view object);
 
-/// Returns an object of JSON with a member that is a text, in the place of an older one of its
+/// Returns an object of JSON with a member that is a text, instead of an older one of its
 /// name; without it, if there is no text.
 std::string WithMember(std::string_view object, const std::string& name,
                        const std::optional<std::string>& text);

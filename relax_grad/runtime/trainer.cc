@@ -355,7 +355,7 @@ class Trainer::Impl {
     return described;
   }
 
-  /// Takes groups in the place of those of the same names. The copies of parameters in float32 that
+  /// Replaces the groups of the same names. The copies of parameters in float32 that
   /// the optimizer updates get the values of the parameters.
   void TakeModel(std::map<std::string, ffi::Array<Tensor>>* groups) {
     if (groups->count("params") && !groups->count("optimizer_state")) {

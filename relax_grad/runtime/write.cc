@@ -42,7 +42,7 @@ std::string StemOf(const fs::path& folder, const std::string& name) {
   return name.substr(0, length) + "~" + HexOf(Crc32(name.data(), name.size()));
 }
 
-/// Returns the path behind symbolic links, whose last one may name no file.
+/// Returns the path that symbolic links lead to, whose last one may name no file.
 fs::path Resolved(const std::string& path) {
   fs::path resolved = path;
   std::error_code ignored;

@@ -384,7 +384,7 @@ def test_refused_manifests(program, exported, cases):
     for text, message in (
         (b"", "must be an object, but at byte 0 the text ends"),
         (b"[]", "must be an object, but at byte 0"),
-        (raw + b"x", "must be one value, with nothing behind it"),
+        (raw + b"x", "must be one value, with nothing after it"),
         (raw.replace(b"llvm", b"ll\xff\xfe"), "target has text that is no UTF-8"),
         (raw.replace(b"llvm", b"ll\xc0\x80"), "target has text that is no UTF-8"),
         (raw.replace(b"llvm", b"ll\xed\xa0\x80"), "target has text that is no UTF-8"),

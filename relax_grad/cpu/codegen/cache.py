@@ -162,7 +162,7 @@ def of_environment() -> tuple[Directory | None, str | None]:
 def _default_path() -> Path:
     """Return the directory of relax_grad in the user's directory for caches.
 
-    The rule is that of the XDG Base Directory Specification, which ignores relative paths.
+    The XDG Base Directory Specification has this rule; it ignores relative paths.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(base):

@@ -282,7 +282,7 @@ class _Compiler:
         defined = {
             name: self._declarations.defined(function) for name, function in functions.items()
         }
-        # Code for several functions has no checks of its own.
+        # Code for several functions has no checks.
         scheduled = {
             name: function
             for name, function in defined.items()

@@ -121,7 +121,7 @@ def _entry(name: str, entry: Entry, jump: Jump, is_checked: bool) -> list[str]:
     """Return the LLVM IR function that TVM finds by a name. It jumps to the machine code of an
     entry, or to the function that checks the arguments first.
 
-    Its body is assembly: LLVM takes a millisecond for a function of its own language.
+    Its body is assembly: LLVM takes a millisecond for a function in its own IR.
     """
     lines = []
     operands = [f"ptr @{entry.code}"]

@@ -112,7 +112,7 @@ def _shared(found: _Class, functions: Mapping[str, tirx.PrimFunc]) -> Shared:
 
 
 def _pattern(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tuple[_Number, ...]]:
-    """Return a function with variables in place of large numbers, and the numbers in the order of
+    """Return a function with variables instead of large numbers, and the numbers in the order of
     their first places."""
     variables = _Variables()
     function = function.without_attr("global_symbol")
@@ -122,7 +122,7 @@ def _pattern(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tuple[_Number, ...
 
 
 class _Variables:
-    """Variables in place of numbers.
+    """Variables that replace numbers.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def _has_flat_buffers(function: tirx.PrimFunc) -> bool:
 def _replaced(
     function: tirx.PrimFunc, variables: _Variables, *, with_shapes: bool
 ) -> tirx.PrimFunc:
-    """Return a function with variables in place of numbers in extents of loops and in factors;
+    """Return a function with variables instead of numbers in extents of loops and in factors;
     without ``with_shapes`` also without extents of tensors."""
     nested = _nested(function)
 

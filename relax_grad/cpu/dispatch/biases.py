@@ -1,4 +1,4 @@
-"""Biases behind products and convolutions in half precision, which their kernels add.
+"""Biases after products and convolutions in half precision, which their kernels add.
 
 The kernel of a product adds the bias to its sums in float32. The result is rounded once: written
 apart, the product is rounded before the bias is added. Convolutions are products here too.

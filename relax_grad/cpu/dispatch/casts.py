@@ -1,9 +1,9 @@
 """Casts around kernels, which read and write half precision themselves.
 
 Normalisations and losses of tensors in half precision are computed in float32, and so are
-gradients: between casts, which are operators of their own. A kernel takes the tensor before a cast,
+gradients: between casts, which are separate operators. A kernel takes the tensor before a cast,
 and widens its elements when it reads them. Where all uses of a result are casts to the same half
-precision, the kernel rounds the result itself. Both results are bit for bit those of the casts.
+precision, the kernel rounds the result itself. Both results have the bits of the casts.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def declaration(
     types : Sequence[relax.Type]
         The types of the arguments of the kernel, then of its results.
     shapes : Sequence, optional
-        The shapes of the kernel's parameters, if they differ from those of the types.
+        The shapes of the kernel's parameters, if they differ from the types.
 
     Returns
     -------

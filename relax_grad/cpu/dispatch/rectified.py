@@ -1,4 +1,4 @@
-"""ReLUs behind kernels, which the kernels apply to their results.
+"""ReLUs after kernels, which the kernels apply to their results.
 
 The gradient of ReLU compares its operand with 0. The result of ReLU compares with 0 as its operand
 does, NaN included: the kernels leave NaN as it is. Therefore the operand is not stored. A cast to
@@ -29,7 +29,7 @@ _COMPARISONS = (_CLOSED, Op.get("relax.greater"))
 
 class Rectified:
     """The tensors in a dataflow block that are only used by ReLU and by comparisons with 0, perhaps
-    behind casts.
+    after casts.
 
     ReLU is also the selection of 0 where a tensor is 0 or less, as imported models have it. A
     kernel may store ReLU of a tensor in its place; then the call of ReLU returns its operand.

@@ -39,7 +39,7 @@ class Kernel:
     arguments : Sequence[relax.Expr]
         The arguments of the call.
     name : str, optional
-        The name of the operator that the kernel computes; by default that of the call.
+        The name of the operator that the kernel computes; by default the operator of the call.
     shapes : Sequence, optional
         The shapes that the function declares for its arguments and results, in this order; by
         default those of the call. They are given where calls of other shapes share the function.
@@ -183,7 +183,7 @@ class CallSite:
         return all_known(map(self.shape, exprs))
 
     def is_of(self, kind: relax.TensorType, dtype: str = "float32") -> bool:
-        """Tell whether tensors of a type have a dtype, or are stored in half precision in place of
+        """Tell whether tensors of a type have a dtype, or are stored in half precision instead of
         float32."""
         if dtype == "float32" and self._takes_halves and dtype_of(kind) in HALVES:
             return True
@@ -217,7 +217,7 @@ KernelFactory = Callable[[CallSite], "Kernel | None"]
 _KERNELS: dict[str, KernelFactory] = {}
 
 
-#: The operators whose kernels also take tensors in half precision in place of float32.
+#: The operators whose kernels also take tensors in half precision instead of float32.
 _IN_HALVES: set[str] = set()
 
 #: Those of them whose kernels take the operands of a call before casts to float32.

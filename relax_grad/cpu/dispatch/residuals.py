@@ -134,7 +134,7 @@ class BlockCalls:
         """Return the variables that calls of an operator describe, by key, ordered by the first
         variable.
 
-        If ``by_use``, the place of a variable is that of its first use.
+        If ``by_use``, a variable has the place of its first use.
         """
         key = op_name, describe, by_use
         if key in self._indices:

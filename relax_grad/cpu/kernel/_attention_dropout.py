@@ -43,7 +43,7 @@ class Dropout:
         The probability that a weight is dropped.
     seed, stream : tirx.Buffer
         The key and the stream of the generator, each of one int64; the stream of a part of the
-        heads is followed by the number of the first head, and that of heads.
+        heads is followed by the number of the first head, and the number of heads.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class Attention:
     batch, queries, keys : int or tirx.PrimExpr
         The extents.
     heads, key_heads : int
-        The number of heads of the queries, and that of the keys and values, which divides it.
+        The numbers of query heads, and of heads of keys and values, which divides it.
     features, value_features : int
         The number of features of queries and keys, and of values.
     scale : float

@@ -55,7 +55,7 @@ _LEAST, _PARTS = 2, 16
 class Stealing:
     """Rounds of the same items of work, which threads share.
 
-    Each thread has a part of the items, takes them in order, and then those of other threads. An
+    Each thread has a part of the items, takes them in order, and then steals items of others. An
     item begins after the same one of the round before.
 
     The threads need not run at the same time: a thread waits only for an item that another one has
@@ -172,7 +172,7 @@ def _take(own: tirx.Buffer, counters: tirx.Buffer, number) -> None:
 
 
 def _counter(counters: tirx.Buffer, number):
-    """Return the address of a counter; each has a cache line of its own."""
+    """Return the address of a counter; each has its own cache line."""
     return tirx.address_of(counters[number * LINE])
 
 

@@ -22,7 +22,7 @@ def add_parts(vectors: Vectors, sums, target, sizes: tuple[int, int], cores: int
     vectors : Vectors
         The vectors.
     sums : tirx.Buffer
-        The sums of each part, after those of the one before.
+        The sums of each part, one part after the other.
     target : tirx.Buffer or Half
         The result.
     sizes : tuple[int, int]
@@ -59,7 +59,7 @@ class Sums:
     start : float
         The initial value of the sums.
     combine : Callable
-        Another reduction in place of the sum, such as a maximum; it must be associative and
+        Another reduction instead of the sum, such as a maximum; it must be associative and
         commutative.
     """
 

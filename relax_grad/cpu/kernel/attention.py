@@ -230,7 +230,7 @@ class Forward:
         vectors.each(span.extent_of(row, is_masked), part)
 
     def _top(self, row, scores, span: Span, panels, is_masked: bool):
-        """Emit minus infinity in the place of masked scores of a row, and return the largest
+        """Emit minus infinity for the masked scores of a row, and return the largest
         one."""
         vectors, blocks = self.vectors, self.blocks
         lanes, wide = vectors.lanes, blocks.tile_vectors

@@ -200,7 +200,7 @@ class _Backward:
     def _queries(
         self, head: Head, number, packed, totals, loop: Callable, is_divided: bool
     ) -> None:
-        """Emit the gradient of a head of queries, and its addition to those of the keys and
+        """Emit the gradient of a head of queries, and its addition to the gradients of the keys and
         values.
 
         ``number`` is that of the head among those that share a head of keys.

@@ -50,7 +50,7 @@ def conv2d(
     cpu : CPU
         The target CPU.
     shapes : Sequence, optional
-        The shapes of the parameters, if they differ from those of ``conv``.
+        The shapes of the parameters, if they differ from ``conv``'s.
     """
     return _forward("conv2d", conv, Gathering.forward(conv.flattened), cpu, shapes)
 

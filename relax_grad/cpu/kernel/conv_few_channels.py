@@ -67,7 +67,7 @@ def conv_few_channels(
     cpu : CPU
         The target CPU.
     shapes : Sequence, optional
-        The shapes of the parameters, if they differ from those of ``conv``.
+        The shapes of the parameters, if they differ from ``conv``'s.
     """
     shapes = shapes or (conv.data_shape, conv.weight_shape, conv.out_shape)
     params = b.floats(("data", "weight", "result"), shapes)
@@ -80,7 +80,7 @@ def conv_few_channels_backward_data(
     """Return the kernel of the data gradient: a function of output gradient, weight and data
     gradient (float32).
 
-    Parameters are those of :func:`conv_few_channels`.
+    Parameters as for :func:`conv_few_channels`.
     """
     shapes = shapes or (conv.out_shape, conv.weight_shape, conv.data_shape)
     params = b.floats(("output_grad", "weight", "data_grad"), shapes)

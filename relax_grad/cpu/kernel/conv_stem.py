@@ -40,7 +40,7 @@ def conv_stem(
 ) -> tirx.PrimFunc:
     """Return the kernel: a function of dY, X and dW (float32) that sets dW to the weight gradient.
 
-    Parameters are those of :func:`.conv_weight.conv_weight`; there is one group.
+    Parameters as for :func:`.conv_weight.conv_weight`; there is one group.
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
     params = b.floats(("DY", "X", "DW"), shapes)

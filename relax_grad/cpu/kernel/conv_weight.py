@@ -59,7 +59,7 @@ def conv_weight(
     cpu : CPU
         The target CPU.
     shapes : Sequence, optional
-        The shapes of the parameters dY, X and dW, if they differ from those of the convolution.
+        The shapes of the parameters dY, X and dW, if they differ from the convolution's.
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
     params = b.floats(("DY", "X", "DW"), shapes)
@@ -73,7 +73,7 @@ def conv3d_weight(
     """Return the kernel for convolutions of volumes: a function of dY, X and dW (float32) that sets
     dW.
 
-    Parameters are those of :func:`conv_weight`.
+    Parameters as for :func:`conv_weight`.
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
     params = b.floats(("DY", "X", "DW"), shapes)
@@ -381,7 +381,7 @@ class _Sums:
         self._g, self._dw, self._buffer = generator, dw, buffer
 
     def add(self, chunk, place, kernel_row, cells, total) -> None:
-        """Add the sums of a tile to those of the previous chunks."""
+        """Add the sums of a tile to the sums of the previous chunks."""
         places = [self._kept(place, kernel_row, cell) for cell in cells]
         vectors = self._g.vectors
 

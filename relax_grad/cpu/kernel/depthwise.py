@@ -116,7 +116,7 @@ def depthwise(
     cpu : CPU
         The target CPU.
     shapes : Sequence, optional
-        The shapes of the parameters X, W and Y, if they differ from those of the convolution.
+        The shapes of the parameters X, W and Y, if they differ from the convolution's.
     """
     shapes = shapes or [conv.data_shape, conv.weight_shape, conv.out_shape]
     axes = Gather.forward(conv.height), Gather.forward(conv.width)
@@ -128,7 +128,7 @@ def depthwise_backward_data(
 ) -> tirx.PrimFunc:
     """Return the kernel of the data gradient: a function of dY, W and dX (float32) that sets dX.
 
-    Parameters are those of :func:`depthwise`, except the order of the shapes.
+    Parameters as for :func:`depthwise`, except the order of the shapes.
     """
     shapes = shapes or [conv.out_shape, conv.weight_shape, conv.data_shape]
     axes = Gather.backward(conv.height), Gather.backward(conv.width)

@@ -39,7 +39,7 @@ def depthwise_weight(
     cpu : CPU
         The target CPU.
     shapes : Sequence, optional
-        The shapes of the parameters dY, X and dW, if they differ from those of the convolution.
+        The shapes of the parameters dY, X and dW, if they differ from the convolution's.
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
     params = b.floats(("DY", "X", "DW"), shapes)

@@ -180,7 +180,7 @@ def _log_of_parts(f, e, bind: Callable):
 
 
 def power(x: tirx.PrimExpr, y: tirx.PrimExpr, bind: Callable = emit_bind) -> tirx.PrimExpr:
-    """Return x to the power of y, within 2 units in the last place; special cases are those of C's
+    """Return x to the power of y, within 2 units in the last place; special cases follow C's
     pow.
 
     It is ``2**(y * log2(abs(x)))`` with the exponent in float64: in float32, an exponent of 100

@@ -1,6 +1,6 @@
 """The sigmoid and the hyperbolic tangent of the gates of recurrent layers, for vectors.
 
-They have half the operations of those of :mod:`.functions`: no conditions, no results below the
+They need half the operations of :mod:`.functions`: no conditions, no results below the
 normal numbers, and log(2) in one part. The error of the last one grows with the magnitude of the
 argument, as the rounding of the argument itself does.
 """
@@ -28,7 +28,7 @@ _END_OF_SIGMOID, _END_OF_TANH = 87.0, 9.5
 
 
 def sigmoid(vectors: Vectors, x: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Return ``1 / (1 + exp(-x))``; from x = -87 down it is that of -87, 1.6e-38.
+    """Return ``1 / (1 + exp(-x))``; clamped below x = -87, at 1.6e-38.
 
     It is within 3 units in the last place, and ``abs(x)`` / 16 more; without fused multiply-add
     instructions, ``abs(x)`` more.

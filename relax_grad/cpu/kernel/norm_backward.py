@@ -206,7 +206,7 @@ def row_norm_backward_gamma(
     centered: bool = True,
     beta: Sequence[Extent] | None = None,
 ) -> tirx.PrimFunc:
-    """Return the kernel of the gradient of gamma for layer_norm, or that of the weight for
+    """Return the kernel of the gradient of gamma for layer_norm, or of the weight for
     rms_norm.
 
     Parameters

@@ -217,7 +217,7 @@ class Band:
     Attributes
     ----------
     first, end : tirx.PrimExpr
-        The first window, and the one behind the last.
+        The first window, and the end of the range.
     size, number : int
         The windows of all bands but the last, and of the whole axis.
     """
@@ -388,7 +388,7 @@ class Gathered:
         self._width = ceil_div(longest, lanes) * lanes
 
     def buffer(self, vectors: Vectors, value: float) -> tirx.Buffer:
-        """Allocate one element for each window; those of absent windows hold ``value``."""
+        """Allocate one element for each window; elements of absent windows hold ``value``."""
         return filled(vectors, prod(self._heights) * self._width, value)
 
     def at(self, at: Sequence, j: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -398,7 +398,7 @@ class Gathered:
 
     def gather(self, dx: tirx.Buffer, plane: tirx.PrimExpr, band: Band, share: Callable) -> None:
         """Emit the sums of ``share(index, tap)`` over the windows that each element belongs to, for
-        the elements that belong to no windows behind the band, and that were not summed yet."""
+        the elements that belong to no windows after the band, and that were not summed yet."""
         outer = self._pool.outer
         first, *others = (ceil_div(axis.extent, axis.stride) for axis in outer)
         start, end = const(0), const(first)

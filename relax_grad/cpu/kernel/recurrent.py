@@ -185,7 +185,7 @@ class _Pass(ABC):
     cpu : CPU
         The target CPU.
     pairs : bool
-        Whether products are those of pairs of bfloat16.
+        Whether products multiply pairs of bfloat16.
     source : tirx.Buffer
         The weight.
     is_turned : bool
@@ -196,7 +196,7 @@ class _Pass(ABC):
         self.of, self.tasks, self.vectors = of, Tasks(of.batch, of.size, cpu), Vectors(cpu.lanes)
         self.pairs, self.source = pairs, source
         size, rows = of.size, self.tasks.rows
-        # The gate n of a GRU that resets first has a product of its own.
+        # The gate n of a GRU that resets first has a separate product.
         self.is_reset = of.kind == "gru_reset"
         together = (2 if self.is_reset else of.gates) * size
         sizes = (together, size) if is_turned else (size, together)

@@ -196,7 +196,7 @@ def softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
 
 
 def log_softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
-    """Return the kernel of the logarithm of softmax; parameters are those of :func:`softmax`."""
+    """Return the kernel of the logarithm of softmax; parameters as for :func:`softmax`."""
     vectors = Vectors(cpu.lanes)
 
     def line(of: Row | Columns, x, y) -> None:

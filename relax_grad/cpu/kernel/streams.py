@@ -94,12 +94,12 @@ def stream(
 
 
 def fence(lanes: int) -> None:
-    """Emit a fence, behind which other threads see the stores of this thread."""
+    """Emit a fence, after which other threads see the stores of this thread."""
     T.evaluate(tirx.call_extern("void", f"relax_grad_streamed{lanes}"))
 
 
 def without_streams(body: tirx.Stmt) -> tirx.Stmt:
-    """Return statements with usual stores in place of those past the caches."""
+    """Return statements with usual stores instead of non-temporal ones."""
 
     def store(node: tirx.Evaluate):
         call = node.value

@@ -118,7 +118,7 @@ def with_products(
 def _ahead(
     items: Sequence[Item], made: Mapping[relax.Var, int], product: int, consumer: int
 ) -> Collection[int] | None:
-    """Return the items that a consumer needs and that come behind its product; None if some of them
+    """Return the items that a consumer needs and that come after its product; None if some of them
     are neither scalars nor names of tensors."""
     ahead: set[int] = set()
     todo = [consumer]

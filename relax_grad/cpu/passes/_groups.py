@@ -48,7 +48,7 @@ def without_repeats(call: relax.Call, values: Mapping[relax.Var, relax.Expr]) ->
 def _before_repeat(
     expr: relax.Expr, axis: int, values: Mapping[relax.Var, relax.Expr]
 ) -> tuple[relax.Expr, int] | None:
-    """Return a tensor before its elements are repeated along an axis, one behind the other, and
+    """Return a tensor before its elements are repeated along an axis, one after the other, and
     their number; None if they are not."""
     call = values.get(expr) if isinstance(expr, relax.Var) else expr
     if not isinstance(call, relax.Call):

@@ -90,7 +90,7 @@ class Residuals:
         return self._bindings[number].value
 
     def _tensors(self, bindings: list[relax.Binding]) -> Tensors:
-        """Return the tensors of bindings in the place of those of the function."""
+        """Return the tensors of bindings instead of the function's."""
         tensors = Tensors(bindings, self._in_arguments)
         tensors.kept = set(leaves(named_by(self._function.body.body, tensors.named)))
         return tensors

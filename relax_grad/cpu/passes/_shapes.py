@@ -65,7 +65,7 @@ def fit(query, turned, weights, value, product) -> bool:
 
 def are_supported(shapes: Sequence, tensors: Sequence[relax.Expr]) -> bool:
     """Tell whether the operator supports queries, keys with the features before the positions, and
-    values, of these shapes, in the place of tensors."""
+    values, of these shapes, instead of tensors."""
     if any(dtype_of(tensor.ty) != "float32" for tensor in tensors):
         return False
     first, keys, values = shapes

@@ -127,7 +127,7 @@ class _Sums:
         }
 
     def joined(self) -> relax.DataflowBlock:
-        """Return the block with groups in the place of additions; the same block if nothing
+        """Return the block with groups instead of additions; the same block if nothing
         changes."""
         partial = {
             operand

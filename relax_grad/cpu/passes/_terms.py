@@ -12,7 +12,7 @@ from tvm.relax import op
 from ...ir.expressions import are_equal
 from ._shapes import extents_of, is_one
 
-#: The largest number in the place of masked scores: beside a score that is not masked, its weight
+#: The largest number that replaces masked scores: beside a score that is not masked, its weight
 #: is zero.
 MASKED = -1e4
 
@@ -107,7 +107,7 @@ def with_four_axes(bias: relax.Expr, terms: list[Term], rank: int) -> relax.Expr
 
 def guarded(query: relax.Expr, bias: relax.Expr, terms: list[Term]) -> relax.Expr:
     """Return queries with which those without a key have the results of the original."""
-    # The results of queries whose weights are all replaced by zero are those of the operator.
+    # The results of queries whose weights are all replaced by zero equal the operator's.
     hiding = [
         term for term in terms if term.is_selection or (term.may_be_infinite and not term.is_zeroed)
     ]

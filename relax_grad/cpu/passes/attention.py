@@ -180,7 +180,7 @@ class _Matcher:
         return binding if new is binding.value else relax.VarBinding(binding.var, new, binding.span)
 
     def fused(self, binding: relax.Binding) -> relax.Binding:
-        """Return the binding of an operator in the place of that of an attention's last product, or
+        """Return the binding of an operator that replaces an attention's last product, or
         the same binding."""
         product = binding.value
         if not isinstance(binding, relax.VarBinding) or not _calls(product, _MATMUL):
@@ -369,7 +369,7 @@ class _Matcher:
         return op.expand_dims(expr, 2) if rank == 3 else self._permuted(expr, [0, 2, 1, 3])
 
     def _permuted(self, expr: relax.Expr, axes: list[int]) -> relax.Expr:
-        """Return a tensor with its axes permuted, by one permutation in the place of several."""
+        """Return a tensor with its axes permuted, by one permutation instead of several."""
         while _calls(value := self._bound(expr), _PERMUTE):
             own = value.attrs.axes
             own = range(len(axes))[::-1] if own is None else own

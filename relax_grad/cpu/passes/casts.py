@@ -15,7 +15,7 @@ from ..dispatch.casts import source_of_widened
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.RepeatCasts")
 def repeat_casts(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Give each use of a tensor that is widened from half precision a cast of its own.
+    """Give each use of a tensor that is widened from half precision its own cast.
 
     The cast is then fused with the use. Otherwise the memory between two uses, such as those of the
     forward and of the backward pass, holds the tensor in float32.

@@ -366,7 +366,7 @@ class _Dispatch(relax.PyExprMutator):
         return relax.call_tir(function, arguments, types), changes
 
     def _with_relu(self, kernel: Kernel, var: relax.Var | None) -> Kernel:
-        """Return a kernel that applies ReLU to its first result, if the calls behind it do."""
+        """Return a kernel that applies ReLU to its first result, if the following calls do."""
         rectified = self._rectified
         if not kernel.rectifiable or var is None or rectified is None or not rectified.takes(var):
             return kernel

@@ -23,12 +23,12 @@ from .storage import allocated_bytes
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.WriteToDonated")
 class WriteToDonated:
-    """Write results to the memory of donated arguments, so that they take no memory of their own.
+    """Write results to the memory of donated arguments, so that they take no further memory.
 
     A function with the attribute ``relax_grad.donated`` returns tensors that replace arguments,
     such as parameters after an update. If a tensor function computes such a result element by
     element, and no later call reads the argument, the function takes one buffer for both. Other
-    results keep memory of their own.
+    results keep separate memory.
 
     The pass runs after ``CallTIRRewrite``, and before schedules, whose analysis of dependences sees
     the shared buffer.
@@ -211,7 +211,7 @@ class _Donating:
                 yield donated[0], replacing
 
     def _sunk(self, bindings: list[relax.Binding]) -> list[relax.Binding]:
-        """Move calls that write results behind the last reads of the arguments that the results
+        """Move calls that write results after the last reads of the arguments that the results
         replace."""
         order = list(map(float, range(len(bindings))))
         for place, owner in self._candidates():
@@ -293,7 +293,7 @@ class _Donating:
         return [*bindings, *added], relax.Tuple(fields)
 
     def _copy(self, tensor: relax.Expr, added: list[relax.Binding]) -> relax.Var:
-        """Add the bindings of a copy of a tensor in memory of its own, and return its variable."""
+        """Add the bindings of a copy of a tensor in separate memory, and return its variable."""
         shape = tensor.ty.shape
         source = te.placeholder(list(shape.values), dtype_of(tensor.ty), "source")
         copied = te.compute(source.shape, lambda *index: source[index], "copied")

@@ -1,4 +1,4 @@
-"""The replacement of conditions in extents, such as those of ``x[:n - 1]``, by a form that TVM can
+"""The replacement of conditions in extents, such as in ``x[:n - 1]``, by a form that TVM can
 fuse."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def select_extents(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tv
 
 
 def _selected(function: tvm.ir.BaseFunc, copies: dict[relax.Expr, relax.Expr]) -> tvm.ir.BaseFunc:
-    """Return a function with ``Select`` in the place of conditions."""
+    """Return a function with ``Select`` instead of conditions."""
     rules: list[tuple[object, Callable]] = [(Call, _selection)]
     if isinstance(function, relax.Function):
         kinds = (relax.Var, relax.DataflowVar, GlobalVar)

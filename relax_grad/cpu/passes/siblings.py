@@ -206,7 +206,7 @@ class _Merger(relax.PyExprMutator):
         """Tell whether one function computes a group and its product.
 
         One of its results must be returned, and not be in ``read``, the operands of calls: the new
-        weight. Other products stay calls of their own, which the backward pass may repeat. The
+        weight. Other products stay separate calls, which the backward pass may repeat. The
         factors live until the last read of the weight, and must not be larger than the product that
         is not stored.
         """

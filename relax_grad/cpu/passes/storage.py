@@ -41,7 +41,7 @@ class ShareStorage:
     assigned first, so that each storage is as large as one of them. The total storage of a network
     is then about its peak memory.
 
-    A tensor that the function returns has a storage of its own. TVM assigns it one too, but in
+    A tensor that the function returns has its own storage. TVM assigns it one too, but in
     quadratic time in the number of returned tensors.
 
     Tensors of unknown size, and tensors with uses other than calls of tensor functions, are left to

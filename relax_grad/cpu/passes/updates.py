@@ -13,14 +13,14 @@ from .reorder import Tensors, has_place, in_arguments
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.PlaceUpdates")
 def place_updates(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Move the calls that compute the new values of donated arguments directly behind their
+    """Move the calls that compute the new values of donated arguments directly after their
     operands.
 
     FuseOps orders calls by the results that they lead to. The moments of an optimizer then come
     with the gradient, and the selection by a finite loss at the end, because it needs the loss.
     In between, the new moments are alive beside the old ones, and they are too far from the
     selection to become one loop with it. Here the forward pass comes first, with the loss and the
-    small values that follow from it, such as rates. Each new value then comes directly behind its
+    small values that follow from it, such as rates. Each new value then comes directly after its
     last operand.
 
     The first result of a function with donated arguments counts as the loss. A function with
@@ -53,7 +53,7 @@ def _with_placed_updates(function: relax.Function) -> relax.Function:
     loss = leaves(results[0] if isinstance(results, list) and results else results)
     forward = forward_pass(tensors, loss)
     updated = {place.variable for place in in_arguments(function)}
-    # The place of each binding: its number, behind all of the forward pass, or that of an operand.
+    # The place of each binding: its number, after the forward pass, or an operand's.
     places: list[int] = []
     for i, binding in enumerate(bindings):
         place = i if i in forward else i + len(bindings)

@@ -38,7 +38,7 @@ def schedule_consumer(
     merged : Merged
         The merged functions.
     inputs, results : Sequence[Hashable]
-        The names of the tensors that the function takes behind the factors of the product. Other
+        The names of the tensors that the function takes after the factors of the product. Other
         tensors are not stored.
     source : Hashable
         The name of the product among the other tensors.
@@ -112,7 +112,7 @@ def _is_light(group: Group, cpu: CPU) -> bool:
     """Tell whether a group computes vectors of float32 without divisions and functions.
 
     Divisions and roots, as in Adam's update, take as long as the memory that is saved: with them,
-    one loop behind the product is as fast, or faster.
+    one loop after the product is as fast, or faster.
     """
     emitter = Emitter(group, cpu)
     (axis,) = emitter.axes

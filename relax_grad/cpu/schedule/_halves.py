@@ -121,7 +121,7 @@ def in_float32(
 
 
 def _wide(nest: Nest, reader: _Reader, made: list[tirx.Buffer]) -> list[Nest]:
-    """Return a nest in float32. The rounding of a reduction is a nest of its own."""
+    """Return a nest in float32. The rounding of a reduction is a separate nest."""
     buffer, dtype = nest.buffer, str(nest.buffer.dtype)
     if dtype not in HALVES:
         return [replace(nest, value=reader.read(nest.value), init=reader.init(nest))]

@@ -208,7 +208,7 @@ def _is_row(buffer: tirx.Buffer) -> bool:
 def loops_of(statement: tirx.Stmt) -> tuple[list[Axis], list[Axis], tirx.Stmt] | None:
     """Return the spatial axes, the reduced axes and the block of a loop nest.
 
-    The axes are in the order of the block. Their extents are those of the loops: a loop may be
+    The axes are in the order of the block. They have the extents of the loops: a loop may be
     shorter than the domain of its axis.
 
     Returns
@@ -291,7 +291,7 @@ def _nest(statement: tirx.Stmt) -> Nest | None:
 
 
 def _wide(nest: Nest | None) -> Nest | None:
-    """Return a nest with axes of int64 in the place of int32, the dtype of indices of flat
+    """Return a nest with axes of int64 instead of int32, the dtype of indices of flat
     buffers."""
     if nest is None:
         return None

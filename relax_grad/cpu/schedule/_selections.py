@@ -26,7 +26,7 @@ def selected_loads(nest: Nest) -> list:
 
 
 def with_selections(nest: Nest) -> Nest:
-    """Return a nest with selections in the place of conditional expressions that read nothing out
+    """Return a nest with selections instead of conditional expressions that read nothing out
     of bounds.
 
     LLVM vectorises a selection, and may not read memory before it knows that a condition holds.

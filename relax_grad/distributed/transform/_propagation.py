@@ -142,7 +142,7 @@ class Propagation:
         self.finish(variable, relax.Tuple(fields), layouts)
 
     def collected(self, value: relax.Expr) -> relax.Expr:
-        """Return a result with whole tensors in the place of divided ones."""
+        """Return a result with whole tensors instead of divided ones."""
         layout = self.layout(value)
         if isinstance(value, relax.Tuple):
             return relax.Tuple([self.collected(field) for field in value.fields[:]])

@@ -25,7 +25,7 @@ def shape_rule(*names: str):
 
 @shape_rule("reshape", "flatten", "squeeze", "expand_dims", "nn.batch_flatten")
 def _reshape(propagation, variable, call, operands) -> bool:
-    """The divided axis may take in axes before and behind it, or give them up.
+    """The divided axis may take in axes before and after it, or give them up.
 
     The workers are an axis of their own: ``outer`` elements before it, and ``inner`` elements
     behind it. An axis of the result that has them in the same place is divided too.

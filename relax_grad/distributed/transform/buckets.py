@@ -37,7 +37,7 @@ def reduce_gradients(
     """Return an adjoint function whose gradients are reduced over all workers.
 
     The gradients are joined to buckets of one dtype, in the order in which they are ready, up to a
-    number of bytes. The collective of a bucket comes directly behind the last of its gradients.
+    number of bytes. The collective of a bucket comes directly after the last of its gradients.
     Computations of single gradients come as soon as their operands are there: an adjoint may
     compute them at its end.
 

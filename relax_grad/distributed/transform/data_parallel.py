@@ -68,8 +68,8 @@ class DataParallel(ModulePass):
         Adds a last parameter of this name, of the type of the loss, that the gradients are
         multiplied by.
     overlap : bool
-        Whether the collectives of buckets run beside the rest of the backward pass: in place of
-        ``R.ccl.allreduce`` stand a call that starts it, and one behind the backward pass that waits
+        Whether the collectives of buckets run beside the rest of the backward pass: instead of
+        ``R.ccl.allreduce`` stand a call that starts it, and one after the backward pass that waits
         for it, of functions that the workers of a session have.
     group_size : int
         The number of consecutive workers that compute one share of the batch together, as of

@@ -223,7 +223,7 @@ class Session(Generic[ProgramType]):
                 raise TimeoutError
             try:
                 smaller = self.failure_of(candidate)
-            except KeyboardInterrupt:  # the finding so far is reported first
+            except KeyboardInterrupt:  # the current finding is reported first
                 self.is_interrupted = True
                 raise TimeoutError from None
             if smaller is None or smaller.kind != failure.kind:

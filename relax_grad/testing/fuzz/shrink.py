@@ -200,7 +200,7 @@ def _emptied(program: Program, statement: If) -> Iterator[Program]:
 
 
 def _replaced(program: Program, statement) -> Program:
-    """Return a program with a statement in the place of the one with the same name."""
+    """Return a program whose statement of the same name is replaced."""
     body = program.main.body
     statements = tuple(statement if s.name == statement.name else s for s in body.statements)
     return replace(program, main=replace(program.main, body=Body(statements, body.result)))

@@ -36,7 +36,7 @@ class Sample:
     attrs : Mapping
         The attributes of the operator.
     function : str or Callable, optional
-        The function to check in the place of the operator, where the operator's builder does not
+        The function to check instead of the operator, where the operator's builder does not
         accept the arguments in this form.
     wrt : Sequence[int or str], optional
         The inputs to differentiate with respect to; by default every floating-point array.

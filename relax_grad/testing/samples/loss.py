@@ -8,7 +8,7 @@ import numpy as np
 
 from ._sample import Sample, register_samples
 
-# The shape of the predictions, targets in the place of random ones, the attributes, and whether it
+# The shape of the predictions, targets instead of random ones, the attributes, and whether it
 # has weights.
 _NLL_LOSS = {
     "plain": ((4, 3), (), {}, False),
