@@ -52,11 +52,13 @@ def test_pages_with_code_are_found():
         "backward_operators.md",
         "checking.md",
         "conventions.md",
+        "csv.md",
         "deployment.md",
         "differentiation.md",
         "distributed.md",
         "exporting.md",
         "errors.md",
+        "fine_tuning.md",
         "getting_started.md",
         "layouts.md",
         "limits.md",
@@ -65,6 +67,7 @@ def test_pages_with_code_are_found():
         "onnx.md",
         "onnxruntime.md",
         "operators.md",
+        "own_operator.md",
         "pytorch.md",
         "rules.md",
         "semantics.md",
@@ -206,7 +209,7 @@ def test_code_runs(page, forks, tmp_path):
         pytest.importorskip("torch", reason="gloo comes with PyTorch: extra distributed")
     if page.name in ("README.md", "loops.md"):
         pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
-    if page.name in ("deployment.md", "lora.md", "trainer.md"):
+    if page.name in ("csv.md", "deployment.md", "fine_tuning.md", "lora.md", "trainer.md"):
         pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
         pytest.importorskip("safetensors", reason="the page writes a file: extra train")
     if page.name in ("README.md", "onnx.md", "onnxruntime.md"):

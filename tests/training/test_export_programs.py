@@ -122,6 +122,30 @@ def test_digits_from_torch(programs, tmp_path):
     assert np.mean(classes == labels[count:]) > 0.8
 
 
+def test_the_walk_of_the_page_trains(programs, tmp_path, monkeypatch):
+    """The Python of the section writes the files that its last command reads."""
+    pytest.importorskip("torch")
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    section = page.partition("## Export, build and run\n")[2].partition("\n## ")[0]
+    export = re.findall(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)[-1]
+    commands = re.search(r"```console\n(.*?)```", section, re.DOTALL)[1].replace("\\\n", "")
+    first, configure, build, last = re.findall(r"^\$ (.+)$", commands, re.MULTILINE)
+    assert first == "python export.py"
+    assert (ROOT / configure.split()[2] / "train.cc").exists()  # the target that programs has
+    assert build == "cmake --build build"
+    monkeypatch.chdir(tmp_path)
+    exec(compile(export, "export.py", "exec"), {})
+    program, *arguments = last.split()
+    assert program == "build/train"
+    printed = train(programs, *arguments)
+    losses = [float(text) for text in re.findall(r"epoch \d+: mean loss ([\d.]+)", printed)]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        *("model", "data.safetensors", "trained.safetensors", "outputs.safetensors"),
+    }
+
+
 def test_code_of_the_page_compiles(programs, tmp_path):
     page = (ROOT / "docs" / "deployment.md").read_text()
     include, code = re.search(r"```cpp\n(#include.*?\n)(.*?)```", page, re.DOTALL).groups()
