@@ -34,7 +34,7 @@ def varied(
     Parameters
     ----------
     bindings : Iterable[relax.Binding]
-        The bindings in order, including those of branches.
+        The bindings in order, including bindings of branches.
     sources : Iterable[relax.Var]
         The variables to differentiate with respect to.
     constants : Collection[str]

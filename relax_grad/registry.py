@@ -281,7 +281,7 @@ def refusal(call: relax.Call) -> str:
 
 
 def operators() -> list[str]:
-    """Return the names of all Relax operators of the running TVM, including those of relax_grad."""
+    """Return the names of all Relax operators of the running TVM, including relax_grad's."""
     return sorted(name for name in Op.list_op_names() if name.startswith("relax."))
 
 
@@ -467,7 +467,7 @@ def apply_rule(
 
     The rules of relax_grad check their own results. The results of any other rule are checked here;
     types only for the arguments whose gradient is wanted. For a call that is recomputed,
-    ``arguments`` are those of the original call.
+    ``arguments`` belong to the original call.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Checkpointing: the backward pass recomputes residuals instead of keeping them.
 
 ``relax.grad.start_checkpoint`` and ``end_checkpoint`` mark the inputs and the outputs of a segment
-whose intermediate results are not kept. The semantics are those of ``relax.transform.Gradient``.
+whose intermediate results are not kept. The semantics follow ``relax.transform.Gradient``.
 """
 
 from __future__ import annotations

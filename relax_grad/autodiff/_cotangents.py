@@ -44,7 +44,7 @@ def seeds(
     TypeError
         If a cotangent is of another kind.
     ValueError
-        If the number of cotangents, a dtype or a shape differs from that of the target.
+        If the number of cotangents, a dtype or a shape differs from the target's.
     """
     if cotangents is True:
         items = [unused(f"cotangent{i}", params) for i in range(len(leaves))]

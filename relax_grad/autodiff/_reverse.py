@@ -40,7 +40,7 @@ class Reverse:
     constants : Collection[str]
         Operators that count as constants.
     functions : TensorFunctions, optional
-        The tensor functions of the module; by default those of the builder's module.
+        The tensor functions of the module; by default the functions of the builder's module.
     """
 
     def __init__(
@@ -267,6 +267,6 @@ def _or_zeros(adjoint: Adjoint, bb: relax.BlockBuilder) -> relax.Expr:
     total = adjoint.total(bb, adjoint_name(adjoint.expr))
     if total is not None:
         return total
-    if not holds_floats(adjoint.type):  # quantized: the gradient is that of the encoded numbers
+    if not holds_floats(adjoint.type):  # quantized: the gradient belongs to the encoded numbers
         return relax.op.zeros_like(adjoint.expr, "float32")
     return adjoint.zeros(bb)

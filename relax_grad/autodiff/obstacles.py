@@ -55,7 +55,7 @@ def obstacles(
     Parameters
     ----------
     bindings : Sequence[relax.Binding]
-        The bindings in order, including those of branches.
+        The bindings in order, including bindings of branches.
     active : Collection[relax.Var]
         The sources of the gradient and the variables that depend on them.
     target : relax.Expr

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv : Sequence[str], optional
-        The arguments without the program's name; by default those of the process.
+        The arguments without the program's name; by default the process's.
 
     Returns
     -------

@@ -122,7 +122,7 @@ def _object(item: OperatorCoverage) -> dict:
 
 
 def _width() -> int:
-    """Return the columns of the table: those of the terminal, within :data:`_COLUMNS`."""
+    """Return the columns of the table: the terminal's, within :data:`_COLUMNS`."""
     fewest, most, otherwise = _COLUMNS
     return min(max(shutil.get_terminal_size((otherwise, 24)).columns, fewest), most)
 

@@ -203,7 +203,7 @@ def _serve_session(address: tuple[str, int], secret: str) -> None:
 
 
 def _end_with(lines, has_ended: threading.Event) -> None:
-    """End this process when that of the controller ends."""
+    """End this process when the controller's ends."""
     with contextlib.suppress(OSError, ValueError):
         for line in lines:
             if "end" in json.loads(line):

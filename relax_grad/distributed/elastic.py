@@ -162,7 +162,7 @@ def _options(workers_per_node: int, most: int, options: dict) -> Options:
     names = [name for name in inspect.signature(session).parameters if name not in _OWN]
     for name in options:
         if name not in names:
-            raise TypeError(f"run has no option {name!r}; it has those of session: {names}")
+            raise TypeError(f"run has no option {name!r}; it takes the options of session: {names}")
     if options.get("backend") == "mpi":
         raise ValueError(
             'backend must be "gloo" or "nccl" for run: mpiexec ends all processes after a failure'
@@ -175,7 +175,7 @@ def _options(workers_per_node: int, most: int, options: dict) -> Options:
     return result
 
 
-#: The arguments of a session that are those of each start.
+#: The arguments of a session that each start shares.
 _OWN = ("num_workers", "nodes")
 
 

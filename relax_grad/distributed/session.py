@@ -58,7 +58,7 @@ def session(
         The library that moves the bytes: ``"gloo"``. ``"mpi"`` is that of ``mpiexec``, by mpi4py:
         all processes run the program, and those other than the first one become workers here, and
         end with it. ``"nccl"`` is TVM's own for GPUs, and needs a TVM that was built with it;
-        there, all collectives are those of TVM.
+        there, all collectives are TVM's.
     nodes : int
         The number of machines, this one included. The workers are divided among them, in the order
         in which they connect. MPI places its processes itself.

@@ -162,7 +162,7 @@ def shard_values(
 def join_values(
     shares: Sequence[Mapping[str, object]], shards: Mapping[str, Shard]
 ) -> dict[str, np.ndarray]:
-    """Return whole values from those of all workers, the reverse of :func:`shard_values`.
+    """Return whole values from all workers' values, the reverse of :func:`shard_values`.
 
     Parameters
     ----------

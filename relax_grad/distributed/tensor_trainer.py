@@ -32,9 +32,9 @@ def tensor_parallel(
     """Train one model whose layers are divided among all workers of a session.
 
     All workers get the whole batch. Each has a part of the divided parameters and of their
-    optimizer's state. Losses, gradients and new parameters are those of one worker, apart from the
+    optimizer's state. Losses, gradients and new parameters equal one worker's, apart from the
     order of sums. The result has the methods of :class:`relax_grad.training.Trainer` with whole
-    tensors, and its files are those of a Trainer, so that training goes on with any number of
+    tensors, and its files are a Trainer's, so that training goes on with any number of
     workers.
 
     Parameters

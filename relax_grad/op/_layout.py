@@ -19,7 +19,7 @@ Most operators register themselves in one line, in the module that declares them
 - :func:`follow_shape` for an operator that takes a tensor and the shape of its result, of equal
   rank.
 
-Any other operator has a rule of its own, under :func:`layout_rule`. A rule only handles
+Any other operator has its own rule, under :func:`layout_rule`. A rule only handles
 permutations of axes: a tensor with axes that the pass has packed counts as one in the order of the
 program, and is unpacked.
 """

@@ -16,7 +16,7 @@ Extents = list["tirx.PrimExpr | None"]
 
 
 def infer_batch_norm_backward_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    """Return the type of the data gradient of batch_norm: that of the data."""
+    """Return the type of the data gradient of batch_norm: the data's."""
     data, shape = _check_data(call)
     if not call.attrs.training:
         raise ValueError(
@@ -40,7 +40,7 @@ def infer_batch_norm_backward_gamma(call: relax.Call, ctx: relax.BlockBuilder) -
 
 
 def infer_instance_norm_backward_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    """Return the type of the data gradient of instance_norm: that of the data."""
+    """Return the type of the data gradient of instance_norm: the data's."""
     data, shape = _check_data(call)
     _check_extents(call, 2, [shape[_in_range(call, "channel_axis", call.attrs.channel_axis, data)]])
     for index in range(3, len(call.args)):
@@ -187,7 +187,7 @@ def _take(shape: Extents, axes: Sequence[int]) -> Extents:
 
 
 def _reduced(shape: Extents, axes: Sequence[int]) -> Extents:
-    """Return the extents, with 1 for those of the axes."""
+    """Return the extents, with 1 for the axes."""
     return [tirx.const(1, "int64") if axis in axes else extent for axis, extent in enumerate(shape)]
 
 

@@ -338,7 +338,7 @@ def _infer_attention_backward(call: relax.Call, ctx: relax.BlockBuilder) -> rela
 def check_gradient_types(
     call: relax.Call, ctx: relax.BlockBuilder, kinds: list, forward: relax.Call
 ) -> relax.Type:
-    """Check the types of the tensors of a gradient of attention, and return that of the gradients.
+    """Check the types of the tensors of a gradient of attention, and return the gradients' type.
 
     They are those of the gradient of the result, of the result, of queries, keys and values, and of
     a bias if there is one. ``forward`` is the attention.

@@ -3,9 +3,9 @@
 ``conv{1,2,3}d_backward_data`` and ``conv{1,2,3}d_backward_weight`` are linear in both of their
 tensors, and with the convolution itself they are closed under differentiation: the gradient of each
 is built from the other two (:mod:`relax_grad.rules.grad`). A transposed convolution is the data
-gradient of a convolution, and needs no operator of its own.
+gradient of a convolution, and needs no further operator.
 
-Arguments and attributes are those of ``relax.op.nn.conv{1,2,3}d``, with the output gradient first
+Arguments and attributes follow ``relax.op.nn.conv{1,2,3}d``, with the output gradient first
 and the shape of the result instead of the tensor itself, as in ``torch.nn.grad``.
 """
 

@@ -5,7 +5,7 @@ A gradient takes the statistics as arguments, and its rule calls one of these op
 CPUs the kernel of the forward pass returns the statistics too, and no second pass over the data is
 made.
 
-The attributes are those of the normalisation. The statistics of half precision are float32.
+The attributes are the normalisation's. The statistics of half precision are float32.
 """
 
 from __future__ import annotations

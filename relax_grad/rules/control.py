@@ -1,4 +1,4 @@
-"""The gradient of a computation that has a backward function of its own."""
+"""The gradient of a computation that has its own backward function."""
 
 from __future__ import annotations
 

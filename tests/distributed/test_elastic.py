@@ -145,7 +145,9 @@ def test_wrong_arguments(tmp_path):
         run(print, 2, nodes=(3, 2))
     with pytest.raises(ValueError, match="nodes must be a number of machines, or the least"):
         run(print, 2, nodes=(1, 2, 3))
-    with pytest.raises(TypeError, match="run has no option 'num_workers'; it has those of session"):
+    with pytest.raises(
+        TypeError, match="run has no option 'num_workers'; it takes the options of session"
+    ):
         run(print, 2, num_workers=2)
     with pytest.raises(ValueError, match="mpiexec ends all processes"):
         run(print, 2, backend="mpi")

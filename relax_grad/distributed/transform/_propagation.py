@@ -78,7 +78,7 @@ class Propagation:
         self._new[variable], self._layouts[variable] = part, layout
 
     def _named(self, value: relax.Expr, name: str) -> relax.Var:
-        """Bind a value to a variable with a name of its own."""
+        """Bind a value to a variable with its own name."""
         name = unused(name, self._names)
         self._names.add(name)
         return self.emit(value, name)

@@ -27,8 +27,8 @@ def shape_rule(*names: str):
 def _reshape(propagation, variable, call, operands) -> bool:
     """The divided axis may take in axes before and after it, or give them up.
 
-    The workers are an axis of their own: ``outer`` elements before it, and ``inner`` elements
-    behind it. An axis of the result that has them in the same place is divided too.
+    The workers are a separate axis: ``outer`` elements before it, and ``inner`` elements after it.
+    An axis of the result that has them in the same place is divided too.
     """
     (data,) = operands
     layout, before = data.layout, data.kind.shape.values

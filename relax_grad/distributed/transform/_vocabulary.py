@@ -94,7 +94,7 @@ def _position(emit, index: relax.Expr, extent: int, mode: str):
     """Return indices as those of the elements that they select, and whether these exist; None if
     all do.
 
-    The modes are those of :func:`relax_grad.topi.position.position`.
+    The modes are as for :func:`relax_grad.topi.position.position`.
     """
     kind = dtype_of(index.ty)
     if kind == "uint64" and mode in ("clip", "wrap"):  # the rest of its range is negative as int64

@@ -48,7 +48,7 @@ def reduce_gradients(
     kind : str
         ``"sum"`` or ``"avg"``.
     bucket_bytes : int
-        The largest size of a bucket; a gradient that is larger has a bucket of its own. If
+        The largest size of a bucket; a gradient that is larger has its own bucket. If
         collectives overlap, the first bucket has at most 1 MiB, as in PyTorch's
         ``DistributedDataParallel``, so that they begin early.
     overlap : bool

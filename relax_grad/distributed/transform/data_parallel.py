@@ -32,8 +32,8 @@ class DataParallel(ModulePass):
     It takes the place of :class:`relax_grad.transform.Gradient`: the new function is named
     ``<func_name>_adjoint``, takes the same parameters, and returns
     ``(result, (gradients...), own_loss)``. On all workers, the loss in the result, the gradients,
-    and the results that ``averaged`` names are the same: those of all examples together.
-    ``own_loss`` is that of the worker's examples.
+    and the results that ``averaged`` names are the same: over all examples together.
+    ``own_loss`` covers the worker's examples.
 
     The collectives are operators of Relax, ``R.ccl.allreduce``. Gradients are joined in buckets, in
     the order in which the backward pass computes them.
@@ -56,7 +56,7 @@ class DataParallel(ModulePass):
         it is a sum.
     batch_norm : str
         ``"synchronized"``: the statistics of batch normalisations are those of all workers'
-        examples, and gradients pass through them. ``"local"``: those of the worker's examples.
+        examples, and gradients pass through them. ``"local"``: over the worker's examples.
     averaged : Sequence[Sequence[int]]
         The places of other floating-point results to average, such as new running statistics.
     seed : str, optional
