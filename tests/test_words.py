@@ -50,6 +50,7 @@ def test_links_of_the_changelog_name_pages_and_sections():
 PHRASES = {
     r"those of": "repeat the noun, or 'as in'",
     r"that of": "repeat the noun, or the possessive",
+    r"that (?:before|after) the": "repeat the noun",
     r"behind": "after, for the order of calls and elements",
     r"in the place of": "instead of",
     r"of (?:its|their) own": "its own, separate",

@@ -172,7 +172,7 @@ def summary(items: Sequence[OperatorCoverage]) -> str:
     """Return the number of operators and of backward operators of each kind, in one sentence."""
     from ..registry import is_backward_operator
 
-    kinds = {"operator": [], "backward operator": []}
+    kinds: dict[str, list[str]] = {"operator": [], "backward operator": []}
     for item in items:
         entry = item.classification
         is_backward = is_backward_operator(entry.op_name)
