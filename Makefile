@@ -2,6 +2,7 @@
 #   PYTHON   the Python (3.10 or later) that .venv is made with
 #   WORKERS  the processes that the tests run in
 #   NAME, FAMILY  the operator of new-operator, and the module of its parts
+#   CORRECTS the fault of TVM's rule, which a new rule replaces
 #   ARGS     what is passed on to pytest, to the example or to the benchmarks
 
 PYTHON ?= python3
@@ -97,7 +98,7 @@ test-wheel: ## install the wheel of dist in an environment of its own, and use i
 	cd build/installed && export RELAX_GRAD_CACHE=0 && bin/python -I installed.py && bin/relax-grad doctor && bin/python -m pip check
 
 new-operator: $(STAMP)lint ## write the skeleton of a rule or a backward operator (NAME=softplus_backward_data FAMILY=activation)
-	$(BIN)/python tests/support/new_operator.py '$(NAME)' '$(FAMILY)'
+	$(BIN)/python tests/support/new_operator.py '$(NAME)' '$(FAMILY)' --corrects '$(CORRECTS)'
 	$(BIN)/ruff check --quiet --fix --exit-zero relax_grad
 	$(BIN)/ruff format --quiet relax_grad
 

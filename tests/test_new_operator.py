@@ -1,5 +1,5 @@
-"""``make new-operator`` writes skeletons that import, refuse what is not written, and name what
-remains."""
+"""``make new-operator`` writes skeletons that import, refuse what is not written, name what
+remains, and pass the checks when they are completed."""
 
 from __future__ import annotations
 
@@ -95,21 +95,67 @@ def test_skeleton_of_a_backward_operator(tmp_path, capsys):
     assert [(root / file).read_bytes() for file in written] == before
 
 
-def test_skeleton_of_a_rule():
-    rule, samples = new_operator.entries_of("relax.nn.prelu", "nn/activation")
-    assert rule.path == "relax_grad/rules/nn/activation.py"
+#: What a developer writes in the place of the lines that raise, by their files.
+_WRITTEN = {
+    "rules/unary.py": (
+        'raise GradientError("the rule of cos is not written")',
+        "(x,) = orig_call.args\n    return [relax.op.negative(output_grad * relax.op.sin(x))]",
+    ),
+    "topi/activation.py": (
+        'raise NotImplementedError("the tensor expression of softplus_backward_data is not '
+        'written")',
+        "def element(*i):\n"
+        "        return output_grad(*i) / (1 + te.exp(data(*i) * -beta))\n\n"
+        "    return te.compute(data.shape, element)",
+    ),
+    "rules/grad/activation.py": (
+        'raise GradientError("the rule of softplus_backward_data is not written")',
+        "grad, data = orig_call.args\n"
+        "    beta = relax.const(orig_call.attrs.beta, data.ty.dtype.dtype)\n"
+        "    share = relax.op.sigmoid(beta * data)\n"
+        "    slope = beta * share * relax.op.sigmoid(relax.op.negative(beta * data))\n"
+        "    return [output_grad * share, output_grad * grad * slope]",
+    ),
+}
+
+
+def test_completed_skeletons_pass_the_checks(tmp_path, capsys):
+    root = copied(tmp_path)
+    for arguments in (
+        ["softplus_backward_data", "activation"],
+        ["relax.cos", "unary", "--corrects", 'its "sign" is wrong'],
+    ):
+        assert new_operator.main([*arguments, "--root", str(root)]) == 0
+    assert "examine whether the samples of relax.cos show the fault" in capsys.readouterr().out
+    for file, (skeleton, written) in _WRITTEN.items():
+        path = root / "relax_grad" / file
+        assert path.read_text().count(skeleton) == 1
+        path.write_text(path.read_text().replace(skeleton, written))
+    process = subprocess.run(
+        [sys.executable, "-m", "relax_grad", "check", "relax.cos", "grad.softplus_backward_data"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "2 operators" in process.stdout, process.stdout
+
+
+def test_a_rule_has_the_operands_and_the_fault():
+    (rule,) = new_operator.entries_of("relax.nn.prelu", "nn/activation")
     assert "Backward form: ``[data_grad, alpha_grad]``." in rule.text
-    assert rule.imports == [
-        ("tvm", "relax"),
-        ("...errors", "GradientError"),
-        ("...registry", "register_gradient"),
-    ]
+    assert "corrects" not in rule.text
+    (rule,) = new_operator.entries_of("relax.exp", "unary", "it is 0")
+    assert '@register_gradient("relax.exp", corrects="it is 0")' in rule.text
+
+
+def test_samples_are_written_where_there_are_none(monkeypatch):
+    monkeypatch.setattr(new_operator, "has_samples", lambda name: False)
+    _, samples = new_operator.entries_of("relax.nn.prelu", "nn/activation")
     assert samples.path == "relax_grad/testing/samples/activation.py"
     assert '{"axis": 1}' in samples.text
-    (rule, samples) = new_operator.entries_of("relax.exp", "unary")
-    assert '@register_gradient("relax.exp", corrects="the fault of this rule of TVM")' in rule.text
-    assert "\ndef exp(\n    orig_var: relax.Var, orig_call: relax.Call, " in rule.text
-    assert rule.imports[1] == ("..errors", "GradientError")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +163,7 @@ def test_skeleton_of_a_rule():
     [
         ("relax.tan", "relax_grad has a rule of relax.tan already"),
         ("relax.floor", "relax.floor has no gradient: .*; remove it from relax_grad/rules/nondiff"),
+        ("relax.cos", "TVM has a rule of relax.cos, which .* check relax.cos .*: CORRECTS='its"),
         ("softmax_backward", "relax_grad has the operator relax.grad.softmax_backward already"),
     ],
 )
@@ -124,6 +171,12 @@ def test_what_is_there_is_not_written_again(name, message, capsys, tmp_path):
     assert new_operator.main([name, "unary", "--root", str(tmp_path)]) == 1
     assert re.match(f"error: {message}", capsys.readouterr().err)
     new_operator.check_free("softplus_backward_data")
+
+
+@pytest.mark.parametrize("name", ["relax.tan", "softplus_backward_data"])
+def test_only_rules_of_tvm_have_a_fault(name, capsys, tmp_path):
+    assert new_operator.main([name, "unary", "--corrects", "a", "--root", str(tmp_path)]) == 1
+    assert re.search("already|corrects states the fault", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

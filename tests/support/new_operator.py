@@ -3,8 +3,9 @@
 
 NAME is an operator of TVM, for which a rule is added (``relax.cos``), or a new backward operator
 (``softplus_backward_data``), with all its entries. FAMILY names the module of each part, as in
-``unary`` or ``nn/pool``. What remains to be written raises an error that says so, and is printed at
-the end.
+``unary`` or ``nn/pool``. ``--corrects`` states the fault of TVM's rule, which the new one replaces.
+Samples that exist are kept. What remains to be written raises an error that says so, and is printed
+at the end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,15 +47,12 @@ class Operator:
         default.
     attrs_type : str
         The type key of the attributes; empty without any.
-    has_gradient : bool
-        Whether TVM registers a gradient.
     """
 
     name: str
     arguments: tuple[str, ...]
     attributes: dict[str, str]
     attrs_type: str
-    has_gradient: bool
 
     @property
     def last_name(self) -> str:
@@ -81,8 +80,7 @@ def operator_of(name: str) -> Operator:
     params = list(inspect.signature(builder).parameters.values())[len(arguments) :]
     attributes = {p.name: "" if p.default is p.empty else repr(p.default) for p in params}
     attrs_type = Op.get(name).attrs_type_key if attributes else ""
-    has_gradient = Op.get(name).get_attr("FPrimalGradient") is not None
-    return Operator(name, arguments, attributes, attrs_type, has_gradient)
+    return Operator(name, arguments, attributes, attrs_type)
 
 
 def forward_of(name: str) -> Operator:
@@ -103,10 +101,14 @@ def forward_of(name: str) -> Operator:
     return operator_of(names[0])
 
 
-def entries_of(name: str, family: str) -> list[Entry]:
+def entries_of(name: str, family: str, corrects: str = "") -> list[Entry]:
     """Return the entries of a rule (``relax.*``) or of a backward operator."""
     if name.startswith("relax."):
-        return _of_rule(operator_of(name), family)
+        return _of_rule(operator_of(name), family, corrects)
+    if corrects:
+        raise SkeletonError(
+            f"corrects states the fault of TVM's rule, but {name} is no operator of TVM"
+        )
     if "_backward" not in name or not name.isidentifier():
         raise SkeletonError(
             "NAME must be an operator of TVM such as relax.nn.softplus, or "
@@ -115,9 +117,9 @@ def entries_of(name: str, family: str) -> list[Entry]:
     return _of_backward(name, forward_of(name), family)
 
 
-def check_free(name: str) -> None:
+def check_free(name: str, corrects: str = "") -> None:
     """Raise an error if relax_grad has the rule, or the backward operator, or a reason for having
-    none."""
+    none, or if TVM has a rule whose fault is not stated."""
     from relax_grad import registry
 
     full = name if name.startswith("relax.") else f"relax.grad.{name}"
@@ -133,11 +135,28 @@ def check_free(name: str) -> None:
         )
     if entry.rule == "relax_grad":
         raise SkeletonError(f"relax_grad has a rule of {name} already")
+    if entry.rule == "TVM" and not corrects:
+        raise SkeletonError(
+            f"TVM has a rule of {name}, which python -m relax_grad check {name} examines; a rule "
+            "that replaces it states the fault of TVM's: CORRECTS='its gradient at 0 is NaN'"
+        )
+    if entry.rule != "TVM" and corrects:
+        raise SkeletonError(f"corrects states the fault of TVM's rule, but TVM has none of {name}")
 
 
-def _of_rule(operator: Operator, family: str) -> list[Entry]:
+def has_samples(name: str) -> bool:
+    """Tell whether an operator has samples."""
+    from relax_grad.testing.samples import samples
+
+    try:
+        return bool(samples(name))
+    except ValueError:
+        return False
+
+
+def _of_rule(operator: Operator, family: str, fault: str) -> list[Entry]:
     name, arguments = operator.last_name, operator.arguments
-    corrects = ', corrects="the fault of this rule of TVM"' if operator.has_gradient else ""
+    corrects = f", corrects={json.dumps(fault)}" if fault else ""
     partials = ", ".join(f"{argument}_grad" for argument in arguments)
     rule = f'''
 @register_gradient("{operator.name}"{corrects})
@@ -158,10 +177,11 @@ def {name}(
         (f"{dots}errors", "GradientError"),
         (f"{dots}registry", "register_gradient"),
     ]
-    return [
-        Entry(f"relax_grad/rules/{family}.py", rule, imports),
-        _samples(operator.name, name, len(arguments), operator.attributes, family),
-    ]
+    entries = [Entry(f"relax_grad/rules/{family}.py", rule, imports)]
+    if not has_samples(operator.name):
+        attributes = operator.attributes
+        entries.append(_samples(operator.name, name, len(arguments), attributes, family))
+    return entries
 
 
 def _of_backward(name: str, forward: Operator, family: str) -> list[Entry]:
@@ -387,7 +407,7 @@ def remaining(name: str, family: str) -> Iterator[str]:
     """Yield what is left to do for the skeleton."""
     operator = name if name.startswith("relax.") else f"relax.grad.{name}"
     if name.startswith("relax."):
-        yield "write the rule (docs/rules.md), and in corrects the fault of TVM's, if it has one"
+        yield "write the rule (docs/rules.md)"
     else:
         last = family.rpartition("/")[2]
         forward = forward_of(name).name
@@ -403,7 +423,10 @@ def remaining(name: str, family: str) -> Iterator[str]:
             "examine the inference of types and the layout in relax_grad/op: it is that of an "
             "element-wise operator"
         )
-    yield "write the samples, with PyTorch's function where there is one (docs/samples.md)"
+    if has_samples(operator):
+        yield f"examine whether the samples of {operator} show the fault; add those that do"
+    else:
+        yield "write the samples, with PyTorch's function where there is one (docs/samples.md)"
     yield "make format"
     yield f"python -m relax_grad check {operator}"
     yield f"make accuracy ARGS={operator}"
@@ -414,11 +437,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write the skeleton of a rule or of an operator.")
     parser.add_argument("name", help="relax.cos, or softplus_backward_data")
     parser.add_argument("family", help="the module of its parts: unary, nn/pool, ...")
+    parser.add_argument("--corrects", default="", help="the fault of TVM's rule, in one line")
     parser.add_argument("--root", type=Path, default=ROOT, help="the root of the repository")
     args = parser.parse_args(argv)
     try:
-        check_free(args.name)
-        for path in write(entries_of(args.name, args.family), args.root):
+        check_free(args.name, args.corrects)
+        for path in write(entries_of(args.name, args.family, args.corrects), args.root):
             print(f"written: {path.relative_to(args.root)}")
     except SkeletonError as error:
         print(f"error: {error}", file=sys.stderr)
