@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,23 +28,36 @@ class _Line:
 #: The line that is shown, as the only element.
 _lines: list[_Line | None] = [None]
 
+#: The bar of a loop, which takes the line as one more of its own, as the only element.
+_hosts: list[Progress | None] = [None]
+
 
 @contextmanager
 def shown(text: str) -> Iterator[None]:
     """Show a text until the end of the block, on standard error if it is a terminal.
 
-    Within another block, nothing changes: the text of the outer one stays.
+    Within another block, nothing changes: the text of the outer one stays. Within the bar of a
+    loop, the text is a line below it.
     """
-    bar = None if _lines[0] is not None else _bar()
+    within = _hosts[0]
+    bar = None if _lines[0] is not None else within or _bar()
     if bar is None:
         yield
         return
-    with bar:
-        _lines[0] = _Line(bar, bar.add_task(text, total=None))
+    with nullcontext() if within else bar:
+        task = bar.add_task(text, total=None, loss="")
+        _lines[0] = _Line(bar, task)
         try:
             yield
         finally:
             _lines[0] = None
+            if within:
+                bar.remove_task(task)
+
+
+def host(bar: Progress | None) -> None:
+    """Note the bar of a loop, or its end."""
+    _hosts[0] = bar
 
 
 def describe(text: str, total: int | None = None) -> None:

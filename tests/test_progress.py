@@ -48,6 +48,22 @@ def test_an_error_ends_the_line(monkeypatch):
     assert _progress._lines == [None]
 
 
+def test_the_bar_of_a_loop_has_the_line(monkeypatch):
+    terminal = with_terminal(monkeypatch)
+    from relax_grad.training._progress import Bar
+
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with Bar(True) as bar:
+        bar.begin("epoch 1/1", 2, 0)
+        with _progress.shown("compiling the step for other numbers of rows"):
+            _progress.describe("compiling 3 functions", 3)
+            bar._bar.refresh()
+        assert len(bar._bar.tasks) == 1
+        bar.advance(0.5)
+    assert "compiling 3 functions" in terminal.getvalue()
+    assert _progress._hosts == [None]
+
+
 @pytest.mark.parametrize("stream", [io.StringIO(), None])
 def test_without_a_terminal_nothing_is_written(monkeypatch, stream):
     monkeypatch.setattr(sys, "stderr", stream)

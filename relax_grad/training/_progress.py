@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .._progress import host
+
 
 class Bar:
     """A progress bar of rich, or none: the line of an epoch, below the lines of the complete
@@ -31,10 +33,12 @@ class Bar:
     def __enter__(self) -> Bar:
         if self._bar is not None:
             self._bar.start()
+            host(self._bar)
         return self
 
     def __exit__(self, *_) -> None:
         if self._bar is not None:
+            host(None)
             self._bar.stop()
 
     def begin(self, title: str, count: int | None, done: int) -> None:

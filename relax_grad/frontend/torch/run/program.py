@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from tvm import relax, tirx
 
+from ...._progress import shown
 from ....ir.compat import dtype_of
 from ....ir.extent_checks import extent_checks
 from ....ir.index_ranges import index_ranges
@@ -52,9 +53,10 @@ class Program:
     """The functions of a module in one mode."""
 
     def __init__(self, module: nn.Module, examples: Examples, options: Options):
-        self._imported, (self._spec, leaves), reads = import_for_wrap(
-            module, examples.inputs, options.dynamic_shapes, options.custom_convert_map
-        )
+        with shown("importing the module"):
+            self._imported, (self._spec, leaves), reads = import_for_wrap(
+                module, examples.inputs, options.dynamic_shapes, options.custom_convert_map
+            )
         self.guards = Guards(list(module.modules()), reads)
         for leaf in leaves:
             if leaf is not TENSOR and not isinstance(leaf, _CONSTANTS):
@@ -178,7 +180,8 @@ class Program:
             functions = self._compiled.get(needs)
             if functions is None:
                 wrt = list(itertools.compress(self._differentiable, needs))
-                functions = self._options.compiled(self._imported, self._signature, wrt)
+                with shown("compiling the module"):
+                    functions = self._options.compiled(self._imported, self._signature, wrt)
                 self._compiled[needs] = functions
         return functions
 
