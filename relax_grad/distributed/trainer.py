@@ -13,6 +13,8 @@ from tvm_ffi import structural_equal
 from ..activity import holds_floats
 from ..ir.compat import dtype_of
 from ..training import Optimizer, StepResult, Trainer, TrainStep
+from ..training._inputs import named_values
+from ..training._variant import Variant
 from ._parallel_trainer import ParallelTrainer, as_step, check_interval, check_session
 from ._parts import Parts, is_shared
 from ._processes import shares
@@ -288,9 +290,9 @@ class DataParallelTrainer(ParallelTrainer):
             layouts = parts.layouts()
         super().__init__(step, parallel, session, layouts, check_every, **options)
         # The others depend on the number of examples of a worker.
-        self._ranges = tuple(
+        self._variants.main.ranges = tuple(
             input_range
-            for input_range in self._ranges
+            for input_range in self._variants.main.ranges
             if isinstance(input_range.extent, int)
             and (
                 input_range.input not in self._split or input_range.slices[:1] in ((), ((0, 0, 1),))
@@ -322,11 +324,13 @@ class DataParallelTrainer(ParallelTrainer):
             cause = f"its loss is {self.own_losses[rank]}: {error}"
             raise NonFiniteLoss(rank, self.session.hosts[rank], cause) from None
 
-    def _batch(self, batch: Sequence, others: Mapping) -> list[tvm.runtime.Tensor]:
+    def _batch(self, batch: Sequence, others: Mapping) -> tuple[Variant, list[tvm.runtime.Tensor]]:
         """Check a whole batch; the types of the step are those of a worker's share."""
         types, replicas = self.train_step.batch, self._replicas
         whole = {name: self._whole(name, kind) for name, kind in types.items()}
-        tensors = self._checked(whole, batch, others)
+        values = named_values(whole, self.train_step.hyperparameters, batch, others)
+        tensors, symbols = self._variants.main.tensors(values, whole)
+        self._allocator.begin(symbols)
         first = tensors[list(types).index(self._split[0])]
         if int(first.shape[0]) < replicas:
             unit = "workers" if self._group_size == 1 else "groups"
@@ -334,15 +338,15 @@ class DataParallelTrainer(ParallelTrainer):
                 f"a batch must have an example for each of the {replicas} {unit}, but it has "
                 f"{int(first.shape[0])}"
             )
-        return tensors
+        return self._variants.main, tensors
 
-    def _check_extents(self) -> None:
-        super()._check_extents()
+    def _check_extents(self, variant: Variant) -> None:
+        super()._check_extents(variant)
         name = str(self.train_step.batch[self._split[0]].shape.values[0])
         extents = self._allocator.extents
         if self._has_local_norms and name in extents:
             smallest = {**extents, name: extents[name] // self._replicas}
-            for check in self._checks:
+            for check in variant.checks:
                 check.check(smallest)
 
     def _whole(self, name: str, kind: relax.TensorType) -> relax.TensorType:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import tvm
 from tvm import relax
 
+from .._progress import shown
 from ..cpu import programs
 from ..ir.module import with_functions
-from ._inputs import input_types, result_of
+from ._inputs import check_loader, input_types, result_of
 
 
 class Evaluation:
@@ -37,16 +38,18 @@ class Evaluation:
                 "mode. For example "
                 '{"error": lambda output, target: np.mean((output - target) ** 2)}'
             )
+        check_loader(loader, self._step.batch)
         totals = dict.fromkeys([*(["loss"] if has_loss else []), *metrics], 0.0)
         count = 0
         for batch in loader:
             named = isinstance(batch, Mapping)
             values = () if named else batch if isinstance(batch, list | tuple) else (batch,)
-            tensors = trainer._batch(values, batch if named else {})
+            variant, tensors = trainer._batch(values, batch if named else {})
             tensors = dict(zip(self._step.batch, tensors, strict=True))
             shape: Sequence[int] = next(iter(tensors.values())).shape if tensors else ()
             weight = int(shape[0]) if len(shape) else 1
-            results = {"loss": self._loss_of(trainer, tensors, ema)} if has_loss else {}
+            loss_of = variant.evaluation._loss_of
+            results = {"loss": loss_of(trainer, tensors, ema)} if has_loss else {}
             if metrics:
                 results |= self._metrics_of(trainer, tensors, metrics, ema)
             for name, value in results.items():
@@ -63,7 +66,8 @@ class Evaluation:
         if self._loss is None:
             module = with_functions(source.module, {name: function})
             module = relax.transform.DeadCodeElimination([name])(module)
-            executable = programs.compiled(module, self._target, self._options)
+            with shown("compiling the evaluation"):
+                executable = programs.compiled(module, self._target, self._options)
             self._loss = relax.VirtualMachine(executable, tvm.cpu())[name]
         model, seed = trainer._values_of(ema), tvm.runtime.tensor(trainer._seed())
         if source.evaluation:

@@ -4,10 +4,25 @@ package, which does not import them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import tvm
 from tvm import relax
+
+
+class Batch(Protocol):
+    """The numbers of rows that an import takes."""
+
+    #: That of its functions; None without one.
+    rows: int | None
+    #: The inputs and targets whose first axis has the rows.
+    names: tuple[str, ...]
+    #: The call that imports the model for ``{rows}`` rows.
+    how: str
+    #: The reason for which the number is fixed.
+    reason: str
+
+    def imported(self) -> Any: ...
 
 
 class Import(Protocol):
@@ -21,6 +36,7 @@ class Import(Protocol):
     params: Mapping[str, tvm.runtime.Tensor]
     frozen: Mapping[str, tvm.runtime.Tensor]
     states: Mapping[str, tvm.runtime.Tensor]
+    _batch: Batch | None
 
 
 @runtime_checkable

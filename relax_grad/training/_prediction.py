@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tvm
+from tvm import relax
 
+from ..cpu import programs
 from ..ir.index_ranges import IndexRange
 from ._inputs import as_input, check_ranges, forward_checks_of, forward_ranges_of, input_types
 from ._slots import EMA, Slot
@@ -15,31 +17,51 @@ from ._tensors import Tensors, leaves_of
 class Prediction:
     """The function of a step's module that computes the model's outputs in evaluation mode."""
 
-    def __init__(self, step, check_inputs: bool):
-        self._step = step
+    def __init__(self, step, machine: Mapping, check_inputs: bool):
+        self._step, self._machine = step, machine
         self._checks = forward_checks_of(step)
         self._ranges: Sequence[IndexRange] = forward_ranges_of(step) if check_inputs else ()
+
+    @classmethod
+    def alone(
+        cls,
+        step,
+        target: tvm.target.Target,
+        options: Mapping[str, object] | None,
+        check_inputs: bool,
+    ) -> Prediction:
+        """Compile the function without those that train."""
+        name = step.forward.name
+        module = relax.transform.DeadCodeElimination([name])(step.module)
+        executable = programs.compiled(module, target, options)
+        return cls(step, relax.VirtualMachine(executable, tvm.cpu()), check_inputs)
+
+    def types_of(self, inputs: Sequence[object]) -> dict[str, relax.TensorType]:
+        """Return the types of these inputs by their names; a seed may be left out."""
+        if self._step.forward is None:
+            raise ValueError(
+                "the model has no function for prediction; imports of PyTorch and ONNX models "
+                "have one"
+            )
+        types = input_types(self._step)
+        if len(inputs) == len(types) - 1:
+            types.pop("seed", None)
+        if len(inputs) != len(types):
+            raise TypeError(
+                f"the model takes {', '.join(types)}, without targets, but {len(inputs)} tensors "
+                "were given"
+            )
+        return types
 
     def outputs(
         self, trainer, inputs: Sequence[object], ema: bool
     ) -> tvm.runtime.Tensor | list[tvm.runtime.Tensor]:
         """Return the outputs; the arguments are those of :meth:`Trainer.predict`."""
         forward = self._step.forward
-        if forward is None:
-            raise ValueError(
-                "the model has no function for prediction; imports of PyTorch and ONNX models "
-                "have one"
-            )
         values = trainer._values_of(ema)
-        types = input_types(self._step)
-        names = list(types)
-        if names[:1] == ["seed"] and len(inputs) == len(types) - 1:
-            inputs = (trainer._seed(), *inputs)
-        if len(inputs) != len(types):
-            raise TypeError(
-                f"the model takes {len(types)} inputs ({', '.join(types)}), but {len(inputs)} "
-                "were given"
-            )
+        types = self.types_of(inputs)
+        if len(inputs) < len(input_types(self._step)):
+            types, inputs = input_types(self._step), (trainer._seed(), *inputs)
         symbols: dict[str, int] = {}
         tensors = {
             name: as_input(name, value, ty, symbols)
@@ -49,7 +71,7 @@ class Prediction:
         for check in self._checks:
             check.check(symbols)
         trainer._allocator.begin(symbols)
-        result = trainer._machine[forward.name](
+        result = self._machine[forward.name](
             *tensors.values(), *(values[name] for name in forward.values)
         )
         if isinstance(result, tvm.runtime.Tensor):

@@ -13,13 +13,14 @@ import tvm
 from tvm import relax
 
 from .._progress import shown
-from .._validation import check_integer, matching
+from .._validation import check_integer, described, matching
 from ..ir.compat import dtype_of
 from ..ir.remat import checked
 from ..ir.signature import GROUPS
 from . import _export
 from ._build import Build, Differentiate, Group, Settings
 from ._packing import packed
+from ._rows import OtherRows, other_rows
 from ._slots import EMA, LR, MASTER, WEIGHT_DECAY, Hyperparameter, Slot
 from ._source import Forward, Source, source_of
 from ._state import check_seed
@@ -98,6 +99,8 @@ class TrainStep:
     _source: Source
     _fills: dict[str, float]
     _recipe: tuple[list[Group], Settings]
+    #: The step for batches of other sizes, if the model is an import of one size.
+    _other_rows: OtherRows | None = None
 
     @cached_property
     def _digest(self) -> str:
@@ -199,6 +202,9 @@ class TrainStep:
         compile_options: Mapping[str, object] | None = None,
     ) -> None:
         """Compile the step and write a folder for programs without Python.
+
+        Of an import, the exported step takes batches of as many rows as the examples; for any
+        number, give ``dynamic_shapes`` to the import.
 
         Parameters
         ----------
@@ -347,8 +353,16 @@ def train_step(
     )
     if isinstance(remat, int):
         _check_constant(source)
+
+    def of_other_rows(imported: object, types: Mapping | None) -> TrainStep:
+        if isinstance(remat, int):
+            raise ValueError("remat is a budget in bytes, which needs a fixed number of rows")
+        other = source_of(imported, func_name, wrt, states, loss, types)
+        return _made(other, groups, settings)
+
     with shown("differentiating the loss"):
-        return _made(source, groups, settings)
+        step = _made(source, groups, settings)
+    return replace(step, _other_rows=other_rows(model, step.batch, targets, of_other_rows))
 
 
 def _made(
@@ -413,8 +427,8 @@ def _groups(optimizer: Optimizer | Mapping[str, Optimizer] | object, source: Sou
         return [Group(optimizer, LR, WEIGHT_DECAY, list(signature.params))]
     if not isinstance(optimizer, Mapping) or not optimizer:
         raise TypeError(
-            "optimizer must be an Optimizer of relax_grad.training, or a mapping of patterns to "
-            f"them, but it is {optimizer!r}"
+            "optimizer must be an Optimizer of relax_grad.training, such as AdamW(lr=0.01), or a "
+            f"mapping of patterns to them, but it is {described(optimizer)}"
         )
     left, groups = list(signature.params), []
     for pattern, member in optimizer.items():

@@ -14,21 +14,32 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from .._validation import described
 from ..ir.signature import GROUPS, MODEL_GROUPS
 from . import _export
 from ._allocator import Allocator
-from ._evaluation import Evaluation
-from ._inputs import as_input, check_ranges, checks_of, named_values, ranges_of, scalars_of
+from ._inputs import named_values, scalars_of
 from ._loop import Loop, Scheduler
 from ._moment import Call, InMoments, Moment
 from ._outcome import is_update
 from ._packing import packed
-from ._prediction import Prediction, averages_of
+from ._prediction import averages_of
 from ._state import check_seed, read_state
 from ._tensors import copies_of
 from ._values import described as described_values
+from ._variant import Variant, Variants
 from .history import COUNTERS, History
 from .step import StepResult, Tensors, TrainStep
+
+
+def _remedy(step: object) -> str:
+    """Return the call that makes a trainer of what was given instead of a step."""
+    if hasattr(step, "named_parameters"):  # a module of PyTorch
+        imported = "from_module(model, (x,), loss=loss, targets=(y,))"
+        return f"Trainer(train_step({imported}, AdamW(lr=0.01)))"
+    if isinstance(step, tvm.IRModule):
+        return 'Trainer(train_step(module, AdamW(lr=0.01), wrt=["weight"]), values=...)'
+    return "Trainer(train_step(imported, AdamW(lr=0.01)))"
 
 
 class _TrainerType(type):
@@ -58,6 +69,10 @@ class _TrainerType(type):
 
 class Trainer(InMoments, metaclass=_TrainerType):
     """Compiles a training step once, and runs it.
+
+    The step of an import takes batches of any number of rows, if the model does. The first batch of
+    another size than the import's examples compiles a second step, for all other sizes. The first
+    step is the faster one.
 
     Parameters
     ----------
@@ -126,14 +141,15 @@ class Trainer(InMoments, metaclass=_TrainerType):
         distributed: None = None,
     ):
         if not isinstance(step, TrainStep):
-            raise TypeError(f"step must be a result of train_step, but it is {step!r}")
+            raise TypeError(
+                f"step must be a result of train_step, but it is {described(step)}; write "
+                f"{_remedy(step)}"
+            )
         if on_nan not in ("raise", "skip"):
             raise ValueError(f'on_nan must be "raise" or "skip", but it is {on_nan!r}')
         seed = check_seed(seed)
         if not isinstance(check_inputs, bool):
             raise TypeError(f"check_inputs must be True or False, but it is {check_inputs!r}")
-        self._ranges = ranges_of(step) if check_inputs else ()
-        self._checks = checks_of(step)
         self.target = _export.target_of(target)
         _export.check_runs_here(self.target)
         self.train_step, self.on_nan = step, on_nan
@@ -147,8 +163,7 @@ class Trainer(InMoments, metaclass=_TrainerType):
         self._lock = threading.RLock()
         self._machine = self._started()
         self._allocator = Allocator()
-        self._evaluation = Evaluation(step, self.target, compile_options)
-        self._prediction = Prediction(step, check_inputs)
+        self._variants = Variants(step, self._machine, self.target, compile_options, check_inputs)
 
     def _compiled(self, step: TrainStep) -> tvm.runtime.Executable:
         return _export.compiled(step, self.target, self._compile_options)
@@ -236,8 +251,9 @@ class Trainer(InMoments, metaclass=_TrainerType):
     def _step(self, batch: tuple, lr: float | None, others: dict) -> StepResult:
         start, moment = time.perf_counter(), self._settled()
         scalars = scalars_of(self.train_step.hyperparameters, lr, others)
-        arguments = self._batch(batch, others)
-        self._check_extents()
+        variant, arguments = self._batch(batch, others)
+        self._check_extents(variant)
+        self._variants.note(variant)
         updates = is_update(moment.steps, moment.skipped, self.train_step.accumulate)
         name = "step" if updates else "accumulate"
         numbers = (np.array(value, "float64") for value in scalars.values())
@@ -246,9 +262,9 @@ class Trainer(InMoments, metaclass=_TrainerType):
             *map(tvm.runtime.tensor, (*numbers, self._seed())),
             *(moment.groups[group] for group in GROUPS),
         ]
-        self._allocator.take(self._machine, name, arguments)
+        self._allocator.take(variant.machine, name, arguments)
         call = Call(
-            self._machine[name],
+            variant.machine[name],
             arguments,
             moment.history,
             metrics=self.train_step.metrics,
@@ -272,23 +288,19 @@ class Trainer(InMoments, metaclass=_TrainerType):
         outputs = dict(zip(self.train_step.outputs, call.outputs, strict=True))
         return StepResult(value, metrics, outputs)
 
-    def _batch(self, batch: Sequence, others: Mapping) -> list[tvm.runtime.Tensor]:
-        return self._checked(self.train_step.batch, batch, others)
-
-    def _checked(
-        self, types: Mapping[str, relax.TensorType], batch: Sequence, others: Mapping
-    ) -> list[tvm.runtime.Tensor]:
-        """Return the inputs and targets as tensors of these types."""
+    def _batch(self, batch: Sequence, others: Mapping) -> tuple[Variant, list[tvm.runtime.Tensor]]:
+        """Return the step for a batch, and the inputs and targets as tensors."""
+        types = self.train_step.batch
         values = named_values(types, self.train_step.hyperparameters, batch, others)
-        symbols: dict[str, int] = {}
-        tensors = {name: as_input(name, values[name], ty, symbols) for name, ty in types.items()}
-        check_ranges(self._ranges, tensors, symbols)
+        with self._lock:
+            variant = self._variants.of_batch(types, values)
+        tensors, symbols = variant.tensors(values, variant.step.batch)
         self._allocator.begin(symbols)
-        return list(tensors.values())
+        return variant, tensors
 
-    def _check_extents(self) -> None:
+    def _check_extents(self, variant: Variant) -> None:
         """Check the symbolic extents of a batch to train with."""
-        for check in self._checks:
+        for check in variant.checks:
             check.check(self._allocator.extents)
 
     # The loop
@@ -396,7 +408,7 @@ class Trainer(InMoments, metaclass=_TrainerType):
             If a metric returns no number.
         """
         self._settled()
-        return self._evaluation.means(self, loader, metrics, ema)
+        return self._variants.main.evaluation.means(self, loader, metrics, ema)
 
     def predict(
         self, *inputs: object, ema: bool = False
@@ -422,7 +434,7 @@ class Trainer(InMoments, metaclass=_TrainerType):
         """
         with self._lock:
             self._settled()
-            return self._prediction.outputs(self, inputs, ema)
+            return self._variants.prediction_of(inputs).outputs(self, inputs, ema)
 
     def _values_of(self, ema: bool) -> Tensors:
         if not ema:

@@ -363,6 +363,7 @@ def _of_training() -> Iterator[BadCall]:
                 f"{name} must",
             )
     for argument, values in {
+        "batch": ("4", 1.5),
         "constants": (["x"], {3: 1}),
         "dropout": ("no", None),
         "dynamic_shapes": (["x"], {"x": ["n"]}, {"x": {0: 3}}, {"x": {"0": "n"}}),

@@ -35,6 +35,8 @@ def bad_torch_calls() -> Iterator[tuple[str, str, Callable, type, str]]:
         ("loss", 3, TypeError, "loss must be a function"),
         ("targets", x, TypeError, "targets must be a sequence"),
         ("targets", (x,), ValueError, "targets are arguments of a loss"),
+        ("batch", "4", TypeError, "batch must be an integer, but it is '4'"),
+        ("batch", 0, ValueError, "batch must be a positive integer, but it is 0"),
         ("dynamic_shapes", 3, TypeError, "dynamic_shapes must be a mapping"),
         ("dynamic_shapes", {"y": {0: "n"}}, ValueError, "there is no input 'y'; the inputs are"),
         ("dynamic_shapes", {"input": {5: "n"}}, ValueError, "has 2 axes, and 5 is none"),

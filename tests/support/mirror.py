@@ -252,6 +252,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     # Imports of models.
     "frontend.extremes": ("frontend/onnx/test_extremes.py", "frontend/torch/test_exactness.py"),
+    "frontend._explanation": ("frontend/test_batch.py", "frontend/onnx/test_explain.py"),
     "frontend._arguments": ("frontend/onnx/test_model.py", "frontend/torch/test_model.py"),
     **dict.fromkeys(
         ("frontend.onnx._converters", "frontend.onnx._expand", "frontend.onnx._importer"),
@@ -314,6 +315,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "training._source": ("training/test_train_step.py", "frontend/onnx/test_training.py"),
     "training._tensors": ("training/test_train_step.py", "training/test_trainer.py"),
     "training._totals": ("training/test_train_step.py", "training/test_nonfinite.py"),
+    "training._variant": ("training/test_rows.py", "training/test_trainer.py"),
     "training.step": ("training/test_train_step.py",),
     "training.*": ("training/test_trainer.py",),
     # The checker and the fuzzer.

@@ -89,7 +89,7 @@ def test_errors_are_where_those_of_torch_are(language):
 def test_values_out_of_range_compute_nan(language, monkeypatch):
     """Without the check, negative ones too; nothing is trained."""
     _, _, trainer = language
-    monkeypatch.setattr(trainer, "_ranges", ())
+    monkeypatch.setattr(trainer._variants.main, "ranges", ())
     before = {k: v.numpy().tobytes() for k, v in trainer.params.items()}
     rng = np.random.default_rng(1)
     for name, values in WRONG.items():

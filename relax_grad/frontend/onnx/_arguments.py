@@ -12,13 +12,6 @@ Shapes = Mapping[str, Sequence[int | str]]
 DynamicShapes = Mapping[str, Mapping[int, str]]
 
 
-class Role(NamedTuple):
-    """The role of a constant of a model, and the reason."""
-
-    kind: str
-    reason: str
-
-
 class Copy(NamedTuple):
     """A tensor that is another one, or its transpose; ``place`` is that in the file."""
 
@@ -38,16 +31,6 @@ class Origin(NamedTuple):
     model: object
     places: dict[str, str]
     copies: Sequence[Copy]
-
-
-class Explanation(dict[str, Role]):
-    """The roles of constants by their names. As text, a table."""
-
-    def __str__(self) -> str:
-        width = max(map(len, self), default=0)
-        return "\n".join(
-            f"{name:{width}}  {role.kind:8}  {role.reason}" for name, role in self.items()
-        )
 
 
 def check_shapes(shapes: object) -> None:

@@ -144,15 +144,17 @@ def prepare(
     dropout: bool,
     tied: bool | Mapping[str, str],
     is_wanted: Callable[[str], bool],
+    rows: int | str | None = None,
 ) -> Prepared:
     """Return a model whose shapes are folded as far as the types of its inputs decide them.
 
-    ``is_wanted`` is that of :func:`fold`.
+    ``is_wanted`` is that of :func:`fold`, and ``rows`` the extent or the symbol of the first axes
+    of the inputs, instead of that in the model.
     """
     model, arrays = load(model)
     model = expand(model, has_converter)
     fix_inputs(model.graph, fixed or {})
-    constants = normalize(model, shapes, dynamic_shapes)
+    constants = normalize(model, shapes, dynamic_shapes, rows)
     join_quantization(model, arrays)
     join_dynamic_products(model)
     _name_nodes(model)

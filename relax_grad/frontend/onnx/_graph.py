@@ -64,7 +64,10 @@ def label(node: onnx.NodeProto) -> str:
 
 
 def normalize(
-    model: onnx.ModelProto, shapes: Shapes | None, dynamic_shapes: DynamicShapes | None
+    model: onnx.ModelProto,
+    shapes: Shapes | None,
+    dynamic_shapes: DynamicShapes | None,
+    rows: int | str | None = None,
 ) -> set[str]:
     """Turn ``Constant`` nodes into initializers, and give each axis of an input an extent or a
     symbol.
@@ -84,7 +87,7 @@ def normalize(
     del graph.input[:]
     graph.input.extend(inputs)
     del graph.value_info[:]  # the extents may change
-    _set_shapes(graph, shapes, dynamic_shapes)
+    _set_shapes(graph, shapes, dynamic_shapes, rows)
     constants = _constants_to_initializers(graph)
     for inner in every_graph(graph):
         if inner is not graph:
@@ -199,9 +202,15 @@ def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto:
 
 
 def _set_shapes(
-    graph: onnx.GraphProto, shapes: Shapes | None, dynamic_shapes: DynamicShapes | None
+    graph: onnx.GraphProto,
+    shapes: Shapes | None,
+    dynamic_shapes: DynamicShapes | None,
+    rows: int | str | None,
 ) -> None:
-    """Give each axis of an input an extent or a symbol, and remove the shapes of the outputs."""
+    """Give each axis of an input an extent or a symbol, and remove the shapes of the outputs.
+
+    ``rows`` is the extent or the symbol of the first axes, if it is given.
+    """
     shapes, dynamic = dict(shapes or {}), dict(dynamic_shapes or {})
     names = [value.name for value in graph.input]
     for argument, options in (("shapes", shapes), ("dynamic_shapes", dynamic)):
@@ -247,6 +256,10 @@ def _set_shapes(
                     "is none of them"
                 )
             tensor.shape.dim[axis].dim_param = symbol
+    if rows is not None:
+        _set_rows(graph, rows)
+    for value in graph.input:
+        tensor = value.type.tensor_type
         for axis, dim in enumerate(tensor.shape.dim):
             if dim.WhichOneof("value") == "dim_value" and dim.dim_value > 0:
                 continue
@@ -257,6 +270,22 @@ def _set_shapes(
             dim.dim_param = used.setdefault(name, _identifier(name, used.values()))
     for output in graph.output:
         output.type.tensor_type.ClearField("shape")
+
+
+def _set_rows(graph: onnx.GraphProto, rows: int | str) -> None:
+    """Give the first axes that are equal to that of the first input with axes another extent, or a
+    new symbol."""
+    shapes = [value.type.tensor_type.shape.dim for value in graph.input]
+    firsts = [dims[0] for dims in shapes if len(dims)]
+    if not firsts:
+        raise ValueError("batch: no input of the model has an axis")
+    known = (firsts[0].dim_value, firsts[0].dim_param)
+    taken = {dim.dim_param for dims in shapes for dim in dims}
+    for dim in [dim for dim in firsts if (dim.dim_value, dim.dim_param) == known]:
+        if isinstance(rows, str):
+            dim.dim_param = unused(rows, taken)
+        else:
+            dim.dim_value = rows
 
 
 def _positive(extent, name: str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tvm import relax, tirx
 
 from ...ir.extent_checks import checks_of, with_extent_checks
-from ...ir.module import normalized, tuple_fields
+from ...ir.module import ending_blocks, normalized, tuple_fields
 from ...training import append_loss
 
 #: The types of targets by their names: a type, or a shape and a dtype.
@@ -57,7 +57,7 @@ def loss_of(
     carriers = _carriers(main, params)
     carrier_params = [relax.Var(f"{carrier.name}_extents", carrier.ty) for carrier in carriers]
     bb = relax.BlockBuilder()
-    with bb.function("loss", [*carrier_params, *params, *extra]):
+    with ending_blocks(bb), bb.function("loss", [*carrier_params, *params, *extra]):
         with bb.dataflow():
             value = loss_fn(bb, *params, *extra)
             if not isinstance(value, relax.Expr):

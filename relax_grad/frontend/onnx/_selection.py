@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..._validation import alternatives, matches
 from .._arguments import Trainable
-from ._arguments import Explanation, Role
+from .._explanation import Explanation, Role
 
 if TYPE_CHECKING:
     from ._weights import Roles

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import tvm
@@ -13,13 +14,16 @@ from tvm import relax
 from tvm.ir import GlobalVar
 
 from ..._packages import is_usable, load
+from ..._progress import shown
+from ..._validation import check_integer
 from ...ir.module import unused, with_functions
 from ...training import Trainer
 from ...transform import FuseAttention
 from .._arguments import Trainable, check_trainable
+from .._batch import BATCH, Batch, first_extent
+from .._explanation import Explanation
 from ._arguments import (
     DynamicShapes,
-    Explanation,
     Origin,
     Shapes,
     check_constants,
@@ -77,6 +81,7 @@ class Imported:
     draws: bool = False
     _explanation: Explanation = field(default_factory=Explanation, repr=False)
     _origin: Origin | None = field(default=None, repr=False)
+    _batch: Batch | None = field(default=None, repr=False, compare=False)
 
     def explain(self) -> Explanation:
         """Return whether each floating-point constant of the model is trained, and why.
@@ -87,7 +92,8 @@ class Imported:
             By the names of the constants, each with ``kind`` and ``reason``. The kind is
             ``"trained"``, ``"frozen"``, ``"state"`` (a running statistic that training updates), or
             ``"constant"``: a frozen number, or a shape, a bound or a scale, that is part of the
-            program. As text, it is a table with a line for each constant.
+            program. As text, it is a table with a line for each constant, and for the numbers of
+            rows that a :class:`relax_grad.training.Trainer` takes, if the model has one number.
 
         Examples
         --------
@@ -111,7 +117,9 @@ class Imported:
         w    trained   it is a weight of the MatMul h
         eps  constant  its name is that of a constant table or setting
         """
-        return Explanation(self._explanation)
+        explanation = Explanation(self._explanation)
+        explanation.batch = str(self._batch or "")
+        return explanation
 
     def write_to(
         self,
@@ -259,6 +267,7 @@ def from_model(
     model: str | os.PathLike | bytes | onnx.ModelProto,
     *,
     trainable: Trainable | None = None,
+    batch: int | None = None,
     shapes: Shapes | None = None,
     dynamic_shapes: DynamicShapes | None = None,
     constants: Mapping[str, np.typing.ArrayLike] | None = None,
@@ -285,6 +294,11 @@ def from_model(
         that is no setting and no running statistic. A pattern such as ``"head.*"`` selects among
         those that are trained by default or, if it matches none of them, among the others. A
         function of the name returns whether to train a tensor that is trained by default.
+    batch : int, optional
+        The number of rows of each batch: the first axis of the inputs, instead of that in the
+        model. By default a :class:`relax_grad.training.Trainer` takes batches of any size if the
+        model does. Its step for the model's own number is the fastest one; that for other sizes is
+        imported and compiled with the first such batch.
     shapes : Mapping[str, Sequence[int or str]], optional
         The shapes of inputs, in the place of those in the model. A string is a symbol.
     dynamic_shapes : Mapping[str, Mapping[int, str]], optional
@@ -334,11 +348,40 @@ def from_model(
     check_tied(tied)
     if simplify is True:
         load("onnxsim", "simplify=True")
+    if batch is not None:
+        batch = check_integer("batch", batch, 1)
+        if dynamic_shapes is not None:
+            raise ValueError("batch fixes the number of rows and dynamic_shapes frees it; give one")
     from . import _convert
 
-    prepared = _convert.prepare(
-        model, shapes, dynamic_shapes, constants, dropout, tied, wanted(trainable)
+    prepare = partial(
+        _convert.prepare, model, shapes, dynamic_shapes, constants, dropout, tied, wanted(trainable)
     )
+
+    def again(rows: int | str | None) -> Imported:
+        return _imported(prepare(rows), model, trainable, simplify)
+
+    with shown("importing the model"):
+        imported = again(batch)
+    if dynamic_shapes is not None:
+        return imported
+    return replace(imported, _batch=_batch_of(imported, batch, partial(again, BATCH)))
+
+
+def _batch_of(imported: Imported, batch: int | None, again: Callable[[], Imported]) -> Batch | None:
+    """Return the numbers of rows that an import takes; None if it has a symbol for them."""
+    firsts = [ty for ty in imported.inputs.values() if ty.ndim]
+    rows = first_extent(firsts[0]) if firsts else None
+    if rows is None:
+        return None
+    how = "from_model(model, batch={rows})"
+    if batch is not None:
+        return Batch(rows, imported, None, how, f"batch={batch} fixes it")
+    return Batch(rows, imported, again, how)
+
+
+def _imported(prepared, model: object, trainable: Trainable | None, simplify) -> Imported:
+    """Return the import of a model that is prepared."""
     roles = prepared.roles
     params = chosen(trainable, roles)
     others = [*roles.weights, *roles.frozen, *roles.statistics]

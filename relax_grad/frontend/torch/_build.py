@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -52,6 +52,7 @@ def imported_from(
     num_inputs: int,
     reasons: str | None = None,
     copies_values: bool = True,
+    stacklevel: int = 3,
 ) -> Imported:
     """Return the import of the graphs in training and in evaluation mode.
 
@@ -70,6 +71,8 @@ def imported_from(
         The reasons for which evaluation mode cannot be imported, for a warning.
     copies_values : bool
         Whether training changes copies of the parameters, and not those of the module.
+    stacklevel : int
+        The frame to which warnings point.
     """
     programs = [program for program in (training, evaluation) if program is not None]
     for program in programs:
@@ -110,7 +113,7 @@ def imported_from(
         warnings.warn(
             "the import has no function forward, since evaluation mode cannot be imported:\n"
             f"{reasons}",
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
     elif evaluation is not None and evaluation.states:
         warnings.warn(
@@ -119,10 +122,12 @@ def imported_from(
                 "evaluation mode: "
             )
             + ", ".join(evaluation.states),
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
     types = [(param.name, param.ty) for param in params[1 : 1 + len(training.inputs)]]
-    copies = {group: {key: copied(tensors[key]) for key in keys} for group, keys in groups.items()}
+    copies: dict[str, Any] = {
+        group: {key: copied(tensors[key]) for key in keys} for group, keys in groups.items()
+    }
     return Imported(
         FuseAttention()(module),
         dict(types[:num_inputs]),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import tvm
 from torch import nn
 from tvm import relax
 
+from .._batch import Batch
+from .._explanation import Explanation, Role
 from ._tensors import as_torch, copied, read_file, tensors_of, write_file, write_to
 
 if TYPE_CHECKING:
@@ -67,6 +69,38 @@ class Imported:
     frozen: dict[str, tvm.runtime.Tensor]
     states: dict[str, tvm.runtime.Tensor]
     aliases: dict[str, str]
+    _batch: Batch | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    def explain(self) -> Explanation:
+        """Return the role of each parameter and buffer, and the numbers of rows of a batch.
+
+        Returns
+        -------
+        explanation : dict[str, Role]
+            By the keys of the state_dict, each with ``kind`` and ``reason``. The kind is
+            ``"trained"``, ``"frozen"`` or ``"state"``. As text, it is a table, with a last line on
+            the numbers of rows that a :class:`relax_grad.training.Trainer` takes, and with the
+            reason if there is only one. This line, also in the attribute ``batch``, takes a second
+            import.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from relax_grad.frontend.torch import from_module
+        >>> print(from_module(torch.nn.Linear(3, 2), (torch.ones(4, 3),)).explain())
+        weight  trained   it is a parameter to train
+        bias    trained   it is a parameter to train
+        batch: any number of rows of input; the fastest step is that of 4
+        """
+        kinds = (
+            (self.params, "trained", "it is a parameter to train"),
+            (self.frozen, "frozen", "it is a buffer, or a parameter without requires_grad"),
+            (self.states, "state", "training writes it"),
+        )
+        roles = {key: Role(kind, reason) for group, kind, reason in kinds for key in group}
+        explanation = Explanation(roles)
+        explanation.batch = str(self._batch or "")
+        return explanation
 
     @property
     def values(self) -> list[tvm.runtime.Tensor]:
@@ -159,7 +193,12 @@ class Imported:
         ValueError
             If the file lacks a tensor, or has one of another shape or dtype.
         """
-        return self._with(read_file(path), f"the file {path}")
+        tensors = read_file(path)
+        if any(key.startswith("params/") for key in tensors):
+            raise ValueError(
+                f"{path} has a state of training, of Trainer.save; load it by trainer.load(path)"
+            )
+        return self._with(tensors, f"the file {path}")
 
     def _named(self) -> dict[str, tvm.runtime.Tensor]:
         return {**self.params, **self.frozen, **self.states}
@@ -167,6 +206,11 @@ class Imported:
     def _given(self, values: Mapping[str, object] | None) -> dict[str, object]:
         """Return values by their first keys."""
         known = self._named()
+        if values is not None and not isinstance(values, Mapping):
+            raise TypeError(
+                "values must be tensors by their keys, such as trainer.values, but it is "
+                f"{type(values).__name__}"
+            )
         if values is None:
             return known
         by_first_key = {self.aliases.get(key, key): value for key, value in values.items()}
@@ -200,4 +244,4 @@ class Imported:
                         f"{source}, but the import has {tuple(wanted.shape)} and {wanted.dtype}"
                     )
                 groups[name][key] = copied(value)
-        return dataclasses.replace(self, **groups)
+        return dataclasses.replace(self, **cast(Any, groups))

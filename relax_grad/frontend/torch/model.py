@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..._progress import shown
+from ..._validation import check_integer
 from ...errors import UnsupportedOperatorError
 from .._arguments import Trainable
+from .._batch import Batch, Changed
 from ._arguments import check_arguments, check_map, check_options
 from ._build import Options, Values, imported_from, values_of
 from ._imported import Imported
@@ -17,7 +21,10 @@ from ._tensors import chosen, described, merged
 from .export.trace import export, from_program
 from .inputs.extents import DynamicShapes
 from .inputs.names import Inputs
-from .tracing.modes import frozen_statistics, modes
+from .tracing.modes import flags_of, frozen_statistics, modes, with_flags
+
+#: The import for another number of rows.
+_HOW = "from_module(model, (x[:{rows}],), ...)"
 
 
 def from_module(
@@ -27,6 +34,7 @@ def from_module(
     *,
     loss: Callable | None = None,
     targets: Sequence = (),
+    batch: int | None = None,
     dynamic_shapes: Mapping | Sequence | None = None,
     trainable: Trainable | None = None,
     batch_norm: str = "update",
@@ -54,8 +62,16 @@ def from_module(
         is no function ``loss``.
     targets : Sequence
         Example tensors for the further arguments of the loss.
+    batch : int, optional
+        The number of rows of each batch: the first axis of the inputs and targets. By default a
+        :class:`relax_grad.training.Trainer` takes batches of any size if the module does. Its step
+        for the size of the examples is the fastest one; that for other sizes is imported and
+        compiled with the first such batch, and the import keeps the module until then. The
+        functions in ``module`` have the size of the examples. :meth:`Imported.explain` tells
+        whether other sizes are possible.
     dynamic_shapes : Mapping or Sequence, optional
-        Symbolic extents, as for ``torch.export.export``, by the names of arguments:
+        Symbolic extents of the functions in ``module``, instead of ``batch``. They are those of
+        ``torch.export.export``, by the names of arguments:
         ``{"x": {0: "batch"}}``. Targets have the names ``target``, or ``target0`` and so on. Equal
         strings are one extent; ``torch.export.Dim`` is allowed too.
     trainable : str or Sequence[str] or Callable, optional
@@ -97,17 +113,93 @@ def from_module(
     tensors, aliases = values_of(owners)
     values = Values(tensors, aliases, chosen(trainable, tensors, aliases))
     options = Options(batch_norm, dict(custom_convert_map or {}))
+    inputs = _with_batch(inputs, batch, dynamic_shapes)
     shapes = DynamicShapes(dynamic_shapes, inputs)
-    with modes(owners, True), frozen_statistics(owners, batch_norm):
-        training = export(module, inputs, loss, shapes, options.custom)
-    evaluation, reasons = None, None
-    with modes(owners, False):
-        try:
-            evaluation = export(module, inputs.without_targets(), None, shapes, options.custom)
-        except UnsupportedOperatorError as error:
-            reasons = str(error)
-    num_inputs = len(training.inputs) - len(inputs.target_tensors)
-    return imported_from(training, evaluation, values, options, num_inputs, reasons)
+    job = _Job(module, loss, owners, flags_of(owners), values, options)
+    with shown("importing the module"):
+        imported = job.imported(inputs, shapes)
+    if dynamic_shapes is not None:
+        return imported
+    return dataclasses.replace(imported, _batch=_batch_of(job, inputs, batch, imported))
+
+
+def _with_batch(inputs: Inputs, batch: int | None, dynamic_shapes: object) -> Inputs:
+    """Return the examples with the number of rows that the user asks for."""
+    if batch is None:
+        return inputs
+    batch = check_integer("batch", batch, 1)
+    if dynamic_shapes is not None:
+        raise ValueError("batch fixes the number of rows and dynamic_shapes frees it; give one")
+    if not inputs.rows:
+        raise ValueError(f"batch is {batch}, but the examples have no rows, as x[:2] would")
+    return inputs.with_rows(batch)
+
+
+def _batch_of(job: _Job, inputs: Inputs, batch: int | None, imported: Imported) -> Batch:
+    """Return the numbers of rows that an import takes."""
+    rows = inputs.rows
+    if batch is not None:
+        return Batch(rows, imported, None, _HOW, f"batch={batch} fixes it")
+    if not rows:
+        return Batch(None, imported, None, _HOW, "the examples have no rows")
+    several = inputs if rows > 1 else inputs.with_rows(2)  # torch.export fixes an extent of 1
+
+    def again() -> Imported:
+        job.check_same()
+        return job.imported(several, DynamicShapes.of_rows(several, several.rows or 0))
+
+    return Batch(rows, imported, again, _HOW)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """The import of a module with any examples.
+
+    Attributes
+    ----------
+    module, loss
+        As for :func:`from_module`.
+    owners : dict[str, nn.Module]
+        The modules by their prefixes.
+    flags : list[tuple[nn.Module, bool]]
+        The modes of submodules.
+    values : Values
+        Their tensors.
+    options : Options
+        The options of the import.
+    """
+
+    module: nn.Module
+    loss: Callable | None
+    owners: dict[str, nn.Module]
+    flags: list[tuple[nn.Module, bool]]
+    values: Values
+    options: Options
+
+    def check_same(self) -> None:
+        """Raise an error if the module has other submodules than at first."""
+        old, new = (
+            [id(part) for part, _ in flags] for flags in (self.flags, flags_of(self.owners))
+        )
+        if old != new:
+            raise Changed("the submodules of the module have changed since the import")
+
+    def imported(self, inputs: Inputs, shapes: DynamicShapes) -> Imported:
+        """Return the import in the modes that the module had at first."""
+        owners, options = self.owners, self.options
+        evaluation, reasons = None, None
+        with with_flags(owners, self.flags):
+            with modes(owners, True), frozen_statistics(owners, options.batch_norm):
+                training = export(self.module, inputs, self.loss, shapes, options.custom)
+            with modes(owners, False):
+                try:
+                    others = inputs.without_targets()
+                    evaluation = export(self.module, others, None, shapes, options.custom)
+                except UnsupportedOperatorError as error:
+                    reasons = str(error)
+        count = len(training.inputs) - len(inputs.target_tensors)
+        programs = training, evaluation
+        return imported_from(*programs, self.values, options, count, reasons, stacklevel=4)
 
 
 def from_exported_program(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.export import Dim
 
+from ..._batch import BATCH
 from .names import Inputs
 
 
@@ -39,6 +40,11 @@ class Extents(NamedTuple):
                 if name and isinstance(shape[axis], torch.SymInt):
                     symbols[str(shape[axis].node.expr)] = name
         return symbols
+
+
+def has_rows(value: object, rows: int) -> bool:
+    """Tell whether a value is a tensor of so many rows."""
+    return isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape[0] == rows
 
 
 class DynamicShapes:
@@ -79,6 +85,22 @@ class DynamicShapes:
                 "dynamic_shapes must be a mapping of names to shapes, or a sequence, but it is "
                 f"{dynamic_shapes!r}"
             )
+
+    @classmethod
+    def of_rows(cls, inputs: Inputs, rows: int) -> DynamicShapes:
+        """Return a symbolic number of rows: that of the first axes with this extent."""
+
+        def nested(value: object) -> object:
+            if isinstance(value, Mapping):
+                return {key: nested(item) for key, item in value.items()}
+            if isinstance(value, (tuple, list)):
+                return [nested(item) for item in value]
+            return {0: BATCH} if has_rows(value, rows) else None
+
+        shapes = cls(None, inputs)
+        args, targets = map(nested, inputs.args), map(nested, inputs.targets)
+        shapes._shapes = list(args), nested(inputs.kwargs), list(targets)
+        return shapes
 
     def of(self, inputs: Inputs) -> Extents:
         """Return the symbolic extents of all inputs, or of those without targets."""

@@ -99,6 +99,29 @@ class Inputs:
         leaves = dict(list(self.leaves.items())[:count])
         return dataclasses.replace(self, targets=(), leaves=leaves)
 
+    @property
+    def rows(self) -> int | None:
+        """The extent of the first axis of the first input that has axes."""
+        shapes = (tensor.shape for tensor in self.without_targets().tensors.values())
+        return next((shape[0] for shape in shapes if len(shape)), None)
+
+    def with_rows(self, count: int) -> Inputs:
+        """Return arguments with another number of rows: some of these, or these several times."""
+        rows = self.rows
+
+        def resized(tensor: torch.Tensor) -> torch.Tensor:
+            if not rows or rows == count or not tensor.ndim or tensor.shape[0] != rows:
+                return tensor
+            with torch.no_grad():
+                chosen = tensor[torch.arange(count, device=tensor.device) % rows]
+            return chosen.requires_grad_(tensor.requires_grad)
+
+        groups = self.args, self.kwargs, self.targets, self.leaves
+        args, kwargs, targets, leaves = (
+            pytree.tree_map_only(torch.Tensor, resized, group) for group in groups
+        )
+        return dataclasses.replace(self, args=args, kwargs=kwargs, targets=targets, leaves=leaves)
+
 
 def _leaves(arguments: Sequence[tuple[str, object]]) -> dict[str, object]:
     """Return the leaves of named arguments by their names."""
@@ -112,6 +135,10 @@ def _leaves(arguments: Sequence[tuple[str, object]]) -> dict[str, object]:
                 raise ValueError(
                     f"{name} has the layout {leaf.layout}, and the import takes dense tensors; "
                     f"give {name}.to_dense()"
+                )
+            if hasattr(leaf, "__array__") and not isinstance(leaf, torch.Tensor) and leaf.ndim:
+                raise TypeError(
+                    f"{name} is an array of NumPy; give a tensor: torch.from_numpy({name})"
                 )
             while name in leaves:
                 name += "_"

@@ -39,6 +39,27 @@ def _mode(module: nn.Module, training: bool) -> Iterator[None]:
             submodule.training = flag
 
 
+def flags_of(owners: Mapping[str, nn.Module]) -> list[tuple[nn.Module, bool]]:
+    """Return the modes of all submodules."""
+    modules = (submodule for module in owners.values() for submodule in module.modules())
+    return [(submodule, submodule.training) for submodule in modules]
+
+
+@contextlib.contextmanager
+def with_flags(
+    owners: Mapping[str, nn.Module], flags: list[tuple[nn.Module, bool]]
+) -> Iterator[None]:
+    """Put submodules into these modes, and restore theirs at the end."""
+    old = flags_of(owners)
+    for submodule, flag in flags:
+        submodule.training = flag
+    try:
+        yield
+    finally:
+        for submodule, flag in old:
+            submodule.training = flag
+
+
 @contextlib.contextmanager
 def frozen_statistics(owners: Mapping[str, nn.Module], batch_norm: str) -> Iterator[None]:
     """Put batch normalisations with running statistics into evaluation mode, if that is asked
