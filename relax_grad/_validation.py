@@ -11,6 +11,36 @@ from numbers import Integral
 _SHOWN = 8
 
 
+#: The length of a value in an error, at most.
+_MOST_TEXT = 80
+
+
+def described(value: object) -> str:
+    """Return a value as text for an error: a class by its name, arrays and tensors by shape and
+    dtype, modules and models by their class, and others cut to 80 characters.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from relax_grad._validation import described
+    >>> described(np.ones((2, 3)))
+    'an array of shape (2, 3) and dtype float64'
+    >>> described([np.ones(2)] * 2), described(int)
+    ('a list with an array of shape (2,) and dtype float64', 'the class int')
+    """
+    kind = type(value)
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None:
+        noun = "an array" if kind.__module__.partition(".")[0] == "numpy" else "a tensor"
+        return f"{noun} of shape {tuple(shape)} and dtype {dtype}"
+    if isinstance(value, list | tuple) and value:
+        return f"a {kind.__name__} with {described(value[0])}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _MOST_TEXT else f"a value of type {kind.__name__}"
+
+
 def is_integer(value: object) -> bool:
     """Tell whether a value is an integer of Python or NumPy; ``True`` and ``False`` are none."""
     return isinstance(value, Integral) and not isinstance(value, bool)

@@ -29,8 +29,8 @@ OF_THE_WHOLE = {
     *("test_accuracy_page", "test_bad_input", "test_docs", "test_edges", "test_examples"),
     *("test_import", "test_install", "test_layers", "test_packaging", "test_pages_in_a_browser"),
     *("test_suite", "test_types", "test_upstream"),
-    *("test_affected", "test_mirror", "test_mutants", "test_new_operator", "test_time_limit"),
-    "test_words",
+    *("test_affected", "test_mirror", "test_mistakes", "test_mutants", "test_new_operator"),
+    *("test_time_limit", "test_words"),
 }
 
 

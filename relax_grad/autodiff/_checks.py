@@ -96,9 +96,11 @@ def _reads_only_shapes(value: relax.Expr) -> bool:
 def check_gradients(missing: Sequence[MissingGradient], func_name: str) -> None:
     """Raise an error that lists the bindings without a gradient, if there are any."""
     if missing:
+        count = "1 binding has" if len(missing) == 1 else f"{len(missing)} bindings have"
         raise GradientError(
-            f"{func_name} cannot be differentiated: {len(missing)} of its bindings have no "
-            "gradient:\n" + "\n".join(f"- {operator}" for operator in missing) + "\n"
+            f"{func_name} cannot be differentiated: {count} no gradient:\n"
+            + "\n".join(f"- {operator}" for operator in missing)
+            + "\n"
             "Register a rule with relax_grad.register_gradient, or name operators in "
             "allow_zero to treat them as constants."
         )

@@ -24,6 +24,7 @@ from ..ir.module import (
     adjoint_name,
     check_defined,
     copy_with_new_vars,
+    ending_blocks,
     relax_function,
 )
 from ..registry import is_operator
@@ -227,8 +228,12 @@ class _Differentiation:
     def module(self, name: str) -> tvm.IRModule:
         """Return the module with the adjoint function under the name ``name``."""
         check_gradients(self.missing, self._settings.func_name)
-        function, active = self._function, self._active
         bb = relax.BlockBuilder(self._mod)
+        with ending_blocks(bb):
+            return self._adjoint(bb, name)
+
+    def _adjoint(self, bb: relax.BlockBuilder, name: str) -> tvm.IRModule:
+        function, active = self._function, self._active
         initial, cotangents = self._seeds()
         erased = _erased(function.params, cotangents)
         cotangents = [erased.get(cotangent, cotangent) for cotangent in cotangents]

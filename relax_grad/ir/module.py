@@ -93,7 +93,12 @@ def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
         If the module has no function of this name.
     """
     if not isinstance(mod, tvm.IRModule):
-        raise TypeError(f"mod must be a tvm.IRModule, but it is {type(mod).__name__}")
+        remedy = ""
+        if isinstance(getattr(mod, "module", None), tvm.IRModule):
+            remedy = "; pass its module: imported.module"
+        elif isinstance(mod, relax.Function):
+            remedy = '; pass tvm.IRModule({"main": function})'
+        raise TypeError(f"mod must be a tvm.IRModule, but it is {type(mod).__name__}{remedy}")
     names = [variable.name_hint for variable in mod.get_global_vars()]
     if not isinstance(name, str) or name not in names:
         raise ValueError(

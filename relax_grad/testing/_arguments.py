@@ -6,7 +6,9 @@ import numbers
 from collections.abc import Callable, Sequence
 
 from tvm import relax
+from tvm.ir import Op
 
+from .._validation import alternatives, described
 from ._program import Argument
 
 
@@ -15,13 +17,56 @@ def resolve(fn_or_op: str | Callable) -> tuple[str, Callable]:
     if callable(fn_or_op) and not isinstance(fn_or_op, relax.Var):
         return getattr(fn_or_op, "__name__", repr(fn_or_op)), fn_or_op
     if not isinstance(fn_or_op, str):
-        raise TypeError(f"expected the name of an operator or a function, but got {fn_or_op!r}")
+        raise TypeError(
+            "expected the name of an operator or a function of Relax, but got "
+            f"{described(fn_or_op)}"
+        )
     builder = relax.op
     for part in fn_or_op.removeprefix("relax.").split("."):
         builder = getattr(builder, part, None)
         if builder is None:
-            raise ValueError(f"no builder in tvm.relax.op for an operator named {fn_or_op!r}")
+            return fn_or_op, _builder_of(fn_or_op)
     return fn_or_op, builder
+
+
+def _builder_of(name: str) -> Callable:
+    """Return a builder of an operator that has none in tvm.relax.op, such as one of the user's."""
+    names = Op.list_op_names()
+    if name not in names:
+        known = [op for op in names if op.startswith("relax.")]
+        raise ValueError(
+            f"TVM has no operator named {name!r}, and tvm.relax.op no builder; register one of "
+            f"your own first, or give a function of Relax; {alternatives(_full(name), known)}"
+        )
+
+    for attribute, remedy in _NEEDED.items():
+        if Op.get(name).get_attr(attribute) is None:
+            raise ValueError(
+                f"the operator {name} has no {attribute}; register it: "
+                f'tvm.ir.register_op_attr("{name}", "{attribute}", {remedy})'
+            )
+
+    def call(*args: relax.Expr, **attrs: object) -> relax.Call:
+        if attrs:
+            raise TypeError(
+                f"{name} has no builder in tvm.relax.op that takes {', '.join(attrs)}; check a "
+                "function that makes the call: check_gradients(lambda x: swish(x, beta=2.0), [x])"
+            )
+        return relax.Call(Op.get(name), list(args))
+
+    return call
+
+
+#: The attributes of an operator that its check needs, and examples of their values.
+_NEEDED = {
+    "FInferType": "lambda call, bb: call.args[0].ty",
+    "FPurity": "True",
+    "FLegalize": "lambda bb, call: bb.call_te(expression, *call.args)",
+}
+
+
+def _full(name: str) -> str:
+    return name if name.startswith("relax.") else f"relax.{name}"
 
 
 def check_tolerance(name: str, tolerance: float) -> None:

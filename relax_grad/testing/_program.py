@@ -22,7 +22,7 @@ from .._validation import is_integer
 from ..cpu.codegen.compile import assembled
 from ..errors import GradientCheckError
 from ..ir.compat import dtype_of, set_type
-from ..ir.module import copy_with_new_vars
+from ..ir.module import copy_with_new_vars, ending_blocks
 from ..transform import Gradient
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -215,7 +215,7 @@ def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Pro
     weights = [relax.Var(argument.name, argument.type) for argument in cotangents]
 
     bb = relax.BlockBuilder()
-    with bb.function("main", [*params, *weights]):
+    with ending_blocks(bb), bb.function("main", [*params, *weights]):
         with bb.dataflow():
             result = bb.emit(function(*call_args, **attrs))
             leaves = [_project(result, path) for path, _ in outputs]
@@ -280,7 +280,7 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
         if variable.name_hint not in ("main", "main_adjoint")
     }
     bb = relax.BlockBuilder(tvm.IRModule(callees))
-    with bb.function("main", [*adjoint.params, *params]):
+    with ending_blocks(bb), bb.function("main", [*adjoint.params, *params]):
         with bb.dataflow():
             for binding in block.bindings:
                 bb.emit_normalized(binding)
@@ -418,8 +418,15 @@ def _substitute(arg, known: Mapping):
 
 def _output_type(function, params, call_args, attrs) -> relax.Type:
     bb = relax.BlockBuilder()
-    with bb.function("probe", params):
-        result = function(*call_args, **attrs)
+    with ending_blocks(bb), bb.function("probe", params):
+        try:
+            result = function(*call_args, **attrs)
+        except TypeError as error:
+            if "Var" not in str(error):
+                raise
+            raise TypeError(
+                f"the function must compute with Relax, such as relax.op.exp(x): {error}"
+            ) from error
         if not isinstance(result, relax.Expr):
             raise TypeError(
                 f"the function must return floating-point tensors, but it returned {result!r}"

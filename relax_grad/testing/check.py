@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 from tvm_ffi import structural_equal
 
+from .._progress import shown
 from .._validation import check_integer
 from ..errors import GradientCheckError
 from . import _program
@@ -144,8 +145,10 @@ def check_gradients(
     True
     """
     case = GradientCase(fn_or_op, inputs, attrs, wrt, order, dtypes, symbolic, through)
-    prepared = PreparedGradients(case, through, rtol, atol, seed)
-    return prepared.check(_program.compile_together(prepared.modules, target), 1)
+    name = fn_or_op if isinstance(fn_or_op, str) else getattr(fn_or_op, "__name__", "a function")
+    with shown(f"checking the gradient of {name}"):
+        prepared = PreparedGradients(case, through, rtol, atol, seed)
+        return prepared.check(_program.compile_together(prepared.modules, target), 1)
 
 
 @dataclass(frozen=True)
@@ -200,6 +203,8 @@ class PreparedGradients:
         self._check = _Check(self.name, rtol, atol, seed)
         self._order = order
         through = case.through or through
+
+        select_wrt(_program.make_arguments(case.inputs, None, {}), case.wrt)
 
         def program(dtype: str | None) -> Program:
             symbolic = {} if case.symbolic is None else case.symbolic

@@ -164,6 +164,7 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
     """
     safetensors = _safetensors()
     data = Path(path).read_bytes()
+    check_kind(path, data[:4])
     has_checksum = _check(path, data)
     try:
         entries = dict(safetensors.deserialize(data))
@@ -173,9 +174,15 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
     except RecursionError as error:
         raise ValueError(f"{path} is damaged: its JSON is nested too deep") from error
     except (safetensors.SafetensorError, ValueError) as error:
-        raise ValueError(f"{path} is damaged, or no file of safetensors: {error}") from error
+        raise ValueError(
+            f"{path} is damaged, or no file of safetensors, which Trainer.save writes: it begins "
+            f"with {data[:8]!r} ({error})"
+        ) from error
     if not isinstance(more, dict):
-        raise ValueError(f"{path} has no state of training; Trainer.save writes such files")
+        raise ValueError(
+            f"{path} has no state of training; Trainer.save writes such files. A file of weights "
+            "goes to the import: imported = imported.load(path)"
+        )
     version = more.get("version")
     if type(version) is not int or version not in VERSIONS:
         known = " and ".join(map(str, VERSIONS))
@@ -200,6 +207,19 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
             raise ValueError(f"{path} is damaged: {name} has booleans that are neither 0 nor 1")
         tensors[name] = np.frombuffer(entry["data"], dtype).reshape(entry["shape"]).copy()
     return tensors, more
+
+
+#: The first bytes of files that torch.save writes: an archive, or a pickle.
+_OF_TORCH = (b"PK\x03\x04", b"\x80\x02")
+
+
+def check_kind(path: str | os.PathLike, start: bytes) -> None:
+    """Raise ValueError if a file begins as those of torch.save do."""
+    if start.startswith(_OF_TORCH):
+        raise ValueError(
+            f"{path} must be a file of safetensors, but it is one of torch.save. Load its weights "
+            "into the model before from_module: model.load_state_dict(torch.load(path))"
+        )
 
 
 def _object(text: str | bytes) -> Any:

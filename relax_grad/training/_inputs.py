@@ -10,6 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from .._validation import described
 from ..cpu.threads import let_torch_threads_sleep
 from ..ir.compat import dtype_of
 from ..ir.extent_checks import ExtentCheck, extent_checks
@@ -74,6 +75,7 @@ def named_values(
 ) -> dict[str, object]:
     """Return the inputs and targets of a step, which are given by position and by name, in the
     order of ``types``."""
+    _check_separate(types, batch)
     if len(batch) > len(types):
         raise TypeError(
             f"the step takes {len(types)} tensors ({', '.join(types)}), but {len(batch)} were given"
@@ -88,8 +90,49 @@ def named_values(
         values[name] = value
     missing = [name for name in types if name not in values]
     if missing:
-        raise TypeError(f"the step needs {', '.join(missing)} too")
+        every = ", ".join(types)
+        raise TypeError(
+            f"the step needs {', '.join(missing)} too: it takes step({every}), and fit, evaluate "
+            f"a list of such batches, [({every}), ...], or a DataLoader"
+        )
     return {name: values[name] for name in types}
+
+
+def check_loader(loader: object, types: Mapping[str, relax.TensorType]) -> None:
+    """Raise TypeError if a loader is one batch, or gives single examples."""
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise TypeError(f"loader must give batches by iteration, but it is {described(loader)}")
+    names = f"({', '.join(types)})"
+    kinds = {
+        f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(loader).__mro__
+    }
+    if "torch.Dataset" in kinds and "torch.DataLoader" not in kinds:
+        raise TypeError(
+            "loader must give batches, but it is a dataset, which gives single examples: pass "
+            "torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True)"
+        )
+    is_several = isinstance(loader, list | tuple) and len(loader) == len(types) > 1
+    if (
+        isinstance(loader, Mapping)
+        or hasattr(loader, "shape")
+        or (is_several and all(hasattr(item, "shape") for item in cast(Sequence, loader)))
+    ):
+        raise TypeError(
+            f"loader must give batches, but it is {described(loader)}, which is one batch: pass "
+            f"[{names}], or a torch.utils.data.DataLoader"
+        )
+
+
+def _check_separate(types: Mapping[str, relax.TensorType], batch: Sequence[object]) -> None:
+    """Raise an error for a list, a tuple or a mapping of the tensors in the place of a tensor."""
+    first = batch[0] if len(batch) == 1 else None
+    if isinstance(first, Mapping):
+        raise TypeError("the step takes tensors, but it got a mapping of them: write step(**batch)")
+    if isinstance(first, list | tuple) and any(hasattr(item, "shape") for item in first):
+        raise TypeError(
+            f"the step takes the tensors {', '.join(types)} one by one, but it got a "
+            f"{type(first).__name__} of {len(first)}: write step(*batch)"
+        )
 
 
 def as_input(
@@ -109,7 +152,9 @@ def as_input(
         try:
             tensor = tvm.runtime.tensor(np.array(value, order="C"))
         except (TypeError, ValueError) as error:  # such as lists of different lengths, and strings
-            raise TypeError(f"{name} must be an array or a tensor, but it is {value!r}") from error
+            raise TypeError(
+                f"{name} must be an array or a tensor, but it is {described(value)}"
+            ) from error
     dtype, shape = dtype_of(ty), tuple(tensor.shape)
     extents = tuple(ty.shape.values)
     fits = len(shape) == len(extents)
@@ -120,11 +165,32 @@ def as_input(
             fits = fits and symbols.setdefault(extent.name, size) == size
     if not fits or str(tensor.dtype) != dtype:
         written = ", ".join(str(getattr(extent, "value", extent)) for extent in extents)
+        written += "," if len(extents) == 1 else ""
+        remedy = _converted(name, value, dtype) if fits else _of_rows(name, shape, extents)
         raise ValueError(
             f"{name} must have shape ({written}) and dtype {dtype}, but it has {shape} and "
-            f"{tensor.dtype}"
+            f"{tensor.dtype}{remedy}"
         )
     return tensor
+
+
+def _of_rows(name: str, shape: Sequence[int], extents: Sequence) -> str:
+    """Return the remedy for another number of rows, or for a row alone; empty for other shapes."""
+    sizes = tuple(int(extent) if hasattr(extent, "value") else -1 for extent in extents)
+    if shape == sizes[1:]:
+        return f": pass {name}[None] for a batch of one row"
+    if len(shape) == len(sizes) and shape[1:] == sizes[1:] and sizes[0] >= 0:
+        return f"; the step was made for {sizes[0]} rows: make it with a symbolic first extent"
+    return ""
+
+
+def _converted(name: str, value: object, dtype: str) -> str:
+    """Return the remedy for a value of another dtype."""
+    if hasattr(value, "detach"):
+        return f": pass {name}.to(torch.{dtype})"
+    if hasattr(value, "astype"):
+        return f': pass {name}.astype("{dtype}")'
+    return f': pass numpy.asarray({name}, "{dtype}")'
 
 
 #: The end of the error of an index out of range.

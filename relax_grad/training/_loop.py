@@ -10,8 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from .._validation import check_integer
-from ._inputs import result_of
+from .._validation import check_integer, described
+from ._inputs import check_loader, result_of
 from ._progress import Bar
 from ._slots import LR, Hyperparameter
 from .step import StepResult
@@ -62,14 +62,15 @@ class Loop:
             )
         if callable(self._callbacks) or not all(map(callable, self._callbacks)):
             raise TypeError(
-                "callbacks must be a list of functions of the trainer, but it is "
-                f"{self._callbacks!r}"
+                "callbacks must be a list of functions of the trainer, such as [callback], but it "
+                f"is {self._callbacks!r}"
             )
-        if not hasattr(self._loader, "__iter__") and not hasattr(self._loader, "__getitem__"):
-            raise TypeError(f"loader must give batches by iteration, but it is {self._loader!r}")
+        check_loader(self._loader, self._trainer.train_step.batch)
         if self._evaluate is not None and not callable(self._evaluate):
             raise TypeError(
-                f"evaluate must be a function of the trainer, but it is {self._evaluate!r}"
+                "evaluate must be a function of the trainer, such as lambda trainer: "
+                "trainer.evaluate(loader, metrics), but it is "
+                f"{described(self._evaluate)}"
             )
 
     def run(self, epochs: int | None, progress: bool) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from .._validation import check_integer
+from .._validation import check_integer, described
 
 #: A rule in float64 of scalars, and in the dtype of the computation for tensors.
 _SCALAR = "float64"
@@ -112,6 +112,15 @@ class Optimizer:
 
     #: Whether the update of an element depends on that element alone.
     is_elementwise = True
+
+    def __new__(cls, *arguments: object, **_: object) -> Optimizer:
+        if arguments and not isinstance(arguments[0], Real):
+            raise TypeError(
+                f"{cls.__name__} takes hyperparameters, but its first argument is "
+                f"{described(arguments[0])}; train_step gives it the parameters of the model: "
+                f"train_step(imported, {cls.__name__}(lr=0.01))"
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for member in fields(self):

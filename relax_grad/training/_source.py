@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
+from .._validation import described
 from ..activity import holds_floats
 from ..ir.choices import Choices
 from ..ir.compat import dtype_of
@@ -117,8 +118,14 @@ def source_of(
         return _of_torch(model, func_name, wrt)
     raise TypeError(
         "model must be a tvm.IRModule or a result of relax_grad.frontend.torch.from_module or "
-        f"relax_grad.frontend.onnx.from_model, but it is {model!r}"
+        f"relax_grad.frontend.onnx.from_model, but it is {described(model)}{_remedy(model)}"
     )
+
+
+def _remedy(model: object) -> str:
+    if hasattr(model, "named_parameters"):  # a module of PyTorch
+        return "; write train_step(from_module(model, (x,), loss=loss, targets=(y,)), optimizer)"
+    return ""
 
 
 def _of_module(
@@ -180,11 +187,13 @@ def _of_module(
 
 def _of_torch(model: TorchImport, name: str, wrt: Sequence[str] | str | None) -> Source:
     names = [variable.name_hint for variable in model.module.get_global_vars()]
-    if name not in names:
+    if name == "loss" and name not in names:
         raise ValueError(
-            f"the import has no function {name!r}, but {', '.join(sorted(names))}; pass a loss "
-            "to from_module"
+            "the import has no loss to differentiate; give one: from_module(model, (x,), "
+            "loss=torch.nn.functional.mse_loss, targets=(y,)), or let the module return it"
         )
+    if name not in names:
+        raise ValueError(f"the import has no function {name!r}, but {', '.join(sorted(names))}")
     signature = Signature.in_order(
         [*model.inputs, *model.targets], model.params, model.frozen, model.states, has_seed=True
     )
@@ -214,8 +223,9 @@ def _of_onnx(
 ) -> Source:
     if loss is None:
         raise ValueError(
-            "loss must be given for an ONNX import: loss(bb, *outputs, *targets), as for "
-            "Imported.with_loss"
+            "loss must be given for an ONNX import, as for Imported.with_loss: "
+            "train_step(imported, optimizer, loss=lambda bb, output, target: ..., "
+            'targets={"target": ((8,), "int64")})'
         )
     module = model._with_losses(loss, targets)
     function = module["loss"]

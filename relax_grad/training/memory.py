@@ -9,7 +9,7 @@ from math import prod
 import tvm
 from tvm import relax
 
-from .._validation import check_integer
+from .._validation import check_integer, described
 from ..cpu.memory import planned
 from ..cpu.storages import value_of
 from ..ir.compat import dtype_of
@@ -107,6 +107,10 @@ def memory_of(
     >>> memory.params, memory.batch
     (12, 48)
     """
+    if isinstance(getattr(step, "train_step", None), TrainStep):
+        raise TypeError("step must be a result of train_step; write memory_of(trainer.train_step)")
+    if not isinstance(step, TrainStep):
+        raise TypeError(f"step must be a result of train_step, but it is {described(step)}")
     extents = dict(extents or {})
     for name, value in extents.items():
         extents[name] = check_integer(f"extents: the bound of {name}", value, 0, of="elements")

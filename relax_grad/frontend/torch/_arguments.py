@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -16,7 +17,8 @@ def check_arguments(module, args, kwargs, loss, targets, custom) -> None:
         raise TypeError(f"module must be a torch.nn.Module, but it is {described(module)}")
     if isinstance(args, (torch.Tensor, str, Mapping)) or not isinstance(args, Sequence):
         raise TypeError(
-            f"args must be a sequence of example arguments, but it is {described(args)}"
+            f"args must be a sequence of example arguments, such as (x,), but it is "
+            f"{described(args)}"
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(
@@ -28,11 +30,38 @@ def check_arguments(module, args, kwargs, loss, targets, custom) -> None:
         )
     if isinstance(targets, (torch.Tensor, str, Mapping)) or not isinstance(targets, Sequence):
         raise TypeError(
-            f"targets must be a sequence of example tensors, but it is {described(targets)}"
+            f"targets must be a sequence of example tensors, such as (y,), but it is "
+            f"{described(targets)}"
         )
     if targets and loss is None:
         raise ValueError("targets are arguments of a loss; give one: loss=...")
+    if loss is not None:
+        _check_loss(loss, targets)
     check_map(custom)
+
+
+def _check_loss(loss, targets: Sequence) -> None:
+    """Raise TypeError if a loss is a class, or takes other numbers of arguments."""
+    if isinstance(loss, type):
+        raise TypeError(
+            f"loss is the class {loss.__name__}; give an instance: loss={loss.__name__}()"
+        )
+    call = loss.forward if isinstance(loss, nn.Module) else loss
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):  # of a function in C
+        return
+    try:
+        signature.bind("output", *targets)
+    except TypeError as error:
+        count = f"{len(targets)} target{'' if len(targets) == 1 else 's'}"
+        needed = [
+            name for name, param in signature.parameters.items() if param.default is param.empty
+        ]
+        raise TypeError(
+            f"the loss is called with the output and {count}, but it takes {', '.join(needed)}: "
+            f"{error}; give as many targets: from_module(..., loss=loss, targets=(y,))"
+        ) from None
 
 
 def check_map(custom) -> None:

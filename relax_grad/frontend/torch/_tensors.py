@@ -10,11 +10,14 @@ from torch import nn
 
 from ..._packages import load
 from ..._validation import matching
+from ...training._files import check_kind
 
 
 def described(value) -> str:
     """Return a value as text for a message: tensors by shape and dtype, modules by class, others
     cut to a line."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
     if isinstance(value, nn.Module):
@@ -169,4 +172,6 @@ def write_file(path, values: Mapping[str, object]) -> None:
 
 def read_file(path) -> dict[str, torch.Tensor]:
     """Read the tensors of a file of safetensors."""
+    with open(path, "rb") as file:
+        check_kind(path, file.read(4))
     return _safetensors("load").load_file(path)

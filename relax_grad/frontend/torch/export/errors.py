@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Mapping
 
@@ -28,6 +29,10 @@ _CONTROL_FLOW = (
     "\nControl flow that depends on the values of tensors must be torch.where or torch.cond."
 )
 
+#: PyTorch's words for indices and classes that are no integers, and the remedy.
+_INTEGERS = re.compile(r"[Ee]xpected (?:dtype|scalar type|tensor for argument).*(?:int64|Long)")
+_CLASSES = "\nIndices and classes must be integers: target.long()."
+
 
 def translated(error: Exception, inputs: Mapping[str, object] | None = None) -> Exception:
     """Return the exception that says where torch.export stopped, with the examples if the trace
@@ -51,6 +56,7 @@ def translated(error: Exception, inputs: Mapping[str, object] | None = None) -> 
         f"torch.export cannot trace the module: {type(error).__name__}: {reason}"
         + (f"\n  at {line}" if line else "")
         + (_CONTROL_FLOW if _depends_on_values(error) else _examples(inputs))
+        + (_CLASSES if _INTEGERS.search(reason) else "")
     )
 
 
