@@ -45,7 +45,10 @@ setup(
     keywords=["tvm", "relax", "autodiff", "gradient", "training", "compiler"],
     packages=find_packages(include=["relax_grad", "relax_grad.*"]),
     package_data={
-        "relax_grad": ["py.typed", "runtime/*.cc", "runtime/*.h", "runtime/CMakeLists.txt"]
+        "relax_grad": [
+            *("py.typed", "runtime/*.cc", "runtime/*.h", "runtime/CMakeLists.txt"),
+            *("static/c/*.c", "static/c/*.h", "static/c/CMakeLists.txt"),
+        ]
     },
     python_requires=">=3.10",
     install_requires=[

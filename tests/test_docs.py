@@ -75,6 +75,7 @@ def test_pages_with_code_are_found():
         "trainer.md",
         "training.md",
         "tutorial.md",
+        "without_runtime.md",
     }
 
 
@@ -85,8 +86,8 @@ def test_no_code_goes_unrun(page):
     # Longer fences are for directives that contain others.
     assert all(fence == "```" or not language or language[0] == "{" for fence, language in fences)
     languages = {language for _, language in fences} - {"", "python", "console"}
-    if page.name == "deployment.md":
-        # tests/training/test_export.py and test_c_api.py compile it.
+    if page.name in ("deployment.md", "without_runtime.md"):
+        # tests/training/test_export.py, test_c_api.py and test_static_export.py compile it.
         languages -= {"cpp", "c"}
     assert all(re.fullmatch(r"\{[\w-]+\}", language) for language in languages), languages
 
@@ -209,7 +210,8 @@ def test_code_runs(page, forks, tmp_path):
         pytest.importorskip("torch", reason="gloo comes with PyTorch: extra distributed")
     if page.name in ("README.md", "loops.md"):
         pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
-    if page.name in ("csv.md", "deployment.md", "fine_tuning.md", "lora.md", "trainer.md"):
+    own = ("csv.md", "deployment.md", "fine_tuning.md", "lora.md", "trainer.md")
+    if page.name in (*own, "without_runtime.md"):
         pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
         pytest.importorskip("safetensors", reason="the page writes a file: extra train")
     if page.name in ("README.md", "onnx.md", "onnxruntime.md"):

@@ -96,8 +96,16 @@ ABOVE = {
     ),
     "training": Part(
         "training steps, optimizers and their loop; `SetupTrainer` on `relax.training`",
-        ("activity", "autodiff", "cpu.pipeline", "cpu.target", "cpu.threads", "transform"),
+        (
+            *("activity", "autodiff", "cpu.pipeline", "cpu.target", "cpu.threads", "static"),
+            "transform",
+        ),
         (2, 478),
+    ),
+    "static": Part(
+        "a training step as a static plan, and the plan as C without a runtime",
+        ("cpu.codegen", "cpu.pipeline"),
+        (3, 690),
     ),
     "runtime": Part("the C++ library that trains without Python", (), (3, 560)),
     "transform": Part(

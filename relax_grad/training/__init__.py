@@ -2,6 +2,7 @@
 
 from ._lora import Adapter, Lora, lora
 from ._quantized import QuantizedWeight
+from ._static import static_plan
 from .history import History
 from .memory import Memory, memory_of
 from .optimizers import (
@@ -41,5 +42,6 @@ __all__ = [
     "append_loss",
     "lora",
     "memory_of",
+    "static_plan",
     "train_step",
 ]

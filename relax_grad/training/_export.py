@@ -64,6 +64,38 @@ def targets_of(
     return [target for _, target in sorted(known, key=lambda pair: X86_64_LEVELS.index(pair[0]))]
 
 
+def is_without_runtime(
+    runtime: object,
+    target: object,
+    compiler: object,
+    extents: object,
+    options: Mapping[str, object] | None,
+) -> bool:
+    """Return whether a step is exported without a runtime, or raise an error for arguments that do
+    not go together."""
+    if runtime not in ("tvm", "none"):
+        raise ValueError(f'runtime must be "tvm" or "none", but it is {runtime!r}')
+    if runtime == "tvm":
+        if extents:
+            raise ValueError('extents is for runtime="none": TVM\'s runtime takes any extents')
+        return False
+    if compiler is not None:
+        raise ValueError(
+            'compiler is for runtime="tvm": without a runtime, the C compiler of the program '
+            "compiles the sources in the folder"
+        )
+    if options:
+        raise ValueError(
+            'runtime="none" needs the pipeline "relax_grad" and its defaults, but the trainer has '
+            f"compile_options {dict(options)}"
+        )
+    if isinstance(target, Sequence) and not isinstance(target, str):
+        raise ValueError(
+            'runtime="none" takes one target, but there is a list: export a folder for each'
+        )
+    return True
+
+
 def check_runs_here(target: tvm.target.Target) -> None:
     """Raise an error if a target has another architecture than this machine."""
     if _is_foreign(target):

@@ -16,7 +16,7 @@ from tvm import relax
 
 from .._validation import described
 from ..ir.signature import GROUPS, MODEL_GROUPS
-from . import _export
+from . import _export, _static
 from ._allocator import Allocator
 from ._inputs import named_values, scalars_of
 from ._loop import Loop, Scheduler
@@ -487,12 +487,15 @@ class Trainer(InMoments, metaclass=_TrainerType):
         *,
         target: tvm.target.Target | str | Mapping | Sequence | None = None,
         compiler: str | os.PathLike | None = None,
+        runtime: str = "tvm",
+        extents: Mapping[str, int] | Sequence[Mapping[str, int]] = (),
     ) -> None:
         """Write a folder for programs without Python, with the state of this moment.
 
         The C++ library in :func:`relax_grad.runtime.folder` runs it: ``step.so`` is the compiled
         step, ``state.safetensors`` a file as :meth:`save` writes, and ``manifest.json`` describes
-        names, shapes, dtypes and defaults.
+        names, shapes, dtypes and defaults. With ``runtime="none"``, the folder has sources of C99
+        and an object file with the kernels, which need no runtime and no operating system.
 
         Parameters
         ----------
@@ -501,14 +504,27 @@ class Trainer(InMoments, metaclass=_TrainerType):
             files in that are kept.
         target, compiler
             As for :meth:`TrainStep.export`; by default the target of this trainer. For another
-            target, the step is compiled again.
+            target, the step is compiled again. Without a runtime, no compiler runs here.
+        runtime : str
+            ``"tvm"`` for a library that needs TVM's runtime, or ``"none"`` for C that needs none:
+            :func:`static_plan` returns its places and calls.
+        extents : Mapping[str, int] or Sequence[Mapping[str, int]]
+            The values of symbolic extents by their names, for ``runtime="none"``, as for
+            :func:`static_plan`.
 
         Raises
         ------
         FileNotFoundError
             If the compiler is not installed.
+        ValueError
+            If the step cannot run without a runtime; the message names the obstacle.
         """
         self._settled()
+        if _export.is_without_runtime(runtime, target, compiler, extents, self._compile_options):
+            own = self.target if target is None else _export.target_of(target)
+            with _export.new_folder(folder) as part:
+                _static.write_folder(self.train_step, part, own, extents, self.save)
+            return
         targets = [self.target] if target is None else _export.targets_of(target)
         compiler = _export.compiler_for(targets[0], compiler)
         if target is None:

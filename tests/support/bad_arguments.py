@@ -322,6 +322,13 @@ def _of_training() -> Iterator[BadCall]:
                 "trainable must be names",
             )
         yield _bad(
+            "training.static_plan",
+            what,
+            lambda v=value: training.static_plan(v),
+            TypeError,
+            "step must be a result of train_step",
+        )
+        yield _bad(
             "training.append_loss",
             what,
             lambda v=value: training.append_loss(MODULE["main"], v),

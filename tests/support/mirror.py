@@ -129,6 +129,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "tir.program": ("tir/test_functions.py", "tir/test_refusals.py"),
     "tir.*": ("tir/test_functions.py", "tir/test_accesses.py"),
     # Code for CPUs.
+    "static._reader": ("static/test_planner.py",),
     "cpu.memory": ("training/test_memory.py", "training/test_remat.py"),
     "cpu.storages": ("training/test_memory.py", "training/test_remat.py"),
     "cpu.stages": ("cpu/test_pipeline.py", "cpu/passes/test_fusion.py"),
@@ -316,6 +317,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "training._tensors": ("training/test_train_step.py", "training/test_trainer.py"),
     "training._totals": ("training/test_train_step.py", "training/test_nonfinite.py"),
     "training._variant": ("training/test_rows.py", "training/test_trainer.py"),
+    "training._static": ("training/test_static_export.py", "static/test_planner.py"),
     "training.step": ("training/test_train_step.py",),
     "training.*": ("training/test_trainer.py",),
     # The checker and the fuzzer.

@@ -97,14 +97,29 @@ def library(
         The number of tensors of each function whose last parameters are numbers that it reads from
         a table: see :class:`~.generic.Shared`.
     """
+    mod = lowered(functions, target, checked)
+    if tensors:
+        mod = from_tables(mod, tensors)
+    return generated(mod, target)
+
+
+def lowered(
+    functions: Mapping[str, tirx.PrimFunc],
+    target: tvm.target.Target,
+    checked: Collection[str] = (),
+) -> tvm.IRModule:
+    """Return functions lowered for LLVM's code generator; the parameters are those of
+    :func:`library`."""
     mod = tvm.IRModule(
         {GlobalVar(name): f.with_attr("global_symbol", name) for name, f in functions.items()}
     )
-    target = _with_whole_vectors(target)
-    mod = _lowered(mod, all(map(is_generated, functions.values())), checked, target)
-    if tensors:
-        mod = from_tables(mod, tensors)
-    return tvm.get_global_func("target.build.llvm")(mod, target)
+    all_generated = all(map(is_generated, functions.values()))
+    return _lowered(mod, all_generated, checked, _with_whole_vectors(target))
+
+
+def generated(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+    """Return the module of LLVM of lowered functions, for a target that is its own host."""
+    return tvm.get_global_func("target.build.llvm")(mod, _with_whole_vectors(target))
 
 
 def object_file(
