@@ -98,7 +98,7 @@ class FunctionCalls:
         # The engine calls backward functions outside of the autocast around their forward function.
         with self._section(number), torch.enable_grad(), _without_autocast():
             cotangents = [COTANGENT(output.detach(), number) for output in wanted]
-            rest = iter(cotangents)
+            rest = (cotangent.clone() for cotangent in cotangents)  # a function may write to them
             dtypes = ctx.output_grad_dtypes or [None] * len(outputs)
             filled = [
                 _in_dtype(next(rest), dtype) if has else _filler(output, ctx.materialize_grads)

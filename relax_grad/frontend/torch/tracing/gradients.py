@@ -30,7 +30,9 @@ def grad(
 ) -> tuple[torch.Tensor | None, ...]:
     """Trace ``torch.autograd.grad``, whose arguments these are."""
     if is_grads_batched:
-        raise NotImplementedError("torch.autograd.grad with is_grads_batched is not imported")
+        raise NotImplementedError(
+            "torch.autograd.grad with is_grads_batched is not imported; use torch.func.jacfwd"
+        )
     outputs, inputs = _sequence(outputs), _sequence(inputs)
     cotangents = [None] * len(outputs) if grad_outputs is None else _sequence(grad_outputs)
     cotangents = [_cotangent(*pair) for pair in zip(outputs, cotangents, strict=True)]
@@ -38,7 +40,7 @@ def grad(
     if allow_unused and any(node.name() in _TRACED for node, _ in reached):
         raise NotImplementedError(
             "torch.autograd.grad with allow_unused is imported for first derivatives only; "
-            "leave the unused tensors out"
+            "leave the unused tensors out, or use torch.func.jvp and torch.func.hessian"
         )
     uses = [_edge(tensor) in reached for tensor in inputs]
     if not all(uses) and not allow_unused and not materialize_grads:
@@ -80,7 +82,7 @@ def vjp(
 ) -> tuple:
     """Trace ``torch.func.vjp(function, *primals, has_aux=has_aux)``."""
     if argnums is not None:
-        raise NotImplementedError("torch.func.jacrev is not imported")
+        raise NotImplementedError("torch.func.jacrev is not imported; use torch.func.jacfwd")
     primals = tuple(map(_fresh, primals))
     with torch.enable_grad():
         result = function(*primals)
@@ -100,6 +102,21 @@ def vjp(
         return pytree.tree_unflatten(gradients, spec)
 
     return output, pulled, *aux
+
+
+def leaves_of(inputs: tuple, create_graph: bool, need_graph: bool) -> tuple:
+    """Return the tensors with respect to which ``torch.autograd.functional`` differentiates.
+
+    PyTorch detaches inputs that need no gradient: those of a later call may need it.
+    """
+    if create_graph:
+        return tuple(map(_fresh, inputs))
+    return tuple(tensor.detach().requires_grad_(need_graph) for tensor in inputs)
+
+
+def linearize(function: Callable, *primals: object) -> tuple:
+    """Refuse ``torch.func.linearize``."""
+    raise NotImplementedError("torch.func.linearize is not imported; use torch.func.jvp")
 
 
 def _fresh(value):

@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 import torch.utils.checkpoint
-from torch._functorch import eager_transforms
+from torch._functorch import apis, eager_transforms
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import traceback as fx_traceback
 from torch.fx.proxy import TracerBase
@@ -25,6 +25,7 @@ from .ctc import ctc_loss
 from .functions import FunctionCalls
 from .packed import PackedSequences
 from .recurrent import decomposed_under_autocast
+from .transforms import Transforms
 
 #: The annotation of the nodes of a checkpointed section: the number of the section.
 CHECKPOINT = "relax_grad.checkpoint"
@@ -88,6 +89,7 @@ class Tracer(TorchFunctionMode):
         self._sections = 0
         self._inferences = 0  # the regions of inference_mode around a call
         self._functions = FunctionCalls(self._note)
+        self._transforms = Transforms(self._note)
 
     def __torch_function__(
         self,
@@ -101,6 +103,8 @@ class Tracer(TorchFunctionMode):
         if is_validation(function, sys._getframe(1).f_code.co_filename):
             return True
         function = _REPLACED.get(getattr(function, "__name__", ""), function)
+        if self._transforms.are_traced:
+            return self._transforms.call(function, args, kwargs)
         accessor = getattr(function, "__self__", None)
         if function is torch._C._set_grad_enabled and self._inferences and args[0]:
             self._note(
@@ -163,6 +167,7 @@ class Tracer(TorchFunctionMode):
         """Return what stands in the place of PyTorch's functions: owner, name and replacement."""
         saved, inference = torch.autograd.graph.saved_tensors_hooks, torch.inference_mode
         enter, leave = self._inference()
+        within, outside = self._transforms.within, self._transforms.outside
         return [
             # The line of the user's code is below frames that PyTorch leaves out.
             (TracerBase, "_filter_traceback_frames", _user_frames),
@@ -173,11 +178,17 @@ class Tracer(TorchFunctionMode):
             # Dynamo, which traces the branches, does not know this mode.
             (torch, "cond", self._cond),
             # A derivative within the model becomes a node of the graph.
-            (torch.autograd, "grad", gradients.grad),
-            (eager_transforms, "grad_and_value_impl", gradients.grad_and_value),
-            (eager_transforms, "_vjp_with_argnums", gradients.vjp),
+            outside(torch.autograd, "grad", gradients.grad),
+            outside(eager_transforms, "grad_and_value_impl", gradients.grad_and_value),
+            outside(eager_transforms, "_vjp_with_argnums", gradients.vjp),
+            outside(torch.autograd.functional, "_grad_preprocess", gradients.leaves_of),
+            # torch.export records batched tensors without their batch.
+            within(apis, "vmap_impl"),
+            within(eager_transforms, "_jvp_with_argnums"),
+            (eager_transforms, "linearize", gradients.linearize),
+            (torch.func, "linearize", gradients.linearize),
             # What would be ignored is noted.
-            (torch.autograd, "_engine_run_backward", self._refuse_backward),
+            outside(torch.autograd, "_engine_run_backward", self._refuse_backward),
             (saved, "__enter__", self._packing(saved)),
             # The graph has gradients off where the mode is on; it cannot have inference tensors.
             (inference, "__enter__", enter),
@@ -245,6 +256,9 @@ class Tracer(TorchFunctionMode):
                 return function(*operands)
         if cls.__module__.startswith(_OWN_FUNCTIONS):
             return _ORIGINAL_APPLY.__get__(None, cls)(*args, **kwargs)
+        if self._transforms.are_traced:
+            self._transforms.note_function(cls)
+            return cls.forward(*args, **kwargs)
         return self._functions.call(cls, args, kwargs)
 
     @contextlib.contextmanager

@@ -185,12 +185,8 @@ def outside(m, x):
             lambda m, x: grad(m.dense(x), [m.scale], torch.ones(2, 3, 4), is_grads_batched=True),
             "is_grads_batched is not imported",
         ),
-        (
-            lambda m, x: torch.func.vmap(torch.func.grad(lambda a: m.dense(a).sum()))(x).sum(),
-            "vmap|functorch",
-        ),
     ],
-    ids=["unused", "outside", "jacrev", "batched", "vmap"],
+    ids=["unused", "outside", "jacrev", "batched"],
 )
 def test_gradients_that_are_refused_name_the_line(function, message):
     with pytest.raises(UnsupportedOperatorError, match=message) as caught:

@@ -1,0 +1,128 @@
+"""Transforms of functions that a model computes with: ``torch.func.vmap``, ``jvp``, ``jacfwd`` and
+``hessian``.
+
+torch.export would record a batched tensor as if it had no batch. A transform is therefore traced on
+its own, below PyTorch's transforms, into the operators that it runs; the graph of the model takes
+these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import fx
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.utils import _pytree as pytree
+
+#: The annotation of the nodes of calls of ``detach``, which PyTorch adds in other places, too.
+_DETACHED = "relax_grad.detached"
+
+_DETACH, _ALIAS = torch.ops.aten.detach.default, torch.ops.aten.alias.default
+
+
+class Transforms:
+    """Traces the outermost transforms.
+
+    Parameters
+    ----------
+    note : Callable
+        ``note(operator, reason)`` notes a problem.
+
+    Attributes
+    ----------
+    are_traced : bool
+        Whether a transform is being traced.
+    """
+
+    def __init__(self, note: Callable[[str, str], None]):
+        self._note = note
+        self.are_traced = False
+        self._has_gradients = False
+
+    def within(self, owner: object, name: str) -> tuple[object, str, Callable]:
+        """Return the owner and the name of a transform, and a function that traces its outermost
+        call."""
+        transform = getattr(owner, name)
+
+        def run(function, *args, **kwargs):
+            if self.are_traced:
+                return transform(function, *args, **kwargs)
+            return self._traced(lambda a, k: transform(function, *a, **k), (args, kwargs))
+
+        return owner, name, run
+
+    def outside(
+        self, owner: object, name: str, replacement: Callable
+    ) -> tuple[object, str, Callable]:
+        """Return the owner and the name of a function, and a function that is the replacement
+        outside of traced transforms."""
+        original = getattr(owner, name)
+
+        def run(*args, **kwargs):
+            return (original if self.are_traced else replacement)(*args, **kwargs)
+
+        return owner, name, run
+
+    def call(self, function: Callable, args: tuple, kwargs: dict) -> object:
+        """Run a function of PyTorch within a transform."""
+        if function is torch._C._set_grad_enabled and self._has_gradients and not args[0]:
+            self._note(
+                "torch.no_grad",
+                "it is within a transform such as torch.func.vmap; use tensor.detach() there",
+            )
+        accessor = getattr(function, "__self__", None)
+        is_data = accessor is torch.Tensor.data and function.__name__ == "__get__"
+        is_detached = is_data or function is torch.Tensor.detach
+        function = torch.Tensor.detach if is_data else function
+        marks = fx_traceback.annotate({_DETACHED: True})
+        with torch._C.DisableTorchFunction(), marks if is_detached else contextlib.nullcontext():
+            return function(*args, **kwargs)
+
+    def note_function(self, cls: type[torch.autograd.Function]) -> None:
+        """Note a function with a gradient of its own within a transform."""
+        self._note(
+            f"{cls.__name__}.apply",
+            "it is within a transform such as torch.func.vmap, whose graph has no backward "
+            "functions; call it outside, or write it with PyTorch's operators",
+        )
+
+    def _traced(self, function: Callable, operands: tuple) -> object:
+        """Return the result of a function of nested operands, by a graph of its own."""
+        leaves, spec = pytree.tree_flatten(operands)
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        tensors, forms = [leaves[i] for i in places], []
+
+        def flat(*values):
+            new = list(leaves)
+            for i, value in zip(places, values, strict=True):
+                new[i] = value
+            results, form = pytree.tree_flatten(function(*pytree.tree_unflatten(new, spec)))
+            forms.append(form)
+            return results
+
+        with self._tracing():
+            graph = make_fx(flat)(*tensors)
+        graph.graph.eliminate_dead_code()
+        _with_detached(graph.graph)
+        return pytree.tree_unflatten(fx.Interpreter(graph).run(*tensors), forms[0])
+
+    @contextlib.contextmanager
+    def _tracing(self) -> Iterator[None]:
+        self.are_traced, self._has_gradients = True, torch.is_grad_enabled()
+        try:
+            with disable_proxy_modes_tracing():
+                yield
+        finally:
+            self.are_traced = False
+
+
+def _with_detached(graph: fx.Graph) -> None:
+    """Keep ``detach`` where the user calls it: PyTorch detaches the tensors that it saves for
+    gradients, which have gradients here."""
+    for node in graph.nodes:
+        if node.target in (_DETACH, _ALIAS):
+            is_users = (node.meta.get("custom") or {}).get(_DETACHED)
+            node.target = _DETACH if is_users else _ALIAS
