@@ -41,6 +41,9 @@ _LIBRARIES = {
 }
 
 
+#: The end of the message on extents for which a graph does not hold.
+_RANGE = ", by dynamic_shapes or by its own comparisons; import it with other dynamic_shapes"
+
 #: Functions of numbers that symbolic extents make.
 _NUMBERS = {
     "sym_float": lambda data: data,
@@ -172,6 +175,8 @@ class Importer(ExportedProgramImporter):
         self.symbols = Symbols(program.symbols)
         self.problems = list(program.problems)
         self._streams, self._checks = 0, []
+        for condition, text in self.symbols.conditions(program.exported):
+            self.require(condition, f"the module is imported for {text}{_RANGE}")
         nodes = {node.name: node for node in program.exported.graph.nodes}
         self.seed = relax.Var("seed", relax.TensorType((), "int64"))
         taken = {"seed", *values}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import sympy
 import torch
 from tvm import tirx
 
 from ._converters import Refused
+
+#: The beginnings of the names of symbols that depend on values.
+_UNKNOWN = ("u", "zuf")
+
+_REMAINDERS = ("Mod", "PythonMod")
 
 
 class Symbols:
@@ -36,9 +41,39 @@ class Symbols:
             return int(value)
         return self._of(value)
 
+    def conditions(self, exported: torch.export.ExportedProgram) -> Iterator[tuple[tirx.Expr, str]]:
+        """Yield the conditions on extents under which a graph computes what the module does, and
+        their texts: ranges, and comparisons that the module made while it was traced."""
+        for symbol, bounds in exported.range_constraints.items():
+            if not isinstance(symbol, sympy.Symbol) or str(symbol).startswith(_UNKNOWN):
+                continue
+            extent = self._of(symbol)
+            # The lower bound is 2 if there is none: graphs hold for an extent of 1, too.
+            if isinstance(bounds.lower, sympy.Integer) and bounds.lower > 2:
+                yield extent >= int(bounds.lower), f"{extent.name} >= {bounds.lower}"
+            if isinstance(bounds.upper, sympy.Integer):
+                yield extent <= int(bounds.upper), f"{extent.name} <= {bounds.upper}"
+        for guard in _guards(exported):
+            yield from self._compared(guard)
+
+    def _compared(self, guard: sympy.Basic) -> Iterator[tuple[tirx.Expr, str]]:
+        """Yield the condition that a multiple is a multiple, or that an extent is not a number."""
+        if not isinstance(guard, (sympy.Eq, sympy.Ne)) or not isinstance(guard.rhs, sympy.Integer):
+            return
+        is_multiple = isinstance(guard, sympy.Eq) and type(guard.lhs).__name__ in _REMAINDERS
+        is_other = isinstance(guard, sympy.Ne) and isinstance(guard.lhs, sympy.Symbol)
+        if is_multiple or (is_other and guard.rhs > 1):
+            try:
+                extent = self._of(guard.lhs)
+            except Refused:
+                return
+            sign, compare = ("==", tirx.EQ) if is_multiple else ("!=", tirx.NE)
+            number = tirx.IntImm("int64", int(guard.rhs))
+            yield compare(extent, number), f"{extent} {sign} {guard.rhs}"
+
     def _variable(self, symbol: sympy.Symbol) -> tirx.Var:
         name = str(symbol)
-        if name.startswith(("u", "zuf")):
+        if name.startswith(_UNKNOWN):
             raise Refused(
                 "its shape depends on values, which Relax differentiates for fixed shapes only"
             )
@@ -64,6 +99,16 @@ class Symbols:
         for arg in args[1:]:
             result = _FUNCTIONS[kind](result, arg)
         return result
+
+
+def _guards(exported: torch.export.ExportedProgram) -> list[sympy.Basic]:
+    """Return the comparisons of extents that a trace has made."""
+    values = (node.meta.get("val") for node in exported.graph.find_nodes(op="placeholder"))
+    for value in values:
+        for extent in value.shape if isinstance(value, torch.Tensor) else ():
+            if isinstance(extent, torch.SymInt):
+                return [guard.expr for guard in extent.node.shape_env.guards]
+    return []
 
 
 _FUNCTIONS = {

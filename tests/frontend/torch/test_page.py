@@ -56,6 +56,13 @@ ROWS = {
         "inputs/test_extents.py::test_extents_without_a_value_are_refused",
         "inputs/test_extents.py::test_reductions_of_few_rows",
     ),
+    "extents outside of the range": (
+        "inputs/test_extents.py::test_extents_beyond_the_graph_are_refused",
+    ),
+    "`torch.func.vmap`, `jvp`": (
+        "tracing/test_transforms.py::test_values_and_gradients",
+        "tracing/test_transforms.py::test_refused",
+    ),
     "ties of `fmax`, `fmin` and `clamp`": ("test_exactness.py::test_nan_and_infinities",),
     "buffers that a call assigns to each other": (
         "tracing/test_buffers.py::test_all_buffers_are_read_before_the_first_is_written",

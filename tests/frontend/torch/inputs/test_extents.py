@@ -205,3 +205,50 @@ def test_extents_without_a_value_are_refused(function, allowed, refused):
         check.check({"batch": refused})
     with pytest.raises((ValueError, IndexError, RuntimeError)):
         function(data[:refused])
+
+
+def _at_most_eight(x):
+    torch._check(x.shape[0] <= 8)
+    return x.sum()
+
+
+def _even(x):
+    torch._check(x.shape[0] % 2 == 0)
+    return x.sum()
+
+
+def _not_five(x):
+    return x.sum() if x.shape[0] != 5 else x.mean()
+
+
+@pytest.mark.parametrize(
+    ("function", "extent", "allowed", "refused"),
+    [
+        (torch.sum, torch.export.Dim("n", min=4, max=9), (4, 9), (3, 10)),
+        (torch.sum, torch.export.Dim("n"), (1, 2, 99), ()),
+        (_at_most_eight, torch.export.Dim.AUTO, (1, 8), (9,)),
+        (_even, torch.export.Dim.AUTO, (2, 4), (3,)),
+        (_not_five, torch.export.Dim.AUTO, (4, 6), (5,)),
+    ],
+    ids=["range", "any", "check", "multiple", "branch"],
+)
+def test_extents_beyond_the_graph_are_refused(function, extent, allowed, refused):
+    class Called(nn.Module):
+        def forward(self, x):
+            return function(x * 2)
+
+    imported = from_module(Called(), (torch.randn(6, 3),), dynamic_shapes={"x": {0: extent}})
+    names = {variable.name_hint for variable in imported.module.get_global_vars()}
+    (name,) = names - {"forward"}  # loss or training
+    checks = extent_checks(imported.module, name)
+    assert bool(checks) == bool(refused)
+
+    def call(number):
+        for check in checks:
+            check.check(dict.fromkeys(check.names, number))
+
+    for number in allowed:
+        call(number)
+    for number in refused:
+        with pytest.raises(ValueError, match=f"imported for .*= {number}$"):
+            call(number)
