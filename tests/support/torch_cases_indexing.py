@@ -355,6 +355,19 @@ def indexing() -> Iterator[Case]:
         lambda w, i, o: F.embedding_bag(i, w, o, mode="sum", include_last_offset=True),
         (weight, places, torch.tensor([0, 4, 9])),
     )
+    rows = torch.tensor([3, 0, 3, 1])
+    for reduce in ("prod", "mean", "amax", "amin"):
+        for own in (True, False):
+            yield Case(
+                f"index_reduce-{reduce}-{own}",
+                lambda x, i, s, r=reduce, o=own: x.index_reduce(1, i, s, r, include_self=o),
+                (whole(3, 5), rows, whole(3, 4)),
+            )
+    yield Case(
+        "index_reduce-i64",
+        lambda x, i, s: x.index_reduce(-1, i, s, "mean"),
+        (whole(3, 5, dtype=torch.int64), rows, whole(3, 4, dtype=torch.int64)),
+    )
 
 
 def _assign(x, v, i):

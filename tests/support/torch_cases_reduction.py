@@ -254,3 +254,11 @@ def reduction() -> Iterator[Case]:
         (torch.tensor([[-math.inf, -math.inf], [0, -math.inf]]),),
         False,
     )
+    holes = torch.tensor([[math.nan, 1, 3, 2, 7], [math.nan] * 5, [5, 4, math.nan, 6, math.nan]])
+    holes = holes.double()
+    yield Case("nanmedian-dim", lambda x: tuple(x.nanmedian(1, keepdim=True)), (holes[[0, 2]],))
+    yield Case("nanmedian-dim-nan", lambda x: x.nanmedian(1).values, (holes,), False)
+    yield Case("nanmedian", lambda x: x.nanmedian(), (holes,))
+    yield Case("nanmedian-ties", lambda x: x.nanmedian(), (torch.tensor([2.0, math.nan, 2, 1, 3]),))
+    yield Case("nanmedian-nan", lambda x: x.nanmedian(), (holes[1],))
+    yield Case("nanmedian-i64", lambda x: tuple(x.nanmedian(0)), (torch.tensor([3, 1, 2]),))

@@ -24,6 +24,8 @@ FEW = {
         "add-bool",
         "div-trunc-int",
         "cast-small-bool",
+        "hypot-edges",
+        "ldexp",
     },
     "reduction": {
         "max-dim-True",
@@ -31,10 +33,13 @@ FEW = {
         "norm-zero",
         "cummax-ties",
         "cummin-nan",
+        "nanmedian",
+        "nanmedian-dim",
         "var-{'dim': -1, 'correction': 2}",
     },
     "moving": {"slice_scatter", "diagonal_scatter", "pad2-reflect", "in-place"},
-    "indexing": {"index-apart", "index_put-02-True", "scatter_reduce-amin-ties", "embedding-0"},
+    "indexing": {"index-apart", "index_put-02-True", "scatter_reduce-amin-ties", "embedding-0"}
+    | {"index_reduce-amax-True", "index_reduce-prod-False"},
     "products": {
         "mm-bf16",
         "conv2d-f64",

@@ -357,6 +357,80 @@ def _pow(call, data, exponent):
     return _op.power(data, exponent)
 
 
+@converts(ELEMENTWISE, "hypot.default")
+def _hypot(call, data, other):
+    """The operands are scaled by the larger one, so that no square overflows."""
+    kind = wide_dtype(promoted(call, "data", "other"))
+    operands = [call.cast(call.tensor(operand, kind), kind) for operand in (data, other)]
+    fixed = [call.emit(stop_gradient(operand)) for operand in operands]
+    sizes = (_op.abs(operand) for operand in fixed)
+    size = call.emit(_op.maximum(*map(call.emit, sizes)))
+    zero, one = scalar(0, kind), scalar(1, kind)
+    is_plain = call.emit(_op.logical_and(_op.isfinite(size), _op.greater(size, zero)))
+    size = call.emit(_op.where(is_plain, size, one))
+    scaled = [call.emit(_op.divide(operand, size)) for operand in operands]
+    squares = (call.emit(_op.multiply(operand, operand)) for operand in scaled)
+    length = call.emit(_op.multiply(size, call.emit(_op.sqrt(call.emit(_op.add(*squares))))))
+    # An infinite operand beside NaN has an infinite length.
+    infinite = call.emit(_op.logical_or(*(call.emit(_op.isinf(operand)) for operand in fixed)))
+    lost = call.emit(_op.logical_and(infinite, call.emit(_op.isnan(stop_gradient(length)))))
+    return call.cast(call.emit(_op.where(lost, scalar(math.inf, kind), length)), call.dtype)
+
+
+def _is_negative(call, data) -> relax.Expr:
+    """Tell whether the sign of a number is set; zero may be negative, NaN is not."""
+    zero, one = scalar(0, dtype(data)), scalar(1, dtype(data))
+    below = call.emit(_op.less(data, zero))
+    if "float" not in dtype(data):
+        return below
+    nothing = call.emit(_op.equal(data, zero))
+    inverse = call.emit(_op.divide(one, call.emit(_op.where(nothing, data, one))))
+    return call.emit(_op.logical_or(below, call.emit(_op.less(inverse, zero))))
+
+
+@converts(ELEMENTWISE, "signbit.default")
+def _signbit(call, data):
+    if dtype(data) in ("bool", "uint8"):
+        return _op.zeros_like(data, "bool")
+    return _is_negative(call, data)
+
+
+@converts(ELEMENTWISE, "copysign.Tensor", "copysign.Scalar")
+def _copysign(call, data, other):
+    """The gradient at zero is zero, and that at NaN is NaN."""
+    kind = _floating(promoted(call, "data", "other"))
+    data, other = call.tensor(data, kind), call.tensor(other, kind)
+    fixed = call.emit(stop_gradient(data))
+    negative = _is_negative(call, call.emit(stop_gradient(other)))
+    changes = call.emit(_op.logical_xor(negative, _is_negative(call, fixed)))
+    sign = call.emit(_op.where(changes, scalar(-1, kind), scalar(1, kind)))
+    wrong = call.emit(_op.isnan(call.cast(fixed, wide_dtype(kind))))
+    sign = call.emit(_op.where(wrong, fixed, sign))
+    zero = call.emit(_op.where(negative, scalar(-0.0, kind), scalar(0, kind)))
+    nothing = call.emit(_op.equal(fixed, scalar(0, kind)))
+    return _op.where(nothing, zero, call.emit(_op.multiply(data, sign)))
+
+
+@converts(ELEMENTWISE, "angle.default")
+def _angle(call, data):
+    """Numbers below zero have the angle pi; NaN stays."""
+    kind = call.dtype
+    data = call.emit(stop_gradient(call.cast(data, kind)))
+    below = call.emit(_op.less(data, scalar(0, kind)))
+    angle = call.emit(_op.where(below, scalar(math.pi, kind), scalar(0, kind)))
+    wrong = call.emit(_op.isnan(call.cast(data, wide_dtype(kind))))
+    return _op.where(wrong, data, angle)
+
+
+@converts(ELEMENTWISE, "ldexp.Tensor")
+def _ldexp(call, data, other):
+    """The factor is computed in PyTorch's dtype, which may be wider than that of the operand."""
+    power = _floating(promoted(call, "other"))
+    factor = call.emit(_op.power(scalar(2, power), call.tensor(other, power)))
+    kind = call.dtype
+    return _op.multiply(call.tensor(data, kind), call.cast(factor, kind))
+
+
 @converts(ELEMENTWISE, "logaddexp.default")
 def _logaddexp(call, data, other):
     kind = promoted(call, "data", "other")

@@ -300,6 +300,21 @@ def _scatter(call, data, dim, index, src=None, value=None, reduce=None, include_
     return _op.reshape(result, call.shape) if not shape else result
 
 
+@converts(INDEXING, "index_reduce.default")
+@_in_bytes
+def _index_reduce(call, data, dim, index, source, reduce, include_self=True):
+    shape, index = extents_of(data), _vector(call, index)
+    if not shape:
+        data, source = call.reshape(data, [1]), call.reshape(source, [1])
+    axis = axis_of(dim, data.ty.ndim)
+    index = _positive(call, index, extents_of(data)[axis])
+    ones = [1] * data.ty.ndim
+    ones[axis] = extents_of(index)[0]
+    places = call.emit(_op.broadcast_to(call.reshape(index, ones), extents_of(source)))
+    result = _reduced(call, data, places, source, axis, reduce, include_self)
+    return result if shape else _op.reshape(result, [])
+
+
 def _neutral(reduce: str, kind: str) -> relax.Expr:
     """Return the number that a reduction leaves alone."""
     if reduce in ("amax", "amin"):
@@ -311,7 +326,7 @@ def _neutral(reduce: str, kind: str) -> relax.Expr:
 
 
 def _reduced(call, data, index, src, axis: int, reduce: str, include_self: bool) -> relax.Expr:
-    kind = dtype(data)
+    kind, original = dtype(data), data
     places = extents_of(index)
     if not include_self:
         neutral = call.emit(_op.broadcast_to(_neutral(reduce, kind), places))
@@ -319,7 +334,7 @@ def _reduced(call, data, index, src, axis: int, reduce: str, include_self: bool)
     if reduce == "mean":
         return _scattered_mean(call, data, index, src, axis, include_self)
     if reduce in ("amax", "amin") and is_float(data):
-        return _scattered_extreme(call, data, index, src, axis, reduce)
+        return _scattered_extreme(call, data, index, src, axis, reduce, original)
     return call.emit(_op.scatter_elements(data, index, src, axis, _REDUCTIONS[reduce]))
 
 
@@ -340,8 +355,13 @@ def _scattered_mean(call, data, index, src, axis: int, include_self: bool) -> re
     return call.emit(_op.floor_divide(total, count))
 
 
-def _scattered_extreme(call, data, index, src, axis: int, reduce: str) -> relax.Expr:
-    """Return the extremes; equal ones share the gradient evenly, the operand's own element too."""
+def _scattered_extreme(
+    call, data, index, src, axis: int, reduce: str, original: relax.Expr
+) -> relax.Expr:
+    """Return the extremes; equal ones share the gradient evenly, the operand's own element too.
+
+    An element of the original operand that takes no part has a share, which is lost, as in PyTorch.
+    """
     kind = dtype(data)
     fixed, source = (call.emit(stop_gradient(tensor)) for tensor in (data, src))
     best = call.emit(
@@ -352,9 +372,10 @@ def _scattered_extreme(call, data, index, src, axis: int, reduce: str) -> relax.
     zero, one = scalar(0, kind), scalar(1, kind)
     reached = call.emit(_op.gather_elements(best, index, axis))
     own = call.emit(_op.equal(fixed, best))
+    counted = call.emit(_op.equal(call.emit(stop_gradient(original)), best))
     others = call.emit(_op.equal(source, reached))
     hits = call.emit(
-        _op.scatter_elements(call.cast(own, kind), index, call.cast(others, kind), axis, "add")
+        _op.scatter_elements(call.cast(counted, kind), index, call.cast(others, kind), axis, "add")
     )
     share = call.emit(_op.divide(one, _op.maximum(hits, one)))
     # The value is the constant extreme plus differences that are zero and carry the gradient.

@@ -289,3 +289,12 @@ def _logsumexp(call, data, dim, keepdim):
     total = call.emit(_op.sum(_op.exp(_op.subtract(data, base)), axes, True))
     result = call.emit(_op.add(_op.log(total), base))
     return call.cast(call.reshape(result, call.shape), kind)
+
+
+@converts(REDUCTION, "dist.default")
+def _dist(call, data, other, p=2):
+    difference = call.emit(_op.subtract(data, other))
+    kind = dtype(difference)
+    inner = call.cast(difference, wide_dtype(kind))
+    result = norm(call, inner, float(p), list(range(inner.ty.ndim)), False)
+    return call.cast(call.emit(result), kind)

@@ -58,10 +58,14 @@ def _topk(call, data, k, dim, largest, sorted):
     return _taken(call, data, places, axis), places
 
 
-@converts(SORTING, "median.default", "median.dim", "kthvalue.default")
+@converts(
+    SORTING,
+    *("median.default", "median.dim", "nanmedian.default", "nanmedian.dim", "kthvalue.default"),
+)
 def _kth(call, data, k=None, dim=None, keepdim=False):
     """The lower of two middle elements is the median."""
-    whole = call.node.target.__name__ == "median.default"
+    name = call.node.target.__name__
+    whole = name in ("median.default", "nanmedian.default")
     shape = call.shape
     if not data.ty.ndim:
         return data if whole else (data, _op.zeros([], "int64"))
@@ -71,8 +75,12 @@ def _kth(call, data, k=None, dim=None, keepdim=False):
     extent = extents_of(data)[axis]
     call.require_some([extent])
     middle = (extent - 1) // 2 if k is None else k - 1
-    place = sliced(call, _order(call, data, axis, False), axis, middle, 1)
-    if k is None and "float" in dtype(data):
+    order = _order(call, data, axis, False)
+    if name.startswith("nanmedian") and "float" in dtype(data):
+        place = _middle_number(call, data, order, axis)
+    else:
+        place = sliced(call, order, axis, middle, 1)
+    if name.startswith("median") and "float" in dtype(data):
         # NaN anywhere is the median.
         wrong = call.cast(call.emit(_op.isnan(call.cast(data, wide_dtype(dtype(data))))), "int8")
         some = call.cast(call.emit(_op.max(wrong, [axis], True)), "bool")
@@ -81,6 +89,16 @@ def _kth(call, data, k=None, dim=None, keepdim=False):
     if whole and "float" in dtype(data):
         value = _shared(call, data, value)
     return value if whole else (value, call.reshape(place, shape))
+
+
+def _middle_number(call, data, order, axis: int) -> relax.Expr:
+    """Return the places of the lower middle elements without NaN, which are last in the order."""
+    wide = call.cast(data, wide_dtype(dtype(data)))
+    numbers = call.emit(_op.logical_not(call.emit(_op.isnan(wide))))
+    count = call.emit(_op.sum(call.cast(numbers, "int64"), [axis], True))
+    last = call.emit(_op.maximum(_op.subtract(count, scalar(1, "int64")), scalar(0, "int64")))
+    middle = call.emit(_op.floor_divide(last, scalar(2, "int64")))
+    return call.emit(_op.gather_elements(order, middle, axis))
 
 
 def _shared(call, data, value) -> relax.Expr:
