@@ -58,9 +58,9 @@ def _huber(call, data, target, reduction, delta):
     return _reduced(call, call.emit(_op.where(near, square, line)), reduction)
 
 
-#: The least product of a probability and its complement in the gradient of the cross entropy, and
-#: the least logarithm in its value, of PyTorch's kernels.
-_LEAST_PRODUCT, _LEAST_LOGARITHM = 1e-12, -100.0
+#: The least product of a probability and its complement in the gradient of the cross entropy, which
+#: is a float32 in PyTorch's kernels, and the least logarithm in its value.
+_LEAST_PRODUCT, _LEAST_LOGARITHM = float(np.float32(1e-12)), -100.0
 
 
 @converts(LOSS, "binary_cross_entropy.default")
