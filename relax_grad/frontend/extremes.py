@@ -64,6 +64,16 @@ def exact_extreme(
     return _op.add(result, change if kind == dtype else emit(_op.astype(change, dtype)))
 
 
+def log_sum_exp(emit: Emit, data: relax.Expr, axes: list[int] | None) -> relax.Var:
+    """Return ``log(sum(exp(x)))`` along axes, which are kept; an axis of equal infinities has its
+    own value."""
+    kind = dtype_of(data.ty)
+    base = emit(stop_gradient(emit(_op.max(data, axes, True))))
+    base = emit(_op.where(emit(_op.isinf(base)), relax.const(0.0, kind), base))
+    total = emit(_op.sum(_op.exp(_op.subtract(data, base)), axes, True))
+    return emit(_op.add(_op.log(total), base))
+
+
 def place_of_extreme(emit: Emit, data: relax.Expr, axis: int, largest: bool) -> relax.Expr:
     """Return the first place of the extreme of an axis, which is kept; NaN counts as extreme."""
     data = _wide(emit, data)

@@ -1,7 +1,9 @@
-"""Functions from numbers to truth values and back, for a GPU."""
+"""Functions from numbers to truth values and back, for a GPU, and comparisons of truth values."""
 
 from __future__ import annotations
 
+import numpy as np
+import tvm
 from compile_cuda import compile_for_cuda
 from tvm import relax
 
@@ -30,3 +32,21 @@ def test_masks_stay_apart_from_products():
     source = compile_for_cuda(bb.get()).source
     assert "matmul" in source
     assert "*(ushort" not in source
+
+
+def test_computed_truth_values_are_compared():
+    """LLVM has no comparison of one-bit numbers as TVM writes it."""
+    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    zero, one = (relax.const(value, "float32") for value in (0.0, 1.0))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            first, second = bb.emit(relax.op.less(x, one)), bb.emit(relax.op.greater(x, zero))
+            same = bb.emit(relax.op.equal(first, second))
+            others = bb.emit(relax.op.not_equal(first, second))
+            result = bb.emit_output(relax.Tuple([same, others]))
+        bb.emit_func_output(result)
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    same, others = machine["main"](tvm.runtime.tensor(np.array([-1, 0, 0.5, 2], "float32")))
+    assert same.numpy().tolist() == [False, False, True, False]
+    assert others.numpy().tolist() == [True, True, False, True]

@@ -266,6 +266,10 @@ TABLE: dict[str, tuple[str, ...]] = {
         ("frontend.onnx._indices", "frontend.onnx._normalize"),
         ("frontend/onnx/test_support.py",),
     ),
+    **dict.fromkeys(
+        ("frontend.onnx._integers", "frontend.onnx._small_types"), ("frontend/onnx/test_nodes.py",)
+    ),
+    "frontend.onnx._top_k": ("frontend/onnx/test_extremes.py", "frontend/onnx/test_extents.py"),
     "frontend.onnx._symbolic": ("frontend/onnx/test_extents.py",),
     "frontend.onnx._values": ("frontend/onnx/test_extents.py",),
     "frontend.onnx._windows": ("frontend/onnx/test_extents.py", "frontend/onnx/test_operators.py"),

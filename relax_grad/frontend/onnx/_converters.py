@@ -316,6 +316,12 @@ def _dropout(bb, inputs, attrs, opset):
     return relax.Tuple([data, bb.normalize(relax.op.ones_like(data, kind))])
 
 
+@_converts("OptionalHasElement")
+def _has_element(bb, inputs, attrs, opset):
+    """Without an operand, there is no element."""
+    return None if len(inputs) else relax.const(False, "bool")
+
+
 @_converts("IsInf")
 def _is_inf(bb, inputs, attrs, opset):
     data = inputs[0]

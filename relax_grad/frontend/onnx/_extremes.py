@@ -15,8 +15,9 @@ from tvm.relax import op
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from ...ir.compat import constant_value
+from ...ir.dtypes import HALVES
 from ...op import stop_gradient
-from ..extremes import exact_extreme, is_nan, place_of_extreme, sort_key
+from ..extremes import exact_extreme, is_nan, log_sum_exp, place_of_extreme
 from ._converters import (
     CONVERTERS,
     Refused,
@@ -30,6 +31,7 @@ from ._converters import (
     _pairwise,
     _rank,
 )
+from ._integers import bools_as_integers
 
 
 def rectified(bb, data: relax.Expr) -> relax.Expr:
@@ -121,6 +123,8 @@ def _reduction(name: str) -> Callable:
 
     def convert(bb, inputs, attrs, opset):
         data = inputs[0]
+        if _is_tensor(data) and _dtype(data) == "bool":
+            return bools_as_integers(name)(bb, inputs, attrs, opset)
         converter = onnx_frontend._get_convert_map()[name].get_converter(opset)
         call = converter(bb, inputs, dict(attrs), [{}, {}])
         if not _is_tensor(data) or not _is_float(data) or not isinstance(call, relax.Call):
@@ -135,6 +139,28 @@ def _reduction(name: str) -> Callable:
 
 for _name in ("ReduceMax", "ReduceMin", "GlobalMaxPool"):
     CONVERTERS[_name] = _reduction(_name)
+
+
+@_converts("ReduceLogSumExp")
+def _log_sum_exp(bb, inputs, attrs, opset):
+    """An axis of equal infinities has its own value; half precision is computed in float32."""
+    data = inputs[0]
+    if not _is_tensor(data) or not _is_float(data):
+        return None
+    if opset < 18:
+        axes = attrs.get("axes")
+    else:
+        given = _constant(inputs[1] if len(inputs) > 1 else None, "axes")
+        axes = [] if given is None else given.ravel().tolist()
+        if not axes and attrs.get("noop_with_empty_axes", 0):
+            return data
+    axes = [int(axis) for axis in axes] if axes else None
+    is_half = _dtype(data) in HALVES
+    wide = bb.emit(op.astype(data, "float32")) if is_half else data
+    result = log_sum_exp(bb.emit, wide, axes)
+    if not attrs.get("keepdims", 1):
+        result = bb.emit(op.squeeze(result, axes))
+    return op.astype(result, _dtype(data)) if is_half else result
 
 
 @_converts("ArgMax")
@@ -164,20 +190,6 @@ def _place(bb, data: relax.Expr, attrs: dict, largest: bool) -> relax.Expr | Non
     if is_last:
         place = bb.emit(op.subtract(relax.const(extent - 1, "int64"), place))
     return place if attrs.get("keepdims", 1) else op.squeeze(place, [axis])
-
-
-@_converts("TopK")
-def _top_k(bb, inputs, attrs, opset):
-    """NaN is larger than all numbers."""
-    data = inputs[0]
-    if not _is_float(data) or attrs.get("sorted", 1) != 1:
-        return None
-    k = attrs.get("k", 1) if opset < 10 else int(_constant(inputs[1], "K").item())
-    axis = attrs.get("axis", -1) % _rank(data)
-    key = sort_key(bb.emit, bb.emit(stop_gradient(data)))
-    largest = bool(attrs.get("largest", 1))
-    places = bb.emit(op.topk(key, k, axis, "indices", largest, "int64"))
-    return relax.Tuple([bb.emit(op.gather_elements(data, places, axis)), places])
 
 
 @_converts("Hardmax")

@@ -95,6 +95,20 @@ def normalize(
     return constants
 
 
+def _check_tensor(value: onnx.ValueInfoProto) -> None:
+    """Refuse an input that is no tensor of numbers."""
+    if not value.type.HasField("tensor_type"):
+        raise ValueError(
+            f"the input {value.name} is no tensor but a {value.type.WhichOneof('value')}, "
+            "which cannot be imported"
+        )
+    if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+        raise ValueError(
+            f"the input {value.name} has strings, which TVM does not have; compute what they give "
+            "before the model"
+        )
+
+
 def fix_inputs(graph: onnx.GraphProto, values: Mapping[str, np.typing.ArrayLike]) -> None:
     """Turn inputs into initializers with these values."""
     inputs = {value_info.name: value_info for value_info in graph.input}
@@ -103,6 +117,7 @@ def fix_inputs(graph: onnx.GraphProto, values: Mapping[str, np.typing.ArrayLike]
             raise ValueError(
                 f"constants: the model has no input {name!r}; its inputs are {', '.join(inputs)}"
             )
+        _check_tensor(inputs[name])
         kind = inputs[name].type.tensor_type
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
         try:
@@ -222,11 +237,7 @@ def _set_shapes(
                 )
     used: dict[str, str] = {}  # the symbols in TVMScript, by those of the model
     for value in graph.input:
-        if not value.type.HasField("tensor_type"):
-            raise ValueError(
-                f"the input {value.name} is no tensor but a {value.type.WhichOneof('value')}, "
-                "which cannot be imported"
-            )
+        _check_tensor(value)
         tensor = value.type.tensor_type
         shape = shapes.get(value.name)
         if not tensor.HasField("shape") and shape is None:

@@ -27,15 +27,18 @@ from . import (  # noqa: F401  their converters are entered in CONVERTERS
     _contrib,
     _gated,
     _indices,
+    _integers,
     _n_bits,
     _normalize,
     _padding,
     _places,
     _recent,
     _symbolic,
+    _top_k,
     _transforms,
     _windows,
 )
+from ._choices import check_is_tensor, with_extents
 from ._converters import CONVERTERS, Refused, _dtype
 from ._evaluate import evaluated, known_constant
 from ._fused import DOMAIN, FUSED, in_domain
@@ -43,6 +46,7 @@ from ._graph import STANDARD, every_node, label, opset_of
 from ._graph import operands as all_operands
 from ._recurrent import RECURRENT
 from ._resize import RESIZING
+from ._small_types import check_stored, refuse_small_operands, refuse_small_results
 from ._standard_attention import STANDARD_ATTENTION
 from ._support import STANDARD_OPERATORS, reason_of
 from ._values import Extents, Known, is_symbolic, objects, plain
@@ -219,13 +223,30 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
                 is_taken = name in elements and self._known[name].is_symbolic
                 self._nodes[name] = None if is_taken else self._tensor(name)
             is_choice = node.op_type == "If"
-            self._operands = None if is_choice else operands
-            self._branches += is_choice
+            if is_choice:
+                self._choose(node)
+                continue
+            self._operands = operands
             super()._construct_nodes(SimpleNamespace(node=[node]))
-            self._branches -= is_choice
         for output in graph.output:
             if output.name in self._known:
                 self._nodes[output.name] = self._tensor(output.name)
+
+    def _choose(self, node: onnx.NodeProto) -> None:
+        """Convert a node ``If``, whose branches may return other extents."""
+        self._operands = None
+        self._branches += 1
+        try:
+            super()._construct_nodes(SimpleNamespace(node=[node]))
+            for name in filter(None, node.output):
+                self._nodes[name] = with_extents(self.bb, name, self._nodes[name])
+        except Refused as error:
+            raise UnsupportedOperatorError(f"If {label(node)!r}: {error}") from error
+        self._branches -= 1
+
+    def _parse_array(self, tensor_proto):
+        check_stored(tensor_proto)
+        return super()._parse_array(tensor_proto)
 
     def _elements(self, name: str) -> Known | None:
         """Return the elements of a value, if they are known before the run."""
@@ -375,10 +396,12 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
                 result = _CONVERTERS[op_name](self.bb, inputs, attrs, opset)
             if result is None:
                 result = super()._convert_operator(op_name, inputs, attrs, opset)
+            if self._branches:
+                check_is_tensor(result)
             if not isinstance(result, relax.Expr):
                 return result
             result = self.bb.normalize(result)
-            _refuse_small_types(op_name, inputs, result)
+            refuse_small_results(op_name, inputs, result)
             self._learn(result, 1 if op_name in _WINDOWED else 0)
             return result
         except _Equal:
@@ -387,32 +410,10 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             text = re.sub(_NUMBER, r"\1", str(error))
             raise UnsupportedOperatorError(f"{op_name} {name!r}: {text}") from error
         except Exception as error:
+            refuse_small_operands(op_name, name, inputs, error)
             raise ValueError(
                 f"TVM cannot import the node {op_name} {name!r}: {error}. {_advice(inputs)}"
             ) from error
-
-
-#: Element types of less than 8 bits, or of 8-bit floating-point numbers. TVM drops casts to them.
-_SMALL_TYPES = ("float4_", "float6_", "float8_", "int4", "uint4", "int2", "uint2")
-
-
-def _refuse_small_types(op_name: str, operands: Iterable, result: relax.Expr) -> None:
-    """Refuse computed values of small types, and casts of them; constants are folded before."""
-    kinds = result.ty.fields if isinstance(result.ty, relax.TupleType) else [result.ty]
-    values = [kind for kind in kinds if isinstance(kind, relax.TensorType)]
-    if op_name in ("Cast", "CastLike"):
-        values += [value.ty for value in operands if _is_computed(value)]
-    for kind in values:
-        if kind.dtype is not None and str(kind.dtype).startswith(_SMALL_TYPES):
-            raise Refused(
-                f"it computes values of {kind.dtype}, which are not rounded as ONNX defines it; "
-                "leave the cast out, or store constants in this type"
-            )
-
-
-def _is_computed(value) -> bool:
-    is_tensor = isinstance(getattr(value, "ty", None), relax.TensorType)
-    return is_tensor and constant_value(value) is None
 
 
 #: Operators of windows, whose results have at least one element along each axis.

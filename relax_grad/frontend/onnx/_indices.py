@@ -7,8 +7,8 @@ from tvm import relax
 from tvm.relax import op
 
 from ...ir.compat import constant_value
-from ._converters import _converts, _dtype, _extents, _is_tensor, _rank
-from ._symbolic import tensor_of
+from ._converters import _constant, _converts, _dtype, _extents, _is_tensor, _rank
+from ._symbolic import elements_of, tensor_of
 from ._values import Known, objects
 
 
@@ -80,3 +80,30 @@ def with_extent(bb, data: relax.Expr, axis: int, extent) -> relax.Expr:
     behind = bb.emit(op.add(places, own))
     places = bb.emit(op.where(bb.emit(op.equal(own, wanted)), places, behind))
     return bb.emit(op.take(data, places, axis, "nan"))
+
+
+@_converts("Unsqueeze")
+def _unsqueeze(bb, inputs, attrs, opset):
+    """TVM's converter takes axes in a list only; the definitions of operators have a number."""
+    axes = constant_value(inputs[1]) if opset >= 13 and _is_tensor(inputs[1]) else None
+    if axes is not None and axes.ndim == 0:
+        inputs[1] = relax.const(axes.reshape(1), "int64")
+
+
+@_converts("OneHot")
+def _one_hot(bb, inputs, attrs, opset):
+    """Places beyond the axis have no element; the values have a gradient."""
+    places, values = inputs[0], inputs[2]
+    known = elements_of(inputs, attrs, 1)
+    is_extent = known is not None and known.is_symbolic
+    depth = known.elements.item() if is_extent else int(_constant(inputs[1], "depth").item())
+    rank = _rank(places) + 1
+    axis = attrs.get("axis", -1) % rank
+    places = bb.emit(op.expand_dims(bb.emit(op.astype(places, "int64")), axis))
+    column = bb.emit(op.arange(0, depth, 1, "int64"))
+    column = bb.emit(op.reshape(column, [depth if i == axis else 1 for i in range(rank)]))
+    length = tensor_of(bb, Known(objects([depth], ()), "int64"))
+    is_negative = bb.emit(op.less(places, relax.const(0, "int64")))
+    places = bb.emit(op.where(is_negative, bb.emit(op.add(places, length)), places))
+    off, on = (bb.emit(op.take(values, relax.const(i, "int64"), 0, "clip")) for i in (0, 1))
+    return op.where(bb.emit(op.equal(places, column)), on, off)

@@ -156,7 +156,9 @@ def _suppressed(bb, inputs, attrs, opset):
         is_high = bb.emit(op.greater(scores, _like(least, scores)))
         scores = bb.emit(op.where(is_high, bb.emit(op.subtract(total, ranks)), _like(0, scores)))
         least = 0.0
-    overlap = max(overlap or 0.0, float(np.finfo("float32").tiny))
+    # TVM drops boxes from its bound of the overlap on, ONNX those beyond the bound.
+    overlap = np.nextafter(np.float32(overlap or 0.0), np.float32(np.inf))
+    overlap = max(float(overlap), float(np.finfo("float32").tiny))
     bounds = relax.const(count or 0, "int64"), relax.const(overlap, "float32")
     convert = onnx_frontend._get_convert_map()["NonMaxSuppression"].get_converter(opset)
     operands = [operands[0], scores, *bounds, relax.const(least, "float32")]

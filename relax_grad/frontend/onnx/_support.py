@@ -119,7 +119,7 @@ _STANDARD = {
     "TfIdfVectorizer": Support("refused", "it counts n-grams of integers or strings; compute "
                                           "them before the model"),
 }  # fmt: skip
-_STANDARD["OneHot"] = Support("forward", "its values are constants")
+_STANDARD["OneHot"] = Support("trains", "its depth is a constant or an extent")
 
 #: The operators of ONNX's own domain by their names.
 STANDARD_OPERATORS: dict[str, Support] = dict(sorted(_STANDARD.items()))
@@ -208,6 +208,10 @@ MICROSOFT_OPERATORS: dict[str, Support] = dict(sorted(_MICROSOFT.items()))
 
 #: The reasons for nodes of operators that train under conditions.
 _CONDITIONS = {
+    **dict.fromkeys(
+        ("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix"),
+        "its operands are constants only; give them: constants={...}",
+    ),
     "Loop": "its trips are written out if their number is a constant or computed from known "
     "extents, at most 256, and its condition does not change; give the extents of the "
     "inputs: shapes={...}",

@@ -23,6 +23,7 @@ from ._values import Extents, Known, Ratio, is_symbolic, objects, plain
 TAKES_ELEMENTS = {
     "ConstantOfShape": (0,),
     "Expand": (1,),
+    "OneHot": (1,),
     "Pad": (1,),
     "Range": (0, 1, 2),
     "Reshape": (1,),
@@ -30,6 +31,7 @@ TAKES_ELEMENTS = {
     "Slice": (1, 2, 3, 4),
     "Split": (1,),
     "Tile": (1,),
+    "TopK": (1,),
 }
 
 #: The end of an axis, in slices.

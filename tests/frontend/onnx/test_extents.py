@@ -93,6 +93,11 @@ CASES = {
         node("Reshape", ["columns", "minus"], ["flat"]),
         node("Pad", ["h", "flat", "", "last_axes"], mode="reflect"),
     ],
+    "top_k": [
+        node("TopK", ["h", "half"], ["largest", "order"], axis=1),
+        node("TopK", ["largest", "half"], ["least", "places"], axis=1, largest=0),
+        node("Sin", ["least"]),
+    ],
     "table": [
         node("Slice", ["positions", "zero", "t", "zero"], ["front"]),
         node("Add", ["h", "front"]),

@@ -66,6 +66,8 @@ CASES = {
     "ReduceMax": (("x",), {"axes": [1], "keepdims": 0}, X.max(1)),
     "ReduceMax_all": (("x",), {}, X.max(keepdims=True)),
     "ReduceMin": (("x",), {"axes": [1]}, X.min(1, keepdims=True)),
+    "ReduceLogSumExp": (("x",), {"axes": [1], "keepdims": 0}, np.logaddexp.reduce(X, 1)),
+    "ReduceLogSumExp_all": (("infinite",), {}, np.array([[INF]], "float32")),
     "ArgMax": (("x",), {"axis": 1, "keepdims": 0}, X.argmax(1)),
     "ArgMin": (("x",), {"axis": 1}, X.argmin(1)[:, None]),
     "ArgMax_last": (
@@ -89,6 +91,8 @@ def imported():
         outputs = [name, f"{name}_places"] if name.startswith("TopK") else [name]
         nodes.append(H.make_node(name.partition("_")[0], list(operands), outputs, **attributes))
     constants = {"zero": np.float32(0), "six": np.float32(6), "two": np.array([2])}
+    nodes.insert(0, H.make_node("Slice", ["x", "start", "end"], ["infinite"]))
+    constants.update(start=np.array([1, 0]), end=np.array([2, 4]))
     graph = H.make_graph(
         nodes,
         "graph",

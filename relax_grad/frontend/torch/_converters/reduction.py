@@ -11,7 +11,7 @@ from tvm import relax
 
 from ....op import stop_gradient
 from ... import extremes
-from ...extremes import exact_extreme
+from ...extremes import exact_extreme, log_sum_exp
 from ._call import (
     axes_of,
     axis_of,
@@ -278,16 +278,10 @@ def _logsumexp(call, data, dim, keepdim):
     """An axis of equal infinities has its own value."""
     kind = call.dtype
     data = call.cast(data, wide_dtype(kind))
-    inner = dtype(data)
     rank = data.ty.ndim
     if not rank:
         return data
-    axes = axes_of(dim, rank)
-    base = call.emit(stop_gradient(call.emit(_op.max(data, axes, True))))
-    infinite = call.emit(_op.isinf(base))
-    base = call.emit(_op.where(infinite, scalar(0, inner), base))
-    total = call.emit(_op.sum(_op.exp(_op.subtract(data, base)), axes, True))
-    result = call.emit(_op.add(_op.log(total), base))
+    result = log_sum_exp(call.emit, data, axes_of(dim, rank))
     return call.cast(call.reshape(result, call.shape), kind)
 
 
