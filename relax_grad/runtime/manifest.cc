@@ -6,6 +6,7 @@
 
 #include "checksum.h"
 #include "error.h"
+#include "extent_checks.h"
 #include "json.h"
 
 namespace relax_grad {
@@ -50,6 +51,8 @@ class Reader {
       found_.batch = Specs(true);
     } else if (key == "index_ranges") {
       found_.ranges = Ranges();
+    } else if (key == "extent_checks") {
+      found_.checks = Checks();
     } else if (key == "hyperparameters") {
       Hyperparameters();
     } else if (key == "metrics") {
@@ -187,6 +190,55 @@ class Reader {
     return slice;
   }
 
+  std::vector<ExtentCheck> Checks() {
+    std::vector<ExtentCheck> checks;
+    json_.Array([&] {
+      ExtentCheck check;
+      json_.Object(
+          [&](const std::string& key) {
+            if (key == "condition") {
+              json_.Array([&] { check.condition.push_back(Part()); });
+            } else if (key == "reason") {
+              check.reason = json_.Name();
+            } else {
+              json_.Skip();
+            }
+          },
+          {"condition", "reason"});
+      checks.push_back(std::move(check));
+    });
+    return checks;
+  }
+
+  ExtentCheck::Part Part() {
+    ExtentCheck::Part part;
+    if (json_.IsNext('"')) {
+      part.name = json_.Name();
+    } else {
+      part.number = json_.Integer(-kMost, kMost);
+    }
+    return part;
+  }
+
+  void CheckConditions(const std::vector<ExtentCheck>& checks,
+                       const std::vector<TensorType>& inputs) const {
+    std::set<std::string> symbols;
+    for (const TensorType& spec : inputs) symbols.insert(spec.symbols.begin(), spec.symbols.end());
+    for (const ExtentCheck& check : checks) {
+      size_t count = 0;
+      for (const ExtentCheck::Part& part : check.condition) {
+        bool is_operator = IsOperator(part.name);
+        if (!part.name.empty() && !is_operator && !symbols.count(part.name)) {
+          json_.Fail("extent_checks has " + Shown(part.name) +
+                     ", which is no extent of an input and no operator");
+        }
+        if (is_operator && count < 2) json_.Fail("extent_checks has an operator without operands");
+        count = is_operator ? count - 1 : count + 1;
+      }
+      if (count != 1) json_.Fail("extent_checks has a condition of several values, or of none");
+    }
+  }
+
   void CheckRanges(const std::vector<IndexRange>& ranges,
                    const std::vector<TensorType>& inputs) const {
     std::set<std::string> symbols;
@@ -249,6 +301,8 @@ class Reader {
             found_.inputs = Specs(true);
           } else if (key == "index_ranges") {
             found_.input_ranges = Ranges();
+          } else if (key == "extent_checks") {
+            found_.input_checks = Checks();
           } else if (key == "values") {
             json_.Array([&] { found_.values.push_back(json_.Name()); });
           } else {
@@ -261,6 +315,8 @@ class Reader {
   void CheckValues() const {
     CheckRanges(found_.ranges, found_.batch);
     CheckRanges(found_.input_ranges, found_.inputs);
+    CheckConditions(found_.checks, found_.batch);
+    CheckConditions(found_.input_checks, found_.inputs);
     std::set<std::string> known;
     for (const char* group : {"params", "frozen", "states"}) {
       for (const TensorType& spec : found_.groups.at(group)) known.insert(spec.name);

@@ -58,12 +58,26 @@ struct IndexRange {
   std::vector<std::vector<int64_t>> slices;
 };
 
+/// A condition on the symbolic extents of the inputs.
+struct ExtentCheck {
+  /// A number, if the name is empty; otherwise a symbol or an operator.
+  struct Part {
+    int64_t number = 0;
+    std::string name;
+  };
+  /// The condition in postfix notation.
+  std::vector<Part> condition;
+  /// The reason for it, for errors.
+  std::string reason;
+};
+
 /// The manifest. Names of one list differ from one another, and all sizes are those of tensors that
 /// memory could hold.
 struct Manifest {
   std::vector<TensorType> batch, inputs;
   /// Those of the batch, and of the inputs of the function for prediction.
   std::vector<IndexRange> ranges, input_ranges;
+  std::vector<ExtentCheck> checks, input_checks;
   /// Names and defaults, in order.
   std::vector<std::pair<std::string, double>> hyperparameters;
   /// Tensors of each of kGroups; their extents are numbers.

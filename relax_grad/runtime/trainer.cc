@@ -3,6 +3,7 @@
 #include "arguments.h"
 #include "checksum.h"
 #include "files.h"
+#include "extent_checks.h"
 #include "index_ranges.h"
 #include "machine.h"
 #include "manifest.h"
@@ -144,6 +145,7 @@ class Trainer::Impl {
     }
     if (options_.check_inputs)
       CheckRanges(manifest_.input_ranges, manifest_.inputs, inputs, symbols);
+    CheckExtents(manifest_.input_checks, symbols);
     Begin(symbols);
     std::map<std::string, Tensor> known;
     for (const char* group : {"params", "frozen", "states"}) {
@@ -293,6 +295,7 @@ class Trainer::Impl {
       arguments.emplace_back(batch[i]);
     }
     if (options_.check_inputs) CheckRanges(manifest_.ranges, manifest_.batch, batch, symbols);
+    CheckExtents(manifest_.checks, symbols);
     Begin(symbols);
     std::map<std::string, double> scalars = hyperparameters_;
     for (const auto& [name, value] : hyperparameters) {

@@ -24,11 +24,18 @@ from .._progress import shown
 from ..cpu import programs
 from ..cpu.target import CPU, X86_64_LEVELS, architecture, host, level_of
 from ..ir.compat import dtype_of
+from ..ir.extent_checks import ExtentCheck
 from ..ir.index_ranges import IndexRange
 from ..ir.signature import GROUPS
 from . import _atomic, _files
 from ._donation import donating, kept_results
-from ._inputs import forward_ranges_of, input_types, ranges_of
+from ._inputs import (
+    checks_of,
+    forward_checks_of,
+    forward_ranges_of,
+    input_types,
+    ranges_of,
+)
 
 LIBRARY, STATE, MANIFEST = "step.so", "state.safetensors", "manifest.json"
 
@@ -282,6 +289,7 @@ def manifest(
         "step": step._digest,
         "batch": _tensors(step.batch),
         "index_ranges": _ranges(ranges_of(step)),
+        "extent_checks": _checks(checks_of(step), step.batch),
         "hyperparameters": [
             {"name": name, "default": value} for name, value in step.hyperparameters.items()
         ],
@@ -312,6 +320,7 @@ def _forward(step) -> dict | None:
         "name": step.forward.name,
         "inputs": _tensors(input_types(step)),
         "index_ranges": _ranges(forward_ranges_of(step)),
+        "extent_checks": _checks(forward_checks_of(step), input_types(step)),
         "values": list(step.forward.values),
     }
 
@@ -338,6 +347,16 @@ def _ranges(ranges: Sequence[IndexRange]) -> list[dict]:
             "slices": [list(axis) for axis in index_range.slices],
         }
         for index_range in ranges
+    ]
+
+
+def _checks(checks: Sequence[ExtentCheck], types: Mapping[str, relax.TensorType]) -> list[dict]:
+    """Return the conditions on extents that the shapes of the inputs give."""
+    known = {str(extent) for ty in types.values() for extent in ty.shape.values}
+    return [
+        {"condition": list(check.condition), "reason": check.reason}
+        for check in checks
+        if known.issuperset(check.names)
     ]
 
 

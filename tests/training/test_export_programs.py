@@ -15,6 +15,7 @@ from training_models import MOST, WIDTH, digits_of_torch, symbolic
 
 import relax_grad
 import relax_grad.runtime
+from relax_grad.ir.extent_checks import ExtentCheck, with_extent_checks
 from relax_grad.training import Adam, AdamW, Trainer, memory_of, train_step
 
 pytest.importorskip("safetensors", reason="exported states are files of safetensors")
@@ -84,6 +85,44 @@ def test_indices_out_of_range(programs, tmp_path):
         printed = train(programs, tmp_path / "folder", "data", code=1)
         assert "manifest.json is damaged" in printed
         assert "index_ranges" in printed
+
+
+def test_extents_that_are_checked(programs, tmp_path):
+    """The errors are those of Python, and a batch that is refused changes nothing."""
+    module = symbolic()
+    checks = [
+        ExtentCheck(("n", 2, "//", 2, "*", "n", "=="), "rows are halved and doubled"),
+        ExtentCheck(("n", 5, "%", 3, "-", 0, "max", "n", "min", "n", "<="), "always"),
+    ]
+    module["loss"] = with_extent_checks(module["loss"], checks)
+    trainer = Trainer(train_step(module, Adam(0.01), wrt="w"), {"w": np.eye(WIDTH)})
+    trainer.export(tmp_path / "folder")
+    x = np.full((6, WIDTH), 0.5, "float32")
+    write_data(tmp_path / "data", x=x)
+    for rows in (3, 2):
+        errors = ""
+        for i in range(6 // rows):
+            if rows == 2:
+                trainer.step(x[:rows])
+                continue
+            with pytest.raises(ValueError, match="doubled, but the inputs have n = 3") as raised:
+                trainer.step(x[:rows])
+            errors += f"batch {i}: {raised.value}\n"
+        trainer.save(tmp_path / "python")
+        program = [programs / "batches", tmp_path / "folder", tmp_path / "data"]
+        printed = run([*program, rows, tmp_path / "cpp", "raise"])
+        lines = [line for line in printed.splitlines(True) if line.startswith("batch ")]
+        assert "".join(lines) == errors
+        steps = same_bits(tmp_path / "python", tmp_path / "cpp")["counters"]["steps"]
+        assert steps == (0 if rows == 3 else 3)
+    manifest = json.loads((tmp_path / "folder" / "manifest.json").read_text())
+    for condition in ([], ["n", "n"], ["n", "<"], ["m", 1, "<"]):
+        found = [{"condition": condition, "reason": "any"}]
+        changed = json.dumps({**manifest, "extent_checks": found}).encode()
+        (tmp_path / "folder" / "manifest.json").write_bytes(signed(changed))
+        printed = train(programs, tmp_path / "folder", "data", code=1)
+        assert "manifest.json is damaged" in printed
+        assert "extent_checks" in printed
 
 
 def test_batches_of_many_sizes(programs, tmp_path):
