@@ -18,6 +18,10 @@ from relax_grad.errors import UnsupportedOperatorError
 from relax_grad.frontend.onnx import from_model
 from relax_grad.testing._program import compile_together, without_assertions
 
+#: Node tests without a finite gradient: the definition computes a softmax of -inf only, and
+#: replaces its NaN by a choice.
+WITHOUT = ("test_attention_23_boolmask_fullymasked_row_nan_robustness_expanded",)
+
 
 @dataclass
 class Gradient:
@@ -64,6 +68,8 @@ def _feeds(case, model) -> dict:
 def differentiated(case) -> Gradient | None:
     """Return the gradients of a node test, or None if it has none: no import, no input and no
     result of floating-point numbers, or no finite ones."""
+    if case.name in WITHOUT:
+        return None
     if any(isinstance(value, list) for value in [*case.data_sets[0][0], *case.data_sets[0][1]]):
         return None
     model = models.in_double(case.model)

@@ -119,7 +119,7 @@ _STANDARD = {
     "TfIdfVectorizer": Support("refused", "it counts n-grams of integers or strings; compute "
                                           "them before the model"),
 }  # fmt: skip
-_STANDARD["OneHot"] = Support("trains", "its depth is a constant or an extent")
+_STANDARD["OneHot"] = Support("forward", "its depth is a constant or an extent")
 
 #: The operators of ONNX's own domain by their names.
 STANDARD_OPERATORS: dict[str, Support] = dict(sorted(_STANDARD.items()))

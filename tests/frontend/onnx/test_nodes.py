@@ -1,5 +1,5 @@
 """The node tests of the package ``onnx``: each is right, or refused for the reason that a table
-gives; and their gradients."""
+gives; and gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import onnx_nodes
 #: The parts of the sweeps over all node tests.
 PARTS = 8
 
-#: The share of the node tests that the default suite runs.
+#: One in so many node tests is run by the default suite, and differentiated.
 SHARE = 16
 
 
@@ -37,9 +37,9 @@ def test_the_node_tests(part):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
-def test_gradients_of_the_node_tests(part):
-    found, compared, refused = onnx_node_gradients.faults(cases(part))
+def test_gradients_of_a_share_of_the_node_tests():
+    quick = [name for name in onnx_nodes.modules() if name not in onnx_nodes.SLOW_MODULES]
+    found, compared, refused = onnx_node_gradients.faults(onnx_nodes.cases(quick)[::SHARE])
     assert not found, "\n".join(found)
-    assert compared > 50
     assert not refused, "\n".join(refused)
+    assert compared > 40
