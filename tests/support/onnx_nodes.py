@@ -132,10 +132,6 @@ def check_refusal(name: str, error: Exception) -> str | None:
     return f"{name} is refused: {error}"
 
 
-def is_refused(name: str) -> bool:
-    return any(re.fullmatch(f"test_({pattern})", name, re.IGNORECASE) for pattern in REFUSED)
-
-
 def _leaves(value) -> list:
     return (
         [leaf for item in value for leaf in _leaves(item)] if isinstance(value, list) else [value]
