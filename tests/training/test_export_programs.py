@@ -95,7 +95,8 @@ def test_extents_that_are_checked(programs, tmp_path):
         ExtentCheck(("n", 5, "%", 3, "-", 0, "max", "n", "min", "n", "<="), "always"),
     ]
     module["loss"] = with_extent_checks(module["loss"], checks)
-    trainer = Trainer(train_step(module, Adam(0.01), wrt="w"), {"w": np.eye(WIDTH)})
+    values = {"w": np.eye(WIDTH, dtype="float32")}
+    trainer = Trainer(train_step(module, Adam(0.01), wrt="w"), values=values)
     trainer.export(tmp_path / "folder")
     x = np.full((6, WIDTH), 0.5, "float32")
     write_data(tmp_path / "data", x=x)
