@@ -62,10 +62,15 @@ def _name(entry) -> str:
     return f"{entry.name}.{variant}" if variant else entry.name
 
 
+#: Operators whose kernels in PyTorch have a constant of float32, with a tolerance.
+_ROUNDED = {"nn.functional.hardsigmoid": 1e-6}
+
+
 def samples(name: str, most: int) -> list[Case]:
     """Return cases of an operator, spread over its samples, without those that draw numbers or that
     PyTorch refuses."""
     entry = operators()[name]
+    tolerance = _ROUNDED.get(name)
     dtypes = entry.supported_dtypes("cpu")
     dtype = next((dtype for dtype in _DTYPES if dtype in dtypes), None)
     if dtype is None:
@@ -74,7 +79,7 @@ def samples(name: str, most: int) -> list[Case]:
     inputs = list(entry.sample_inputs("cpu", dtype, requires_grad=False))
     places = range(len(inputs)) if len(inputs) <= most else _spread(len(inputs), most)
     cases = (_case(f"{name}-{i}", entry, inputs[i]) for i in places)
-    return [case for case in cases if case is not None]
+    return [case._replace(tolerance=tolerance) for case in cases if case is not None]
 
 
 def _spread(count: int, most: int) -> list[int]:
@@ -160,8 +165,15 @@ _CONSTANT_TARGETS = ("nn.functional.kl_div", "nn.functional.binary_cross_entropy
 #: Functions whose gradient at NaN depends on the number of elements: PyTorch's kernels have one for
 #: whole vectors and another one for the rest.
 _UNSTABLE = tuple(
-    f"nn.functional.{name}" for name in ("hardtanh", "relu6", "hardswish", "elu", "selu", "celu")
+    f"nn.functional.{name}"
+    for name in (
+        *("hardtanh", "relu6", "hardswish", "elu", "selu", "celu", "hardshrink", "softshrink"),
+    )
 )
+
+
+#: Functions that multiply NaN by weights of zero, or leave these out: kernels differ.
+_WEIGHTED = ("nn.functional.conv", "nn.functional.interpolate", "nn.functional.upsample")
 
 
 class _Constant:
@@ -181,7 +193,8 @@ def at_edges(case: Case) -> Iterator[Case]:
         case = case._replace(function=_Constant(case.function))
     whole = case._replace(name=f"{case.name}-whole", operands=tuple(map(_whole, case.operands)))
     wrong = whole._replace(name=f"{case.name}-nan", operands=tuple(map(_with_nan, case.operands)))
-    for edge in (checked(whole), checked(wrong)):
+    edges = [whole] if name.startswith(_WEIGHTED) else [whole, wrong]
+    for edge in map(checked, edges):
         if edge is not None:
             is_unstable = edge.name.endswith("nan") and name in _UNSTABLE
             yield edge._replace(gradient=edge.gradient and not is_unstable)
@@ -202,8 +215,12 @@ def _with_nan(tensor: torch.Tensor) -> torch.Tensor:
     return changed
 
 
-#: The errors that refuse a case.
-_REFUSALS = ("UnsupportedOperatorError", "GradientError")
+#: The errors that refuse a case: those of the import, and those of torch.export, which decide that
+#: a graph would depend on values.
+_REFUSALS = (
+    *("UnsupportedOperatorError", "GradientError"),
+    *("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException"),
+)
 
 
 def wrong(cases: list[Case]) -> dict[str, str]:

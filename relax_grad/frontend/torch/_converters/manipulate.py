@@ -358,7 +358,10 @@ def _padded(call, data, pad, mode: str, value=None) -> relax.Expr:
         if min(low, high) < 0:
             extent = extents_of(data)[axis]
             cut = max(-low, 0) + max(-high, 0)
-            data = sliced(call, data, axis, max(-low, 0), extent - cut)
+            rest = extent - cut
+            if mode != "constant" and isinstance(rest, int) and rest <= 0:
+                raise Refused(f"mode {mode} has no elements: dimension {axis} is cropped to none")
+            data = sliced(call, data, axis, max(-low, 0), rest)
             before[axis], after[axis] = max(low, 0), max(high, 0)
     if not any(before) and not any(after):
         return data
