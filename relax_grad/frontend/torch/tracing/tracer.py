@@ -254,11 +254,10 @@ class Tracer(TorchFunctionMode):
             function, _, *operands = args
             with self._section():
                 return function(*operands)
-        if cls.__module__.startswith(_OWN_FUNCTIONS):
-            return _ORIGINAL_APPLY.__get__(None, cls)(*args, **kwargs)
         if self._transforms.are_traced:
-            self._transforms.note_function(cls)
-            return cls.forward(*args, **kwargs)
+            self._transforms.note_function(cls, args)
+        if self._transforms.are_traced or cls.__module__.startswith(_OWN_FUNCTIONS):
+            return _ORIGINAL_APPLY.__get__(None, cls)(*args, **kwargs)
         return self._functions.call(cls, args, kwargs)
 
     @contextlib.contextmanager

@@ -81,13 +81,14 @@ class Transforms:
         with torch._C.DisableTorchFunction(), marks if is_detached else contextlib.nullcontext():
             return function(*args, **kwargs)
 
-    def note_function(self, cls: type[torch.autograd.Function]) -> None:
+    def note_function(self, cls: type[torch.autograd.Function], args: tuple) -> None:
         """Note a function with a gradient of its own within a transform."""
-        self._note(
-            f"{cls.__name__}.apply",
-            "it is within a transform such as torch.func.vmap, whose graph has no backward "
-            "functions; call it outside, or write it with PyTorch's operators",
-        )
+        if any(isinstance(arg, torch.Tensor) and arg.is_floating_point() for arg in args):
+            self._note(
+                f"{cls.__name__}.apply",
+                "it is within a transform such as torch.func.vmap, whose graph has no backward "
+                "functions; call it outside, or write it with PyTorch's operators",
+            )
 
     def _traced(self, function: Callable, operands: tuple) -> object:
         """Return the result of a function of nested operands, by a graph of its own."""

@@ -15,6 +15,24 @@ func = torch.func
 LAYER = nn.Linear(3, 2)
 
 
+class Next(torch.autograd.Function):
+    """A function of whole numbers."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(place):
+        return place + 1
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return None
+
+
 def per_sample_gradients(w, x):
     return func.vmap(func.grad(lambda row: ((row * w).tanh() * w.exp()).exp().sum()))(x)
 
@@ -61,6 +79,10 @@ def models(w, x):
     )
 
 
+def whole_numbers(w, x):
+    return func.vmap(lambda row, place: row[Next.apply(place)] * w)(x, torch.tensor([1, 0]))
+
+
 def of_autograd(w, x):
     return torch.autograd.functional.jacobian(
         lambda data: (data * w).sin().sum(1), x, create_graph=True
@@ -69,7 +91,7 @@ def of_autograd(w, x):
 
 FUNCTIONS = (
     *(per_sample_gradients, keyword_and_places, nested, softmax, detached, without_gradient),
-    *(tangent, jacobian, second, models, of_autograd),
+    *(tangent, jacobian, second, models, whole_numbers, of_autograd),
 )
 
 
