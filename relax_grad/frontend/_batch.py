@@ -76,7 +76,7 @@ class Batch:
             self.reason = str(error)
             return
         except Exception as error:  # torch.export and TVM's importer raise every kind
-            self.reason = f"the model fixes it: {_brief(error)}"
+            self.reason = f"the model fixes it: {_brief(error, self.rows)}"
             return
         if _described(imported) != self._first:
             self.reason = "the model has changed since the import"
@@ -98,11 +98,11 @@ def first_extent(ty: relax.TensorType) -> int | None:
     return int(extents[0]) if extents and hasattr(extents[0], "value") else None
 
 
-def _brief(error: Exception) -> str:
+def _brief(error: Exception, rows: int | None) -> str:
     """Return the reason of an error in one line."""
     text = " ".join(str(error).split())
     if "specialized it to be a constant" in text:
-        return "its code has the number itself, as reshape(32, -1) has"
+        return f"its code has the number itself, as reshape({rows}, -1) has"
     guard = re.search(r"the generated guard (.*?)\.? (?:- |Suggested|A write)", text)
     if guard:
         return f"its code needs {re.sub(_SIZE, BATCH, guard[1])}"
