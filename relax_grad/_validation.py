@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -164,3 +165,16 @@ def alternatives(name: str, known: Collection[str]) -> str:
     return (
         f"there are {shown}" if len(known) <= _SHOWN else f"there are {len(known)}, such as {shown}"
     )
+
+
+#: The first bytes of files that torch.save writes: an archive, or a pickle.
+_OF_TORCH = (b"PK\x03\x04", b"\x80\x02")
+
+
+def check_not_of_torch(path: str | os.PathLike, start: bytes) -> None:
+    """Raise ValueError if a file begins as those of torch.save do."""
+    if start.startswith(_OF_TORCH):
+        raise ValueError(
+            f"{path} must be a file of safetensors, but it is one of torch.save. Load its weights "
+            "into the model before from_module: model.load_state_dict(torch.load(path))"
+        )

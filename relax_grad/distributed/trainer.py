@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tvm
@@ -13,8 +14,6 @@ from tvm_ffi import structural_equal
 from ..activity import holds_floats
 from ..ir.compat import dtype_of
 from ..training import Optimizer, StepResult, Trainer, TrainStep
-from ..training._inputs import named_values
-from ..training._variant import Variant
 from ._parallel_trainer import ParallelTrainer, as_step, check_interval, check_session
 from ._parts import Parts, is_shared
 from ._processes import shares
@@ -324,13 +323,11 @@ class DataParallelTrainer(ParallelTrainer):
             cause = f"its loss is {self.own_losses[rank]}: {error}"
             raise NonFiniteLoss(rank, self.session.hosts[rank], cause) from None
 
-    def _batch(self, batch: Sequence, others: Mapping) -> tuple[Variant, list[tvm.runtime.Tensor]]:
+    def _batch(self, batch: Sequence, others: Mapping) -> tuple[Any, list[tvm.runtime.Tensor]]:
         """Check a whole batch; the types of the step are those of a worker's share."""
         types, replicas = self.train_step.batch, self._replicas
         whole = {name: self._whole(name, kind) for name, kind in types.items()}
-        values = named_values(whole, self.train_step.hyperparameters, batch, others)
-        tensors, symbols = self._variants.main.tensors(values, whole)
-        self._allocator.begin(symbols)
+        tensors = self._tensors(self._variants.main, whole, self._named(whole, batch, others))
         first = tensors[list(types).index(self._split[0])]
         if int(first.shape[0]) < replicas:
             unit = "workers" if self._group_size == 1 else "groups"
@@ -340,7 +337,7 @@ class DataParallelTrainer(ParallelTrainer):
             )
         return self._variants.main, tensors
 
-    def _check_extents(self, variant: Variant) -> None:
+    def _check_extents(self, variant: Any) -> None:
         super()._check_extents(variant)
         name = str(self.train_step.batch[self._split[0]].shape.values[0])
         extents = self._allocator.extents

@@ -14,6 +14,7 @@ import numpy as np
 import tvm
 
 from .._packages import load
+from .._validation import check_not_of_torch
 from ._atomic import write_file
 
 #: The name of the format, which is the key of the metadata too; the version that is written, and
@@ -164,7 +165,7 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
     """
     safetensors = _safetensors()
     data = Path(path).read_bytes()
-    check_kind(path, data[:4])
+    check_not_of_torch(path, data[:4])
     has_checksum = _check(path, data)
     try:
         entries = dict(safetensors.deserialize(data))
@@ -207,19 +208,6 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
             raise ValueError(f"{path} is damaged: {name} has booleans that are neither 0 nor 1")
         tensors[name] = np.frombuffer(entry["data"], dtype).reshape(entry["shape"]).copy()
     return tensors, more
-
-
-#: The first bytes of files that torch.save writes: an archive, or a pickle.
-_OF_TORCH = (b"PK\x03\x04", b"\x80\x02")
-
-
-def check_kind(path: str | os.PathLike, start: bytes) -> None:
-    """Raise ValueError if a file begins as those of torch.save do."""
-    if start.startswith(_OF_TORCH):
-        raise ValueError(
-            f"{path} must be a file of safetensors, but it is one of torch.save. Load its weights "
-            "into the model before from_module: model.load_state_dict(torch.load(path))"
-        )
 
 
 def _object(text: str | bytes) -> Any:

@@ -1,4 +1,5 @@
-"""Batches with another number of rows than the step was made for."""
+"""Batches with another number of rows than the step was made for. The step, a ``TrainStep``, is not
+imported here: it imports this module."""
 
 from __future__ import annotations
 
@@ -14,7 +15,6 @@ from ._inputs import as_input
 
 if TYPE_CHECKING:
     from ._models import Batch
-    from .step import TrainStep
 
 #: Held while the step of other sizes is made.
 _lock = threading.RLock()
@@ -33,12 +33,12 @@ class OtherRows:
         Makes the step of an import.
     """
 
-    def __init__(self, batch: Batch, names: Sequence[str], make: Callable[[Any], TrainStep]):
+    def __init__(self, batch: Batch, names: Sequence[str], make: Callable[[Any], Any]):
         assert batch.rows is not None
         self.rows, self._batch, self._names, self._make = batch.rows, batch, set(names), make
         #: The shapes of the examples.
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._step: TrainStep | None = None
+        self._step: Any = None
         self._reason = ""
 
     def are_in(self, types: Mapping[str, relax.TensorType], values: Mapping[str, object]) -> bool:
@@ -86,7 +86,7 @@ class OtherRows:
             f"for {rows} rows: {self._batch.how.format(rows=rows)}"
         )
 
-    def step(self) -> TrainStep:
+    def step(self) -> Any:
         """Return the step for other numbers of rows."""
         if not self._has_step() or self._step is None:
             raise ValueError(self._reason)
@@ -128,7 +128,7 @@ def other_rows(
     model: object,
     types: Mapping[str, relax.TensorType],
     targets: Mapping | None,
-    make: Callable[[Any, Mapping | None], TrainStep],
+    make: Callable[[Any, Mapping | None], Any],
 ) -> OtherRows | None:
     """Return the step for batches of other sizes, if the model is an import of one size.
 
@@ -149,7 +149,7 @@ def other_rows(
     rows = batch.rows
     names = [*batch.names, *(name for name in targets or () if _fixed(types[name])[:1] == (rows,))]
 
-    def of(imported: Any) -> TrainStep:
+    def of(imported: Any) -> Any:
         return make(imported, _with_symbol(targets, types, names, imported))
 
     return OtherRows(batch, names, of)

@@ -291,12 +291,22 @@ class Trainer(InMoments, metaclass=_TrainerType):
     def _batch(self, batch: Sequence, others: Mapping) -> tuple[Variant, list[tvm.runtime.Tensor]]:
         """Return the step for a batch, and the inputs and targets as tensors."""
         types = self.train_step.batch
-        values = named_values(types, self.train_step.hyperparameters, batch, others)
+        values = self._named(types, batch, others)
         with self._lock:
             variant = self._variants.of_batch(types, values)
-        tensors, symbols = variant.tensors(values, variant.step.batch)
+        return variant, self._tensors(variant, variant.step.batch, values)
+
+    def _named(self, types: Mapping, batch: Sequence, others: Mapping) -> dict[str, object]:
+        """Return inputs and targets by their names."""
+        return named_values(types, self.train_step.hyperparameters, batch, others)
+
+    def _tensors(
+        self, variant: Variant, types: Mapping, values: Mapping[str, object]
+    ) -> list[tvm.runtime.Tensor]:
+        """Return inputs and targets as tensors of these types."""
+        tensors, symbols = variant.tensors(values, types)
         self._allocator.begin(symbols)
-        return variant, tensors
+        return tensors
 
     def _check_extents(self, variant: Variant) -> None:
         """Check the symbolic extents of a batch to train with."""

@@ -9,8 +9,7 @@ import tvm
 from torch import nn
 
 from ..._packages import load
-from ..._validation import matching
-from ...training._files import check_kind
+from ..._validation import check_not_of_torch, matching
 
 
 def described(value) -> str:
@@ -173,5 +172,5 @@ def write_file(path, values: Mapping[str, object]) -> None:
 def read_file(path) -> dict[str, torch.Tensor]:
     """Read the tensors of a file of safetensors."""
     with open(path, "rb") as file:
-        check_kind(path, file.read(4))
+        check_not_of_torch(path, file.read(4))
     return _safetensors("load").load_file(path)
