@@ -15,8 +15,11 @@ import torch
 from torch.utils import _pytree as pytree
 from torch_operators import Case, faults_of
 
-#: Families that are no functions of dense tensors on one processor.
-_LEFT_OUT = ("_refs.", "jiterator", "masked.", "sparse", "torch.ops.", "fft.", "stft", "istft")
+#: Families that are no functions of dense tensors on one processor, and functions that draw.
+_LEFT_OUT = (
+    *("_refs.", "jiterator", "masked.", "sparse", "torch.ops.", "fft.", "stft", "istft"),
+    *("nn.functional.rrelu", "empty", "new_empty"),
+)
 
 #: The dtypes of samples, the first that an operator has.
 _DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool)
