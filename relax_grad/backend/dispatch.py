@@ -34,7 +34,7 @@ class DispatchLibrary(ModulePass):
     TVM compiles the others, on any target. The libraries are:
 
     - ``"torch"``: PyTorch's operators (ATen), on the CPU or GPU of the operands, on TVM's stream.
-      On a GPU they are those of cuDNN and cuBLAS. The process that runs the program needs PyTorch
+      On a GPU, PyTorch calls cuDNN and cuBLAS. The process that runs the program needs PyTorch
       and ``relax_grad.backend``.
 
     The pass runs on a differentiated module: the functions of a library have no gradients.
