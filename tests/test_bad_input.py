@@ -464,6 +464,8 @@ NO_CALLS = {
             *("BrokenTrainerError", "UnsupportedOperatorError"),
         )
     ),
+    # The values that static_plan returns.
+    *(f"relax_grad.static.plan.{name}" for name in ("Plan", "Function", "Call", "Move", "Tensor")),
     "relax_grad.frontend.onnx.UnsupportedOperatorError",
     "relax_grad.frontend.torch.UnsupportedOperatorError",
 }

@@ -88,8 +88,7 @@ def test_places_are_aligned_and_within_their_areas(several):
                 assert place.offset + place.bytes <= sizes[place.area]
 
 
-def test_plans_are_values(step, several):
-    assert static_plan(step, TARGET, ({"n": 6}, {"n": 4})) == several
+def test_a_plan_is_printed(several):
     assert str(several).count("step: arena") == 2
 
 

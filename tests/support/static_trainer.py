@@ -68,16 +68,34 @@ class Result(ctypes.Structure):
     _fields_ = (("loss", ctypes.c_double), ("applied", ctypes.c_int32))
 
 
-def built(folder: Path) -> Path:
-    """Compile a folder to a shared library; skip the test without a C compiler."""
+def built(folder: Path, sources: str = "*.c") -> Path:
+    """Compile a folder, or some of its sources, and link a shared library; skip the test without a
+    C compiler."""
     if COMPILER is None:
         pytest.skip("needs a C compiler, cc or gcc")
-    library = folder / "step.shared"
-    sources = [*sorted(folder.glob("*.c")), folder / "kernels.o"]
-    command = [COMPILER, *FLAGS, "-fPIC", "-shared", *sources, "-lm", "-o", library]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    library, objects = folder / "step.shared", folder / "objects"
+    objects.mkdir(exist_ok=True)
+    _run(COMPILER, *FLAGS, "-fPIC", "-c", *sorted(folder.glob(sources)), cwd=objects)
+    _run(COMPILER, "-shared", *linked(folder), "-o", library)
     return library
+
+
+def linked(folder: Path) -> list[Path | str]:
+    """Return what a program links of a folder that was built."""
+    return [*sorted((folder / "objects").glob("*.o")), folder / "kernels.o", "-lm"]
+
+
+def program(source: Path, folder: Path) -> Path:
+    """Compile and link a program with a folder that was built."""
+    _run(COMPILER, *FLAGS, "-I", folder, source, *linked(folder), "-o", source.with_suffix(""))
+    return source.with_suffix("")
+
+
+def _run(*command: object, cwd: Path | None = None) -> None:
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, cwd=cwd
+    )
+    assert done.returncode == 0, done.stderr
 
 
 class StaticTrainer:
