@@ -22,7 +22,12 @@ class Explanation(dict[str, Role]):
         line of the text. It is empty if the import has symbolic extents.
     """
 
-    batch: str = ""
+    #: Tells the numbers of rows as text, by a second import.
+    _rows: object = ""
+
+    @property
+    def batch(self) -> str:
+        return str(self._rows)
 
     def __str__(self) -> str:
         width = max(map(len, self), default=0)

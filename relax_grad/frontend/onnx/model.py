@@ -118,7 +118,7 @@ class Imported:
         eps  constant  its name is that of a constant table or setting
         """
         explanation = Explanation(self._explanation)
-        explanation.batch = str(self._batch or "")
+        explanation._rows = self._batch or ""
         return explanation
 
     def write_to(

@@ -99,7 +99,7 @@ class Imported:
         )
         roles = {key: Role(kind, reason) for group, kind, reason in kinds for key in group}
         explanation = Explanation(roles)
-        explanation.batch = str(self._batch or "")
+        explanation._rows = self._batch or ""
         return explanation
 
     @property

@@ -210,7 +210,9 @@ def test_the_default_trains_the_parameters_of_a_framework(case):
     tables = {name for name in floats - {*trained} if weights[name].size > 1}
     assert tables <= {*imported.frozen}
     assert all(role.reason for role in explanation.values())
-    assert len(str(explanation).splitlines()) == len(explanation)
+    *lines, last = str(explanation).splitlines()
+    assert len(lines) == len(explanation)
+    assert last.startswith("batch: ")
 
 
 def test_an_embedding_is_trained_and_a_table_of_numbers_is_not():
