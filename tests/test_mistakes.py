@@ -283,10 +283,6 @@ MISTAKES = {
         lambda m: check_gradients(torch.exp, [np.ones(3)]),
         r"must compute with Relax, such as relax.op.exp\(x\)",
     ),
-    "check of integers": (
-        lambda m: check_gradients("relax.exp", [np.ones(3, "int64")]),
-        "there is no floating-point input",
-    ),
 }
 
 

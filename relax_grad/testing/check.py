@@ -204,8 +204,6 @@ class PreparedGradients:
         self._order = order
         through = case.through or through
 
-        select_wrt(_program.make_arguments(case.inputs, None, {}), case.wrt)
-
         def program(dtype: str | None) -> Program:
             symbolic = {} if case.symbolic is None else case.symbolic
             arguments = _program.make_arguments(case.inputs, dtype, symbolic)
