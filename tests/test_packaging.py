@@ -130,7 +130,7 @@ def test_console_script(distribution):
 def test_the_readme_is_the_long_description(distribution):
     assert distribution.metadata["Description-Content-Type"] == "text/markdown"
     description = distribution.metadata.get_payload() or distribution.metadata["Description"]
-    assert "python -m relax_grad check" in description
+    assert "relax-grad check" in description
 
 
 def test_every_folder_of_modules_is_a_package():
