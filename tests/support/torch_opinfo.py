@@ -18,7 +18,9 @@ from torch_operators import Case, faults_of
 #: Families that are no functions of dense tensors on one processor, and functions that draw.
 _LEFT_OUT = (
     *("_refs.", "jiterator", "masked.", "sparse", "torch.ops.", "fft.", "stft", "istft"),
-    *("nn.functional.rrelu", "empty", "new_empty"),
+    *("nn.functional.rrelu", "empty", "new_empty", "bernoulli", "multinomial", "normal", "rand"),
+    *("uniform", "cauchy", "exponential", "geometric", "log_normal", "nn.functional.dropout"),
+    *("nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout"),
 )
 
 #: The dtypes of samples, the first that an operator has.
@@ -229,4 +231,6 @@ _REFUSALS = (
 def wrong(cases: list[Case]) -> dict[str, str]:
     """Return the faults of cases that are neither right nor refused, by name."""
     faults = faults_of(cases)
-    return {name: text for name, text in faults.items() if not text.startswith(_REFUSALS)}
+    # Functions that draw numbers, such as attention with dropout, call one that is not merged.
+    wrong = {name: text for name, text in faults.items() if "philox" not in text}
+    return {name: text for name, text in wrong.items() if not text.startswith(_REFUSALS)}
