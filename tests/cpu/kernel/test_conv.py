@@ -13,7 +13,6 @@ from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel import _conv_blocks
 from relax_grad.cpu.kernel._conv_blocks import Blocking
 from relax_grad.cpu.kernel.conv import conv2d, conv2d_backward_data
 from relax_grad.cpu.kernel.convolution import Conv2d, Windows
@@ -70,12 +69,16 @@ def wanted_data_gradient(conv, output_grad, weight):
     return padded[inside]
 
 
-def check(convolutions, target, cores=2, **extents):
+def check(convolutions, target, cores=2, sizes=None, **extents):
     """Compare the forward and data gradient kernels of convolutions, compiled together, with the
-    sums over taps."""
+    sums over taps; ``sizes`` are of the parts that fit a cache."""
     runs, wanted = [], []
     host = CPU.of(target)
     cpu = CPU(host.lanes, host.registers, cores)
+    if sizes is not None:
+        tuning = cpu.tuning
+        tuning = replace(tuning, convolutions=replace(tuning.convolutions, **sizes))
+        cpu = replace(cpu, tuning=tuning)
     for conv in convolutions:
         data, weight, out = (
             RNG.normal(size=at(shape, extents)).astype("float32")
@@ -225,7 +228,4 @@ def of_short_rows(draw):
 @at_length(18, 6)
 @given(cases=batches(of_short_rows(), 6))
 def test_some_convolutions_in_small_caches(target, cases):
-    with pytest.MonkeyPatch.context() as patch:
-        for name, size in (("SOURCE", 4096), ("WEIGHT", 512), ("PANEL", 2048)):
-            patch.setattr(_conv_blocks, f"_{name}_BYTES", size)
-        check(cases, target)
+    check(cases, target, sizes={"source": 4096, "weights": 512, "panel": 2048})
