@@ -57,6 +57,12 @@ class DispatchLibrary(ModulePass):
     ValueError
         If the library or the precision is unknown.
 
+    Methods
+    -------
+    explain(mod)
+        Return, for each Relax function of a module and each operator in it that libraries know, the
+        number of calls that the library computes or, if it computes none, the reason.
+
     Examples
     --------
     >>> import relax_grad, tvm
