@@ -47,7 +47,6 @@ WITHOUT = {
     "relax_grad.frontend.onnx.UnsupportedOperatorError": "raised by the importers",
     "relax_grad.training.Optimizer": "the base class of the optimizers",
     "relax_grad.testing.check.TOLERANCES": "a constant that the page shows",
-    "relax_grad.coverage.coverage": "takes a minute; coverage_of has an example",
     **dict.fromkeys(
         (
             "relax_grad.register_legalize",

@@ -181,8 +181,9 @@ def test_a_step_that_does_not_end(make, tmp_path, monkeypatch):
     def fails(*_):
         raise MemoryError("in the middle of the step")
 
-    machine = trained._machine
-    monkeypatch.setattr(trained, "_machine", {"accumulate": fails})
+    main = trained._variants.main
+    machine = main.machine
+    monkeypatch.setattr(main, "machine", {"accumulate": fails})
     with pytest.raises(MemoryError, match="in the middle") as raised:
         trained.step(*batch)
     if hasattr(raised.value, "__notes__"):  # Python 3.11
@@ -200,7 +201,7 @@ def test_a_step_that_does_not_end(make, tmp_path, monkeypatch):
         with pytest.raises(BrokenTrainerError, match=r"load a saved state with Trainer\.load"):
             getattr(trained, name)(*calls.get(name, ()))
     assert sorted(os.listdir(tmp_path)) == ["state"]
-    monkeypatch.setattr(trained, "_machine", machine)
+    monkeypatch.setattr(main, "machine", machine)
     trained.load(tmp_path / "state")
     assert state_of(trained) == before
     trained.step(*batch)
@@ -212,13 +213,14 @@ def test_a_step_that_does_not_end(make, tmp_path, monkeypatch):
 def test_a_step_without_memory(make, monkeypatch):
     """The memory of tensors is taken before the step, which leaves the trainer as it is."""
     trained, (batch,) = make(), batches(1, "float32")
-    before, machine = state_of(trained), trained._machine
+    before, main = state_of(trained), trained._variants.main
+    machine = main.machine
 
     def fails(*_):
         raise MemoryError
 
     machines = {name: machine[name] for name in ("accumulate", "step")}
-    monkeypatch.setattr(trained, "_machine", {**machines, "accumulate_memory": fails})
+    monkeypatch.setattr(main, "machine", {**machines, "accumulate_memory": fails})
     for _ in range(2):
         with pytest.raises(MemoryError):
             trained.step(*batch)
@@ -226,7 +228,7 @@ def test_a_step_without_memory(make, monkeypatch):
     calls = []
     taken = machine["accumulate_memory"]
     machines["accumulate_memory"] = lambda *given: (calls.append(len(given)), taken(*given))
-    monkeypatch.setattr(trained, "_machine", machines)
+    monkeypatch.setattr(main, "machine", machines)
     for _ in range(2):
         trained.step(*batch)
     assert len(calls) == 1  # the allocator keeps it

@@ -253,7 +253,7 @@ def test_parameters_in_half_precision_have_a_copy(dtype):
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: SGD("fast"), TypeError, "SGD: lr must be a number, but it is 'fast'"),
+        (lambda: SGD("fast"), TypeError, "SGD takes hyperparameters, but its first .* is 'fast'"),
         (lambda: SGD(True), TypeError, "SGD: lr must be a number"),
         (lambda: SGD(-1.0), ValueError, "lr must not be negative, but it is -1.0"),
         (lambda: Adam(float("nan")), ValueError, "Adam: lr must be finite"),

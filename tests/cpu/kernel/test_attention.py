@@ -121,7 +121,8 @@ def test_tiles_divide_the_vectors_of_features_evenly():
 
 @each_target
 def test_wide_tiles(target):
-    check(WIDE, target, tuning=EARLY_AVX512)
+    tuning = replace(CPU.of(target).tuning, attention=EARLY_AVX512.attention)
+    check(WIDE, target, tuning=tuning)
 
 
 @each_target

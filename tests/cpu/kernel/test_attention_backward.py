@@ -121,7 +121,8 @@ def test_keys_with_heads_before_features(target):
 
 @each_target
 def test_wide_tiles(target):
-    check([(*case, i % 2 == 0) for i, case in enumerate(WIDE)], target, tuning=EARLY_AVX512)
+    tuning = replace(CPU.of(target).tuning, attention=EARLY_AVX512.attention)
+    check([(*case, i % 2 == 0) for i, case in enumerate(WIDE)], target, tuning=tuning)
 
 
 #: Sizes whose heads are few for four threads. The blocks of queries of the last ones are too few.
