@@ -475,9 +475,10 @@ def test_the_mean_loss_leaves_skipped_steps_out(plain):
 def test_many_epochs_have_one_bar(plain, capsys):
     trainer = Trainer(plain.train_step, values=START)
     trainer.fit(batches(1), 3, evaluate=lambda trainer: {"error": 0.5})
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
-    assert len(lines) == 3
-    assert all("mean_loss" in line and "error 0.5" in line for line in lines)
+    # On a slow machine, the bar itself is drawn between the lines of the epochs.
+    lines = [line for line in capsys.readouterr().out.splitlines() if "mean_loss" in line]
+    assert [line.count("mean_loss") for line in lines] == [1, 1, 1]
+    assert all("error 0.5" in line for line in lines)
 
 
 def test_predictions_and_steps_of_several_threads():
