@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import torch
 import tvm
 from torch import nn
@@ -270,3 +271,15 @@ class Of(nn.Module):
 
     def forward(self, x):
         return self.function(self, x)
+
+
+def skip_without_half_lstm() -> None:
+    """Skip a test if PyTorch has no LSTM in bfloat16: oneDNN's needs AVX-512."""
+    layer = torch.nn.LSTM(3, 4)
+    try:
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            layer(torch.zeros(2, 1, 3))
+    except RuntimeError as error:
+        if "could not create a primitive" not in str(error):
+            raise
+        pytest.skip("PyTorch has no LSTM in bfloat16 for this processor")
