@@ -48,6 +48,7 @@ class CPU:
     registers: int
     cores: int
     bfloat16: bool = field(default=False, repr=False)
+    # None stands for the row of these lanes and registers, which __post_init__ sets.
     tuning: Tuning = field(default=None, repr=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:

@@ -95,16 +95,13 @@ def _backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _has_phases(call: relax.Call) -> bool:
     """Tell whether a data gradient for a GPU multiplies with the zeros between the elements of a
     strided gradient, and whether its extents are known."""
-    attrs, weight = _attrs(call), list(call.args[2].ty.shape.values)
-    names = spatial_names(attrs["data_layout"], "NC")
-    data = shape_values(call.args[1])
-    extents = [*weight, *(data[axis] for axis in axes(attrs["data_layout"], names))]
-    return (
-        on_gpu()
-        and max(attrs["strides"]) > 1
-        and max(attrs["dilation"]) == 1
-        and all(is_static(extent) and int(extent) > 0 for extent in extents)
-    )
+    attrs = call.attrs
+    if not on_gpu() or max(int_list(attrs.strides)) == 1 or max(int_list(attrs.dilation)) > 1:
+        return False
+    names, data = spatial_names(attrs.data_layout, "NC"), shape_values(call.args[1])
+    spatial = (data[axis] for axis in axes(attrs.data_layout, names))
+    extents = [*call.args[2].ty.shape.values, *spatial]
+    return all(is_static(extent) and int(extent) > 0 for extent in extents)
 
 
 def _by_phases(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -189,7 +189,10 @@ def test_streams_and_precision_of_a_gpu_are_set_and_restored(torch, monkeypatch)
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch_library.tvm_ffi, "get_raw_stream", lambda device: 4242)
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    read = lambda: (matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.deterministic)  # noqa: E731
+
+    def read():
+        return matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.deterministic
+
     before, device = read(), _Device()
     for tf32, precision in ((False, "ieee"), (True, "tf32")):
         with torch_library._on_device(torch, device, tf32):
