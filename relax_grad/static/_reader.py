@@ -159,7 +159,19 @@ class _Reader:
             for name, value in zip(names, values, strict=True):
                 if value is not self._state[name]:
                     moves.append((value, self._state[name]))
+        self._check_order(moves)
         return list(_leaves(fields[:count])), moves
+
+    def _check_order(self, moves: Sequence[tuple[Any, Tensor]]) -> None:
+        """Refuse moves, which run one after another, of tensors of the state that others change."""
+        changed = {(target.area, target.offset) for _, target in moves}
+        for source, target in moves:
+            if isinstance(source, Tensor) and (source.area, source.offset) in changed:
+                names = {tensor.offset: name for name, tensor in self._state.items()}
+                raise self._refused(
+                    f"gives {names[target.offset]} the value of {names[source.offset]}, which it "
+                    "changes too; compute the new value instead of exchanging tensors of the state"
+                )
 
     def _set_lifetimes(self, results: Sequence) -> None:
         """Note the moments at which each tensor is used: 0 are the inputs, and the last one is

@@ -113,6 +113,19 @@ def test_a_branch_at_run_time_is_refused():
     refused(bb.get(), r"main has a branch at run time; .*relax\.op\.where")
 
 
+def test_state_that_is_exchanged_is_refused():
+    """Copies one after another would give both the same value."""
+    x, a, b = tensor("x", (4,)), tensor("a", (4,)), tensor("b", (4,))
+    bb = relax.BlockBuilder()
+    with bb.function("step", [x, a, b]):
+        with bb.dataflow():
+            loss = bb.emit_output(op.sum(x))
+        bb.emit_func_output(relax.Tuple([loss, relax.Tuple([b, a])]))
+    entries = [Entry("step", ("x", "a", "b"), (("a", "b"),))]
+    with pytest.raises(ValueError, match="step gives a the value of b, which it changes too"):
+        plan([bb.get()], entries, {"a": a.ty, "b": b.ty}, TARGET)
+
+
 def test_a_packed_function_is_refused():
     x = tensor("x", (4,))
     bb = relax.BlockBuilder()
