@@ -76,9 +76,13 @@ def two_trainers() -> None:
 
 
 def exchanged(replace, opens: int) -> None:
-    """Each trainer has the step and the state of one export."""
+    """Each trainer has the step and the state of one export.
+
+    A slow disk may leave no moment with a whole folder for a long time: it tries until it opens one.
+    """
     put(0)
     is_over, losses = threading.Event(), set()
+    tried, end = 0, time.monotonic() + 60
 
     def exchange() -> None:
         number = 0
@@ -90,7 +94,8 @@ def exchanged(replace, opens: int) -> None:
     thread = threading.Thread(target=exchange)
     thread.start()
     try:
-        for _ in range(opens):
+        while tried < opens or not losses and time.monotonic() < end:
+            tried += 1
             opened: list[Trainer] = []
             error = error_of(lambda opened=opened: opened.append(Trainer(MODEL)))
             if error:  # there is none at this moment
