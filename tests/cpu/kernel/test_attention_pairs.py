@@ -212,10 +212,12 @@ def test_any_size(cases):
 
 
 def test_results_do_not_depend_on_the_threads():
+    """The gradients of keys are summed in order: there are fewer blocks of queries than threads, so
+    that these have no sums of their own."""
     case = ((1, 133, 290, 4, 2, 18, 33), (), None, MASKS[1])
     state = RNG.bit_generator.state
     made = []
-    for cores in (1, 5):
+    for cores in (1, 16):
         RNG.bit_generator.state = state  # the same numbers
         function, _, _, taken, shapes = forward_of(case, cores=cores)
         gradient, operands, wanted = backward_of(case, True, cores=cores)
