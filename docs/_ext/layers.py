@@ -109,7 +109,9 @@ ABOVE = {
     ),
     "runtime": Part("the C++ library that trains without Python", (), (3, 560)),
     "transform": Part(
-        "the public names of the passes of both wings", ("autodiff", "cpu.passes"), (3, 420)
+        "mixed precision; the public names of the passes of both wings",
+        ("autodiff", "cpu.passes"),
+        (3, 420),
     ),
     "backend": Part(
         "patterns for libraries that compute backward operators", ("op", "registry"), (3, 269)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import relax
@@ -17,6 +17,7 @@ from ..ir.signature import Signature
 from ..transform import FuseAttention
 from ._lora import Lora
 from ._models import Import, OnnxImport, TorchImport
+from ._precision import with_products_in
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,33 @@ def source_of(
     states: Sequence[str],
     loss: Callable | None,
     targets: Mapping | None,
+    dtype: str | None = None,
 ) -> Source:
-    """Return the function that a step differentiates; the arguments are those of
-    :func:`train_step`."""
+    """Return the function that a step differentiates.
+
+    Parameters
+    ----------
+    model, func_name, wrt, states, loss, targets
+        As for :func:`train_step`.
+    dtype : str, optional
+        The half precision of products; by default that of the model.
+    """
+    source = _of(model, func_name, wrt, states, loss, targets)
+    if dtype is None:
+        return source
+    names = (source.name, source.evaluation, source.forward.name if source.forward else None)
+    module = with_products_in(dtype, source.module, filter(None, names))
+    return replace(source, module=module)
+
+
+def _of(
+    model: object,
+    func_name: str,
+    wrt: Sequence[str] | str | None,
+    states: Sequence[str],
+    loss: Callable | None,
+    targets: Mapping | None,
+) -> Source:
     if isinstance(model, Lora):
         if wrt is not None:
             raise ValueError(

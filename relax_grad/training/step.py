@@ -20,6 +20,7 @@ from ..ir.signature import GROUPS
 from . import _export
 from ._build import Build, Differentiate, Group, Settings
 from ._packing import packed
+from ._precision import half_of, under_autocast
 from ._rows import OtherRows, other_rows
 from ._slots import EMA, LR, MASTER, WEIGHT_DECAY, Hyperparameter, Slot
 from ._source import Forward, Source, source_of
@@ -261,6 +262,7 @@ def train_step(
     skip_nonfinite: bool = False,
     outputs: bool = False,
     remat: str | int | Callable | None = None,
+    precision: str | None = None,
 ) -> TrainStep:
     """Make one function of a loss, its gradients and an optimizer.
 
@@ -314,6 +316,13 @@ def train_step(
         matrix products and convolutions are dots. A function takes a ``relax.Call`` of a tensor
         function, with the name ``call.args[0].name_hint``, and returns whether its results may be
         kept.
+    precision : str, optional
+        The precision of matrix products, convolutions, attention and recurrent layers: ``"bf16"``
+        for bfloat16, or ``"fp16"`` for float16, which needs ``loss_scale="dynamic"`` in most
+        models. Parameters, their gradients, the optimizer's state, the loss and the model's outputs
+        stay in float32. An import of a PyTorch module is imported again within ``torch.autocast``
+        and has PyTorch's dtypes; other models pass :class:`relax_grad.transform.Autocast`. By
+        default all operators compute in the dtypes of the model.
 
     Returns
     -------
@@ -346,7 +355,8 @@ def train_step(
     for name, value in (("skip_nonfinite", skip_nonfinite), ("outputs", outputs)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, but it is {value!r}")
-    source = source_of(model, func_name, wrt, states, loss, targets)
+    model, dtype = under_autocast(model, half_of(precision))
+    source = source_of(model, func_name, wrt, states, loss, targets, dtype)
     groups = _groups(optimizer, source)
     settings = Settings(
         accumulate, clip_norm, clip_value, loss_scale, ema, skip_nonfinite, outputs, remat
@@ -357,7 +367,7 @@ def train_step(
     def of_other_rows(imported: object, types: Mapping | None) -> TrainStep:
         if isinstance(remat, int):
             raise ValueError("remat is a budget in bytes, which needs a fixed number of rows")
-        other = source_of(imported, func_name, wrt, states, loss, types)
+        other = source_of(imported, func_name, wrt, states, loss, types, dtype)
         return _made(other, groups, settings)
 
     with shown("differentiating the loss"):

@@ -17,6 +17,7 @@ from ..cpu.passes import (
     ShareStorage,
 )
 from ..ir.names import PlainNames
+from .autocast import Autocast
 
 
 def __getattr__(name: str) -> object:
@@ -29,4 +30,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-__all__ = ["Gradient", "PlainNames", *passes.__all__]
+__all__ = ["Autocast", "Gradient", "PlainNames", *passes.__all__]

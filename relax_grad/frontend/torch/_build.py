@@ -20,10 +20,12 @@ from .tracing.hooks import check_hooks
 
 
 class Options(NamedTuple):
-    """Options of an import: the mode of batch normalisation, and the user's converters."""
+    """Options of an import: the mode of batch normalisation, the user's converters, and the dtype
+    of autocast."""
 
     batch_norm: str
     custom: dict[str, Callable]
+    autocast: torch.dtype | None = None
 
 
 class Values(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -70,6 +70,10 @@ class Imported:
     states: dict[str, tvm.runtime.Tensor]
     aliases: dict[str, str]
     _batch: Batch | None = dataclasses.field(default=None, repr=False, compare=False)
+    #: Imports the module within ``torch.autocast`` of a dtype.
+    _again: Callable[[str], Imported] | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
 
     def explain(self) -> Explanation:
         """Return the role of each parameter and buffer, and the numbers of rows of a batch.
@@ -199,6 +203,15 @@ class Imported:
                 f"{path} has a state of training, of Trainer.save; load it by trainer.load(path)"
             )
         return self._with(tensors, f"the file {path}")
+
+    def _under_autocast(self, dtype: str) -> Imported | None:
+        """Return the import of the module within ``torch.autocast``, with these values; None if the
+        module is unknown."""
+        if self._again is None:
+            return None
+        return dataclasses.replace(
+            self._again(dtype), params=self.params, frozen=self.frozen, states=self.states
+        )
 
     def _named(self) -> dict[str, tvm.runtime.Tensor]:
         return {**self.params, **self.frozen, **self.states}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -116,11 +117,21 @@ def from_module(
     inputs = _with_batch(inputs, batch, dynamic_shapes)
     shapes = DynamicShapes(dynamic_shapes, inputs)
     job = _Job(module, loss, owners, flags_of(owners), values, options)
-    with shown("importing the module"):
-        imported = job.imported(inputs, shapes)
-    if dynamic_shapes is not None:
-        return imported
-    return dataclasses.replace(imported, _batch=_batch_of(job, inputs, batch, imported))
+    is_fixed = dynamic_shapes is None
+
+    def of(job: _Job, shown_as: str) -> Imported:
+        with shown(shown_as):
+            imported = job.imported(inputs, shapes)
+        rows = _batch_of(job, inputs, batch, imported) if is_fixed else None
+        return dataclasses.replace(imported, _batch=rows)
+
+    def again(dtype: str) -> Imported:
+        job.check_same()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the first import has given them
+            return of(job.under_autocast(dtype), "importing the module under autocast")
+
+    return dataclasses.replace(of(job, "importing the module"), _again=again)
 
 
 def _with_batch(inputs: Inputs, batch: int | None, dynamic_shapes: object) -> Inputs:
@@ -176,6 +187,11 @@ class _Job:
     values: Values
     options: Options
 
+    def under_autocast(self, dtype: str) -> _Job:
+        """Return the import within ``torch.autocast``."""
+        options = self.options._replace(autocast=getattr(torch, dtype))
+        return dataclasses.replace(self, options=options)
+
     def check_same(self) -> None:
         """Raise an error if the module has other submodules than at first."""
         old, new = (
@@ -188,18 +204,19 @@ class _Job:
         """Return the import in the modes that the module had at first."""
         owners, options = self.owners, self.options
         evaluation, reasons = None, None
+        arguments, cast = (shapes, options.custom), options.autocast
         with with_flags(owners, self.flags):
             with modes(owners, True), frozen_statistics(owners, options.batch_norm):
-                training = export(self.module, inputs, self.loss, shapes, options.custom)
+                training = export(self.module, inputs, self.loss, *arguments, autocast=cast)
             with modes(owners, False):
                 try:
                     others = inputs.without_targets()
-                    evaluation = export(self.module, others, None, shapes, options.custom)
+                    evaluation = export(self.module, others, None, *arguments, autocast=cast)
                 except UnsupportedOperatorError as error:
                     reasons = str(error)
         count = len(training.inputs) - len(inputs.target_tensors)
         programs = training, evaluation
-        return imported_from(*programs, self.values, options, count, reasons, stacklevel=4)
+        return imported_from(*programs, self.values, options, count, reasons, stacklevel=5)
 
 
 def from_exported_program(

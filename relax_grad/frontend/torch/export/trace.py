@@ -35,6 +35,7 @@ def export(
     shapes: DynamicShapes,
     kept: Collection[str],
     has_gradients: bool | None = None,
+    autocast: torch.dtype | None = None,
 ) -> Program:
     """Export a module in the mode that it is in.
 
@@ -50,10 +51,12 @@ def export(
         The operators that are not decomposed, besides those with converters in this package.
     has_gradients : bool, optional
         Whether gradients matter; by default those of a module in training mode.
+    autocast : torch.dtype, optional
+        The dtype of ``torch.autocast`` around the module and the loss.
     """
     result = Result()
     tracer = Tracer(module.training if has_gradients is None else has_gradients)
-    wrapper = Wrapper(module, loss, result, tracer)
+    wrapper = Wrapper(module, loss, result, tracer, autocast)
     wrapper.training = module.training
     names = [
         name if isinstance(leaf, torch.Tensor) else None for name, leaf in inputs.leaves.items()

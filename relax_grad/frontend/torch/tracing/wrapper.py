@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -57,10 +58,21 @@ class Wrapper(nn.Module):
         It takes the form of the result.
     tracer : Tracer
         The context of the trace.
+    autocast : torch.dtype, optional
+        The dtype of ``torch.autocast`` around the module and the loss. Results in this dtype become
+        float32.
     """
 
-    def __init__(self, module: nn.Module, loss: Callable | None, result: Result, tracer: Tracer):
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable | None,
+        result: Result,
+        tracer: Tracer,
+        autocast: torch.dtype | None = None,
+    ):
         super().__init__()
+        self.autocast = autocast
         self.module = module
         self.loss = loss
         self.result = result
@@ -74,8 +86,12 @@ class Wrapper(nn.Module):
             self.tracer.watching(),
             assigned_buffers(self),
         ):
-            result = self.module(*args, **kwargs)
-            loss = loss_of(result) if self.loss is None else self.loss(result, *targets)
+            with self._autocast():
+                result = self.module(*args, **kwargs)
+                loss = None if self.loss is None else self.loss(result, *targets)
+            if self.autocast is not None:
+                result, loss = pytree.tree_map_only(torch.Tensor, self._widened, (result, loss))
+            loss = loss_of(result) if self.loss is None else loss
         if self.loss is not None and not is_loss(loss):
             raise ValueError(
                 "loss must return a floating-point tensor of one element, but it returns "
@@ -87,6 +103,14 @@ class Wrapper(nn.Module):
         leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.result.form = spec, leaves
         return (*([] if loss is None else [loss.reshape(())]), *named.values())
+
+    def _autocast(self) -> contextlib.AbstractContextManager:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast("cpu", self.autocast)
+
+    def _widened(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.float() if tensor.dtype == self.autocast else tensor
 
     def _note_state(self, operator: str, reason: str, line: str) -> None:
         self.tracer.problems.append(Problem(operator, reason, line))
