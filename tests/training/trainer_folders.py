@@ -78,7 +78,7 @@ def two_trainers() -> None:
 def exchanged(replace, opens: int) -> None:
     """Each trainer has the step and the state of one export.
 
-    A slow disk may leave no moment with a whole folder for a long time: it tries until it opens one.
+    A slow disk may leave no moment with a whole folder for long: this tries until one opens.
     """
     put(0)
     is_over, losses = threading.Event(), set()
@@ -94,7 +94,7 @@ def exchanged(replace, opens: int) -> None:
     thread = threading.Thread(target=exchange)
     thread.start()
     try:
-        while tried < opens or not losses and time.monotonic() < end:
+        while tried < opens or (not losses and time.monotonic() < end):
             tried += 1
             opened: list[Trainer] = []
             error = error_of(lambda opened=opened: opened.append(Trainer(MODEL)))
