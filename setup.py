@@ -48,6 +48,7 @@ setup(
         "relax_grad": [
             *("py.typed", "runtime/*.cc", "runtime/*.h", "runtime/CMakeLists.txt"),
             *("static/c/*.c", "static/c/*.h", "static/c/CMakeLists.txt"),
+            *("static/web/*.c", "static/web/include/*.h", "static/web/*.mjs", "static/web/*.mts"),
         ]
     },
     python_requires=">=3.10",

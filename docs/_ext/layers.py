@@ -103,7 +103,7 @@ ABOVE = {
         (2, 478),
     ),
     "static": Part(
-        "a training step as a static plan, and the plan as C without a runtime",
+        "a training step as a static plan, and the plan as C or WebAssembly without a runtime",
         ("cpu.codegen", "cpu.pipeline"),
         (3, 690),
     ),

@@ -14,6 +14,9 @@ from .tuning import ROWS, Tuning, default_row
 #: The levels of x86-64 of its ABI, from the lowest. Each has the instructions of all before it.
 X86_64_LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")
 
+#: The architecture of WebAssembly with addresses of 32 bits, in triples.
+WASM32 = "wasm32"
+
 #: Processors that LLVM compiles for, but does not list.
 _UNLISTED = ("apple-m1", "apple-m2", "apple-m3")
 
@@ -180,6 +183,29 @@ def x86_64(level: str, num_cores: int = 8) -> tvm.target.Target:
     if level not in levels:
         raise ValueError(f"level must be one of {', '.join(levels)}, but it is {level!r}")
     return _named("x86_64-linux-gnu", levels[level], num_cores)
+
+
+def wasm() -> tvm.target.Target:
+    """Return the target of WebAssembly with vectors of 128 bits (SIMD128), for pages and Node.
+
+    Kernels run in one thread. ``Trainer.export(folder, target=wasm())`` writes a step for it.
+
+    Examples
+    --------
+    >>> import relax_grad
+    >>> relax_grad.target.CPU.of(relax_grad.target.wasm())
+    CPU(lanes=4, registers=16, cores=1)
+    """
+    return tvm.target.Target(
+        {
+            "kind": "llvm",
+            # The last part is the format of object files.
+            "mtriple": f"{WASM32}-unknown-unknown-wasm",
+            "mattr": ["+simd128", "+bulk-memory"],
+            "num-cores": 1,
+            "vector-width": 128,
+        }
+    )
 
 
 def level_of(target: tvm.target.Target) -> str | None:

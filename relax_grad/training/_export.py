@@ -22,7 +22,7 @@ from tvm.support import cc
 
 from .._progress import shown
 from ..cpu import programs
-from ..cpu.target import CPU, X86_64_LEVELS, architecture, host, level_of
+from ..cpu.target import CPU, WASM32, X86_64_LEVELS, architecture, host, level_of
 from ..ir.compat import dtype_of
 from ..ir.extent_checks import ExtentCheck
 from ..ir.index_ranges import IndexRange
@@ -71,9 +71,16 @@ def targets_of(
     return [target for _, target in sorted(known, key=lambda pair: X86_64_LEVELS.index(pair[0]))]
 
 
+def is_for_pages(target: tvm.target.Target | str | Mapping | Sequence | None) -> bool:
+    """Return whether a target is WebAssembly, for which a step never has a runtime."""
+    if target is None or (isinstance(target, Sequence) and not isinstance(target, str)):
+        return False
+    return architecture(tvm.target.Target(target)) == WASM32
+
+
 def is_without_runtime(
     runtime: object,
-    target: object,
+    target: tvm.target.Target | str | Mapping | Sequence | None,
     compiler: object,
     extents: object,
     options: Mapping[str, object] | None,
@@ -82,11 +89,11 @@ def is_without_runtime(
     not go together."""
     if runtime not in ("tvm", "none"):
         raise ValueError(f'runtime must be "tvm" or "none", but it is {runtime!r}')
-    if runtime == "tvm":
+    if runtime == "tvm" and not is_for_pages(target):
         if extents:
             raise ValueError('extents is for runtime="none": TVM\'s runtime takes any extents')
         return False
-    if compiler is not None:
+    if compiler is not None and not is_for_pages(target):
         raise ValueError(
             'compiler is for runtime="tvm": without a runtime, the C compiler of the program '
             "compiles the sources in the folder"
@@ -126,6 +133,11 @@ def compiler_for(target: tvm.target.Target, compiler: str | os.PathLike | None) 
     if compiler is None and not _is_foreign(target):
         return None
     kind = architecture(target)
+    if kind == WASM32:
+        raise ValueError(
+            "a library with TVM's runtime cannot be compiled for WebAssembly; "
+            "Trainer.export(folder, target=relax_grad.target.wasm()) writes a step for pages"
+        )
     if compiler is None:
         if "linux" not in str(target.attrs.get("mtriple", "")):
             raise ValueError(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import tvm
@@ -14,7 +17,7 @@ from .._validation import check_integer
 from ..ir.compat import dtype_of
 from ..ir.index_ranges import IndexRange
 from ..ir.signature import GROUPS, MODEL_GROUPS
-from ..static import c_source
+from ..static import c_source, webassembly
 from ..static.kernels import object_file
 from ..static.plan import Plan
 from ..static.planner import Entry, bound, plan
@@ -160,8 +163,19 @@ def _entries(step: TrainStep) -> list[Entry]:
 KERNELS, TABLES, HEADER = "kernels.o", "step.c", "step.h"
 SOURCES = Path(c_source.__file__).parent / "c"
 
-#: The name of the format in the manifest, which the C++ library does not read.
-_FORMAT = "relax_grad.static"
+#: The files of a step for pages besides the state and the manifest.
+MODULE, SCRIPTS = "step.wasm", ("trainer.mjs", "trainer.d.mts")
+
+#: The names of the formats in the manifest, which the C++ library does not read.
+_FORMAT, _WEB_FORMAT = "relax_grad.static", "relax_grad.web"
+
+
+def writer(target: tvm.target.Target, compiler: str | os.PathLike | None) -> Callable[..., None]:
+    """Return the function that writes a step for a target to a folder: :func:`write_folder`, or
+    :func:`write_web_folder` with the compiler, which must be installed."""
+    if _export.is_for_pages(target):
+        return partial(write_web_folder, compiler=webassembly.clang(compiler))
+    return write_folder
 
 
 def write_folder(
@@ -173,17 +187,48 @@ def write_folder(
 ) -> None:
     """Write a step without a runtime to a folder: sources of C, kernels, the state and the
     manifest."""
+    described = _write_c(step, folder, target, extents)
+    kernels = (folder / KERNELS).read_bytes()
+    write_state(folder / _export.STATE)
+    _write_manifest(step, folder, target, kernels, described)
+
+
+def write_web_folder(
+    step: TrainStep,
+    folder: Path,
+    target: tvm.target.Target,
+    extents: Extents,
+    write_state: Callable[[Path], None],
+    compiler: str,
+) -> None:
+    """Write a step for pages to a folder: one WebAssembly module, the state, the manifest, and the
+    trainer in JavaScript."""
+    with tempfile.TemporaryDirectory() as directory:
+        sources = Path(directory)
+        described = _write_c(step, sources, target, extents)
+        module = webassembly.linked(
+            compiler, sorted(sources.glob("*.c")), sources, sources / KERNELS
+        )
+    (folder / MODULE).write_bytes(module)
+    for name in SCRIPTS:
+        shutil.copyfile(webassembly.SOURCES / name, folder / name)
+    write_state(folder / _export.STATE)
+    described |= {"format": _WEB_FORMAT, "library": MODULE}
+    _write_manifest(step, folder, target, module, described)
+
+
+def _write_c(
+    step: TrainStep, folder: Path, target: tvm.target.Target, extents: Extents
+) -> dict[str, object]:
+    """Write the sources of C and the kernels, and return what a manifest says of them."""
     made = planned(step, target, extents, f"rg_{step._digest[:8]}_")
     facts = _facts(step, _sizes(extents))
-    kernels = object_file(made.kernels, target)
-    (folder / KERNELS).write_bytes(kernels)
+    (folder / KERNELS).write_bytes(object_file(made.kernels, target))
     (folder / TABLES).write_text(c_source.source(made, facts))
     (folder / HEADER).write_text(c_source.header(made, facts))
     for path in sorted(SOURCES.iterdir()):
         shutil.copyfile(path, folder / path.name)
-    write_state(folder / _export.STATE)
-    described = {
-        **_export.manifest(step, [target], kernels, _files.checksum_in(folder / _export.STATE)),
+    return {
         "format": _FORMAT,
         "library": KERNELS,
         "extents": _sizes(extents),
@@ -195,6 +240,17 @@ def write_folder(
             "trainer": c_source.memory_bytes(made, facts),
         },
     }
+
+
+def _write_manifest(
+    step: TrainStep,
+    folder: Path,
+    target: tvm.target.Target,
+    library: bytes,
+    described: Mapping[str, object],
+) -> None:
+    state = _files.checksum_in(folder / _export.STATE)
+    described = {**_export.manifest(step, [target], library, state), **described}
     text = f"{json.dumps(described, indent=1)}\n".encode()
     (folder / _export.MANIFEST).write_bytes(b"".join(_files.with_checksum(text, len(text))))
 

@@ -505,7 +505,9 @@ class Trainer(InMoments, metaclass=_TrainerType):
         The C++ library in :func:`relax_grad.runtime.folder` runs it: ``step.so`` is the compiled
         step, ``state.safetensors`` a file as :meth:`save` writes, and ``manifest.json`` describes
         names, shapes, dtypes and defaults. With ``runtime="none"``, the folder has sources of C99
-        and an object file with the kernels, which need no runtime and no operating system.
+        and an object file with the kernels, which need no runtime and no operating system. With
+        the target :func:`relax_grad.target.wasm`, it has one WebAssembly module and a trainer in
+        JavaScript, for pages, workers and Node.
 
         Parameters
         ----------
@@ -514,12 +516,13 @@ class Trainer(InMoments, metaclass=_TrainerType):
             files in that are kept.
         target, compiler
             As for :meth:`TrainStep.export`; by default the target of this trainer. For another
-            target, the step is compiled again. Without a runtime, no compiler runs here.
+            target, the step is compiled again. Without a runtime, no compiler runs here. For
+            WebAssembly, the compiler is a clang with its ``wasm-ld``, by default ``clang``.
         runtime : str
             ``"tvm"`` for a library that needs TVM's runtime, or ``"none"`` for C that needs none:
-            :func:`static_plan` returns its places and calls.
+            :func:`static_plan` returns its places and calls. WebAssembly has none always.
         extents : Mapping[str, int] or Sequence[Mapping[str, int]]
-            The values of symbolic extents by their names, for ``runtime="none"``, as for
+            The values of symbolic extents by their names, without a runtime, as for
             :func:`static_plan`.
 
         Raises
@@ -532,8 +535,9 @@ class Trainer(InMoments, metaclass=_TrainerType):
         self._settled()
         if _export.is_without_runtime(runtime, target, compiler, extents, self._compile_options):
             own = self.target if target is None else _export.target_of(target)
+            write = _static.writer(own, compiler)
             with _export.new_folder(folder) as part:
-                _static.write_folder(self.train_step, part, own, extents, self.save)
+                write(self.train_step, part, own, extents, self.save)
             return
         targets = [self.target] if target is None else _export.targets_of(target)
         compiler = _export.compiler_for(targets[0], compiler)

@@ -74,6 +74,13 @@ def test_processors_of_arm(name, half):
     assert bool(codegen.target_has_features("fullfp16", target)) == half
 
 
+def test_webassembly_has_vectors_of_128_bits_and_one_core():
+    target = relax_grad.target.wasm()
+    assert CPU.of(target) == CPU(4, 16, 1)
+    assert codegen.target_has_features("simd128", target)
+    assert not codegen.target_has_features("relaxed-simd", target)
+
+
 @pytest.mark.parametrize(
     ("level", "cpu"), [("v1", (4, 16)), ("v2", (4, 16)), ("v3", (8, 16)), ("v4", (16, 32))]
 )

@@ -12,42 +12,16 @@ import numpy as np
 import pytest
 import static_trainer
 import training_models
+from static_models import ROWS, batches, digits_step
 from static_trainer import StaticError, StaticTrainer, tensors_in
 from tvm import relax
 from tvm.relax import op
 
 import relax_grad
-from relax_grad.training import SGD, AdamW, Trainer, train_step
+from relax_grad.training import SGD, Trainer, train_step
 
 HERE = Path(__file__).parent
 TARGET = relax_grad.target.x86_64("v2", num_cores=1)
-ROWS = 6
-
-
-def digits_step():
-    """Return the step of a CNN with batch norm, dropout, AdamW and a moving average."""
-    torch = pytest.importorskip("torch")
-    from torch import nn
-
-    from relax_grad.frontend.torch import from_module
-
-    torch.manual_seed(0)
-    network = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1, bias=False),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Dropout(0.3),
-        nn.Linear(64, 10),
-    )
-    imported = from_module(
-        network,
-        (torch.zeros(ROWS, 1, 8, 8),),
-        loss=nn.functional.cross_entropy,
-        targets=(torch.zeros(ROWS, dtype=torch.int64),),
-    )
-    return train_step(imported, AdamW(3e-3, weight_decay=0.01), ema=0.9)
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +45,6 @@ def pair(exported, tmp_path):
     trainer, library = exported
     trainer.load(library.parent / "state.safetensors")
     return trainer, StaticTrainer(library)
-
-
-def batches(count, seed=0):
-    rng = np.random.default_rng(seed)
-    return [
-        {
-            "input": rng.random((ROWS, 1, 8, 8), "float32"),
-            "target": rng.integers(0, 10, ROWS),
-        }
-        for _ in range(count)
-    ]
 
 
 def saved(trainer, folder) -> bytes:

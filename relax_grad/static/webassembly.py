@@ -1,0 +1,127 @@
+"""A static plan as one WebAssembly module, linked by clang and wasm-ld."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+#: The sources for WebAssembly besides those of C: a small library of C, and the trainer in
+#: JavaScript.
+SOURCES = Path(__file__).parent / "web"
+
+#: The bytes of the stack. It lies before all data, so that an overflow ends the call.
+_STACK = 1 << 20
+
+#: The mathematical functions of C that the trainer in JavaScript gives a module, as trainer.mjs
+#: does, for float64. Those for float32 have the suffix f.
+_IMPORTED = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "exp"),
+    *("exp2", "expm1", "fmod", "hypot", "log", "log10", "log1p", "log2", "sin", "sinh", "tan"),
+    "tanh",
+)
+#: These are defined for float64 by pow.c.
+_IMPORTS = [*_IMPORTED, *(f"{name}f" for name in (*_IMPORTED, "pow"))]
+
+#: The functions of relax_grad_static.h that trainer.mjs calls, and the addresses that it reads.
+_EXPORTS = (
+    *("batch", "get_counters", "get_hyperparameter", "group_tensor", "hyperparameter_name"),
+    *("input", "last_error", "load_state", "memory_bytes", "metric", "num_batch"),
+    *("num_group_tensors", "num_hyperparameters", "num_inputs", "num_metrics", "num_outputs"),
+    *("num_sizes", "open_static", "output", "predict", "predict_ema", "save_state"),
+    *("set_counters", "set_hyperparameter", "state_bytes", "step"),
+)
+_ADDRESSES = ("relax_grad_exported", "__heap_base")
+
+_HINT = (
+    "step.wasm needs clang and wasm-ld of one version, 14 or later: Debian and Ubuntu have them in "
+    "the packages clang and lld (apt-get install clang lld), conda-forge in clang and lld; "
+    "compiler= names another clang"
+)
+
+
+def clang(compiler: str | os.PathLike | None = None) -> str:
+    """Return the path of a clang that compiles for WebAssembly and has its linker.
+
+    Parameters
+    ----------
+    compiler : str or os.PathLike, optional
+        Its name or path; by default ``clang``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If clang or wasm-ld is not installed. The message says how to get them.
+    ValueError
+        If the compiler is not a clang.
+    """
+    name = "clang" if compiler is None else os.fspath(compiler)
+    path = shutil.which(name)
+    if path is None:
+        raise FileNotFoundError(f"{name} is not installed; {_HINT}")
+    if "clang" not in _output(path, "--version"):
+        raise ValueError(f"compiler must be a clang, but {path} is another compiler; {_HINT}")
+    linker = _output(path, "--target=wasm32-unknown-unknown", "-print-prog-name=wasm-ld")
+    if shutil.which(linker) is None:
+        raise FileNotFoundError(f"the linker wasm-ld of {path} is not installed; {_HINT}")
+    return path
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def linked(compiler: str, sources: Sequence[Path], include: Path, kernels: Path) -> bytes:
+    """Return a module of WebAssembly.
+
+    Parameters
+    ----------
+    compiler : str
+        The path of clang.
+    sources : Sequence[Path]
+        The sources of C: the trainer and the tables of the step.
+    include : Path
+        The folder of their headers.
+    kernels : Path
+        The object file with the kernels.
+
+    Raises
+    ------
+    ValueError
+        If a kernel calls a function that pages do not have.
+    RuntimeError
+        If the compiler fails.
+    """
+    output = kernels.with_suffix(".wasm")
+    allowed = kernels.with_suffix(".imports")
+    allowed.write_text("\n".join(_IMPORTS))
+    exports = [*(f"relax_grad_{name}" for name in _EXPORTS), *_ADDRESSES]
+    linking = [
+        *("--no-entry", "--gc-sections", "--strip-all", "--stack-first", "-O2"),
+        *("-z", f"stack-size={_STACK}", f"--allow-undefined-file={allowed}"),
+        *(f"--export={name}" for name in exports),
+    ]
+    command = [
+        *(compiler, "--target=wasm32-unknown-unknown", "-std=c99", "-O2", "-mbulk-memory"),
+        *("-ffreestanding", "-ffp-contract=off", "-nostdlib", f"-I{SOURCES / 'include'}"),
+        *(f"-I{include}", *map(str, sources), *map(str, sorted(SOURCES.glob("*.c")))),
+        *(
+            str(kernels),
+            "-o",
+            str(output),
+            *(part for option in linking for part in ("-Xlinker", option)),
+        ),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    missing = re.findall(r"undefined symbol: (\w+)", done.stderr)
+    if missing:
+        raise ValueError(
+            f"kernels call {', '.join(sorted(set(missing)))}, which a page does not have; replace "
+            "the operator by others, or export for another target"
+        )
+    if done.returncode != 0:
+        raise RuntimeError(f"{compiler} cannot link step.wasm: {done.stderr.strip()[:2000]}")
+    return output.read_bytes()
