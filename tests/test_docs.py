@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,7 @@ def test_pages_with_code_are_found():
         "trainer.md",
         "training.md",
         "tutorial.md",
+        "web.md",
         "without_runtime.md",
     }
 
@@ -89,13 +91,15 @@ def test_no_code_goes_unrun(page):
     if page.name in ("deployment.md", "without_runtime.md"):
         # tests/training/test_export.py, test_c_api.py and test_static_export.py compile it.
         languages -= {"cpp", "c"}
+    if page.name == "web.md":
+        languages -= {"js"}  # tests/training/test_web_export.py runs it
     assert all(re.fullmatch(r"\{[\w-]+\}", language) for language in languages), languages
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_fits_the_column(page):
     """A page of 1400 pixels shows 88 characters; docs/ruff.toml has the same number for Python."""
-    code = re.findall(r"^```(?:python|cpp|c|console)\n(.*?)^```$", page.read_text(), re.M | re.S)
+    code = re.findall(r"^```(?:python|cpp|c|js|console)\n(.*?)^```$", page.read_text(), re.M | re.S)
     assert [line for block in code for line in block.splitlines() if len(line) > 88] == []
 
 
@@ -211,7 +215,9 @@ def test_code_runs(page, forks, tmp_path):
     if page.name in ("README.md", "loops.md"):
         pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
     own = ("csv.md", "deployment.md", "fine_tuning.md", "lora.md", "trainer.md")
-    if page.name in (*own, "without_runtime.md"):
+    if page.name == "web.md" and shutil.which("wasm-ld") is None:
+        pytest.skip("wasm-ld is not installed: apt-get install clang lld")
+    if page.name in (*own, "web.md", "without_runtime.md"):
         pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
         pytest.importorskip("safetensors", reason="the page writes a file: extra train")
     if page.name in ("README.md", "onnx.md", "onnxruntime.md"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import training_models
-from static_models import batches, digits_step
+from static_models import ROWS, batches, digits_step
 from static_trainer import tensors_in
 from tvm import relax
 from tvm.relax import op
@@ -222,6 +222,25 @@ def test_traps_and_refused_memory(pair):
     assert [error["code"] for error in own["errors"]] == ["broken"] * 3 + ["memory"]
     assert own["same"]
     assert own["loss"] == python.step(**given[0]).loss
+
+
+def test_the_programs_of_the_page_train(pair, tmp_path):
+    page = (HERE.parents[1] / "docs/web.md").read_text()
+    blocks = re.findall(r"^```js\n(.*?)^```$", page, re.M | re.S)
+    program = "".join(block for block in blocks if "postMessage" not in block)
+    assert program.count("await open") == 2
+    (tmp_path / "page.mjs").write_text(re.sub(r"\b32\b", f"{ROWS}", program))
+    shutil.copytree(pair[1], tmp_path / "model")
+    run = subprocess.run(
+        [NODE, "page.mjs"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert run.stdout.splitlines() == [
+        f"[ {ROWS}, 1, 8, 8 ] true",
+        f"[ {ROWS}, 10 ] {10 * ROWS}",
+        "epoch 0, batch 1: loss true",
+        "epoch 1, batch 1: loss true",
+        "3 true",
+    ], run.stderr
 
 
 def test_sizes_metrics_outputs_and_functions_of_the_engine(tmp_path):
