@@ -13,10 +13,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One stamp for each set of extras; it is stale when what the metadata are made of is newer.
 STAMP := $(VENV)/.installed-
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo bench bench-chart bench-passes bench-tir accuracy test test-profile test-slow test-mutants arm test-newest test-oldest test-matrix dev torch lint format docs wheels test-wheel new-operator clean distclean
+.PHONY: help demo bench bench-chart bench-passes bench-tir accuracy test test-profile test-slow test-mutants arm web web-tools test-newest test-oldest test-matrix dev torch lint format docs wheels test-wheel new-operator clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +52,13 @@ test-slow: $(STAMP)test,examples,docs ## run the long sweeps (SLICE=2/4: the sec
 
 test-mutants: $(STAMP)test,examples ## plant 100 faults in the package, and print those that no test finds (ARGS: --number, --seed, --rooms)
 	$(BIN)/python tests/support/mutants.py $(ARGS)
+
+web: $(STAMP)test,examples ## build a page in which a CNN learns to read digits, and train in it in Node and Chromium
+	$(BIN)/python examples/web_page.py build/web
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/examples/test_web_page.py tests/training/test_web_export.py $(ARGS)
+
+web-tools: ## install the Debian packages for web pages where they are missing: clang, lld, nodejs
+	@which clang wasm-ld node > /dev/null || $(SUDO) apt-get install --yes --no-install-recommends clang lld nodejs
 
 arm: $(STAMP)test,examples,docs ## fetch TVM's runtime for AArch64 and run the tests that need it, under qemu-user
 	$(BIN)/python -m pip install --quiet --upgrade --target build/aarch64 --no-deps --only-binary :all: --platform manylinux_2_28_aarch64 \

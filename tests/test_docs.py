@@ -92,7 +92,7 @@ def test_no_code_goes_unrun(page):
         # tests/training/test_export.py, test_c_api.py and test_static_export.py compile it.
         languages -= {"cpp", "c"}
     if page.name == "web.md":
-        languages -= {"js"}  # tests/training/test_web_export.py runs it
+        languages -= {"js"}  # test_web_export.py and test_web_page.py run it
     assert all(re.fullmatch(r"\{[\w-]+\}", language) for language in languages), languages
 
 
