@@ -9,6 +9,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import tvm
+import tvm_ffi
+from tvm import tirx
+
 #: The sources for WebAssembly besides those of C: a small library of C, and the trainer in
 #: JavaScript.
 SOURCES = Path(__file__).parent / "web"
@@ -72,6 +76,21 @@ def clang(compiler: str | os.PathLike | None = None) -> str:
 
 def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def check_kernels(kernels: tvm.IRModule) -> None:
+    """Raise an error if a lowered kernel computes in float16.
+
+    LLVM's backend (version 22) does not end for some such loops with SIMD128, as of a sigmoid.
+    """
+    for variable, function in kernels.functions_items():
+        casts: list[tirx.Cast] = []
+        tvm_ffi.structural_walk(function.body, (tirx.Cast, casts.append), order="pre")
+        if any(str(cast.ty.dtype) == "float16" for cast in casts):
+            raise ValueError(
+                f"the kernel {variable.name_hint} computes in float16, for which LLVM's compiler "
+                "for WebAssembly may not end; use float32 or bfloat16"
+            )
 
 
 def linked(compiler: str, sources: Sequence[Path], include: Path, kernels: Path) -> bytes:

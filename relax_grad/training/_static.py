@@ -222,6 +222,8 @@ def _write_c(
 ) -> dict[str, object]:
     """Write the sources of C and the kernels, and return what a manifest says of them."""
     made = planned(step, target, extents, f"rg_{step._digest[:8]}_")
+    if _export.is_for_pages(target):
+        webassembly.check_kernels(made.kernels)
     facts = _facts(step, _sizes(extents))
     (folder / KERNELS).write_bytes(object_file(made.kernels, target))
     (folder / TABLES).write_text(c_source.source(made, facts))

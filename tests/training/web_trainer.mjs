@@ -30,13 +30,17 @@ const COMMANDS = {
   /** Steps, a prediction with each kind of parameters, and the state. */
   async train() {
     const trainer = await open(folder), results = batches().map((batch) => trainer.step(batch));
-    const own = { counters: trainer.counters, group: Object.keys(trainer.group("optimizer_state")) };
+    const own = { counters: trainer.counters };
+    own.group = Object.keys(trainer.group("optimizer_state"));
     own.losses = results.map(({ loss }) => loss);
     own.metrics = results.map(({ metrics }) => metrics);
     own.outputs = results.map(({ outputs }) => outputs.map(({ data }) => [...data]));
-    const images = { input: batches()[0].input };
+    const first = batches()[0], names = Object.keys(trainer.inputs[0] ?? {});
+    const images = Object.fromEntries(names.map((name) => [name, first[name]]));
     if (trainer.inputs.length) {
-      own.predictions = [false, true].map((ema) => [...trainer.predict(images, { ema })[0].data]);
+      const hasEma = own.group.some((name) => name.startsWith("ema"));
+      own.predictions = (hasEma ? [false, true] : [false]).map((ema) =>
+        [...trainer.predict(images, { ema })[0].data]);
     }
     own.types = trainer.batch;
     writeFileSync(`${folder}/node.safetensors`, trainer.save());
