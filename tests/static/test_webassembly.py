@@ -83,3 +83,20 @@ def test_a_function_that_pages_lack_is_named(tmp_path):
     source.write_text(f"double kernel(double);{calls}")
     with pytest.raises(ValueError, match=r"kernels call lgamma, which a page does not have"):
         webassembly.linked(compiler, [source], tmp_path, kernels)
+
+
+def test_tools_that_are_missing_are_named_with_their_packages(tmp_path):
+    for name, version, match in (
+        ("gcc", "gcc 12", "must be a clang, but .*gcc is another compiler"),
+        ("clang", "clang version 16", "the linker wasm-ld of .*clang is not installed"),
+    ):
+        script = tmp_path / name
+        script.write_text(
+            f'#!/bin/sh\n[ "$1" = --version ] && echo "{version}" || echo wasm-ld-0\n'
+        )
+        script.chmod(0o755)
+        with pytest.raises((FileNotFoundError, ValueError), match=match) as error:
+            webassembly.clang(script)
+        assert "apt-get install clang lld" in str(error.value)
+    with pytest.raises(FileNotFoundError, match=r"clang-0 is not installed; .*install clang lld"):
+        webassembly.clang("clang-0")
