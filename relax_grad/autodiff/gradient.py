@@ -27,6 +27,7 @@ from ..ir.module import (
     ending_blocks,
     relax_function,
 )
+from ..ir.shared_values import share_values
 from ..registry import is_operator
 from ..tir.call import TensorFunctions
 from ..tir.recognise import with_operators
@@ -194,7 +195,7 @@ class _Differentiation:
         self._argument = argument
         check_defined(mod, relax_function(mod, settings.func_name), settings.func_name)
         # TVM's default pipeline compiles other loops wrongly.
-        self._mod = mod = canonicalize_loops(mod)
+        self._mod = mod = share_values(canonicalize_loops(mod))
         # The other functions of the result stay as they are.
         self._source = mod = with_operators(mod)
         function = mod[settings.func_name]

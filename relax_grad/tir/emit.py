@@ -19,9 +19,9 @@ from ..ir.compat import (
 )
 from ..ir.expressions import loads, substitute, variables
 from ..ir.loops import with_canonical_loops
+from ..ir.shared_values import with_shared_values
 from .access import Range, determines
 from .flat import same
-from .shared import with_shared_values
 from .statements import (
     Bind,
     If,

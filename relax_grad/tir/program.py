@@ -19,6 +19,7 @@ from ..ir.compat import SBlockRealize
 from ..ir.expressions import substitute
 from ..ir.loops import with_canonical_loops
 from ..ir.module import is_buffer
+from .scalars import with_bindings
 from .statements import (
     Bind,
     If,
@@ -182,13 +183,16 @@ class _Parser:
         """Yield the parts of one statement of the function, within a block of this name."""
         self._name, known = name, len(self.allocated)
         statements = self._statements(source, {})
+        has_own = len(self.allocated) > known
+        statements, scalars = with_bindings(statements, self.allocated[known:])
+        self.allocated = [buffer for buffer in self.allocated if buffer not in scalars]
         if any(isinstance(statement, Bind) for statement in statements):
             statements = (If(tirx.const(True, "bool"), statements),)
         for statement in statements:
             # A sequence within one source statement has no source of its own. Nor has a block with
             # buffers of its own: they become buffers of the function, and the source would define
             # them again.
-            is_whole = len(statements) == 1 and len(self.allocated) == known
+            is_whole = len(statements) == 1 and not has_own
             yield Part(statement, source if is_whole else None, self._name)
 
     def refuse_views(self, block) -> None:

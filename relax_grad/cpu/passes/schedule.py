@@ -20,6 +20,7 @@ from ...ir.divisions import with_checked_divisions
 from ...ir.loops import with_canonical_loops
 from ...ir.module import IS_SCHEDULED, NO_ALIASES, SCHEDULED_ATTRS
 from ...ir.remainders import with_truncated_remainders
+from ...ir.shared_values import with_shared_arguments
 from ..schedule import schedule
 from ..target import CPU
 from ._target import TargetPass
@@ -123,7 +124,8 @@ def _unaligned_schedule(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.Pr
 
 
 def _finished(function: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
-    return with_checked_divisions(with_truncated_remainders(_unaligned(function)), name)
+    function = with_shared_arguments(_unaligned(function))
+    return with_checked_divisions(with_truncated_remainders(function), name)
 
 
 def _scheduled(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:
