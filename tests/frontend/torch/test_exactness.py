@@ -45,7 +45,8 @@ SPECIAL = [
     # PyTorch's vector and scalar forms differ in the gradient at NaN.
     Case("softshrink", F.softshrink, (DATA,), False),
     Case("softshrink-infinite", F.softshrink, (DATA[1:],)),
-    Case("times-zero", lambda x: x * 0 + 0.0 * x, (DATA,), False),
+    Case("times-zero", lambda x: x * 0 + 0.0 * x, (DATA,)),
+    Case("product-times-zero", lambda x, y: x * y * 0, (DATA, OTHER)),
     *(
         Case(f"{f.__name__}-infinite", lambda x, y, f=f: f(x, y, reduction="none"), (DATA, OTHER))
         for f in (F.smooth_l1_loss, F.huber_loss, F.l1_loss)

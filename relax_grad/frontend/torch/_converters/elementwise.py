@@ -226,9 +226,14 @@ def _mul(call, data, other):
     kind = promoted(call, "data", "other")
     if "float" not in kind or not isinstance(other, (int, float)) or other:
         return _product_of(call, data=data, other=other)
-    fixed = call.emit(stop_gradient(call.cast(data, wide_dtype(kind))))
+    data = call.cast(data, wide_dtype(kind))
+    fixed = call.emit(stop_gradient(data))
+    is_finite = call.emit(_op.isfinite(fixed))
     numbers = scalar(0, wide_dtype(kind)), scalar(math.nan, wide_dtype(kind))
-    return call.cast(call.emit(_op.where(_op.isfinite(fixed), *numbers)), call.dtype)
+    value = call.emit(_op.where(is_finite, *numbers))
+    # The condition never holds. It passes a gradient of zero, which may become NaN further on.
+    never = call.emit(_op.logical_and(is_finite, call.emit(_op.isnan(fixed))))
+    return call.cast(call.emit(_op.where(never, data, value)), call.dtype)
 
 
 converts(ELEMENTWISE, "atan2.default")(binary(_op.atan2, in_float=True))
