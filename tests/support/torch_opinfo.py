@@ -71,8 +71,8 @@ def _name(entry) -> str:
 _ROUNDED = {"nn.functional.hardsigmoid": 1e-6}
 
 
-#: Operators of whose gradient PyTorch leaves a part out: that of the mean and the inverse deviation,
-#: and the zeros of elements that are written over, as its gradcheck says.
+#: Operators of whose gradient PyTorch leaves a part out, as its gradcheck says: that of the mean
+#: and the deviation, and the zeros of elements that are written over.
 _INCOMPLETE = ("native_layer_norm", "_native_batch_norm_legit", "as_strided_scatter")
 
 
@@ -175,17 +175,26 @@ _CONSTANT_TARGETS = ("nn.functional.kl_div", "nn.functional.binary_cross_entropy
 
 
 #: Functions whose gradient at NaN depends on the number of elements: PyTorch's kernels have one for
-#: whole vectors and another one for the rest.
+#: whole vectors and another one for the rest. torch.export writes prelu as a product, which a NaN
+#: slope makes NaN for positive elements, too. The gradient of pdist(p=inf) compares with NaN.
 _UNSTABLE = tuple(
     f"nn.functional.{name}"
     for name in (
         *("hardtanh", "relu6", "hardswish", "elu", "selu", "celu", "hardshrink", "softshrink"),
+        *("prelu", "pdist"),
     )
 )
 
 
-#: Functions that multiply NaN by weights of zero, or leave these out: kernels differ.
-_WEIGHTED = ("nn.functional.conv", "nn.functional.interpolate", "nn.functional.upsample")
+#: Functions that multiply NaN by weights of zero, or leave these out, or round NaN to a position:
+#: kernels differ.
+_WEIGHTED = tuple(
+    f"nn.functional.{name}"
+    for name in (
+        *("conv", "interpolate", "upsample", "grid_sample", "scaled_dot_product_attention"),
+        "multi_head_attention_forward",
+    )
+)
 
 
 class _Constant:

@@ -140,12 +140,7 @@ class Call:
         if source == dtype:
             return value
         if dtype == "bool":
-            truth = self.emit(relax.op.not_equal(value, relax.const(0, source)))
-            if "float" not in source:
-                return truth
-            # TVM's comparison with NaN is false in every form, PyTorch's != is true.
-            wrong = relax.op.isnan(self.cast(value, wide_dtype(source)))
-            return self.emit(relax.op.logical_or(truth, wrong))
+            return self.emit(relax.op.not_equal(value, relax.const(0, source)))
         return self.emit(relax.op.astype(value, dtype))
 
     def tensor(self, value, dtype: str) -> relax.Expr:

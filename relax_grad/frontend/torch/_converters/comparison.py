@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from tvm import relax
 
-from ._call import converts, dtype, scalar, wide_dtype
+from ._call import converts, dtype, scalar
 from ._support import Refused
 from .elementwise import binary, promoted
 
@@ -31,12 +31,7 @@ def _comparison(function: Callable) -> Callable:
         operands = [call.tensor(operand, kind) for operand in (data, other)]
         if kind == "bool":
             operands = [call.cast(operand, "int8") for operand in operands]
-        result = function(*operands)
-        if function is _op.not_equal and "float" in kind:
-            for operand in operands:  # TVM's != is false for NaN
-                wrong = _op.isnan(call.cast(operand, wide_dtype(kind)))
-                result = _op.logical_or(call.emit(result), wrong)
-        return result
+        return function(*operands)
 
     return convert
 
