@@ -164,10 +164,10 @@ def _has_gradients(case: Case) -> bool:
         if not wanted:
             return False
         ones = [torch.ones_like(result) for result in wanted]
-        torch.autograd.grad(wanted, leaves, ones, allow_unused=True)
+        slopes = torch.autograd.grad(wanted, leaves, ones, allow_unused=True)
     except Exception:
         return False
-    return True
+    return not any(slope is not None and _is_foreign(slope) for slope in slopes)
 
 
 #: Losses whose gradient for the target differs from PyTorch's at some edges: see the conventions.
@@ -186,13 +186,13 @@ _UNSTABLE = tuple(
 )
 
 
-#: Functions that multiply NaN by weights of zero, or leave these out, or round NaN to a position:
-#: kernels differ.
+#: Functions that multiply NaN by weights of zero, or leave these out, or round NaN to a position,
+#: or write several numbers to one place: kernels differ.
 _WEIGHTED = tuple(
     f"nn.functional.{name}"
     for name in (
         *("conv", "interpolate", "upsample", "grid_sample", "scaled_dot_product_attention"),
-        "multi_head_attention_forward",
+        *("multi_head_attention_forward", "max_unpool", "embedding_bag"),
     )
 )
 

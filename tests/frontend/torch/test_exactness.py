@@ -46,6 +46,10 @@ SPECIAL = [
     Case("softshrink", F.softshrink, (DATA,), False),
     Case("softshrink-infinite", F.softshrink, (DATA[1:],)),
     Case("times-zero", lambda x: x * 0 + 0.0 * x, (DATA,)),
+    *(
+        Case(f"norm-{p}", lambda x, p=p: torch.linalg.vector_norm(x, p, -1), (DATA,), p == 1)
+        for p in (0, 1, 3, 0.5)
+    ),
     Case("product-times-zero", lambda x, y: x * y * 0, (DATA, OTHER)),
     *(
         Case(f"{f.__name__}-infinite", lambda x, y, f=f: f(x, y, reduction="none"), (DATA, OTHER))

@@ -18,7 +18,10 @@ PARTS, PARTS_OF_EDGES = 64, 16
 FEW = ("index_reduce.amin", "nanmedian", "hypot", "ldexp", "cumulative_trapezoid", "renorm")
 
 #: Functions of the suite that runs always, with a sample at the edges of each.
-FEW_EDGES = ("nn.functional.hardtanh", "nn.functional.kl_div", "nn.functional.binary_cross_entropy")
+FEW_EDGES = tuple(
+    f"nn.functional.{name}"
+    for name in ("hardtanh", "kl_div", "binary_cross_entropy", "multi_margin_loss", "pdist")
+)
 
 
 def test_a_sample_of_a_few():

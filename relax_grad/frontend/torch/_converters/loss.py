@@ -114,6 +114,28 @@ def _cosine_similarity(call, x1, x2, dim=1, eps=1e-8):
     return call.cast(call.emit(_op.sum(product, [axis])), call.dtype)
 
 
+@converts(LOSS, "multi_margin_loss.default")
+def _multi_margin(call, data, target, p=1, margin=1, weight=None, reduction=1):
+    """A class at the margin has no gradient, and NaN does not count; PyTorch's decomposition has
+    both."""
+    kind = wide_dtype(dtype(data))
+    (classes,) = static((extents_of(data) or [1])[-1:], "the number of classes")
+    data = call.reshape(call.cast(data, kind), [-1, classes])
+    target = call.reshape(target, [-1, 1])
+    wanted = call.emit(_op.gather_elements(data, target, 1))
+    size = call.emit(_op.add(call.emit(_op.subtract(scalar(margin, kind), wanted)), data))
+    others = call.emit(_op.not_equal(target, relax.const(np.arange(classes), "int64")))
+    counts = call.emit(_op.logical_and(call.emit(_op.greater(size, scalar(0, kind))), others))
+    size = call.emit(_op.where(counts, size, scalar(0, kind)))
+    if p == 2:
+        size = call.emit(_op.multiply(size, size))
+    if weight is not None:
+        chosen = call.emit(_op.take(call.cast(weight, kind), call.reshape(target, [-1]), 0))
+        size = call.emit(_op.multiply(size, call.reshape(chosen, [-1, 1])))
+    total = call.emit(_op.divide(call.emit(_op.sum(size, [1])), scalar(classes, kind)))
+    return call.reshape(_reduced(call, total, reduction), call.shape)
+
+
 @converts(LOSS, "multilabel_margin_loss.default")
 def _multilabel_margin(call, data, target, reduction):
     """The labels before the first -1 count; PyTorch's decomposition has another value if there is

@@ -78,6 +78,8 @@ def _pdist(call, data, p):
 def _distance(call, difference, order: float, axis: int) -> relax.Expr:
     """Return the norm of differences. Each of several equal extremes has the whole gradient, and
     not a share, as in PyTorch's distances."""
+    if order == 0:
+        return _differing(call, difference, axis)
     distance = call.emit(norm(call, difference, order, [axis], False))
     if order != math.inf:
         return distance
@@ -89,6 +91,16 @@ def _distance(call, difference, order: float, axis: int) -> relax.Expr:
     rest = call.emit(_op.subtract(distance, call.emit(stop_gradient(distance))))
     rest = call.emit(_op.where(_op.isinf(distance), scalar(0, kind), rest))
     return _op.add(distance, call.emit(_op.multiply(rest, others)))
+
+
+def _differing(call, difference, axis: int) -> relax.Expr:
+    """Return the number of differences other than 0; PyTorch's distances keep NaN, its norms do
+    not."""
+    kind = dtype(difference)
+    wide = call.cast(call.emit(stop_gradient(difference)), wide_dtype(kind))
+    ones = call.cast(call.emit(_op.not_equal(wide, scalar(0, wide_dtype(kind)))), kind)
+    each = _op.where(call.emit(_op.isnan(wide)), scalar(math.nan, kind), ones)
+    return _op.sum(call.emit(each), [axis])
 
 
 @converts(MATMUL, "_grouped_mm.default")

@@ -197,13 +197,13 @@ def norm(call, data, order: float, dims, keepdim: bool) -> relax.Expr:
         return call.emit(exact_extreme(call.emit, size, result, total, order > 0))
     if order < 0:
         raise Refused("norms of a negative order have no form here")
-    positive = call.emit(_op.greater(size, zero))
-    safe = call.emit(_op.where(positive, size, scalar(1, kind)))
-    powers = _op.where(positive, _op.power(safe, scalar(order, kind)), zero)
+    nothing = call.emit(_op.less_equal(size, zero))  # False for NaN, which stays
+    safe = call.emit(_op.where(nothing, scalar(1, kind), size))
+    powers = _op.where(nothing, zero, _op.power(safe, scalar(order, kind)))
     total = call.emit(reduced(_op.sum, powers))
-    some = call.emit(_op.greater(total, zero))
-    root = _op.power(_op.where(some, total, scalar(1, kind)), scalar(1 / order, kind))
-    return call.emit(_op.where(some, root, stop_gradient(total)))
+    nothing = call.emit(_op.less_equal(total, zero))
+    root = _op.power(_op.where(nothing, scalar(1, kind), total), scalar(1 / order, kind))
+    return call.emit(_op.where(nothing, stop_gradient(total), root))
 
 
 @converts(REDUCTION, "cumsum.default", "cumprod.default")

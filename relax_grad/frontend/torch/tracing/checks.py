@@ -85,7 +85,7 @@ def multi_margin_loss(
     # torch.export takes an element of a constant tensor for a number.
     data, places = torch.atleast_2d(input), torch.as_tensor(target).reshape(-1, 1)
     size = margin - data.gather(1, places) + data
-    counts = ~(size <= 0) & (torch.arange(data.shape[1]) != places)  # NaN counts
+    counts = (size > 0) & (torch.arange(data.shape[1]) != places)
     size = torch.where(counts, size, 0.0) ** p
     if weight is not None:
         size = size * weight[places]
