@@ -119,6 +119,13 @@ def linearize(function: Callable, *primals: object) -> tuple:
     raise NotImplementedError("torch.func.linearize is not imported; use torch.func.jvp")
 
 
+def functionalize(function: Callable, *, remove: str = "mutations") -> Callable:
+    """Refuse ``torch.func.functionalize``."""
+    raise NotImplementedError(
+        "torch.func.functionalize is not imported; call the function, whose writes are traced"
+    )
+
+
 def _fresh(value):
     """Return a value with tensors of its own, which need a gradient."""
 

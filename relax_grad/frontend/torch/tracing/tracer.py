@@ -187,6 +187,7 @@ class Tracer(TorchFunctionMode):
             within(eager_transforms, "_jvp_with_argnums"),
             (eager_transforms, "linearize", gradients.linearize),
             (torch.func, "linearize", gradients.linearize),
+            (torch.func, "functionalize", gradients.functionalize),
             # What would be ignored is noted.
             outside(torch.autograd, "_engine_run_backward", self._refuse_backward),
             (saved, "__enter__", self._packing(saved)),
