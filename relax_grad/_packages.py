@@ -119,6 +119,18 @@ def warn_of_newer_torch(version: str, stacklevel: int) -> None:
         )
 
 
+def _first_fault(module: str, named: str) -> tuple[str, str]:
+    """Return the reason and the remedy of an import that fails in another way the second time."""
+    import subprocess  # late: only broken packages need it
+    import sys
+
+    command = [sys.executable, "-c", f"import {module}"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=False).stderr.strip()
+    reason = printed.splitlines()[-1] if printed else "it failed once in this process"
+    remedy = f"install it again: pip install --force-reinstall '{REQUIREMENTS[module]}'"
+    return f"{named}, but its import fails ({reason})", remedy
+
+
 def _loaded(module: str) -> tuple[ModuleType | None, tuple[str, str] | None]:
     """Return an optional package, or the reason why it cannot be used with the remedy."""
     requirement = REQUIREMENTS[module]
@@ -130,6 +142,8 @@ def _loaded(module: str) -> tuple[ModuleType | None, tuple[str, str] | None]:
         imported = importlib.import_module(module)
     except Exception as error:  # a broken package raises any class
         message = next(iter(str(error).strip().splitlines()), "")
+        if "once per process" in message:  # TVM tried the import before, and hid its error
+            return None, _first_fault(module, named)
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and missing.partition(".")[0] != module:
             remedy = f"install what it needs: pip install '{requirement}'"

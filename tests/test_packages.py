@@ -144,7 +144,17 @@ def _run(tmp_path, torch: str, code: str) -> str:
     return process.stderr.strip().splitlines()[-1]
 
 
-def test_a_pytorch_without_its_libraries(tmp_path):
+#: PyTorch 2.15 refuses a second import, with an error that hides the cause.
+_ONCE = """
+import sys
+if hasattr(sys, "tried"):
+    raise ImportError("`torch` can only be initialized once per process")
+sys.tried = True
+"""
+
+
+@pytest.mark.parametrize("before", ["", _ONCE])
+def test_a_pytorch_without_its_libraries(tmp_path, before):
     """TVM goes without such a PyTorch, and so do the parts that do not need it."""
     code = """
 from relax_grad import testing
@@ -156,7 +166,7 @@ assert dict(_diagnosis.facts())["PyTorch"] == "cannot be used"
 assert "libcudnn.so.9" in problem.symptom and "pip install" in problem.remedy
 import relax_grad.frontend.torch
 """
-    text = "raise ImportError('libcudnn.so.9: cannot open shared object file')"
+    text = f"{before}raise ImportError('libcudnn.so.9: cannot open shared object file')"
     last = _run(tmp_path, text, code)
     assert last.startswith(
         f"ImportError: relax_grad.frontend.torch needs {REQUIREMENTS['torch']}: torch "
