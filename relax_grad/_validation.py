@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from numbers import Integral
@@ -98,6 +99,35 @@ def check_integer(
     raise (ValueError if fits else TypeError)(f"{argument} must be {expected}, but it is {value!r}")
 
 
+def check_call(argument: str, function: Callable, values: Collection[object], remedy: str) -> None:
+    """Raise TypeError if a caller's function does not take so many arguments.
+
+    Parameters
+    ----------
+    argument : str
+        The name of the argument that has the function.
+    function : Callable
+        The function.
+    values : Collection
+        The arguments with which it is called.
+    remedy : str
+        A function that fits, as code.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a function in C
+        return
+    try:
+        signature.bind(*values)
+    except TypeError as error:
+        count = f"{len(values)} argument{'' if len(values) == 1 else 's'}"
+        names = ", ".join(signature.parameters)
+        raise TypeError(
+            f"{argument} is called with {count}, but its function has ({names}): {error}; give a "
+            f"function such as {remedy}"
+        ) from None
+
+
 def matches(name: str, pattern: str) -> bool:
     """Tell whether a name equals a pattern, or fits its ``*``, ``?`` and ``[...]``."""
     return name == pattern or fnmatchcase(name, pattern)
@@ -171,9 +201,29 @@ def alternatives(name: str, known: Collection[str]) -> str:
 _OF_TORCH = (b"PK\x03\x04", b"\x80\x02")
 
 
+def check_not_folder(path: str | os.PathLike, example: str) -> None:
+    """Raise IsADirectoryError if a path is a folder.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The path.
+    example : str
+        The name of a file in it, for the error.
+    """
+    if os.path.isdir(path):
+        file = os.path.join(os.fspath(path), example)
+        raise IsADirectoryError(f"{os.fspath(path)} is a folder; give a file, such as {file!r}")
+
+
+def is_of_torch(start: bytes) -> bool:
+    """Tell whether these are the first bytes of a file that torch.save writes."""
+    return start.startswith(_OF_TORCH)
+
+
 def check_not_of_torch(path: str | os.PathLike, start: bytes) -> None:
-    """Raise ValueError if a file begins as those of torch.save do."""
-    if start.startswith(_OF_TORCH):
+    """Raise ValueError if torch.save has written a file."""
+    if is_of_torch(start):
         raise ValueError(
             f"{path} must be a file of safetensors, but it is one of torch.save. Load its weights "
             "into the model before from_module: model.load_state_dict(torch.load(path))"

@@ -9,12 +9,17 @@ from tvm import relax
 from tvm.ir import Op
 
 import relax_grad
+from relax_grad.distributed import data_parallel
 from relax_grad.testing import check_gradients
-from relax_grad.training import SGD, AdamW, Trainer, memory_of, train_step
+from relax_grad.training import SGD, AdamW, Trainer, lora, memory_of, train_step
 
 torch = pytest.importorskip("torch")
+onnx = pytest.importorskip("onnx")
 pytest.importorskip("safetensors")
 
+from onnx import numpy_helper, parser  # noqa: E402
+
+from relax_grad.frontend.onnx import from_model  # noqa: E402
 from relax_grad.frontend.torch import from_module, wrap  # noqa: E402
 
 nn = torch.nn
@@ -37,12 +42,36 @@ class Fixture:
         self.imported.save(self.weights)
         self.trainer.save(self.state)
         self.module = function_of(relax.op.sum)
-        self.names = iter("abcdefgh")
+        self.folder, self.onnx, self.empty = folder, folder / "m.onnx", folder / "empty.onnx"
+        self.empty.touch()
+        onnx.save(onnx_model(), self.onnx)
+        self.from_onnx = from_model(self.onnx)
+        self.wrapped = wrap(self.model, (X,))
+
+    def fit(self, **options):
+        """Train a new trainer for two batches."""
+        return Trainer(self.step).fit([(X, Y)] * 2, progress=False, **options)
+
+    def of_onnx(self, loss=None, targets=None):
+        return train_step(self.from_onnx, SGD(), loss=loss or onnx_loss, targets=targets)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     return Fixture(tmp_path_factory.mktemp("mistakes"))
+
+
+def onnx_model():
+    head = '<ir_version: 8, opset_import: ["": 18]>'
+    body = "g (float[batch, 3] x) => (float[batch, 2] y) { y = MatMul(x, weight) }"
+    model = parser.parse_model(head + body)
+    weight = numpy_helper.from_array(np.ones((3, 2), "float32"), "weight")
+    model.graph.initializer.append(weight)
+    return model
+
+
+def onnx_loss(bb, scores, labels):
+    return bb.emit(relax.op.nn.nll_loss(bb.emit(relax.op.nn.log_softmax(scores)), labels))
 
 
 def function_of(*operators):
@@ -58,8 +87,8 @@ def function_of(*operators):
     return bb.get()
 
 
-def imported(**options):
-    return from_module(nn.Linear(3, 2), (X,), **options)
+def imported(of=None, **options):
+    return from_module(of or nn.Linear(3, 2), (X,), **options)
 
 
 def of_own_operator(made):
@@ -181,7 +210,7 @@ MISTAKES = {
     ),
     "a value as loss": (
         lambda m: imported(loss=cross_entropy(m.model(X), Y), targets=(Y,)),
-        "loss must be a function of the output and the targets, but it is a tensor",
+        "such as torch.nn.functional.cross_entropy, but it is a tensor",
     ),
     "a class as module": (lambda m: from_module(nn.Linear, (X,)), "but it is the class Linear"),
     "an array as example": (
@@ -282,6 +311,172 @@ MISTAKES = {
     "check of a function of PyTorch": (
         lambda m: check_gradients(torch.exp, [np.ones(3)]),
         r"must compute with Relax, such as relax.op.exp\(x\)",
+    ),
+    "an empty ONNX file": (
+        lambda m: from_model(m.empty),
+        "empty.onnx is no ONNX model with outputs; .* as torch.onnx.export writes",
+    ),
+    "a file of torch.save as ONNX": (
+        lambda m: from_model(m.pt),
+        r"w.pt must be an ONNX file, but it is one of torch.save; .*from_module\(model, \(x,\)\)",
+    ),
+    "a folder as ONNX": (lambda m: from_model(m.folder), "is a folder; give a file, .*onnx"),
+    "a PyTorch model as ONNX": (
+        lambda m: from_model(m.model),
+        r"ModelProto, but it is Linear.*; write relax_grad.frontend.torch.from_module\(model, \(x,",
+    ),
+    "a path as module": (
+        lambda m: from_module(str(m.pt), (X,)),
+        r"it is .*w.pt'; make the model, and load its file: model.load_state_dict\(torch",
+    ),
+    "values as module": (
+        lambda m: from_module(m.model.state_dict(), (X,)),
+        r"make the model, and load the values: model.load_state_dict\(values\)",
+    ),
+    "a function as module": (
+        lambda m: from_module(lambda x: x, (X,)),
+        "make it the forward of a subclass of torch.nn.Module",
+    ),
+    "a scripted module": (
+        lambda m: from_module(torch.jit.script(m.model), (X,)),
+        "one of torch.jit; give the module from which torch.jit.script or trace made it",
+    ),
+    "a name as loss": (
+        lambda m: imported(loss="cross_entropy", targets=(Y,)),
+        "such as torch.nn.functional.cross_entropy, but it is 'cross_entropy'",
+    ),
+    "a loss for each row": (
+        lambda m: imported(loss=nn.CrossEntropyLoss(reduction="none"), targets=(Y,)),
+        r"shape \(4,\) .*; take the mean: loss=lambda \*tensors: loss\(\*tensors\).mean\(\)",
+    ),
+    "a frozen model": (
+        lambda m: train_step(imported(of=nn.ReLU(), loss=torch.mean), SGD()),
+        r"no trainable parameter; .* module.requires_grad_\(True\) before from_module",
+    ),
+    "no targets of an ONNX file": (
+        lambda m: m.of_onnx(),
+        r"with 0 targets the loss is called with 2 arguments, .*, and targets=",
+    ),
+    "an array as type of targets": (
+        lambda m: m.of_onnx(targets={"labels": Y.numpy()}),
+        r'such as \(\("batch",\), "int64"\), but it has an array of shape \(4,\)',
+    ),
+    "a tuple of targets": (
+        lambda m: m.of_onnx(targets=(Y.numpy(),)),
+        r'such as {"y": \(\(8,\), "int64"\)}, but it is a tuple with an array',
+    ),
+    "a loss of PyTorch for an ONNX file": (
+        lambda m: m.of_onnx(cross_entropy, {"labels": (("batch",), "int64")}),
+        "the loss is a function of torch, .* computes with Relax: lambda bb, output, target: bb.em",
+    ),
+    "an empty loader": (
+        lambda m: m.trainer.fit([], progress=False),
+        "the loader gave no batch; a DataLoader with drop_last=True gives none of fewer",
+    ),
+    "a callback without the trainer": (
+        lambda m: m.fit(callbacks=[lambda: None]),
+        r"each of callbacks is called with 1 argument, .* such as lambda trainer: print",
+    ),
+    "an evaluation without the trainer": (
+        lambda m: m.fit(evaluate=lambda: {"a": 1.0}),
+        r"evaluate is called with 1 argument, .* such as lambda trainer: trainer.evaluate\(loader,",
+    ),
+    "an evaluation that returns a number": (
+        lambda m: m.fit(evaluate=lambda trainer: 0.5),
+        r"as lambda trainer: trainer.evaluate\(loader, metrics\) does, but it returns 0.5",
+    ),
+    "a schedule that returns nothing": (
+        lambda m: m.fit(schedule=lambda update: None),
+        "schedule must return a number, but it returns None",
+    ),
+    "a schedule without the update": (
+        lambda m: m.fit(schedule=lambda: 0.1),
+        "schedule is called with 1 argument, .* such as lambda update: ",
+    ),
+    "names of metrics": (
+        lambda m: m.trainer.evaluate([(X, Y)], ["accuracy"]),
+        r'such as {"accuracy": lambda output, target: np.mean\(.*, but it is a list with',
+    ),
+    "a metric of the output alone": (
+        lambda m: m.trainer.evaluate([(X, Y)], {"a": lambda output: 0.0}),
+        "metrics: a is called with 2 arguments, .* such as lambda output, target: ...",
+    ),
+    "a metric that returns an array": (
+        lambda m: m.trainer.evaluate([(X, Y)], {"a": lambda output, target: output}),
+        r"must return a number, as np.mean\(...\) does, but it returns an array of shape \(4, 2\)",
+    ),
+    "a metric of PyTorch": (
+        lambda m: m.trainer.evaluate([(X, Y)], {"a": lambda o, t: (o.argmax(1) == t).float()}),
+        r"gets arrays of NumPy, but .* write np.mean\(...\), or torch.from_numpy\(output\)",
+    ),
+    "a step without rows": (
+        lambda m: m.trainer.step(X[:0], Y[:0]),
+        r"the batch has no rows: .*; leave it out, as DataLoader\(..., drop_last=True\) does",
+    ),
+    "an array of objects": (
+        lambda m: m.trainer.step(np.full((4, 3), "a", object), Y),
+        r'dtype object: pass input.astype\("float32"\)',
+    ),
+    "rows of different lengths": (
+        lambda m: m.trainer.step([[1.0, 2.0, 3.0], [1.0]], [0, 0]),
+        "whose rows must have the same length",
+    ),
+    "a tensor of another device": (
+        lambda m: m.trainer.step(X.to("meta"), Y),
+        r"input must be on the CPU, but it is on meta: pass input.cpu\(\)",
+    ),
+    "predict of a list": (
+        lambda m: m.trainer.predict([X]),
+        r"has \(1, 4, 3\) and float32: write predict\(x\), and step\(\*batch\), without a list",
+    ),
+    "predict of a loader": (
+        lambda m: m.trainer.predict(torch.utils.data.DataLoader([1])),
+        "DataLoader.*; pass one batch: for input, ... in loader: ...",
+    ),
+    "a folder to save to": (
+        lambda m: m.trainer.save(m.folder),
+        "is a folder; give a file, such as .*state.safetensors",
+    ),
+    "a file in no folder": (
+        lambda m: m.trainer.save(m.folder / "runs/s.safetensors"),
+        r"there is no folder .*runs' for s.safetensors; make it: os.makedirs\(",
+    ),
+    "a folder to load": (lambda m: m.trainer.load(m.folder), "is a folder; give a file, such as"),
+    "a folder for weights": (
+        lambda m: m.imported.save(m.folder),
+        "is a folder; give a file, such as .*weights.safetensors",
+    ),
+    "a model as values": (
+        lambda m: Trainer(m.step, values=m.model),
+        "such as trainer.values, but it is Linear",
+    ),
+    "unknown values": (
+        lambda m: Trainer(m.step, values={"w": X}),
+        "the step has no tensor 'w'; there are weight, bias",
+    ),
+    "an unknown target": (
+        lambda m: Trainer(m.step, target="cpu"),
+        r"target is 'cpu', which is no target of TVM: .* such as relax_grad.target.host\(\)",
+    ),
+    "value_and_grad of a PyTorch model": (
+        lambda m: relax_grad.value_and_grad(m.model),
+        r"but it is Linear; pass from_module\(model, \(x,\), loss=loss, targets=\(y,\)\).module",
+    ),
+    "adapters of a step": (
+        lambda m: lora(m.step, 2, "weight"),
+        r"value of type TrainStep; write train_step\(lora\(imported, rank, targets\), optimizer\)",
+    ),
+    "a number as session": (
+        lambda m: data_parallel(m.step, 2),
+        r"session, but it is 2; write with session\(2\) as workers: ..., and pass workers",
+    ),
+    "two arguments of a wrapped module": (
+        lambda m: m.wrapped(X, X),
+        r"the wrapped module takes the arguments of its examples, \(input\): too many positional",
+    ),
+    "rows of a wrapped module": (
+        lambda m: m.wrapped(X[:2]),
+        r"has shape \(2, 3\) .* or wrap the module again \(dynamic_shapes makes extents symbolic",
     ),
 }
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import tvm
 
-from .._validation import check_integer
+from .._validation import check_integer, described
 from ..ir.compat import dtype_of
 from ..ir.signature import GROUPS
 from ..training import Optimizer, Trainer, TrainStep, train_step
@@ -188,7 +188,8 @@ def check_session(session: object) -> None:
     """Check that an argument is a session."""
     if not isinstance(session, Session):
         raise TypeError(
-            f"session must be a result of relax_grad.distributed.session, but it is {session!r}"
+            "session must be a result of relax_grad.distributed.session, but it is "
+            f"{described(session)}; write with session(2) as workers: ..., and pass workers"
         )
 
 

@@ -98,6 +98,8 @@ def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
             remedy = "; pass its module: imported.module"
         elif isinstance(mod, relax.Function):
             remedy = '; pass tvm.IRModule({"main": function})'
+        elif hasattr(mod, "named_parameters"):  # a module of PyTorch
+            remedy = "; pass from_module(model, (x,), loss=loss, targets=(y,)).module"
         raise TypeError(f"mod must be a tvm.IRModule, but it is {type(mod).__name__}{remedy}")
     names = [variable.name_hint for variable in mod.get_global_vars()]
     if not isinstance(name, str) or name not in names:

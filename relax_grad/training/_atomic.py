@@ -45,9 +45,16 @@ def write_file(path: str | os.PathLike, parts: Iterable[bytes | memoryview]) -> 
     with contextlib.suppress(FileNotFoundError):
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, "it is a folder", os.fspath(given))
+            name = os.fspath(given)
+            file = os.path.join(name, "state.safetensors")
+            raise IsADirectoryError(f"{name} is a folder; give a file, such as {file!r}")
         if not stat.S_ISREG(mode):
             raise FileExistsError(errno.EEXIST, "it is no regular file", os.fspath(given))
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"there is no folder {os.fspath(path.parent)!r} for {path.name}; make it: "
+            f"os.makedirs({os.fspath(path.parent)!r})"
+        )
     _remove_left_over(path.parent, path.name)
     part, handle = _locked(path.parent, path.name, _create)
     with os.fdopen(handle, "wb") as file:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
 import tvm
 from tvm import relax
 
 from .._progress import shown
+from .._validation import check_call, described
 from ..cpu import programs
 from ..ir.module import with_functions
-from ._inputs import check_loader, input_types, result_of
+from ._inputs import NO_BATCH, check_loader, input_types, result_of
 
 
 class Evaluation:
@@ -30,7 +32,11 @@ class Evaluation:
         """Return the means; the arguments are those of :meth:`Trainer.evaluate`."""
         metrics = {} if metrics is None else metrics
         if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
-            raise TypeError(f"metrics must be functions by their names, but it is {metrics!r}")
+            raise TypeError(
+                "metrics must be functions by their names, such as "
+                '{"accuracy": lambda output, target: np.mean(output.argmax(1) == target)}, but it '
+                f"is {described(metrics)}"
+            )
         has_loss = "loss" not in metrics and not self._step._source.has_modes
         if not has_loss and not metrics:
             raise ValueError(
@@ -56,7 +62,7 @@ class Evaluation:
                 totals[name] += value * weight
             count += weight
         if not count:
-            raise ValueError("the loader gave no example")
+            raise ValueError(f"the loader gave no example; {NO_BATCH}")
         return {name: total / count for name, total in totals.items()}
 
     def _loss_of(self, trainer, tensors: Mapping[str, tvm.runtime.Tensor], ema: bool) -> float:
@@ -94,6 +100,16 @@ class Evaluation:
         arrays = [tensor.numpy() for tensor in (*outputs, *targets)]
         results = {}
         for name, metric in metrics.items():
-            start = f"metrics: {name} must return a number, but it returns"
-            results[name] = result_of(start, metric(*arrays))
+            start = f"metrics: {name} must return a number, as np.mean(...) does, but it returns"
+            check_call(f"metrics: {name}", metric, arrays, "lambda output, target: ...")
+            try:
+                value = metric(*arrays)
+            except AttributeError as error:
+                if not isinstance(error.obj, np.ndarray | np.generic):
+                    raise
+                raise TypeError(
+                    f"metrics: {name} gets arrays of NumPy, but reads an attribute of a tensor: "
+                    f"{error}; write np.mean(...), or torch.from_numpy(output)"
+                ) from error
+            results[name] = result_of(start, value)
         return results

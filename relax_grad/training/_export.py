@@ -21,6 +21,7 @@ from tvm import relax
 from tvm.support import cc
 
 from .._progress import shown
+from .._validation import described
 from ..cpu import programs
 from ..cpu.target import CPU, WASM32, X86_64_LEVELS, architecture, host, level_of
 from ..ir.compat import dtype_of
@@ -42,9 +43,18 @@ LIBRARY, STATE, MANIFEST = "step.so", "state.safetensors", "manifest.json"
 
 def target_of(target: tvm.target.Target | str | Mapping | None) -> tvm.target.Target:
     """Return the target of a step, a CPU; by default the processor of this machine."""
-    made = host() if target is None else tvm.target.Target(target)
+    try:
+        made = host() if target is None else tvm.target.Target(target)
+    except ValueError as error:  # TVM's, for an unknown kind
+        raise ValueError(
+            f"target is {described(target)}, which is no target of TVM: {error}; leave it out for "
+            "this processor, or give one such as relax_grad.target.host()"
+        ) from error
     if CPU.of(made) is None:
-        raise ValueError(f"target must be a CPU, but it is {made}")
+        raise ValueError(
+            f"target must be a CPU, but it is of the kind {made.kind.name}; leave it out for this "
+            "processor. The page on GPUs compiles a module for one"
+        )
     return made
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import tvm
 
 from .._packages import load
-from .._validation import check_not_of_torch
+from .._validation import check_not_folder, check_not_of_torch
 from ._atomic import write_file
 
 #: The name of the format, which is the key of the metadata too; the version that is written, and
@@ -164,6 +164,7 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
         If the file is damaged, or is of another kind or version.
     """
     safetensors = _safetensors()
+    check_not_folder(path, "state.safetensors")
     data = Path(path).read_bytes()
     check_not_of_torch(path, data[:4])
     has_checksum = _check(path, data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsFloat, cast
 
 import numpy as np
@@ -19,6 +19,13 @@ from ._slots import LR, Hyperparameter
 
 #: The alignment in bytes of tensors whose memory compiled functions read.
 _ALIGNMENT = 64
+
+
+#: The remedy for a loader without a batch.
+NO_BATCH = (
+    "a DataLoader with drop_last=True gives none of fewer examples than its batch_size, and an "
+    "iterator gives its batches only once"
+)
 
 
 def number(name: str, value: object) -> float:
@@ -37,7 +44,7 @@ def result_of(start: str, value: object) -> float:
     try:
         return float(cast(SupportsFloat, value))
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{start} {value!r}") from error
+        raise TypeError(f"{start} {described(value)}") from error
 
 
 def scalars_of(
@@ -142,11 +149,15 @@ def as_input(
     if isinstance(value, tvm.runtime.Tensor):
         # TVM refuses memory of others that is strided or not aligned.
         if not str(value.device).startswith("cpu"):
-            raise ValueError(f"{name} must be on the CPU, but it is on {value.device}")
+            raise ValueError(
+                f"{name} must be on the CPU, but it is on {value.device}: pass {name}.numpy()"
+            )
         tensor = value
     elif hasattr(value, "detach"):  # of PyTorch
         if value.device.type != "cpu":
-            raise ValueError(f"{name} must be on the CPU, but it is on {value.device}")
+            raise ValueError(
+                f"{name} must be on the CPU, but it is on {value.device}: pass {name}.cpu()"
+            )
         tensor = _of_torch(value.detach().contiguous())
     else:
         try:
@@ -154,6 +165,7 @@ def as_input(
         except (TypeError, ValueError) as error:  # such as lists of different lengths, and strings
             raise TypeError(
                 f"{name} must be an array or a tensor, but it is {described(value)}"
+                f"{_of_object(name, value, dtype_of(ty))}"
             ) from error
     dtype, shape = dtype_of(ty), tuple(tensor.shape)
     extents = tuple(ty.shape.values)
@@ -180,7 +192,23 @@ def _of_rows(name: str, shape: Sequence[int], extents: Sequence) -> str:
     if shape == sizes[1:]:
         return f": pass {name}[None] for a batch of one row"
     if len(shape) == len(sizes) and shape[1:] == sizes[1:] and sizes[0] >= 0:
-        return f"; the step was made for {sizes[0]} rows: make it with a symbolic first extent"
+        return (
+            f"; the step was made for {sizes[0]} rows: give batches of {sizes[0]} rows, or import "
+            f'with dynamic_shapes={{"{name}": {{0: "batch"}}, ...}} for all inputs and targets'
+        )
+    if len(shape) == len(sizes) + 1 and shape[0] == 1:
+        return ": write predict(x), and step(*batch), without a list"
+    return ""
+
+
+def _of_object(name: str, value: object, dtype: str) -> str:
+    """Return the remedy for a value that is no array of numbers."""
+    if str(getattr(value, "dtype", "")) == "object":
+        return f': pass {name}.astype("{dtype}")'
+    if isinstance(value, list | tuple):
+        return ", whose rows must have the same length"
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return f"; pass one batch: for {name}, ... in loader: ..."
     return ""
 
 

@@ -10,11 +10,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from .._validation import check_integer, described
-from ._inputs import check_loader, result_of
+from .._validation import check_call, check_integer, described
+from ._inputs import NO_BATCH, check_loader, result_of
 from ._progress import Bar
 from ._slots import LR, Hyperparameter
 from .step import StepResult
+
+_EVALUATE = "lambda trainer: trainer.evaluate(loader, metrics)"
 
 
 @runtime_checkable
@@ -65,6 +67,12 @@ class Loop:
                 "callbacks must be a list of functions of the trainer, such as [callback], but it "
                 f"is {self._callbacks!r}"
             )
+        if schedule is not None:
+            check_call("schedule", schedule, [0], "lambda update: 0.1 * 0.99**update")
+        for callback in self._callbacks:
+            check_call(
+                "each of callbacks", callback, [None], "lambda trainer: print(trainer.epoch)"
+            )
         check_loader(self._loader, self._trainer.train_step.batch)
         if self._evaluate is not None and not callable(self._evaluate):
             raise TypeError(
@@ -72,6 +80,8 @@ class Loop:
                 "trainer.evaluate(loader, metrics), but it is "
                 f"{described(self._evaluate)}"
             )
+        if self._evaluate is not None:
+            check_call("evaluate", self._evaluate, [None], _EVALUATE)
 
     def run(self, epochs: int | None, progress: bool) -> None:
         """Train until ``epochs`` epochs are complete; with None, until one more is."""
@@ -156,7 +166,8 @@ class Loop:
         results = self._evaluate(trainer)
         if not isinstance(results, Mapping):
             raise TypeError(
-                f"evaluate must return numbers by their names, but it returns {results!r}"
+                f"evaluate must return numbers by their names, as {_EVALUATE} does, but it "
+                f"returns {described(results)}"
             )
         for name, value in results.items():
             # Files hold the history, which takes numbers of Python.
@@ -217,7 +228,7 @@ class Loop:
             if any([callback(trainer) is True for callback in self._callbacks]):  # noqa: C419 (each is called)
                 return False
         if not seen:
-            raise ValueError("the loader gave no batch")
+            raise ValueError(f"the loader gave no batch; {NO_BATCH}")
         if seen < trainer.batch:
             raise ValueError(
                 f"the loader gave {seen} batches, but {trainer.batch} of the epoch are done; it "
@@ -238,7 +249,8 @@ class Loop:
                 )
             settings = dict(zip(names, map(float, rates), strict=True))
         elif self._schedule is not None:
-            settings = {"lr": self._schedule(trainer.updates)}
+            rate = self._schedule(trainer.updates)
+            settings = {"lr": result_of("schedule must return a number, but it returns", rate)}
         if isinstance(batch, Mapping):
             return trainer.step(**{**batch, **settings})
         return trainer.step(*(batch if isinstance(batch, list | tuple) else (batch,)), **settings)

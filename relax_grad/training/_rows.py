@@ -41,9 +41,16 @@ class OtherRows:
         self._step: Any = None
         self._reason = ""
 
-    def are_in(self, types: Mapping[str, relax.TensorType], values: Mapping[str, object]) -> bool:
+    def are_in(
+        self,
+        types: Mapping[str, relax.TensorType],
+        values: Mapping[str, object],
+        is_step: bool = False,
+    ) -> bool:
         """Tell whether inputs and targets, all of these types but for the number of rows, have
         another number.
+
+        With ``is_step``, the tensors must have rows.
 
         Raises
         ------
@@ -66,6 +73,11 @@ class OtherRows:
             counts[name] = shape[0]
         _check_equal({name: counts[name] for name in types if name in counts})
         rows = next(iter(counts.values()), self.rows)
+        if is_step and not rows:
+            raise ValueError(
+                f"the batch has no rows: {' and '.join(sorted(counts))}; leave it out, as "
+                "DataLoader(..., drop_last=True) does"
+            )
         if rows != self.rows and self._step is None:
             _check_dtypes(types, values, dict.fromkeys(counts, rows))
             if not self._has_step():

@@ -282,8 +282,9 @@ def _trained(signature: Signature, wrt: Sequence[str] | str | None) -> Signature
     if wrt is None:
         if not signature.params:
             raise ValueError(
-                "the import has no trainable parameter; explain() of an ONNX import lists its "
-                "tensors with the reasons"
+                "the import has no trainable parameter; print(imported.explain()) lists the "
+                "tensors with the reasons. In PyTorch, module.requires_grad_(True) before "
+                'from_module makes all trainable; of an ONNX file, from_model(..., trainable="*")'
             )
         return signature
     candidates = [(param, param) for param in signature.params]

@@ -92,7 +92,7 @@ class Variants:
         self, types: Mapping[str, relax.TensorType], values: Mapping[str, object]
     ) -> Variant:
         """Return the compiled step for the number of rows of a batch."""
-        if self._others is None or not self._others.are_in(types, values):
+        if self._others is None or not self._others.are_in(types, values, is_step=True):
             return self.main
         if self._other is None:
             with shown("compiling the step for other numbers of rows"):

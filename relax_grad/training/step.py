@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 
 from .._progress import shown
-from .._validation import check_integer, described, matching
+from .._validation import alternatives, check_integer, described, matching
 from ..ir.compat import dtype_of
 from ..ir.remat import checked
 from ..ir.signature import GROUPS
@@ -168,6 +168,11 @@ class TrainStep:
         ValueError
             If a value is missing, has an unknown name, or has another shape or dtype.
         """
+        if values is not None and not isinstance(values, Mapping):
+            raise TypeError(
+                "values must be tensors by their names, such as trainer.values, but it is "
+                f"{described(values)}"
+            )
         left = dict(values or {})
 
         def taken(types: Mapping[str, relax.TensorType]) -> Tensors:
@@ -181,7 +186,11 @@ class TrainStep:
 
         params, frozen, states = map(taken, (self.params, self.frozen, self.states))
         if left:
-            raise ValueError(f"values: the step has no tensor {next(iter(left))!r}")
+            name = next(iter(left))
+            known = [*self.params, *self.frozen, *self.states]
+            raise ValueError(
+                f"values: the step has no tensor {name!r}; {alternatives(name, known)}"
+            )
         slots = {}
         for name, ty in self.optimizer_state.items():
             slot, dtype = Slot.parse(name), dtype_of(ty)

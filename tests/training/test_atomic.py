@@ -153,7 +153,7 @@ def test_pipes_devices_and_folders_stay(tmp_path):
     ):
         with pytest.raises(error, match="it is no regular file"):
             _atomic.write_file(path, [b"new"])
-    with pytest.raises(IsADirectoryError, match="it is a folder"):
+    with pytest.raises(IsADirectoryError, match="is a folder; give a file"):
         _atomic.write_file(tmp_path, [b"new"])
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert Path("/dev/null").is_char_device()

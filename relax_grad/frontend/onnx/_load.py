@@ -13,6 +13,7 @@ import onnx.inliner
 from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
+from ..._validation import check_not_folder, described, is_of_torch
 from ._graph import STANDARD, subgraphs
 from ._valid import check_functions, check_graph, check_versions
 
@@ -47,6 +48,15 @@ def read(model: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onnx.Model
     path = None
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
+        check_not_folder(path, "model.onnx")
+        if path.is_file():
+            with path.open("rb") as file:
+                start = file.read(4)
+            if is_of_torch(start):
+                raise ValueError(
+                    f"{path} must be an ONNX file, but it is one of torch.save; load it into its "
+                    "model, and write relax_grad.frontend.torch.from_module(model, (x,))"
+                )
         try:
             loaded = onnx.load(os.fspath(model), load_external_data=False)
         except DecodeError as error:
@@ -63,11 +73,25 @@ def read(model: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onnx.Model
         loaded.CopyFrom(model)
     else:
         raise TypeError(
-            f"model must be a path, bytes or an onnx.ModelProto, but it is {type(model).__name__}"
+            "model must be a path, bytes or an onnx.ModelProto, but it is "
+            f"{described(model)}{_remedy(model)}"
         )
     if not loaded.graph.output:
-        raise ValueError("model is no ONNX model with outputs; give a file that onnx.load reads")
+        name = "model" if path is None else str(path)
+        raise ValueError(
+            f"{name} is no ONNX model with outputs; give a file that onnx.load reads, as "
+            "torch.onnx.export writes"
+        )
     return loaded, path
+
+
+def _remedy(model: object) -> str:
+    """Return the remedy for a model of another library."""
+    if hasattr(model, "named_parameters"):  # a module of PyTorch
+        return "; write relax_grad.frontend.torch.from_module(model, (x,))"
+    if hasattr(model, "get_inputs"):  # a session of ONNX Runtime
+        return "; give the path of the session's file"
+    return ""
 
 
 def load(

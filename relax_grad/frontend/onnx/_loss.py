@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tvm import relax, tirx
 
+from ..._validation import check_call, described
 from ...ir.extent_checks import checks_of, with_extent_checks
 from ...ir.module import ending_blocks, normalized, tuple_fields
 from ...training import append_loss
@@ -37,12 +38,12 @@ def loss_of(
     if not callable(loss_fn):
         raise TypeError(
             "loss_fn must be a function of the block builder, the outputs and the targets, but "
-            f"it is {loss_fn!r}"
+            f"it is {described(loss_fn)}; such as lambda bb, output, target: ..."
         )
     if targets is not None and not isinstance(targets, Mapping):
         raise TypeError(
             'targets must be a mapping from names to types, such as {"y": ((8,), "int64")}, '
-            f"but it is {targets!r}"
+            f"but it is {described(targets)}"
         )
     taken = {param.name for param in main.params}
     symbols = _symbols(main)
@@ -57,11 +58,15 @@ def loss_of(
     carriers = _carriers(main, params)
     carrier_params = [relax.Var(f"{carrier.name}_extents", carrier.ty) for carrier in carriers]
     bb = relax.BlockBuilder()
+    _check_loss(loss_fn, bb, params, extra)
     with ending_blocks(bb), bb.function("loss", [*carrier_params, *params, *extra]):
         with bb.dataflow():
             value = loss_fn(bb, *params, *extra)
             if not isinstance(value, relax.Expr):
-                raise TypeError(f"loss_fn must return a Relax expression, but it returns {value!r}")
+                raise TypeError(
+                    "loss_fn must return a Relax expression, as bb.emit(relax.op.mean(...)) does, "
+                    f"but it returns {described(value)}"
+                )
             value = bb.emit_output(value)
         bb.emit_func_output(value)
     if returns_outputs:
@@ -82,6 +87,26 @@ def loss_of(
     return with_extent_checks(loss, checks_of(main))
 
 
+def _check_loss(
+    loss_fn: Callable, bb: relax.BlockBuilder, outputs: Sequence, targets: Sequence
+) -> None:
+    """Raise TypeError if a loss is a function of another library, or of other numbers of
+    arguments."""
+    library = str(getattr(loss_fn, "__module__", "")).partition(".")[0]
+    if library in ("torch", "numpy", "jax", "tensorflow"):
+        raise TypeError(
+            f"the loss is a function of {library}, but that of an ONNX import computes with Relax: "
+            "lambda bb, output, target: bb.emit(relax.op.mean(bb.emit(...)))"
+        )
+    count = f"{len(targets)} target{'' if len(targets) == 1 else 's'}"
+    check_call(
+        f"with {count} the loss",
+        loss_fn,
+        [bb, *outputs, *targets],
+        'lambda bb, output, target: ..., and targets={"target": (("batch",), "int64")}',
+    )
+
+
 def _type(name: str, kind, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:
     """Return the type of a target."""
     if isinstance(kind, relax.TensorType):
@@ -89,8 +114,8 @@ def _type(name: str, kind, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:
     is_pair = isinstance(kind, Sequence) and not isinstance(kind, str) and len(kind) == 2
     if not is_pair or not isinstance(kind[0], Sequence) or not isinstance(kind[1], str):
         raise TypeError(
-            f"targets: {name} must have a relax.TensorType, or a shape and a dtype, but it has "
-            f"{kind!r}"
+            f"targets: {name} must have a relax.TensorType, or a shape and a dtype, such as "
+            f'(("batch",), "int64"), but it has {described(kind)}'
         )
     shape, dtype = kind
     for extent in shape:

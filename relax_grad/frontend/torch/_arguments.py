@@ -14,7 +14,14 @@ from ._tensors import described
 
 def check_arguments(module, args, kwargs, loss, targets, custom) -> None:
     if not isinstance(module, nn.Module):
-        raise TypeError(f"module must be a torch.nn.Module, but it is {described(module)}")
+        raise TypeError(
+            f"module must be a torch.nn.Module, but it is {described(module)}{_remedy(module)}"
+        )
+    if any(kind.__module__.startswith("torch.jit") for kind in type(module).__mro__):
+        raise TypeError(
+            "module must be a torch.nn.Module that torch.export traces, but it is one of "
+            "torch.jit; give the module from which torch.jit.script or trace made it"
+        )
     if isinstance(args, (torch.Tensor, str, Mapping)) or not isinstance(args, Sequence):
         raise TypeError(
             f"args must be a sequence of example arguments, such as (x,), but it is "
@@ -26,7 +33,8 @@ def check_arguments(module, args, kwargs, loss, targets, custom) -> None:
         )
     if loss is not None and not callable(loss):
         raise TypeError(
-            f"loss must be a function of the output and the targets, but it is {described(loss)}"
+            "loss must be a function of the output and the targets, such as "
+            f"torch.nn.functional.cross_entropy, but it is {described(loss)}"
         )
     if isinstance(targets, (torch.Tensor, str, Mapping)) or not isinstance(targets, Sequence):
         raise TypeError(
@@ -38,6 +46,16 @@ def check_arguments(module, args, kwargs, loss, targets, custom) -> None:
     if loss is not None:
         _check_loss(loss, targets)
     check_map(custom)
+
+
+def _remedy(module: object) -> str:
+    if isinstance(module, str) or hasattr(module, "__fspath__"):
+        return "; make the model, and load its file: model.load_state_dict(torch.load(path))"
+    if isinstance(module, Mapping):
+        return "; make the model, and load the values: model.load_state_dict(values)"
+    if callable(module) and not isinstance(module, type):
+        return "; make it the forward of a subclass of torch.nn.Module"
+    return ""
 
 
 def _check_loss(loss, targets: Sequence) -> None:

@@ -12,6 +12,7 @@ import tvm
 from torch import nn
 from tvm import relax
 
+from ..._validation import check_not_folder
 from .._batch import Batch
 from .._explanation import Explanation, Role
 from ._tensors import as_torch, copied, read_file, tensors_of, write_file, write_to
@@ -177,6 +178,7 @@ class Imported:
         values : Mapping[str, tensor], optional
             Values by key that take the place of the initial ones, such as the trained parameters.
         """
+        check_not_folder(path, "weights.safetensors")
         write_file(path, {**self._named(), **self._given(values)})
 
     def load(self, path: str | os.PathLike) -> Imported:

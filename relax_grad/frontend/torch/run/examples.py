@@ -96,7 +96,13 @@ class Examples:
 
     def _arranged(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Return arguments as positional and keyword arguments like those of the examples."""
-        arguments = self._signature.bind(*args, **kwargs).arguments
+        try:
+            arguments = self._signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            every = ", ".join([*self._positional, *self.inputs.kwargs])
+            raise TypeError(
+                f"the wrapped module takes the arguments of its examples, ({every}): {error}"
+            ) from None
         keyword = next(
             (n for n, p in self._signature.parameters.items() if p.kind is p.VAR_KEYWORD), None
         )

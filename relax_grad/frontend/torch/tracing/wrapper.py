@@ -95,7 +95,7 @@ class Wrapper(nn.Module):
         if self.loss is not None and not is_loss(loss):
             raise ValueError(
                 "loss must return a floating-point tensor of one element, but it returns "
-                f"{described(loss)}"
+                f"{described(loss)}; take the mean: loss=lambda *tensors: loss(*tensors).mean()"
             )
         named = named_tensors(result)
         self.result.names, self.result.has_loss = list(named), loss is not None
