@@ -13,19 +13,20 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from .._validation import check_integer, matching
+from .._validation import check_integer, described, matching
 from ..ir.arrays import as_array, is_tensor
 from ..ir.module import relax_function, with_functions
 from ..ir.signature import Signature
 from . import _files
 from ._adapters import Adapter, adapted
-from ._models import Import, OnnxImport, TorchImport
+from ._models import Batch, Import, OnnxImport, TorchImport
 from ._quantized import FORMS, QuantizedWeight, choice, tensors_of
 from ._readers import Reader, kinds_of
 
@@ -66,6 +67,8 @@ class Lora:
     scale: float
     quantized: tuple[QuantizedWeight, ...] = ()
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
+    #: The numbers of rows that the model takes.
+    _batch: Batch | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def merged(self, values: Mapping[str, object] | None = None) -> dict[str, tvm.runtime.Tensor]:
         """Return the weights with their adapters added, under the names of the model without
@@ -249,7 +252,8 @@ def lora(
     else:
         raise TypeError(
             "model must be a tvm.IRModule or a result of relax_grad.frontend.torch.from_module or "
-            f"relax_grad.frontend.onnx.from_model, but it is {model!r}"
+            f"relax_grad.frontend.onnx.from_model, but it is {described(model)}; write "
+            "train_step(lora(imported, rank, targets), optimizer)"
         )
     chosen = _chosen(targets, base)
     kinds = kinds_of(readers, chosen)
@@ -266,7 +270,38 @@ def lora(
     new: tvm.IRModule | Import = with_functions(module, changed)
     if not isinstance(model, tvm.IRModule):
         new = _replaced(model, module=new, params=params, frozen=base)
-    return Lora(new, adapters, params, base, rank, scale, quantized, kept)
+    batch: Any = getattr(model, "_batch", None)
+    if batch is not None:
+        again = partial(
+            lora, rank=rank, targets=chosen, alpha=alpha, frozen=frozen, group_size=group_size
+        )
+        batch = _AdaptedBatch(batch, again)
+    return Lora(new, adapters, params, base, rank, scale, quantized, kept, batch)
+
+
+class _AdaptedBatch:
+    """The numbers of rows that an import with adapters takes, which are the import's.
+
+    Parameters
+    ----------
+    batch : Batch
+        The numbers of the import.
+    again : Callable
+        Adds the adapters to an import.
+    """
+
+    def __init__(self, batch: Batch, again: Callable[[Any], Lora]):
+        self.rows, self.names, self.how = batch.rows, batch.names, batch.how
+        self._batch, self._again = batch, again
+
+    @property
+    def reason(self) -> str:
+        return self._batch.reason
+
+    def imported(self) -> Any:
+        """Return the import for any number of rows, with the adapters; None without one."""
+        imported = self._batch.imported()
+        return None if imported is None else self._again(imported).model
 
 
 def _readers_of_module(

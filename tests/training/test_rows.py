@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from relax_grad.frontend.torch import from_module  # noqa: E402
-from relax_grad.training import SGD, Trainer, train_step  # noqa: E402
+from relax_grad.training import SGD, Trainer, lora, train_step  # noqa: E402
 
 nn = torch.nn
 
@@ -16,9 +16,9 @@ ROWS, WIDTH, CLASSES = 12, 5, 3
 loss = nn.functional.cross_entropy
 
 
-def drawn(count):
+def drawn(count, width=WIDTH):
     generator = torch.Generator().manual_seed(count)
-    data = torch.randn(count, WIDTH, generator=generator)
+    data = torch.randn(count, width, generator=generator)
     return data, torch.arange(count) % CLASSES
 
 
@@ -136,3 +136,35 @@ def test_a_budget_of_memory_fixes_the_number(step):
     budget = train_step(imported, SGD(), remat=1_000_000)
     with pytest.raises(ValueError, match="remat is a budget in bytes"):
         budget._other_rows.are_in(budget.batch, {"input": drawn(7)[0]})
+
+
+@pytest.mark.parametrize("frozen", [None, "int8"])
+def test_adapters_take_batches_of_other_sizes(frozen):
+    model = nn.Linear(64, CLASSES)
+    x, y = drawn(ROWS, 64)
+    imported = from_module(model, (x,), loss=loss, targets=(y,))
+    adapted = lora(imported, 2, "weight", alpha=4, frozen=frozen, group_size=16)
+    trainer = Trainer(train_step(adapted, SGD(lr=0.1)))
+    a, b = (torch.tensor(value.numpy(), requires_grad=True) for value in adapted.params.values())
+    stored = torch.from_numpy(adapted.merged()["weight"].numpy())
+
+    def outputs(x):
+        return x @ (stored + 2 * b @ a).T + model.bias.detach()
+
+    optimizer = torch.optim.SGD([a, b], lr=0.1)
+    for count in (ROWS, 7, 5):
+        x, y = drawn(count, 64)
+        value = loss(outputs(x), y)
+        assert trainer.step(x, y).loss == pytest.approx(value.item(), rel=1e-5)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+    np.testing.assert_allclose(trainer.predict(x[:1]).numpy(), outputs(x[:1]).detach(), atol=1e-5)
+
+
+def test_adapters_of_a_fixed_size_name_the_remedy():
+    x, y = drawn(ROWS)
+    imported = from_module(nn.Linear(WIDTH, CLASSES), (x,), loss=loss, targets=(y,), batch=ROWS)
+    trainer = Trainer(train_step(lora(imported, 2, "weight"), SGD()))
+    with pytest.raises(ValueError, match=r"batch=12 fixes it\. .* import the model for 7 rows"):
+        trainer.step(x[:7], y[:7])
