@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -52,8 +53,8 @@ PHRASES = {
     r"that of": "repeat the noun, or the possessive",
     r"that (?:before|after) the": "repeat the noun",
     r"behind": "after, for the order of calls and elements",
-    r"in the place of": "instead of",
-    r"of (?:its|their) own": "its own, separate",
+    r"in (?:the|their|its) places? of": "instead of",
+    r"of (?:its|their|one's) own": "separate, custom, your",
     r"so far": "previously",
     r"of the time before": "a speedup, such as 1.3x faster",
     r"the least times?": "best of n",
@@ -80,6 +81,63 @@ def phrases_of(page: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_pages_use_plain_words(page):
     assert phrases_of(page.read_text()) == []
+
+
+#: The packages whose public docstrings and errors are checked.
+ROOMS = ("frontend", "tir", "training")
+MODULES = sorted(path for room in ROOMS for path in (ROOT / "relax_grad" / room).rglob("*.py"))
+
+
+def texts_of(source: str, is_public: bool = True) -> list[str]:
+    """Return the strings of a module that users read: docstrings of public objects, and the strings
+    of errors."""
+    tree = ast.parse(source)
+    texts: list[str] = []
+    docstrings: set[int] = set()
+
+    def visit(node: ast.AST, is_public: bool) -> None:
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and body:
+            first = getattr(body[0], "value", None)
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                docstrings.add(id(first))
+                texts.extend([first.value] * is_public)
+        for child in ast.iter_child_nodes(node):
+            name = getattr(child, "name", None)
+            is_hidden = isinstance(node, ast.FunctionDef) or str(name).startswith("_")
+            visit(child, is_public and not is_hidden)
+
+    visit(tree, is_public)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.extend([node.value] * (id(node) not in docstrings))
+    return texts
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_docstrings_and_errors_use_plain_words(room):
+    found = {}
+    for path in MODULES:
+        name = path.relative_to(ROOT / "relax_grad")
+        if name.parts[0] == room:
+            is_public = not any(re.match("_(?!_init)", part) for part in name.parts)
+            texts = texts_of(path.read_text(), is_public)
+            found |= {str(name): faults for faults in [phrases_of("\n\n".join(texts))] if faults}
+    assert found == {}
+
+
+def test_docstrings_and_errors_are_found():
+    source = """
+def shown():
+    \"\"\"Return the sizes,
+    and those of
+    others.\"\"\"
+    raise ValueError(f"{name} must be in the " "place of x")
+def _hidden():
+    \"\"\"Those behind.\"\"\"
+"""
+    faults = phrases_of("\n\n".join(texts_of(source)))
+    assert [fault.partition(" in ")[0] for fault in faults] == ["'those of'", "'in the place of'"]
 
 
 def test_a_phrase_is_found_across_lines():

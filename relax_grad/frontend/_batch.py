@@ -88,7 +88,7 @@ class Batch:
         if self.rows is None:
             return self.reason
         if self.imported() is not None:
-            return f"any number of rows of {names}; the fastest step is that of {self.rows}"
+            return f"any number of rows of {names}; the fastest step has {self.rows} rows"
         return f"{self.rows} rows of {names}; {self.reason}"
 
 

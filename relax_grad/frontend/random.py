@@ -319,13 +319,13 @@ def dropout(
     rate : float
         The probability of 0.
     noise_shape : Sequence[int or tirx.PrimExpr], optional
-        A shape that broadcasts to that of the data: elements that share a number are kept or
+        A shape that broadcasts to the shape of the data: elements that share a number are kept or
         dropped together. By default, each element has its own.
 
     Returns
     -------
     result : relax.Expr
-        The data with dropped elements. Its gradient is that of the kept elements.
+        The data with dropped elements. Only the kept elements have a gradient.
     mask : relax.Expr
         The mask: booleans of the shape of the noise, true where elements are kept.
 

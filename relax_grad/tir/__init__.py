@@ -62,7 +62,7 @@ def vjp(
 
     Notes
     -----
-    Reverse accumulation is that of Griewank and Walther, Evaluating Derivatives (2008), chapter 3;
+    Reverse accumulation is as in Griewank and Walther, Evaluating Derivatives (2008), chapter 3;
     loops that depend on data of earlier iterations save these values, as in chapter 4.
 
     Examples

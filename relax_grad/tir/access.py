@@ -325,7 +325,7 @@ def _digits(terms: Sequence[tuple[int, Range]]) -> list[tuple[int, Range]] | Non
 
 
 def determines(index: tirx.PrimExpr, var: tirx.Var, inner: Sequence[Range]) -> bool:
-    """Tell whether an index has one value of a variable for each value of its own, whatever the
+    """Tell whether each value of an index has one value of a variable, whatever the
     inner loops do."""
     own = [loop for loop in inner if loop.var in variables(index)]
     parts = detect_linear_equation(index, [var, *(loop.var for loop in own)])

@@ -26,7 +26,7 @@ def from_bits(stores: Sequence[Store], varied: Collection[tirx.Var]) -> list[Sto
     Parameters
     ----------
     stores : Sequence[Store]
-        All stores of a function, with the values of bound variables in their place.
+        All stores of a function, with bound variables replaced by their values.
     varied : Collection[tirx.Var]
         The buffers of floating-point numbers that depend on the arguments of the gradient.
     """

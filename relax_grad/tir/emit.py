@@ -128,8 +128,8 @@ def general_block(
 ) -> tirx.Stmt:
     """Return a block that runs statements in order.
 
-    Outer loops whose iterations touch different elements of all written buffers, in a dimension of
-    their own, become spatial axes of the block.
+    Outer loops whose iterations touch different elements of all written buffers, in a separate
+    dimension, become spatial axes of the block.
 
     TVM allocates a workspace within the innermost loop with all its accesses, even where an
     iteration needs values of an earlier one. A load before the loops, which has no effect, keeps

@@ -71,7 +71,7 @@ class Nest:
 def nests(statement: Statement) -> list[Nest] | None:
     """Return a statement as nests in order, or None if its iterations depend on each other.
 
-    The initialisation of a reduction becomes a nest of its own, over the loops of the element.
+    The initialisation of a reduction becomes a separate nest, over the loops of the element.
     """
     loops: list[Loop] = []
     body: tuple[Statement, ...] = (statement,)

@@ -15,7 +15,7 @@ from .statements import Bind, If, Loop, Statement, Store, dtype_of
 
 
 def with_int64_loops(program: Program) -> Program:
-    """Return a loop program with loops, bindings and indices of int64 in the place of int32.
+    """Return a loop program with loops, bindings and indices of int64 instead of int32.
 
     Indices are simplified within the ranges of the loops.
     """

@@ -67,7 +67,7 @@ class Primal:
         return self._versions[key]
 
     def statements(self, used: set[tirx.Var]) -> tuple[list[tirx.Stmt], dict[tirx.Var, tirx.Var]]:
-        """Return the statements that recompute values, and new buffers in the place of outputs.
+        """Return the statements that recompute values, and new buffers instead of outputs.
 
         Parameters
         ----------

@@ -84,7 +84,7 @@ def stores(statements: Iterable[Statement]) -> list[Store]:
 
 
 def expressions(statement: Statement) -> Iterator[tirx.PrimExpr]:
-    """Yield the expressions of a statement, without those of the statements within it."""
+    """Yield the expressions of a statement, without the expressions of the statements within it."""
     if isinstance(statement, Store):
         yield from (*statement.indices, statement.value)
     elif isinstance(statement, Bind):

@@ -61,7 +61,7 @@ def write(path: str | os.PathLike, tensors: Mapping[str, tvm.runtime.Tensor], mo
     if _length(data) > _MOST_HEADER:
         raise ValueError(
             f"the names and values other than tensors take {_length(data)} bytes, more than the "
-            f"{_MOST_HEADER} that a file of safetensors can have; save them in a file of their own"
+            f"{_MOST_HEADER} that a file of safetensors can have; save them in a separate file"
         )
     parts = with_checksum(data, 8 + _length_of_header(data))
     write_file(path, parts)

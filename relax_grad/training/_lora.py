@@ -422,7 +422,7 @@ def _initial(adapters, base, rank: int, seed: int) -> dict[str, tvm.runtime.Tens
         most = min(outputs, inputs * math.prod(shape[2:]))
         if rank > most:
             raise ValueError(
-                f"rank {rank} exceeds that of {adapter.weight}, whose shape is {shape}: "
+                f"rank {rank} exceeds the rank of {adapter.weight}, whose shape is {shape}: "
                 f"at most {most}"
             )
         window = shape[2:]

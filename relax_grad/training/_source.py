@@ -116,9 +116,7 @@ def _of(
 ) -> Source:
     if isinstance(model, Lora):
         if wrt is not None:
-            raise ValueError(
-                "wrt: the parameters of a model with adapters are those of the adapters"
-            )
+            raise ValueError("wrt: a model with adapters trains the parameters of the adapters")
         if isinstance(model.model, tvm.IRModule):
             if loss is not None or targets is not None:
                 raise ValueError(

@@ -77,8 +77,7 @@ class History:
 
 
 def lengths_of(history: History) -> dict[str, int]:
-    """Return the numbers of records, for :func:`record`: those of the columns, and those of the
-    metrics."""
+    """Return the numbers of records, for :func:`record`: of the columns, and of the metrics."""
     columns = {name: len(getattr(history, name)) for name in _COLUMNS}
     return {**columns, **{f"/{name}": len(values) for name, values in history.metrics.items()}}
 

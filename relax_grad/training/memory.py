@@ -52,7 +52,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All bytes: those of the arguments and those that a step allocates."""
+        """All bytes: of the arguments, and of the memory that a step allocates."""
         arguments = self.params + self.frozen + self.states + self.optimizer_state + self.batch
         return arguments + self.peak
 

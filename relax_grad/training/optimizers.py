@@ -101,7 +101,7 @@ class Adam(Optimizer):
     weight_decay : float
         The weight decay.
     amsgrad : bool
-        Whether to use the largest second moment so far.
+        Whether to use the largest of all previous second moments.
     maximize : bool
         Whether to maximize the loss.
     """

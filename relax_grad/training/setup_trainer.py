@@ -38,8 +38,8 @@ class SetupTrainer(ModulePass):
     """Transform a backbone module to a complete trainer module, as ``relax.training.SetupTrainer``
     does.
 
-    The interface is that of TVM's pass; the module can be passed to ``relax.training.Trainer``. The
-    differentiation of the loss differs:
+    It has the interface of TVM's pass; the module can be passed to
+    ``relax.training.Trainer``. The differentiation of the loss differs:
 
     - It uses :class:`relax_grad.transform.Gradient` and accepts all its inputs: for example a
       symbolic batch, a backbone of several blocks, or a backbone that calls other functions of the
@@ -142,15 +142,15 @@ def append_loss(
 
     This extends ``relax.training.AppendLoss``: the backbone and the loss may have any number of
     blocks of any kind, and their symbolic extents may be different variables. The extents of the
-    backbone's outputs replace those of the loss. Extents that are known in only one of the two are
-    checked at run time.
+    backbone's outputs replace the extents in the loss. Extents that are known in only one of the
+    two are checked at run time.
 
     Parameters
     ----------
     backbone : relax.Function
         Returns a tensor, or a tuple whose first elements are arguments of the loss.
     loss : relax.Function
-        Takes the outputs of the backbone and then parameters of its own, for example the targets.
+        Takes the outputs of the backbone and then further parameters, for example the targets.
     num_backbone_outputs : int
         The number of the backbone's outputs that the loss takes.
     num_states : int, optional

@@ -129,8 +129,8 @@ class TrainStep:
         Parameters
         ----------
         rewrite : Callable
-            Takes the module and the name of the loss's function, and returns the module with that
-            of one worker.
+            Takes the module and the name of the loss's function, and returns the module with the
+            function of one worker.
         divided : Collection[str]
             The names of the parameters of which the worker has a part.
         differentiate : Differentiate, optional
@@ -156,7 +156,7 @@ class TrainStep:
         Parameters
         ----------
         values : Mapping[str, array or tensor], optional
-            The values by their names. Others are those of the import.
+            The values by their names. The others come from the import.
 
         Returns
         -------
@@ -226,7 +226,7 @@ class TrainStep:
             :func:`relax_grad.target.x86_64` make one library with a version for each. The program
             that loads it chooses the highest level that its processor has.
         compiler : str or os.PathLike, optional
-            The C++ compiler that links the library. By default it is that of TVM for this machine's
+            The C++ compiler that links the library. By default TVM's compiler for this machine's
             architecture, and the cross compiler ``ARCHITECTURE-linux-gnu-g++`` for another one.
         values, seed, compile_options
             As for :class:`Trainer`.
@@ -284,7 +284,7 @@ def train_step(
         The optimizer. A mapping gives one to each group of parameters by names or patterns such as
         ``"*.bias"``; the first that matches counts.
     wrt : str or Sequence[str], optional
-        The parameters to train, by their names; by default those of an import.
+        The parameters to train, by their names; by default all trainable ones of an import.
     states : Sequence[str]
         Parameters of a module's function whose new values are its last results, in this order.
     func_name : str

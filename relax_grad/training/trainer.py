@@ -83,8 +83,7 @@ class Trainer(InMoments, metaclass=_TrainerType):
     values : Mapping[str, array or tensor], optional
         Initial values by their names, as for :meth:`TrainStep.initial`.
     seed : int
-        The seed of the random numbers, from 0 to 2 ** 31 - 1. Each step has random numbers of its
-        own.
+        The seed of the random numbers, from 0 to 2 ** 31 - 1. Each step draws new random numbers.
     on_nan : str
         If the loss or a gradient is not finite: ``"raise"`` raises FloatingPointError, and
         ``"skip"`` goes on with the next batch. Both leave everything as it was before the step.
@@ -97,9 +96,9 @@ class Trainer(InMoments, metaclass=_TrainerType):
         before a step. An index out of range is an IndexError, as in PyTorch; without the check, the
         compiled step computes NaN.
     distributed : relax_grad.distributed.Session, optional
-        The workers that share each batch. The result is that of
-        :func:`relax_grad.distributed.data_parallel`, a subclass with the same methods and files,
-        and further arguments are those of that function.
+        The workers that share each batch. The result is made by
+        :func:`relax_grad.distributed.data_parallel`: a subclass with the same methods and files,
+        and further arguments are passed to that function.
 
     Attributes
     ----------
@@ -212,7 +211,7 @@ class Trainer(InMoments, metaclass=_TrainerType):
     def step(self, *batch: object, lr: float | None = None, **others: object) -> StepResult:
         """Run one step, which happens whole or not at all.
 
-        After an error or an interrupt, the state is that before the step or that after it, or every
+        After an error or an interrupt, the state is as before or as after the step, or every
         later call but :meth:`load` is an error that says so. The memory of its tensors is taken
         before the first one is written; the last case is a failure after that. Ctrl-C waits until
         the compiled step has ended.
@@ -329,8 +328,8 @@ class Trainer(InMoments, metaclass=_TrainerType):
     ) -> History:
         """Train until ``epochs`` epochs are complete, counted from the first.
 
-        After :meth:`load`, training goes on with the batch behind the last one, if the loader has
-        the same order. A scheduler of PyTorch has a state of its own: save it with
+        After :meth:`load`, training goes on with the batch after the last one, if the loader has
+        the same order. A scheduler of PyTorch has a separate state: save it with
         ``save(path, {"schedule": schedule.state_dict()})`` and pass the result of :meth:`load` to
         ``load_state_dict`` of a new scheduler. Its last rates are written to its optimizer, from
         which most schedulers compute the next ones. A new ``ReduceLROnPlateau`` without a loaded
@@ -360,7 +359,7 @@ class Trainer(InMoments, metaclass=_TrainerType):
             :meth:`load` count, and a training that ended so before it goes on only with a larger
             number, or by a further call.
         monitor : str
-            ``"loss"`` is the mean of the epoch's finite losses; other names are those of
+            ``"loss"`` is the mean of the epoch's finite losses; other names are names of
             ``evaluate``'s results.
         progress : bool
             Whether to show a progress bar, if rich is installed.
@@ -368,7 +367,7 @@ class Trainer(InMoments, metaclass=_TrainerType):
         Returns
         -------
         history : History
-            The course of training so far.
+            The course of training from its beginning.
 
         Raises
         ------

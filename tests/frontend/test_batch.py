@@ -79,7 +79,7 @@ def test_explanation_of_a_module():
     assert kinds["bias"] == "trained"
     assert kinds["running_mean"] == "state"
     text = str(imported.explain())
-    assert text.endswith("batch: any number of rows of input; the fastest step is that of 4")
+    assert text.endswith("batch: any number of rows of input; the fastest step has 4 rows")
 
 
 def test_guards_are_part_of_the_reason():
@@ -122,7 +122,7 @@ def test_rows_of_an_onnx_model():
     assert shapes_of(imported.inputs) == {"x": ["5", "4"]}
     assert shapes_of(imported._batch.imported().inputs) == {"x": ["batch", "4"]}
     assert str(imported.explain()).endswith(
-        "batch: any number of rows of x; the fastest step is that of 5"
+        "batch: any number of rows of x; the fastest step has 5 rows"
     )
     fixed = of_onnx.from_model(product("n"), batch=6)
     assert shapes_of(fixed.inputs) == {"x": ["6", "4"]}

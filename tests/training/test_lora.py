@@ -240,7 +240,11 @@ def test_an_onnx_model():
     [
         ({"rank": 0}, ValueError, "rank must be a positive integer"),
         ({"rank": True}, TypeError, "rank must be an integer"),
-        ({"rank": 6}, ValueError, r"rank 6 exceeds that of w, whose shape is \(6, 5\): at most 5"),
+        (
+            {"rank": 6},
+            ValueError,
+            r"rank 6 exceeds the rank of w, whose shape is \(6, 5\): at most 5",
+        ),
         ({"alpha": float("nan")}, ValueError, "alpha must be a finite number"),
         ({"alpha": 0}, ValueError, "alpha must be a finite number other than 0"),
         ({"seed": -1}, ValueError, "seed must be an integer from 0"),

@@ -72,8 +72,8 @@ def check_tied(tied: object) -> None:
     )
     if not is_fitting:
         raise TypeError(
-            "tied must be True, False or a mapping from the names of copies to those of their "
-            f'originals, such as {{"head.weight": "words.weight"}}, but it is {tied!r}'
+            "tied must be True, False or a mapping from the names of copies to the names of "
+            f'their originals, such as {{"head.weight": "words.weight"}}, but it is {tied!r}'
         )
 
 

@@ -155,7 +155,7 @@ def _places(bb, extent, size, scale, coordinates: str, region: Region, dtype: st
         rest = calculate(op.subtract, number(1), calculate(op.divide, new, length))
         offset = calculate(op.multiply, calculate(op.multiply, old, half), rest)
         return calculate(op.add, place, offset)
-    raise Refused(f"its coordinates {coordinates} are not those of ONNX")
+    raise Refused(f"its coordinates {coordinates} differ from ONNX")
 
 
 def _rounded(bb, place, rounding: str) -> relax.Expr:

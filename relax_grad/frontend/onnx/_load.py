@@ -218,7 +218,7 @@ def location_of(tensor: onnx.TensorProto, model: Path | None) -> tuple[Path, int
     if model is None:
         raise ValueError(
             f"the values of the tensor {tensor.name} are not loaded: they are external data in "
-            f"the file {name!r}. Give the path of the model in the place of its contents, or "
+            f"the file {name!r}. Give the path of the model instead of its contents, or "
             "load it by onnx.load(path) with load_external_data=True"
         )
     path = model.parent / name

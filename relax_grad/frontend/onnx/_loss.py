@@ -95,7 +95,7 @@ def _check_loss(
     library = str(getattr(loss_fn, "__module__", "")).partition(".")[0]
     if library in ("torch", "numpy", "jax", "tensorflow"):
         raise TypeError(
-            f"the loss is a function of {library}, but that of an ONNX import computes with Relax: "
+            f"the loss is a function of {library}, but for an ONNX import it computes with Relax: "
             "lambda bb, output, target: bb.emit(relax.op.mean(bb.emit(...)))"
         )
     count = f"{len(targets)} target{'' if len(targets) == 1 else 's'}"

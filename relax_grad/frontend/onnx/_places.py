@@ -45,8 +45,8 @@ def places_of_largest(bb, data, values, attrs: dict) -> relax.Expr:
     extents, steps = _extents(data), _extents(values)[2:]
     if any(map(is_symbolic, [*extents[1:], *steps])):
         raise Refused(
-            f"its places are results, and its data has the extents {extents}; give those behind "
-            "the first: shapes={...}"
+            f"its places are results, and its data has the extents {extents}; give the "
+            "extents after the first: shapes={...}"
         )
     if math.prod(kernel) > _MOST_ELEMENTS:
         raise Refused(
@@ -116,8 +116,8 @@ def _max_unpool(bb, inputs, attrs, opset):
     count = len(kernel)
     if _rank(data) != count + 2 or any(map(is_symbolic, extents[1:])):
         raise Refused(
-            f"its data has the extents {extents}; it needs known ones behind the first, and "
-            f"{count} behind the channels: shapes={{...}}"
+            f"its data has the extents {extents}; it needs known extents after the "
+            f"first, and {count} after the channels: shapes={{...}}"
         )
     strides = list(attrs.get("strides") or [1] * count)
     pads = list(attrs.get("pads") or [0] * (2 * count))

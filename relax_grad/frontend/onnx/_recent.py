@@ -51,7 +51,7 @@ def _tensor_scatter(bb, inputs, attrs, opset):
     if not -rank <= axis < rank or axis % rank == 0:
         raise Refused(
             f"its attribute axis is {axis}; it must be an axis of the {rank} axes of the cache "
-            "behind the first one"
+            "after the first one"
         )
     axis %= rank
     length, count = _extents(cache)[axis], _extents(update)[axis]
@@ -101,8 +101,8 @@ def causal_convolution(bb, data, weight, bias, state, attrs, dilation: int = 1) 
     (batch, channels, length), width = _extents(data), _extents(weight)[2]
     if is_symbolic(width) or is_symbolic(channels):
         raise Refused(
-            f"its weight has the extents {_extents(weight)}; give those of the channels and of the "
-            "window: shapes={...}"
+            f"its weight has the extents {_extents(weight)}; give the extents of the channels "
+            "and of the window: shapes={...}"
         )
     kept = (int(width) - 1) * dilation
     if state is None:

@@ -67,7 +67,7 @@ def _why_not(pattern: str, roles: Roles) -> str:
 def _of_integers(user: str) -> str:
     """Return why a weight of integers is not trained; ``user`` is the node that takes it."""
     return (
-        f"it holds integers, as operand of {user}; quantise with float weights behind "
+        f"it holds integers, as operand of {user}; quantise with float weights after "
         "QuantizeLinear to train it"
     )
 

@@ -101,7 +101,7 @@ _STANDARD = {
     "Clip": Support("trains", "its bounds are constants or data"),
     "Compress": Support("trains", "with a constant condition"),
     "ConvTranspose": Support("trains", "its output_shape needs known extents"),
-    "DequantizeLinear": Support("forward", "its operand is an integer; behind QuantizeLinear of "
+    "DequantizeLinear": Support("forward", "its operand is an integer; after QuantizeLinear of "
                                            "the same scale, both train"),
     "Dropout": Support("trains", "its ratio and training_mode are constants"),
     "DynamicQuantizeLinear": Support("forward", "it returns integers; before products of "
@@ -182,7 +182,7 @@ _MICROSOFT = {
                            "packing"),
     ),
     "Attention": Support("trains", "without past and do_rotary; masks of the keys and of pairs"),
-    "DequantizeLinear": Support("forward", "behind QuantizeLinear of the same scale, both train"),
+    "DequantizeLinear": Support("forward", "after QuantizeLinear of the same scale, both train"),
     "FusedConv": Support("trains", "with the activations Relu, Sigmoid, Tanh, LeakyRelu, Clip, "
                                    "HardSigmoid and Elu"),
     "FusedMatMulActivation": Support("trains", "with the activations of FusedConv"),

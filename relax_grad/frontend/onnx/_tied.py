@@ -47,7 +47,7 @@ def tie(model: onnx.ModelProto, arrays: Arrays, tied: bool | Mapping[str, str]) 
         elif isinstance(tied, Mapping):
             raise ValueError(
                 f"tied: {name} {tuple(tensors[name].dims)} must have the values of {original} "
-                f"{tuple(tensors[original].dims)}, or those of its transpose, but it has others"
+                f"{tuple(tensors[original].dims)}, or their transpose, but it has others"
             )
     for i, copy in enumerate(copies):
         kind = "Transpose" if copy.is_transposed else "Identity"

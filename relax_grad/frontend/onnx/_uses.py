@@ -182,7 +182,7 @@ _VARIABLE = "ReadVariableOp"
 def of_name(name: str) -> Choice | None:
     """Return the choice that the name of a constant suggests, or None."""
     if _VARIABLE in name:
-        return Choice(True, "its name is that of a variable")
+        return Choice(True, "it has the name of a variable")
     if _GENERATED.search(name):
         return None
     last = re.split(r"[./]", name)[-1]
@@ -190,11 +190,11 @@ def of_name(name: str) -> Choice | None:
     words = [word.rstrip("0123456789") for word in re.split(r"[\W_]+", spaced)]
     words = [word for word in words if word]
     if words and words[-1] in _PARAMETER_WORDS:
-        return Choice(True, "its name is that of a parameter")
+        return Choice(True, "it has the name of a parameter")
     if not _BUFFER_WORDS.isdisjoint(words):
-        return Choice(False, "its name is that of a constant table or setting")
+        return Choice(False, "it has the name of a constant table or setting")
     if "." in name and not name.startswith("/"):
-        return Choice(True, "its name is that of a module's parameter")
+        return Choice(True, "it has the name of a module's parameter")
     return None
 
 
@@ -241,9 +241,7 @@ def choices(
                 False, "it is a table of frequencies, of whose product sine and cosine are taken"
             )
         elif used is not None and name in uses.affine and stands_for_none(tensor, name, arrays):
-            choice = Choice(
-                False, "it is ones or zeros in the place of a weight that the layer lacks"
-            )
+            choice = Choice(False, "it is ones or zeros for a weight that the layer lacks")
         elif used is not None:
             choice = Choice(True, used)
         elif is_scalar and name in in_nodes:

@@ -222,8 +222,7 @@ def _add_states(node: onnx.NodeProto, states: dict[str, str]) -> None:
         name = node.input[position]
         if name in states:
             raise ValueError(
-                f"two normalisations update the running statistic {name}; give each a copy of "
-                "its own"
+                f"two normalisations update the running statistic {name}; give each a separate copy"
             )
         number = position - 2
         while len(node.output) <= number:

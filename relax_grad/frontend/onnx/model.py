@@ -115,7 +115,7 @@ class Imported:
         >>> model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
         >>> print(from_model(model).explain())
         w    trained   it is a weight of the MatMul h
-        eps  constant  its name is that of a constant table or setting
+        eps  constant  it has the name of a constant table or setting
         """
         explanation = Explanation(self._explanation)
         explanation._rows = self._batch or ""
@@ -132,7 +132,7 @@ class Imported:
         """Write the file of the model with other values of its weights and running statistics.
 
         Everything else is as in the model that was imported, which is read again: a path, bytes or
-        a ``ModelProto`` must be as they were. Values stand where those of the model stand: in
+        a ``ModelProto`` must be as they were. The values replace the model's: in
         initializers, in ``Constant`` nodes and in branches. If the model has external data, or is
         larger than 2 GB, large tensors stand in a second file, with ``.data`` at the end of its
         name.
@@ -203,7 +203,7 @@ class Imported:
 
     @property
     def values(self) -> list[tvm.runtime.Tensor]:
-        """The arguments of ``main`` behind the inputs: the values of parameters, frozen parameters
+        """The arguments of ``main`` after the inputs: the values of parameters, frozen parameters
         and states."""
         return [*self.params.values(), *self.frozen.values(), *self.states.values()]
 
@@ -234,7 +234,7 @@ class Imported:
         Raises
         ------
         ValueError
-            If the name of a target is that of another parameter, or a shape has an unknown symbol.
+            If a target has the name of another parameter, or a shape has an unknown symbol.
         TypeError
             If ``loss_fn`` is no function, or returns something other than an expression, or
             ``targets`` is no mapping from names to types.
@@ -300,7 +300,7 @@ def from_model(
         model does. Its step for the model's own number is the fastest one; that for other sizes is
         imported and compiled with the first such batch.
     shapes : Mapping[str, Sequence[int or str]], optional
-        The shapes of inputs, in the place of those in the model. A string is a symbol.
+        The shapes of inputs, which replace the shapes in the model. A string is a symbol.
     dynamic_shapes : Mapping[str, Mapping[int, str]], optional
         Symbols for axes of inputs, such as ``{"x": {0: "batch"}}``. Other axes keep the model's
         extent or symbol.
@@ -313,8 +313,8 @@ def from_model(
     tied : bool or Mapping[str, str]
         Whether a weight that the exporter stores a second time, maybe transposed, is one parameter:
         PyTorch's newer exporter names the parameter at the nodes that take the copy. A mapping
-        names the copies and their originals, in the place of those. :meth:`Imported.explain` tells
-        of weights with equal values.
+        names the copies and their originals instead. :meth:`Imported.explain` tells of weights with
+        equal values.
     simplify : bool or str
         Whether the package ``onnxsim`` simplifies the model: always, never, or ``"auto"``, where
         TVM cannot import it otherwise and the package is installed.

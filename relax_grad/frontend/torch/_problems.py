@@ -96,7 +96,7 @@ def raise_problems(problems: Iterable[Problem]) -> None:
                 "in PyTorch:\n"
             )
             + text
-            + "\nChange these lines, or give converters of one's own: custom_convert_map={...}."
+            + "\nChange these lines, or give your converters: custom_convert_map={...}."
         )
 
 

@@ -61,7 +61,7 @@ def merged(
             owner, _, name = f"module.{key}".rpartition(".")
             raise ValueError(
                 f"the {kind} {key} has the layout {tensor.layout}, and the import takes dense "
-                f"tensors; register {owner}.{name}.to_dense() in its place"
+                f"tensors; register {owner}.{name}.to_dense() instead"
             )
         if id(tensor) in first:
             aliases[key] = first[id(tensor)]

@@ -71,10 +71,10 @@ def from_module(
         functions in ``module`` have the size of the examples. :meth:`Imported.explain` tells
         whether other sizes are possible.
     dynamic_shapes : Mapping or Sequence, optional
-        Symbolic extents of the functions in ``module``, instead of ``batch``. They are those of
-        ``torch.export.export``, by the names of arguments:
-        ``{"x": {0: "batch"}}``. Targets have the names ``target``, or ``target0`` and so on. Equal
-        strings are one extent; ``torch.export.Dim`` is allowed too.
+        Symbolic extents of the functions in ``module``, instead of ``batch``. As in
+        ``torch.export.export``, by the names of arguments: ``{"x": {0: "batch"}}``. Targets have
+        the names ``target``, or ``target0`` and so on. Equal strings are one extent;
+        ``torch.export.Dim`` is allowed too.
     trainable : str or Sequence[str] or Callable, optional
         The parameters to train: keys or patterns such as ``"head.*"``, or a function from the key
         to a bool. By default those with ``requires_grad``.
@@ -243,9 +243,9 @@ def from_exported_program(
     Returns
     -------
     imported : Imported
-        The module and the values of its parameters. The names of the inputs are those of the
-        program. The function is ``loss`` if the program returns a loss, as for :func:`from_module`,
-        and ``training`` otherwise.
+        The module and the values of its parameters. The inputs have the program's names. The
+        function is ``loss`` if the program returns a loss, as for :func:`from_module`, and
+        ``training`` otherwise.
 
     Raises
     ------

@@ -179,7 +179,7 @@ def test_the_advice_for_quantised_files_gives_weights_that_train(tmp_path):
     imported = from_model(path)
     assert not imported.params
     assert imported.explain()["conv.weight_quantized"].reason.endswith(
-        "quantise with float weights behind QuantizeLinear to train it"
+        "quantise with float weights after QuantizeLinear to train it"
     )
     with pytest.raises(ValueError, match=r"no trainable parameter; print\(imported.explain\(\)"):
         train_step(imported, SGD(lr=0.1), loss=lambda bb, y: bb.emit(relax.op.sum(y)))

@@ -69,7 +69,7 @@ class Memory:
 
 @dataclass(eq=False)
 class Family:
-    """A tensor and its views, without those that are behind a ``detach``.
+    """A tensor and its views, without detached ones.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class Aliases:
     constants : Collection[str]
         The placeholders that need no gradient.
     has_memory : bool
-        Whether the tensors of the trace have the memory that those of PyTorch have; otherwise the
+        Whether the tensors of the trace share memory as in PyTorch; otherwise the
         schemas of the operators tell which results may be views.
 
     Attributes

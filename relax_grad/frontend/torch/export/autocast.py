@@ -21,7 +21,7 @@ def decompose_under_autocast(module: fx.GraphModule, kept: Collection[str]) -> N
     """Let the composite operators in regions of autocast be their decompositions, which the next
     trace of the graph calls within the region.
 
-    The dtypes of their results then are those of PyTorch. The checks of dtypes that the export has
+    Their results then have PyTorch's dtypes. The checks of dtypes that the export has
     recorded are of the dtypes before, and are removed.
 
     Parameters

@@ -109,7 +109,7 @@ def decompose_calls(
     kept : Collection[str]
         The operators that are not decomposed, besides those with converters in this package.
     has_memory : bool
-        Whether the tensors of the trace have the memory that those of PyTorch have.
+        Whether the tensors of the trace share memory as in PyTorch.
 
     Raises
     ------

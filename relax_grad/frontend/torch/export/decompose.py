@@ -70,7 +70,7 @@ def decomposed(
             problems.append(
                 Problem(
                     f"a write to the {role} {input_names.get(spec.target, key(spec.target))}",
-                    "gradients of writes to it are not those of PyTorch; write to a copy",
+                    "writes to it have other gradients than in PyTorch; write to a copy",
                     line_of(results[i]),
                 )
             )

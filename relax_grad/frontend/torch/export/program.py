@@ -34,7 +34,7 @@ class Program:
     problems : list[Problem]
         The parts that cannot be imported.
     symbols : dict[str, str]
-        The names of symbolic extents that the user gave, by those of torch.export.
+        The user's names of symbolic extents, by torch.export's names.
     form : tuple or None
         The structure of the module's result and its leaves, where :data:`TENSOR` stands for each
         tensor.

@@ -23,8 +23,8 @@ def _unprinted(*args, **kwargs) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hide the warnings of torch.export, which speak of its own code, and the graph that it prints
-    after an error."""
+    """Hide the warnings of torch.export, which are about torch.export itself, and the graph that it
+    prints after an error."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -114,7 +114,8 @@ def end_checkpoint(value: torch.Tensor) -> torch.Tensor:
 
 
 def keep_only(module: fx.GraphModule, annotations: Collection[str]) -> None:
-    """Remove the other annotations of nodes; torch.export fails where those of a branch differ."""
+    """Remove the other annotations of nodes; torch.export fails where the annotations of branches
+    differ."""
     for inner in module.modules():
         if isinstance(inner, fx.GraphModule):
             for node in inner.graph.nodes:

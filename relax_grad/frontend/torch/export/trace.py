@@ -50,7 +50,7 @@ def export(
     kept : Collection[str]
         The operators that are not decomposed, besides those with converters in this package.
     has_gradients : bool, optional
-        Whether gradients matter; by default those of a module in training mode.
+        Whether gradients matter; by default in training mode.
     autocast : torch.dtype, optional
         The dtype of ``torch.autocast`` around the module and the loss.
     """

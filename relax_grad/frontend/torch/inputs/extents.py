@@ -88,7 +88,7 @@ class DynamicShapes:
 
     @classmethod
     def of_rows(cls, inputs: Inputs, rows: int) -> DynamicShapes:
-        """Return a symbolic number of rows: that of the first axes with this extent."""
+        """Return a symbolic number of rows, for the first axes with this extent."""
 
         def nested(value: object) -> object:
             if isinstance(value, Mapping):

@@ -25,10 +25,9 @@ class Inputs:
     targets : tuple
         The further arguments of the loss.
     leaves : dict[str, object]
-        Tensors and constants by their names, in the order of the graph: those of the targets come
-        last.
+        Tensors and constants by their names, in the order of the graph: targets come last.
     positional : tuple[str, ...]
-        The names of the positional arguments, without those of ``*args``.
+        The names of the positional arguments other than ``*args``.
     variadic : str or None
         The name of ``*args``, whose elements the other positional arguments are.
     """

@@ -13,7 +13,7 @@ from .names import key_name
 def named_tensors(result: object) -> dict[str, torch.Tensor]:
     """Return the tensors of a nested result by their names; other leaves are left out.
 
-    Equal names, such as those of the keys 1 and "1", end with underscores.
+    Equal names, as of the keys 1 and "1", end with underscores.
     """
     named: dict[str, torch.Tensor] = {}
     for path, leaf in pytree.tree_flatten_with_path(result)[0]:

@@ -65,12 +65,12 @@ class Compiled:
     arguments, results : list[int]
         The positions of the arguments and of the results that the backward function takes.
     residuals, gradients : int
-        The number of residuals, and that of gradients.
+        The numbers of residuals and of gradients.
     copied : list[int] or None
         The outputs that share memory with an argument or another result; None before the first
         call.
     copied_states : list[int]
-        The new states that share memory with an argument, such as those of exchanged buffers.
+        The new states that share memory with an argument, such as exchanged buffers.
     lock : threading.Lock
         Guards the virtual machine, which has one stack of frames for all threads.
     """
@@ -89,7 +89,7 @@ class Compiled:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, arguments: Sequence[torch.Tensor]) -> tuple[list, list, object]:
-        """Return the outputs in memory of their own, as the caller may write to them, the new
+        """Return the outputs in separate memory, as the caller may write to them, the new
         states and the residuals."""
         residuals = None
         with self.lock:

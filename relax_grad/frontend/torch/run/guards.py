@@ -63,7 +63,7 @@ class Guards:
                 self._kept += [value, pytree.tree_leaves(value)]
 
     def of(self, modules: Sequence[nn.Module]) -> BoundGuards:
-        """Return the guards of modules in the same order, such as those of a copy."""
+        """Return the guards of modules in the same order, such as the modules of a copy."""
         return BoundGuards(self._plain, self._deep, modules)
 
 

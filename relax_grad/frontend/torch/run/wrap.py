@@ -34,7 +34,7 @@ def wrap(
 ) -> nn.Module:
     """Return a module whose forward and backward run through TVM.
 
-    It trains in any loop of PyTorch. Its parameters, buffers and submodules are those of the given
+    It trains in any loop of PyTorch. It has the parameters, buffers and submodules of the given
     module, under the same keys of the ``state_dict``. Functions are compiled at the first call: for
     each combination of training and evaluation mode of the submodules, of tensors that need a
     gradient, and of values of the attributes that the module's ``forward`` reads.
@@ -133,7 +133,7 @@ def _traced(module: nn.Module, examples: Examples, options: Options) -> Program:
 
 
 class Wrapped(nn.Module):
-    """The result of :func:`wrap`. Other attributes are those of the original module."""
+    """The result of :func:`wrap`. It has all other attributes of the original module."""
 
     def __init__(self, module: nn.Module, examples: Examples, options: Options):
         super().__init__()

@@ -72,7 +72,7 @@ def _check_type(module: nn.Module, name: str, old: torch.Tensor, new: torch.Tens
     is_symbolic = new is not None and not all(isinstance(n, int) for n in new.shape)
     if new is None or is_symbolic or new.shape != old.shape or new.dtype != old.dtype:
         raise ValueError(
-            f"the buffer {name} of {type(module).__name__} gets {described(new)} in the place of "
+            f"the buffer {name} of {type(module).__name__} gets {described(new)} instead of "
             f"{described(old)}; a buffer must keep its shape and dtype"
             + _SYMBOLIC_STATE
             * is_symbolic

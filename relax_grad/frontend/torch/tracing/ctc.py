@@ -18,7 +18,7 @@ def ctc_loss(
 ) -> torch.Tensor:
     """Return the loss of ``torch.nn.functional.ctc_loss``, by the forward algorithm.
 
-    Its gradient is PyTorch's, which is that of ``log_softmax`` before it, also for numbers that are
+    Its gradient is PyTorch's, which includes ``log_softmax`` before it, also for numbers that are
     no logarithms of probabilities: ``exp(log_probs)`` minus the expected counts of the labels.
     """
     single = log_probs.ndim == 2

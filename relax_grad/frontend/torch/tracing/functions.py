@@ -1,4 +1,4 @@
-"""Functions with a gradient of their own: their traces, and the sections of a graph that compute
+"""Functions with a custom gradient: their traces, and the sections of a graph that compute
 their gradients.
 
 A call of a ``torch.autograd.Function`` becomes its forward function, its backward function for the
@@ -50,7 +50,7 @@ class _Context(FunctionCtx):
 
 
 class FunctionCalls:
-    """Traces the calls of functions with a gradient of their own.
+    """Traces the calls of functions with a custom gradient.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def levels(graph: fx.Graph) -> dict[fx.Node, tuple[int, ...]]:
     """Return the numbers of the calls whose backward functions have a node, from the outermost call
     on.
 
-    Nodes without the annotation, such as those of regions of autocast, belong to the functions of
+    Nodes without the annotation, such as regions of autocast, belong to the functions of
     their operands.
     """
     known: dict[fx.Node, tuple[int, ...]] = {}

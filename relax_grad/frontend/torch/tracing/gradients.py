@@ -1,4 +1,4 @@
-"""Gradients that a model computes itself, such as those of gradient penalties and energies."""
+"""Gradients that a model computes itself, as for gradient penalties and energies."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def vjp(
 def leaves_of(inputs: tuple, create_graph: bool, need_graph: bool) -> tuple:
     """Return the tensors with respect to which ``torch.autograd.functional`` differentiates.
 
-    PyTorch detaches inputs that need no gradient: those of a later call may need it.
+    PyTorch detaches inputs that need no gradient, but a later call may need it.
     """
     if create_graph:
         return tuple(map(_fresh, inputs))

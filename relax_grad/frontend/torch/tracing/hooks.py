@@ -1,4 +1,4 @@
-"""Hooks of modules: those that change gradients are refused, and those of forward passes run once,
+"""Hooks of modules: a hook that changes gradients is refused, and hooks of forward passes run once,
 in the trace."""
 
 from __future__ import annotations

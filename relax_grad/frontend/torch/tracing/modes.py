@@ -87,7 +87,7 @@ def averaging_statistics() -> Iterator[None]:
     """Let batch normalisations whose momentum is None compute it as a tensor, and not as a number
     of Python.
 
-    A subclass with a forward function of its own, which may call this one, keeps that.
+    A subclass that defines a forward function, which may call this one, keeps it.
     """
     forward = _BatchNorm.forward
 

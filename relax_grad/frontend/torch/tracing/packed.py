@@ -30,7 +30,7 @@ class PackedSequences:
         self._masked: dict[int, tuple[torch.Tensor, Lengths]] = {}
 
     def replacement(self, function: Callable, args: Sequence) -> Callable:
-        """Return the function to call in the place of one of PyTorch."""
+        """Return the function to call instead of a function of PyTorch."""
         name = getattr(function, "__name__", "")
         if name in ("tensor", "as_tensor") and _are_numbers(args[0]):
             return lambda data, **options: self._noted(function(data, **options), list(data))

@@ -62,8 +62,8 @@ _CELLS = {
 
 
 def decomposed_under_autocast(function: Callable, args: Sequence) -> Callable:
-    """Return the function to call in the place of one of PyTorch: the decomposition of a recurrent
-    network or cell under autocast."""
+    """Return the function to call instead of a function of PyTorch: the decomposition of a
+    recurrent network or cell under autocast."""
     if not torch.is_autocast_enabled("cpu") or len(args) < 3:
         return function
     # A network has a list of weights; packed sequences have one at another place.

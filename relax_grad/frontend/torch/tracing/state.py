@@ -41,10 +41,10 @@ def watching_state(
 
     An attribute that is written before it is read holds a result. A tensor that depends on no input
     is a cache. The attributes that PyTorch's own layers write, such as the lists of weights of a
-    recurrent network, are no state, and neither are private flags, such as those of hooks that a
+    recurrent network, are no state, and neither are private flags, such as flags of hooks that a
     library installs once.
 
-    The context is the set of the reads so far: identities of submodules and names of attributes.
+    The context is the set of the previous reads: identities of submodules and names of attributes.
     """
     modules = [submodule for submodule in module.modules() if submodule is not module]
     before = {

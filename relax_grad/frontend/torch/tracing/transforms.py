@@ -82,7 +82,7 @@ class Transforms:
             return function(*args, **kwargs)
 
     def note_function(self, cls: type[torch.autograd.Function], args: tuple) -> None:
-        """Note a function with a gradient of its own within a transform."""
+        """Note a function with a custom gradient within a transform."""
         if any(isinstance(arg, torch.Tensor) and arg.is_floating_point() for arg in args):
             self._note(
                 f"{cls.__name__}.apply",
