@@ -45,9 +45,8 @@ def write_file(path: str | os.PathLike, parts: Iterable[bytes | memoryview]) -> 
     with contextlib.suppress(FileNotFoundError):
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            name = os.fspath(given)
-            file = os.path.join(name, "state.safetensors")
-            raise IsADirectoryError(f"{name} is a folder; give a file, such as {file!r}")
+            example = os.path.join(given, "state.safetensors")
+            raise IsADirectoryError(f"{given} is a folder; give a file, such as {example!r}")
         if not stat.S_ISREG(mode):
             raise FileExistsError(errno.EEXIST, "it is no regular file", os.fspath(given))
     if not path.parent.is_dir():

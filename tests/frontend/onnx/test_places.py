@@ -128,7 +128,7 @@ def test_ones_on_a_diagonal_of_another_dtype(kind, offset):
     [
         (node("MaxPool", ["x"], ["y", "z"], kernel_shape=[2]), [1, 2, "n"], "give the extents"),
         (node("MaxPool", ["x"], ["y", "z"], kernel_shape=[300]), [1, 1, 400], "have 300 elements"),
-        (node("MaxUnpool", ["x", "i"], kernel_shape=[2]), [1, 1, "n"], "it needs known ones"),
+        (node("MaxUnpool", ["x", "i"], kernel_shape=[2]), [1, 1, "n"], "it needs known extents"),
         (node("MaxUnpool", ["x", "i", "s"], kernel_shape=[2]), [1, 1, 2],
          r"output_shape is \[1, 1, 4\], and its windows cover \[1, 1, 3\]"),
     ],
