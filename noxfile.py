@@ -3,7 +3,7 @@ the newest and the oldest ones.
 
 ``make test-matrix``, ``make test-newest`` and ``make test-oldest`` run the sessions. Each has a
 virtual environment in ``.nox``, of one or two gigabytes, which is used again by the next run;
-``make distclean`` removes them. The matrix takes some 40 minutes on two cores. ``MATRIX=all`` in
+``make distclean`` removes them. The matrix takes about an hour on two cores. ``MATRIX=all`` in
 the environment runs all tests in each of its sessions, in many hours.
 """
 

@@ -74,7 +74,7 @@ class NotWellFormedError(_Explained, ValueError):
 
 
 class BrokenTrainerError(_Explained, RuntimeError):
-    """A step of a trainer did not end, so that its state may be that of no step.
+    """A step of a trainer did not end, so that its state may be incomplete.
 
     The trainer takes no call but :meth:`relax_grad.training.Trainer.load`.
     """

@@ -5,8 +5,8 @@ one; an equal level is an error. TVM itself and users who give no level register
 :data:`TVM_LEVEL`. Two levels let a user's own registration win, before and after the import:
 
 - An attribute that TVM lacks is registered one level below (:data:`NEW_LEVEL`).
-- A correction of TVM's own attribute takes over TVM's level: the stock value is removed and ours
-  is put in its place. A user who overrides a stock rule needs a level above ``TVM_LEVEL``, with
+- A correction of TVM's own attribute takes over TVM's level: the stock value is replaced by ours. A
+  user who overrides a stock rule needs a level above ``TVM_LEVEL``, with
   and without relax_grad.
 
 Modules declare with :func:`register_gradient`, :func:`register_nondifferentiable`,
@@ -80,7 +80,7 @@ class Classification:
         ``"differentiable"``, ``"non-differentiable"`` or ``"unclassified"``.
     rule : str or None
         The owner of the rule: ``"relax_grad"``, ``"TVM"``, ``"the pass"`` (the Gradient pass itself
-        handles the operator) or ``"user"`` (registered over that of relax_grad). None without a
+        handles the operator) or ``"user"`` (registered over relax_grad's rule). None without a
         rule.
     reason : str or None
         Why the operator is not differentiable. None for the other operators.
@@ -237,7 +237,7 @@ def register_nondifferentiable(
         arguments. A gradient that reaches the operator is then a :class:`relax_grad.GradientError`.
         Without a remedy the operator counts as a constant.
     stock : bool
-        Whether TVM has such a rule of its own, which stays in place.
+        Whether TVM has such a rule, which stays in place.
 
     Raises
     ------

@@ -84,7 +84,7 @@ def test_pages_use_plain_words(page):
 
 
 #: The packages whose public docstrings and errors are checked.
-ROOMS = ("frontend", "tir", "training")
+ROOMS = ("autodiff", "backend", "cli", "distributed", "frontend", "legalize", "tir", "training")
 MODULES = sorted(path for room in ROOMS for path in (ROOT / "relax_grad" / room).rglob("*.py"))
 
 

@@ -44,7 +44,7 @@ from .obstacles import MissingGradient, obstacles
 class Gradient(ModulePass):
     """A pass that adds the adjoint of a function, which returns its result and gradients.
 
-    The arguments and the result are those of ``relax.transform.Gradient``: the new function is
+    The arguments and the result are as in ``relax.transform.Gradient``: the new function is
     named ``<func_name>_adjoint``, takes the same parameters, and returns
     ``(original result, (gradients...))``. This pass also accepts programs that TVM's pass rejects:
     symbolic shapes anywhere, ``match_cast``, several blocks, ``if``, calls of other functions of

@@ -1,5 +1,5 @@
 """Libraries of operators: a pass that lets PyTorch's compute the calls that it has functions for,
-and patterns of backward operators for backends with primitives of their own for them.
+and patterns of backward operators for backends that have primitives for them.
 
 The import registers nothing. A backend registers its patterns with
 :func:`register_backward_patterns`.

@@ -14,7 +14,7 @@ from ._text import EXIT_CODES, print_json, version_table
 
 _DESCRIPTION = """\
 Connects to the controller of a session over several machines, and runs its workers until the
-session ends, and those of the sessions that follow after a restart. Both sides prove that they know
+session ends; after a restart, also the workers of the next session. Both sides prove that they know
 the secret, which is the content of --secret-file or of the variable RELAX_GRAD_SECRET. Bytes
 between workers are not encrypted: use a network that you
 trust."""

@@ -115,7 +115,7 @@ def welcome(connection: socket.socket, secret: str, seconds: float = SECONDS) ->
     if there != here:
         difference = _difference(there, here)
         own_host = socket.gethostname()
-        message = f"the versions differ from those of {own_host}: {difference}"
+        message = f"the versions differ from the versions on {own_host}: {difference}"
         send(connection, {"error": message}, end)
         raise VersionMismatch(_printable(introduction["host"]), _printable(difference))
     send(connection, {"proof": _proof(secret, "controller", own, challenge, "")}, end)

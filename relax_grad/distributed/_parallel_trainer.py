@@ -165,7 +165,7 @@ class ParallelTrainer(Trainer):
             ):
                 if differ:
                     cause = (
-                        f"its parameters or states differ from those of worker {other} after "
+                        f"its parameters or states differ from worker {other} after "
                         f"step {self._moment.steps}; load the last checkpoint, and check that all "
                         "machines have the same processors and libraries"
                     )

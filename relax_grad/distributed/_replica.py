@@ -47,7 +47,7 @@ def _replica_of(worker: Worker, name: str) -> Replica:
     """Return the replica that :func:`replica` has kept."""
     kept = worker.kept[name]
     if not isinstance(kept, Replica):
-        raise TypeError(f"{name} must be the name of a replica, but it is that of {kept!r}")
+        raise TypeError(f"{name} must be the name of a replica, but it names {kept!r}")
     return kept
 
 

@@ -55,15 +55,15 @@ def session(
     num_workers : int
         The number of workers on all machines.
     backend : str
-        The library that moves the bytes: ``"gloo"``. ``"mpi"`` is that of ``mpiexec``, by mpi4py:
-        all processes run the program, and those other than the first one become workers here, and
-        end with it. ``"nccl"`` is TVM's own for GPUs, and needs a TVM that was built with it;
-        there, all collectives are TVM's.
+        The library that moves the bytes: ``"gloo"``. ``"mpi"`` is the library of ``mpiexec``, by
+        mpi4py: all processes run the program, and those other than the first one become workers
+        here, and end with it. ``"nccl"`` is TVM's own for GPUs, and needs a TVM that was built with
+        it; there, all collectives are TVM's.
     nodes : int
         The number of machines, this one included. The workers are divided among them, in the order
         in which they connect. MPI places its processes itself.
     num_groups : int
-        The number of groups of consecutive workers; collectives with ``in_group`` are those of a
+        The number of groups of consecutive workers; collectives with ``in_group`` are within a
         group.
     threads : int, optional
         The threads of each worker; by default the cores of this machine, divided by its workers.

@@ -48,9 +48,9 @@ def data_parallel(
 
     ``Trainer(step, distributed=session)`` is the same.
 
-    Losses, gradients and new parameters are those of one worker with the whole batch, apart from
+    Losses, gradients and new parameters are as with one worker and the whole batch, apart from
     the order of sums. The result has the methods of :class:`relax_grad.training.Trainer`, and its
-    files are those of a Trainer, so that training goes on with any number of workers.
+    files are files of a Trainer, so that training goes on with any number of workers.
 
     Parameters
     ----------
@@ -65,7 +65,8 @@ def data_parallel(
         ``"mean"``: the loss is a mean over the examples of the batch. ``"sum"``: it is a sum.
     batch_norm : str
         ``"synchronized"``: batch normalisation takes the statistics of the whole batch.
-        ``"local"``: each worker takes those of its share, and the running statistics are averaged.
+        ``"local"``: each worker takes the statistics of its share, and the running statistics are
+        averaged.
     replicated : Collection[str]
         The inputs and targets that all workers get whole. The others are divided along their first
         axis.
@@ -258,7 +259,7 @@ class DataParallelTrainer(ParallelTrainer):
         The loss of each worker's share in the last step.
     communication : list[Communication]
         The collectives of each worker in the last step: ``sent`` bytes, ``seconds``, the seconds
-        that it ``waited``, and the share that was ``hidden`` behind computations.
+        that it ``waited``, and the share that computations have ``hidden``.
     """
 
     _has_own_loss = True

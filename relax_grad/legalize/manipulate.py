@@ -1,7 +1,7 @@
 """Legalization of data-movement operators for which TVM's is insufficient, and of their backward
 operators.
 
-The operators that join, split and permute elements have modules of their own.
+The operators that join, split and permute elements have separate modules.
 """
 
 from __future__ import annotations

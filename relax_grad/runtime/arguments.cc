@@ -11,6 +11,24 @@
 
 namespace relax_grad {
 
+namespace {
+
+/// Returns the remedy for another number of rows than the step was exported for; empty for other
+/// shapes.
+std::string RemedyForRows(const TensorType& spec, const std::vector<int64_t>& shape) {
+  if (shape.empty() || shape.size() != spec.shape.size() || !spec.symbols[0].empty()) return "";
+  if (shape[0] == spec.shape[0]) return "";
+  for (size_t i = 1; i < shape.size(); ++i) {
+    if (spec.symbols[i].empty() && shape[i] != spec.shape[i]) return "";
+  }
+  std::string rows = std::to_string(spec.shape[0]);
+  return "; the step was exported for " + rows + " rows: give batches of " + rows +
+         " rows, or export it with a symbolic first extent, as from_module(..., dynamic_shapes=...)"
+         " makes it";
+}
+
+}  // namespace
+
 void Check(const std::string& what, const Tensor& tensor, const TensorType& spec,
            std::map<std::string, int64_t>* symbols) {
   if (!tensor.defined()) throw Error(what + " is no tensor");
@@ -36,7 +54,8 @@ void Check(const std::string& what, const Tensor& tensor, const TensorType& spec
   }
   if (!fits) {
     throw Error(what + " must have shape (" + wanted.str() + ") and dtype " + spec.dtype +
-                ", but it has " + ShapeText(shape) + " and " + DtypeName(tensor));
+                ", but it has " + ShapeText(shape) + " and " + DtypeName(tensor) +
+                RemedyForRows(spec, shape));
   }
 }
 

@@ -162,7 +162,7 @@ class GradientCase:
     attrs : Mapping
         The attributes of the operator.
     through : str, optional
-        The pass that applies the rules to this case; by default that of the call.
+        The pass that applies the rules to this case; by default the pass of the call.
     """
 
     fn_or_op: str | Callable[..., relax.Expr]

@@ -33,7 +33,7 @@ def check_many_gradients(
         The calls. A :class:`relax_grad.testing.TorchCase` is compared with PyTorch.
     through, target, rtol, atol, seed
         As for :func:`relax_grad.testing.check_gradients`. Comparisons with PyTorch ignore ``atol``;
-        their ``rtol`` is by default that of :func:`relax_grad.testing.check_against_torch`.
+        their ``rtol`` is by default as in :func:`relax_grad.testing.check_against_torch`.
 
     Returns
     -------

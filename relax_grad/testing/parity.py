@@ -53,7 +53,7 @@ def check_against_torch(
     seed: int = 0,
     **attrs: object,
 ) -> float:
-    """Compare values and gradients with those of the same function in PyTorch, in float64.
+    """Compare values and gradients with the same function in PyTorch, in float64.
 
     Parameters
     ----------

@@ -127,7 +127,7 @@ def test_a_sum_without_overlap_and_accumulation(groups):
     parallel.step(batch)
     groups.import_python_module("worker_tasks")
     groups.run("disturb", name=parallel._name, rank=3)
-    with pytest.raises(WorkerError, match=r"worker 3 .*differ from those of worker 1 after step 5"):
+    with pytest.raises(WorkerError, match=r"worker 3 .*differ from worker 1 after step 5"):
         parallel.step(batch)
     with pytest.raises(BrokenTrainerError, match="load a saved state"):
         parallel.step(batch)

@@ -248,7 +248,9 @@ def test_a_machine_with_other_versions():
         with pytest.raises(WorkerError, match=message) as error:
             session(2, nodes=2, listen=address, secret=SECRET, start_timeout=START)
         assert error.value.host == host
-        assert f"the versions differ from those of {host}: {differs}" in other.communicate()[1]
+        assert (
+            f"the versions differ from the versions on {host}: {differs}" in other.communicate()[1]
+        )
         assert other.returncode == 1
     finally:
         other.kill()

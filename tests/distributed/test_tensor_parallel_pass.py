@@ -225,7 +225,7 @@ def test_an_operator_that_needs_the_whole_axis_is_refused(name):
     ("stream", "shard", "message"),
     [
         (3, along(2, 2), r"the axis of the head must .* but it has 2 parts of 1 for a worker"),
-        ([3, 0, 4], along(2), r"the heads are a part of those of other workers already"),
+        ([3, 0, 4], along(2), r"the heads are a part of other workers' heads already"),
         (3, along(1), r"the operator needs axis 1 of q whole"),
     ],
 )

@@ -271,7 +271,7 @@ def test_replicas_that_differ_are_told(pair):
     parallel.step(*batch)
     pair.import_python_module("worker_tasks")
     pair.run("disturb", name=parallel._name, rank=1)
-    with pytest.raises(WorkerError, match=r"worker 1 .*differ from those of worker 0 after step 1"):
+    with pytest.raises(WorkerError, match=r"worker 1 .*differ from worker 0 after step 1"):
         parallel.step(*batch)
 
 

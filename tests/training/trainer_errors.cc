@@ -84,6 +84,10 @@ int main(int argc, char** argv) {
          [&] { trainer.Step({y, y}); });
   expect("but it has (6, 3) and float64",
          [&] { trainer.Step({MakeTensor<double>({6, 3}, std::vector<double>(18)), y}); });
+  expect(
+      "but it has (5, 3) and float32; the step was exported for 6 rows: give batches of 6 rows, or "
+      "export it with a symbolic first extent, as from_module(..., dynamic_shapes=...)",
+      [&] { trainer.Step({MakeTensor<float>({5, 3}, std::vector<float>(15)), y}); });
   expect("y is no tensor", [&] { trainer.Step({x, Tensor()}); });
   expect("the step has no hyperparameter rate", [&] { trainer.Step({x, y}, {{"rate", 0.1}}); });
   expect("lr must be finite", [&] { trainer.Step({x, y}, {{"lr", NAN}}); });

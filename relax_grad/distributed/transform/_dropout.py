@@ -29,7 +29,7 @@ def _attention_dropout(
     if stream.kind.ndim:
         propagation.refuse(
             call.op.name,
-            f"the heads are a part of those of other workers already: {stream.name} must be an "
+            f"the heads are a part of other workers' heads already: {stream.name} must be an "
             f"int64 tensor of shape (), but its type is {stream.kind}",
         )
     heads = as_int(operands[0].kind.shape.values[2])
@@ -38,7 +38,7 @@ def _attention_dropout(
         propagation.refuse(
             call.op.name,
             "the number of heads must be constant, so that workers draw the random numbers of "
-            f"their own, but the type of {operands[0].name} is {operands[0].kind}",
+            f"their heads, but the type of {operands[0].name} is {operands[0].kind}",
         )
     emit, workers = propagation.emit, propagation.num_workers
     step = size * heads if label == "batch" else size
@@ -65,7 +65,7 @@ def _size_of_part(
         propagation.refuse(
             call.op.name,
             f"the axis of the {label} must have a constant extent and be divided within one part, "
-            f"so that workers draw the random numbers of their own, but it has {extent}; annotate "
+            f"so that workers draw the random numbers of their part, but it has {extent}; annotate "
             "the weights of heads that are not joined with parts=1",
         )
     return size

@@ -52,11 +52,11 @@ class DataParallel(ModulePass):
         workers may have different numbers of examples, and each one's loss and gradients count by
         its share. By default all count the same.
     reduction : str
-        ``"mean"``: the loss is a mean over the examples, and so is that of all workers. ``"sum"``:
-        it is a sum.
+        ``"mean"``: the loss is a mean over the examples, and so is the loss of all workers.
+        ``"sum"``: it is a sum.
     batch_norm : str
-        ``"synchronized"``: the statistics of batch normalisations are those of all workers'
-        examples, and gradients pass through them. ``"local"``: over the worker's examples.
+        ``"synchronized"``: batch normalisations take the statistics of all workers' examples, and
+        gradients pass through them. ``"local"``: over the worker's examples.
     averaged : Sequence[Sequence[int]]
         The places of other floating-point results to average, such as new running statistics.
     seed : str, optional
@@ -73,8 +73,8 @@ class DataParallel(ModulePass):
         for it, of functions that the workers of a session have.
     group_size : int
         The number of consecutive workers that compute one share of the batch together, as of
-        :class:`relax_grad.distributed.transform.TensorParallel`. Their reductions are those of the
-        workers of the same place in each group, by the same functions.
+        :class:`relax_grad.distributed.transform.TensorParallel`. They are reduced over the workers
+        of the same place in each group, by the same functions.
 
     Raises
     ------

@@ -23,16 +23,16 @@ _KEEPS_AXES = ("relax.astype", "relax.grad.start_checkpoint", "relax.nn.dropout"
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.distributed.TensorParallel")
 class TensorParallel(ModulePass):
-    """A pass that rewrites a function of whole tensors into that of one worker, which has a part of
-    some parameters.
+    """A pass that rewrites a function of whole tensors into the function of one worker, which has a
+    part of some parameters.
 
     It is the tensor parallelism of Megatron-LM (Shoeybi et al., 2019), as a rewrite of Relax. A
     column-parallel layer has a part of the output features, and a row-parallel layer a part of the
     input features. The operators in between run on the worker's part of the divided axis. A product
     over a divided axis ends in a sum over the workers. Run the pass before
-    :class:`relax_grad.transform.Gradient`: the gradients are those of the one function that the
-    workers compute together. Gradients of divided parameters are the worker's parts, and those of
-    others are the same on all workers.
+    :class:`relax_grad.transform.Gradient`: the workers compute the gradients of one function
+    together. Gradients of divided parameters are the worker's parts, and other gradients are the
+    same on all workers.
 
     Two operators are inserted. ``R.grad.copy_to_tensor_parallel`` stands where a tensor that all
     workers have enters a divided computation: its gradient is the sum of all workers' parts.
