@@ -83,7 +83,8 @@ def _broken(error: Exception) -> str:
     """Return the message for an error of ``import tvm``."""
     names = ("apache-tvm", "apache-tvm-ffi")
     installed = [f"{name} {version}" for name in names if (version := installed_version(name))]
-    found = f"{' and '.join(installed) or 'no apache-tvm'} is installed"
+    verb = "are" if len(installed) > 1 else "is"
+    found = f"{' and '.join(installed) or 'no apache-tvm'} {verb} installed"
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     message = (
         f"relax_grad extends Apache TVM, which could not be imported ({reason}); {found}. "
