@@ -95,7 +95,7 @@ class Imported:
         >>> print(from_module(torch.nn.Linear(3, 2), (torch.ones(4, 3),)).explain())
         weight  trained   it is a parameter to train
         bias    trained   it is a parameter to train
-        batch: any number of rows of input; the fastest step is that of 4
+        batch: any number of rows of input; the fastest step has 4 rows
         """
         kinds = (
             (self.params, "trained", "it is a parameter to train"),
