@@ -24,6 +24,7 @@ from .._validation import check_integer, described, matching
 from ..ir.arrays import as_array, is_tensor
 from ..ir.module import relax_function, with_functions
 from ..ir.signature import Signature
+from ..ir.summary import summary
 from . import _files
 from ._adapters import Adapter, adapted
 from ._models import Batch, Import, OnnxImport, TorchImport
@@ -69,6 +70,11 @@ class Lora:
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
     #: The numbers of rows that the model takes.
     _batch: Batch | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        weights = [adapter.weight for adapter in self.adapters]
+        counts = {"adapters": weights, "params": self.params, "base": self.base}
+        return summary("Lora", {}, counts)
 
     def merged(self, values: Mapping[str, object] | None = None) -> dict[str, tvm.runtime.Tensor]:
         """Return the weights with their adapters added, under the names of the model without

@@ -17,6 +17,7 @@ from .._validation import alternatives, check_integer, described, matching
 from ..ir.compat import dtype_of
 from ..ir.remat import checked
 from ..ir.signature import GROUPS
+from ..ir.summary import summary
 from . import _export
 from ._build import Build, Differentiate, Group, Settings
 from ._packing import packed
@@ -102,6 +103,12 @@ class TrainStep:
     _recipe: tuple[list[Group], Settings]
     #: The step for batches of other sizes, if the model is an import of one size.
     _other_rows: OtherRows | None = None
+
+    def __repr__(self) -> str:
+        counts = {
+            name: getattr(self, name) for name in ("params", "frozen", "states", "optimizer_state")
+        }
+        return summary("TrainStep", {"batch": self.batch}, counts)
 
     @cached_property
     def _digest(self) -> str:

@@ -17,6 +17,7 @@ from ..._packages import is_usable, load
 from ..._progress import shown
 from ..._validation import check_integer
 from ...ir.module import unused, with_functions
+from ...ir.summary import summary
 from ...training import Trainer
 from ...transform import FuseAttention
 from .._arguments import Trainable, check_trainable
@@ -82,6 +83,11 @@ class Imported:
     _explanation: Explanation = field(default_factory=Explanation, repr=False)
     _origin: Origin | None = field(default=None, repr=False)
     _batch: Batch | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        types = {"inputs": self.inputs, "outputs": self.outputs}
+        counts = {"params": self.params, "frozen": self.frozen, "states": self.states}
+        return summary("Imported", types, counts)
 
     def explain(self) -> Explanation:
         """Return whether each floating-point constant of the model is trained, and why.

@@ -13,6 +13,7 @@ from torch import nn
 from tvm import relax
 
 from ..._validation import check_not_folder
+from ...ir.summary import summary
 from .._batch import Batch
 from .._explanation import Explanation, Role
 from ._tensors import as_torch, copied, read_file, tensors_of, write_file, write_to
@@ -75,6 +76,11 @@ class Imported:
     _again: Callable[[str], Imported] | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
+
+    def __repr__(self) -> str:
+        types = {"inputs": self.inputs, "targets": self.targets, "outputs": self.outputs}
+        counts = {"params": self.params, "frozen": self.frozen, "states": self.states}
+        return summary("Imported", types, counts)
 
     def explain(self) -> Explanation:
         """Return the role of each parameter and buffer, and the numbers of rows of a batch.
