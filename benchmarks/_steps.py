@@ -89,6 +89,18 @@ def compiled(function: Callable) -> Callable:
     return torch.compile(function)
 
 
+class UnderAutocast(torch.nn.Module):
+    """A network within ``torch.autocast``."""
+
+    def __init__(self, network: torch.nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.network(*inputs)
+
+
 def in_torch(
     network: torch.nn.Module, inputs: Sequence[torch.Tensor], is_compiled: bool
 ) -> Callable[[], list[torch.Tensor]]:

@@ -6,6 +6,9 @@ process: forward pass, backward pass and SGD in float32, by relax_grad and by th
 process without relax_grad. It writes docs/_measured/steps.json; ``python benchmarks/chart.py``
 draws it. It takes about three minutes with two threads. JAX is measured if it is installed, in this
 environment or in a folder of PYTHONPATH.
+
+``--precision`` measures relax_grad and PyTorch in float32 and in mixed precision, by
+``precision="bf16"`` and ``torch.autocast``, and writes docs/_measured/half_steps.json.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ NAMES = ("MLP", "ResNet-18", "GPT, 6 layers", "ViT-tiny")
 #: The contestants beside relax_grad, by their names in the chart.
 CONTESTANTS = ("PyTorch", "torch.compile", "JAX", "TVM")
 
+#: The contestants in mixed precision, and those in float32 beside them.
+HALF = ("relax_grad, bfloat16", "PyTorch, bfloat16", "torch.compile, bfloat16")
+IN_BOTH = ("relax_grad", "PyTorch", *HALF)
+
 
 def main() -> int:
     args = _parser().parse_args()
@@ -39,6 +46,9 @@ def main() -> int:
     from _models import STEPS
     from _timing import raise_mmap_threshold
 
+    if args.precision:
+        args.against, args.out = [], args.out or ROOT / "docs/_measured/half_steps.json"
+    args.out = args.out or ROOT / "docs/_measured/steps.json"
     if "JAX" in args.against and importlib.util.find_spec("jax") is None:
         raise SystemExit(
             "JAX is not installed: pip install '.[bench]', or leave it out of --against"
@@ -81,6 +91,8 @@ def _measured(step, args: argparse.Namespace) -> dict:
     """Return the least times of a step, and print them."""
     from _timing import measure
 
+    if args.precision:
+        return _measured_in_both(step, args)
     runs, reasons = {"relax_grad": _by_relax_grad(step)}, {}
     for name in args.against:
         if name == "TVM":
@@ -108,7 +120,23 @@ def _measured(step, args: argparse.Namespace) -> dict:
     return row
 
 
-def _by_relax_grad(step) -> Callable[[], object]:
+def _measured_in_both(step, args: argparse.Namespace) -> dict:
+    """Return the least times of a step in float32 and in bfloat16, and print them."""
+    from _timing import measure
+
+    runs = {"relax_grad": _by_relax_grad(step), HALF[0]: _by_relax_grad(step, "bf16")}
+    runs["PyTorch"] = _by_others(step, "PyTorch")
+    for column in HALF[1:]:
+        runs[column] = _by_others(step, column.partition(",")[0], is_half=True)
+    for run in runs.values():
+        run()  # torch.compile compiles
+    samples = measure(runs, args.repeats, args.seconds, threads=args.threads)
+    row = {"step": step.name, "ms": {name: round(min(samples[name]) * 1e3, 2) for name in IN_BOTH}}
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def _by_relax_grad(step, precision: str | None = None) -> Callable[[], object]:
     """Return a step as the trainer takes it, with the parameters in the memory of the old ones."""
     import _steps
     import numpy as np
@@ -121,7 +149,7 @@ def _by_relax_grad(step) -> Callable[[], object]:
     from relax_grad.training._donation import donating
 
     network, inputs = _steps.initial(step)
-    made = train_step(from_module(network, inputs), SGD(lr=_steps.RATE))
+    made = train_step(from_module(network, inputs), SGD(lr=_steps.RATE), precision=precision)
     target = relax_grad.target.host()
     executable = tvm.compile(donating(made), target, relax_pipeline="relax_grad")
     function = relax.VirtualMachine(executable, tvm.cpu())["step"]
@@ -132,10 +160,12 @@ def _by_relax_grad(step) -> Callable[[], object]:
     return lambda: function(*arguments)  # the step writes to its arguments
 
 
-def _by_others(step, name: str) -> Callable[[], object]:
+def _by_others(step, name: str, is_half: bool = False) -> Callable[[], object]:
     import _steps
 
     network, inputs = _steps.initial(step)
+    if is_half:
+        network = _steps.UnderAutocast(network)
     if name == "JAX":
         return _steps.in_jax(network, inputs)
     return _steps.in_torch(network, inputs, name == "torch.compile")
@@ -181,8 +211,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out",
         type=Path,
-        default=ROOT / "docs/_measured/steps.json",
-        help="the file of the results (default: docs/_measured/steps.json)",
+        help="the file of the results (default: docs/_measured/steps.json, or half_steps.json)",
+    )
+    parser.add_argument(
+        "--precision", action="store_true", help="mixed precision beside float32, without --against"
     )
     return parser
 

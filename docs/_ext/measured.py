@@ -146,6 +146,23 @@ class Versions(Measured):
             yield f"| {' | '.join(cells)} |"
 
 
+class HalfSteps(Measured):
+    """The table of training steps in float32 and in bfloat16, beside PyTorch's."""
+
+    file = "half_steps.json"
+
+    def lines(self, measured):
+        columns = list(measured["rows"][0]["ms"])
+        yield f"Least milliseconds of a step on {measured['processor']} (`{measured['target']}`), "
+        yield f"{measured['threads']} threads, PyTorch {measured['torch']}, {measured['date']}:"
+        yield ""
+        yield f"| step | {' | '.join(columns)} |"
+        yield f"|---|{'---:|' * len(columns)}"
+        for row in measured["rows"]:
+            cells = (f"{row['ms'][column]:.0f}" for column in columns)
+            yield f"| {row['step']} | {' | '.join(cells)} |"
+
+
 class HalfMemory(Measured):
     """The table of the planned memory of training steps in half precision, beside float32."""
 
@@ -216,6 +233,7 @@ def setup(app):
     app.add_directive("gradient-errors", Errors)
     app.add_directive("half-errors", HalfErrors)
     app.add_directive("half-memory", HalfMemory)
+    app.add_directive("half-steps", HalfSteps)
     app.add_directive("tested-versions", Versions)
     app.add_directive("function-errors", Functions)
     return {"parallel_read_safe": True}

@@ -69,6 +69,18 @@ def test_the_steps_of_the_chart_update_alike():
         np.testing.assert_allclose(loss.numpy(), torchs()[0].detach().numpy(), rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_the_steps_in_bfloat16_update_alike():
+    """Both have losses that differ from those in float32 by rounding."""
+    half = frameworks._by_relax_grad(MLP_, "bf16"), frameworks._by_others(MLP_, "PyTorch", True)
+    single = frameworks._by_others(MLP_, "PyTorch")
+    for _ in range(3):
+        wanted = single()[0].item()
+        losses = [float(half[0]()[0].numpy()), half[1]()[0].item()]
+        np.testing.assert_allclose(losses, wanted, rtol=2e-2)
+        assert wanted not in losses
+
+
 def test_the_chart_has_steps_of_the_benchmark():
     chosen = [step for name in frameworks.NAMES for step in STEPS if step.name.startswith(name)]
     assert len(chosen) == len(frameworks.NAMES)
