@@ -8,6 +8,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
+from .._validation import described
 from ..ir.compat import constant_value, dtype_of
 from ..ir.dataflow import in_dataflow
 from ..ir.dtypes import HALVES
@@ -37,6 +38,8 @@ class Autocast(ModulePass):
     ------
     ValueError
         If the dtype is another one, or the module has no such function.
+    TypeError
+        If the names are no list of strings.
 
     Examples
     --------
@@ -55,8 +58,16 @@ class Autocast(ModulePass):
     """
 
     def __init__(self, dtype: str = "bfloat16", func_names: Sequence[str] | None = None):
-        if dtype not in HALVES:
-            raise ValueError(f'dtype must be "bfloat16" or "float16", but it is {dtype!r}')
+        if not isinstance(dtype, str) or dtype not in HALVES:
+            raise ValueError(f'dtype must be "bfloat16" or "float16", but it is {described(dtype)}')
+        is_list = isinstance(func_names, list | tuple) and all(
+            isinstance(name, str) for name in func_names
+        )
+        if func_names is not None and not is_list:
+            raise TypeError(
+                'func_names must be a list of names of functions, such as ["main"], but it is '
+                f"{described(func_names)}"
+            )
         self._dtype, self._names = dtype, func_names
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -74,6 +74,21 @@ def _of_differentiation() -> Iterator[BadCall]:
             ValueError,
             "main",
         )
+        yield _bad(
+            "transform.Autocast",
+            what,
+            lambda v=value: passes.Autocast(v)(MODULE),
+            ValueError,
+            'dtype must be "bfloat16" or "float16", but it is',
+        )
+        if what != "None":
+            yield _bad(
+                "transform.Autocast",
+                f"func_names, {what}",
+                lambda v=value: passes.Autocast(func_names=v)(MODULE),
+                TypeError,
+                "func_names must be a list of names",
+            )
         if what != "a tensor":
             yield _bad(
                 "op.checkpoint",
