@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the package torch is not installed:
 from torch_models import check, close, compiled  # noqa: E402
 from torch_operators import Case, check_all  # noqa: E402
 
-from relax_grad.frontend.torch import from_module  # noqa: E402
+from relax_grad.frontend.torch import from_module, wrap  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 
@@ -208,3 +208,15 @@ def test_images_of_symbolic_size():
         (loss, _, _), grads = run("loss_adjoint", torch.tensor(0), *data, module.factor)
         close("loss", [loss], [wanted])
         close("gradient", grads, gradient)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_an_infinity_spreads_in_its_channel(mode):
+    """Each axis is a product with a matrix, in which the infinity meets zeros."""
+    data = torch.arange(40.0).reshape(1, 2, 4, 5)
+    data[0, 0, 1, 2] = float("inf")
+    module = torch.nn.Upsample(scale_factor=2, mode=mode)
+    result, wanted = wrap(module, (data,))(data), module(data)
+    assert not result[0, 0].isfinite().any()
+    assert wanted[0, 0].isfinite().any()
+    torch.testing.assert_close(result[0, 1], wanted[0, 1])
