@@ -24,6 +24,7 @@ extensions += [
     "architecture",
     "optional",
     "onnx_table",
+    "web_example",
 ]  # in _ext
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3

@@ -1,0 +1,65 @@
+"""The page of ``examples/web`` in the built documentation: a link to a copy, or how to build it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXTENSIONS = Path(__file__).parents[1] / "docs/_ext"
+CONFIGURATION = f"""
+import sys
+sys.path.insert(0, {str(EXTENSIONS)!r})
+extensions = ["myst_parser", "web_example"]
+"""
+
+
+@pytest.fixture
+def build(tmp_path):
+    """Return a function that builds a small documentation, and returns its folder and its text."""
+    missing = [name for name in ("sphinx", "myst_parser") if not importlib.util.find_spec(name)]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}; install with the extra docs")
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "conf.py").write_text(CONFIGURATION)
+    (docs / "index.md").write_text("# First page\n\n```{web-example}\n```\n")
+
+    def run(**variables: str) -> tuple[Path, str]:
+        target = tmp_path / "html"
+        command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", docs, target]
+        subprocess.run(command, check=True, env={**os.environ, **variables})
+        page = (target / "index.html").read_text()
+        text = re.sub(r"<[^>]+>", "", page.split('role="main"')[-1])
+        return target, " ".join(text.split())
+
+    return run
+
+
+def test_the_page_comes_and_goes(build, tmp_path):
+    target, text = build()
+    assert "`make web`" not in text
+    assert "make web builds a page" in text
+    assert not (target / "web_example").exists()
+    folder = tmp_path / "build/web"
+    folder.mkdir(parents=True)
+    (folder / "index.html").write_text("the page")
+    target, text = build()
+    assert "Train a network in your browser" in text
+    assert "make web" not in text
+    assert 'href="web_example/index.html"' in (target / "index.html").read_text()
+    assert (target / "web_example/index.html").read_text() == "the page"
+    (folder / "index.html").unlink()
+    target, text = build()
+    assert "make web builds a page" in text
+    assert not (target / "web_example").exists()
+
+
+def test_the_reason_names_a_missing_tool_chain(build, tmp_path):
+    _, text = build(PATH=str(tmp_path))
+    assert "because clang is not installed; step.wasm needs clang and wasm-ld" in text
