@@ -53,7 +53,7 @@ test-slow: $(STAMP)test,examples,docs ## run the long sweeps (SLICE=2/4: the sec
 test-mutants: $(STAMP)test,examples ## plant 100 faults in the package, and print those that no test finds (ARGS: --number, --seed, --rooms)
 	$(BIN)/python tests/support/mutants.py $(ARGS)
 
-web: $(STAMP)test,examples ## build a page in which a CNN learns to read digits, and train in it in Node and Chromium
+web: $(STAMP)test,examples ## build pages in which a CNN learns digits and classes, and train in them in Node and Chromium
 	$(BIN)/python examples/web_page.py build/web
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/examples/test_web_page.py tests/training/test_web_export.py $(ARGS)
 

@@ -1,4 +1,4 @@
-"""The page of ``examples/web`` in the built documentation: a link to a copy, or how to build it."""
+"""The pages of ``examples/web`` in the built documentation: links to copies, or the way to them."""
 
 from __future__ import annotations
 
@@ -41,22 +41,24 @@ def build(tmp_path):
     return run
 
 
-def test_the_page_comes_and_goes(build, tmp_path):
+def test_the_pages_come_and_go(build, tmp_path):
     target, text = build()
     assert "`make web`" not in text
-    assert "make web builds a page" in text
+    assert "make web builds pages" in text
     assert not (target / "web_example").exists()
     folder = tmp_path / "build/web"
     folder.mkdir(parents=True)
-    (folder / "index.html").write_text("the page")
+    for name in ("index.html", "classes.html"):
+        (folder / name).write_text(f"the page {name}")
     target, text = build()
     assert "Train a network in your browser" in text
     assert "make web" not in text
-    assert 'href="web_example/index.html"' in (target / "index.html").read_text()
-    assert (target / "web_example/index.html").read_text() == "the page"
-    (folder / "index.html").unlink()
+    for name in ("index.html", "classes.html"):
+        assert f'href="web_example/{name}"' in (target / "index.html").read_text()
+        assert (target / "web_example" / name).read_text() == f"the page {name}"
+    (folder / "classes.html").unlink()
     target, text = build()
-    assert "make web builds a page" in text
+    assert "make web builds pages" in text
     assert not (target / "web_example").exists()
 
 

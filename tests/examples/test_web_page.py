@@ -1,5 +1,5 @@
-"""The page that learns digits, in headless Chromium: a visitor draws, teaches, trains, downloads
-and uploads, by mouse and by keyboard."""
+"""The pages that learn digits and the visitor's classes, in headless Chromium: a visitor draws,
+teaches, trains, downloads and uploads, by mouse and by keyboard."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import relax_grad
@@ -47,7 +48,7 @@ def folder(web_page, tmp_path_factory):
     made = tmp_path_factory.mktemp("page")
     web_page.main([str(made)])
     web_page.trainer_of().export(made / "model", target=relax_grad.target.wasm())
-    for name in ("web_visitor.html", "web_worker.html"):
+    for name in ("web_visitor.html", "web_classes.html", "web_worker.html", "web_frame.mjs"):
         shutil.copyfile(HERE / name, made / name)
     page = (ROOT / "docs/web.md").read_text()
     (worker,) = re.findall(r"^```js\n([^`]*postMessage[^`]*)^```$", page, re.M | re.S)
@@ -127,6 +128,64 @@ def test_a_visitor_teaches_and_trains(web_page, folder, tmp_path):
     state.write_bytes(base64.b64decode(found["state"]))
     own = web_page.main(["--state", str(state)])
     assert abs(100 * own - found["trained"]["accuracy"]) < 0.5
+
+
+@pytest.mark.slow
+def test_a_visitor_teaches_classes(web_page, folder, tmp_path):
+    from safetensors.numpy import load_file
+
+    found = result_of(folder, "web_classes.html")
+    assert found["wide"] == []
+    assert found["colors"] == ["light", "dark"]
+    assert found["untaught"] == ["Add drawings of two classes first.", True, 0]
+    assert found["nothing"] == ["Draw something first.", True, 0]
+    assert found["ink"]
+    assert found["labels"] == ["6 drawings, 2 held back", "0 drawings, 0 held back"]
+    assert found["disabled"] == [True] * 5
+    trained = found["trained"]
+    names = ["line", "bar", "ring", "", ""]
+    assert trained.pop("accuracy") > 80
+    assert trained == {"steps": 40, "names": names, "drawings": 18, "held": 6}
+    assert found["learnt"]
+    assert found["guess"] == "The network sees: ring."
+    assert 2 < found["stopped"] < 40
+    assert (found["empty"]["drawings"], found["empty"]["held"]) == (0, 0)
+    text, is_wrong, steps, drawings = found["damaged"]
+    assert text == "The file of drawings does not fit: the label of drawing 1 must be from 0 to 4."
+    assert (is_wrong, steps, drawings) == (True, found["stopped"], 0)
+    uploaded = found["uploaded"]
+    accuracy = uploaded.pop("accuracy")
+    assert accuracy > 80
+    assert uploaded == {**trained, "names": ["line", "bar", "ring", "class 4", "class 5"]}
+
+    # Only the last layer has learnt.
+    for name in ("before", "state"):
+        (tmp_path / f"{name}.safetensors").write_bytes(base64.b64decode(found[name]))
+    before, after = (load_file(tmp_path / f"{name}.safetensors") for name in ("before", "state"))
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    moments = {
+        f"optimizer_state/{name}/9.{part}"
+        for name in ("exp_avg", "exp_avg_sq")
+        for part in ("weight", "bias")
+    }
+    assert changed == {"params/9.weight", "params/9.bias", "optimizer_state/step", *moments}
+    backbone = web_page.backbone().eval()
+    for name, value in backbone[:-1].state_dict().items():
+        if "num_batches" not in name:
+            assert np.array_equal(after[f"frozen/{name}"], value.numpy()), name
+    rows = web_page.digits()[-web_page.HELD_OUT :].astype("float32")
+    answers = backbone(web_page.torch.from_numpy(rows[:, :64] / 16).reshape(-1, 1, 8, 8)).argmax(1)
+    assert (answers.numpy() == rows[:, 64]).mean() > 0.95
+
+    # Python goes on from the files, and the page from Python's.
+    (folder / "drawings.json").write_bytes(base64.b64decode(found["drawings"]))
+    files = ["--state", str(tmp_path / "state.safetensors")]
+    files += ["--drawings", str(folder / "drawings.json")]
+    assert abs(100 * web_page.main(files) - accuracy) < 0.1
+    own = web_page.main([*files, "--steps", "20", "--save", str(folder / "python.safetensors")])
+    back = result_of(folder, "web_classes.html?back")
+    assert back["steps"] == 60
+    assert abs(100 * own - back["accuracy"]) < 0.1
 
 
 @pytest.mark.slow
