@@ -176,7 +176,16 @@ def test_contents_of_the_wheel(built):
         files = {item.filename: item.file_size for item in archive.infolist()}
     package = {
         path.relative_to(ROOT).as_posix()
-        for pattern in ("*.py", "py.typed", "*.cc", "*.c", "*.h", "CMakeLists.txt")
+        for pattern in (
+            "*.py",
+            "py.typed",
+            "*.cc",
+            "*.c",
+            "*.h",
+            "*.mjs",
+            "*.mts",
+            "CMakeLists.txt",
+        )
         for path in (ROOT / "relax_grad").rglob(pattern)
     }
     assert {name for name in files if ".dist-info/" not in name} == package
