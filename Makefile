@@ -91,7 +91,7 @@ format: $(STAMP)lint ## mend the style
 	$(BIN)/ruff format
 	git ls-files '*.cc' '*.h' '*.c' | xargs $(BIN)/clang-format -i
 
-docs: $(STAMP)docs ## build the documentation in docs/_build/html
+docs: $(STAMP)docs ## build the documentation in docs/_build/html (after make web: with its pages)
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 wheels: $(STAMP)release ## build the wheel and the source distribution in dist, and check them
