@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +17,7 @@ extensions = ["myst_parser", "web_example"]
 
 
 @pytest.fixture
-def build(tmp_path):
+def build(tmp_path, monkeypatch):
     """Return a function that builds a small documentation, and returns its folder and its text."""
     missing = [name for name in ("sphinx", "myst_parser") if not importlib.util.find_spec(name)]
     if missing:
@@ -31,9 +28,12 @@ def build(tmp_path):
     (docs / "index.md").write_text("# First page\n\n```{web-example}\n```\n")
 
     def run(**variables: str) -> tuple[Path, str]:
+        from sphinx.cmd.build import main
+
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
         target = tmp_path / "html"
-        command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", docs, target]
-        subprocess.run(command, check=True, env={**os.environ, **variables})
+        assert main(["-q", "-W", "-b", "html", str(docs), str(target)]) == 0
         page = (target / "index.html").read_text()
         text = re.sub(r"<[^>]+>", "", page.split('role="main"')[-1])
         return target, " ".join(text.split())

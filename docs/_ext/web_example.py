@@ -40,7 +40,7 @@ class WebExample(SphinxDirective):
     """Links to the pages, or how to build them."""
 
     def run(self):
-        pages = [built(self.env.app.confdir) / name for name in PAGES]
+        pages = [built(self.env.srcdir) / name for name in PAGES]
         for page in pages:
             self.env.note_dependency(str(page))  # a page that comes or goes changes the text
         if all(page.is_file() for page in pages):

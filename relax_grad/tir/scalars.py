@@ -29,7 +29,7 @@ def with_bindings(
     """Return statements that bind variables instead of stores to buffers of one number, and these
     buffers.
 
-    The cotangent of a variable is an expression, that of a buffer another buffer.
+    The cotangent of a variable is an expression; a buffer has a buffer for it.
 
     Parameters
     ----------
