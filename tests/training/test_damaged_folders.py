@@ -474,9 +474,8 @@ def test_readers_under_libfuzzer(exported, tmp_path):
     ):
         (seeds / str(i)).write_bytes(bytes([reader]) + text)
     runtime, library = relax_grad.runtime.folder(), Path(libinfo.find_libtvm_ffi())
-    sources = [
-        runtime / f"{name}.cc" for name in ("manifest", "safetensors", "state", "json", "checksum")
-    ]
+    readers = "manifest", "extent_checks", "safetensors", "state", "json", "checksum"
+    sources = [runtime / f"{name}.cc" for name in readers]
     program = tmp_path / "fuzzer"
     command = ["clang++", "-std=c++17", "-O1", "-fsanitize=fuzzer,address,undefined"]
     command += ["-fno-sanitize=vptr", "-fno-sanitize-recover=all", f"-I{runtime}"]
