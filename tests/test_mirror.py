@@ -30,7 +30,7 @@ OF_THE_WHOLE = {
     *("test_import", "test_install", "test_layers", "test_packaging", "test_pages_in_a_browser"),
     *("test_suite", "test_types", "test_upstream"),
     *("test_affected", "test_mirror", "test_mistakes", "test_mutants", "test_new_operator"),
-    *("test_time_limit", "test_words"),
+    *("test_time_limit", "test_web_example", "test_words"),
 }
 
 
