@@ -177,7 +177,9 @@ def test_alone(name, is_legalized, pipeline, reference):
     outputs = results(changed, pipeline)
     for function, wanted in reference.items():
         for output, other in zip(outputs[function], wanted, strict=True):
-            np.testing.assert_allclose(output, other, rtol=1e-3, atol=1e-4, err_msg=function)
+            # The products of Autocast have 8 bits.
+            rtol, atol = (5e-2, 5e-2 * np.abs(other).max()) if name == "Autocast" else (1e-3, 1e-4)
+            np.testing.assert_allclose(output, other, rtol=rtol, atol=atol, err_msg=function)
 
 
 @pytest.mark.parametrize("name", sorted(OF_LOOPS))
