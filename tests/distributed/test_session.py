@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from sessions import START, assert_ended, free_port, new_session, values
 
-from relax_grad._collector import paused
 from relax_grad.distributed import WorkerError, session
 from relax_grad.distributed import node as nodes
 from relax_grad.distributed._processes import Channel, address_of, cause_of, shares
@@ -134,8 +133,7 @@ def test_a_large_command_for_a_worker_that_hangs():
     reference = workers.empty((1,), "float32")
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
-    # An exception in Hypothesis' callback of the collector would be lost.
-    with paused(), pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):
         workers.run("wait", large=large)
     with pytest.raises(WorkerError, match="wait: the call was interrupted"):
         workers.synchronize()
