@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import tvm
 
+from .._validation import described
 from ..transform import Autocast
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -18,8 +19,8 @@ def half_of(precision: object) -> str | None:
         return None
     if not isinstance(precision, str) or precision not in _DTYPES:
         raise ValueError(
-            f'precision must be "bf16", "fp16" or None, but it is {precision!r}; float32 is the '
-            "default"
+            f'precision must be "bf16", "fp16" or None, but it is {described(precision)}; float32 '
+            "is the default"
         )
     return _DTYPES[precision]
 

@@ -183,6 +183,14 @@ def test_an_exported_program_and_lora(small):
         assert losses[-1] < losses[0]
 
 
+def test_changed_functions_of_an_import_stay(small):
+    """The module is not imported again, which would have the functions of before."""
+    model = lora(small, 2, "[03].weight").model
+    step = train_step(model, AdamW(lr=1e-2), precision="bf16")
+    assert list(step.params) == list(model.params) != list(small.params)
+    assert "bfloat16" in step.module["step"].script()
+
+
 def test_float16_with_a_scaled_loss(small, trainers):
     x, y = rows()
     step = train_step(small, SGD(lr=0.1), precision="fp16", loss_scale="dynamic")

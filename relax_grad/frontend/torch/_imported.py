@@ -72,8 +72,9 @@ class Imported:
     states: dict[str, tvm.runtime.Tensor]
     aliases: dict[str, str]
     _batch: Batch | None = dataclasses.field(default=None, repr=False, compare=False)
-    #: Imports the module within ``torch.autocast`` of a dtype.
-    _again: Callable[[str], Imported] | None = dataclasses.field(
+    #: Imports the module within ``torch.autocast`` of a dtype; None if it made another
+    #: ``tvm.IRModule`` than the given one.
+    _again: Callable[[tvm.IRModule, str], Imported | None] | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
 
@@ -214,11 +215,12 @@ class Imported:
 
     def _under_autocast(self, dtype: str) -> Imported | None:
         """Return the import of the module within ``torch.autocast``, with these values; None if the
-        module is unknown."""
-        if self._again is None:
+        module is unknown, or the functions have changed since its import."""
+        imported = None if self._again is None else self._again(self.module, dtype)
+        if imported is None:
             return None
         return dataclasses.replace(
-            self._again(dtype), params=self.params, frozen=self.frozen, states=self.states
+            imported, params=self.params, frozen=self.frozen, states=self.states
         )
 
     def _named(self) -> dict[str, tvm.runtime.Tensor]:

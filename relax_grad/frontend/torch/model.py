@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+import tvm
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -67,7 +68,7 @@ def from_module(
         The number of rows of each batch: the first axis of the inputs and targets. By default a
         :class:`relax_grad.training.Trainer` takes batches of any size if the module does. Its step
         for the size of the examples is the fastest one; that for other sizes is imported and
-        compiled with the first such batch, and the import keeps the module until then. The
+        compiled with the first such batch, from the module, which the import keeps. The
         functions in ``module`` have the size of the examples. :meth:`Imported.explain` tells
         whether other sizes are possible.
     dynamic_shapes : Mapping or Sequence, optional
@@ -125,13 +126,17 @@ def from_module(
         rows = _batch_of(job, inputs, batch, imported) if is_fixed else None
         return dataclasses.replace(imported, _batch=rows)
 
-    def again(dtype: str) -> Imported:
+    first = of(job, "importing the module")
+
+    def again(module: tvm.IRModule, dtype: str) -> Imported | None:
+        if not module.same_as(first.module):  # the user's, or one with adapters
+            return None
         job.check_same()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first import has given them
             return of(job.under_autocast(dtype), "importing the module under autocast")
 
-    return dataclasses.replace(of(job, "importing the module"), _again=again)
+    return dataclasses.replace(first, _again=again)
 
 
 def _with_batch(inputs: Inputs, batch: int | None, dynamic_shapes: object) -> Inputs:
