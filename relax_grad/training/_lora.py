@@ -273,15 +273,15 @@ def lora(
     changed = {
         reader.name: adapted(reader, adapters, params, scale, base, quantized) for reader in readers
     }
-    new: tvm.IRModule | Import = with_functions(module, changed)
-    if not isinstance(model, tvm.IRModule):
-        new = _replaced(model, module=new, params=params, frozen=base)
     batch: Any = getattr(model, "_batch", None)
     if batch is not None:
         again = partial(
             lora, rank=rank, targets=chosen, alpha=alpha, frozen=frozen, group_size=group_size
         )
         batch = _AdaptedBatch(batch, again)
+    new: tvm.IRModule | Import = with_functions(module, changed)
+    if not isinstance(model, tvm.IRModule):
+        new = _replaced(model, module=new, params=params, frozen=base, _batch=batch)
     return Lora(new, adapters, params, base, rank, scale, quantized, kept, batch)
 
 

@@ -162,6 +162,15 @@ def test_adapters_take_batches_of_other_sizes(frozen):
     np.testing.assert_allclose(trainer.predict(x[:1]).numpy(), outputs(x[:1]).detach(), atol=1e-5)
 
 
+def test_the_model_with_adapters_has_them_for_other_sizes():
+    x, y = drawn(ROWS)
+    adapted = lora(
+        from_module(nn.Linear(WIDTH, CLASSES), (x,), loss=loss, targets=(y,)), 2, "weight"
+    )
+    step = train_step(adapted.model, SGD(lr=0.1))
+    assert list(step._other_rows.step().params) == list(step.params) == list(adapted.params)
+
+
 def test_adapters_of_a_fixed_size_name_the_remedy():
     x, y = drawn(ROWS)
     imported = from_module(nn.Linear(WIDTH, CLASSES), (x,), loss=loss, targets=(y,), batch=ROWS)
