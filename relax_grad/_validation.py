@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from numbers import Integral
@@ -39,6 +39,9 @@ def described(value: object) -> str:
         return f"{noun} of shape {tuple(shape)} and dtype {dtype}"
     if isinstance(value, list | tuple) and value:
         return f"a {kind.__name__} with {described(value[0])}"
+    if isinstance(value, Mapping) and value:
+        key, first = next(iter(value.items()))
+        return f"a {kind.__name__} with {key!r}: {described(first)}"
     text = " ".join(repr(value).split())
     return text if len(text) <= _MOST_TEXT else f"a value of type {kind.__name__}"
 
@@ -228,3 +231,15 @@ def check_not_of_torch(path: str | os.PathLike, start: bytes) -> None:
             f"{path} must be a file of safetensors, but it is one of torch.save. Load its weights "
             "into the model before from_module: model.load_state_dict(torch.load(path))"
         )
+
+
+def check_path(path: object) -> None:
+    """Raise TypeError if the path of a file of weights or of a state is none."""
+    if isinstance(path, str | os.PathLike):
+        return
+    remedy = ""
+    if isinstance(path, Mapping):
+        remedy = "; Trainer(step, values=values) takes values by their names"
+    raise TypeError(
+        f'path must be a path, such as "state.safetensors", but it is {described(path)}{remedy}'
+    )

@@ -341,9 +341,17 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
     # TVM's own lists, such as the parameters of a function, are sequences too. A string is also a
     # sequence.
     several = isinstance(wrt, Sequence) and not isinstance(wrt, str)
-    return Choices(func_name, "parameter", candidates, by_position=True).select(
+    selected = Choices(func_name, "parameter", candidates, by_position=True).select(
         "wrt", cast(Sequence, wrt if several else [wrt])
     )
+    for param in selected:
+        if not has_gradient(param.ty):
+            floats = ", ".join(param.name for param in params if has_gradient(param.ty))
+            raise ValueError(
+                "wrt: only tensors of floating-point numbers and tuples of them have gradients, "
+                f"but the type of {param.name} is {param.ty}; there are {floats or 'none'}"
+            )
+    return selected
 
 
 def _names(mod: tvm.IRModule) -> set[str]:

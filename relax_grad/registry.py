@@ -28,6 +28,7 @@ from tvm import relax
 from tvm.ir import Op
 from tvm.relax.op.grad import no_grad as _no_grad
 
+from ._validation import alternatives, near_names
 from .errors import GradientError
 from .ir import corrections, legalizations
 from .ir.partials import check_length, check_partial, failing_as, guarded
@@ -382,7 +383,13 @@ def _check_operator(op_name: str) -> None:
     operators.
     """
     if not isinstance(op_name, str) or (_ready and not is_operator(op_name)):
-        raise ValueError(f"this TVM has no operator named {op_name!r}")
+        names = Op.list_op_names()
+        raise ValueError(
+            f"this TVM has no operator named {op_name!r}; {alternatives(str(op_name), names)}"
+            if near_names(str(op_name), names)
+            else f"this TVM has no operator named {op_name!r}; register an operator of yours "
+            f'first: tvm.ir._ffi_api.RegisterOp("{op_name}", "")'
+        )
 
 
 def is_operator(op_name: str) -> bool:

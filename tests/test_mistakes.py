@@ -9,14 +9,14 @@ from tvm import relax
 from tvm.ir import Op
 
 import relax_grad
-from relax_grad.distributed import data_parallel
 from relax_grad.testing import check_gradients
-from relax_grad.training import SGD, AdamW, Trainer, lora, memory_of, train_step
+from relax_grad.training import SGD, AdamW, Trainer, memory_of, train_step
 
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("safetensors")
 
+from more_mistakes import ATTRIBUTES, MORE  # noqa: E402
 from onnx import numpy_helper, parser  # noqa: E402
 
 from relax_grad.frontend.onnx import from_model  # noqa: E402
@@ -462,22 +462,6 @@ MISTAKES = {
         lambda m: relax_grad.value_and_grad(m.model),
         r"but it is Linear; pass from_module\(model, \(x,\), loss=loss, targets=\(y,\)\).module",
     ),
-    "adapters of a step": (
-        lambda m: lora(m.step, 2, "weight"),
-        r"value of type TrainStep; write train_step\(lora\(imported, rank, targets\), optimizer\)",
-    ),
-    "a number as session": (
-        lambda m: data_parallel(m.step, 2),
-        r"session, but it is 2; write with session\(2\) as workers: ..., and pass workers",
-    ),
-    "two arguments of a wrapped module": (
-        lambda m: m.wrapped(X, X),
-        r"the wrapped module takes the arguments of its examples, \(input\): too many positional",
-    ),
-    "rows of a wrapped module": (
-        lambda m: m.wrapped(X[:2]),
-        r"has shape \(2, 3\) .* or wrap the module again \(dynamic_shapes makes extents symbolic",
-    ),
 }
 
 
@@ -486,11 +470,31 @@ def unknown(x):
     return relax.call_dps_packed("other.library", (x,), out_ty=x.ty)
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", EVERY := MISTAKES | MORE)
 def test_the_error_ends_in_the_remedy(made, name, capfd):
-    call, words = MISTAKES[name]
+    call, words = EVERY[name]
     with pytest.raises(Exception, match=words) as caught:
         call(made)
     assert not isinstance(caught.value, (AttributeError, tvm.error.InternalError))
     assert len(str(caught.value)) < 600
     assert "BlockBuilder destroyed" not in capfd.readouterr().err
+
+
+def test_each_mistake_is_in_one_table():
+    assert len(EVERY) == len(MISTAKES) + len(MORE)
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_names_of_other_trainers_lead_to_the_own_ones(made, name):
+    with pytest.raises(AttributeError, match=f"{name}.; .*{ATTRIBUTES[name]}"):
+        getattr(made.trainer, name)
+    assert not hasattr(made.trainer, name)
+
+
+def test_a_compiled_module_is_imported_as_its_module(made):
+    compiled = torch.compile(made.model)
+    again = from_module(compiled, (X,), loss=cross_entropy, targets=(Y,))
+    assert (list(again.inputs), list(again.params)) == (["input"], ["weight", "bias"])
+    again.copy_to(compiled, {"weight": np.full((2, 3), 0.5, "float32")})
+    assert made.model.weight.eq(0.5).all()
+    assert wrap(compiled, (X,))(X).shape == (4, 2)

@@ -472,8 +472,13 @@ def _differentiable() -> list[str]:
 
 
 def _no_such_operator(pattern: str, known: Sequence[str]) -> str:
-    from ..registry import is_backward_operator
+    from ..registry import classify, is_backward_operator, operators
 
+    if "," in pattern:
+        return f"no operator {pattern!r}; separate names by spaces: {pattern.replace(',', ' ')}"
+    for found in (classify(name) for name in operators() if _arguments.fits(name, pattern)):
+        if found.kind == "non-differentiable":
+            return f"{found.op_name} has no gradient to check: {found.reason}"
     without_samples = [name for name in _differentiable() if _arguments.fits(name, pattern)]
     if without_samples:
         name = without_samples[0]
@@ -481,7 +486,11 @@ def _no_such_operator(pattern: str, known: Sequence[str]) -> str:
         if is_backward_operator(name):
             reason += "; order 2 of its forward operator's samples checks it"
         return reason
-    return _arguments.no_such_operator(pattern, known, "--list shows the operators")
+    return _arguments.no_such_operator(
+        pattern,
+        known,
+        "--list shows the operators; relax_grad.testing.check_gradients checks yours",
+    )
 
 
 def _message(error: Exception, verbose: bool) -> str:

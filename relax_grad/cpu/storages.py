@@ -102,7 +102,7 @@ def value_of(extent: tirx.PrimExpr, extents: Mapping[str, int]) -> int:
         if variable.name not in extents:
             raise ValueError(
                 f"extents: the upper bound of {variable.name} is missing; the step has this "
-                "symbolic extent"
+                f'symbolic extent: pass extents={{"{variable.name}": 32}}'
             )
         analyzer.bind(variable, tirx.IntImm(str(variable.ty.dtype), extents[variable.name]))
     return int(analyzer.simplify(extent))

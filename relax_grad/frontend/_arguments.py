@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from .._validation import described
+
 #: The names or patterns of weights to train, or a function of the name.
 Trainable = str | Sequence[str] | Callable[[str], bool]
 
@@ -15,5 +17,6 @@ def check_trainable(trainable: object) -> None:
     if not (trainable is None or callable(trainable) or is_names):
         raise TypeError(
             "trainable must be names or patterns, a function of the name, or None, but it is "
-            f"{trainable!r}"
+            f"{described(trainable)}; names are such as [name for name, _ in "
+            "model.named_parameters()]"
         )

@@ -100,11 +100,17 @@ def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
             remedy = '; pass tvm.IRModule({"main": function})'
         elif hasattr(mod, "named_parameters"):  # a module of PyTorch
             remedy = "; pass from_module(model, (x,), loss=loss, targets=(y,)).module"
+        elif isinstance(mod, tvm.runtime.Executable | tvm.runtime.Module):
+            remedy = "; differentiate the module first, and then compile the result"
+        elif isinstance(mod, str):
+            remedy = "; the module comes first, and then the name of its function"
         raise TypeError(f"mod must be a tvm.IRModule, but it is {type(mod).__name__}{remedy}")
     names = [variable.name_hint for variable in mod.get_global_vars()]
     if not isinstance(name, str) or name not in names:
+        remedy = f': write func_name="{names[0]}"' if len(names) == 1 else ""
         raise ValueError(
             f"the module has no function {name!r}; it has {', '.join(sorted(names)) or 'none'}"
+            f"{remedy}"
         )
     function = mod[name]
     if not isinstance(function, relax.Function):

@@ -114,8 +114,8 @@ def check_length(partials: Sequence, expected: int) -> None:
     # TVM returns its own class of array.
     if not isinstance(partials, (list, tvm_ffi.Array)) or len(partials) != expected:
         raise GradientError(
-            f"the rule must return a list of {expected} expressions, one for each argument, but it "
-            f"returned {partials!r}"
+            f"the rule must return a list of {expected} expression{'' if expected == 1 else 's'}, "
+            f"one for each argument, but it returned {partials!r}"
         )
 
 

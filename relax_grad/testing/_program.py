@@ -8,6 +8,8 @@ gradient is that of the next order.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +20,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
-from .._validation import is_integer
+from .._validation import described, is_integer
 from ..cpu.codegen.compile import assembled
 from ..errors import GradientCheckError
 from ..ir.compat import dtype_of, set_type
@@ -97,7 +99,7 @@ def make_arguments(
     if not isinstance(inputs, (tuple, list)):
         raise TypeError(
             "inputs must be a list of arrays and of other arguments of the operator, but it is "
-            f"{inputs!r}"
+            f"{described(inputs)}: pass [x]"
         )
     _check_symbolic(inputs, symbolic)
     dims: dict[str, tirx.Var] = {}
@@ -422,18 +424,40 @@ def _output_type(function, params, call_args, attrs) -> relax.Type:
         try:
             result = function(*call_args, **attrs)
         except TypeError as error:
-            if "Var" not in str(error):
-                raise
-            raise TypeError(
-                f"the function must compute with Relax, such as relax.op.exp(x): {error}"
-            ) from error
+            raise TypeError(_of_call(error, function)) from error
         if not isinstance(result, relax.Expr):
             raise TypeError(
                 f"the function must return floating-point tensors, but it returned {result!r}"
             )
-        result = bb.emit(result)
+        try:
+            result = bb.emit(result)
+        except TypeError as error:  # TVM's, which prints the whole operator
+            text = _OPERATOR.sub(r"\1", str(error))
+            if "float dtype" in text:
+                text += '; give floating-point inputs: x.astype("float64")'
+            raise TypeError(text) from error
         bb.emit_func_output(result)
     return result.ty
+
+
+#: An operator as TVM prints it in errors; the group is its name.
+_OPERATOR = re.compile(r'ir\.Op\(span=.*?name="([^"]+)".*?support_level=\d+\)')
+
+
+def _of_call(error: TypeError, function: Callable) -> str:
+    """Return the message for a function or a builder that does not take its arguments."""
+    text = str(error)
+    if "with `const`" in text:  # TVM's, for a number as an operand
+        return f'a number must be a constant of Relax, such as relax.const(2.0, "float64"): {text}'
+    if "ffi.Array" in text:
+        return f"an input must be an array, such as numpy.ones((2, 3)), not a shape: {text}"
+    if "Var" in text:
+        return f"the function must compute with Relax, such as relax.op.exp(x): {text}"
+    try:
+        names = ", ".join(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return text
+    return f"{text}; the inputs and attributes are {names}"
 
 
 def float_leaves(output_type: relax.Type, path: tuple[int, ...] = ()) -> list:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from .._validation import described
 from ..errors import GradientCheckError
 from . import _program
 from ._arguments import check_tolerance, resolve, select_wrt
@@ -145,7 +146,10 @@ class PreparedParity:
 
     def __init__(self, case: TorchCase, through: str, rtol: float, seed: int):
         if not callable(case.torch_function):
-            raise TypeError(f"torch_function must be callable, but it is {case.torch_function!r}")
+            raise TypeError(
+                "torch_function must be callable, such as lambda torch, x: torch.exp(x), but it is "
+                f"{described(case.torch_function)}"
+            )
         check_tolerance("rtol", rtol)
         self.name, function = resolve(case.fn_or_op)
         self.case = case
@@ -185,7 +189,13 @@ class PreparedParity:
             return tensor
 
         tensors = [to_torch(a) for a in self.arguments if isinstance(a, (tuple, _program.Argument))]
-        outputs = self.case.torch_function(torch, *tensors)
+        try:
+            outputs = self.case.torch_function(torch, *tensors)
+        except TypeError as error:
+            raise TypeError(
+                "torch_function is called with the module torch and the tensors, such as "
+                f"lambda torch, x: torch.exp(x): {error}"
+            ) from error
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
         if not isinstance(outputs, (tuple, list)):
             raise TypeError(f"torch_function must return tensors, but it returned {outputs!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import os
 import platform
@@ -21,7 +22,7 @@ from tvm import relax
 from tvm.support import cc
 
 from .._progress import shown
-from .._validation import described
+from .._validation import alternatives, described
 from ..cpu import programs
 from ..cpu.target import CPU, WASM32, X86_64_LEVELS, architecture, host, level_of
 from ..ir.compat import dtype_of
@@ -46,10 +47,7 @@ def target_of(target: tvm.target.Target | str | Mapping | None) -> tvm.target.Ta
     try:
         made = host() if target is None else tvm.target.Target(target)
     except ValueError as error:  # TVM's, for an unknown kind
-        raise ValueError(
-            f"target is {described(target)}, which is no target of TVM: {error}; leave it out for "
-            "this processor, or give one such as relax_grad.target.host()"
-        ) from error
+        raise _no_target(target, error) from error
     if CPU.of(made) is None:
         raise ValueError(
             f"target must be a CPU, but it is of the kind {made.kind.name}; leave it out for this "
@@ -85,7 +83,20 @@ def is_for_pages(target: tvm.target.Target | str | Mapping | Sequence | None) ->
     """Return whether a target is WebAssembly, for which a step never has a runtime."""
     if target is None or (isinstance(target, Sequence) and not isinstance(target, str)):
         return False
-    return architecture(tvm.target.Target(target)) == WASM32
+    try:
+        return architecture(tvm.target.Target(target)) == WASM32
+    except ValueError as error:
+        raise _no_target(target, error) from error
+
+
+def _no_target(target: object, error: ValueError) -> ValueError:
+    """Return TVM's error for a target that it does not know, with the functions that make one."""
+    known = 'relax_grad.target.host(), x86_64("v3"), arm("cortex-a72") or wasm()'
+    called = f"; call it: {target.__name__}()" if inspect.isfunction(target) else ""
+    return ValueError(
+        f"target is {described(target)}, which is no target of TVM: {error}{called}; leave it out "
+        f"for this processor, or give one such as {known}"
+    )
 
 
 def is_without_runtime(
@@ -188,6 +199,13 @@ def compiled(
     prefix : str
         The prefix of the names of tensor functions.
     """
+    known = list(inspect.signature(tvm.compile).parameters)[2:]  # without the module and target
+    for name in options or ():
+        if name not in known:
+            raise TypeError(
+                "compile_options must be arguments of tvm.compile, but one is "
+                f"{name!r}; {alternatives(str(name), known)}"
+            )
     options = {"relax_pipeline": "relax_grad", **(options or {})}
     if prefix:
         if options["relax_pipeline"] != "relax_grad":

@@ -14,7 +14,7 @@ import numpy as np
 import tvm
 
 from .._packages import load
-from .._validation import check_not_folder, check_not_of_torch
+from .._validation import check_not_folder, check_not_of_torch, check_path
 from ._atomic import write_file
 
 #: The name of the format, which is the key of the metadata too; the version that is written, and
@@ -52,6 +52,7 @@ def write(path: str | os.PathLike, tensors: Mapping[str, tvm.runtime.Tensor], mo
         If a value could not be read again, here or by the C++ library.
     """
     _safetensors()
+    check_path(path)
     from safetensors.numpy import save
 
     _check_readable("the state", more, 0)
@@ -164,8 +165,11 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
         If the file is damaged, or is of another kind or version.
     """
     safetensors = _safetensors()
+    check_path(path)
     check_not_folder(path, "state.safetensors")
     data = Path(path).read_bytes()
+    if not data:
+        raise ValueError(f"{path} is empty; Trainer.save writes files of safetensors")
     check_not_of_torch(path, data[:4])
     has_checksum = _check(path, data)
     try:

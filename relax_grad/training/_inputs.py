@@ -106,9 +106,21 @@ def named_values(
 
 
 def check_loader(loader: object, types: Mapping[str, relax.TensorType]) -> None:
-    """Raise TypeError if a loader is one batch, or gives single examples."""
+    """Raise TypeError if a loader is one batch, gives single examples, or is no loader."""
+    if isinstance(loader, str | bytes | type):
+        remedy = (
+            f"make one: {loader.__name__}(dataset, batch_size=32)"
+            if isinstance(loader, type)
+            else 'read the file to arrays first, such as numpy.loadtxt(path, delimiter=",")'
+        )
+        raise TypeError(
+            f"loader must give batches by iteration, but it is {described(loader)}; {remedy}"
+        )
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise TypeError(f"loader must give batches by iteration, but it is {described(loader)}")
+        remedy = ": pass what it returns, loader=function()" if callable(loader) else ""
+        raise TypeError(
+            f"loader must give batches by iteration, but it is {described(loader)}{remedy}"
+        )
     names = f"({', '.join(types)})"
     kinds = {
         f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(loader).__mro__
@@ -178,7 +190,7 @@ def as_input(
     if not fits or str(tensor.dtype) != dtype:
         written = ", ".join(str(getattr(extent, "value", extent)) for extent in extents)
         written += "," if len(extents) == 1 else ""
-        remedy = _converted(name, value, dtype) if fits else _of_rows(name, shape, extents)
+        remedy = _converted(name, value, dtype) if fits else _of_rows(name, shape, extents, dtype)
         raise ValueError(
             f"{name} must have shape ({written}) and dtype {dtype}, but it has {shape} and "
             f"{tensor.dtype}{remedy}"
@@ -186,8 +198,9 @@ def as_input(
     return tensor
 
 
-def _of_rows(name: str, shape: Sequence[int], extents: Sequence) -> str:
-    """Return the remedy for another number of rows, or for a row alone; empty for other shapes."""
+def _of_rows(name: str, shape: Sequence[int], extents: Sequence, dtype: str) -> str:
+    """Return the remedy for another number of rows, for a row alone, and for classes that have an
+    axis too many; empty for other shapes."""
     sizes = tuple(int(extent) if hasattr(extent, "value") else -1 for extent in extents)
     if shape == sizes[1:]:
         return f": pass {name}[None] for a batch of one row"
@@ -198,6 +211,9 @@ def _of_rows(name: str, shape: Sequence[int], extents: Sequence) -> str:
         )
     if len(shape) == len(sizes) + 1 and shape[0] == 1:
         return ": write predict(x), and step(*batch), without a list"
+    if len(shape) == 2 and len(sizes) == 1 and "int" in dtype:
+        column = f"{name}[:, 0]"
+        return f": pass {column if shape[1] == 1 else f'{name}.argmax(1), if its rows are one-hot'}"
     return ""
 
 

@@ -56,11 +56,14 @@ class Loop:
         if patience is not None:
             check_integer("patience", patience, 1, of="epochs", also="None")
         if self._monitor != "loss" and self._evaluate is None:
-            raise ValueError(f"monitor: {self._monitor!r} needs evaluate, which returns it")
+            raise ValueError(
+                f"monitor: {self._monitor!r} needs evaluate, which returns it, such as evaluate="
+                "lambda trainer: trainer.evaluate(loader, metrics)"
+            )
         if schedule is not None and not callable(schedule):
             raise TypeError(
                 "schedule must be a function of the number of the update, or a scheduler of "
-                f"torch.optim.lr_scheduler, but it is {schedule!r}"
+                f"torch.optim.lr_scheduler, but it is {described(schedule)}"
             )
         if callable(self._callbacks) or not all(map(callable, self._callbacks)):
             raise TypeError(

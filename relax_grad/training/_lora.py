@@ -150,6 +150,12 @@ class Lora:
         self, values: Mapping[str, object], where: str = "values: "
     ) -> dict[str, np.ndarray]:
         """Return arrays of the adapters' parameters, in order."""
+        if not isinstance(values, Mapping):
+            remedy = "; write trainer.params" if hasattr(values, "params") else ""
+            raise TypeError(
+                "values must be the parameters of the adapters by their names, such as "
+                f"trainer.params, but it is {described(values)}{remedy}"
+            )
         arrays = {}
         for name, old in self.params.items():
             if name not in values:
@@ -258,8 +264,7 @@ def lora(
     else:
         raise TypeError(
             "model must be a tvm.IRModule or a result of relax_grad.frontend.torch.from_module or "
-            f"relax_grad.frontend.onnx.from_model, but it is {described(model)}; write "
-            "train_step(lora(imported, rank, targets), optimizer)"
+            f"relax_grad.frontend.onnx.from_model, but it is {described(model)}; {_remedy(model)}"
         )
     chosen = _chosen(targets, base)
     kinds = kinds_of(readers, chosen)
@@ -283,6 +288,15 @@ def lora(
     if not isinstance(model, tvm.IRModule):
         new = _replaced(model, module=new, params=params, frozen=base, _batch=batch)
     return Lora(new, adapters, params, base, rank, scale, quantized, kept, batch)
+
+
+def _remedy(model: object) -> str:
+    """Return the call that makes adapters of what was given instead of an import."""
+    if isinstance(model, Lora):
+        return "it has adapters already: give all targets to one call of lora"
+    if hasattr(model, "named_parameters"):  # a module of PyTorch
+        return "write lora(from_module(model, (x,), loss=loss, targets=(y,)), rank, targets)"
+    return "write train_step(lora(imported, rank, targets), optimizer)"
 
 
 class _AdaptedBatch:

@@ -19,10 +19,18 @@ def half_of(precision: object) -> str | None:
         return None
     if not isinstance(precision, str) or precision not in _DTYPES:
         raise ValueError(
-            f'precision must be "bf16", "fp16" or None, but it is {described(precision)}; float32 '
-            "is the default"
+            f'precision must be "bf16", "fp16" or None, but it is {described(precision)}'
+            f"{_remedy(str(precision))}"
         )
     return _DTYPES[precision]
+
+
+def _remedy(given: str) -> str:
+    """Return the spelling that was meant, or the default."""
+    for known, dtype in _DTYPES.items():
+        if dtype in given:
+            return f': write precision="{known}"'
+    return "; float32 is the default"
 
 
 def under_autocast(model: object, dtype: str | None) -> tuple[object, str | None]:

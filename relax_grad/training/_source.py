@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -137,7 +138,10 @@ def _of(
         return _of_onnx(model, wrt, loss, targets)
     if isinstance(model, TorchImport):
         if loss is not None or targets is not None:
-            raise ValueError("loss and targets are for ONNX imports; pass the loss to from_module")
+            raise ValueError(
+                "loss and targets are for ONNX imports; pass them to the import: "
+                "from_module(model, (x,), loss=loss, targets=(y,))"
+            )
         return _of_torch(model, func_name, wrt)
     raise TypeError(
         "model must be a tvm.IRModule or a result of relax_grad.frontend.torch.from_module or "
@@ -148,6 +152,8 @@ def _of(
 def _remedy(model: object) -> str:
     if hasattr(model, "named_parameters"):  # a module of PyTorch
         return "; write train_step(from_module(model, (x,), loss=loss, targets=(y,)), optimizer)"
+    if isinstance(model, str | os.PathLike):
+        return "; import the file first, such as from_model(path) of relax_grad.frontend.onnx"
     return ""
 
 

@@ -49,9 +49,10 @@ def as_tensor(name: str, value: object, ty: relax.TensorType) -> tvm.runtime.Ten
     array = as_array(value)
     shape = shape_of(ty)
     if array.shape != shape or str(array.dtype) != dtype_of(ty):
+        remedy = f': pass {name}.astype("{dtype_of(ty)}")' if array.shape == shape else ""
         raise ValueError(
             f"{name} must have shape {shape} and dtype {dtype_of(ty)}, but it has {array.shape} "
-            f"and {array.dtype}"
+            f"and {array.dtype}{remedy}"
         )
     return tvm.runtime.tensor(np.array(array, order="C"))
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from .._validation import described as shortened
 from ._files import MOST_DEPTH
 
 #: The key of an object that stands for a dict with other keys than text, which JSON lacks.
@@ -43,7 +44,11 @@ def described(value: object, place: str, depth: int = 0) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     remedy = "leave it out" if callable(value) else "pass numbers, text, lists and dicts of them"
-    raise TypeError(f"a file holds no {type(value).__name__}, but {place} is {value!r}: {remedy}")
+    if hasattr(value, "tolist"):
+        remedy = f"pass {place}.tolist()"
+    raise TypeError(
+        f"a file holds no {type(value).__name__}, but {place} is {shortened(value)}: {remedy}"
+    )
 
 
 def restored(value: Any) -> Any:

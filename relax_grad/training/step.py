@@ -20,6 +20,7 @@ from ..ir.signature import GROUPS
 from ..ir.summary import summary
 from . import _export
 from ._build import Build, Differentiate, Group, Settings
+from ._names import of_file, of_groups
 from ._packing import packed
 from ._precision import half_of, under_autocast
 from ._rows import OtherRows, other_rows
@@ -178,7 +179,7 @@ class TrainStep:
         if values is not None and not isinstance(values, Mapping):
             raise TypeError(
                 "values must be tensors by their names, such as trainer.values, but it is "
-                f"{described(values)}"
+                f"{described(values)}{of_file(values)}"
             )
         left = dict(values or {})
 
@@ -187,7 +188,10 @@ class TrainStep:
             for name, ty in types.items():
                 value = left.pop(name, self._source.values.get(name))
                 if value is None:
-                    raise ValueError(f"values: {name} is missing; its type is {ty}")
+                    raise ValueError(
+                        f"values: {name} is missing; its type is {ty}: pass "
+                        f'values={{"{name}": array}}'
+                    )
                 group[name] = as_tensor(name, value, ty)
             return group
 
@@ -454,7 +458,7 @@ def _groups(optimizer: Optimizer | Mapping[str, Optimizer] | object, source: Sou
     if not isinstance(optimizer, Mapping) or not optimizer:
         raise TypeError(
             "optimizer must be an Optimizer of relax_grad.training, such as AdamW(lr=0.01), or a "
-            f"mapping of patterns to them, but it is {described(optimizer)}"
+            f"mapping of patterns to them, but it is {described(optimizer)}{of_groups(optimizer)}"
         )
     left, groups = list(signature.params), []
     for pattern, member in optimizer.items():

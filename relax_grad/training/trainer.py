@@ -21,6 +21,7 @@ from ._allocator import Allocator
 from ._inputs import named_values, scalars_of
 from ._loop import Loop, Scheduler
 from ._moment import Call, InMoments, Moment
+from ._names import NamesElsewhere
 from ._outcome import is_update
 from ._packing import packed
 from ._prediction import averages_of
@@ -42,6 +43,16 @@ def _remedy(step: object) -> str:
     return "Trainer(train_step(imported, AdamW(lr=0.01)))"
 
 
+def _checked(more: object) -> dict:
+    """Return the further values of a file, or raise TypeError if they have no names."""
+    if more is not None and not isinstance(more, Mapping):
+        raise TypeError(
+            f'more must be values by their names, such as {{"note": "a text"}}, but it is '
+            f"{described(more)}"
+        )
+    return dict(more or {})
+
+
 class _TrainerType(type):
     """The class of :class:`Trainer`, which makes trainers of several workers too."""
 
@@ -49,6 +60,11 @@ class _TrainerType(type):
     of_session: Callable[..., Trainer] | None = None
 
     def __call__(cls, *arguments, distributed=None, **options):
+        if cls is Trainer and len(arguments) > 1:
+            raise TypeError(
+                f"Trainer takes one step, but it got {', '.join(map(described, arguments))}; write "
+                f"{_remedy(arguments[0])}"
+            )
         if distributed is None:
             return super().__call__(*arguments, **options)
         if cls is not Trainer:
@@ -67,7 +83,7 @@ class _TrainerType(type):
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
-class Trainer(InMoments, metaclass=_TrainerType):
+class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
     """Compiles a training step once, and runs it.
 
     The step of an import takes batches of any number of rows, if the model does. The first batch of
@@ -377,6 +393,8 @@ class Trainer(InMoments, metaclass=_TrainerType):
             As for :meth:`step`.
         """
         self._settled()
+        if not isinstance(progress, bool):
+            raise TypeError(f"progress must be True or False, but it is {progress!r}")
         Loop(self, loader, schedule, callbacks, evaluate, patience, monitor).run(epochs, progress)
         return self.history
 
@@ -485,7 +503,7 @@ class Trainer(InMoments, metaclass=_TrainerType):
         described = {
             "counters": {name: getattr(moment, name) for name in COUNTERS},
             "history": packed(moment.history),
-            "more": described_values(dict(more or {}), "more"),
+            "more": described_values(_checked(more), "more"),
         }
         groups = {name: self._group(name) for name in GROUPS}
         _export.write_state(path, self.train_step, groups, described)

@@ -91,6 +91,9 @@ def test_select(makers, patterns, selected):
         ("conv2", "no operator 'conv2'; did you mean relax.nn.conv2d"),
         ("nn.con2d", "no operator 'nn.con2d'; did you mean relax.nn.conv2d"),
         ("qqqq", "no operator 'qqqq'; --list shows the operators"),
+        ("my.qqqq", "; relax_grad.testing.check_gradients checks yours"),
+        ("argmax", "relax.argmax has no gradient to check: the result consists of integers"),
+        ("exp,log", "no operator 'exp,log'; separate names by spaces: exp log"),
     ],
 )
 def test_an_unknown_operator_is_refused_with_its_neighbours(capsys, name, message):

@@ -29,9 +29,9 @@ def bad_torch_calls() -> Iterator[tuple[str, str, Callable, type, str]]:
         yield program, what, lambda v=value: from_exported_program(v), TypeError, "ep must be a"
     for argument, value, error, message in (
         ("args", x, TypeError, "args must be a sequence"),
-        ("args", (x, x), TypeError, r"do not fit Linear\.forward: too many positional"),
+        ("args", (x, x), TypeError, r"do not fit Linear\.forward\(input\): too many positional"),
         ("kwargs", 3, TypeError, "kwargs must be a mapping"),
-        ("kwargs", {"y": x}, TypeError, r"do not fit Linear\.forward: got an unexpected"),
+        ("kwargs", {"y": x}, TypeError, r"do not fit Linear\.forward\(input\): got an unexpected"),
         ("loss", 3, TypeError, "loss must be a function"),
         ("targets", x, TypeError, "targets must be a sequence"),
         ("targets", (x,), ValueError, "targets are arguments of a loss"),
@@ -65,7 +65,7 @@ def bad_torch_calls() -> Iterator[tuple[str, str, Callable, type, str]]:
         yield "frontend.torch.wrap", what, call, TypeError, "module must be a torch"
     for argument, value, error, message in (
         ("args", x, TypeError, "args must be a sequence"),
-        ("kwargs", {"y": x}, TypeError, r"do not fit Linear\.forward: got an unexpected"),
+        ("kwargs", {"y": x}, TypeError, r"do not fit Linear\.forward\(input\): got an unexpected"),
         ("module", wrap(dense, (x,)), ValueError, "module is wrapped already"),
         ("target", 3, TypeError, "target must be"),
         ("target", "nonsense", ValueError, "target is not one of TVM's, 'nonsense'"),

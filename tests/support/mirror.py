@@ -316,6 +316,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "training._build": ("training/test_train_step.py", "training/test_nonfinite.py"),
     "training._files": ("training/test_trainer.py", "training/test_folders.py"),
     "training._inputs": ("training/test_check_inputs.py", "training/test_trainer.py"),
+    "training._names": ("test_mistakes.py",),
     "training._optimizer": ("training/test_optimizers.py",),
     "training._source": ("training/test_train_step.py", "frontend/onnx/test_training.py"),
     "training._tensors": ("training/test_train_step.py", "training/test_trainer.py"),

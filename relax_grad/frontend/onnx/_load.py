@@ -61,7 +61,8 @@ def read(model: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onnx.Model
             loaded = onnx.load(os.fspath(model), load_external_data=False)
         except DecodeError as error:
             raise ValueError(
-                f"model is no ONNX model: {os.fspath(model)} holds other data: {error}"
+                f"model is no ONNX model: {os.fspath(model)} holds other data: {error}; give a "
+                "file that torch.onnx.export or onnx.save writes"
             ) from error
     elif isinstance(model, (bytes, bytearray, memoryview)):
         try:

@@ -61,7 +61,7 @@ def loss_of(
     _check_loss(loss_fn, bb, params, extra)
     with ending_blocks(bb), bb.function("loss", [*carrier_params, *params, *extra]):
         with bb.dataflow():
-            value = loss_fn(bb, *params, *extra)
+            value = _called(loss_fn, bb, *params, *extra)
             if not isinstance(value, relax.Expr):
                 raise TypeError(
                     "loss_fn must return a Relax expression, as bb.emit(relax.op.mean(...)) does, "
@@ -87,6 +87,20 @@ def loss_of(
     return with_extent_checks(loss, checks_of(main))
 
 
+def _called(loss_fn: Callable, *arguments: object) -> relax.Expr:
+    """Return the loss, or raise an error for a function that computes with numbers."""
+    try:
+        return loss_fn(*arguments)
+    except TypeError as error:
+        if "with `const`" not in str(error):  # TVM's, for an operand that is no expression
+            raise
+        raise TypeError(
+            f"the loss computes with a number or by another library ({error}), but for an ONNX "
+            'import it computes with Relax: relax.const(2.0, "float32"), and '
+            "bb.emit(relax.op.mean(...))"
+        ) from error
+
+
 def _check_loss(
     loss_fn: Callable, bb: relax.BlockBuilder, outputs: Sequence, targets: Sequence
 ) -> None:
@@ -107,6 +121,13 @@ def _check_loss(
     )
 
 
+def _of_dtype(kind: object) -> str:
+    """Return the remedy for a dtype that is no text."""
+    if not isinstance(kind, Sequence) or isinstance(kind, str) or len(kind) != 2:
+        return ""
+    return f' and {described(kind[1])}: write the dtype as text, such as "int64"'
+
+
 def _type(name: str, kind, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:
     """Return the type of a target."""
     if isinstance(kind, relax.TensorType):
@@ -115,7 +136,7 @@ def _type(name: str, kind, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:
     if not is_pair or not isinstance(kind[0], Sequence) or not isinstance(kind[1], str):
         raise TypeError(
             f"targets: {name} must have a relax.TensorType, or a shape and a dtype, such as "
-            f'(("batch",), "int64"), but it has {described(kind)}'
+            f'(("batch",), "int64"), but it has {described(kind)}{_of_dtype(kind)}'
         )
     shape, dtype = kind
     for extent in shape:

@@ -26,11 +26,14 @@ def check_arguments(module, args, kwargs, loss, targets, custom) -> None:
         raise TypeError(
             f"args must be a sequence of example arguments, such as (x,), but it is "
             f"{described(args)}"
+            + (": pass args=(), kwargs={...}" if isinstance(args, Mapping) else "")
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(
             f"kwargs must be a mapping of names to example arguments, but it is {described(kwargs)}"
+            + ("; a loss is given as loss=..., targets=(y,)" if callable(kwargs) else "")
         )
+    _check_examples(args)
     if loss is not None and not callable(loss):
         raise TypeError(
             "loss must be a function of the output and the targets, such as "
@@ -40,6 +43,7 @@ def check_arguments(module, args, kwargs, loss, targets, custom) -> None:
         raise TypeError(
             f"targets must be a sequence of example tensors, such as (y,), but it is "
             f"{described(targets)}"
+            + (": pass tuple(targets.values())" if isinstance(targets, Mapping) else "")
         )
     if targets and loss is None:
         raise ValueError("targets are arguments of a loss; give one: loss=...")
@@ -56,6 +60,18 @@ def _remedy(module: object) -> str:
     if callable(module) and not isinstance(module, type):
         return "; make it the forward of a subclass of torch.nn.Module"
     return ""
+
+
+def _check_examples(args: Sequence) -> None:
+    """Raise TypeError for an example that is a list of numbers, as only Python has them."""
+    for i, example in enumerate(args):
+        numbers = example
+        while isinstance(numbers, list) and numbers:
+            numbers = numbers[0]
+        if isinstance(example, list) and isinstance(numbers, float):
+            raise TypeError(
+                f"args[{i}] must be a tensor, but it is a list of numbers; write torch.tensor(list)"
+            )
 
 
 def _check_loss(loss, targets: Sequence) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..._packages import load
 from ..._validation import check_not_of_torch, matching
+from ..._validation import described as described_value
 
 
 def described(value) -> str:
@@ -23,8 +24,20 @@ def described(value) -> str:
         return f"a module {type(value).__name__}"
     if isinstance(value, (list, tuple)) and value:
         return f"a {type(value).__name__} with {described(value[0])}"
+    if isinstance(value, Mapping) and value:
+        key, first = next(iter(value.items()))
+        return f"a {type(value).__name__} with {key!r}: {described(first)}"
+    if hasattr(value, "shape"):  # an array of another library
+        return described_value(value)
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module from which ``torch.compile`` made a module, or the module itself."""
+    if isinstance(module, torch._dynamo.OptimizedModule):
+        return module._orig_mod
+    return module
 
 
 def copied(tensor: torch.Tensor) -> tvm.runtime.Tensor:
@@ -143,7 +156,11 @@ def write_to(module: nn.Module, key: str, value: torch.Tensor, tensors: Mapping)
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return the parameters and buffers of a module by their keys."""
     if not isinstance(module, nn.Module):
-        raise TypeError(f"module must be a torch.nn.Module, but it is {described(module)}")
+        raise TypeError(
+            f"module must be a torch.nn.Module, but it is {described(module)}; write "
+            "imported.copy_to(model, trainer.params)"
+        )
+    module = uncompiled(module)
     return {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),

@@ -19,7 +19,7 @@ from .._batch import Batch, Changed
 from ._arguments import check_arguments, check_map, check_options
 from ._build import Options, Values, imported_from, values_of
 from ._imported import Imported
-from ._tensors import chosen, described, merged
+from ._tensors import chosen, described, merged, uncompiled
 from .export.trace import export, from_program
 from .inputs.extents import DynamicShapes
 from .inputs.names import Inputs
@@ -108,6 +108,8 @@ def from_module(
     >>> [param.name for param in imported.module["loss"].params]
     ['seed', 'input', 'target', 'weight', 'bias']
     """
+    if isinstance(module, nn.Module):
+        module = uncompiled(module)
     check_arguments(module, args, kwargs, loss, targets, custom_convert_map)
     check_options(trainable, batch_norm)
     inputs = Inputs.of(module, args, kwargs, targets)
@@ -269,7 +271,9 @@ def from_exported_program(
     (['weight', 'bias'], ['input'], ['output'])
     """
     if not isinstance(ep, torch.export.ExportedProgram):
-        raise TypeError(f"ep must be a torch.export.ExportedProgram, but it is {described(ep)}")
+        raise TypeError(
+            f"ep must be a torch.export.ExportedProgram, but it is {described(ep)}{_remedy(ep)}"
+        )
     check_map(custom_convert_map)
     check_options(trainable, batch_norm)
     if ep.dialect != "TRAINING":
@@ -315,3 +319,11 @@ def import_for_wrap(
         program, None, values, options, len(program.inputs), copies_values=False
     )
     return imported, program.form, program.reads
+
+
+def _remedy(ep: object) -> str:
+    if isinstance(ep, str) or hasattr(ep, "__fspath__"):
+        return "; write torch.export.load(path)"
+    if isinstance(ep, nn.Module):
+        return "; write from_module(model, (x,)), or torch.export.export(model, (x,))"
+    return ""

@@ -26,8 +26,18 @@ _SHAPE_FAULTS = {
 
 
 _CONTROL_FLOW = (
-    "\nControl flow that depends on the values of tensors must be torch.where or torch.cond."
+    "\nControl flow that depends on the values of tensors must be torch.where or torch.cond. Leave "
+    "out float(), int() and .item() of tensors."
 )
+
+#: PyTorch's words for a conversion to NumPy, and for an extent in ``dynamic_shapes`` that differs
+#: from the example's, with the remedies.
+_REMEDIES = {
+    ".numpy() is not supported": "\nCompute with torch: .numpy() ends the trace.",
+    "Static shape constraint": (
+        '\nName the extent in dynamic_shapes, as {0: "batch"}, or fix it by batch=.'
+    ),
+}
 
 #: PyTorch's words for indices and classes that are no integers, and the remedy.
 _INTEGERS = re.compile(r"[Ee]xpected (?:dtype|scalar type|tensor for argument).*(?:int64|Long)")
@@ -55,9 +65,16 @@ def translated(error: Exception, inputs: Mapping[str, object] | None = None) -> 
     return UnsupportedOperatorError(
         f"torch.export cannot trace the module: {type(error).__name__}: {reason}"
         + (f"\n  at {line}" if line else "")
-        + (_CONTROL_FLOW if _depends_on_values(error) else _examples(inputs))
+        + _remedy_of(error, reason, inputs)
         + (_CLASSES if _INTEGERS.search(reason) else "")
     )
+
+
+def _remedy_of(error: Exception, reason: str, inputs: Mapping[str, object] | None) -> str:
+    if _depends_on_values(error):
+        return _CONTROL_FLOW
+    known = (remedy for words, remedy in _REMEDIES.items() if words in reason)
+    return next(known, "") or _examples(inputs)
 
 
 def _depends_on_values(error: Exception) -> bool:

@@ -58,7 +58,8 @@ class Inputs:
             signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(
-                f"args and kwargs do not fit {type(module).__name__}.forward: {error}"
+                f"args and kwargs do not fit {type(module).__name__}.forward"
+                f"({', '.join(signature.parameters)}): {error}{_of_shape(args)}"
             ) from None
         bound = signature.bind_partial(*args).arguments
         arguments = [*bound.items(), *kwargs.items()]
@@ -158,3 +159,10 @@ def target_names(targets: Sequence) -> list[str]:
     if len(targets) > 1:
         return [f"target{i}" for i in range(len(targets))]
     return ["target"] * len(targets)
+
+
+def _of_shape(args: tuple) -> str:
+    """Return the remedy for a shape where example tensors are expected."""
+    if len(args) < 2 or not all(type(arg) is int for arg in args):
+        return ""
+    return f"; for this shape, pass the tensor (torch.zeros{args},)"

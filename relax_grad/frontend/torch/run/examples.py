@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -74,14 +74,18 @@ class Examples:
             leaves, spec = pytree.tree_flatten(self._arranged(args, kwargs))
         if spec != self._spec:
             raise TypeError(
-                f"the arguments have the structure {spec}, but those that were given to wrap "
-                f"have {self._spec}; wrap the module again with such arguments"
+                f"the arguments are {_listed(args, kwargs)}, but the examples of wrap are "
+                f"{_listed(self.inputs.args, self.inputs.kwargs)}; pass arguments like the "
+                "examples, or wrap the module again"
             )
         tensors = []
         for name, leaf, expected in zip(self._names, leaves, self._leaves, strict=True):
             if expected is TENSOR:
                 if not isinstance(leaf, torch.Tensor):
-                    raise TypeError(f"{name} must be a tensor, but it is {described(leaf)}")
+                    raise TypeError(
+                        f"{name} must be a tensor, but it is {described(leaf)}; write "
+                        f"torch.from_numpy({name}) or torch.tensor({name})"
+                    )
                 tensors.append(leaf)
             elif (
                 isinstance(leaf, torch.Tensor)
@@ -120,3 +124,8 @@ class Examples:
             is_rest = self._signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
             positional += arguments[name] if is_rest else [arguments[name]]
         return tuple(positional), {name: arguments[name] for name in self.inputs.kwargs}
+
+
+def _listed(args: Sequence, kwargs: Mapping) -> str:
+    """Return arguments as text for an error."""
+    return ", ".join(map(described, (*args, *kwargs.values()))) or "none"

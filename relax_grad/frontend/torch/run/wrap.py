@@ -14,7 +14,7 @@ from torch import nn
 
 from ....cpu.target import CPU, host
 from .._arguments import check_arguments
-from .._tensors import described
+from .._tensors import described, uncompiled
 from ..inputs.names import Inputs
 from .compiled import has_saved_tensors_hooks
 from .examples import Examples
@@ -83,6 +83,8 @@ def wrap(
     >>> list(model.state_dict())
     ['weight', 'bias']
     """
+    if isinstance(module, nn.Module):
+        module = uncompiled(module)
     check_arguments(module, args, kwargs, None, (), custom_convert_map)
     if isinstance(module, Wrapped):
         raise ValueError("module is wrapped already")

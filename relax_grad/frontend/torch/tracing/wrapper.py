@@ -95,7 +95,7 @@ class Wrapper(nn.Module):
         if self.loss is not None and not is_loss(loss):
             raise ValueError(
                 "loss must return a floating-point tensor of one element, but it returns "
-                f"{described(loss)}; take the mean: loss=lambda *tensors: loss(*tensors).mean()"
+                f"{described(loss)}; {_remedy(loss)}"
             )
         named = named_tensors(result)
         self.result.names, self.result.has_loss = list(named), loss is not None
@@ -114,3 +114,12 @@ class Wrapper(nn.Module):
 
     def _note_state(self, operator: str, reason: str, line: str) -> None:
         self.tracer.problems.append(Problem(operator, reason, line))
+
+
+def _remedy(loss: object) -> str:
+    """Return the change of a loss that does not return one number as a tensor."""
+    if isinstance(loss, (tuple, list)):
+        return "return the loss alone: loss=lambda *tensors: loss(*tensors)[0]"
+    if isinstance(loss, torch.Tensor):
+        return "take the mean: loss=lambda *tensors: loss(*tensors).mean()"
+    return "compute it with torch, and leave out float(), .item() and .numpy()"
