@@ -47,7 +47,7 @@ _W = np.array([1.0, 2.0, 3.0, 4.0])
 
 _NAN = "TVM's forward operator [drops the NaN](limits.md#faults-of-forward-operators)"
 _OUTSIDE = (
-    "[nothing is read outside a tensor](conventions.md#values-that-do-not-belong), and nothing "
+    "[nothing is read outside a tensor](conventions.md#invalid-indices-and-targets), and nothing "
     "raised"
 )
 
@@ -67,7 +67,7 @@ REASONS = {
     "w * top2([1, 2, 2, 2]), w = [1, 2]": "relax_grad takes the first of equal elements; "
     "PyTorch promises no order",
     "scatter([1, 2], [0, 0], u), u = [5, 7]": "[the last update is the one that is "
-    "kept](conventions.md#at-the-edges); PyTorch's gradient counts both",
+    "kept](conventions.md#derivatives-at-kinks-and-ties); PyTorch's gradient counts both",
 }
 
 _UNARY = {
