@@ -231,7 +231,7 @@ class ProductWays:
 
 @dataclass(frozen=True)
 class Transposed:
-    """The crossovers from which a product is computed as that of the transposed factors.
+    """The crossovers from which a product is computed from the transposed factors.
 
     ``benchmarks/products.py --candidates`` measured them with AVX2 and AVX-512.
 

@@ -38,13 +38,13 @@ class CPU:
     bfloat16 : bool
         Whether the processor multiplies pairs of bfloat16 (AVX512-BF16).
     tuning : Tuning
-        The sizes and limits that kernels are generated with: by default, those of the processors
-        with such vectors that do not name a maker.
+        The sizes and limits that kernels are generated with: by default, the values for
+        processors with such vectors of any maker.
 
     Raises
     ------
     ValueError
-        If the lanes or the registers differ from those of the tuning.
+        If the lanes or the registers differ from the tuning's.
     """
 
     lanes: int

@@ -71,7 +71,7 @@ class Tuning:
 
     @cached_property
     def digest(self) -> str:
-        """A text that differs from that of a tuning with other values, in every process."""
+        """A text of all values, the same in every process."""
         return hashlib.sha256(repr(astuple(self)).encode()).hexdigest()
 
 

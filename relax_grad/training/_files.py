@@ -169,7 +169,7 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
     check_not_folder(path, "state.safetensors")
     data = Path(path).read_bytes()
     if not data:
-        raise ValueError(f"{path} is empty; Trainer.save writes files of safetensors")
+        raise ValueError(f"{path} is damaged: it is empty; Trainer.save writes such files")
     check_not_of_torch(path, data[:4])
     has_checksum = _check(path, data)
     try:

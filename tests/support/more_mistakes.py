@@ -294,7 +294,7 @@ TRAINING = {
     ),
     "an empty state": (
         lambda m: m.trainer.load(m.empty),
-        "empty.onnx is empty; Trainer.save writes files of safetensors",
+        "empty.onnx is damaged: it is empty; Trainer.save writes such files",
     ),
     "the name of a target": (
         lambda m: m.trainer.export(m.folder / "e", target="wasm"),

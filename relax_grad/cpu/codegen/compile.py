@@ -368,7 +368,7 @@ def _groups(functions: Sequence[tirx.PrimFunc]) -> list[list[tirx.PrimFunc]]:
     short.
 
     If each were compiled alone, the setup and the end of a module would take a tenth of the time of
-    a kernel, and half of that of a short function. Functions with equal names but for numbers may
+    a kernel, and half the time of a short function. Functions with equal names but for numbers may
     share their code, and are in one group. The groups do not depend on the number of threads, so
     that machines with different numbers of cores can share a directory.
     """

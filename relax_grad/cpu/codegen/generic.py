@@ -1,6 +1,6 @@
 """Machine code that functions share: those that differ only in large extents and strides.
 
-The update of one parameter differs from that of another one only in the number of elements. The
+Updates of two parameters differ only in the number of elements. The
 loops of such functions run often enough that LLVM needs no constants to compile them well.
 Therefore one function is compiled for all of them, which reads the numbers from a table.
 """

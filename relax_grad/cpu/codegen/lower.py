@@ -108,7 +108,7 @@ def lowered(
     target: tvm.target.Target,
     checked: Collection[str] = (),
 ) -> tvm.IRModule:
-    """Return functions lowered for LLVM's code generator; the parameters are those of
+    """Return functions lowered for LLVM's code generator; the parameters are the same as for
     :func:`library`."""
     mod = tvm.IRModule(
         {GlobalVar(name): f.with_attr("global_symbol", name) for name, f in functions.items()}
@@ -128,7 +128,7 @@ def object_file(
     checked: Collection[str] = (),
     tensors: Mapping[str, int] | None = None,
 ) -> bytes:
-    """Compile functions together to an object file; the parameters are those of :func:`library`."""
+    """Compile functions together to an object file; the parameters as for :func:`library`."""
     compiled = library(functions, target, checked, tensors)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "functions.o")

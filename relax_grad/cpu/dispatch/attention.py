@@ -118,7 +118,7 @@ def _backward_kernel(generator: partial[tirx.PrimFunc], arguments: Sequence[rela
     """Return the kernel of a gradient, whose keys and their gradient may be turned.
 
     Each gradient is a separate tensor. Where queries, keys and values are parts of one product, a
-    call joins their gradients, in 1.5 % of the time of a step of a ViT and 0.7 % of that of a GPT.
+    call joins their gradients, in 1.5 % of the time of a ViT's step and 0.7 % of a GPT's.
     A kernel that wrote all three into one tensor would need a distance of its rows, and a dispatch
     that matches the permutations, the views and the following join.
     """

@@ -25,7 +25,7 @@ _PERMUTE, _ASTYPE = Op.get("relax.permute_dims"), Op.get("relax.astype")
 _AXES = [0, 2, 1, 3]
 
 #: The axes of ``(batch, heads, features, positions)`` that are ``(batch, positions, heads,
-#: features)``, and those of the latter that are the former.
+#: features)``, and the inverse permutation.
 _RETURNED, _TURNED = [0, 3, 1, 2], [0, 2, 3, 1]
 
 #: Returns the value of a variable, if the variable and the operands of the value are unchanged.

@@ -1,5 +1,5 @@
-"""Results of normalisations that gradients use: the statistics, and the gradient of beta with that
-of gamma."""
+"""Results of normalisations that gradients use: the statistics, and the gradients of beta and
+gamma together."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def with_statistics(site: CallSite, var: relax.Var, calls: BlockCalls) -> Residu
 
 @residuals_for(*_GAMMA)
 def with_beta(site: CallSite, var: relax.Var, calls: BlockCalls) -> ResidualKernel | None:
-    """Return the gradient of gamma with that of beta, which is the sum of the same output
+    """Return the gradients of gamma and beta; the latter is the sum of the same output
     gradient."""
     backward = calls.original(var)
     if backward is None:

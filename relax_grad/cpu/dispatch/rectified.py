@@ -2,8 +2,8 @@
 
 The gradient of ReLU compares its operand with 0. The result of ReLU compares with 0 as its operand
 does, NaN included: the kernels leave NaN as it is. Therefore the operand is not stored. A cast to
-another floating-point dtype may be between them: ReLU of a rounded number is that of the number,
-rounded.
+another floating-point dtype may be between them: ReLU and rounding
+commute.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Rectified:
 
     def takes(self, var: relax.Var | None) -> bool:
         """Tell whether a kernel may store ReLU of the tensor that a variable is bound to; of a
-        tuple, that of its first element."""
+        tuple, ReLU of its first element."""
         if not isinstance(var, relax.DataflowVar) or var in self._others:
             return False
         if not isinstance(var.ty, relax.TupleType):
@@ -81,7 +81,7 @@ class Rectified:
                 self.mark(cast)
 
     def has(self, var: relax.Var | None, call: relax.Call) -> bool:
-        """Tell whether a call is that of ReLU that a variable is bound to, and that a kernel
+        """Tell whether a call is the ReLU that a variable is bound to and that a kernel
         computes."""
         relu = None if var is None else self._done.get(var)
         return relu is not None and relu.same_as(call)

@@ -42,7 +42,7 @@ class Kernel:
         The name of the operator that the kernel computes; by default the operator of the call.
     shapes : Sequence, optional
         The shapes that the function declares for its arguments and results, in this order; by
-        default those of the call. They are given where calls of other shapes share the function.
+        default the shapes of the call. They are given if calls of other shapes share the function.
     exchangeable : Sequence[int]
         The indices, among the arguments and then the results, of the tensors that may have their
         second and third axes exchanged in memory.

@@ -157,7 +157,7 @@ class BlockCalls:
         """The place of the first use of each variable; its own place if it is unused or visible
         outside the block.
 
-        The place of a binding that is no call is between those of the calls around it.
+        The place of a binding that is no call is between the places of the calls around it.
         """
         uses: dict[relax.Var, float] = {}
         between = -0.5

@@ -80,7 +80,7 @@ class Blocks:
             self.panels = ceil_div(of.keys, self.width)
         self.columns = self.panels * self.width
         self.pitch = self.columns + cpu.lanes
-        #: The rows that those of several heads are prefetched before they are copied.
+        #: Prefetch distance in rows, for rows of several heads that are copied.
         self._ahead = cpu.tuning.prefetch.steps
 
     @property
@@ -149,8 +149,8 @@ class Blocks:
         """Emit a copy of rows of features as panels, ``[panel][feature][row]``, padded with zeros
         and multiplied by a factor.
 
-        ``source`` is a buffer, the offset of the first row, the stride of the rows, and that of
-        the features if it is not 1.
+        ``source`` is a buffer, the offset of the first row, the stride of the rows, and the
+        stride of the features if it is not 1.
         """
         vectors, lanes, width = self.vectors, self.vectors.lanes, self.width
         buffer, start, step, *across = source
@@ -219,11 +219,11 @@ class Blocks:
     def rows_of(
         self, source: tuple, extent: Extent, features: int, loop: Callable = b.serial
     ) -> tuple:
-        """Return rows of features from which whole vectors can be loaded: those of a tensor, or a
-        copy that is padded with zeros.
+        """Return rows of features from which whole vectors can be loaded: rows of a tensor, or of
+        a copy that is padded with zeros.
 
         ``source`` and the result are a buffer, the offset of the first row, and the stride of the
-        rows; ``source`` also has that of the features if it is not 1.
+        rows; ``source`` also has the stride of the features if it is not 1.
         """
         if self.has_whole_vectors(source, extent, features):
             return source
@@ -269,7 +269,7 @@ class Blocks:
         """Emit a copy of padded rows to rows of features.
 
         ``source`` and ``target`` are a buffer, the offset of the first row, and the stride of the
-        rows; ``target`` also has that of the features if it is not 1.
+        rows; ``target`` also has the stride of the features if it is not 1.
         """
         vectors, lanes = self.vectors, self.vectors.lanes
         (own, first, pitch), (buffer, start, step, *across) = source, target

@@ -20,7 +20,7 @@ _PER_ROW = _WORDS * LANES
 
 
 def with_generator(of: Attention, params: list[tuple], place: int) -> list[tuple]:
-    """Return parameters with those of the generator at a place, if weights are dropped."""
+    """Return parameters with the generator's parameters at a place, if weights are dropped."""
     if of.rate is None:
         return params
     numbers: list[tuple] = [("seed", [], "int64"), ("stream", [3] if of.is_part else [], "int64")]
@@ -30,7 +30,7 @@ def with_generator(of: Attention, params: list[tuple], place: int) -> list[tuple
 class Dropout:
     """The factors of the weights of a block of queries and keys: 0, or one over the kept share.
 
-    The numbers of the generator are those of a tensor of the shape of the weights, ``(batch, heads,
+    The generator draws the numbers of a tensor of the weights' shape, ``(batch, heads,
     queries, keys)``.
 
     Parameters
@@ -97,7 +97,7 @@ class Dropout:
         return start
 
     def _row(self, head: Head, query):
-        """Return the number of a query among those of all heads, of uint64."""
+        """Return the number of a query among the queries of all heads, of uint64."""
         of = self.of
         if of.is_part:
             first, heads = (_wide(self.stream[i]) for i in (1, 2))

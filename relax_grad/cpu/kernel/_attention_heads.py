@@ -32,8 +32,8 @@ class Heads:
         self.is_few = isinstance(heads, int) and heads % cpu.cores != 0 and heads < 4 * cpu.cores
 
     def prefetch(self, index, tensors: Sequence[tuple[str, tirx.Buffer]]) -> None:
-        """Emit prefetches of the rows of the head of keys after that of an index, if they are at
-        most a page, beyond which the processor does not prefetch, and come from a distant cache.
+        """Emit prefetches of the rows of the head of keys after an index, if they are at most a
+        page, beyond which the processor does not prefetch, and come from a distant cache.
 
         ``tensors`` are the names and the buffers.
         """

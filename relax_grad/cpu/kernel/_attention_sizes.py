@@ -69,7 +69,7 @@ class Attention:
 
     @property
     def saved(self) -> list[Extent]:
-        """The shape of the numbers that the kernel of the attention saves for that of the gradient.
+        """The shape of the numbers that the forward kernel saves for the gradient kernel.
 
         They are the weights before their dropout, if there are few keys. Otherwise they are, for
         each query, the largest score, and the logarithm of the sum of the exponentials of the
@@ -85,8 +85,8 @@ class Attention:
 
     @property
     def offset(self):
-        """The number of keys after the one of its own position that a query attends to under a
-        causal mask."""
+        """The number of keys after the query's position that a query attends to under a causal
+        mask."""
         if self.causal_mask != "BottomRight":
             return 0
         difference = self.queries - self.keys
@@ -121,7 +121,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Head:
-    """A head of the queries of one element of the batch, with that of its keys and values."""
+    """A head of the queries of one element of the batch, with its head of keys and values."""
 
     of: Attention
     batch: tirx.PrimExpr
@@ -147,7 +147,7 @@ class Head:
 
     def rows(self, name: str, buffer: tirx.Buffer) -> tuple:
         """Return the rows of features of a tensor: its buffer, the offset of the first row, the
-        distance of the rows, and that of the features if it is not 1."""
+        stride of the rows, and the stride of the features if it is not 1."""
         rows = buffer, bind(self.start(name)), self.step(name)
         return (*rows, self._sizes(name)[0]) if name in self.of.features_first else rows
 

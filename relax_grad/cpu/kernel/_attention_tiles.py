@@ -76,7 +76,7 @@ def _is_wide(of: Attention, cpu: CPU) -> bool:
 
 
 def _height(extent: Extent, most: int, vectors: int) -> int:
-    """Return the height of the strips of some rows that take the least time.
+    """Return the height of strips with which some rows take the shortest time.
 
     A tile takes as long as its multiply-adds, but no less than these wait for each other, and some
     more for its first and last instructions.

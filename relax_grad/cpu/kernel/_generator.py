@@ -107,7 +107,7 @@ class Generator:
         return shared(stop - start, self.plan.cores)
 
     def _prefetches(self) -> bool:
-        """Tell whether tasks prefetch the next panel: those of symbolic extents do."""
+        """Tell whether tasks prefetch the next panel: only for symbolic extents."""
         if self.plan.prefetches is not None:
             return self.plan.prefetches
         self.blocks()  # emits their sizes once more; LLVM removes what is not read
@@ -221,8 +221,8 @@ class Generator:
 
     def _block(self, read, panels, c, c0, strips, columns, depth, among=None) -> None:
         """Emit the tiles of a block: panel by panel, so that a stretch of a panel stays in the
-        cache, or strip by strip, so that rows of C are written sequentially. The panels of a block
-        may be some among those of a thread."""
+        cache, or strip by strip, so that rows of C are written sequentially. A block may
+        have a part of the thread's panels."""
         if self.plan.by_rows:
             self._by_strips(read, panels, c, c0, strips, columns, depth)
             return
@@ -263,7 +263,7 @@ class Generator:
             self._whole_or_part(j, tiles)
 
     def _whole_or_part(self, j, tiles: Callable) -> None:
-        """Emit the tiles of a whole panel, and those of the last one, which may be partial."""
+        """Emit the tiles of a whole panel, and of the last panel, which may be partial."""
         columns, width, lanes = self.p.columns, self.width, self.vectors.lanes
         whole = [None] * self.tile_vectors
         if isinstance(columns, int):
@@ -332,7 +332,7 @@ class Generator:
 
     def spread(self, rows: Sequence, vectors: Sequence, ahead: Sequence[Ahead]) -> Sequence[Ahead]:
         """Return the prefetches that a tile of some rows and vectors spreads over its steps; emit
-        those of other tiles."""
+        the prefetches of other tiles."""
         if self.spreads_in(rows, vectors):
             return ahead
         for prefetches in ahead:
@@ -363,8 +363,8 @@ class Generator:
 
         ``rows`` holds the reader of A from the first row on, and the offsets of all rows;
         ``columns`` holds the panel and the number of its vectors; ``place``, ``add``, ``bias`` and
-        ``ahead`` are those of :func:`multiply_add`. ``round_`` are the steps of a round, by default
-        those of the plan.
+        ``ahead`` are as for :func:`multiply_add`. ``round_`` is the number of steps of a round, by
+        default the plan's.
         """
         (read, offsets), ((panels, base), number) = rows, columns
         lanes, width, depth = self.vectors.lanes, self.width, self.p.depth

@@ -14,8 +14,8 @@ from ._product import LINE, Matmul
 from ._tile import Ahead
 from .builder import Extent, Vectors, bind, ceil_div, const
 
-#: Panels of a task that are packed together, if the rows of B are those of memory. A last one is
-#: packed alone.
+#: Panels of a task that are packed together, if B is row-major. A last panel is packed
+#: alone.
 _GROUP = 2
 
 
@@ -100,7 +100,7 @@ class Packing:
     def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:
         """Copy a stretch of k of consecutive panels of B, ``[panel][k][width]``.
 
-        Columns of a panel beyond those of B are 0 or others of B, and vectors without columns are
+        Columns of a panel beyond B's are 0 or other columns of B, and vectors without columns are
         anything if no tile reads them.
 
         Parameters
@@ -182,8 +182,8 @@ class Packing:
         return bind(tirx.min(const(self.tile_vectors), left))
 
     def existing(self, column):
-        """Return the first column to copy for that of a vector: vectors beyond the last column are
-        not read, so another one takes the place of a mask, if no vector exists in part."""
+        """Return the first column to copy for a vector. Vectors beyond the last column are not
+        read: they copy other columns, so that no mask is needed unless a vector is partial."""
         columns, lanes = self.p.columns, self.vectors.lanes
         if not self._is_of_vectors or columns % self.width == 0:
             return column
@@ -306,8 +306,8 @@ class Late:
     ):
         self.bb, self.b0 = bb, b0
         self.size = packing.aligned(packing.stretch) * packing.width
-        # Rows of B are read in several cache lines at a time; transposed, a panel has rows of its
-        # own.
+        # Rows of B are read in several cache lines at a time; transposed, a panel has
+        # separate rows.
         self.group = 1 if packing.p.transpose_b or is_single else _GROUP
         self.prefetches = prefetch
         self.packing = replace(packing, ahead=0) if self.prefetches else packing

@@ -83,7 +83,7 @@ class PackedPlan:
     stretch : int
         The steps of k that a tile sums over at once.
     parts : int
-        The parts of k that are summed apart, each by threads of its own.
+        The parts of k that are summed separately, each by separate threads.
     part : int or tirx.PrimExpr
         The steps of each part but the last one.
     strips, panels : int or tirx.PrimExpr
@@ -205,7 +205,7 @@ class PackedPlan:
 
 @dataclass(frozen=True)
 class TransposedPlan:
-    """A product computed as that of the transposed factors, whose result is transposed.
+    """A product computed from the transposed factors, whose result is transposed.
 
     Attributes
     ----------
@@ -250,7 +250,7 @@ class MatmulPlan:
         ``"few rows"`` (B is read in place), ``"packed"``, ``"turned"`` (the factors change places),
         or ``"at run time"``: one of the first two, by the number of rows.
     swaps : bool
-        Whether ``product`` is that of the transposed factors, because C is a single column.
+        Whether ``product`` has the transposed factors, because C is a single column.
     most_rows : int
         The rows up to which B is read in place.
     in_one_thread : bool

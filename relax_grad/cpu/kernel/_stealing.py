@@ -101,8 +101,7 @@ class Stealing:
             The number of the thread.
         prepare : Callable
             Emits what the thread does before its first item of the round, and returns something for
-            them. A thread does nothing in a round of whose part others have taken all items: it is
-            behind them.
+            them. A thread does nothing in a round if others have stolen all items of its part.
         work : Callable
             ``work(prepared, item, begin, end)`` emits an item, given the items of its part.
         """

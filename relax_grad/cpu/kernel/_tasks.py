@@ -235,7 +235,7 @@ def largest_of(counts: tuple, tasks: tuple) -> tuple[Extent, Extent]:
 
 
 def parts_of_depth(product: Matmul, tuning: Tuning, tile: tuple[int, int]) -> int:
-    """Return the number of parts of k that are summed apart, each by threads of its own.
+    """Return the number of parts of k that are summed separately, each by separate threads.
 
     Threads that share k copy their parts of A and B alone, and have equal work even if strips and
     panels are few. The parts depend on the sizes alone, not on the number of threads.

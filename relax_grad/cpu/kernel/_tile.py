@@ -251,8 +251,8 @@ def spread(ahead: Sequence[Ahead], number: Extent, expected: int, one: Callable)
     Parameters
     ----------
     ahead : Sequence[Ahead]
-        The prefetches: the first rounds have those of the first kind, and the others those of the
-        second one, the last of which they repeat.
+        The prefetches: the first rounds have the first kind, and the other rounds the second kind,
+        whose last prefetch they repeat.
     number : int or tirx.PrimExpr
         The number of rounds.
     expected : int

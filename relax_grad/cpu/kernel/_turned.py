@@ -17,7 +17,7 @@ from .builder import Vectors, bind, const
 
 
 def emit_turned(plan: MatmulPlan, own: TransposedPlan, tensors: tuple, emit: Callable) -> None:
-    """Emit a product as that of the transposed factors.
+    """Emit a product of the transposed factors.
 
     Parameters
     ----------

@@ -59,8 +59,8 @@ class Vectors:
         number: Extent | None = None,
         bias: tirx.PrimExpr | None = None,
     ) -> None:
-        """Store consecutive elements: all lanes, or the first ``number`` lanes. The bias is that of
-        the buffer, if it is known."""
+        """Store consecutive elements: all lanes, or the first ``number`` lanes. The bias is the
+        buffer's, if it is known."""
         if self._is_whole(number):
             if isinstance(buffer, Half):
                 buffer.store(self._ramp(index), vector, bias)

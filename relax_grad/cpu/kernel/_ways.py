@@ -85,7 +85,7 @@ def is_undivided(product: Matmul, tuning: Tuning) -> bool:
 
 
 def writes_rows(product: Matmul, tuning: Tuning) -> bool:
-    """Tell whether the tiles of a strip are computed one after the other, and not those of a panel.
+    """Tell whether tiles are computed strip by strip, and not panel by panel.
 
     Sums of few steps take less time than their stores. The caches write rows of C faster than short
     parts of many rows. Vectors of a whole cache line must not begin within one, unless tiles are
@@ -144,7 +144,7 @@ def stretch_of(
     parts : int
         The parts of k that are summed apart.
     multiple : int, optional
-        The number that divides the steps of several stretches: by default, those of a round.
+        The number that divides the steps of several stretches: by default, the steps of a round.
     is_converted : bool
         Whether panels hold pairs of bfloat16 or quantized weights.
     """
@@ -244,7 +244,7 @@ def _is_faster_transposed(product: Matmul, tuning: Tuning) -> bool:
 def way_of_transposed(product: Matmul, tuning: Tuning) -> str | None:
     """Return the way to compute the product of the transposed factors; None: by its sizes.
 
-    Long sums are divided into stretches, as those of the product are, so that their errors are no
+    Long sums are divided into stretches, as for the product itself, so that their errors are no
     larger.
     """
     is_long = product.transpose_a and product.depth > tuning.transposed.long_sum

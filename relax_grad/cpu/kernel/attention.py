@@ -1,8 +1,8 @@
 """Attention without a matrix of scores in memory.
 
 A block of queries meets the keys block by block. The softmax over all keys is computed online: each
-block rescales the sums so far to the largest score so far. Blocks that the masks exclude are
-skipped. This is the scheme of Dao et al., "FlashAttention: Fast and Memory-Efficient Exact
+block rescales the running sums to the running maximum of the scores. Blocks that the masks exclude
+are skipped. This is the scheme of Dao et al., "FlashAttention: Fast and Memory-Efficient Exact
 Attention with IO-Awareness" (2022).
 """
 
@@ -55,13 +55,13 @@ def attention(
         positions, features)``. The shapes are given with the positions before the heads.
     turned : Sequence[int]
         The indices of the parameters that are ``(batch, heads, features, positions)``: perhaps
-        that of the keys.
+        the keys.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes the tensors of ``shapes``, and that of the saved numbers. If weights are dropped, it
-        takes the seed and the stream after the values.
+        Takes the tensors of ``shapes``, and the saved numbers. If weights are dropped, it takes
+        the seed and the stream after the values.
     """
     names = ["query", "key", "value", *(["bias"] if of.bias else []), "result"]
     shapes = [*shapes]
@@ -271,7 +271,7 @@ class Forward:
         return parts
 
     def _row(self, row, scores, total, largest, sums, span, is_masked: bool) -> None:
-        """Emit the weights of a row of scores, and rescale the sums so far."""
+        """Emit the weights of a row of scores, and rescale the running sums."""
         vectors, blocks = self.vectors, self.blocks
         lanes, wide = vectors.lanes, blocks.tile_vectors
         base = bind(row * blocks.pitch)

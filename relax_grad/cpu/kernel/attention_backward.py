@@ -58,12 +58,12 @@ def attention_backward(
         positions, features)``. The shapes are given with the positions before the heads.
     turned : Sequence[int]
         The indices of the parameters that are ``(batch, heads, features, positions)``: perhaps
-        those of the keys and of their gradient.
+        the keys and their gradient.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes the tensors of ``shapes``, those of the forward pass, and the gradients of queries,
+        Takes the tensors of ``shapes``, the forward pass's tensors, and the gradients of queries,
         keys and values. If weights are dropped, it takes the seed and the stream after the values.
     """
     names = ["output_grad", "output", "query", "key", "value"]
@@ -203,7 +203,7 @@ class _Backward:
         """Emit the gradient of a head of queries, and its addition to the gradients of the keys and
         values.
 
-        ``number`` is that of the head among those that share a head of keys.
+        ``number`` is the number of the head among the heads that share a head of keys.
         """
         of, blocks = self.of, self.blocks
         source = self.query, bind(head.start("query")), head.step("query")
@@ -278,8 +278,8 @@ class _Backward:
         return inner
 
     def _zeros(self, target: tuple, features: int, loop: Callable) -> tuple:
-        """Return rows of keys of whole vectors, with zeros if others are added: those of a result,
-        or others. Of several parts, they are those of the first one, and the others follow them."""
+        """Return rows of keys of whole vectors, with zeros if others are added: rows of a
+        result, or others. Of several parts, the rows of the first part come first."""
         of, pitch = self.of, self.blocks.padded(features)
         if self.parts > 1:
             size = of.keys * pitch

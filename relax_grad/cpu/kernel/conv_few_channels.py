@@ -26,7 +26,7 @@ from .gathering import Gathering, Taps
 #: The maximum number of multiplications in the body of a loop; with more, the code is too long.
 _MOST_PRODUCTS = 256
 
-#: The minimum ratio of the lane utilisation to that of vectors of channels, which need fewer loads.
+#: The minimum lane utilisation relative to vectors of channels, which need fewer loads.
 _FULLER = 1.5
 
 

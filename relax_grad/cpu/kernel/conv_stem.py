@@ -224,8 +224,8 @@ class _Generator:
 class _OfPairs(_Generator):
     """A generator for pairs of bfloat16: the elements of two neighbouring windows.
 
-    Every second column of the copy of dY holds its elements and those of the next one, and an
-    element of the copy of X is paired with that which the next window reads.
+    Every second column of the copy of dY holds its elements and the next column's. Each element of
+    the copy of X is paired with the element that the next window reads.
     """
 
     multiply = staticmethod(add_products)

@@ -32,7 +32,7 @@ _INFINITY, _NAN, _ONE = 0x7F800000, 0x7FC00000, 0x3F800000
 #: The factor that undoes the scaling of :func:`raised`.
 LOWERED = 2.0**-64
 
-#: The bias of the exponents of float32, and that of the exponents in :func:`raised`.
+#: The biases of the exponents of float32, and of the exponents in :func:`raised`.
 _BIAS = 127
 RAISED = _BIAS + 64
 

@@ -31,7 +31,7 @@ def stored_as(
     Parameters
     ----------
     dtypes : Sequence[str]
-        The dtype of each tensor; a half in place of float32, else that of the kernel.
+        The dtype of each tensor; a half in place of float32, otherwise the kernel's dtype.
     results : int
         The number of results, which are the last tensors.
     make : Callable
@@ -93,7 +93,7 @@ class Half:
     def store(
         self, index: tirx.PrimExpr, value: tirx.PrimExpr, bias: tirx.PrimExpr | None = None
     ) -> None:
-        """Emit the store of an element or, if the index is a ramp, of a vector. The bias is that of
+        """Emit the store of an element or, if the index is a ramp, of a vector. The bias is
         :attr:`bias`, if it is known."""
         value = self._finished(value, index, bias)
         T.buffer_store(self.raw, narrowed(value, self.dtype, _lanes_of(index)), [index])
@@ -157,7 +157,7 @@ def narrowed(
     high = bind(bits >> _like(16, lanes))
     odd = high & _like(1, lanes)
     rounded = bind((bits + (odd + _like(0x7FFF, lanes))) >> _like(16, lanes))
-    # Rounding up may turn the bits of NaN into those of a number. The bit that makes NaN quiet is
+    # Rounding up may turn the bits of NaN into a number. The bit that makes NaN quiet is
     # set last: LLVM 22 stores four bytes for the only element of a masked store of truncated
     # integers.
     is_nan = (bits & _like(0x7FFFFFFF, lanes)) > _like(0x7F800000, lanes)

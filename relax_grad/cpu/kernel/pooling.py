@@ -19,8 +19,8 @@ from .streams import LINE, are_large, fence, stream, streams
 #: Tasks for each core; each task fills in the padding once.
 _TASKS = 16
 
-#: The bytes of the copied rows of a band, so that the band stays in the first-level cache with the
-#: rows that it is copied from and with those of the result.
+#: The bytes of the copied rows of a band, so that the band stays in the first-level cache with its
+#: source rows and the rows of the result.
 _BAND_BYTES = 12 * 1024
 
 #: The largest share of the copied rows of a band that the next band copies again.

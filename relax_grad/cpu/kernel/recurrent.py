@@ -82,7 +82,7 @@ def recurrence(of: Layer, cpu: CPU, *, unread: Sequence[int] = ()) -> tirx.PrimF
         The target CPU.
     unread : Sequence[int]
         The indices of the results that the kernel does not write: most of its memory traffic is
-        that of the slopes, which only gradients read.
+        for the slopes, which only gradients read.
 
     Returns
     -------

@@ -182,7 +182,7 @@ def emit_column_sums(
 
 
 class _ColumnSums:
-    """A generator of sums over rows, with its block sizes. Parameters are those of
+    """A generator of sums over rows, with its block sizes. Parameters are as for
     :func:`emit_column_sums`.
 
     Each task sums a stretch of rows for a block of columns. The sums have the same bits in

@@ -29,7 +29,7 @@ _MOST_ROWS = 128
 #: The rows from which a tile of panels is faster than sums over the lanes of vectors along k.
 _FEWEST_ROWS = 10
 
-#: The least columns, those of a panel.
+#: The minimum number of columns: the width of a panel.
 _FEWEST_COLUMNS = 32
 
 #: The fewest products that share panels: if they would pack it themselves, and if they would read
@@ -71,7 +71,7 @@ def matmul_with_panels(
     product: Matmul, cpu: CPU, shapes: Sequence[Sequence[Extent]]
 ) -> tirx.PrimFunc:
     """Return the kernel of the first product: a function of A, B, C and panels (float32) that sets
-    C to the product of A and B, and panels to those of B.
+    C to the product of A and B, and panels to the panels of B.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def matmul_with_panels(
     cpu : CPU
         The target CPU.
     shapes : Sequence
-        The shapes of A, B and C, which may have more axes than those of the product.
+        The shapes of A, B and C, which may have more axes than the product.
     """
     params = b.floats("ABCP", [*shapes, panels_shape(product, cpu)])
 

@@ -3,9 +3,9 @@
 A square of m x m results of a kernel of r x r taps is computed from (m + r - 1) x (m + r - 1)
 elements of the data with as many products, instead of r * r products for each result. Data and
 weight are transformed, multiplied element-wise and summed over channels (a matrix product for each
-element of the square), and transformed back. The transforms are those of Lavin and Gray, "Fast
+element of the square), and transformed back. The transforms are from Lavin and Gray, "Fast
 Algorithms for Convolutional Neural Networks" (2016). With m = 2 and r = 3 they only add and halve.
-The error is then no larger than that of a direct sum, and with m = 4 it is 4 to 7 times that:
+The error is then no larger than the error of a direct sum, and with m = 4 it is 4 to 7 times it:
 docs/cpu.md has the measurements.
 
 For volumes, the taps along the depth are terms of the sum over channels, and each slice of the data
@@ -95,7 +95,7 @@ def winograd(
     cpu : CPU
         The target CPU.
     shapes : Sequence, optional
-        The shapes of the parameters, if they differ from those of ``conv``.
+        The shapes of the parameters, if they differ from ``conv``'s.
     square : int
         The extent m of the squares of results: 2, or 4, which is faster and less accurate.
     """
@@ -268,7 +268,7 @@ class _Generator:
                 rows = bind(tirx.min(const(size), self.tall - row))
                 emit((bind(i // slices), bind(i % slices)), (row, rows))
 
-        # The last chunk may have fewer images, behind which are the squares of the one before.
+        # The last chunk may have fewer images, after which come squares of the previous chunk.
         images = bind(tirx.min(const(self.images), as_expr(self.batch)))
         self._tiles(data, self.slices.read(self.block), bind(images * (self.tall * self.wide)))
         chunks = ceil_div(self.batch, self.images)

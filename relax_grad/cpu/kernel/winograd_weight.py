@@ -4,12 +4,12 @@ This uses the scheme of :mod:`relax_grad.cpu.kernel.winograd`, with the transpos
 for the output gradient and for the products. For each element of a square, the products form a
 matrix of output by input channels, which is summed over all squares of all images. For volumes,
 there is such a matrix for each tap along the depth. At the end, these matrices are transformed to
-the taps. The errors differ from those of the convolution:
-docs/cpu.md lists them too.
+the taps. docs/cpu.md lists the
+errors, which differ from the convolution's.
 
 The images are processed in chunks, such that all squares of a chunk stay in a cache. If the sums
 take few bytes beside all squares, the chunks form parts, and each thread transforms and sums the
-squares of its own parts: it reads little that others wrote, which takes long between distant cores.
+squares of its parts: it reads little that others wrote, which takes long between distant cores.
 Otherwise, and with fewer parts than threads, the threads first transform the squares of a chunk of
 each part, then each sums some of the matrices. The parts depend on the shapes alone, and their sums
 are added in order, so that the result does not depend on the number of threads.
@@ -42,8 +42,8 @@ _OWN_SHARE = 4
 #: The most parts, and the bytes of all squares for each byte of their sums at least.
 _PARTS, _LEAST_SQUARES = 8, 10
 
-#: The most chunks among whose numbers the one of the most even shares is chosen, and the time of
-#: copying the elements around a row of squares, relative to that of the row.
+#: The maximum number of chunks to try, of which the best-balanced number is chosen; and the time of
+#: copying the elements around a row of squares, relative to the time of the row.
 _MOST_CHUNKS, _ROW_COST = 256, 0.1
 
 #: The most rows of squares that a task transforms.
@@ -71,7 +71,7 @@ def winograd_weight(
     cpu : CPU
         The target CPU.
     shapes : Sequence, optional
-        The shapes of the parameters dY, X and dW, if they differ from those of the convolution.
+        The shapes of the parameters dY, X and dW, if they differ from the convolution's.
     square : int
         The extent of the squares: 2, or 4, which is faster and less accurate.
     """
@@ -88,8 +88,8 @@ class _Generator:
         self.transforms = Transforms(self.vectors)
         down, across = transforms_of(self.conv, square)
         self.data_matrices = down.data, across.data
-        # The transforms of the output gradient and of the sums are the transposes of those of the
-        # convolution's result and weight.
+        # The transforms of the output gradient and of the sums are the transposed transforms
+        # of the convolution's result and weight.
         self.grad_matrices = transposed(down.result), transposed(across.result)
         self.sum_matrices = transposed(down.weight), transposed(across.weight)
         self.cells = down.side * across.side

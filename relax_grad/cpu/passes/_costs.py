@@ -81,8 +81,8 @@ def cost_of(call: relax.Call, mod: tvm.IRModule) -> Cost | None:
         return Cost(2 * traffic, True)
     nests = _nests(mod[callee].body) or [0.0]
     elements = sum(map(_elements, (*operands, *results)))
-    # The function may compute intermediate elements in nests of their own, which are fused when it
-    # is scheduled.
+    # The function may compute intermediate elements in separate nests, which are fused when it is
+    # scheduled.
     return Cost(traffic + _BYTES_PER_OPERATION * sum(nests), max(nests) <= _CHEAP * elements)
 
 

@@ -17,7 +17,7 @@ _LIGHT_WEIGHTS = (16, 8, 4, 2)
 #: The most time that a light cut repeats, as a share of the step's.
 _LIGHT = 0.016
 
-#: The time of a step for that of its forward pass: each product has two in the backward pass.
+#: The time of a step relative to its forward pass: each product has two in the backward pass.
 _STEP = 3
 
 #: The weights of time for plans within a budget, as such numbers of bytes; the last allows any

@@ -92,7 +92,7 @@ def are_faster_as_products(
     again for the gradient than few scores to be loaded.
 
     Many keys of at most 64 features stay the operator, in at most the time of the products with
-    vectors of 16 elements. With those of 8, operator and gradient take up to 1.09 of it: seven
+    vectors of 16 elements. With vectors of 8, operator and gradient take up to 1.09 of it: seven
     products in place of six, and two passes of exponentials in place of one, which take 1.04 of it
     at the peak of multiply-adds.
     """

@@ -43,8 +43,8 @@ class Slice:
     is_row : bool
         Whether the range is one element and the source lacks its axis.
     axes : Sequence[int], optional
-        The order of the axes of the source in the tensor. The axes of the source include that of
-        the range.
+        The order of the axes of the source in the tensor. The axes of the source include the
+        axis of the range.
     variables : Sequence[relax.Var]
         The bindings that compute the tensor.
     """

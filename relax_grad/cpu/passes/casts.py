@@ -17,8 +17,8 @@ from ..dispatch.casts import source_of_widened
 def repeat_casts(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Give each use of a tensor that is widened from half precision its own cast.
 
-    The cast is then fused with the use. Otherwise the memory between two uses, such as those of the
-    forward and of the backward pass, holds the tensor in float32.
+    The cast is then fused with the use. Otherwise the memory between two uses, such as in the
+    forward and in the backward pass, holds the tensor in float32.
     """
     return with_changed_blocks(mod, _has_shared_cast, _repeater)
 

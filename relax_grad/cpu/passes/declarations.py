@@ -1,4 +1,4 @@
-"""Tensor functions whose parameter declarations differ from those of tensor expressions."""
+"""Tensor functions with other parameter declarations than tensor expressions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from ...ir.module import OPAQUE, is_buffer
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.KeepApart")
 def keep_apart(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Prevent fusion of functions whose parameter declarations differ from those of tensor
-    expressions.
+    """Prevent fusion of functions with other parameter declarations than tensor expressions.
 
     FuseTIR fails if the producer and the consumer of a tensor declare it differently, for example
-    with extents of int32. It also fails on functions of extents alone, such as that of
+    with extents of int32. It also fails on functions of extents alone, such as
     ``shape_to_tensor``, beside other extents.
     """
     apart = {

@@ -208,7 +208,7 @@ class _Dispatch(relax.PyExprMutator):
         self._biases: AddedBiases | None = None
         self._rectified: Rectified | None = None
         self._unread: UnreadResults | None = None
-        self._memory: Memory  # that of the function that is visited
+        self._memory: Memory  # of the function that is visited
         self._var: relax.Var | None = None
         self._uses: dict[relax.Var, tuple[Replacement, Sequence[relax.Var]]] = {}
         self._functions: dict[tuple, GlobalVar] = {}
@@ -421,8 +421,8 @@ class _Dispatch(relax.PyExprMutator):
         """Emit the call of a kernel with saved results, and return the results of the replaced
         call.
 
-        ``replaced`` is the variable that the call is bound to, and ``calls`` are those of the
-        block.
+        ``replaced`` is the variable that the call is bound to, and ``calls`` are the calls of
+        the block.
         """
         if not residuals.types:
             return self._result(residuals.kernel, call, replaced)

@@ -95,8 +95,8 @@ def _mixed_tuples(fused: tvm.IRModule, mod: tvm.IRModule) -> set[relax.Expr]:
     """Return the tuples of which a fused function takes several elements, if it takes elements of
     other tuples too.
 
-    FuseOps reads the elements that it passes by variables of its own. A tensor that the block
-    returns is no such variable.
+    FuseOps reads the elements that it passes by new variables. A tensor that the block returns is
+    no such variable.
     """
     known = {
         b.var

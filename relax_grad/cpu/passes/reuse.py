@@ -144,7 +144,7 @@ def _chosen(
     for reuse in _possible(content, lifetimes, mod):
         left.setdefault((content[reuse.call].binding.value.op, *reuse.pairs), []).append(reuse)
     merged = dict(lifetimes)
-    #: The tensor whose memory a result takes, which may itself have that of another one.
+    #: The tensor whose memory a result takes, which may itself reuse the memory of another tensor.
     owners: dict[relax.Var, relax.Var] = {}
     chosen: dict[int, list[_Reuse]] = {}
 

@@ -154,8 +154,8 @@ class _Merger(relax.PyExprMutator):
         return False
 
     def _share(self, item: Item, other: Item) -> bool:
-        """Tell whether a call reads a tensor of its own size that a group reads or computes, and
-        they can be merged."""
+        """Tell whether a call and a group can be merged, because the call reads a tensor of the
+        size of its result that the group reads or computes."""
         kind = other.bindings[0].var.ty
         if not structural_equal(item.bindings[0].var.ty.shape, kind.shape):
             return False

@@ -97,7 +97,7 @@ def are_disjoint(
 def _determined(
     index, unknown: dict[tirx.Var, Axis], axes: Sequence[Axis], inner: Sequence[Axis]
 ) -> set[tirx.Var]:
-    """Return the unknown axes whose values follow from an index, given those of the other axes."""
+    """Return the unknown axes whose values follow from an index and the other axes' values."""
     names = variables(index)
     own = [axis for var, axis in unknown.items() if var in names]
     if not own or loads(index) or not names <= {axis.var for axis in (*axes, *inner)}:
@@ -107,8 +107,8 @@ def _determined(
     if not len(parts) or not all(isinstance(part, tirx.IntImm) for part in parts[:-1]):
         return set()
     factors = sorted((abs(int(part)), i) for i, part in enumerate(parts[:-1]))
-    # Like digits of a number: each factor exceeds the sum of all lower terms. Terms of loops below
-    # those of all axes may overlap.
+    # Like digits of a number: each factor exceeds the sum of all lower terms. Terms of loops
+    # below the terms of all axes may overlap.
     reached, is_digit = 0, False
     for rank, (factor, i) in enumerate(factors):
         is_digit |= i < len(own)

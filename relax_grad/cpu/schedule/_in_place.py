@@ -53,8 +53,8 @@ class Shareable:
     """The parameters of a function that may share memory.
 
     The function has the same results in place if each nest that reads the argument comes before the
-    nest that writes the result, or it is that nest, and each of its iterations touches an element
-    of its own.
+    nest that writes the result, or it is that nest, and no two of its iterations touch the same
+    element.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def in_place_pairs(
     group.
 
     The results come after the inputs. An iteration reads the element of the input before it writes
-    that of the result.
+    the element of the result.
     """
     nests, pairs = group.nests, []
     reads: dict[tirx.Buffer, list[tuple[int, BufferLoad]]] = {}

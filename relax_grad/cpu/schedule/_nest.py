@@ -102,7 +102,7 @@ class Nest:
 def nests_of(function: tirx.PrimFunc) -> tuple[list[Nest], list[tirx.Buffer]] | None:
     """Return the nests of a function and the buffers that it allocates.
 
-    The iterations of each nest are independent, except those of a reduction.
+    The iterations of each nest are independent, except in a reduction.
 
     Returns
     -------

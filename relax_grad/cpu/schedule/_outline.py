@@ -1,8 +1,8 @@
 """Outlines of element-wise nests, which tell whether one loop computes several of them.
 
 An outline has the elements that a nest reads and writes, as numbers of axes. The decision to merge
-functions is made from outlines, which are derived once for each function. It is that of
-:func:`_fuse.fuse`, which would inline and rename the nests of all functions for each pair of calls.
+functions is made from outlines, which are derived once for each function. :func:`_fuse.fuse` makes
+the same decision, but would inline and rename the nests of all functions for each pair of calls.
 """
 
 from __future__ import annotations
