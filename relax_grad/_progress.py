@@ -28,7 +28,7 @@ class _Line:
 #: The line that is shown, as the only element.
 _lines: list[_Line | None] = [None]
 
-#: The bar of a loop, which takes the line as one more of its own, as the only element.
+#: The bar of a loop, which takes the line as one more element, as the only element.
 _hosts: list[Progress | None] = [None]
 
 

@@ -314,7 +314,7 @@ def _differentiated(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.V
 def _leaf_names(
     variables: Sequence[relax.Var], suffix: str, params: Sequence[relax.Var]
 ) -> list[str]:
-    """Return a new name, distinct from those of ``params``, for each floating-point tensor in
+    """Return a new name, distinct from the names of ``params``, for each floating-point tensor in
     variables."""
     taken = {param.name for param in params}
     names = []

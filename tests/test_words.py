@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import shutil
 import subprocess
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,9 @@ PHRASES = {
     r"of the time before": "a speedup, such as 1.3x faster",
     r"the least times?": "best of n",
     r"resident memory": "RSS",
+    r"(?:goes?|going) on with": "continue with",
+    r"happens whole or not at all": "is atomic",
+    r"stands beside": "see also",
 }
 
 PAGES = [
@@ -83,61 +88,71 @@ def test_pages_use_plain_words(page):
     assert phrases_of(page.read_text()) == []
 
 
-#: The packages whose public docstrings and errors are checked.
-ROOMS = ("autodiff", "backend", "cli", "distributed", "frontend", "legalize", "tir", "training")
-MODULES = sorted(path for room in ROOMS for path in (ROOT / "relax_grad" / room).rglob("*.py"))
+PACKAGE = ROOT / "relax_grad"
+
+#: The parts of the package, in which all docstrings, comments and strings are checked. Strings of
+#: the samples and the fuzzer are names, not sentences.
+ROOMS = sorted({path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")})
+_ONLY_NAMES = ("testing/samples", "testing/fuzz")
+
+#: Strings that are no text: "behind" is a side of a padding.
+_NO_TEXTS = {"behind"}
 
 
-def texts_of(source: str, is_public: bool = True) -> list[str]:
-    """Return the strings of a module that users read: docstrings of public objects, and the strings
-    of errors."""
-    tree = ast.parse(source)
-    texts: list[str] = []
-    docstrings: set[int] = set()
-
-    def visit(node: ast.AST, is_public: bool) -> None:
+def texts_of(source: str, has_strings: bool = True) -> list[str]:
+    """Return the texts of a module: docstrings, blocks of comments, and other strings."""
+    docstrings = set()
+    for node in ast.walk(ast.parse(source)):
         body = getattr(node, "body", None)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and body:
             first = getattr(body[0], "value", None)
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                docstrings.add(id(first))
-                texts.extend([first.value] * is_public)
-        for child in ast.iter_child_nodes(node):
-            name = getattr(child, "name", None)
-            is_hidden = isinstance(node, ast.FunctionDef) or str(name).startswith("_")
-            visit(child, is_public and not is_hidden)
-
-    visit(tree, is_public)
-    for node in ast.walk(tree):
+                docstrings.add(first.value)
+    texts = [re.sub(r"^ *\w+ : .*$", "", text, flags=re.M) for text in sorted(docstrings)]
+    for node in ast.walk(ast.parse(source)) if has_strings else ():
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            texts.extend([node.value] * (id(node) not in docstrings))
+            texts.extend([node.value] * (node.value not in docstrings | _NO_TEXTS))
+    last = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            text = token.string.lstrip("#:")
+            if token.start[0] == last + 1:
+                texts[-1] += text
+            else:
+                texts.append(text)
+            last = token.start[0]
     return texts
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_docstrings_and_errors_use_plain_words(room):
-    found = {}
-    for path in MODULES:
-        name = path.relative_to(ROOT / "relax_grad")
-        if name.parts[0] == room:
-            is_public = not any(re.match("_(?!_init)", part) for part in name.parts)
-            texts = texts_of(path.read_text(), is_public)
-            found |= {str(name): faults for faults in [phrases_of("\n\n".join(texts))] if faults}
-    assert found == {}
+def test_docstrings_comments_and_errors_use_plain_words(room):
+    found: dict[str, list[str]] = {}
+    start = PACKAGE / room
+    for path in sorted(start.rglob("*.py")) if start.is_dir() else [start]:
+        name = path.relative_to(PACKAGE).as_posix()
+        texts = texts_of(path.read_text(), not name.startswith(_ONLY_NAMES))
+        found[name] = phrases_of("\n\n".join(texts))
+    assert {name: faults for name, faults in found.items() if faults} == {}
 
 
-def test_docstrings_and_errors_are_found():
+def test_docstrings_comments_and_errors_are_found():
     source = """
 def shown():
     \"\"\"Return the sizes,
     and those of
-    others.\"\"\"
+    others.
+
+    behind : int
+    \"\"\"
     raise ValueError(f"{name} must be in the " "place of x")
-def _hidden():
-    \"\"\"Those behind.\"\"\"
+    # One that
+    # of the sums.
 """
     faults = phrases_of("\n\n".join(texts_of(source)))
-    assert [fault.partition(" in ")[0] for fault in faults] == ["'those of'", "'in the place of'"]
+    kinds = [fault.partition(" in ")[0] for fault in faults]
+    assert kinds == ["'those of'", "'that of'", "'in the place of'"]
+    faults = phrases_of("\n\n".join(texts_of(source, has_strings=False)))
+    assert len(faults) == 2
 
 
 def test_a_phrase_is_found_across_lines():

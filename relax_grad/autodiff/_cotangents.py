@@ -34,8 +34,8 @@ def seeds(
     cotangents : bool or str or float or array or relax.Expr or (nested) sequence of them
         True, or one for each tensor.
     resolve : Callable
-        Maps a variable of the function to that of the flattened function; raises ValueError for any
-        other.
+        Maps a variable of the function to the variable of the flattened function; raises
+        ValueError for any other.
     params : Collection[str]
         The names of the function's parameters; new parameters get other names.
 

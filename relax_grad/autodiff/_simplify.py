@@ -46,7 +46,7 @@ def simplify(function: relax.Function, has_writes: bool = False) -> relax.Functi
       masked result. That is live anyway, so the unmasked result need not be kept.
     - ``call_tir_with_grad`` becomes ``call_tir``.
 
-    With calls that write to their arguments, only the last rewrite is done: an alias in the place
+    With calls that write to their arguments, only the last rewrite is done: an alias instead
     of a copy would change with the original.
     """
     function = without_unused(function)
@@ -221,8 +221,8 @@ class _Simplifier:
 
 
 def _is_candidate(binding: relax.Binding, filled: set[relax.Var], broadcast: set) -> bool:
-    """Tell whether a binding may simplify, given the variables of ones or zeros, and those of
-    broadcasts."""
+    """Tell whether a binding may simplify, given the variables of ones, zeros
+    and broadcasts."""
     value = binding.value
     if not isinstance(value, relax.Call):
         return False

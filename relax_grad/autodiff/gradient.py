@@ -372,7 +372,7 @@ def _without_dataflow(mod: tvm.IRModule, name: str) -> tuple[relax.Function, dic
     for old in bindings_of(before.body):
         new = next(copies)
         while isinstance(old, relax.MatchCast) and not isinstance(new, relax.MatchCast):
-            new = next(copies)  # the operand of a cast may get a binding of its own before it
+            new = next(copies)  # the operand of a cast may get a separate binding before it
         renamed[old.var] = new.var
     renamed.update(zip(before.params, after.params, strict=True))
     return after, renamed

@@ -128,7 +128,7 @@ class DispatchLibrary(ModulePass):
         return explained
 
     def _dispatched(self, binding: relax.Binding) -> relax.Binding:
-        """Return a binding with a call of the library in the place of an operator's."""
+        """Return a binding with a call of the library instead of an operator."""
         call = _known(binding)
         if call is None:
             return binding

@@ -39,7 +39,7 @@ def register() -> None:
 
 
 def _run(torch: Any, function: Callable, results: int, *arguments: Any) -> None:
-    """Call a function with tensors of PyTorch in the place of TVM's."""
+    """Call a function with tensors of PyTorch instead of TVM's."""
     views = [
         # The capsule, since PyTorch would ask the tensor for its device first, which takes longer.
         torch.utils.dlpack.from_dlpack(each.__dlpack__()) if hasattr(each, "__dlpack__") else each

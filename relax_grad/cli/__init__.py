@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in (check, coverage, doctor, fuzz, cache, worker):
         command.add_parser(commands)
     args = parser.parse_args(argv)
-    # Callers in a process of their own keep its standard error as it is.
+    # Callers in another process keep its standard error as it is.
     with folded() if argv is None and not args.verbose else nullcontext():
         return _run(args)
 

@@ -1,7 +1,7 @@
 """A filter of standard error that counts TVM's messages, passes other lines on, and ends with the
 count.
 
-It runs as a script in a process of its own, so that the last lines of a command that crashes are
+It runs as a script in a separate process, so that the last lines of a command that crashes are
 not lost.
 """
 

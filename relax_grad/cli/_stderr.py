@@ -9,14 +9,14 @@ from contextlib import contextmanager
 
 from . import _fold
 
-#: The seconds in which the filter ends after the command, unless a process that it left behind
+#: The seconds in which the filter ends after the command, unless a process that it started still
 #: holds the pipe.
 _SECONDS = 5.0
 
 
 @contextmanager
 def folded() -> Iterator[None]:
-    """Pass the standard error of the process, with that of TVM's C++ code, through
+    """Pass the standard error of the process, including TVM's C++ code, through
     :mod:`._fold`."""
     if os.name != "posix" or not sys.executable:
         yield
@@ -25,7 +25,7 @@ def folded() -> Iterator[None]:
 
     sys.stderr.flush()
     original = os.dup(2)
-    # A session of its own: Ctrl-C is for the command, whose last lines the filter still passes on.
+    # A separate session: Ctrl-C is for the command, whose last lines the filter still passes on.
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", _fold.__file__],
         stdin=subprocess.PIPE,

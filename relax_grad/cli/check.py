@@ -311,7 +311,7 @@ def _unsampled() -> list[str]:
     from ..testing.samples import sampled_operators
 
     known = set(sampled_operators())
-    # Order 2 of the forward operators checks the backward operators without samples of their own.
+    # Order 2 of the forward operators checks the backward operators without samples.
     return [
         name for name in _differentiable() if name not in known and not is_backward_operator(name)
     ]

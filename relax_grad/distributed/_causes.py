@@ -18,7 +18,7 @@ def likely_cause(
     num_workers : int
         The number of workers.
     answers : Mapping[int, Mapping]
-        The reports of workers by their ranks: those of failures have an ``error``, and tell by
+        The reports of workers by their ranks: reports of failures have an ``error``, and tell by
         ``collective`` whether it is one of a collective.
     ends : Mapping[int, str]
         How the processes of workers have ended.

@@ -46,7 +46,7 @@ class Communicator:
     Parameters
     ----------
     world, group, peers : Transport
-        All workers, those of the worker's group, and those of the same place in each group.
+        All workers, the worker's group, and the workers of the same place in each group.
     rank, num_workers, num_groups : int
         The worker's number and the numbers of workers and groups. The workers of a group have
         consecutive numbers.

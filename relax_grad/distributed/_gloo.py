@@ -174,8 +174,8 @@ def _divided(whole, parts: Sequence) -> list:
 
 
 def connect(settings: dict, rank: int) -> tuple[Gloo, Gloo, Gloo]:
-    """Return the connections of a worker: to all workers, within its group, and to those of its
-    place in other groups.
+    """Return the connections of a worker: to all workers, within its group, and to the
+    workers of its place in other groups.
 
     Parameters
     ----------

@@ -27,8 +27,8 @@ _SEMAPHORE, _SLOT, _UNIT = 64, 16, 64
 #: The seconds between looks at the flag that ends all waits.
 _LOOK = 0.1
 
-#: The sets of workers that may exchange messages: all, those of a group, and those of one place in
-#: all groups.
+#: The sets of workers that may exchange messages: all, a group, and the workers of one place
+#: in all groups.
 SETS = 3
 
 

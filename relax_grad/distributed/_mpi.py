@@ -41,8 +41,8 @@ class Mpi:
     def __init__(self, communicator: MPI.Comm):
         self._communicator = communicator
         self.rank, self.size = communicator.Get_rank(), communicator.Get_size()
-        # MPI moves the bytes of an operation only within calls: those of reductions that have
-        # started are in this thread.
+        # MPI moves the bytes of an operation only within calls: the calls of started
+        # reductions are in this thread.
         self._beside = communicator.Dup() if self.size > 1 else None
         self._thread: ThreadPoolExecutor | None = None
 
@@ -133,8 +133,8 @@ def _bytes(tensor: tvm.runtime.Tensor) -> np.ndarray:
 
 
 def connect(settings: dict, rank: int) -> tuple[Mpi, Mpi, Mpi]:
-    """Return the connections of a worker: to all workers, within its group, and to those of its
-    place in other groups."""
+    """Return the connections of a worker: to all workers, within its group, and to the
+    workers of its place in other groups."""
     from mpi4py import MPI
 
     size, groups = settings["num_workers"], settings["num_groups"]

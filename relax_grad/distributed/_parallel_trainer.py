@@ -39,7 +39,7 @@ class Communication(NamedTuple):
 
     @property
     def hidden(self) -> float:
-        """The share of the time that is hidden behind computations; 0 without collectives."""
+        """The share of the time that overlaps with computations; 0 without collectives."""
         return 1.0 - self.waited / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -128,7 +128,7 @@ class ParallelTrainer(Trainer):
             self._described(name, array)
             for name, array in zip(self.train_step.batch, batch, strict=True)
         ]
-        # The step is under way, so that the trainer has no state of its own.
+        # The step is under way, so that the trainer has no separate state.
         moment = self._moment
         compare = self._check_every > 0 and (moment.steps + 1) % self._check_every == 0
         results = self.session.run(
@@ -155,7 +155,7 @@ class ParallelTrainer(Trainer):
         return [list(array.shape), str(array.dtype), None]
 
     def _compare(self, digests: list[list[str]]) -> None:
-        """Compare the digests of tensors that all workers have, and those of parts with the same
+        """Compare the digests of tensors that all workers have, and of parts with the same
         place in a group."""
         size = self.session.num_workers // self.session.num_groups
         for rank, (whole, parts) in enumerate(digests):

@@ -87,8 +87,8 @@ class Parts:
 
 
 def is_shared(state: str) -> bool:
-    """Tell whether workers can share a tensor of the optimizer's state: those of a parameter, but
-    its accumulated gradient."""
+    """Tell whether workers can share a tensor of the optimizer's state: every tensor of a
+    parameter but its accumulated gradient."""
     kind, _, parameter = state.partition("/")
     return bool(parameter) and kind != "gradient"
 

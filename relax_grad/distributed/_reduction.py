@@ -12,7 +12,7 @@ class Reduction:
     Parameters
     ----------
     work : object
-        The work of a library, with the methods of that of gloo; None if there is nothing to wait
+        The work of a library, with the methods of gloo's; None if there is nothing to wait
         for.
     finish : Callable
         Writes the result, after the work.

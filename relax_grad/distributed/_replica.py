@@ -244,7 +244,7 @@ def _share(worker: Worker, whole, shape: list[int], dtype: str, ranges) -> tvm.r
 def _digests(
     groups: dict[str, list[tvm.runtime.Tensor]], layouts: dict[str, list[Layout]]
 ) -> list[str]:
-    """Return the digest of tensors that all workers have, and that of the worker's parts."""
+    """Return the digest of tensors that all workers have, and the digest of the worker's parts."""
     whole, parts = hashlib.sha256(), hashlib.sha256()
     for name in GROUPS:
         for tensor, layout in zip(groups[name], layouts[name], strict=True):

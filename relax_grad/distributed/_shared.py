@@ -226,8 +226,8 @@ def _pieces(array: np.ndarray) -> list[np.ndarray]:
 def connect(
     handle: int, settings: dict, rank: int, machine: Sequence[int], other: Callable
 ) -> tuple:
-    """Return the connections of a worker: to all workers, within its group, and to those of its
-    place in other groups.
+    """Return the connections of a worker: to all workers, within its group, and to the
+    workers of its place in other groups.
 
     Parameters
     ----------

@@ -184,8 +184,8 @@ def _register(make: Callable) -> None:
 
 
 def _connect(settings: dict, rank: int, machine: Machine) -> tuple:
-    """Return the transports of a worker: all workers, its group, and those of its place in other
-    groups."""
+    """Return the transports of a worker: all workers, its group, and the workers of its place in
+    other groups."""
     if settings["backend"] == "mpi":
         return _mpi.connect(settings, rank)
     if machine.memory == NO_MEMORY:

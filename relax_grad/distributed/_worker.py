@@ -71,4 +71,4 @@ if __name__ == "__main__":
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # the connections of gloo would wait for those of other workers
+        os._exit(code)  # gloo's connections would wait for other workers

@@ -37,7 +37,7 @@ def run(
 
     The program loads its last checkpoint, if there is one, and saves others. After a failure the
     session ends, and another one starts with as many machines as there are, between the least and
-    the greatest number of ``nodes``. With the same number of workers, training goes on with the
+    the greatest number of ``nodes``. With the same number of workers, training continues with the
     same bits as without the failure. Other machines run ``python -m relax_grad worker
     --controller HOST:PORT``, which takes part in all sessions of the program. One that is not
     needed tries again, and takes the place of a machine that is lost.

@@ -34,7 +34,7 @@ def tensor_parallel(
     All workers get the whole batch. Each has a part of the divided parameters and of their
     optimizer's state. Losses, gradients and new parameters equal one worker's, apart from the
     order of sums. The result has the methods of :class:`relax_grad.training.Trainer` with whole
-    tensors, and its files are a Trainer's, so that training goes on with any number of
+    tensors, and its files are a Trainer's, so that training continues with any number of
     workers.
 
     Parameters

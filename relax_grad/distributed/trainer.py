@@ -50,7 +50,7 @@ def data_parallel(
 
     Losses, gradients and new parameters are as with one worker and the whole batch, apart from
     the order of sums. The result has the methods of :class:`relax_grad.training.Trainer`, and its
-    files are files of a Trainer, so that training goes on with any number of workers.
+    files are files of a Trainer, so that training continues with any number of workers.
 
     Parameters
     ----------
@@ -325,7 +325,7 @@ class DataParallelTrainer(ParallelTrainer):
             raise NonFiniteLoss(rank, self.session.hosts[rank], cause) from None
 
     def _batch(self, batch: Sequence, others: Mapping) -> tuple[Any, list[tvm.runtime.Tensor]]:
-        """Check a whole batch; the types of the step are those of a worker's share."""
+        """Check a whole batch; the types of the step are for a worker's share."""
         types, replicas = self.train_step.batch, self._replicas
         whole = {name: self._whole(name, kind) for name, kind in types.items()}
         tensors = self._tensors(self._variants.main, whole, self._named(whole, batch, others))

@@ -1,4 +1,4 @@
-"""The numbers of rows that an import takes: that of its example, or any number."""
+"""The numbers of rows that an import takes: its example's, or any number."""
 
 from __future__ import annotations
 

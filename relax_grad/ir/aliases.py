@@ -127,8 +127,8 @@ def writing_functions(mod: tvm.IRModule) -> set[GlobalVar]:
 
 
 def kept_copies(mod: tvm.IRModule) -> dict[GlobalVar, Callable[[relax.Binding], bool]]:
-    """Return, by function, a predicate that tells whether the result of a binding must have memory
-    of its own.
+    """Return, by function, a predicate that tells whether the result of a binding needs separate
+    memory.
 
     If a view or a folded constant replaced a copy, a write to the copy would overwrite the source
     or the constant. A copy is kept if a call may write to the source or to the copy. If the module
@@ -409,7 +409,7 @@ def leaves(tensors: object) -> list:
 
 
 def _all_bindings(function: relax.Function) -> Iterator[relax.Binding]:
-    """Yield the bindings of a function, including those of branches and local functions."""
+    """Yield the bindings of a function, including branches and local functions."""
     for binding in bindings_of(function.body):
         if isinstance(binding.value, relax.Function):
             yield from _all_bindings(binding.value)

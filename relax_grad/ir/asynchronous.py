@@ -1,11 +1,12 @@
-"""Collectives that R.ccl does not have: those that run beside later calls, with a call that starts
-one and a call that waits for its result, and those of workers with the same place in each group.
+"""Collectives that R.ccl does not have: collectives that overlap with later calls, with a call that
+starts one and a call that waits for its result, and collectives of the workers with the same place
+in each group.
 
 The compiled function calls two functions of the runtime. ``start_allreduce`` copies its operands,
 and returns a tuple of tensors that have no values yet, which only ``wait`` may take. ``wait``
-returns the same tensors with their values. Both count as pure: the order of a start and its wait is
-that of a producer and its consumer, and the runtime owns the memory. Passes may move a start as any
-call, and a wait to a later place only, because a worker computes nothing while it waits.
+returns the same tensors with their values. Both count as pure: a start and its wait are ordered as
+a producer and its consumer, and the runtime owns the memory. Passes may move a start as any call,
+and a wait to a later place only, because a worker computes nothing while it waits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ START, WAIT = "relax_grad.distributed.start_allreduce", "relax_grad.distributed.
 PART = "relax_grad.distributed.part_of_peer"
 GATHER = "relax_grad.distributed.gather_of_peers"
 
-#: The workers among which a tensor is reduced: all, or those of the same place in each group.
+#: The workers among which a tensor is reduced: all, or the workers of the same place in each group.
 WORLD, PEERS = "world", "peers"
 
 #: The number of arguments of a start before the tensors.

@@ -17,7 +17,7 @@ def lift_branches(bb: relax.BlockBuilder, function: relax.Function, name: str) -
 
     TVM plans the memory of a function as if each of its branches were taken. Storage that one
     branch allocates is reused after the conditional and in other conditionals, and the process
-    crashes if that branch was not taken. A branch in a function of its own shares no storage.
+    crashes if that branch was not taken. A branch in a separate function shares no storage.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.Seq
     is_pure = not relax.analysis.contains_impure_call(branch)
     params += [v for v in free if not any(v.same_as(other) for other in [*params, *hidden, *known])]
     arguments = list(params)
-    if hidden:  # extents that no parameter has as a dimension of its own
+    if hidden:  # extents that no parameter has as a whole dimension
         arguments.insert(0, relax.ShapeExpr(list(hidden)))
         params.insert(0, relax.Var("extents", relax.ShapeType(list(hidden))))
     function = in_dataflow(relax.Function(params, branch, is_pure=is_pure))

@@ -20,8 +20,8 @@ from .._packages import fault, installed_version, is_installed, parse_version
 #: The half-open range of ``apache-tvm`` releases that the package was tested with.
 TVM_RANGE = ((0, 26), (0, 28))
 
-#: ``apache-tvm-ffi`` releases from this one on were not tested. Its binary interface is that of
-#: TVM's build, and differs between its releases.
+#: ``apache-tvm-ffi`` releases from this one on were not tested. Its binary interface is the
+#: interface of TVM's build, and differs between releases.
 FFI_END = (0, 1, 16)
 
 #: The requirement to install instead.
@@ -56,7 +56,7 @@ def check_versions(tvm_version: str, ffi_version: str | None) -> None:
     if ffi_version is not None and parse_version(ffi_version) >= FFI_END:
         warnings.warn(
             f"apache-tvm-ffi {ffi_version} was not tested with apache-tvm {tvm_version}, whose "
-            "binary interface is that of an earlier release: it may end the process. Install a "
+            "binary interface is from an earlier release: it may end the process. Install a "
             f"tested release: pip install '{FFI_REQUIREMENT}'",
             RuntimeWarning,
             # the line that imports relax_grad: the import system's frames do not count
@@ -304,7 +304,7 @@ def layout_decision(layout: str | None) -> tvm.ir.Node:
     """Return ConvertLayout's record for a tensor: its axes in order, ``"ACDB"`` for NHWC that was
     NCHW.
 
-    The layout of a 0-d tensor is ``""``, and that of a value that is no tensor is None.
+    The layout of a 0-d tensor is ``""``; for a value that is no tensor it is None.
     """
     if layout == "":  # slayout treats it as no layout
         axes = tvm.ir.make_node(_LAYOUT_KEY, name="", axes=[])

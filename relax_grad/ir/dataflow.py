@@ -21,7 +21,7 @@ def in_dataflow(function: relax.Function) -> relax.Function:
     """Return a function with as few blocks as possible, and without bindings that only rename.
 
     If a ``match_cast`` equates an extent with one that was known before, TVM replaces one by the
-    other from there on and drops the check. Types then disagree with those of earlier values.
+    other from there on and drops the check. Types then disagree with the types of earlier values.
     Therefore these casts are hidden from TVM.
     """
     passes = tvm.transform.Sequential(

@@ -83,7 +83,7 @@ def _needs_check(node: tirx.PrimExpr, data: set[tirx.Var]) -> bool:
 
 
 def _checked(name: str, data: set[tirx.Var], stmt: tirx.Stmt) -> tirx.Stmt:
-    """Return a statement after the checks of its own expressions."""
+    """Return a statement after the checks of its expressions."""
     if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.VECTORIZED and _asserts(stmt.body):
         stmt = tirx.For(
             stmt.loop_var,

@@ -2,7 +2,7 @@
 them.
 
 A parameter reaches an index through casts, shapes, slices, paddings, offsets, and selections such
-as those of ignored targets. Elements that take another way, such as a computation or a mask, are
+as for ignored targets. Elements that take another way, such as a computation or a mask, are
 not known to be indices: they have no range.
 """
 
@@ -295,7 +295,7 @@ def _sliced(part: _Part, call: relax.Call) -> _Part | None:
 
 
 def _selected(args: list, parts: list[_Part | None], values: Mapping) -> _Part | None:
-    """Return the part of ``where`` with a condition on the values of a part, such as those of
+    """Return the part of ``where`` with a condition on the values of a part, such as for
     ignored targets."""
     test = values.get(args[0]) if isinstance(args[0], relax.Var) else args[0]
     if not isinstance(test, relax.Call) or not isinstance(test.op, tvm.ir.Op):

@@ -64,8 +64,8 @@ def write_out_adjoint(
 ) -> relax.Function | None:
     """Return a function with its call of an adjoint inlined, as one dataflow block, or None.
 
-    The result is that of :func:`write_out_calls`, which needs several times as long, because each
-    of TVM's passes infers all types again. None stands for a function with symbolic extents,
+    The result is the same as of :func:`write_out_calls`, which takes several times as long, because
+    each of TVM's passes infers all types again. None stands for a function with symbolic extents,
     branches, casts or impure calls. The result has the variables of the adjoint, which must not
     stay in the module.
     """

@@ -44,7 +44,7 @@ class Layout:
     def together(cls, *texts: str) -> list[Layout]:
         """Parse the layouts of tensors with the same axes.
 
-        A part that all layouts split off in the same way becomes an axis of its own (``"c"``), and
+        A part that all layouts split off in the same way becomes a separate axis (``"c"``), and
         needs no arithmetic.
         """
         layouts = [cls.of(text) for text in texts]

@@ -9,13 +9,13 @@ _known: dict[str, object] = {}
 
 
 def note() -> None:
-    """Remember the present legalizations, those of TVM and relax_grad, in the first call."""
+    """Remember the present legalizations, by TVM and relax_grad, in the first call."""
     if not _known:
         _known.update(_present())
 
 
 def are_unchanged() -> bool:
-    """Tell whether all legalizations are those of TVM and relax_grad.
+    """Tell whether all legalizations are by TVM and relax_grad.
 
     With others, two programs may differ although their modules are equal. A replacement that was
     registered before ``import relax_grad`` is not recognized.

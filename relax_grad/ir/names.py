@@ -13,9 +13,9 @@ class PlainNames(ModulePass):
     """A pass that gives each parameter of Relax functions a name that is an identifier.
 
     TVM takes the names of parameters over into code for GPUs. A name that begins with a digit, as
-    those of a ``torch.nn.Sequential`` do, is an error of CUDA's compiler. The new name has an
+    names of a ``torch.nn.Sequential`` do, is an error of CUDA's compiler. The new name has an
     underscore before such a digit, and for each character that identifiers do not have. Parameters
-    keep their order, and those of a function have different names.
+    keep their order, and the parameters of a function have different names.
 
     Run the pass after differentiation, whose arguments may be names of parameters.
 

@@ -95,14 +95,14 @@ def _may_be_gradient(actual: relax.Type, argument: relax.Type) -> bool:
 
 
 def _is_gradient(actual: relax.Type, argument: relax.Type) -> bool:
-    """Tell whether the type of a partial agrees with that of the argument, as far as is known."""
+    """Tell whether the type of a partial agrees with the argument's type, as far as is known."""
     return not types_differ(actual, argument)
 
 
 def _is_gradient_of_quantized(actual: relax.Type, argument: relax.Type) -> bool:
     """Tell whether the types agree, with float32 for the gradients of integer and float8 tensors.
 
-    The gradient of a quantized tensor is that of the numbers that it represents.
+    The gradient of a quantized tensor is the gradient of the numbers that it represents.
     """
     if _is_quantized(argument):
         ndim = argument.ndim if argument.shape is None else -1

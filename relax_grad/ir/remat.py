@@ -20,7 +20,7 @@ AUTO = "auto"
 #: A cut whose recomputation takes a small share of the step's time.
 LIGHT = "light"
 
-#: The policies by their names, which are those of ``jax.checkpoint_policies``.
+#: The policies by their names in ``jax.checkpoint_policies``.
 POLICIES = (
     "everything_saveable",
     "nothing_saveable",

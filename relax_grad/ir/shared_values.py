@@ -5,7 +5,7 @@ cube of the depth, and the derivative of that tree faster still. TVM's ``LowerIn
 argument of some functions: nested calls of ``tanh`` take five times the code at each level.
 
 The parts go through memory, which LLVM turns into registers: TVM's code generator puts the value of
-a variable in the place of each of its uses, to simplify them.
+a variable at each of its uses, to simplify them.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class _Sharing:
         self._sizes: dict[tirx.Var, int] = {}
 
     def store(self, statement: tirx.BufferStore) -> tirx.Stmt:
-        """Return a store after those of its parts."""
+        """Return a store after the stores of its parts."""
         if _has_predicate(statement):
             return statement
         before, value = self._parts(statement.value)

@@ -74,7 +74,7 @@ def parts_of_product(rows: int, columns: int, terms: Sequence[int]) -> list[int]
     """Return the numbers of parts into which the sums of a matrix product are divided.
 
     A product of few elements has few blocks, which leave most of a GPU idle. Equal parts of its
-    sums are computed by blocks of their own, and added by another kernel, in the same order each
+    sums are computed by separate blocks, and added by another kernel, in the same order each
     time.
 
     Parameters
@@ -220,7 +220,7 @@ def _inline(schedule: s_tir.Schedule, block) -> bool:
 
 
 def _bind(schedule: s_tir.Schedule, block) -> None:
-    """Bind the loops of a block: those over its elements or, if threads share a sum, those of the
+    """Bind the loops of a block: over its elements or, if threads share a sum, the loops of the
     sum."""
     kinds, loops = _kinds(schedule, block), schedule.get_loops(block)
     if not loops:

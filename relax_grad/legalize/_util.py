@@ -20,8 +20,8 @@ EMPTY = (
 def stock(op_name: str) -> LegalizeRule:
     """Return TVM's own legalization of an operator.
 
-    It is read when a module is imported, before :func:`relax_grad.install` replaces it by that of
-    relax_grad. Later, a legalization that leaves some calls to TVM would call itself endlessly.
+    It is read when a module is imported, before :func:`relax_grad.install` replaces it.
+    Later, a legalization that leaves some calls to TVM would call itself endlessly.
     """
     return Op.get(op_name).get_attr("FLegalize")
 
@@ -61,7 +61,7 @@ def zero_where_empty(
 ) -> relax.Expr:
     """Return a legalized sum of products, with 0 if one of these summed extents is 0.
 
-    The selection is a call of its own and fuses with the sum as its consumer. So TVM finds the sum
+    The selection is a separate call and fuses with the sum as its consumer. So TVM finds the sum
     in the form that its schedules know.
     """
     return bb.call_te(

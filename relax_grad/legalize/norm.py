@@ -358,7 +358,7 @@ def _moments(
     with extent 1.
 
     Half precision is computed in float32. Without ``center``, the mean is taken to be 0 and
-    returned as None. The centered data is a variable of its own: a value with one use is fused with
+    returned as None. The centered data is a separate variable: a value with one use is fused with
     its consumer.
     """
 

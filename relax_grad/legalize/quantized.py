@@ -42,8 +42,8 @@ def _product(
     scale: relax.Expr,
     zero_point: list[relax.Expr],
 ) -> relax.Expr:
-    """Return the product; floating-point numbers of other dtypes are cast to that of the
-    accumulator first."""
+    """Return the product; floating-point numbers of other dtypes are cast to the
+    accumulator's dtype first."""
     dtype = dtype_of(data.ty)
     wide = accumulation_dtype(dtype)
     floats = [operand for operand in (data, scale, *zero_point) if "float" in dtype_of(operand.ty)]

@@ -34,8 +34,8 @@ def infer_data(
     call, ctx
         As for a type inference.
     forward : str or Callable
-        The forward operator. If its other arguments differ from those of ``call``, a function that
-        builds its call from the data.
+        The forward operator. If its other arguments differ from the arguments of ``call``, a
+        function that builds its call from the data.
     shape_name : str
         The name of the shape argument.
     if_known : bool
@@ -82,7 +82,7 @@ def type_of_shape(
 ) -> relax.TensorType:
     """Return the type of a tensor of this shape, or of this rank if the shape is None.
 
-    The device is that of ``like``, and so is the dtype if None is given.
+    The device is taken from ``like``, and so is the dtype if None is given.
     """
     of_shape = {"ndim": ndim} if shape is None else {"shape": shape}
     return relax.TensorType(**of_shape, dtype=dtype or like.dtype, vdevice=like.vdevice)
@@ -144,7 +144,7 @@ def check_shape(
 ) -> None:
     """Check that a gradient has the shape of the forward operator's result.
 
-    The code that computes the gradient uses the extents of one for those of the other, so symbols
+    The code that computes the gradient uses the extents of one for the other, so symbols
     must be the same. Unknown shapes, and expressions that may be equal, are left to run time.
 
     Raises

@@ -39,7 +39,7 @@ from ..registry import register_infer_layout
 class Converted:
     """The result of layout inference for a call.
 
-    The layout of a tensor is a string, that of a tuple is a list, and that of anything else is
+    The layout of a tensor is a string, of a tuple a list, and of anything else
     None.
 
     Attributes
@@ -97,8 +97,8 @@ def follow_elementwise(*op_names: str) -> None:
     result.
 
     The result may also be the sum over axes along which an argument was broadcast. Other arguments
-    and attributes must not name axes of the tensors. The layout is that of the first tensor that is
-    not in the order of the program.
+    and attributes must not name axes of the tensors. The layout is taken from the first tensor that
+    is not in the order of the program.
     """
 
     @layout_rule(*op_names)
@@ -129,8 +129,8 @@ def follow_axis(
         The operators.
     full : Sequence[int]
         The positions of the tensors that have the axes that the attributes count. The layout is
-        that of the first of them that is not in the order of the program; other tensors keep their
-        order.
+        taken from the first of them that is not in the order of the program; other tensors keep
+        their order.
     axes : Sequence[str]
         The attributes: each is an integer, a list of them, or None.
     result : bool
@@ -221,8 +221,8 @@ def is_first(layout: str) -> bool:
 
 
 def chosen(layouts: Sequence[str]) -> str:
-    """Return the layout that tensors should share; for tensors of several ranks, that of the
-    highest rank.
+    """Return the layout that tensors should share; for tensors of several ranks, the layout of
+    the highest rank.
 
     It is the first one that differs from the order of the program: tensors in that order are at the
     edges.
@@ -259,7 +259,7 @@ def axes_of(layout: str) -> list[int]:
 
 
 def moved(values: Sequence, layout: str) -> list:
-    """Reorder one value per axis from the order of the program to that of the layout."""
+    """Reorder one value per axis from the order of the program to the layout's order."""
     return [values[axis] for axis in axes_of(layout)]
 
 

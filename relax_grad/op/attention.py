@@ -75,7 +75,7 @@ def attention_backward(
     output_grad : relax.Expr
         The gradient with respect to the result.
     output : relax.Expr
-        The result. In half precision, its rounding error is that of the gradients.
+        The result. In half precision, its rounding error becomes an error of the gradients.
     query, key, value, bias
         As given to ``relax.op.nn.attention`` or ``attention_bias``.
     scale, causal_mask, window_size
@@ -133,7 +133,7 @@ def gradients(
     Returns
     -------
     gradients, scores_grad : tuple[list[relax.Expr], relax.Expr]
-        The gradients of queries, keys and values, in their dtypes, and that of the scores.
+        The gradients of queries, keys and values, in their dtypes, and of the scores.
     """
     query, key, value = call.args[:3]
     parts = take_apart(bb, call)
@@ -193,7 +193,7 @@ class Attention:
     Attributes
     ----------
     query : relax.Expr
-        The scaled queries, with the axis of the features before that of the positions:
+        The scaled queries, with the axis of the features before the axis of the positions:
         ``(batch, heads, features, queries)``.
     scale : relax.Expr
         The factor that the queries were scaled by.
@@ -340,8 +340,8 @@ def check_gradient_types(
 ) -> relax.Type:
     """Check the types of the tensors of a gradient of attention, and return the gradients' type.
 
-    They are those of the gradient of the result, of the result, of queries, keys and values, and of
-    a bias if there is one. ``forward`` is the attention.
+    The tensors are the gradient of the result, the result, queries, keys, values, and a bias if
+    there is one. ``forward`` is the attention.
     """
     names = ("output_grad", "output", "query", "key", "value", "bias")
     for name, kind in zip(names, kinds, strict=False):

@@ -106,7 +106,7 @@ def attention_dropout_backward(
     output_grad : relax.Expr
         The gradient with respect to the result.
     output : relax.Expr
-        The result. In half precision, its rounding error is that of the gradients.
+        The result. In half precision, its rounding error becomes an error of the gradients.
     query, key, value, seed, stream, rate, bias, scale, causal_mask, window_size
         As given to :func:`attention_dropout`.
 
@@ -135,7 +135,7 @@ def rate_of(call: relax.Call) -> float:
 
 
 def is_of_part(call: relax.Call) -> bool:
-    """Tell whether a call of an operator with dropout drops elements as those of a part of a
+    """Tell whether a call of an operator with dropout drops elements as in a part of a
     tensor with more heads."""
     names = [argument.name for argument in call.op.arguments]
     return call.args[names.index("stream")].ty.ndim == 1

@@ -134,7 +134,7 @@ def copy_to_tensor_parallel(data: relax.Expr) -> relax.Call:
     Notes
     -----
     Megatron-LM calls it ``copy_to_tensor_model_parallel_region``, and JAX ``pvary``. The gradients
-    of ``ccl.allreduce`` are those of the sum of all workers' functions. These two operators have
+    of ``ccl.allreduce`` differentiate the sum of all workers' functions. These two operators have
     the gradients of one function, which all workers compute together: a replicated value counts
     once.
     """

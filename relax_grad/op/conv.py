@@ -211,7 +211,7 @@ def _desired(call: relax.Call, desired) -> tuple[str, str, str] | None:
     """Return the desired orders of the axes of data, weight and output gradient.
 
     They are given under the name of the operator, or of the convolution. None if they are not
-    given, or are not permutations of those of the call.
+    given, or are not permutations of the call's.
     """
     attrs = call.attrs
     wanted = desired.get(call.op.name) or desired.get(f"relax.nn.conv{rank_of(call)}d")

@@ -9,12 +9,12 @@ has the derivatives
 ``grid_sample_jvp`` is that derivative; with ``m`` = 0 it is grid_sample itself.
 ``grid_sample_backward_data`` and ``grid_sample_backward_grid`` are the gradients of
 ``<output_grad, y(data, grid; k1, .., km)>`` with respect to the data and to the grid; with ``m`` =
-0 they are those of grid_sample. The gradients of the three operators are built from the same three,
-with one direction more or less. So they give every order.
+0 they are the gradients of grid_sample. The gradients of the three operators are built from the
+same three, with one direction more or less. So they give every order.
 
 grid_sample is not differentiable at the centre of an element (for ``bilinear``) and at a border.
-There the derivative is that of PyTorch: that of the piece after the element's centre, and 0 on and
-beyond a border.
+There the derivative is PyTorch's: the derivative of the piece after the element's centre, and 0 on
+and beyond a border.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The backward operators of resizing and of affine_grid; those of grid_sample have their own
+"""The backward operators of resizing and of affine_grid; grid_sample has a separate
 module.
 
 Each is linear in the output gradient, and its own gradient is the forward operator.

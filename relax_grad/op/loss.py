@@ -81,7 +81,7 @@ def nll_loss_attrs(call: relax.Call) -> dict:
 def check_nll_loss_backward(call: relax.Call, ctx: relax.BlockBuilder) -> None:
     """Check a call of one of nll_loss's backward operators.
 
-    TVM infers the type of its own operator from the type of the predictions alone.
+    TVM infers the type of the forward operator from the type of the predictions alone.
 
     Raises
     ------

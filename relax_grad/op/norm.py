@@ -471,7 +471,7 @@ follow_axis(
     "relax.grad.instance_norm_backward_data", full=(0, 1, 3, 4, 5, 6), axes=_CHANNEL_AND_AXES
 )
 follow_axis("relax.grad.instance_norm_backward_gamma", full=(0, 1, 2, 3), axes=_CHANNEL_AND_AXES)
-# Gamma keeps its order: that of the attribute ``axes``.
+# Gamma keeps the order of the attribute ``axes``.
 follow_axis("relax.grad.layer_norm_backward_data", full=(0, 1, 3, 4), axes=("axes",))
 follow_axis("relax.grad.layer_norm_backward_gamma", full=(0, 1, 2, 3), axes=("axes",), result=False)
 follow_axis("relax.grad.rms_norm_backward_data", full=(0, 1, 3), axes=("axes",))

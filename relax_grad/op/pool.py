@@ -242,7 +242,7 @@ def adaptive_attrs(call: relax.Call) -> dict:
 def check_pool_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.op.op_attrs.Attrs:
     """Check a call of a maximum or average pooling's backward operator and return its attributes.
 
-    TVM infers the types of its own operators from the type of the data alone.
+    TVM infers the types of the forward operators from the type of the data alone.
 
     Raises
     ------

@@ -148,14 +148,14 @@ def recurrent_backward(
 ) -> relax.Call:
     """Gradient of the recurrence of a layer, from the last step to the first.
 
-    The kind of the layer is that of the extents of ``slopes`` and ``weight``.
+    The extents of ``slopes`` and ``weight`` determine the kind of the layer.
 
     Parameters
     ----------
     output_grad : relax.Expr
         The gradient with respect to the hidden states, ``(steps, batch, size)``.
     slopes : relax.Expr
-        The slopes that the recurrence returns, or those of an RNN, ``(steps, batch, size)``.
+        The slopes that the recurrence returns, or the slopes of an RNN, ``(steps, batch, size)``.
     weight : relax.Expr
         The recurrent weight.
     cells_grad : relax.Expr, optional
@@ -166,8 +166,8 @@ def recurrent_backward(
     result : relax.Call
         The gradients with respect to the products with the recurrent weight,
         ``(steps, batch, gates * size)``, and to the cells of an LSTM or the hidden states of the
-        others, through all later steps, ``(steps, batch, size)``. Then those of the initial hidden
-        state, and of the initial cell of an LSTM. Half precision is computed in float32.
+        others, through all later steps, ``(steps, batch, size)``. Then the gradients of the initial
+        hidden state, and of the initial cell of an LSTM. Half precision is computed in float32.
     """
     others = [] if cells_grad is None else [cells_grad]
     return relax.Call(
@@ -220,7 +220,7 @@ def previous_steps(data: relax.Expr, initial: relax.Expr) -> relax.Call:
     Parameters
     ----------
     data : relax.Expr
-        A tensor whose first axis is that of the steps.
+        A tensor whose first axis is the steps.
     initial : relax.Expr
         The value before the first step, of the shape without that axis.
 
@@ -238,7 +238,7 @@ def next_steps(data: relax.Expr) -> relax.Call:
     Parameters
     ----------
     data : relax.Expr
-        A tensor whose first axis is that of the steps.
+        A tensor whose first axis is the steps.
 
     Returns
     -------

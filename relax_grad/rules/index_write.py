@@ -109,8 +109,8 @@ def _mean(writer, call, y, dy, ctx):
 
 
 def _mul(writer, call, y, dy, ctx):
-    """Return for each update the product of the data and earlier updates, times that of later
-    updates.
+    """Return for each update the product of the data and earlier updates, times the product of
+    later updates.
 
     This is also correct for factors of 0. It is computed in float32 at least: the product of either
     side may be out of range where the product of both is not.

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from ..ir.index_ranges import IndexRange
 from .plan import ARENA, CONSTANTS, STATE, Call, Function, Plan, Tensor, aligned
 
-#: The areas and the dtypes by their numbers in C; those of dtypes are DLPack's.
+#: The areas and the dtypes by their numbers in C; dtypes have DLPack's numbers.
 _AREAS = {STATE: 0, ARENA: 1, CONSTANTS: 2}
 _CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
 
 #: The kinds of functions that belong to a step. Others predict.
 _KINDS = {"step": "RELAX_GRAD_STEP", "accumulate": "RELAX_GRAD_ACCUMULATE"}
 
-#: The dtypes of safetensors, by the names of those of TVM.
+#: The dtypes of safetensors, by the names in TVM.
 _IN_FILES = {
     "bool": "BOOL",
     "bfloat16": "BF16",
@@ -43,7 +43,7 @@ class Facts:
     hyperparameters : Mapping[str, float]
         The defaults.
     metrics, outputs : tuple[str, ...]
-        The names of a step's results behind the loss.
+        The names of a step's results after the loss.
     accumulate : int
         The number of batches for each update.
     empty_history : str

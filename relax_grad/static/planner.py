@@ -64,7 +64,7 @@ def plan(
 
 
 def _places(state: Mapping[str, relax.TensorType]) -> dict[str, Tensor]:
-    """Return the places of the tensors of the state, one behind the other."""
+    """Return the places of the tensors of the state, one after the other."""
     places, offset = {}, 0
     for name, ty in state.items():
         places[name] = Tensor(

@@ -13,7 +13,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-#: The sources for WebAssembly besides those of C: a small library of C, and the trainer in
+#: The sources for WebAssembly besides the sources in C: a small library of C, and the trainer in
 #: JavaScript.
 SOURCES = Path(__file__).parent / "web"
 

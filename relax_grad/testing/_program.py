@@ -3,7 +3,7 @@
 The program of order 1 is ``L1(inputs, cotangents) = sum over outputs of <output,
 cotangent>``. The program of order k + 1 is ``L(k+1)(..., directions) = sum over gradients of Lk of
 <gradient, direction>``. It is built from the bindings of the differentiated program, so its
-gradient is that of the next order.
+gradient is the gradient of the next order.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
         argument = by_name[name]
         value = rng.uniform(-1, 1, argument.value.shape).astype(argument.value.dtype)
         directions.append(replace(argument, name=f"direction{order}_{name}", value=value))
-    # The copy has symbolic variables of its own, so directions take the types of the gradients in
+    # The copy has new symbolic variables, so directions take the types of the gradients in
     # the copy.
     (block,) = adjoint.body.blocks
     gradients = list(adjoint.body.body.fields[1].fields)

@@ -327,8 +327,8 @@ class _Chain:
         return float(self._run(order, "", values))
 
     def gradients(self, order: int, values: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
-        """Return the gradients at the values of the parameters, by default at those of the
-        program."""
+        """Return the gradients at the values of the parameters, by default the
+        program's values."""
         level = self.level(order)
         arguments = _by_name(level.program)
         own = level.program.values()
@@ -371,7 +371,7 @@ class _Check:
         self._compare_directions(order, reference, reference.gradients(order))
 
     def elements(self, order: int, own: _Chain, reference: _Chain) -> None:
-        """Compare the gradients in the function's own dtypes with those of the reference.
+        """Compare the gradients in the function's own dtypes with the reference's gradients.
 
         The reference takes the values that are rounded to these dtypes. Otherwise a gradient in
         float32 would differ by the rounding error of a half-precision cotangent.

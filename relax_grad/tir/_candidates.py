@@ -51,7 +51,7 @@ class _Block:
 
     @property
     def reads(self) -> list:
-        """The loads of the value, except those of the stored element."""
+        """The loads of the value, except loads of the stored element."""
         read = loads(self.store.value)
         return [load for load in read if not loaded_buffer(load).same_as(self.store.buffer)]
 

@@ -189,8 +189,8 @@ class _Parser:
         if any(isinstance(statement, Bind) for statement in statements):
             statements = (If(tirx.const(True, "bool"), statements),)
         for statement in statements:
-            # A sequence within one source statement has no source of its own. Nor has a block with
-            # buffers of its own: they become buffers of the function, and the source would define
+            # A sequence within one source statement has no separate source. Nor has a block with
+            # local buffers: they become buffers of the function, and the source would define
             # them again.
             is_whole = len(statements) == 1 and not has_own
             yield Part(statement, source if is_whole else None, self._name)
@@ -296,7 +296,7 @@ _CONVERSIONS: dict[str, Callable[[_Parser, tirx.Stmt, Mapping], tuple]] = {
 
 
 def _without_lets(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Return an expression with the value of each ``Let`` in the place of its variable.
+    """Return an expression with the value of each ``Let`` instead of its variable.
 
     A derivative repeats parts of an expression, and takes indices out of it; both would leave the
     scope of a variable.

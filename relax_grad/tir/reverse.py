@@ -378,8 +378,8 @@ class _Reverse:
         )
 
     def _new_gradient(self, buffer: tirx.Var) -> _Gradient:
-        """Return the gradient of a buffer, without a value: the result for an input, if the dtype
-        is that of sums."""
+        """Return the gradient of a buffer, without a value: the result for an input, if it has
+        the dtype of sums."""
         own = self._direct_result(buffer)
         if own is None:
             dtype = accumulation_dtype(dtype_of(buffer))

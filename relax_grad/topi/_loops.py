@@ -168,7 +168,7 @@ class Chunks:
     threads read and write neighbouring elements. If the trailing and leading axes give too few
     threads, the elements of the indexed axes are distributed among several threads: element ``i``
     belongs to share ``i % shares``. Each of these threads loops over all indices, and only
-    processes those of its own share. So the order of the updates of an element is the same on CPU
+    processes its share. So the order of the updates of an element is the same on CPU
     and GPU, whatever the indices.
 
     Parameters

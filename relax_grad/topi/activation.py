@@ -40,7 +40,7 @@ def prelu(data: te.Tensor, alpha: te.Tensor, axis: int) -> te.Tensor:
     shared = compat.Analyzer().can_prove_equal(alpha.shape[0], 1)
     if not shared and not compat.Analyzer().can_prove_equal(alpha.shape[0], extent):
         raise ValueError(
-            f"prelu: alpha must have the extent 1 or {extent}, that of the data along axis "
+            f"prelu: alpha must have the extent 1 or {extent}, as the data along axis "
             f"{axis}, but it has {alpha.shape[0]}"
         )
 

@@ -143,7 +143,7 @@ def nll_loss_backward_weights(
 
         return loss.select(position, of_class)
 
-    # Targets that are not a class have a bin of their own: 0 if ignored, NaN if invalid.
+    # Targets that are not a class have a separate bin: 0 if ignored, NaN if invalid.
     bins = loss.num_classes + 1
 
     def bin_of(position):
@@ -307,7 +307,7 @@ def _sum_by_bin(values: te.Tensor, bin_indices: te.Tensor, bins: tirx.PrimExpr) 
 def _sum_by_bin_in_threads(
     values: te.Tensor, bin_indices: te.Tensor, bins: tirx.PrimExpr
 ) -> te.Tensor:
-    """:func:`_sum_by_bin` on a GPU: a thread loops over all values and sums those of its own
+    """:func:`_sum_by_bin` on a GPU: a thread loops over all values and sums the values of its
     bins."""
     chunks = Chunks((), [bins])
 

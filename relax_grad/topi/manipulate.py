@@ -139,7 +139,7 @@ def expand_dims(data: te.Tensor, axes: Sequence[int]) -> te.Tensor:
 
 
 def collapse_sum(data: te.Tensor, shape: Shape) -> te.Tensor:
-    """Sum over the axes along which a tensor of the given shape was broadcast to that of ``data``.
+    """Sum over the axes along which a tensor of the given shape was broadcast to ``data``.
 
     Unlike ``topi.collapse_sum``, it accumulates half precision in float32, and returns 0 for a sum
     over an empty axis.
@@ -149,7 +149,7 @@ def collapse_sum(data: te.Tensor, shape: Shape) -> te.Tensor:
     data : te.Tensor
         The tensor to sum.
     shape : Sequence[int or PrimExpr]
-        The shape of the result, which must be broadcastable to that of ``data``.
+        The shape of the result, which must be broadcastable to ``data``.
 
     Returns
     -------
@@ -159,7 +159,7 @@ def collapse_sum(data: te.Tensor, shape: Shape) -> te.Tensor:
     Raises
     ------
     ValueError
-        If the shape is not known to be broadcastable to that of ``data``.
+        If the shape is not known to be broadcastable to ``data``.
     """
     added = len(data.shape) - len(shape)
     sources = list(data.shape[max(added, 0) :])
@@ -173,7 +173,7 @@ def collapse_sum(data: te.Tensor, shape: Shape) -> te.Tensor:
         for keep, target in zip(kept, shape, strict=True)
     ):
         raise ValueError(
-            f"collapse_sum: the shape {list(shape)} must be broadcastable to that of the data, "
+            f"collapse_sum: the shape {list(shape)} must be broadcastable to the data's, "
             f"{list(data.shape)}"
         )
     extents = [*data.shape[:added], *(s for s, keep in zip(sources, kept, strict=True) if not keep)]

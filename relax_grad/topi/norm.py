@@ -310,7 +310,7 @@ def divide_by_count(data: te.Tensor, of_shape: Shape, axes: Sequence[int]) -> te
 
 
 def _row_of(axes: Sequence[int]) -> Callable[[Index], Index]:
-    """Return a function from an element's index to that of its statistics, where the axes have
+    """Return a function from an element's index to the index of its statistics, where the axes have
     extent 1."""
     return lambda i: [0 if axis in axes else i[axis] for axis in range(len(i))]
 
@@ -399,7 +399,8 @@ def _sum_of_products(
 ) -> te.Tensor:
     """Return the sum of ``dy * z`` over all axes except ``kept``, which are in the order given.
 
-    ``at`` maps the index of an element to that of its statistics. A sum over an empty axis is 0.
+    ``at`` maps the index of an element to the index of its statistics. A sum over an empty axis is
+    0.
     """
     shape = [data.shape[axis] for axis in kept]
     summed = [axis for axis in range(len(data.shape)) if axis not in kept]

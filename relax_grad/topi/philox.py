@@ -55,7 +55,7 @@ class Form(NamedTuple):
 
     @staticmethod
     def kept(rate: float) -> Form:
-        """Return the form of booleans that are false with a probability: those of dropout."""
+        """Return the form of booleans that are false with a probability, for dropout."""
         return Form("below", round((1.0 - rate) * 2.0**32))
 
     @property

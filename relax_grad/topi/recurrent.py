@@ -2,7 +2,7 @@
 
 A task computes all steps of one sequence, so tasks are independent. The tensors have the dtype to
 accumulate in, because each step reads the results of the one before: half precision is cast to
-float32 first. The slopes are those of :mod:`relax_grad.op.recurrent`.
+float32 first. The slopes are as in :mod:`relax_grad.op.recurrent`.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def gru(
     Returns
     -------
     results : list[te.Tensor]
-        The hidden states, the slopes, and, with a bias, those of the hidden states by the data of
-        the gate n.
+        The hidden states, the slopes, and, with a bias, the slopes of the hidden states by the data
+        of the gate n.
     """
     if bias is None:
         return _gru_that_resets_first(data, hidden, weight)
@@ -262,8 +262,8 @@ def recurrent_backward(
                     T.buffer_store(h0, kept, [b, j])
                 products = rows
                 if resets:
-                    # The gradient of the reset state goes through the place of that of the sum of
-                    # r.
+                    # The gradient of the reset state goes through the place of the
+                    # gradient of the sum of r.
                     with loops([size]) as (j,):
                         T.buffer_store(gates, zero, [t, b, j])
                         with loops([size]) as (k,):
@@ -376,7 +376,7 @@ def _made(
 
 
 def _each_step(batch, steps, step: Callable) -> None:
-    """Emit all steps of a sequence, in a task of its own.
+    """Emit all steps of a sequence, in a separate task.
 
     ``step(t, b, before_in)`` emits one; ``before_in(states, initial)`` is a function of the index
     of a unit that returns its state before the step. The first step is apart, since it reads the

@@ -1,8 +1,8 @@
 """Recurrences over time of layers with any activations, bounds of their operands, and peepholes.
 
-Unlike those of :mod:`relax_grad.topi.recurrent`, they return no slopes: they are differentiated by
-their statements. So an activation is computed by functions of TIR whose derivatives are those of
-the activation everywhere, also at 0.
+Unlike the recurrences of :mod:`relax_grad.topi.recurrent`, they return no slopes: they are
+differentiated by their statements. So an activation is computed by functions of TIR with the
+derivatives of the activation everywhere, also at 0.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _bounded(x, low, high):
     return tirx.Min(high, tirx.Max(low, x))
 
 
-#: The activations of ONNX, and the default values of their parameters, which are those of ONNX's
+#: The activations of ONNX, and the default values of their parameters in ONNX's
 #: operators. Affine and ScaledTanh are no operators any more, and ONNX Runtime has another default
 #: value for ThresholdedRelu.
 ACTIVATIONS: dict[str, _Form] = {

@@ -80,7 +80,7 @@ class Axis:
     def coordinate(self, x: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the coordinate of an output in the data.
 
-        The order of the operations is that of topi, so that ``nearest_neighbor`` rounds
+        The order of the operations is topi's, so that ``nearest_neighbor`` rounds
         identically. A compiler that fuses multiplications and additions may still break a tie
         differently in two functions.
         """

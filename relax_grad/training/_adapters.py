@@ -84,7 +84,7 @@ def _variable(name: str, value: tvm.runtime.Tensor) -> relax.Var:
 
 @relax.expr_functor.mutator
 class _Adapting(relax.PyExprMutator):
-    """Adds the outputs of adapters to those of calls, and lets products read quantised weights."""
+    """Adds the outputs of adapters to calls, and lets products read quantised weights."""
 
     def __init__(
         self,

@@ -74,8 +74,8 @@ def write_file(path: str | os.PathLike, parts: Iterable[bytes | memoryview]) -> 
 
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike, last: str) -> Iterator[Path]:
-    """Give an empty folder to write files to, and then put it in the place of another one, whose
-    other files are kept.
+    """Give an empty folder to write files to, and then replace another folder by it, whose other
+    files are kept.
 
     Where the system cannot exchange two folders, or the old one must stay, as mount points and the
     working folder must, its files are replaced one by one. Meanwhile the file ``last`` is absent.
@@ -212,8 +212,7 @@ def _remove_left_over(folder: Path, name: str) -> None:
 
 
 def _replaced(part: Path, path: Path, names: Sequence[str]) -> bool:
-    """Put a folder in the place of another one, which then has the name of the first; return False
-    if the system cannot."""
+    """Exchange the names of two folders; return False if the system cannot."""
     if path.is_dir():
         shutil.copymode(path, part)
     try:

@@ -30,7 +30,7 @@ _NORM_EPS = 1e-6
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of :func:`train_step` behind the optimizer."""
+    """The arguments of :func:`train_step` after the optimizer."""
 
     accumulate: int
     clip_norm: float | None
@@ -97,11 +97,11 @@ class Build:
         ``Gradient`` does.
     shards : int
         The number of workers among which the optimizer's state is divided. Its tensors are then
-        vectors: a worker's part of the elements, with zeros behind the last ones. If parameters are
+        vectors: a worker's part of the elements, with zeros after the last ones. If parameters are
         divided, they are the workers of the same place in each group.
     divided : Collection[str]
         The parameters of which each worker has a part; None if the workers have no groups. The
-        function takes the parts. Norms are those of all parts.
+        function takes the parts. Norms are over all parts.
 
     Attributes
     ----------
@@ -456,7 +456,7 @@ class Build:
 
 
 def _with_called(module: tvm.IRModule, other: tvm.IRModule) -> tvm.IRModule:
-    """Return a module with the functions of another one that its functions call, such as those of
+    """Return a module with the functions of another one that its functions call, such as
     branches."""
     functions = dict(module.functions_items())
     known = {variable.name_hint for variable in functions}

@@ -22,9 +22,9 @@ def donating(step) -> tvm.IRModule:
     """Return the module of a ``TrainStep`` whose functions take the memory of parameters, states
     and optimizer state.
 
-    The caller gives up these arguments, and uses the results in their place. If the loss is not
+    The caller gives up these arguments, and uses the results instead. If the loss is not
     finite, the results are the arguments, except a dynamic loss scale and its count of steps. These
-    two have memory of their own: the caller may still reject the step.
+    two have separate memory: the caller may still reject the step.
     """
     module = step.module
     names = {variable.name_hint for variable in module.get_global_vars()}
@@ -39,7 +39,7 @@ def donating(step) -> tvm.IRModule:
 
 def kept_results(step) -> tuple[list[int], bool]:
     """Return what :func:`donating` reads of a step besides its module: the places in the
-    optimizer's state that keep memory of their own, and whether the step itself leaves all as it
+    optimizer's state that keep separate memory, and whether the step itself leaves all as it
     was if a value is not finite."""
     kept = [i for i, name in enumerate(step.optimizer_state) if name in SCALE_SLOTS]
     return kept, "applied" in step.metrics
@@ -58,7 +58,7 @@ def _donating(module: tvm.IRModule, name: str, is_skipped: bool, kept: list[int]
 def _guarded(function: relax.Function, donated: list[list[int]]) -> relax.Function:
     """Return a function that returns its arguments if the loss is not finite.
 
-    The selection of a tensor comes directly behind its new value. Selections at the end would keep
+    The selection of a tensor comes directly after its new value. Selections at the end would keep
     all new values alive beside the old ones, and no loop could compute both a new value and its
     selection, in the memory of the old value.
     """

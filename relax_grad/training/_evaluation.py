@@ -29,7 +29,7 @@ class Evaluation:
         metrics: Mapping[str, Callable[..., float]] | None,
         ema: bool,
     ) -> dict[str, float]:
-        """Return the means; the arguments are those of :meth:`Trainer.evaluate`."""
+        """Return the means; the arguments are as for :meth:`Trainer.evaluate`."""
         metrics = {} if metrics is None else metrics
         if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
             raise TypeError(

@@ -236,7 +236,7 @@ def _prefix(target: tvm.target.Target) -> str:
 
 
 def new_folder(path: str | os.PathLike) -> AbstractContextManager[Path]:
-    """Give an empty folder for an exported step, and then put it in the place of another one; see
+    """Give an empty folder for an exported step, and then replace another folder by it; see
     :func:`_atomic.new_folder`."""
     return _atomic.new_folder(path, MANIFEST)
 
@@ -270,7 +270,7 @@ def write_folder(
 
 
 def _link(prefixes: Sequence[str], output: str, objects: Sequence[str], **options) -> None:
-    """Link object files, those of the lowest level first.
+    """Link object files, the lowest level first.
 
     TVM defines some functions in all of them, such as conversions of float16, and the linker takes
     the first definition. It must run on all processors.
@@ -287,7 +287,7 @@ def _link(prefixes: Sequence[str], output: str, objects: Sequence[str], **option
 def digest_of(step) -> str:
     """Return the digest by which a program knows that a state belongs to a step.
 
-    It is that of the loss, its optimizer and its options, and the same on every target: a state
+    It depends on the loss, its optimizer and its options, and is the same on every target: a state
     that one machine saves may go to the folder of another one.
     """
     source, (groups, settings) = step._source, step._recipe
@@ -305,8 +305,8 @@ def digest_of(step) -> str:
 def manifest(
     step, targets: Sequence[tvm.target.Target], library: bytes, state_checksum: str
 ) -> dict:
-    """Return the description of a step that a program without Python reads, with the place of its
-    own checksum."""
+    """Return the description of a step that a program without Python reads, with a place for its
+    checksum."""
     _check_names(step)
     levels = list(map(level_of, targets))
     return {

@@ -23,12 +23,12 @@ from ._atomic import write_file
 FORMAT, VERSION, VERSIONS = "relax_grad.training", 2, (1, 2)
 
 #: The key of the checksum, and its place in a header or a manifest: CRC-32, of the bytes of the
-#: file with zeros in the place of its digits. In JSON, quotation marks within texts follow a
+#: file with zeros instead of its digits. In JSON, quotation marks within texts follow a
 #: backslash.
 CHECKSUM, NO_CHECKSUM = "crc32", "00000000"
 _PLACE = re.compile(rb'"crc32": ?"([0-9a-f]{8})"')
 
-#: The largest header, which is that of the library safetensors, and the lists and objects of JSON
+#: The largest header of the library safetensors, and the lists and objects of JSON
 #: that may contain a value. The C++ library has both as well.
 _MOST_HEADER, MOST_DEPTH = 100_000_000, 64
 
@@ -113,8 +113,8 @@ def checksum_of(data: bytes) -> str:
 
 
 def with_checksum(data: bytes, end: int) -> list[memoryview | bytes]:
-    """Return the parts of a file with its checksum, in whose JSON, before ``end``, are zeros in the
-    place of it."""
+    """Return the parts of a file with its checksum, in whose JSON, before ``end``, are zeros
+    instead of it."""
     place = _PLACE.search(data, 0, end)
     assert place is not None, "the JSON has no place for the checksum"
     begin, end = place.span(1)
@@ -141,8 +141,8 @@ def _length_of_header(data: bytes) -> int:
 
 
 def _check(path: str | os.PathLike, data: bytes) -> bool:
-    """Return whether a file of safetensors has a checksum; raise ValueError if it is that of other
-    bytes."""
+    """Return whether a file of safetensors has a checksum; raise ValueError if it does not match
+    the bytes."""
     place = _PLACE.search(data, 0, 8 + _length_of_header(data))
     if place is None:
         return False

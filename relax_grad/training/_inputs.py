@@ -57,7 +57,7 @@ def scalars_of(
     hyperparameters : Mapping[str, float]
         The defaults.
     lr : float, optional
-        The learning rate of a step, or the factor of those of its groups of parameters.
+        The learning rate of a step, or a factor for the rates of groups of parameters.
     others : dict[str, object]
         Values by the names of hyperparameters and of tensors.
     """
@@ -143,7 +143,7 @@ def check_loader(loader: object, types: Mapping[str, relax.TensorType]) -> None:
 
 
 def _check_separate(types: Mapping[str, relax.TensorType], batch: Sequence[object]) -> None:
-    """Raise an error for a list, a tuple or a mapping of the tensors in the place of a tensor."""
+    """Raise an error for a list, a tuple or a mapping of the tensors instead of a tensor."""
     first = batch[0] if len(batch) == 1 else None
     if isinstance(first, Mapping):
         raise TypeError("the step takes tensors, but it got a mapping of them: write step(**batch)")

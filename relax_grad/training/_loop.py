@@ -191,7 +191,7 @@ class Loop:
         return evaluation[self._monitored]
 
     def _mean_loss(self) -> float:
-        """Return the mean loss of the epoch, without those of skipped steps that are infinite or
+        """Return the mean loss of the epoch, without skipped steps whose loss is infinite or
         NaN."""
         history = self._trainer.history
         losses = [

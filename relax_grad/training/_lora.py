@@ -42,7 +42,7 @@ class Lora:
     Attributes
     ----------
     model : tvm.IRModule or relax_grad.frontend.torch.Imported or relax_grad.frontend.onnx.Imported
-        The model. Its trainable parameters are those of the adapters; all other weights are frozen.
+        The model. Its trainable parameters belong to the adapters; all other weights are frozen.
     adapters : tuple[Adapter, ...]
         The adapters.
     params : dict[str, tvm.runtime.Tensor]
@@ -187,9 +187,9 @@ def lora(
 ) -> Lora:
     """Add low-rank adapters to weights, and freeze all weights.
 
-    Every function of an import reads the adapters, that for prediction too. The first values are
-    those of the library peft: A is uniform in ``+-1 / sqrt(inputs)`` and B is 0; of a table, A is 0
-    and B is normal.
+    All functions of an import read the adapters, also for prediction. The initial values are the
+    same as in the library peft: A is uniform in ``+-1 / sqrt(inputs)`` and B is 0; for a table, A
+    is 0 and B is normal.
 
     Parameters
     ----------

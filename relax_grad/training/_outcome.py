@@ -48,12 +48,12 @@ def is_update(steps: int, skipped: int, accumulate: int) -> bool:
     """Return whether the next step updates the parameters, and does not only add its gradient to a
     sum.
 
-    Skipped batches have no place among those of an accumulated gradient.
+    Skipped batches do not count towards accumulation.
 
     Parameters
     ----------
     steps, skipped : int
-        The numbers of steps and of skipped steps so far.
+        The numbers of steps and of skipped steps.
     accumulate : int
         The number of batches for each update.
     """

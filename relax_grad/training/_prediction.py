@@ -56,7 +56,7 @@ class Prediction:
     def outputs(
         self, trainer, inputs: Sequence[object], ema: bool
     ) -> tvm.runtime.Tensor | list[tvm.runtime.Tensor]:
-        """Return the outputs; the arguments are those of :meth:`Trainer.predict`."""
+        """Return the outputs; the arguments are as for :meth:`Trainer.predict`."""
         forward = self._step.forward
         values = trainer._values_of(ema)
         types = self.types_of(inputs)

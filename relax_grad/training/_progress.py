@@ -51,7 +51,7 @@ class Bar:
             self._bar.update(self._task, advance=1, loss=f"{loss:.4g}")
 
     def end(self, values: dict[str, float]) -> None:
-        """Write the values of an epoch in the place of its bar. More bars than lines of the
+        """Write the values of an epoch instead of its bar. More bars than lines of the
         terminal would hide the last."""
         if self._bar is not None:
             self._bar.remove_task(self._task)

@@ -51,7 +51,7 @@ class QuantizedWeight:
         inputs = self.shape[0] if self.transposed else self.shape[1]
         matrix = dequantized(numbers, scale)[:, :inputs]
         matrix = matrix.T if self.transposed else matrix
-        like = tvm.runtime.empty((0,), self.dtype).numpy().dtype  # NumPy has no bfloat16 of its own
+        like = tvm.runtime.empty((0,), self.dtype).numpy().dtype  # NumPy has no bfloat16
         return tvm.runtime.tensor(np.ascontiguousarray(matrix).astype(like))
 
 
@@ -182,8 +182,8 @@ def _reason(shape: tuple, dtype: str, uses: Sequence[Use], bits: int, size: int)
 def tensors_of(
     base: Mapping[str, tvm.runtime.Tensor], weights: Iterable[QuantizedWeight], size: int
 ) -> dict[str, tvm.runtime.Tensor]:
-    """Return the frozen tensors in the order of the weights, with numbers and scales in the places
-    of some of them.
+    """Return the frozen tensors in the order of the weights, with integers and scales instead of
+    some of them.
 
     Raises
     ------

@@ -16,7 +16,7 @@ from ._tensors import Emit, shape_of
 
 @dataclass(frozen=True)
 class Shards:
-    """A division of tensors among workers: vectors of equal length, with zeros behind the last
+    """A division of tensors among workers: vectors of equal length, with zeros after the last
     elements.
 
     Attributes

@@ -14,7 +14,7 @@ from typing import NamedTuple
 STEP, LOSS_SCALE, GOOD_STEPS = "step", "loss_scale", "good_steps"
 SCALE_SLOTS = (LOSS_SCALE, GOOD_STEPS)
 
-#: The kinds of slots beside those of optimizers: the copy in float32 of a parameter in half
+#: The kinds of slots that optimizers do not define: the copy in float32 of a parameter in half
 #: precision, the moving average of a parameter, and the sum of gradients of several batches.
 MASTER, EMA, GRADIENT = "master", "ema", "gradient"
 

@@ -62,7 +62,7 @@ class Source:
         function computes the loss in evaluation mode.
     evaluation : str or None
         The function that returns the loss in evaluation mode, if it is another one. The names of
-        its parameters are those of the values and of the batch, and a seed if it has one.
+        its parameters are the names of the values and of the batch, and a seed if it has one.
     """
 
     module: tvm.IRModule
@@ -97,7 +97,7 @@ def source_of(
     model, func_name, wrt, states, loss, targets
         As for :func:`train_step`.
     dtype : str, optional
-        The half precision of products; by default that of the model.
+        The half precision of products; by default the model's.
     """
     source = _of(model, func_name, wrt, states, loss, targets)
     if dtype is None:

@@ -26,7 +26,7 @@ def computed_in(ty: relax.TensorType) -> str:
 def in_dtype(emit: Emit, x: relax.Expr, dtype: str) -> relax.Var:
     """Return a tensor in a dtype.
 
-    A cast to the dtype that a tensor has would be a second name of it, behind which a pass would
+    A cast to the dtype that a tensor has would be a second name of it, through which a pass would
     have to look for its value.
     """
     value = emit(x)

@@ -27,7 +27,7 @@ def total_over_workers(
     gradients : Mapping[str, relax.Expr]
         The gradients by the names of their parameters.
     divided : Collection[str]
-        The names of those of which each worker has a part.
+        The names of the parameters of which each worker has a part.
     total : Total
         Emits the total of a worker's tensors.
     """

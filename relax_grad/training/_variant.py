@@ -85,7 +85,7 @@ class Variants:
         self._others = step._other_rows
         self._other: Variant | None = None
         self._prediction: Prediction | None = None
-        #: The numbers of steps of other sizes, and of that of the examples.
+        #: The numbers of steps of other sizes, and of the examples' size.
         self._counts = [0, 0]
 
     def of_batch(
@@ -117,7 +117,7 @@ class Variants:
         return self._prediction
 
     def note(self, variant: Variant) -> None:
-        """Count a step, and warn if many were of other sizes and none of that of the examples."""
+        """Count a step, and warn if many were of other sizes and none of the examples' size."""
         counts = self._counts
         counts[variant is self.main] += 1
         if counts == [_MANY_STEPS, 0] and self._others is not None:

@@ -102,7 +102,7 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         The seed of the random numbers, from 0 to 2 ** 31 - 1. Each step draws new random numbers.
     on_nan : str
         If the loss or a gradient is not finite: ``"raise"`` raises FloatingPointError, and
-        ``"skip"`` goes on with the next batch. Both leave everything as it was before the step.
+        ``"skip"`` continues with the next batch. Both leave everything as it was before the step.
         Gradients are examined if the step was made with ``skip_nonfinite`` or dynamic loss scaling,
         the loss always. Steps that only dynamic loss scaling skips count as skipped.
     compile_options : Mapping, optional
@@ -225,12 +225,12 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
     # Steps
 
     def step(self, *batch: object, lr: float | None = None, **others: object) -> StepResult:
-        """Run one step, which happens whole or not at all.
+        """Run one training step, which is atomic, and return its loss.
 
-        After an error or an interrupt, the state is as before or as after the step, or every
-        later call but :meth:`load` is an error that says so. The memory of its tensors is taken
-        before the first one is written; the last case is a failure after that. Ctrl-C waits until
-        the compiled step has ended.
+        After an error or an interrupt, the state is as before or as after the step. The step
+        allocates its memory before it writes the first tensor. If it fails after that, every later
+        call but :meth:`load` raises :class:`~relax_grad.errors.BrokenTrainerError`. Ctrl-C waits
+        until the compiled step has ended.
 
         Parameters
         ----------
@@ -255,8 +255,8 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         IndexError
             If an index or a class is out of range, with ``check_inputs``.
         FloatingPointError
-            If the loss or a gradient is not finite; parameters, states and counters are those
-            before the step.
+            If the loss or a gradient is not finite; parameters, states and counters are as before
+            the step.
         BrokenTrainerError
             If an earlier step did not end.
         """
@@ -344,7 +344,7 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
     ) -> History:
         """Train until ``epochs`` epochs are complete, counted from the first.
 
-        After :meth:`load`, training goes on with the batch after the last one, if the loader has
+        After :meth:`load`, training continues with the batch after the last one, if the loader has
         the same order. A scheduler of PyTorch has a separate state: save it with
         ``save(path, {"schedule": schedule.state_dict()})`` and pass the result of :meth:`load` to
         ``load_state_dict`` of a new scheduler. Its last rates are written to its optimizer, from

@@ -54,7 +54,7 @@ OPERATORS = {
 #: The reductions whose result is in float32 if it is a scalar, such as the mean of a loss.
 _REDUCTIONS = ("relax.sum", "relax.mean")
 
-#: The operators that call functions, which have dtypes of their own, and those of TVM's runtime.
+#: The operators that call functions, whose dtypes are fixed, and operators of TVM's runtime.
 _CALLS = ("relax.call_", "relax.invoke_", "relax.builtin.", "relax.memory.", "relax.vm.")
 
 _OF_NAME = {name: precision for precision, names in OPERATORS.items() for name in names}

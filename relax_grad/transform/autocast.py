@@ -162,7 +162,7 @@ class _Caster(relax.PyExprMutator):
         if first not in HALVES:
             return wide
         result = self.builder_.emit(wide)
-        if not isinstance(result.ty, relax.TupleType):  # cumsum may have a dtype of its own
+        if not isinstance(result.ty, relax.TupleType):  # cumsum may have another dtype
             return op.astype(result, first) if dtype_in(result.ty) == "float32" else result
         data, *others = (
             self.builder_.emit(relax.TupleGetItem(result, i)) for i in range(len(result.ty.fields))

@@ -35,7 +35,7 @@ NOT_DRAWN = {
             "relax.grad.reduce_from_tensor_parallel",
             "relax.grad.scatter_from_worker0_backward_x",
         ),
-        "it runs only within a context of its own",
+        "it runs only within a separate context",
     ),
     "relax.quantize": "it has large numbers",
     "relax.dequantize": 'a result is of type R.Tensor((2, 3), dtype="float32")',

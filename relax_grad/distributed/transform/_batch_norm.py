@@ -32,7 +32,7 @@ def synchronized(
     Forward form, for worker r of W with the weight ``w_r`` (the share of its examples, times W):
     the mean is ``allreduce(w_r * mean(x), "avg")``, and the variance
     ``allreduce(w_r * mean((x - mean) ** 2), "avg")``. The rules of the collectives give the
-    gradient, which is that of one worker with all examples.
+    gradient, which equals the gradient of one worker with all examples.
 
     Parameters
     ----------

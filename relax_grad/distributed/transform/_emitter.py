@@ -18,7 +18,7 @@ class Emitter:
     Attributes
     ----------
     bindings : list[relax.Binding]
-        The bindings so far.
+        The bindings up to now.
     """
 
     def __init__(self, params: Sequence[relax.Var] = ()):

@@ -228,7 +228,7 @@ def _gather_elements(call, operands, result) -> Axes:
 @rule("nn.attention", "nn.attention_bias", "grad.attention_dropout")
 def _attention(call, operands, result) -> Axes:
     """Queries (batch, place, head, feature), and a bias (batch, head, place, key). Seed and stream
-    are scalars; :mod:`._dropout` gives workers a stream of their own. Consecutive heads of queries
+    are scalars; :mod:`._dropout` gives each worker a stream. Consecutive heads of queries
     may share one of keys."""
     generator: list[Labels] = [[], []] if call.op.name == "relax.grad.attention_dropout" else []
     others = operands[3 + len(generator) :]

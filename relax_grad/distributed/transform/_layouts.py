@@ -68,8 +68,8 @@ def text(extent) -> str:
 
 
 def quotient(numerator: Iterable, denominator: Iterable):
-    """Return the product of some extents, divided by that of others; None if it is not known to be
-    an integer."""
+    """Return the quotient of two products of extents; None if it is not known to be an
+    integer."""
     above, below = _factors(numerator), _factors(denominator)
     count, symbols = above
     divisor, others = below

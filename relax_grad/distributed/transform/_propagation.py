@@ -20,8 +20,8 @@ from ._emitter import Emitter
 from ._labels import RULES, SHAPES, Axes
 from ._layouts import Divided, as_int, is_equal, local_type, text
 
-#: The layout of a value: that of a tensor, None if all workers have the whole, or a list for the
-#: fields of a tuple.
+#: The layout of a value: of a tensor, None if all workers have the whole, or a list for the fields
+#: of a tuple.
 Layout = Divided | None | list
 
 
@@ -48,7 +48,7 @@ class Operand:
 
 
 class Propagation:
-    """The construction of one worker's bindings from those of a function of whole tensors.
+    """The construction of one worker's bindings from a function of whole tensors.
 
     Attributes
     ----------
@@ -418,7 +418,7 @@ class Propagation:
 
 
 def _of_tensor(layout: Layout) -> Divided | None:
-    """Return the layout of a tensor, which is not that of a tuple."""
+    """Return the layout of a tensor, which is no list."""
     if isinstance(layout, list):
         raise TypeError(f"a tensor has the layouts of the fields of a tuple: {layout}")
     return layout

@@ -1,8 +1,8 @@
 """Operators along a divided axis that need a few numbers of the other workers: classes or words
 that are divided among workers.
 
-They are those of an embedding and of a cross entropy whose vocabulary is divided (Shoeybi et al.,
-2019, section 3).
+They belong to an embedding and a cross entropy whose vocabulary is divided (Shoeybi et al., 2019,
+section 3).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HALF = ("float16", "bfloat16")
 
 @shape_rule("nn.softmax", "nn.log_softmax")
 def _softmax(propagation, variable, call, operands) -> bool:
-    """The largest element and the sum of exponentials are those of all workers; the result is
+    """The largest element and the sum of exponentials are over all workers; the result is
     divided."""
     (data,) = operands
     axis, emit = data.layout.axis, propagation.emit
@@ -91,7 +91,7 @@ def _gather_elements(propagation, variable, call, operands) -> bool:
 
 
 def _position(emit, index: relax.Expr, extent: int, mode: str):
-    """Return indices as those of the elements that they select, and whether these exist; None if
+    """Return indices as indices of the elements that they select, and whether these exist; None if
     all do.
 
     The modes are as for :func:`relax_grad.topi.position.position`.
@@ -207,7 +207,7 @@ def _size(propagation: Propagation, call: relax.Call, operand: Operand) -> int:
 
 
 def _own_places(propagation: Propagation, call: relax.Call, operand: Operand, index):
-    """Return indices along the divided axis as those of the worker's part, 0 for others, and
+    """Return indices along the divided axis as indices of the worker's part, 0 for others, and
     whether the worker has them."""
     size, emit = _size(propagation, call, operand), propagation.emit
     kind = dtype_of(index.ty)

@@ -18,7 +18,7 @@ def check_is_tensor(result) -> None:
 
 
 def with_extents(bb: relax.BlockBuilder, name: str, value: relax.Var) -> relax.Var:
-    """Return a result with symbols in the place of the extents that differ between the branches.
+    """Return a result with symbols instead of the extents that differ between the branches.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Converters of ONNX operators in the place of TVM's.
+"""Converters of ONNX operators that replace TVM's.
 
 TVM's converters of these operators emit tensor functions where Relax has an operator, have a
 gradient that overflows, ignore attributes, or differ from ONNX. Each function takes the builder,
@@ -345,7 +345,7 @@ def _roi_align(bb, inputs, attrs, opset):
 
 @_converts("SpaceToDepth")
 def _space_to_depth(bb, inputs, attrs, opset):
-    """The order CRD of the channels, which version 28 has: those of the data come first."""
+    """The order CRD of the channels, which version 28 has: the data's come first."""
     mode = _text(attrs, "mode", "DCR")
     if mode not in ("DCR", "CRD"):
         raise Refused(f"its attribute mode is {mode!r}; it must be 'DCR' or 'CRD'")

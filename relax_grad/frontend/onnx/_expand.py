@@ -44,7 +44,7 @@ def expand(model: onnx.ModelProto, is_known: Callable[[onnx.NodeProto], bool]) -
 
 
 def _inlined(model: onnx.ModelProto, kind: str) -> onnx.ModelProto | None:
-    """Return a model with the definition of an operator in the place of its nodes; None if there is
+    """Return a model with the definition of an operator instead of its nodes; None if there is
     none."""
     try:
         # Some definitions depend on the types of the operands, also of initializers.

@@ -1,7 +1,7 @@
 """Converters of operators that compare elements, in which NaN stays, as in PyTorch.
 
 Relax's ``relu``, ``clip``, ``maximum``, ``minimum``, ``sign`` and reductions drop NaN, which marks
-rows behind a table and extents that are not equal.
+rows after the end of a table and extents that are not equal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Operators of ONNX Runtime, which its optimizer writes in the place of several of ONNX's.
+"""Operators of ONNX Runtime, with which its optimizer replaces several of ONNX's.
 
-A key of :data:`FUSED` is a name in the domain ``com.microsoft``, or that of an operator without a
-domain that ONNX does not define.
+A key of :data:`FUSED` is a name in the domain ``com.microsoft``, or the name of an operator without
+a domain that ONNX does not define.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...op import stop_gradient
 from ._converters import CONVERTERS, Refused, _dtype, _extents, _like, _rank, _text
 from ._extremes import clipped, rectified
 
-#: The domain of ONNX Runtime's operators, and that of this package's.
+#: The domains of ONNX Runtime's operators, and of this package's.
 DOMAIN, OWN_DOMAIN = "com.microsoft", "relax_grad"
 
 FUSED: dict[str, Callable] = {}
@@ -84,7 +84,7 @@ def _batches_first(data: relax.Expr) -> relax.Expr:
 @_converts("FusedMatMul")
 def _fused_matmul(bb, inputs, attrs, opset):
     """Return ``alpha * A B``, of which each operand may be transposed; the first axis may stand
-    behind the batches."""
+    after the batches."""
     a, b = inputs[:2]
     a = bb.normalize(_batches_first(a)) if attrs.get("transBatchA", 0) and _rank(a) > 2 else a
     b = bb.normalize(_batches_first(b)) if attrs.get("transBatchB", 0) and _rank(b) > 2 else b
@@ -229,7 +229,7 @@ def _rotary_embedding(bb, inputs, attrs, opset):
     else:
         batch, heads, steps, size = extents
         data = bb.emit(op.permute_dims(data, [0, 2, 1, 3]))
-    if _rank(positions) == 1:  # that of the first step
+    if _rank(positions) == 1:  # the position of the first step
         offsets = bb.emit(op.arange(0, steps, 1, "int64"))
         positions = bb.emit(op.expand_dims(op.add(positions, offsets), 0))
 
@@ -261,7 +261,7 @@ def _rotary_embedding(bb, inputs, attrs, opset):
 
 @_converts("FakeQuantize")
 def _fake_quantize(bb, inputs, attrs, opset):
-    """Round to multiples of a scale within a range; the gradient is that of
+    """Round to multiples of a scale within a range; the gradient is as in
     ``torch.fake_quantize_per_tensor_affine``."""
     data, scale, zero = inputs[:3]
     low, high = (_like(attrs[name], data) for name in ("low", "high"))
@@ -336,7 +336,7 @@ def with_known_operators(graph: onnx.GraphProto, opset: int) -> onnx.GraphProto:
 
 
 def _of_same_type(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return nodes whose results have the types of those of a node, or the node."""
+    """Return nodes whose results have the types of a node's results, or the node."""
     kind, make = node.op_type, onnx.helper.make_node
     attributes = {attr.name: attr for attr in node.attribute}
     if kind in _ELEMENTWISE:

@@ -59,7 +59,7 @@ def attribute(node: onnx.NodeProto, name: str, default=None):
 
 
 def label(node: onnx.NodeProto) -> str:
-    """Return the name of a node for messages: without a name, that of its first result."""
+    """Return the name of a node for messages: without a name, the name of its first result."""
     return node.name or next(filter(None, node.output), "without a name")
 
 
@@ -235,7 +235,7 @@ def _set_shapes(
                     f"{argument}: the model has no input {name!r}; its inputs are "
                     f"{', '.join(names)}"
                 )
-    used: dict[str, str] = {}  # the symbols in TVMScript, by those of the model
+    used: dict[str, str] = {}  # the symbols in TVMScript, by the model's symbols
     for value in graph.input:
         _check_tensor(value)
         tensor = value.type.tensor_type
@@ -284,7 +284,7 @@ def _set_shapes(
 
 
 def _set_rows(graph: onnx.GraphProto, rows: int | str) -> None:
-    """Give the first axes that are equal to that of the first input with axes another extent, or a
+    """Give the first axes that are equal to the first axis of the first input another extent, or a
     new symbol."""
     shapes = [value.type.tensor_type.shape.dim for value in graph.input]
     firsts = [dims[0] for dims in shapes if len(dims)]

@@ -1,4 +1,4 @@
-"""TVM's importer with converters of one's own, where TVM's differ from ONNX or emit tensor
+"""TVM's importer with other converters, where TVM's differ from ONNX or emit tensor
 functions."""
 
 from __future__ import annotations
@@ -320,8 +320,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
         return result
 
     def _check_symbols(self, extents: list) -> None:
-        """Raise :class:`_Equal` for two symbols of extents that must be equal; those of a branch
-        may not be there."""
+        """Raise :class:`_Equal` for two symbols of extents that must be equal; symbols of a branch
+        may be undefined here."""
         symbols = [extent.name for extent in extents if isinstance(extent, tirx.Var)]
         symbols = [symbol for symbol in symbols if symbol in self._symbols]
         for symbol in symbols:
@@ -329,8 +329,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
                 raise _Equal(symbols[0], symbol)
 
     def _aligned(self, operands: list, extents: list, places, axes):
-        """Yield the operands whose extent of an axis must be that of others, and is not known to be
-        it, with that extent; ``axes`` has the axis of each place.
+        """Yield the operands whose extent of an axis must equal the extent of others, and is not
+        known to, with that extent; ``axes`` has the axis of each place.
 
         Extents of different symbols are refused. Those of the same symbols are compared at run
         time.
@@ -366,8 +366,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             self.checks.append(ExtentCheck(parts, re.sub(_NUMBER, r"\1", reason)))
 
     def _learn(self, tensor: relax.Expr, least: int) -> None:
-        """Take the extents of a tensor that is there to be no less than this; those of a branch may
-        not be there."""
+        """Take the extents of a tensor that is there to be no less than this; symbols of a branch
+        may be undefined here."""
         if self._branches:
             return
         kind = tensor.ty
@@ -463,7 +463,7 @@ def _shape_of(value: relax.Expr | None) -> list | None:
 
 
 def _shapes_of(values: Iterable[relax.Expr | None]) -> list[list] | None:
-    """Return the extents of tensors, or None if those of one are unknown."""
+    """Return the extents of tensors, or None if the extents of one are unknown."""
     shapes = [_shape_of(value) for value in values]
     known = [shape for shape in shapes if shape is not None]
     return known if len(known) == len(shapes) else None

@@ -14,8 +14,8 @@ from ._values import Known, objects
 
 @_converts("Gather")
 def _gather(bb, inputs, attrs, opset):
-    """Negative places count from the end. Rows behind a table are NaN: the places may be those of
-    symbolic steps."""
+    """Negative places count from the end. Rows after the end of a table are NaN: the places may
+    come from symbolic steps."""
     data, places = inputs[:2]
     if not _is_tensor(data) or not _is_tensor(places) or "float" not in _dtype(data):
         return None

@@ -25,7 +25,7 @@ Arrays = Mapping[str, np.ndarray]
 #: shapes, and not beyond 2 GB.
 _LARGE = 1 << 16
 
-#: The start of keys, in the place of the name of a file.
+#: The start of keys that stand for the name of a file.
 _KEY = "relax_grad:"
 
 _PROTO = onnx.TensorProto
@@ -138,7 +138,7 @@ def constants_of(
 
 def tensor_of(holder: onnx.TensorProto | onnx.NodeProto) -> onnx.TensorProto | None:
     """Return the tensor of an initializer or of a ``Constant`` node; None if the node has numbers
-    in the place of one."""
+    instead."""
     if isinstance(holder, onnx.TensorProto):
         return holder
     return next((attr.t for attr in holder.attribute if attr.name == "value"), None)
@@ -270,7 +270,7 @@ def _value(tensor: onnx.TensorProto) -> np.ndarray:
 
 
 def _take_out(graph: onnx.GraphProto, path: Path | None, arrays: dict[str, np.ndarray]) -> None:
-    """Move the values of large tensors to ``arrays``, and read those of small ones."""
+    """Move the values of large tensors to ``arrays``, and read the values of small ones."""
     for _, holder in constants_of(graph):
         tensor = tensor_of(holder)
         if tensor is None or any(e.value.startswith(_KEY) for e in tensor.external_data):

@@ -12,7 +12,7 @@ from ._converters import Refused, _dtype, _rank
 from ._fused import _converts
 
 #: What is added to numbers and zero points of each number of bits, so that the zero point of
-#: weights without one is that of ``relax.grad.quantized_matmul``. Numbers of 2 bits are stored
+#: weights without one is as in ``relax.grad.quantized_matmul``. Numbers of 2 bits are stored
 #: in 4.
 _OFFSETS = {2: 6, 4: 0, 8: -128}
 

@@ -9,7 +9,7 @@ from ._converters import Refused, _converts, _dtype, _extents, _like, _rank
 
 @_converts("BatchNormalization")
 def _batch_norm(bb, inputs, attrs, opset):
-    """ONNX's momentum is the share of the old statistics, TVM's that of the new ones."""
+    """ONNX's momentum is the share of the old statistics, TVM's the share of the new ones."""
     if not attrs.get("spatial", 1):
         raise Refused(
             "it normalises every element by itself (spatial=0); export it for version 9 or later"

@@ -86,7 +86,7 @@ def places_of_largest(bb, data, values, attrs: dict) -> relax.Expr:
         offset = bb.emit(op.multiply(offset, relax.const(dilations[i], "int64")))
         first = _along(bb, steps[i], i + 2, count + 2, strides[i])
         place = bb.emit(op.add(bb.emit(op.subtract(first, _like(starts[i], first))), offset))
-        # A window of -inf and padding has no place of its own.
+        # A window of -inf and padding has no place.
         place = bb.emit(op.clip(place, 0, extents[i + 2] - 1))
         total = bb.emit(op.add(total, bb.emit(op.multiply(place, _like(factors[i], place)))))
     return total
@@ -140,7 +140,7 @@ def _max_unpool(bb, inputs, attrs, opset):
 
 @_converts("NonMaxSuppression")
 def _suppressed(bb, inputs, attrs, opset):
-    """TVM's converter takes defaults of its own for bounds that are left out, or computed at run
+    """TVM's converter takes other defaults for bounds that are left out, or computed at run
     time, and TVM's operator takes positive scores and a positive bound of the overlap only."""
     operands = [inputs[i] if i < len(inputs) else None for i in range(5)]
     names = ("max_output_boxes_per_class", "iou_threshold", "score_threshold")

@@ -31,7 +31,7 @@ def join_quantization(model: onnx.ModelProto, arrays: Arrays) -> None:
     operator.
 
     Its gradient is 1 within the range of the integers and 0 outside (the straight-through
-    estimator), while that of a quantisation alone is 0.
+    estimator), while the gradient of a quantisation alone is 0.
     """
     tensors = {
         tensor.name: tensor for graph in every_graph(model.graph) for tensor in graph.initializer

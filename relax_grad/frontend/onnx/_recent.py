@@ -42,7 +42,7 @@ def _cumprod(bb, inputs, attrs, opset):
 
 @_converts("TensorScatter")
 def _tensor_scatter(bb, inputs, attrs, opset):
-    """Return a cache whose positions from the index of a sequence on are those of the update."""
+    """Return a cache whose positions from the index of a sequence on come from the update."""
     cache, update, starts = inputs[0], inputs[1], inputs[2]
     rank, mode = _rank(cache), _text(attrs, "mode", "linear")
     if mode not in ("linear", "circular"):

@@ -104,7 +104,7 @@ def _rnn(bb, inputs, attrs, opset):
 
 
 class _Cell(NamedTuple):
-    """The activations of a layer, those of each direction, and the bound of their operands."""
+    """The activations of each direction of a layer, and the bound of their operands."""
 
     activations: list[tuple[cells.Activation, ...]]
     bound: float | None
@@ -112,7 +112,7 @@ class _Cell(NamedTuple):
 
     @classmethod
     def of(cls, attrs: dict, default: list[str]) -> _Cell:
-        """Return those of a node.
+        """Return the activations of a node.
 
         The values of ``activation_alpha`` and ``activation_beta`` belong to the activations that
         have such a parameter, in their order.
@@ -217,7 +217,7 @@ class _Weights:
     Parameters
     ----------
     order : list[int] or None
-        The order of the gates, None for that of ONNX.
+        The order of the gates, None for ONNX's order.
     apart : bool
         Whether the bias of the product of the last gate with the state stays apart from the others.
     """
@@ -257,7 +257,7 @@ def _layer(bb, inputs, attrs, gates, initial, whole, *, apart=False):
     """Return the hidden states of all steps, and the last states.
 
     ``whole(direction)`` returns the recurrence of all steps, and the order of its gates, None for
-    that of ONNX.
+    ONNX's.
     """
     # In the layout 1, the batch is the first axis of the data, the states and the results.
     is_batch_first = bool(attrs.get("layout", 0))
@@ -318,7 +318,7 @@ class _Order:
         self._turned = bb.emit(op.where(self._inside, turned, places))
 
     def masked(self, data):
-        """Return 0 in the place of values after the end of their sequence."""
+        """Return 0 instead of values after the end of their sequence."""
         if self._lengths is None:
             return data
         return self._bb.emit(op.where(self._inside, data, _like(0, data)))

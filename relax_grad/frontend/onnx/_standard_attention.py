@@ -160,7 +160,7 @@ def _causal_mask(settings: _Settings, query, key, past, lengths) -> str | None:
 def _seen(bb, settings: _Settings, query, key, past, lengths):
     """Return which keys a query sees, with four axes; None if it sees all.
 
-    The position of a query is its number behind the keys of the past, or among the last ones of
+    The position of a query is its number after the keys of the past, or among the last ones of
     those that are there.
     """
     if lengths is None and not settings.is_bounded and not settings.is_causal:
@@ -249,7 +249,7 @@ def _by_positions(bb, data, heads: int) -> relax.Expr:
 def _bias(bb, mask, dtype: str, keys, opset: int) -> relax.Expr:
     """Return what a mask adds to the scores, with four axes and a number for each key.
 
-    Keys behind the last of the mask are hidden. Before version 24, a mask of one key is one of all.
+    Keys after the end of the mask are hidden. Before version 24, a mask of one key is one of all.
     """
     if _dtype(mask) == "bool":
         numbers = (relax.const(number, dtype) for number in (0.0, -math.inf))

@@ -18,7 +18,7 @@ class Support(NamedTuple):
     kind : str
         ``"trains"``; ``"forward"``, if it is imported, and no gradient passes it; or ``"refused"``.
     note : str
-        A condition or a reason; that of a refused operator is in the error.
+        A condition or a reason; the error of a refused operator has the reason too.
     """
 
     kind: str

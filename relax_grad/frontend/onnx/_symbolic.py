@@ -137,8 +137,8 @@ def _reshape(bb, inputs, attrs, opset):
 
 @_converts("Expand")
 def _expand(bb, inputs, attrs, opset):
-    """Broadcast in both directions: an extent of 1 of the operand or of the shape becomes that of
-    the other."""
+    """Broadcast in both directions: an extent of 1 of the operand or of the shape becomes the
+    other's."""
     data, wanted = inputs[0], _numbers(elements_of(inputs, attrs, 1))
     if wanted is None and _is_computed(inputs[1]):
         # TVM's converter broadcasts in one direction.
@@ -250,7 +250,7 @@ def _sliced(bb, data, attrs: dict, axis: int, start, end, step) -> relax.Expr:
     if not is_symbolic(end) and end >= _BEYOND:
         end = extent
     if not extents.proves(end <= extent):
-        if not is_symbolic(extent):  # the front of a table, such as that of positions
+        if not is_symbolic(extent):  # the front of a table, such as of positions
             require = attrs["tvm_custom"].get("require")
             if require is not None:
                 require(end <= extent, f"a table of {extent} rows is read up to the row {end}")
@@ -294,7 +294,7 @@ def _from_front(extents: Extents, bound, extent, lowest: int = 0):
 
 
 def _front(bb, data, axis: int, extents: Extents, start, end, step) -> relax.Expr:
-    """Return the elements of a table up to a symbolic end; those behind the table are NaN, and
+    """Return the elements of a table up to a symbolic end; elements after the end are NaN, and
     integers no index."""
     count = extents.quotient([extents.add(extents.subtract(end, start), step - 1)], [step])
     places = bb.emit(op.arange(0, count, 1, "int64"))

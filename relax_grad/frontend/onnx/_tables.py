@@ -21,7 +21,7 @@ _TOLERANCE = 2e-3
 
 
 def stands_for_none(tensor: onnx.TensorProto, name: str, arrays: Arrays) -> bool:
-    """Tell whether a scale or a bias of a normalisation is that of a layer without one, as
+    """Tell whether a scale or a bias of a normalisation belongs to a layer without one, as
     exporters write it."""
     if not re.search(r"(?i)(^|[/_.])const(ant|[_:\d]|$)", name):
         return False

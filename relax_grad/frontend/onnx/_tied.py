@@ -27,8 +27,8 @@ _SAMPLES = 16
 def tie(model: onnx.ModelProto, arrays: Arrays, tied: bool | Mapping[str, str]) -> list[Copy]:
     """Replace copies of weights by the weights; return the copies.
 
-    If ``tied`` is True, copies are those of which the exporter says that their node takes the other
-    tensor, and which are equal to it. A mapping has the originals by the copies.
+    If ``tied`` is True, a copy is a tensor that equals another one, which the exporter names as the
+    operand of the copy's node. A mapping has the originals by the copies.
     """
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     if isinstance(tied, Mapping):
@@ -79,8 +79,8 @@ def _named_by_the_exporter(model: onnx.ModelProto, tensors) -> dict[str, str]:
 
 
 def equal_weights(graph: onnx.GraphProto, names: list[str], arrays: Arrays) -> dict[str, Copy]:
-    """Return the weights with the values of an earlier one, by their names; those of few values are
-    left out."""
+    """Return the weights with the values of an earlier one, by their names; weights of few values
+    are left out."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     groups: dict[tuple, list[str]] = defaultdict(list)
     copies = {}

@@ -41,7 +41,7 @@ def _sort_key(bb, data: relax.Expr) -> relax.Expr:
         return sort_key(bb.emit, bb.emit(stop_gradient(data)))
     if _dtype(data) != "uint64":
         return data
-    # The order of uint64 is that of int64 with the highest bit inverted.
+    # The order of uint64 is the order of int64 with the highest bit inverted.
     signed = bb.emit(op.astype(data, "int64"))
     return bb.emit(op.bitwise_xor(signed, relax.const(-(2**63), "int64")))
 

@@ -17,7 +17,7 @@ MOST_TRIPS = 256
 
 
 class Unrolled(NamedTuple):
-    """The nodes that replace a loop, and the initializers that they need beside those of the graph.
+    """The nodes that replace a loop, and the further initializers that they need.
 
     Attributes
     ----------

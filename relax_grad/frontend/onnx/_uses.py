@@ -85,7 +85,7 @@ _VIEWS = {
     "Unsqueeze",
 }
 
-#: Operators that pass a root on, such as that of the variance in a normalisation.
+#: Operators that pass a root on, such as of the variance in a normalisation.
 _PASS_A_ROOT = {*_VIEWS, "Add", "Clip", "Max", "Reciprocal"}
 
 #: Normalisations that a scale and a bias may follow.
@@ -262,7 +262,7 @@ def choices(
 
 
 def flat_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes in the order of their values: those of inner graphs before the node that has
+    """Yield the nodes in the order of their values: nodes of inner graphs before the node that has
     the graph."""
     for node in graph.node:
         for inner in subgraphs(node):

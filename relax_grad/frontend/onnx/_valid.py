@@ -59,7 +59,7 @@ def _within(node: onnx.NodeProto):
 
 
 def check_graph(graph: onnx.GraphProto, outer: Set[str] = frozenset()) -> None:
-    """Refuse values that several nodes make, or none, and nodes in another order than that of their
+    """Refuse values that several nodes make, or none, and nodes in another order than their
     computation.
 
     Parameters

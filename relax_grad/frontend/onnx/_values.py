@@ -113,8 +113,8 @@ class Extents:
         self._analyzer.bind(variable, tvm.ir.Range.from_min_extent(low, count), True)
 
     def learn(self, extent, least: int) -> None:
-        """Take an expression of one symbolic extent to be at least a number, as that of a tensor
-        is: the extent is large enough."""
+        """Take an expression of one symbolic extent to be at least a number, as for a tensor:
+        the extent is large enough."""
         value = plain(extent)
         while is_symbolic(value) and not isinstance(value, (tirx.Var, Ratio)):
             other = plain(getattr(value, "b", value))
@@ -184,7 +184,7 @@ class Extents:
         return _product(number, factors)
 
     def quotient(self, dividend: Iterable, divisor: Iterable):
-        """Return the product of numbers divided by that of others, rounded down, without the
+        """Return the quotient of two products of numbers, rounded down, without the
         factors that both have."""
         number, factors = self._factors(dividend)
         other, rest = self._factors(divisor)
@@ -236,7 +236,7 @@ class Extents:
         return self.product([a, b])
 
     def divide(self, a, b):
-        """Return the quotient of integers, rounded towards zero, or that of other numbers."""
+        """Return the quotient of integers, rounded towards zero, or of other numbers."""
         if isinstance(a, Ratio) or isinstance(b, Ratio):
             (x, p), (y, q) = _ratio(a), _ratio(b)
             if is_symbolic(y) or y <= 0:

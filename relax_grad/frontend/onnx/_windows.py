@@ -16,7 +16,7 @@ from ._values import is_symbolic
 
 
 def _padded(bb, data, kernel: Sequence[int], attrs: dict, value: float = 0.0) -> relax.Expr:
-    """Replace ``auto_pad`` by widths, as TVM pads the data by a function of its own, or wrongly.
+    """Replace ``auto_pad`` by widths, as TVM pads the data by a separate function, or wrongly.
 
     Returns the data, which is padded itself where a width depends on a symbolic extent.
     """

@@ -25,7 +25,7 @@ from ._load import constants_of, is_external, location_of, read, tensor_of
 #: Files of more bytes have their large tensors in a second file: protobuf has no messages of 2 GB.
 MOST_BYTES = 2_000_000_000
 
-#: Tensors of fewer bytes stay in the model, as those of ONNX's own writer do.
+#: Tensors of fewer bytes stay in the model, as with ONNX's own writer.
 _SMALL = 1024
 
 #: The alignment of tensors in the second file, and the bytes that are copied at once.
@@ -58,7 +58,7 @@ def write(
     path = Path(path)
     wanted = {places[name]: (name, value) for name, value in values.items()}
     is_outer = {f":{tensor.name}" for tensor in model.graph.initializer}
-    # Places are those of the model without local functions, which is written only where it is
+    # Places count in the model without local functions, which is written only where it is
     # needed.
     if model.functions and (inference or not wanted.keys() <= is_outer):
         model = onnx.inliner.inline_local_functions(model)
@@ -87,7 +87,7 @@ def write(
 
 
 def given_values(values: object, ema: object) -> dict[str, object]:
-    """Return the values to write by their names; the arguments are those of
+    """Return the values to write by their names; the arguments are as for
     :meth:`Imported.write_to`."""
     if not isinstance(values, (Trainer, Mapping)):
         raise TypeError(

@@ -72,7 +72,7 @@ def imported_from(
     reasons : str, optional
         The reasons for which evaluation mode cannot be imported, for a warning.
     copies_values : bool
-        Whether training changes copies of the parameters, and not those of the module.
+        Whether training changes copies of the parameters, and not the module's.
     stacklevel : int
         The frame to which warnings point.
     """

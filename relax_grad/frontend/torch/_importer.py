@@ -1,4 +1,4 @@
-"""TVM's importer with converters of one's own, and a check of every node against PyTorch's shape
+"""TVM's importer with other converters, and a check of every node against PyTorch's shape
 and dtype."""
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Importer(ExportedProgramImporter):
     symbols : Symbols
         The symbolic extents of the function.
     level : tuple[int, ...]
-        The calls of functions with a gradient of their own whose backward function is converted.
+        The calls of functions with a custom gradient whose backward function is converted.
     leaves : set[relax.Var] or None
         In a branch or a backward function, the variables from outside that depend on no other
         variable.
@@ -110,7 +110,7 @@ class Importer(ExportedProgramImporter):
         self._checks: list[ExtentCheck] = []
 
     def args(self, node: fx.Node) -> tuple:
-        """Return the arguments of a node with Relax values in the place of nodes."""
+        """Return the arguments of a node with Relax values instead of nodes."""
         return self.retrieve_args(node)
 
     def emit(self, expr: relax.Expr) -> relax.Var:

@@ -53,7 +53,7 @@ GRADIENT = torch.ops.relax_grad.gradient.default
 #: The outputs of a call, whose gradients a backward function computes.
 JOIN = torch.ops.relax_grad.with_backward.default
 
-#: The recurrences of layers over time, as those of ``relax_grad.op.recurrent``.
+#: The recurrences of layers over time, as in ``relax_grad.op.recurrent``.
 LSTM = torch.ops.relax_grad.lstm.default
 GRU = torch.ops.relax_grad.gru.default
 RNN = {

@@ -86,8 +86,8 @@ def line_of(node: fx.Node) -> str:
 
 
 def raise_problems(problems: Iterable[Problem]) -> None:
-    """Raise one error that lists problems, if there are any; those of one operator in one line are
-    listed once."""
+    """Raise one error that lists problems, if there are any; problems of one operator in one line
+    are listed once."""
     text = text_of(problems)
     if text:
         raise UnsupportedOperatorError(

@@ -13,8 +13,8 @@ from .._util import const_like, widen
 
 
 def lstm_slopes(ctx, data, before, last, cells, weight, grad):
-    """Return the gradients of the sums, the cells before each step and those after it, from that of
-    the slopes."""
+    """Return the gradients of the sums, the cells before and after each step, from the
+    gradient of the slopes."""
     sums = gate_sums(ctx, data, before, weight)
     one = const_like(1, sums)
     i, f, g, o = parts_of(ctx, sums, 4)
@@ -47,7 +47,7 @@ def lstm_slopes(ctx, data, before, last, cells, weight, grad):
 
 def gru_slopes(ctx, data, before, weight, bias, slopes_grad, fresh_grad):
     """Return the gradients of the data, of the products, and of the states before each step, from
-    those of the slopes."""
+    the gradients of the slopes."""
     before = wide(ctx, before)
     products = parts_of(ctx, gate_sums(ctx, None, before, weight), 3)
     inputs = parts_of(ctx, wide(ctx, data), 3)

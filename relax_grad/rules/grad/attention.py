@@ -115,10 +115,10 @@ def attention_dropout_backward(
 ) -> list[relax.Expr]:
     """Gradient of attention_dropout_backward.
 
-    Forward form: that of :func:`attention_backward` with ``dp = d(g @ v^T)`` and ``dv = d(p)^T @
+    Forward form: as :func:`attention_backward` with ``dp = d(g @ v^T)`` and ``dv = d(p)^T @
     g``, where ``d = seeded_dropout``.
 
-    Backward form: that of :func:`attention_backward` with ``p_grad = x * e + d(g @ dv_grad^T)``,
+    Backward form: as :func:`attention_backward` with ``p_grad = x * e + d(g @ dv_grad^T)``,
     ``g_grad = d(p) @ dv_grad + d(dp_grad) @ v + r_grad * o`` and ``v_grad = d(dp_grad)^T @ g``.
     """
     grad, output, *operands = orig_call.args

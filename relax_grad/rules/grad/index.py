@@ -58,6 +58,6 @@ def dynamic_strided_slice_backward_data(
     dy, data_shape, *bounds = orig_call.args
     partial = relax.op.dynamic_strided_slice(output_grad, *bounds)
     if isinstance(dy.ty.shape, relax.ShapeExpr):
-        # The shape of the slice is unknown, but that of dy is known.
+        # The shape of the slice is unknown, but the shape of dy is known.
         partial = ctx.match_cast(ctx.normalize(partial), dy.ty)
     return [partial, *map(no_grad, (data_shape, *bounds))]

@@ -82,7 +82,7 @@ def scatter_elements_scan(
 def scatter_elements_scan_reverse(
     orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
 ) -> list[relax.Expr]:
-    """Gradient of scatter_elements_scan_reverse: that of :func:`scatter_elements_scan`,
+    """Gradient of scatter_elements_scan_reverse, as of :func:`scatter_elements_scan`,
     reversed."""
     writer = elements_writer(orig_call.args[1], int(orig_call.attrs.axis))
     return _scan(writer, orig_var, orig_call, output_grad, ctx, reverse=True)
@@ -92,7 +92,7 @@ def scatter_elements_scan_reverse(
 def scatter_nd_scan(
     orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
 ) -> list[relax.Expr]:
-    """Gradient of scatter_nd_scan: that of :func:`scatter_elements_scan`."""
+    """Gradient of scatter_nd_scan, as of :func:`scatter_elements_scan`."""
     return _scan(nd_writer(orig_call.args[1]), orig_var, orig_call, output_grad, ctx, reverse=False)
 
 
@@ -100,7 +100,7 @@ def scatter_nd_scan(
 def scatter_nd_scan_reverse(
     orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
 ) -> list[relax.Expr]:
-    """Gradient of scatter_nd_scan_reverse: that of :func:`scatter_elements_scan`, reversed."""
+    """Gradient of scatter_nd_scan_reverse, as of :func:`scatter_elements_scan`, reversed."""
     return _scan(nd_writer(orig_call.args[1]), orig_var, orig_call, output_grad, ctx, reverse=True)
 
 

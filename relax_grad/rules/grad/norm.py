@@ -42,8 +42,8 @@ def instance_norm_backward_data(
 ) -> list[relax.Expr]:
     """Gradient of instance_norm_backward_data.
 
-    Forward form and backward form: those of :func:`batch_norm_backward_data`, with sums over the
-    axes instead of over a channel. The sum for gamma is over all axes except that of the channels.
+    Forward form and backward form: as :func:`batch_norm_backward_data`, with sums over the
+    axes instead of over a channel. The sum for gamma is over all axes except the channels.
     """
     ndim = orig_call.args[1].ty.ndim
     channel = int(orig_call.attrs.channel_axis) % ndim
@@ -57,7 +57,7 @@ def instance_norm_backward_gamma(
 ) -> list[relax.Expr]:
     """Gradient of instance_norm_backward_gamma.
 
-    Forward form and backward form: those of :func:`layer_norm_backward_gamma`, with a sum over the
+    Forward form and backward form: as :func:`layer_norm_backward_gamma`, with a sum over the
     axes.
     """
     statistics = _of_rows(ctx, _axes(orig_call))
@@ -70,7 +70,7 @@ def batch_norm_backward_gamma(
 ) -> list[relax.Expr]:
     """Gradient of batch_norm_backward_gamma.
 
-    Forward form and backward form: those of :func:`layer_norm_backward_gamma`. The sum keeps the
+    Forward form and backward form: as :func:`layer_norm_backward_gamma`. The sum keeps the
     axis of the channels, which the statistics have too.
     """
     ndim = orig_call.args[1].ty.ndim
@@ -128,7 +128,7 @@ def rms_norm_backward_data(
 
     Forward form: ``dx = r * (g - z * average(g * z))`` with ``g = weight * dy`` and ``z = x * r``.
 
-    Backward form: that of :func:`layer_norm_backward_data` without mean and ``average(h)``.
+    Backward form: as :func:`layer_norm_backward_data` without mean and ``average(h)``.
     """
     dy, x, weight, rstd = orig_call.args
     partials = _of_data_of_rows(ctx, orig_call, output_grad, dy, x, weight, None, rstd)
@@ -141,7 +141,7 @@ def rms_norm_backward_weight(
 ) -> list[relax.Expr]:
     """Gradient of rms_norm_backward_weight.
 
-    Forward form and backward form: those of :func:`layer_norm_backward_gamma` without a mean.
+    Forward form and backward form: as :func:`layer_norm_backward_gamma` without a mean.
     """
     return _of_sum_over_rows(orig_call, output_grad, ctx)
 
@@ -171,7 +171,7 @@ def layer_norm_statistics(
 ) -> list[relax.Expr]:
     """Gradient of layer_norm_statistics.
 
-    Forward form and backward form: those of :func:`batch_norm_statistics`, over ``N`` elements
+    Forward form and backward form: as :func:`batch_norm_statistics`, over ``N`` elements
     along the axes.
     """
     axes = _axes(orig_call, 0)
@@ -184,7 +184,7 @@ def instance_norm_statistics(
 ) -> list[relax.Expr]:
     """Gradient of instance_norm_statistics.
 
-    Forward form and backward form: those of :func:`layer_norm_statistics`.
+    Forward form and backward form: as :func:`layer_norm_statistics`.
     """
     return layer_norm_statistics(orig_var, orig_call, output_grad, ctx)
 
@@ -195,9 +195,9 @@ def group_norm_statistics(
 ) -> list[relax.Expr]:
     """Gradient of group_norm_statistics.
 
-    Forward form: that of :func:`layer_norm_statistics`, over the channels of a group too.
+    Forward form: as :func:`layer_norm_statistics`, over the channels of a group too.
 
-    Backward form: that of :func:`layer_norm_statistics` with ``m_grad`` and ``r_grad`` averaged
+    Backward form: as :func:`layer_norm_statistics` with ``m_grad`` and ``r_grad`` averaged
     over each group.
     """
     (data,) = orig_call.args

@@ -86,7 +86,7 @@ def gru(
     Without a bias, the state is reset before the product: ``n = tanh(x_n + (r * h) @ w_n^T)``. Then
     ``x_grad`` is ``p_grad``, and the rows of ``w_grad`` for n are the products with ``r * h``.
 
-    The slopes have a gradient in derivatives of second order only, as those of an LSTM.
+    The slopes have a gradient in derivatives of second order only, as in an LSTM.
     """
     if len(orig_call.args) == 3:
         return _gru_that_resets_first(orig_var, orig_call, output_grad, ctx)
@@ -306,7 +306,7 @@ class _Extra:
         self.sums = self.hidden = self.cell = None
 
     def through(self, sums, states_grad, before_grad=None):
-        """Note the gradient of the sums, and return that of the states with its contribution.
+        """Note the gradient of the sums, and return the states' gradient with its contribution.
 
         ``before_grad`` is a further gradient of the states before each step.
         """
@@ -321,7 +321,7 @@ class _Extra:
         return _added(ctx, states_grad, _after(ctx, hidden))
 
     def _through_reset(self, sums):
-        """Return the gradients of the sums, with that of r through the reset state, and of the
+        """Return the gradients of the sums, with r's through the reset state, and of the
         states before."""
         ctx = self._ctx
         of_r, of_z, of_n = (wide(ctx, part) for part in parts_of(ctx, sums, 3))
@@ -350,7 +350,7 @@ def _through(ctx, count: int, grad, gates, total, weight):
     """Return the gradient of the hidden states of an LSTM, or of the reset state of a GRU that
     resets first.
 
-    It is that of the states, ``total``, for the others.
+    For the others, it is the states' gradient, ``total``.
     """
     if count == 6:
         return _with_products(ctx, grad, gates, weight)
@@ -392,7 +392,7 @@ def _added(ctx, term, other):
 
 
 def _product(ctx, gates, weight):
-    """Return the gradient of the states before each step from that of the products."""
+    """Return the gradient of the states before each step from the gradient of the products."""
     return ctx.emit(op.matmul(wide(ctx, gates), wide(ctx, weight)))
 
 

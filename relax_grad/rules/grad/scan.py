@@ -44,7 +44,7 @@ def linear_scan(
 def linear_scan_reverse(
     orig_var: relax.Var, orig_call: relax.Call, output_grad: relax.Var, ctx: relax.BlockBuilder
 ) -> list[relax.Expr]:
-    """Gradient of linear_scan_reverse: that of :func:`linear_scan`, reversed.
+    """Gradient of linear_scan_reverse, as of :func:`linear_scan`, reversed.
 
     Forward form: ``y[i - 1] = a[i] * y[i] + b[i]``.
 

@@ -33,7 +33,7 @@ def attention_bias(
 ) -> list[relax.Expr]:
     """Gradient of attention_bias.
 
-    Forward form: that of :func:`attention` with ``p = softmax(scale * q @ k^T + bias)``.
+    Forward form: as :func:`attention` with ``p = softmax(scale * q @ k^T + bias)``.
 
     Backward form: ``attention_backward(o_grad, o, q, k, v, bias)``. For the bias, it is the
     gradient of the scores, summed over the axes along which the bias was broadcast: a tensor as
@@ -51,7 +51,7 @@ def attention_var_len(
 ) -> list[relax.Expr]:
     """Gradient of attention_var_len.
 
-    Forward form: that of :func:`attention`, where a query attends to the keys of its own sequence.
+    Forward form: as :func:`attention`, where a query attends to the keys of the same sequence.
 
     Backward form: the composition that is the legalization of ``attention_backward``.
 

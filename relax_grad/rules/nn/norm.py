@@ -191,7 +191,7 @@ def instance_norm(
 ) -> list[relax.Expr]:
     """Gradient of instance_norm.
 
-    Forward and backward form: those of :func:`group_norm` where each channel is its own group.
+    Forward and backward form: as :func:`group_norm` where each channel is its own group.
     """
     channel = int(orig_call.attrs.channel_axis) % orig_call.args[0].ty.ndim
     return _by_channel(orig_call, output_grad, ctx, channel, backward.instance_norm_statistics)
@@ -227,7 +227,7 @@ def check_channels(data: relax.Expr, channel: int) -> None:
     if not is_const(channels):
         raise GradientError(
             "the number of channels must be a constant to divide it into groups, but it is "
-            f"{channels}; write the groups as an axis of their own and use layer_norm"
+            f"{channels}; write the groups as a separate axis and use layer_norm"
         )
 
 

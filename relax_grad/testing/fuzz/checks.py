@@ -97,7 +97,7 @@ def check(programs: Sequence[Program], settings: Settings) -> list[Outcome]:
 
 
 def check_one(program: Program, settings: Settings) -> Outcome:
-    """Check a program; a compilation error is a failure of its own kind."""
+    """Check a program; a compilation error is a separate kind of failure."""
     try:
         return check([program], settings)[0]
     except Exception as error:  # any is a finding

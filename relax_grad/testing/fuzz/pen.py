@@ -85,7 +85,7 @@ class Pen:
         operators: tuple[str, ...] = (),
         is_smooth: bool = True,
     ) -> Value:
-        """Bind a value of any size; the arguments are those of :meth:`try_bind`."""
+        """Bind a value of any size; the arguments are as for :meth:`try_bind`."""
         let = Let(self.name(), template, compute, tuple(operands), kind, operators, is_smooth)
         return self.add(let, bound)
 

@@ -199,8 +199,8 @@ class _Author:
 
     def local_call(self, pen: Pen, depth: int) -> None:
         """Call a local function, which may use earlier variables."""
-        # Its parameters have no batch: in TVMScript it would be a new variable, not that of the
-        # outer function.
+        # Its parameters have no batch: in TVMScript it would be a new variable, not the outer
+        # function's.
         values = [v for v in _all(pen) if not has_batch([v.kind])]
         if not values:
             return

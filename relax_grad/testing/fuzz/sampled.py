@@ -180,7 +180,7 @@ def form(sample: Sample) -> Form:
         If the sample has no statement; the message says why.
     """
     if sample.within is not nullcontext:
-        raise NotDrawableError("it runs only within a context of its own")
+        raise NotDrawableError("it runs only within a separate context")
     if sample.torch is None and not sample.smooth:
         raise NotDrawableError("it is at a kink, and PyTorch has no such operator")
     builder = _Builder(sample)

@@ -34,7 +34,7 @@ class Tensor:
         return self.dtype == "float64"
 
 
-#: The type of a value: that of a tensor, or a tuple of kinds.
+#: The type of a value: the type of a tensor, or a tuple of kinds.
 Kind: TypeAlias = "Tensor | tuple[Kind, ...]"
 
 
@@ -201,7 +201,7 @@ class Program:
         return "\n".join([*lines, *writer.function(self.main, self.segments, 1), ""])
 
     def statements(self) -> Iterator[Statement]:
-        """Yield every statement, including those of branches and functions."""
+        """Yield every statement, including statements of branches and functions."""
         for function in (*self.functions, self.main):
             yield from _statements(function.body)
 

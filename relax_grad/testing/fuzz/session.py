@@ -1,7 +1,7 @@
 """A fuzzing session: it draws programs, checks them in separate processes, and shrinks those that
 fail.
 
-Every batch of programs is checked in a forked process of its own. A crash or a program that does
+Every batch of programs is checked in a separate forked process. A crash or a program that does
 not terminate is therefore a finding, and does not end the session.
 """
 
@@ -242,7 +242,7 @@ def can_fork() -> bool:
 def _in_a_process(
     function: Callable[[], T], seconds: float, waiting: Callable[[], None] = lambda: None
 ) -> T | Failure:
-    """Run a function in a process of its own; return its result, or a :class:`Failure` without
+    """Run a function in a separate process; return its result, or a :class:`Failure` without
     one."""
     receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
     sys.stdout.flush()

@@ -185,7 +185,7 @@ def _lessened_branches(statement: If, used: Collection[str]) -> Iterator[If]:
 
 def _emptied(program: Program, statement: If) -> Iterator[Program]:
     """Yield programs with a branch that returns a parameter of the program, or an earlier value of
-    its own."""
+    the branch."""
     for i, branch in enumerate(statement.branches):
         values = [
             Value(inner.name, inner.kind)
@@ -321,7 +321,7 @@ def _needed(body: Body) -> Body:
 
 
 def _uses(statement: Statement, names: set[str], functions: set[str]) -> None:
-    """Add the names that a statement uses, and those of the functions that it calls."""
+    """Add the names that a statement uses, and the names in the functions that it calls."""
     if isinstance(statement, If):
         names.add(statement.condition.name)
     elif not isinstance(statement, Function):

@@ -135,7 +135,7 @@ _DROPPED = {
 
 @register_samples("relax.grad.attention_backward")
 def attention_backward(rng: np.random.Generator) -> Iterator[Sample]:
-    """Samples whose result, an argument here, is not that of the attention."""
+    """Samples whose result, an argument here, is not the attention's."""
     for note, (sizes, attrs, shape) in _GRADIENTS.items():
         yield _gradient(rng, note, sizes, attrs, shape, torch=_torch_backward(**attrs))
 
@@ -201,7 +201,7 @@ def attention_dropout(rng: np.random.Generator) -> Iterator[Sample]:
 
 @register_samples("relax.grad.attention_dropout_backward")
 def attention_dropout_backward(rng: np.random.Generator) -> Iterator[Sample]:
-    """Samples whose result, an argument here, is not that of the attention."""
+    """Samples whose result, an argument here, is not the attention's."""
     function = _with_dropout(backward.attention_dropout_backward, 7)
     for note, (sizes, attrs, shape) in _DROPPED.items():
         yield _gradient(rng, note, sizes, attrs, shape, _generator(), function=function)

@@ -1,7 +1,7 @@
 """Samples of collective communication.
 
-The checks run with one worker, and the samples replace the runtime's collectives by those of one
-worker. Differences between workers are therefore not checked.
+The checks run with one worker, and the samples replace the runtime's collectives by collectives of
+one worker. Differences between workers are therefore not checked.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _N = {0: {0: "n"}}
 
 @contextmanager
 def _one_worker():
-    """Replace the collectives of the runtime by those of a single worker, and make annotations
-    compile."""
+    """Replace the collectives of the runtime by collectives of a single worker, and make
+    annotations compile."""
 
     def copy(data, *rest):
         result = rest[-1]

@@ -9,7 +9,7 @@ import numpy as np
 from ._sample import Sample, register_samples
 
 # The outer extents of the data, the outputs, the inputs, the groups, their size, the dtype, and
-# that of the zero points.
+# the dtype of the zero points.
 _CASES = {
     "8 bits": ((3,), 5, 8, 2, 4, "int8", None),
     "4 bits": ((2, 3), 4, 8, 2, 4, "uint8", None),

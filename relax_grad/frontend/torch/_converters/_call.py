@@ -86,7 +86,7 @@ class Call:
         self.value = node.meta.get("val")
 
     def arguments(self) -> dict:
-        """Return the arguments by name, with PyTorch's defaults and Relax values in the place of
+        """Return the arguments by name, with PyTorch's defaults and Relax values instead of
         nodes."""
         return self._named(lambda operand: self.importer.env[operand])
 

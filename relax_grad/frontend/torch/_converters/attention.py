@@ -136,7 +136,7 @@ def _batch(operands: tuple) -> list | None:
 
 
 def _reshaped(call, tensor: relax.Expr, own: list, batch: list) -> relax.Expr:
-    """Return a tensor of some extents whose first axes are broadcast to those of the batch, and
+    """Return a tensor of some extents whose first axes are broadcast to the batch's, and
     become one."""
     rest = own[len(batch) :]
     full = [*batch, *rest]

@@ -76,7 +76,7 @@ def _normalized(importer, data, weight, bias, mean, variance, epsilon, training:
         operand(mean, 0.0),
         operand(variance, 1.0),
     ]
-    # With momentum 1, the new running statistics are those of the batch.
+    # With momentum 1, the new running statistics are the batch's.
     call = relax.op.nn.batch_norm(
         _cast(importer, data, widest), *operands, 1, epsilon, True, True, 1.0, training
     )
@@ -95,7 +95,7 @@ def _statistics(importer, node: fx.Node, data, epsilon) -> tuple:
 
 
 def _moved(importer, old, new, momentum: float) -> relax.Expr:
-    """Return the running statistic, moved towards that of the batch."""
+    """Return the running statistic, moved towards the batch's."""
     kind = wide_dtype(dtype_of(old.ty))
     shares = [
         importer.emit(relax.op.multiply(statistic, relax.const(share, kind)))

@@ -112,7 +112,7 @@ def _backward(importer, node, inside, level) -> tuple[list[relax.Expr], relax.Fu
 
 
 def _gradient(importer, node) -> tuple[relax.Expr, ...]:
-    """Emit a gradient within the model after the bindings so far."""
+    """Emit a gradient within the model after the previous bindings."""
     outputs, inputs, cotangents = importer.args(node)
     bb = importer.block_builder
     block = bb._end_block()

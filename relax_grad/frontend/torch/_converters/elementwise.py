@@ -71,8 +71,8 @@ def log1p(call: Call, data: relax.Expr) -> relax.Expr:
 
 
 def expm1(call: Call, data: relax.Expr) -> relax.Expr:
-    """Return ``exp(x) - 1``, which is exact for small x by Kahan's correction; the gradient is that
-    of the formula."""
+    """Return ``exp(x) - 1``, which is exact for small x by Kahan's correction; the gradient is the
+    formula's."""
     kind = dtype(data)
     power = call.emit(_op.exp(data))
     value = call.emit(_op.subtract(power, scalar(1, kind)))
@@ -180,7 +180,7 @@ def _round(call, data, decimals):
 def binary(
     function: Callable, names=("data", "other"), logical: Callable | None = None, in_float=False
 ):
-    """Return a converter of a function of two operands; ``logical`` is that of booleans."""
+    """Return a converter of a function of two operands; ``logical`` is the one for booleans."""
 
     def convert(call, **arguments):
         kind = promoted(call, *names)
@@ -279,7 +279,7 @@ def _fmod(call, data, other):
 
 
 def _modulo(call, data, other, rounding: Callable, exact: Callable) -> relax.Expr:
-    """Return the remainder; its gradient is that of ``a - b round(a / b)``."""
+    """Return the remainder; its gradient is the gradient of ``a - b round(a / b)``."""
     kind = promoted(call, "data", "other")
     data, other = call.tensor(data, kind), call.tensor(other, kind)
     if "float" not in kind:
@@ -429,7 +429,7 @@ def _angle(call, data):
 
 @converts(ELEMENTWISE, "ldexp.Tensor")
 def _ldexp(call, data, other):
-    """The factor is computed in PyTorch's dtype, which may be wider than that of the operand."""
+    """The factor is computed in PyTorch's dtype, which may be wider than the operand's."""
     power = _floating(promoted(call, "other"))
     factor = call.emit(_op.power(scalar(2, power), call.tensor(other, power)))
     kind = call.dtype

@@ -256,7 +256,7 @@ def _matrix(extent: int, size: int, scale: float, align_corners: bool, weights: 
 
 
 def _linear_weights(part) -> list:
-    """Return the places behind the one before and their weights, for a number or a tensor."""
+    """Return the places after the previous one and their weights, for a number or a tensor."""
     return [(0, 1 - part), (1, part)]
 
 

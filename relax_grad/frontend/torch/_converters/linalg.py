@@ -150,8 +150,8 @@ def _solve_triangular(call, data, B, upper, left=True, unitriangular=False):
 def _cholesky_solve(call, data, input2=None, upper=False):
     """Solve for the product of the factors.
 
-    One triangle of the factor is read, but PyTorch's gradient is that of the product of whole
-    matrices.
+    One triangle of the factor is read, but PyTorch's gradient is the gradient of the product of
+    whole matrices.
     """
     if input2 is None:
         rows = _few_rows(data)

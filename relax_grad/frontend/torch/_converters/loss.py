@@ -66,7 +66,7 @@ _LEAST_PRODUCT, _LEAST_LOGARITHM = float(np.float32(1e-12)), -100.0
 @converts(LOSS, "binary_cross_entropy.default")
 def _binary_cross_entropy(call, data, target, weight, reduction):
     """A saturated probability p has the gradient ``(p - target) / 1e-12`` of PyTorch's kernel, and
-    not that of a bounded logarithm."""
+    not the gradient of a bounded logarithm."""
     kind = wide_dtype(call.dtype)
     data, target = call.cast(data, kind), call.cast(target, kind)
     one, least = scalar(1, kind), scalar(_LEAST_PRODUCT, kind)

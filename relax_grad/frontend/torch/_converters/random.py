@@ -1,7 +1,7 @@
 """Converters of operators that draw random numbers.
 
-The numbers have PyTorch's distributions, but they are not those that PyTorch draws. Each operator
-has a stream of its own. As in PyTorch, no gradient reaches the parameters of a distribution through
+The numbers have PyTorch's distributions, but PyTorch draws others. Each operator has a separate
+stream. As in PyTorch, no gradient reaches the parameters of a distribution through
 a drawn number.
 """
 

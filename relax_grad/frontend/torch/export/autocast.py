@@ -48,7 +48,7 @@ def decompose_under_autocast(module: fx.GraphModule, kept: Collection[str]) -> N
 
 def decomposition(operator: torch._ops.OpOverload, *args: object, **kwargs: object) -> object:
     """Return the result of a composite operator by the operators that it calls."""
-    # A mode of the trace would call the operator in the place of its decomposition.
+    # A mode of the trace would call the operator instead of its decomposition.
     with torch._C.DisableTorchFunction():
         return operator.decompose(*args, **kwargs)
 

@@ -277,7 +277,7 @@ def _patterns(
 
 
 def _copy_of(value: torch.Tensor) -> torch.Tensor:
-    """Return a fake tensor of the same type in memory of its own."""
+    """Return a fake tensor of the same type in separate memory."""
     with value.fake_mode:
         copy = torch.empty_strided(
             value.shape, value.stride(), dtype=value.dtype, device=value.device

@@ -108,7 +108,7 @@ def _refuse_shared_buffers(module: nn.Module, error: Exception) -> None:
 
 
 def _distinct(examples: tuple, *owners: object) -> tuple:
-    """Return example arguments as tensors of their own, outside of the inference mode.
+    """Return example arguments as separate tensors, outside of the inference mode.
 
     torch.export takes one tensor in two places for one input.
     """

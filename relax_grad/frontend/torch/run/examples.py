@@ -99,7 +99,7 @@ class Examples:
         return tensors
 
     def _arranged(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Return arguments as positional and keyword arguments like those of the examples."""
+        """Return arguments as positional and keyword arguments as in the examples."""
         try:
             arguments = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:

@@ -97,7 +97,7 @@ class Program:
         self._checks = extent_checks(imported.module, "training")
         ranges = index_ranges(imported.module, "training", names)
         self._ranges = [(names.index(index_range.input), index_range) for index_range in ranges]
-        # The values are those of the module at each call.
+        # The values are the module's at each call.
         for group in groups:
             group.update(dict.fromkeys(group))
 

@@ -118,14 +118,14 @@ _MOST_PROGRAMS = 8
 #: One trace at a time: it replaces functions of PyTorch.
 COMPILING = threading.RLock()
 
-#: The attributes that every module has; those of a wrapper are its own.
+#: The attributes that every module has; a wrapper has its own.
 _OWN = frozenset(vars(nn.Module()))
 
 
 def _traced(module: nn.Module, examples: Examples, options: Options) -> Program:
     """Return the functions of a module as it is now.
 
-    The trace runs in a thread of its own if hooks of saved tensors are set, such as those of
+    The trace runs in a separate thread if hooks of saved tensors are set, such as the hooks of
     ``torch.utils.checkpoint``, which would count its tensors.
     """
     if not has_saved_tensors_hooks():
@@ -170,7 +170,7 @@ class Wrapped(nn.Module):
             delattr(self._original, name)
 
     def _is_own(self, name: str) -> bool:
-        """Tell whether an attribute is that of the wrapper, and not of the original module."""
+        """Tell whether an attribute is the wrapper's, and not of the original module."""
         is_made = "_original" in self.__dict__
         return not is_made or name in _OWN or name in self.__dict__ or hasattr(type(self), name)
 

@@ -54,7 +54,7 @@ def assigned_buffers(module: nn.Module) -> Iterator[None]:
 
 
 def _forget(module: nn.Module, name: str, new: torch.Tensor, is_known: bool) -> None:
-    """Remove a cache, which each call computes again; refuse other tensors in the place of None."""
+    """Remove a cache, which each call computes again; refuse other tensors instead of None."""
     if not is_cache(new):
         raise ValueError(
             f"the buffer {name} of {type(module).__name__} is None, and a call gives it "

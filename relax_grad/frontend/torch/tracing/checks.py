@@ -76,7 +76,7 @@ def multi_margin_loss(
 
     The graph of torch.export has the gradient of a clamp, which a class at the margin passes.
     """
-    if type(size_average) is int:  # the reduction, in the function below that of PyTorch's package
+    if type(size_average) is int:  # the reduction, in the function below PyTorch's public one
         reduction = ("none", "mean", "sum")[size_average]
     elif size_average is not None or reduce is not None:
         is_sum = size_average is False

@@ -127,7 +127,7 @@ def functionalize(function: Callable, *, remove: str = "mutations") -> Callable:
 
 
 def _fresh(value):
-    """Return a value with tensors of its own, which need a gradient."""
+    """Return a value with separate tensors, which need a gradient."""
 
     def fresh(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():

@@ -111,7 +111,7 @@ def _average(norm: _BatchNorm, data: torch.Tensor) -> torch.Tensor:
     result = functional(
         data, norm.running_mean, norm.running_var, norm.weight, norm.bias, True, 1.0, norm.eps
     )
-    # With momentum 1, the running statistics are those of the batch.
+    # With momentum 1, the running statistics are the batch's.
     with torch.no_grad():
         for running, before in zip((norm.running_mean, norm.running_var), old, strict=True):
             running.copy_(before + (running - before) / norm.num_batches_tracked)

@@ -82,7 +82,7 @@ class PackedSequences:
         )
 
     def _stand_in(self, data: torch.Tensor, lengths: torch.Tensor, batch_first: bool):
-        """Return padded sequences in the place of packed ones, and a tensor for the batch sizes."""
+        """Return padded sequences instead of packed ones, and a tensor for the batch sizes."""
         data = data.transpose(0, 1) if batch_first else data
         lengths = Lengths(lengths, *data.shape[:2])
         sizes = lengths.value.new_full((1,), 1)
@@ -107,7 +107,7 @@ class PackedSequences:
         return packed
 
     def _pack(self, data: torch.Tensor, lengths: list[int], batch_first: bool):
-        """Return the valid elements, time by time, and the number of those of each time."""
+        """Return the valid elements, time by time, and their number at each time."""
         data = data.transpose(0, 1) if batch_first else data
         if any(length < other for length, other in itertools.pairwise(lengths)):
             raise ValueError(

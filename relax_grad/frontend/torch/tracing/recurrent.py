@@ -216,7 +216,7 @@ def _lstm(steps: Callable, order, data, hidden, params, has_biases, reverse=Fals
         if not torch.is_autocast_enabled("cpu"):
             return steps(data, hidden, params, has_biases, reverse=reverse)
         # Of one length and without a projection, autocast calls a layer of its dtype. Others
-        # multiply numbers of its dtype, and add to cells of their own.
+        # multiply numbers of its dtype, and add to separate cells.
         dtype = products.dtype
         if projection is not None or not order.has_one_length:
             dtype = torch.promote_types(dtype, cell.dtype)
@@ -276,7 +276,7 @@ def _under_autocast(
 ) -> list[torch.Tensor]:
     """Return the products, the weights and the states of a recurrence in its dtype.
 
-    The weights are rounded to the dtype of autocast, that of the products. The states keep their
+    The weights are rounded to the dtype of autocast, as for the products. The states keep their
     numbers, where the dtype is theirs.
     """
     rounded = [weight.to(products.dtype) for weight in weights]

@@ -164,7 +164,7 @@ class Tracer(TorchFunctionMode):
             yield
 
     def _replacements(self) -> list[tuple[object, str, object]]:
-        """Return what stands in the place of PyTorch's functions: owner, name and replacement."""
+        """Return what replaces PyTorch's functions: owner, name and replacement."""
         saved, inference = torch.autograd.graph.saved_tensors_hooks, torch.inference_mode
         enter, leave = self._inference()
         within, outside = self._transforms.within, self._transforms.outside
@@ -219,7 +219,7 @@ class Tracer(TorchFunctionMode):
             self.__enter__()
 
     def _packing(self, saved: Any) -> Callable:
-        """Return the entry of hooks of saved tensors, which notes those of the user."""
+        """Return the entry of hooks of saved tensors, which notes the user's hooks."""
         packed = saved.__enter__
 
         def pack(hooks):

@@ -91,7 +91,7 @@ class Transforms:
             )
 
     def _traced(self, function: Callable, operands: tuple) -> object:
-        """Return the result of a function of nested operands, by a graph of its own."""
+        """Return the result of a function of nested operands, by a separate graph."""
         leaves, spec = pytree.tree_flatten(operands)
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         tensors, forms = [leaves[i] for i in places], []

@@ -80,7 +80,7 @@ class Loops:
         is_partial : bool
             Whether the loops may omit some of the elements.
         is_independent : bool
-            Whether the iterations may run in any order, except those of reductions.
+            Whether the iterations may run in any order, except in reductions.
         """
         nest = Nest()
         if self.is_plain:

@@ -14,7 +14,7 @@ _SCRIPT = '''\
 
 Found by: python -m relax_grad fuzz --tir --seed {seed} (program {number}). Run this file with
 Python: it prints the
-tensors that differ from those of NumPy, for relax_grad's pipeline and for TVM's.
+tensors that differ from NumPy's, for relax_grad's pipeline and for TVM's.
 """
 
 import ml_dtypes  # gives NumPy the dtype bfloat16

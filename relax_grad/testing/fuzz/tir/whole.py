@@ -117,7 +117,7 @@ class Whole(Updates):
         return known
 
     def inner_buffer(self, buffer: ir.Buffer) -> Range:
-        """Write by a block that allocates a tensor of its own."""
+        """Write by a block that allocates a local tensor."""
         axes = self.spatial(buffer.shape)
         scope = self.scope(axes)
         temporary = ir.Buffer(f"K{next(self.names)}", (2,), buffer.dtype)
