@@ -207,10 +207,15 @@ def _device_types() -> list[tuple[str, int]]:
 
 def _operators() -> str:
     kinds = {name: registry.classify(name).kind for name in registry.operators()}
-    number = sum(kind == "differentiable" for kind in kinds.values())
+    parts = []
+    for is_backward, noun in ((False, "of TVM"), (True, "backward operators")):
+        found = [
+            k for name, k in kinds.items() if registry.is_backward_operator(name) == is_backward
+        ]
+        parts.append(f"{found.count('differentiable')} of {len(found)} {noun}")
     unknown = [name for name, kind in kinds.items() if kind == "unclassified"]
     more = f"; unknown to relax_grad: {', '.join(unknown)}" if unknown else ""
-    return f"{number} of {len(kinds)} differentiable{more}"
+    return f"differentiable: {', '.join(parts)}{more}"
 
 
 def _check_gradient(name: str) -> None:
