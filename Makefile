@@ -107,6 +107,7 @@ test-wheel: ## install the wheel of dist in an environment of its own, and use i
 
 new-operator: $(STAMP)lint ## write the skeleton of a rule or a backward operator (NAME=softplus_backward_data FAMILY=activation)
 	$(BIN)/python tests/support/new_operator.py '$(NAME)' '$(FAMILY)' --corrects '$(CORRECTS)'
+	$(BIN)/ruff format --quiet relax_grad
 	$(BIN)/ruff check --quiet --fix --exit-zero relax_grad
 	$(BIN)/ruff format --quiet relax_grad
 

@@ -420,10 +420,12 @@ def remaining(name: str, family: str) -> Iterator[str]:
         )
         yield f"let the rule of {forward} emit it"
         yield (
-            "examine the inference of types and the layout in relax_grad/op: it is that of an "
+            "examine the inference of types and the layout in relax_grad/op: the skeleton is for an "
             "element-wise operator"
         )
-    if has_samples(operator):
+    if not name.startswith("relax."):
+        yield "add samples of its attributes, broadcasting and edges (docs/samples.md)"
+    elif has_samples(operator):
         yield f"examine whether the samples of {operator} show the fault; add those that do"
     else:
         yield "write the samples, with PyTorch's function where there is one (docs/samples.md)"
