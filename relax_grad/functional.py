@@ -51,7 +51,19 @@ def value_and_grad(
     Returns
     -------
     module : tvm.IRModule
-        With ``<func_name>_adjoint(*params) -> (result, (gradients...))``.
+        With ``<func_name>_adjoint(*params) -> (result, (gradients...))``. A gradient has the shape
+        and the dtype of its parameter, and the gradients are in the order of ``wrt``.
+
+    Raises
+    ------
+    TypeError
+        If ``mod`` is no module, or ``func_name`` names no Relax function.
+    ValueError
+        If the function or a parameter does not exist, a parameter holds no floating-point tensors,
+        or the module has a function ``<func_name>_adjoint`` already.
+    GradientError
+        If the result has several elements, or a binding on the path has no gradient. The message
+        lists these bindings.
 
     Examples
     --------
@@ -85,6 +97,11 @@ def vjp(
     module : tvm.IRModule
         With ``<func_name>_vjp(*params, *cotangents) -> (result, (gradients...))``. Each
         floating-point tensor of the result has a cotangent of the same type.
+
+    Raises
+    ------
+    TypeError, ValueError, GradientError
+        As for :func:`value_and_grad`, except that the result may have any form.
 
     Examples
     --------
@@ -121,6 +138,11 @@ def jvp(
         With ``<func_name>_jvp(*params, *tangents) -> (result, (tangents of the
         result...))``. It takes a tangent for each parameter in ``wrt`` (for each tensor of a
         tuple), and returns one for each floating-point tensor of the result.
+
+    Raises
+    ------
+    TypeError, ValueError, GradientError
+        As for :func:`value_and_grad`, except that the result may have any form.
 
     Examples
     --------
@@ -171,6 +193,11 @@ def hvp(
     module : tvm.IRModule
         With ``<func_name>_hvp(*params, *vectors) -> ((result, (gradients...)),
         (products...))``. It takes a vector for each tensor of ``wrt``.
+
+    Raises
+    ------
+    TypeError, ValueError, GradientError
+        As for :func:`value_and_grad`.
 
     Examples
     --------

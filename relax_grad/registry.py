@@ -165,6 +165,7 @@ def register_gradient(
     decorator : Callable
         Takes a rule ``(orig_var, orig_call, output_grad, ctx) -> list[Expr]`` that returns one
         partial for each argument of the call, and returns it unchanged.
+        ``docs/own_operator.md`` and ``docs/rules.md`` have examples.
 
     Raises
     ------

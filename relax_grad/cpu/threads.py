@@ -42,6 +42,11 @@ _GRAIN = 32768
 def get_num_threads() -> int:
     """Return the number of threads that TVM's runtime uses for programs of the calling thread.
 
+    Returns
+    -------
+    number : int
+        The number of threads, including the calling thread.
+
     Examples
     --------
     >>> import relax_grad

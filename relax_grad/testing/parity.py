@@ -75,6 +75,16 @@ def check_against_torch(
     GradientCheckError
         If a value or gradient differs. Names the operator, the argument, the worst element and both
         numbers.
+    TypeError
+        If ``torch_function`` cannot be called, or returns no tensors.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from relax_grad.testing import check_against_torch
+    >>> x = np.array([-1.0, 0.0, 2.0])
+    >>> check_against_torch("relax.nn.relu", [x], lambda torch, x: torch.relu(x))
+    0.0
     """
     case = TorchCase(fn_or_op, inputs, torch_function, attrs, wrt)
     return check_many_against_torch([case], through=through, target=target, rtol=rtol, seed=seed)

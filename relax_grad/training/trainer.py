@@ -357,9 +357,9 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
             Gives the batches of an epoch: tuples or lists of tensors, dicts by names, or single
             tensors. If it has a method ``set_epoch``, that is called with the number of the epoch.
         epochs : int, optional
-            The number of epochs in all; by default one more than those that are complete. A number
-            that an earlier call has reached is an error, and one that a loaded file has reached
-            trains nothing.
+            The total number of epochs; by default one more than the number of complete epochs. A
+            number that an earlier call has reached is an error. If a loaded file has reached it,
+            nothing is trained.
         schedule : Callable or scheduler, optional
             The learning rate by the number of the update, from 0; or a scheduler of
             ``torch.optim.lr_scheduler``, which steps after each update. ``ReduceLROnPlateau`` steps
@@ -371,9 +371,9 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
             part of the history. An example is
             ``lambda trainer: trainer.evaluate(others, metrics)``.
         patience : int, optional
-            Ends training if ``monitor`` has not fallen for so many epochs. Those before
-            :meth:`load` count, and a training that ended so before it goes on only with a larger
-            number, or by a further call.
+            Ends training if ``monitor`` has not fallen for so many epochs, including the epochs
+            before :meth:`load`. A training that had ended before :meth:`load` continues only
+            with a larger number, or at a further call.
         monitor : str
             ``"loss"`` is the mean of the epoch's finite losses; other names are names of
             ``evaluate``'s results.
@@ -445,19 +445,24 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         Parameters
         ----------
         *inputs : array or tensor
-            The inputs of the model.
+            The inputs of the model, in its order, with their dtypes and any number of rows, if the
+            model takes any.
         ema : bool
             Whether to use the moving average of the parameters.
 
         Returns
         -------
         outputs : tvm.runtime.Tensor or list of them
-            The model's outputs; one tensor if there is only one.
+            The model's outputs; one tensor if there is only one. ``.numpy()`` makes it an array.
 
         Raises
         ------
+        TypeError
+            If an input is missing, or is no tensor.
+        IndexError
+            If an index is out of range, with ``check_inputs``.
         ValueError
-            If the model has no function for prediction.
+            If the model has no function for prediction, or an input has another shape or dtype.
         """
         with self._lock:
             self._settled()
@@ -476,7 +481,7 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
     # Files
 
     def save(self, path: str | os.PathLike, more: Mapping[str, object] | None = None) -> None:
-        """Write everything that training needs to go on to one file of safetensors.
+        """Write everything that is needed to resume training to one file of safetensors.
 
         The file is replaced only when the new one is complete.
 
@@ -529,15 +534,15 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         Parameters
         ----------
         folder : str or os.PathLike
-            The folder. It appears when it is complete, and replaces an older one at once; other
-            files in that are kept.
+            The folder. It appears when it is complete, and replaces an older one at once. Other
+            files in the folder are kept.
         target, compiler
             As for :meth:`TrainStep.export`; by default the target of this trainer. For another
             target, the step is compiled again. Without a runtime, no compiler runs here. For
             WebAssembly, the compiler is a clang with its ``wasm-ld``, by default ``clang``.
         runtime : str
             ``"tvm"`` for a library that needs TVM's runtime, or ``"none"`` for C that needs none:
-            :func:`static_plan` returns its places and calls. WebAssembly has none always.
+            :func:`static_plan` returns its places and calls. WebAssembly never has one.
         extents : Mapping[str, int] or Sequence[Mapping[str, int]]
             The values of symbolic extents by their names, without a runtime, as for
             :func:`static_plan`.
@@ -566,7 +571,7 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
             _export.write_folder(self.train_step, part, versions, compiler, self.save)
 
     def load(self, path: str | os.PathLike) -> dict[str, object]:
-        """Go on from a file that :meth:`save` wrote.
+        """Continue from a file that :meth:`save` wrote, and return its further values.
 
         Parameters
         ----------

@@ -420,8 +420,8 @@ def remaining(name: str, family: str) -> Iterator[str]:
         )
         yield f"let the rule of {forward} emit it"
         yield (
-            "examine the inference of types and the layout in relax_grad/op: the skeleton is for an "
-            "element-wise operator"
+            "examine the inference of types and the layout in relax_grad/op: the skeleton is for "
+            "an element-wise operator"
         )
     if not name.startswith("relax."):
         yield "add samples of its attributes, broadcasting and edges (docs/samples.md)"

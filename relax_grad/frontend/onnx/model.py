@@ -303,8 +303,8 @@ def from_model(
     batch : int, optional
         The number of rows of each batch: the first axis of the inputs, instead of that in the
         model. By default a :class:`relax_grad.training.Trainer` takes batches of any size if the
-        model does. Its step for the model's own number is the fastest one; that for other sizes is
-        imported and compiled with the first such batch.
+        model does. Its step for the model's own number is the fastest. The first batch of another
+        size imports and compiles a step for all other sizes.
     shapes : Mapping[str, Sequence[int or str]], optional
         The shapes of inputs, which replace the shapes in the model. A string is a symbol.
     dynamic_shapes : Mapping[str, Mapping[int, str]], optional
@@ -341,6 +341,19 @@ def from_model(
         If an argument has another type.
     ValueError
         If an argument does not fit the model, or TVM cannot import a node.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from onnx import numpy_helper, parser
+    >>> from relax_grad.frontend.onnx import from_model
+    >>> head = '<ir_version: 8, opset_import: ["": 18]>'
+    >>> body = "g (float[batch, 3] x) => (float[batch, 2] y) { y = MatMul(x, weight) }"
+    >>> model = parser.parse_model(head + body)
+    >>> weight = numpy_helper.from_array(np.ones((3, 2), "float32"), "weight")
+    >>> model.graph.initializer.extend([weight])
+    >>> from_model(model)
+    Imported(inputs: x (batch, 3) float32; outputs: y (batch, 2) float32; params: 1)
     """
     load("onnx", "relax_grad.frontend.onnx.from_model")
     if simplify not in (True, False, "auto"):

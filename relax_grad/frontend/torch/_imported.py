@@ -39,9 +39,9 @@ class Imported:
         - ``loss(seed, *inputs, *targets, *params, *frozen, *states) -> (loss, outputs,
           new_states)``, in training mode. ``outputs`` and ``new_states`` are tuples, perhaps
           empty; ``outputs`` are all tensors that the module returns. ``seed`` is an integer of
-          int64 without axes; each step needs another one.
-        - ``training(seed, *inputs, *params, *frozen, *states) -> (outputs, new_states)``, in its
-          place if there is no loss.
+          int64 without axes; give each step another seed.
+        - ``training(seed, *inputs, *params, *frozen, *states) -> (outputs, new_states)``, instead
+          of ``loss`` if there is no loss.
         - ``forward(*inputs, *params, *frozen, *states) -> outputs``, in evaluation mode. If the
           module draws random numbers in this mode too, the first parameter is the seed.
     inputs : dict[str, relax.TensorType]
@@ -61,6 +61,16 @@ class Imported:
         returns new ones.
     aliases : dict[str, str]
         The keys of tied parameters and buffers, each with the key whose tensor it is.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from relax_grad.frontend.torch import from_module
+    >>> imported = from_module(torch.nn.Linear(3, 2), (torch.ones(4, 3),))
+    >>> imported
+    Imported(inputs: input (4, 3) float32; outputs: output (4, 2) float32; params: 2)
+    >>> imported.params["weight"].shape
+    (2, 3)
     """
 
     module: tvm.IRModule

@@ -58,18 +58,18 @@ def from_module(
     kwargs : Mapping, optional
         Example keyword arguments.
     loss : Callable, optional
-        ``loss(output, *targets)`` returns a tensor of one element. A module's parameters are
-        trained too. Without it, the module returns the loss: as a tensor of one element, as the
-        first element of a tuple, or as the entry or attribute ``loss``. If it returns none, there
-        is no function ``loss``.
+        ``loss(output, *targets)`` returns a tensor of one element. If the loss is a module, its
+        parameters are trained too. Without ``loss``, the module returns the loss: as a tensor of
+        one element, as the first element of a tuple, or as the entry or attribute ``loss``. If it
+        returns no loss, the import has no function ``loss``.
     targets : Sequence
         Example tensors for the further arguments of the loss.
     batch : int, optional
         The number of rows of each batch: the first axis of the inputs and targets. By default a
         :class:`relax_grad.training.Trainer` takes batches of any size if the module does. Its step
-        for the size of the examples is the fastest one; that for other sizes is imported and
-        compiled with the first such batch, from the module, which the import keeps. The
-        functions in ``module`` have the size of the examples. :meth:`Imported.explain` tells
+        for the size of the examples is the fastest. The first batch of another size imports and
+        compiles a step for all other sizes, from the module, which the import keeps. The
+        functions in ``module`` have the size of the examples. :meth:`Imported.explain` says
         whether other sizes are possible.
     dynamic_shapes : Mapping or Sequence, optional
         Symbolic extents of the functions in ``module``, instead of ``batch``. As in
@@ -81,7 +81,8 @@ def from_module(
         to a bool. By default those with ``requires_grad``.
     batch_norm : str
         ``"update"``: batch normalisation in training mode uses the statistics of the batch, and
-        returns new running ones. ``"frozen"``: it uses the running ones, which stay.
+        returns new running statistics. ``"frozen"``: it uses the running statistics, and does not
+        change them.
     custom_convert_map : Mapping[str, Callable], optional
         Converters ``(node, importer) -> relax.Var`` by the names of operators, such as
         ``"silu.default"``. They come before all others.
