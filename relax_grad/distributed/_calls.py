@@ -212,7 +212,10 @@ class Calls:
         if self._failure is not None:
             raise self._failure
         if self._ended:
-            raise RuntimeError("the session has ended; begin another one")
+            raise RuntimeError(
+                "the session has ended; use its trainers within with session(2) as workers: ..., "
+                "or begin another session"
+            )
 
 
 def limit(timeout: float) -> float:

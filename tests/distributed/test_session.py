@@ -11,12 +11,13 @@ import sys
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from sessions import START, assert_ended, free_port, new_session, values
 
-from relax_grad.distributed import WorkerError, session
+from relax_grad.distributed import Session, WorkerError, session
 from relax_grad.distributed import node as nodes
 from relax_grad.distributed._processes import Channel, address_of, cause_of, shares
 
@@ -319,3 +320,9 @@ def test_wrong_arguments(name):
         pytest.importorskip("tvm")
     with pytest.raises(error, match=message):
         session(**{"num_workers": 2, **arguments})
+
+
+def test_an_ended_session_names_the_block_of_its_trainers():
+    ended = SimpleNamespace(_process=os.getpid(), _failure=None, _ended=True)
+    with pytest.raises(RuntimeError, match=r"use its trainers within with session\(2\) as workers"):
+        Session._check_open(ended)
