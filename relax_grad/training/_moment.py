@@ -224,6 +224,9 @@ class InMoments:
     batch = _field("batch", "The number of batches of the epoch that has begun.")
     history = _field("history", "The course of training.")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(steps: {self._moment.steps}; epochs: {self._moment.epoch})"
+
     def _settled(self) -> Moment:
         """Return the state after the last step, which is completed if it was interrupted after its
         function had returned."""

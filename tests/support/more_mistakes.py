@@ -144,6 +144,10 @@ FRONTEND = {
 }
 
 RELAX = {
+    "value_and_grad of a PyTorch model": (
+        lambda m: relax_grad.value_and_grad(m.model),
+        r"but it is Linear; pass from_module\(model, \(x,\), loss=loss, targets=\(y,\)\).module",
+    ),
     "value_and_grad of a program": (
         lambda m: relax_grad.value_and_grad(tvm.compile(m.module, "llvm")),
         "it is VMExecutable; differentiate the module first, and then compile the result",
