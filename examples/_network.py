@@ -31,7 +31,7 @@ class Slot:
     plain_shape : tuple[int, ...]
         Its shape in the plain order of axes: OIHW for the weight of a convolution.
     axes : tuple[int, ...]
-        The permutation from the plain order to that of ``var``.
+        The permutation from the plain order to the order of ``var``.
     low, high : float
         The bounds of the uniform distribution of its initial value.
     """

@@ -1,6 +1,6 @@
 """Train a character-level GPT on Python's manual, and let it write.
 
-The text is that of ``pydoc_data.topics``, which every Python has. ``python examples/char_gpt.py``
+The text is ``pydoc_data.topics``, which every Python has. ``python examples/char_gpt.py``
 takes about two minutes on two cores. With ``--lora RANK`` the trained network is then adapted to
 another text, the sources of Python's library, by low-rank adapters: the network stays as it is, and
 only the adapters are trained and saved. ``--frozen int4`` stores its weights in 4 bits meanwhile.
@@ -134,7 +134,7 @@ def train(trainer: Trainer, text: Text, options, steps: int) -> None:
 
 
 def sample(trainer: Trainer, alphabet: str, prompt: str, options) -> str:
-    """Return a text that the network writes behind a prompt."""
+    """Return a text that the network writes after a prompt."""
     rng, tokens = (
         np.random.default_rng(options.seed),
         [alphabet.index(character) for character in prompt],

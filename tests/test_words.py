@@ -93,6 +93,17 @@ PACKAGE = ROOT / "relax_grad"
 #: The parts of the package, in which all docstrings, comments and strings are checked. Strings of
 #: the samples and the fuzzer are names, not sentences.
 ROOMS = sorted({path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")})
+
+#: Headers that users read, and the examples in C, C++, Go, Java and JavaScript.
+SOURCES = [
+    *(PACKAGE / "runtime" / name for name in ("trainer.h", "relax_grad_trainer.h")),
+    PACKAGE / "static/c/relax_grad_static.h",
+    *sorted(
+        path
+        for path in (ROOT / "examples").rglob("*.*")
+        if path.suffix in (".c", ".cc", ".go", ".java", ".py")
+    ),
+]
 _ONLY_NAMES = ("testing/samples", "testing/fuzz")
 
 #: Strings that are no text: "behind" is a side of a padding.
@@ -153,6 +164,16 @@ def shown():
     assert kinds == ["'those of'", "'that of'", "'in the place of'"]
     faults = phrases_of("\n\n".join(texts_of(source, has_strings=False)))
     assert len(faults) == 2
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_headers_and_examples_use_plain_words(path):
+    if path.suffix == ".py":
+        text = "\n\n".join(texts_of(path.read_text()))
+    else:
+        comments = re.findall(r"/\*.*?\*/|//[^\n]*", path.read_text(), re.DOTALL)
+        text = "\n\n".join(re.sub(r"\n *(?:\*|///?)", " ", comment) for comment in comments)
+    assert phrases_of(text) == []
 
 
 def test_a_phrase_is_found_across_lines():

@@ -135,7 +135,7 @@ void Run(const Arguments& arguments) {
   }
   for (auto& counters = trainer.counters(); counters.epoch < arguments.epochs;
        ++counters.epoch, counters.batch = 0) {
-    // The file was saved behind the last batch of an epoch.
+    // The file was saved after the last batch of an epoch.
     if (counters.batch == count) continue;
     auto start = std::chrono::steady_clock::now();
     double total = 0;

@@ -136,7 +136,7 @@ func Read(path string) (*File, error) {
 // Close frees the tensors.
 func (f *File) Close() { C.relax_grad_close_file(f.handle) }
 
-// Tensor returns a tensor by its name. Its memory is that of the file.
+// Tensor returns a tensor by its name. Its memory belongs to the file.
 func (f *File) Tensor(name string) (Tensor, error) {
 	var number C.int64_t
 	if err := failure(C.relax_grad_num_file_tensors(f.handle, &number)); err != nil {

@@ -7,10 +7,9 @@
  * - A function returns RELAX_GRAD_OK or another code; after another one, relax_grad_last_error()
  *   has the reason. The trainer and the results are then as before the call, except that outputs
  *   of an earlier step or prediction are gone. No C++ exception leaves the library.
- * - A step happens whole or not at all: after an error, the state is that before the step, or every
- *   later call but relax_grad_load and relax_grad_close is an error that says so. The memory
- *   of its tensors is taken before the first one is written; the second case is a failure after
- * that.
+ * - A step is atomic: after an error, the state is as before the step. The step allocates its
+ *   memory before it writes the first tensor. If it fails after that, every later call but
+ *   relax_grad_load and relax_grad_close is an error.
  * - Texts are UTF-8 and end with a zero byte. The names of tensors are examined when they are set,
  *   paths are any bytes.
  * - Pointers that the library returns belong to it. The comments say how long they are valid.
@@ -147,7 +146,7 @@ RELAX_GRAD_API int32_t relax_grad_num_hyperparameters(relax_grad_trainer* traine
 RELAX_GRAD_API int32_t relax_grad_hyperparameter_name(relax_grad_trainer* trainer, int64_t index,
                                                       const char** name);
 
-/* Gives the value of a hyperparameter, or sets that of all further steps. Files do not have it. */
+/* Gets a hyperparameter, or sets it for all further steps. Files do not contain it. */
 RELAX_GRAD_API int32_t relax_grad_get_hyperparameter(relax_grad_trainer* trainer, const char* name,
                                                      double* value);
 RELAX_GRAD_API int32_t relax_grad_set_hyperparameter(relax_grad_trainer* trainer, const char* name,
@@ -164,7 +163,7 @@ RELAX_GRAD_API int32_t relax_grad_evaluate(relax_grad_trainer* trainer,
                                            const relax_grad_tensor* batch, int64_t number,
                                            double* loss);
 
-/* Computes the model's outputs in evaluation mode. The inputs are given as those of a step. */
+/* Computes the model's outputs in evaluation mode. The inputs are given as for a step. */
 RELAX_GRAD_API int32_t relax_grad_predict(relax_grad_trainer* trainer,
                                           const relax_grad_tensor* inputs, int64_t number);
 

@@ -26,18 +26,18 @@ using Tensor = tvm::ffi::Tensor;
 /// Tensors by their names.
 using Tensors = std::map<std::string, Tensor>;
 
-/// Returns a tensor without values, in memory of its own.
+/// Returns a new tensor whose values are not set.
 ///
 /// @param shape The extents.
 /// @param dtype The name of the dtype, such as "float32", "int64" or "bfloat16".
 Tensor MakeTensor(const std::vector<int64_t>& shape, const std::string& dtype);
 
-/// Returns a tensor with a copy of values, whose dtype is that of T: float, double, int32_t,
+/// Returns a tensor with a copy of values, of the dtype of T: float, double, int32_t,
 /// int64_t or uint8_t.
 template <typename T>
 Tensor MakeTensor(const std::vector<int64_t>& shape, const std::vector<T>& values);
 
-/// Returns the elements of a tensor, whose dtype must be that of T.
+/// Returns the elements of a tensor, which must have the dtype of T.
 template <typename T>
 std::vector<T> Values(const Tensor& tensor);
 
@@ -58,7 +58,7 @@ struct StepResult {
   std::map<std::string, double> metrics;
   /// The model's outputs, if the step returns them.
   Tensors outputs;
-  /// Whether parameters, states and the optimizer's state are those of a step that was not skipped.
+  /// Whether the step has updated parameters, states and the optimizer's state: it was not skipped.
   bool applied;
 };
 
@@ -69,8 +69,8 @@ struct Counters {
 };
 
 struct Options {
-  /// The threads of TVM's runtime; 0 leaves them as they are. Each thread that calls a trainer has
-  /// threads of its own in TVM's runtime: call it from one.
+  /// The threads of TVM's runtime; 0 leaves them as they are. TVM's runtime starts a thread pool
+  /// for each thread that calls it: call a trainer from one thread.
   int num_threads = 0;
   /// Whether a step that is not finite is skipped; otherwise it is a NotFiniteError.
   bool skip_nonfinite = false;
@@ -101,9 +101,9 @@ class Trainer {
   Trainer(Trainer&&) noexcept;
   Trainer& operator=(Trainer&&) noexcept;
 
-  /// Runs a step, which happens whole or not at all: after an error, the state is that before the
-  /// step, or every later call but Load is an error that says so. The memory of its tensors is
-  /// taken before the first one is written; the second case is a failure after that.
+  /// Runs a step, which is atomic: after an error, the state is as before the step. The step
+  /// allocates its memory before it writes the first tensor. If it fails after that, every later
+  /// call but Load is an error.
   ///
   /// @param batch The inputs and targets in the order of batch_names().
   /// @param hyperparameters Values by their names, such as "lr"; the others have their defaults.

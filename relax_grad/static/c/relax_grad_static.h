@@ -9,7 +9,7 @@
  * Rules for all functions:
  * - A function returns RELAX_GRAD_OK or another code; after another one, relax_grad_last_error()
  *   has the reason, and the trainer and the results are as before the call.
- * - A step happens whole or not at all. If a kernel fails, which needs an argument that no check
+ * - A step is atomic. If a kernel fails, which needs an argument that no check
  *   finds, every later call but relax_grad_load_state is an error that says so.
  * - Texts are UTF-8 and end with a zero byte.
  * - Pointers that functions return point to the caller's memory or to constants.
@@ -34,7 +34,7 @@ enum {
   RELAX_GRAD_NOT_FINITE = 2
 };
 
-/* The tables of a step. step.h declares those of an exported one. */
+/* The tables of a step. step.h declares the tables of an exported step. */
 typedef struct relax_grad_model relax_grad_model;
 /* A model in training, in memory of the caller. */
 typedef struct relax_grad_trainer relax_grad_trainer;
@@ -121,7 +121,7 @@ int32_t relax_grad_num_hyperparameters(relax_grad_trainer* trainer, int64_t* num
 int32_t relax_grad_hyperparameter_name(relax_grad_trainer* trainer, int64_t index,
                                        const char** name);
 
-/* Gives the value of a hyperparameter, or sets that of all further steps. Files do not have it. */
+/* Gets a hyperparameter, or sets it for all further steps. Files do not contain it. */
 int32_t relax_grad_get_hyperparameter(relax_grad_trainer* trainer, const char* name, double* value);
 int32_t relax_grad_set_hyperparameter(relax_grad_trainer* trainer, const char* name, double value);
 
