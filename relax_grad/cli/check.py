@@ -466,9 +466,9 @@ def _order(text: str) -> int:
 
 
 def _differentiable() -> list[str]:
-    from ..registry import declarations
+    from ..registry import classify, operators
 
-    return [d.op_name for d in declarations() if d.attr == "FPrimalGradient"]
+    return [name for name in operators() if classify(name).kind == "differentiable"]
 
 
 def _no_such_operator(pattern: str, known: Sequence[str]) -> str:

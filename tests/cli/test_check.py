@@ -127,6 +127,8 @@ def test_all_ok(makers, capsys):
         r"relax\.exp +2 samples +order 2 +max error \d\.\de-\d\d +\d+\.\d s  ok", lines[1]
     )
     assert "Not checked, as their rules have no samples: " in out
+    assert "relax.nn.relu," in out
+    assert "relax.argmax" not in out  # it has no gradient
     assert "relax.nn.conv2d" in out
     assert "relax.grad." not in out
     assert re.fullmatch(r"1 operator, 2 samples, \d+ s: all ok", lines[-1])
