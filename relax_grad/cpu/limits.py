@@ -104,6 +104,9 @@ class ProductTiles:
     wide_depth, wide_converted_depth : int
         The same for panels of three vectors, and for such panels of pairs of bfloat16 or of
         quantized weights.
+    unit_depth : int
+        The most pairs of k of a panel that the processor's tiles (AMX) sum over at once, a multiple
+        of 16: 32 KB of a first-level cache of 48. It was not measured.
     round : int
         The steps of k in a round of a tile's loop. Fewer jumps free issue slots for the sibling
         hyperthread, and the end of few rounds is predicted.
@@ -125,6 +128,7 @@ class ProductTiles:
     depth: int = 256
     wide_depth: int = 256
     wide_converted_depth: int = 256
+    unit_depth: int = 256
     round: int = 4
     few_steps: int = 16
     least_share: float = 0.2

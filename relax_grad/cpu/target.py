@@ -36,7 +36,9 @@ class CPU:
         The number of threads that share the work. More threads at run time do no harm. The results
         do not depend on the number of threads at run time.
     bfloat16 : bool
-        Whether the processor multiplies pairs of bfloat16 (AVX512-BF16).
+        Whether kernels multiply pairs of bfloat16 (AVX512-BF16).
+    tiles : bool
+        Whether kernels multiply tiles of bfloat16 (AMX), for which Linux gives permission.
     tuning : Tuning
         The sizes and limits that kernels are generated with: by default, the values for
         processors with such vectors of any maker.
@@ -51,6 +53,7 @@ class CPU:
     registers: int
     cores: int
     bfloat16: bool = field(default=False, repr=False)
+    tiles: bool = field(default=False, repr=False)
     # None stands for the row of these lanes and registers, which __post_init__ sets.
     tuning: Tuning = field(default=None, repr=False)  # type: ignore[assignment]
 
@@ -93,8 +96,8 @@ class CPU:
         if cores < 0:
             raise ValueError(f"num-cores of the target must be positive, but it is {cores}")
         row = next(row for row in ROWS if _fits(row, target))
-        has_pairs = row.lanes == 16 and _has(target, "avx512bf16")
-        return CPU(row.lanes, row.registers, cores, has_pairs, row)
+        has_pairs = row.multiplies_pairs and _has(target, "avx512bf16")
+        return CPU(row.lanes, row.registers, cores, has_pairs, _has_tiles(row, target), row)
 
 
 def host() -> tvm.target.Target:
@@ -229,6 +232,14 @@ def _fits(row: Tuning, target: tvm.target.Target) -> bool:
     if row.is_named and not _names_processor(target):
         return False
     return not any(_has(target, feature) for feature in row.without)
+
+
+def _has_tiles(row: Tuning, target: tvm.target.Target) -> bool:
+    """Tell whether a target has tiles of bfloat16. Its programs ask Linux for them."""
+    if row.lanes != 16 or not all(_has(target, each) for each in ("amx-tile", "amx-bf16")):
+        return False
+    triple = str(target.attrs.get("mtriple", "")) or codegen.llvm_get_system_triple()
+    return "linux" in triple and triple.startswith("x86_64")
 
 
 def _has(target: tvm.target.Target, feature: str) -> bool:

@@ -49,6 +49,10 @@ class Tuning:
         The features of LLVM that its targets have, and those that they lack.
     is_named : bool
         Whether its targets name a processor, and not a level of x86-64.
+    multiplies_pairs : bool
+        Whether ``vdpbf16ps`` of AVX512-BF16, where a target has it, is faster than multiply-adds of
+        float32. On an Emerald Rapids, steps in bfloat16 took 1.6 to 2.1 times those in float32 with
+        it.
     caches, tiles, prefetch, ways, transposed, tasks, convolutions, attention
         The values, by subject.
     """
@@ -60,6 +64,7 @@ class Tuning:
     features: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     is_named: bool = False
+    multiplies_pairs: bool = False
     caches: Caches = field(default=Caches(), repr=False)
     tiles: ProductTiles = field(default=ProductTiles(), repr=False)
     prefetch: Prefetch = field(default=Prefetch(), repr=False)
@@ -127,6 +132,7 @@ ZEN4 = replace(
     lanes=16,
     registers=32,
     features=("avx512f",),
+    multiplies_pairs=True,
     caches=replace(AVX2.caches, task=544 * KB),
     tiles=replace(AVX2.tiles, largest=(8, 2), in_place=8),
     ways=replace(AVX2.ways, in_place=(ONE_VECTOR,), dot_rows=16, rows_begin_anywhere=False),
@@ -142,6 +148,7 @@ ICE_LAKE = replace(
     name="Ice Lake and later, and x86-64-v4",
     measured="Emerald Rapids",
     features=("avx512f", "prefer-256-bit"),
+    multiplies_pairs=False,
     tiles=replace(
         ZEN4.tiles,
         wide=(9, 3),

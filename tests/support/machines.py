@@ -32,7 +32,7 @@ TARGETS = {
 }
 
 #: A target that multiplies pairs of bfloat16.
-PAIRS = {"avx512bf16": {"kind": "llvm", "mcpu": "cooperlake", "num-cores": 2}}
+PAIRS = {"avx512bf16": {"kind": "llvm", "mcpu": "znver4", "num-cores": 2}}
 
 
 def runs_here(name: str) -> bool:

@@ -148,13 +148,19 @@ def pairs_across(rows: tuple, k, elements: Extent, number: Extent | None):
     ``rows`` are a buffer, the offset of a vector in the first row, and the stride of the rows, and
     ``number`` the elements of the vector that exist.
     """
-    source, start, stride = rows
-    first = bits_of(source, bind(start + 2 * k * stride), _LANES, number)
     rest = number
     if not _is_even(elements):
         whole = as_expr(_LANES if number is None else number)
         rest = bind(tirx.Select(2 * k + 1 < as_expr(elements), whole, const(0)))
-    second = bits_of(source, bind(start + (2 * k + 1) * stride), _LANES, rest)
+    return pairs_of_rows(rows, k, (number, rest))
+
+
+def pairs_of_rows(rows: tuple, k, numbers: tuple[Extent | None, Extent | None]):
+    """Return the ``k``-th pair of rows, of which ``numbers`` elements exist in the first and in the
+    second row."""
+    source, start, stride = rows
+    first = bits_of(source, bind(start + 2 * k * stride), _LANES, numbers[0])
+    second = bits_of(source, bind(start + (2 * k + 1) * stride), _LANES, numbers[1])
     return joined(first, second)
 
 

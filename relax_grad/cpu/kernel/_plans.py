@@ -71,7 +71,7 @@ class PackedPlan:
     Attributes
     ----------
     product : Matmul
-        The product; of pairs, if bfloat16 is multiplied in pairs.
+        The product; of pairs, if bfloat16 is multiplied in pairs or in tiles.
     lanes, cores : int
         The elements of a vector, and the threads that share the work.
     height, vectors : int
@@ -257,6 +257,8 @@ class MatmulPlan:
         Whether one thread computes the products.
     pairs : bool
         Whether bfloat16 is multiplied in pairs.
+    tiles : bool
+        Whether bfloat16 is multiplied in tiles (AMX).
     in_place : InPlacePlan or None
         The plan to read B in place.
     packed : PackedPlan or None
@@ -272,6 +274,7 @@ class MatmulPlan:
     most_rows: int = 0
     in_one_thread: bool = False
     pairs: bool = False
+    tiles: bool = False
     in_place: InPlacePlan | None = None
     packed: PackedPlan | None = None
     transposed: TransposedPlan | None = None
@@ -295,6 +298,8 @@ class MatmulPlan:
             lines["way"] += "; A and B change places, as C is one column"
         if self.pairs:
             lines["elements"] = "pairs of bfloat16"
+        if self.tiles:
+            lines["elements"] = "tiles of bfloat16 (AMX)"
         if self.way == "at run time":
             lines["in place up to"] = f"{self.most_rows} rows"
         for part in (self.in_place, self.packed, self.transposed):

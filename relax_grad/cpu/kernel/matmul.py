@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from tvm import tirx
 
 from ..target import CPU
+from . import _amx
 from . import builder as b
+from ._amx_products import TileGenerator
 from ._few_rows import FewRows
 from ._generator import Generator, GeneratorOfPairs
 from ._pairs import imported
@@ -105,7 +107,10 @@ def _in_place(own: MatmulPlan, tensors: tuple, bias: Bias | None) -> None:
 
 def _packed(own: MatmulPlan, tensors: tuple, bias: Bias | None) -> None:
     assert own.packed is not None
-    if own.pairs:
+    if own.tiles:
+        with _amx.imported():
+            TileGenerator(own.packed, bias).emit(*tensors)
+    elif own.pairs:
         with imported():
             GeneratorOfPairs(own.packed, bias).emit(*tensors)
     else:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from ..target import CPU
 from ..tuning import Tuning
 from . import _tasks, _ways
+from ._amx import ROWS, STEPS
+from ._amx_products import Tiled
 from ._pairs import Pairs
 from ._plans import InPlacePlan, MatmulPlan, PackedPlan, TransposedPlan
 from ._product import Matmul, is_one
@@ -87,19 +89,21 @@ def _plan_of_rows(
     # B that is read in place is divided by its columns.
     is_small |= not is_packed and _ways.is_undivided(product, tuning)
     own = replace(cpu, cores=1) if is_small else cpu
-    pairs = cpu.bfloat16 and set(dtypes) == {"bfloat16"}
+    is_half = set(dtypes) == {"bfloat16"}
+    tiles = cpu.tiles and is_half
+    pairs = cpu.bfloat16 and is_half and not tiles
     in_place = packed = None
     if way != "packed":
         in_place = in_place_plan(product, own)
     if way != "few rows":
         packed = packed_plan(
-            Pairs.of(product) if pairs else product,
+            Tiled.of(product) if tiles else Pairs.of(product) if pairs else product,
             own,
             divides_depth=not is_small and not adds_bias,
             copies_a=dtypes[0] == "float16",  # see halves.widens_slowly
         )
     most = min(most, tuning.ways.symbolic_rows) if way == "at run time" else most
-    return MatmulPlan(product, own, way, False, most, is_small, pairs, in_place, packed)
+    return MatmulPlan(product, own, way, False, most, is_small, pairs, tiles, in_place, packed)
 
 
 def _way_of_rows(product: Matmul, most: int) -> str:
@@ -142,7 +146,8 @@ def packed_plan(
     copies_a : bool
         Whether tasks copy their rows of A in any case.
     """
-    by_rows = is_stored and _ways.writes_rows(product, cpu.tuning)
+    is_tiled = isinstance(product, Tiled)
+    by_rows = is_stored and not is_tiled and _ways.writes_rows(product, cpu.tuning)
     tile = _Tile.of(product, cpu, by_rows=by_rows, divides_depth=divides_depth)
     division = _Division.of(tile, by_rows=by_rows, is_stored=is_stored)
     reading, ahead_a, ahead_b = _copies(product, cpu.tuning, copies_a)
@@ -175,6 +180,8 @@ class _Tile:
 
     @staticmethod
     def of(product: Matmul, cpu: CPU, *, by_rows: bool, divides_depth: bool) -> _Tile:
+        if isinstance(product, Tiled):
+            return _Tile._of_tiles(product, cpu, divides_depth=divides_depth)
         tuning, depth = cpu.tuning, product.depth
         most, vectors = _ways.product_tile(product, tuning, by_rows=by_rows)
         height = equal_height(product.rows, most)
@@ -182,6 +189,24 @@ class _Tile:
         parts = _tasks.parts_of_depth(product, tuning, size) if divides_depth else 1
         is_converted = isinstance(product, Pairs)
         stretch = _ways.stretch_of(depth, tuning, vectors, parts=parts, is_converted=is_converted)
+        if parts == 1:
+            return _Tile(product, cpu, height, vectors, stretch, 1, depth)
+        part = stretch * ceil_div(ceil_div(depth, stretch), parts)
+        return _Tile(product, cpu, height, vectors, stretch, ceil_div(depth, part), part)
+
+    @staticmethod
+    def _of_tiles(product: Tiled, cpu: CPU, *, divides_depth: bool) -> _Tile:
+        """Return the tile of a product by tiles of the processor (AMX), and whole steps of these in
+        each stretch."""
+        rows, columns, depth = product.rows, product.columns, product.depth
+        height = ROWS if not isinstance(rows, int) or rows > ROWS // 2 else ROWS // 2
+        vectors = 1 if isinstance(columns, int) and columns <= cpu.lanes else 2
+        size = (height, vectors * cpu.lanes)
+        stretch, most = cpu.tuning.tiles.unit_depth, cpu.tuning.tiles.unit_depth
+        if isinstance(depth, int):
+            parts = ceil_div(depth, most)
+            stretch = ceil_div(ceil_div(depth, max(parts, 1)), STEPS) * STEPS or STEPS
+        parts = _tasks.parts_of_depth(product, cpu.tuning, size) if divides_depth else 1
         if parts == 1:
             return _Tile(product, cpu, height, vectors, stretch, 1, depth)
         part = stretch * ceil_div(ceil_div(depth, stretch), parts)
@@ -264,6 +289,8 @@ def _packs_late(tile: _Tile, tasks: tuple[Extent, Extent], *, by_rows: bool) -> 
 
 def _copies(product: Matmul, tuning: Tuning, copies_a: bool) -> tuple[str, int, int]:
     """Return how A is read, and the steps that A and B are prefetched before they are copied."""
+    if isinstance(product, Tiled):
+        return "in place" if product.is_in_place else "copied", 0, 0
     if isinstance(product, Pairs):
         return "strips" if product.transpose_a else "copied", 0, 0
     reading = _ways.reading_of_a(product, tuning, copies=copies_a)
