@@ -32,6 +32,9 @@ ROWS, LANES, STEPS = 32, 16, 16
 #: The columns of the sums, which are the elements from one row to the next.
 COLUMNS = 2 * LANES
 
+#: The elements of the sums.
+SIZE = ROWS * COLUMNS
+
 #: The system call of Linux for x86-64, its request for permission, and the state of the tiles.
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
 
@@ -62,17 +65,23 @@ def begin(rows: Extent = ROWS) -> None:
     _call("begin", _long(rows))
 
 
-def clear(sums: tirx.Buffer, rows: Extent = ROWS) -> None:
+def clear(sums: tirx.Buffer, rows: Extent = ROWS, start: Extent = 0) -> None:
     """Emit the sums of nothing.
 
-    ``sums`` is a buffer of float32, ``[row][32]``. Between this function and :func:`store`, the
-    sums are in tiles or in the buffer.
+    ``sums`` is a buffer of float32 that has them, ``[row][32]``, from ``start`` on. Between this
+    function and :func:`store`, they are in tiles or in the buffer.
     """
-    _call("clear", _at(sums, 0), _long(rows))
+    _call("clear", _at(sums, start), _long(rows))
 
 
 def add(
-    sums: tirx.Buffer, a: tuple, panel: tuple, steps: Extent, rows: Extent = ROWS, vectors: int = 2
+    sums: tirx.Buffer,
+    a: tuple,
+    panel: tuple,
+    steps: Extent,
+    rows: Extent = ROWS,
+    vectors: Extent = 2,
+    start: Extent = 0,
 ) -> None:
     """Emit the addition of a product to sums.
 
@@ -89,23 +98,25 @@ def add(
     steps : int or tirx.PrimExpr
         The number of tiles of k.
     rows : int or tirx.PrimExpr
-        The rows, as for :func:`begin`.
-    vectors : int
+        The rows: at most those of :func:`begin`, and 16 or these.
+    vectors : int or tirx.PrimExpr
         The tiles of columns: 1 or 2.
+    start : int or tirx.PrimExpr
+        The offset of the sums.
     """
-    (left, at, pitch), (right, start, width) = a, panel
-    places = _at(left, at), _long(pitch), _at(right, start), _long(width)
-    _call("add", _at(sums, 0), *places, _long(steps), _long(rows), _long(vectors))
+    (left, at, pitch), (right, first, width) = a, panel
+    places = _at(left, at), _long(pitch), _at(right, first), _long(width)
+    _call("add", _at(sums, start), *places, _long(steps), _long(rows), _long(vectors))
 
 
-def store(sums: tirx.Buffer, rows: Extent = ROWS) -> None:
+def store(sums: tirx.Buffer, rows: Extent = ROWS, start: Extent = 0) -> None:
     """Emit the store of the tiles to the sums."""
-    _call("store", _at(sums, 0), _long(rows))
+    _call("store", _at(sums, start), _long(rows))
 
 
-def scratch() -> tirx.Buffer:
-    """Allocate sums."""
-    return b.scratch(ROWS * COLUMNS)
+def scratch(number: int = 1) -> tirx.Buffer:
+    """Allocate some sums."""
+    return b.scratch(number * SIZE)
 
 
 def _call(name: str, *arguments) -> None:

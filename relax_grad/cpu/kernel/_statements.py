@@ -135,10 +135,15 @@ def computed(value: Extent) -> Extent:
     return bind(place[0])
 
 
-def store(buffer: tirx.Buffer, index: tirx.PrimExpr, value: tirx.PrimExpr) -> None:
-    """Store one element."""
+def store(
+    buffer: tirx.Buffer,
+    index: tirx.PrimExpr,
+    value: tirx.PrimExpr,
+    bias: tirx.PrimExpr | None = None,
+) -> None:
+    """Store one element. The bias is that of a buffer in half precision, if it is known."""
     if isinstance(buffer, Half):
-        buffer.store(index, value)
+        buffer.store(index, value, bias)
     else:
         T.buffer_store(buffer, value, [index])
 

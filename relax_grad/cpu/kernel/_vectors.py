@@ -260,6 +260,13 @@ class Accumulators:
         return self._buffers[index // self._each], index % self._each * self._vectors.lanes
 
 
+def interleaved(first, second, lanes: int) -> list:
+    """Return two vectors with the elements of two others in turns."""
+    parts = (range(lanes // 2), range(lanes // 2, lanes))
+    orders = [[lane for i in part for lane in (i, lanes + i)] for part in parts]
+    return [opaque(_shuffle((first, second), order)) for order in orders]
+
+
 def _shuffle(vectors: Sequence, lanes: Iterable[int]):
     return Shuffle(list(vectors), [const(lane) for lane in lanes])
 

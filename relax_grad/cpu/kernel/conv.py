@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from tvm import tirx
 
 from ..target import CPU
+from . import _amx
 from . import builder as b
 from ._conv_blocks import Blocking
 from ._conv_pack import Images, Packer, View
@@ -33,6 +34,7 @@ from ._pairs import add_products, imported, takes_pairs
 from ._product import LINE
 from ._stealing import shared
 from .builder import Accumulators, Extent, as_expr, bind, ceil_div, const
+from .conv_tiles import ConvTiles, takes_conv
 from .convolution import Conv2d, Conv3d
 from .epilogue import biases_from
 from .gathering import Gathering, Taps
@@ -111,7 +113,10 @@ def _backward(name: str, conv: Conv2d | Conv3d, gathering: Gathering, cpu: CPU, 
 
 def _function(name, names, shapes, gathering: Gathering, cpu: CPU) -> tirx.PrimFunc:
     def emit(source, weight, target) -> None:
-        if takes_pairs(cpu, source, weight):
+        if _amx.takes_tiles(cpu, source, weight) and takes_conv(gathering):
+            with _amx.imported():
+                ConvTiles(gathering, cpu).emit(source, weight, target)
+        elif takes_pairs(cpu, source, weight):
             with imported():
                 _OfPairs(gathering, cpu).emit(source, weight, target)
         else:

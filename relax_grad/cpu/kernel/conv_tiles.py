@@ -1,0 +1,418 @@
+"""Convolutions of images of bfloat16 and their data gradients by tiles (AMX), NCHW with OIHW.
+
+A target image is a sum of matrix products, one for each tap: ``target[v, pixel] += weight[v, r]
+source[r, pixel + offset]``. A task copies the rows of the source that it reads as planes of pairs
+of channels, ``[pair of channels][row][column]``, with their padding. A row of a tile of B is then a
+part of a plane, and a tap is an offset in it: the sums of 32 consecutive pixels, which may be on
+several rows, are computed at once, and those of the columns between two rows are not stored.
+
+Where a target element is a step of several source elements from the next one, each remainder of
+rows and of columns by the step has planes of its own, so that the elements which consecutive
+target elements read are neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from tvm import tirx
+
+from ..target import CPU
+from . import _amx
+from . import builder as b
+from ._pairs import bits_of, joined
+from ._stealing import shared
+from ._vectors import interleaved
+from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
+from .epilogue import biases_from
+from .gathering import Axis, Gathering, Taps
+
+#: The channels of the source in a step of a tile, and the fewest of a group for which its empty
+#: pairs take less time than multiply-adds of float32.
+_CHANNELS = 2 * _amx.STEPS
+FEWEST_CHANNELS = 16
+
+#: The elements of a cache line, of pairs.
+_LINE = 16
+
+
+def takes_conv(gathering: Gathering) -> bool:
+    """Tell whether tiles compute a convolution faster than vectors."""
+    return gathering.is_flat and gathering.sources >= FEWEST_CHANNELS
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The positions along an axis in planes: position ``i`` of the planes of a remainder has the
+    source element ``(i + first) * step + remainder``."""
+
+    axis: Axis
+
+    @cached_property
+    def floors(self) -> tuple[int, int]:
+        """The first and the last offset of all taps, in steps."""
+        first, last = self.axis.offsets
+        return first // self.axis.step, last // self.axis.step
+
+    @cached_property
+    def remainders(self) -> list[int]:
+        """The remainders that taps read."""
+        offsets = [offset for taps in self.axis.phases for offset in taps.offsets]
+        return sorted({offset % self.axis.step for offset in offsets})
+
+    @property
+    def span(self) -> int:
+        """The positions that an element reads."""
+        return self.floors[1] - self.floors[0] + 1
+
+    def inside(self, remainder: int, count: int) -> tuple[int, int]:
+        """Return the first of the positions that are elements of the source, among ``count``, and
+        the one after the last."""
+        step, first, source = self.axis.step, self.floors[0], self.axis.source
+        begin = max(0, ceil_div(-remainder, step) - first)
+        end = min(count, ceil_div(source - remainder, step) - first)
+        return min(begin, count), max(min(begin, count), end)
+
+    def place(self, taps: Taps, j) -> tuple:
+        """Return the number of the remainder that a tap reads, and its position."""
+        step = self.axis.step
+        offset = bind(as_expr(taps.offset) + j * taps.move)
+        if step == 1:
+            return const(0), bind(offset - self.floors[0])
+        remainder = bind(tirx.floormod(offset, const(step)))
+        number = const(0)
+        for i, value in enumerate(self.remainders[1:], 1):
+            number = tirx.Select(tirx.EQ(remainder, const(value)), const(i), number)
+        return bind(number), bind(tirx.floordiv(offset, const(step)) - self.floors[0])
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where the sums of a block of target channels go."""
+
+    buffer: tirx.Buffer
+    start: tirx.PrimExpr
+    row: tirx.PrimExpr
+    lines: tirx.PrimExpr
+    phase: tirx.PrimExpr
+
+
+class ConvTiles:
+    """A generator of convolutions by tiles.
+
+    Parameters
+    ----------
+    gathering : Gathering
+        The convolution; :func:`takes_conv` holds for it.
+    cpu : CPU
+        The processor, which has tiles.
+    """
+
+    def __init__(self, gathering: Gathering, cpu: CPU):
+        self.g, self.cpu = gathering, cpu
+        self.vectors = Vectors(cpu.lanes)
+        self.rows, self.columns = (_Lines(axis) for axis in gathering.axes)
+        self.steps = ceil_div(gathering.sources, _CHANNELS)
+        self.height = _amx.ROWS if gathering.targets > _amx.ROWS // 2 else _amx.ROWS // 2
+        self.blocks = ceil_div(gathering.targets, self.height)
+        # Rows of weights that are apart by a power of 2 would share sets of the cache.
+        self.pitch = (self.steps | 1) * _CHANNELS
+        self.count = gathering.columns.count()
+        self.distance = self.count + self.columns.span - 1
+        self.planes = len(self.rows.remainders) * len(self.columns.remainders)
+        self.task_rows = self._task_rows()
+        self.row_blocks = ceil_div(gathering.rows.count(), self.task_rows)
+        self.plane = self._plane()
+        self.parts = self._parts()
+
+    def _plane(self) -> int:
+        """Return the elements of a plane: an odd number of cache lines, so that the rows of a tile
+        are in different sets of the cache."""
+        lines = ceil_div((self.task_rows + self.rows.span - 1) * self.distance, _LINE)
+        return (lines | 1) * _LINE
+
+    def _task_rows(self) -> int:
+        """Return the most rows of the target, of a phase, that a task computes."""
+        count, most = self.g.rows.count(), self.cpu.tuning.convolutions.source
+        line = 4 * _amx.STEPS * self.steps * self.planes * self.distance
+        rows = max(1, most // line - self.rows.span + 1)
+        return ceil_div(count, ceil_div(count, rows))
+
+    def _parts(self) -> int:
+        """Return the parts of the target channels, each with tasks of its own."""
+        images = self.g.images if isinstance(self.g.images, int) else 8
+        wanted = ceil_div(4 * self.cpu.cores, max(1, images * self.row_blocks))
+        return min(self.blocks, wanted)
+
+    def emit(self, source, weight, target) -> None:
+        """Emit the copy of the weight, and the tasks."""
+        g = self.g
+        tiles = b.scratch(g.groups * self.blocks * self._weights, "uint16")
+        self._copy_weight(weight, tiles)
+        blocks = bind(const(1) * g.images * self.row_blocks)
+        with shared(self.parts * blocks, self.cpu.cores) as task:
+            part, block = bind(task // blocks), bind(task % blocks)
+            image = bind(block // self.row_blocks)
+            first = bind(block % self.row_blocks * self.task_rows)
+            lines = bind(tirx.min(const(self.task_rows), g.rows.count() - first))
+            each = ceil_div(self.blocks, self.parts)
+            begin = bind(part * each)
+            end = bind(tirx.min(begin + each, const(self.blocks)))
+            # Tiles of the last rows read beyond the last plane.
+            size = self.planes * self.steps * _amx.STEPS * self.plane
+            planes = b.scratch(size + _amx.COLUMNS + self.vectors.lanes)
+            self._copy_source(source, planes, image, first, lines)
+            with _amx.tiles(self.height):
+                self._image(planes, tiles, target, image, (first, lines), (begin, end))
+
+    # Copies
+
+    @property
+    def _weights(self) -> int:
+        """The elements of the weight of a block of target channels."""
+        return self.g.taps * self.height * self.pitch
+
+    def _copy_weight(self, weight, tiles) -> None:
+        """Emit the copy of the weight as ``[group][block][tap][target][source]``, read in the order
+        of its memory."""
+        g = self.g
+        with b.parallel(0, g.groups * self.blocks) as block:
+            group, first = bind(block // self.blocks), bind(block % self.blocks * self.height)
+            start = bind(block * self._weights)
+            if g.targets % self.height or g.sources % _CHANNELS:
+                b.clear(tiles, start, self._weights)
+            number = bind(tirx.min(const(self.height), g.targets - first))
+
+            def copy(v, r) -> None:
+                if g.source_major:
+                    channel = (group * g.sources + r) * g.targets + first + v
+                else:
+                    channel = (group * g.targets + first + v) * g.sources + r
+                at, to = bind(channel * g.taps), bind(start + v * self.pitch + r)
+                for tap in range(g.taps):
+                    place = g.taps - 1 - tap if g.source_major else tap
+                    each = place * (self.height * self.pitch)
+                    b.store(tiles, to + each, weight.raw[at + tap])
+
+            if g.source_major:
+                with b.serial(0, g.sources) as r, b.serial(0, number) as v:
+                    copy(v, r)
+            else:
+                with b.serial(0, number) as v, b.serial(0, g.sources) as r:
+                    copy(v, r)
+
+    def _copy_source(self, source, planes, image, first, lines) -> None:
+        """Emit the copy of the rows of an image that a task reads."""
+        g, rows, columns = self.g, self.rows, self.columns
+        stored = g.rows.stored * g.columns.stored
+        number = bind(lines + (rows.span - 1))
+        for i, down in enumerate(rows.remainders):
+            for j, across in enumerate(columns.remainders):
+                at = i * len(columns.remainders) + j
+                begin = at * (self.steps * _amx.STEPS * self.plane)
+                with b.serial(0, self.steps * _amx.STEPS) as pair:
+                    channel = bind(image * g.sources + 2 * pair)
+                    start = bind(begin + pair * self.plane)
+                    exists = bind(tirx.min(const(2), g.sources - 2 * pair))
+                    with b.serial(0, number) as y:
+                        line = bind((first + y + rows.floors[0]) * g.rows.step + down)
+                        to = bind(start + y * self.distance)
+                        here = bind(channel * stored + line * (g.rows.apart * g.columns.stored))
+
+                        def copy(here=here, to=to, exists=exists, across=across) -> None:
+                            self._copy_row(source, planes, (here, stored), to, exists, across)
+
+                        def clear(to=to) -> None:
+                            with b.serial(0, ceil_div(self.distance, self.vectors.lanes)) as v:
+                                self._clear(planes, to + v * self.vectors.lanes)
+
+                        inside = [line >= 0, line < g.rows.source]
+                        if g.sources % _CHANNELS:
+                            inside.append(exists > 0)
+                        elif g.rows.is_inside:
+                            copy()
+                            continue
+                        b.either(tirx.all(*inside), copy, clear)
+
+    def _clear(self, planes, at) -> None:
+        self.vectors.store(planes, at, self.vectors.splat(0))
+
+    def _copy_row(self, source, planes, place: tuple, to, exists, remainder: int) -> None:
+        """Emit the copy of a row of two channels as pairs, with its padding.
+
+        What a vector writes beyond a row is overwritten by the next one.
+        """
+        (here, stored), axis, lanes = place, self.g.columns, self.vectors.lanes
+        begin, end = self.columns.inside(remainder, self.distance)
+        for first, last in ((0, begin), (end, self.distance)):
+            for at in range(first, last, lanes):
+                self._clear(planes, to + at)
+        if begin == end:
+            return
+        step = axis.step * axis.apart
+        element = (begin + self.columns.floors[0]) * axis.step + remainder
+        start = bind(here + element * axis.apart)
+
+        def pairs(k, number, is_single: bool):
+            first = self._elements(source, start + k * step, step, number)
+            if is_single:
+                return joined(first, _zeros(lanes))
+            return joined(first, self._elements(source, start + stored + k * step, step, number))
+
+        def copy(is_single: bool) -> None:
+            self.vectors.each(
+                end - begin,
+                lambda k, number: self.vectors.store(
+                    planes, to + begin + k, pairs(k, number, is_single)
+                ),
+            )
+
+        if self.g.sources % 2:
+            b.either(exists > 1, lambda: copy(False), lambda: copy(True))
+        else:
+            copy(False)
+
+    def _elements(self, source, at, step: int, number: int | None):
+        """Return the bits of elements of a row that are a step apart: all lanes, or the first
+        ``number`` of them."""
+        lanes = self.vectors.lanes
+        at = bind(at)
+        if step == 1:
+            return bits_of(source, at, lanes, number)
+        row = b.scratch(lanes, "uint16")
+        own = tirx.Ramp(const(0), const(1), lanes)
+        if number is not None:
+            b.store(row, own, _zeros(lanes))
+        with b.serial(0, lanes if number is None else number) as i:
+            b.store(row, i, source.raw[at + i * step])
+        return row[own]
+
+    # Products
+
+    def _image(self, planes, tiles, target, image, rows: tuple, blocks: tuple) -> None:
+        """Emit the sums of some rows of an image, for some blocks of target channels."""
+        g, (first, lines) = self.g, rows
+        sums = _amx.scratch(self._kept)
+        pixels = bind((lines - 1) * self.distance + self.count)
+        # Neighbouring pixels of all channels read the same elements of the planes.
+        with b.serial(0, len(g.rows.phases)) as phase:
+            down = g.rows.taps(phase)
+            with b.serial(0, ceil_div(pixels, _amx.COLUMNS)) as tile:
+                pixel = bind(tile * _amx.COLUMNS)
+                wide = bind(tirx.Select(pixels - pixel > _amx.LANES, const(2), const(1)))
+                with b.serial(*blocks) as block:
+                    v = bind(block * self.height)
+                    channels = bind(tirx.min(const(self.height), g.targets - v))
+                    plane = (image * g.targets + v) * (g.rows.target * g.columns.target)
+                    to = _Target(target, bind(plane), first, lines, phase)
+                    at = bind((image % g.groups * self.blocks + block) * self._weights)
+                    tall = bind(
+                        tirx.Select(channels > _amx.ROWS // 2, const(_amx.ROWS), const(16))
+                    )
+                    shape = (tall if self.height > 16 else const(16)), wide
+                    self._columns(planes, (tiles, at), sums, pixel, down, shape, channels, to)
+
+    @property
+    def _kept(self) -> int:
+        """The phases of columns whose sums are stored together."""
+        phases = len(self.g.columns.phases)
+        return phases if phases == 2 else 1
+
+    def _columns(self, planes, weights, sums, pixel, down, shape, channels, to) -> None:
+        """Emit the sums of a tile for each phase of the columns."""
+        with b.serial(0, len(self.g.columns.phases)) as phase:
+            start = bind(phase * _amx.SIZE) if self._kept > 1 else const(0)
+            self._sum(planes, weights, (sums, start), pixel, down, self.g.columns.taps(phase), shape)
+            if self._kept == 1:
+                self._store(sums, pixel, channels, to, phase)
+        if self._kept > 1:
+            self._store(sums, pixel, channels, to, None)
+
+    def _sum(self, planes, weights, sums, pixel, down: Taps, across: Taps, shape) -> None:
+        """Emit the sum over all taps of a phase."""
+        (buffer, start), (tiles, at), (rows, wide) = sums, weights, shape
+        each = self.steps * _amx.STEPS * self.plane
+        _amx.clear(buffer, rows, start)
+        with b.serial(0, down.number) as i, b.serial(0, across.number) as j:
+            tap = (down.first + i * down.step) * self.g.kernel[2] + across.first + j * across.step
+            (row, y), (column, x) = self.rows.place(down, i), self.columns.place(across, j)
+            number = row * len(self.columns.remainders) + column
+            place = bind(number * each + y * self.distance + x + pixel)
+            _amx.add(
+                buffer,
+                (tiles, bind(at + tap * (self.height * self.pitch)), 2 * self.pitch),
+                (planes, place, 4 * self.plane),
+                self.steps,
+                rows,
+                wide,
+                start,
+            )
+        _amx.store(buffer, rows, start)
+
+    def _store(self, sums, pixel, channels, to: _Target, phase) -> None:
+        """Emit the store of the pixels of a tile, which may be on several rows, of one phase of the
+        columns, or of both."""
+        g, distance, width = self.g, self.distance, self.g.columns.target
+        rows, size = len(g.rows.phases), g.rows.target * width
+        first = b.quotient(pixel, distance)
+        biases = biases_from(to.buffer, to.start)
+        last = bind(tirx.min(b.quotient(pixel + (_amx.COLUMNS - 1), distance) + 1, to.lines))
+        with b.serial(first, last) as line:
+            row = bind((to.row + line) * rows + to.phase)
+            begin = bind(tirx.max(pixel - line * distance, const(0)))
+            most = tirx.min(const(self.count), pixel + _amx.COLUMNS - line * distance)
+            number = bind(tirx.max(tirx.Select(row < g.rows.target, most, const(0)) - begin, const(0)))
+            source = bind(line * distance + begin - pixel)
+            with b.serial(0, channels) as c:
+                here = bind(source + c * _amx.COLUMNS)
+                out = bind(to.start + c * size + row * width)
+                place = to.buffer, out, biases(c)
+                if phase is None:
+                    self._store_both(sums, here, place, begin, number)
+                elif len(g.columns.phases) == 1:
+                    self._store_row(sums, here, place, begin, number)
+                else:
+                    self._store_apart(sums, here, place, (begin, number), phase)
+
+    def _store_row(self, sums, here, place: tuple, begin, number) -> None:
+        """Emit the store of a row of the only phase."""
+        target, out, bias = place
+        out = bind(out + begin)
+        self.vectors.each(
+            number,
+            lambda k, left: self.vectors.store(
+                target, out + k, bind(self.vectors.load(sums, here + k)), left, bias
+            ),
+        )
+
+    def _store_both(self, sums, here, place: tuple, begin, number) -> None:
+        """Emit the store of a row of two phases, whose elements alternate."""
+        (target, out, bias), width = place, self.g.columns.target
+        lanes = self.vectors.lanes
+        with b.serial(0, ceil_div(number, lanes)) as i:
+            k = bind(i * lanes)
+            column = bind(2 * (begin + k))
+            left = bind(tirx.min(2 * (number - k), width - column))
+            parts = [
+                bind(self.vectors.load(sums, here + k + phase * _amx.SIZE)) for phase in (0, 1)
+            ]
+            for j, vector in enumerate(interleaved(*parts, lanes)):
+                exists = bind(tirx.max(const(0), tirx.min(const(lanes), left - j * lanes)))
+                with b.when(exists > 0):
+                    at = bind(out + column + j * lanes)
+                    self.vectors.store(target, at, vector, exists, bias)
+
+    def _store_apart(self, sums, here, place: tuple, columns: tuple, phase) -> None:
+        """Emit the store of a row of one of several phases."""
+        (target, out, bias), (begin, number) = place, columns
+        phases = len(self.g.columns.phases)
+        with b.serial(0, number) as k:
+            column = bind((begin + k) * phases + phase)
+            with b.when(column < self.g.columns.target):
+                b.store(target, bind(out + column), sums[here + k], bias)
+
+
+def _zeros(lanes: int):
+    return tirx.Broadcast(tirx.const(0, "uint16"), lanes)
