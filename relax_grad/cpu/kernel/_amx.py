@@ -74,6 +74,11 @@ def clear(sums: tirx.Buffer, rows: Extent = ROWS, start: Extent = 0) -> None:
     _call("clear", _at(sums, start), _long(rows))
 
 
+def load(sums: tirx.Buffer, rows: Extent = ROWS, start: Extent = 0) -> None:
+    """Emit the load of the tiles from the sums, to which more is added."""
+    _call("load", _at(sums, start), _long(rows))
+
+
 def add(
     sums: tirx.Buffer,
     a: tuple,
@@ -415,6 +420,17 @@ entry:{_IS_REAL}
 real:
   %two = icmp ugt i64 %rows, 16
 {_moved("tilestored64")}
+emulated:
+  br label %end
+end:
+  ret i32 0
+}}
+
+define linkonce_odr hidden i32 @relax_grad_tiles_load(ptr %sums, i64 %rows) alwaysinline nounwind {{
+entry:{_IS_REAL}
+real:
+  %two = icmp ugt i64 %rows, 16
+{_moved("tileloadd64")}
 emulated:
   br label %end
 end:

@@ -15,19 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 from tvm import tirx
 
 from ..target import CPU
 from . import _amx
 from . import builder as b
+from ._amx_lines import Lines, elements_of
 from ._pairs import bits_of, joined
 from ._stealing import shared
 from ._vectors import interleaved
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from .epilogue import biases_from
-from .gathering import Axis, Gathering, Taps
+from .gathering import Gathering, Taps
 
 #: The channels of the source in a step of a tile, and the fewest of a group for which its empty
 #: pairs take less time than multiply-adds of float32.
@@ -41,51 +41,6 @@ _LINE = 16
 def takes_conv(gathering: Gathering) -> bool:
     """Tell whether tiles compute a convolution faster than vectors."""
     return gathering.is_flat and gathering.sources >= FEWEST_CHANNELS
-
-
-@dataclass(frozen=True)
-class _Lines:
-    """The positions along an axis in planes: position ``i`` of the planes of a remainder has the
-    source element ``(i + first) * step + remainder``."""
-
-    axis: Axis
-
-    @cached_property
-    def floors(self) -> tuple[int, int]:
-        """The first and the last offset of all taps, in steps."""
-        first, last = self.axis.offsets
-        return first // self.axis.step, last // self.axis.step
-
-    @cached_property
-    def remainders(self) -> list[int]:
-        """The remainders that taps read."""
-        offsets = [offset for taps in self.axis.phases for offset in taps.offsets]
-        return sorted({offset % self.axis.step for offset in offsets})
-
-    @property
-    def span(self) -> int:
-        """The positions that an element reads."""
-        return self.floors[1] - self.floors[0] + 1
-
-    def inside(self, remainder: int, count: int) -> tuple[int, int]:
-        """Return the first of the positions that are elements of the source, among ``count``, and
-        the one after the last."""
-        step, first, source = self.axis.step, self.floors[0], self.axis.source
-        begin = max(0, ceil_div(-remainder, step) - first)
-        end = min(count, ceil_div(source - remainder, step) - first)
-        return min(begin, count), max(min(begin, count), end)
-
-    def place(self, taps: Taps, j) -> tuple:
-        """Return the number of the remainder that a tap reads, and its position."""
-        step = self.axis.step
-        offset = bind(as_expr(taps.offset) + j * taps.move)
-        if step == 1:
-            return const(0), bind(offset - self.floors[0])
-        remainder = bind(tirx.floormod(offset, const(step)))
-        number = const(0)
-        for i, value in enumerate(self.remainders[1:], 1):
-            number = tirx.Select(tirx.EQ(remainder, const(value)), const(i), number)
-        return bind(number), bind(tirx.floordiv(offset, const(step)) - self.floors[0])
 
 
 @dataclass(frozen=True)
@@ -113,7 +68,7 @@ class ConvTiles:
     def __init__(self, gathering: Gathering, cpu: CPU):
         self.g, self.cpu = gathering, cpu
         self.vectors = Vectors(cpu.lanes)
-        self.rows, self.columns = (_Lines(axis) for axis in gathering.axes)
+        self.rows, self.columns = (Lines(axis) for axis in gathering.axes)
         self.steps = ceil_div(gathering.sources, _CHANNELS)
         self.height = _amx.ROWS if gathering.targets > _amx.ROWS // 2 else _amx.ROWS // 2
         self.blocks = ceil_div(gathering.targets, self.height)
@@ -286,7 +241,7 @@ class ConvTiles:
         if number is not None:
             b.store(row, own, _zeros(lanes))
         with b.serial(0, lanes if number is None else number) as i:
-            b.store(row, i, source.raw[at + i * step])
+            b.store(row, i, elements_of(source, at + i * step))
         return row[own]
 
     # Products

@@ -25,6 +25,7 @@ from functools import partial
 from tvm import tirx
 
 from ..target import CPU
+from . import _amx
 from . import builder as b
 from ._chunks import Chunks, share, unless_empty, whole_or_rest
 from ._pack import Block, channels_of_taps, pack_channels
@@ -38,6 +39,7 @@ from ._pairs import (
     takes_pairs,
 )
 from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
+from .conv_weight_tiles import ConvWeightTiles, takes_weight_gradient
 from .convolution import ONE, Conv2d, Conv3d, Windows
 
 #: The maximum number of columns of joined rows.
@@ -82,7 +84,10 @@ def conv3d_weight(
 
 
 def _emit(conv: Conv2d, depth: Windows, cpu: CPU, dy, x, dw) -> None:
-    if takes_pairs(cpu, dy, x):
+    if _amx.takes_tiles(cpu, dy, x) and depth == ONE and takes_weight_gradient(conv):
+        with _amx.imported():
+            ConvWeightTiles(conv, cpu).emit(dy, x, dw)
+    elif takes_pairs(cpu, dy, x):
         with imported():
             _OfPairs(conv, depth, cpu).emit(dy, x, dw)
     else:
