@@ -71,7 +71,14 @@ class Blocks:
         self.of, self.vectors = of, Vectors(cpu.lanes)
         self._tiles = tiles = Tiles.of(of, cpu)
         self.tile_rows, self.key_rows, self.tile_vectors = tiles.rows, tiles.key_rows, tiles.vectors
-        self.width = self.tile_vectors * cpu.lanes
+        self.set_blocks()
+        #: Prefetch distance in rows, for rows of several heads that are copied.
+        self._ahead = cpu.tuning.prefetch.steps
+
+    def set_blocks(self) -> None:
+        """Set the sizes of blocks by those of tiles."""
+        of, lanes = self.of, self.vectors.lanes
+        self.width = self.tile_vectors * lanes
         strips = _ROWS // self.tile_rows
         # Blocks have an even number of rows, as pairs do not cross them.
         self.rows = (strips - strips * self.tile_rows % 2) * self.tile_rows
@@ -79,9 +86,7 @@ class Blocks:
         if of.has_few_keys:
             self.panels = ceil_div(of.keys, self.width)
         self.columns = self.panels * self.width
-        self.pitch = self.columns + cpu.lanes
-        #: Prefetch distance in rows, for rows of several heads that are copied.
-        self._ahead = cpu.tuning.prefetch.steps
+        self.pitch = self.columns + lanes
 
     @property
     def has_one_block_of_queries(self) -> bool:

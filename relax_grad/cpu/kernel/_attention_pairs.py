@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from tvm import tirx
 
 from ..target import CPU
+from . import _amx
 from . import builder as b
 from ._attention_blocks import Blocks, Panels
 from ._attention_sizes import Attention
@@ -32,9 +33,12 @@ from .builder import Extent, as_expr, bind, ceil_div, const
 
 @contextmanager
 def blocks_for(of: Attention, cpu: CPU, *factors) -> Iterator[Blocks]:
-    """Return a frame of statements, and the blocks for them: of pairs, if all factors are bfloat16
-    and the CPU multiplies them, or else of elements."""
-    if takes_pairs(cpu, *factors):
+    """Return a frame of statements, and the blocks for them: of tiles or of pairs, if all factors
+    are bfloat16 and the CPU multiplies them, or else of elements."""
+    if _amx.takes_tiles(cpu, *factors):
+        with _amx.imported(), imported():
+            yield BlocksOfTiles(of, cpu)
+    elif takes_pairs(cpu, *factors):
         with imported():
             yield BlocksOfPairs(of, cpu)
     else:
@@ -47,6 +51,20 @@ class BlocksOfPairs(Blocks):
 
     step = 2
     multiply = staticmethod(add_products)
+
+    #: What the pairs that are summed over are padded to, with zeros, and the rows of a tile that a
+    #: copy has beyond the last one.
+    whole, spare = 1, 0
+
+    def depth_of(self, elements: Extent) -> Extent:
+        """Return the pairs of some elements, with those that are padding."""
+        return ceil_div(ceil_div(elements, self.step), self.whole) * self.whole
+
+    def _clear_rows(self, target, start, rows: tuple, width: Extent) -> None:
+        """Emit zeros in rows that are padding, from the first one to before the last one."""
+        first, last = rows
+        if self.whole > 1:
+            b.clear(target, bind(start + first * width), bind(as_expr((last - first) * width)))
 
     # Copies
 
@@ -61,7 +79,7 @@ class BlocksOfPairs(Blocks):
         """Emit a copy of rows of features as panels, ``[panel][pair][row]``, padded with zeros."""
         vectors, lanes, width = self.vectors, self.vectors.lanes, self.width
         buffer, start, step, *across = source
-        depth = ceil_div(features, self.step)
+        pairs, depth = ceil_div(features, self.step), self.depth_of(features)
         is_whole = isinstance(extent, int) and extent % width == 0
         panels = b.scratch(ceil_div(extent, width) * (depth * width))
         if across:
@@ -71,17 +89,20 @@ class BlocksOfPairs(Blocks):
             first = bind(j * width + v * lanes)
             left = None if is_whole else bind(extent - first)
 
-            def pairs(row: int, k, number, first=first, left=left):
+            def row_of(row: int, k, number, first=first, left=left):
                 exists = None if left is None else left > row
                 place = buffer, bind(start + (first + row) * step)
                 return pairs_along(place, k, features, number, exists)
 
             to = bind(j * (depth * width) + v * lanes)
-            squares(vectors, depth, pairs, panels, to, width)
+            squares(vectors, pairs, row_of, panels, to, width)
+            with b.when(tirx.EQ(v, const(0))):
+                self._clear_rows(panels, j * (depth * width), (pairs, depth), width)
         return Panels(panels, scale)  # the products of bfloat16 would be less accurate with it
 
     def _pack_columns(self, source: tuple, extent: Extent, features: int, loop, scale, panels):
-        lanes, width, depth = self.vectors.lanes, self.width, ceil_div(features, self.step)
+        lanes, width = self.vectors.lanes, self.width
+        pairs, depth = ceil_div(features, self.step), self.depth_of(features)
         buffer, start, across = source
         with loop(0, ceil_div(extent, width)) as j:
             first = bind(j * width)
@@ -89,10 +110,11 @@ class BlocksOfPairs(Blocks):
                 ((buffer, bind(start + first + at), across), at, self._left(extent, first + at))
                 for at in range(0, width, lanes)
             ]
-            with b.serial(0, depth) as k:
+            with b.serial(0, pairs) as k:
                 to = bind((j * depth + k) * width)
                 for rows, at, number in parts:
                     self.vectors.store(panels, to + at, pairs_across(rows, k, features, number))
+            self._clear_rows(panels, j * (depth * width), (pairs, depth), width)
 
     def queries_of(self, source: tuple, rows, features: int) -> tuple:
         return self._copied(source, rows, self.rows, features, b.serial)
@@ -108,7 +130,7 @@ class BlocksOfPairs(Blocks):
         buffer, start, step = source
         pairs = ceil_div(features, self.step)
         pitch = self.padded(pairs)
-        target = b.scratch(most * pitch)
+        target = b.scratch((most + self.spare) * pitch)
         with loop(0, rows) as row:
             place, to = (buffer, bind(start + row * step)), bind(row * pitch)
 
@@ -124,7 +146,9 @@ class BlocksOfPairs(Blocks):
         """Return a copy of rows of features as rows of pairs of two neighbours."""
         buffer, start, step, *across = source
         pitch, pairs = self.padded(features), ceil_div(extent, self.step)
-        target = b.scratch(pairs * pitch)
+        depth = self.depth_of(extent)
+        target = b.scratch(depth * pitch)
+        self._clear_rows(target, const(0), (pairs, depth), pitch)
         if across:
             with loop(0, pitch // self.vectors.lanes) as j:
                 first = bind(j * self.vectors.lanes)
@@ -179,3 +203,180 @@ class BlocksOfPairs(Blocks):
                 high = vectors.load(scores, first + self.pitch + at, left)
                 vectors.store(target, to + at, rounded_to_pairs(low, high))
         return target
+
+
+class BlocksOfTiles(BlocksOfPairs):
+    """Blocks of queries and keys whose products are by tiles (AMX)."""
+
+    whole, spare = _amx.STEPS, _amx.ROWS
+
+    def __init__(self, of: Attention, cpu: CPU):
+        super().__init__(of, cpu)
+        self.tile_rows = self.key_rows = _amx.ROWS
+        self.tile_vectors = 1 if of.has_few_keys and of.keys <= cpu.lanes else 2
+        self.set_blocks()
+
+    def _product(
+        self, a: tuple, panel: tuple, steps: Extent, size: tuple, finish: Callable
+    ) -> None:
+        """Emit a tile: ``finish(i, v, sums)`` stores vector v of row i.
+
+        ``a`` and ``panel`` are a buffer, the offset of the first row, and the distance of rows in
+        elements of float32; ``size`` are the rows, which may be fewer than those of a tile, and
+        the vectors of a row.
+        """
+        (rows, wide), sums = size, _amx.scratch()
+        places = [(buffer, at, as_expr(4 * pitch)) for buffer, at, pitch in (a, panel)]
+        with _amx.tiles():
+            _amx.clear(sums, rows)
+            _amx.add(sums, *places, steps, rows, wide)
+            _amx.store(sums, rows)
+        lanes = self.vectors.lanes
+        with b.serial(0, rows) as i:
+            for v in range(wide):
+                finish(i, v, bind(self.vectors.load(sums, i * _amx.COLUMNS + v * lanes)))
+
+    def scores(self, left: tuple, panels: Panels, features: int, scores, rows, span: Span) -> None:
+        (buffer, start, pitch), (source, scale), vectors = left, panels, self.vectors
+        depth = self.depth_of(features)
+        size = depth * self.width
+        first = bind(span.start // self.width)
+        with b.serial(0, bind(ceil_div(span.size, self.width))) as j:
+            base = bind((first + j) * size)
+            with b.serial(span.first_strip(j), bind(ceil_div(rows, self.tile_rows))) as strip:
+                row = bind(strip * self.tile_rows)
+                number = bind(tirx.min(const(self.tile_rows), rows - row))
+                to = bind(row * self.pitch + j * self.width)
+
+                def finish(i, v: int, total, to=to) -> None:
+                    value = total if scale is None else total * vectors.splat(scale)
+                    vectors.store(scores, to + i * self.pitch + v * vectors.lanes, value)
+
+                self._product(
+                    (buffer, bind(start + row * pitch), pitch),
+                    (source, base, self.width),
+                    depth // _amx.STEPS,
+                    (number, self.tile_vectors),
+                    finish,
+                )
+
+    def weights_of(self, scores, rows, span: Span) -> tirx.Buffer:
+        super().weights_of(scores, rows, span)
+        # A tile reads all keys of a step: the weights of those that do not exist may be anything.
+        vectors, lanes = self.vectors, self.vectors.lanes
+        with b.serial(0, rows) as row:
+            pairs = bind(ceil_div(span.depth_of(row), self.step))
+            last = bind(b.quotient(pairs, lanes))
+            with b.when(last * lanes < pairs):
+                at = bind(row * self.pitch + last * lanes)
+                left = bind(pairs - last * lanes)
+                vectors.store(scores, at, vectors.load(scores, at, left))
+        return scores
+
+    def transposed_weights_of(self, scores, rows, span: Span) -> tirx.Buffer:
+        """Return a copy of the weights as rows of keys, with pairs of queries."""
+        vectors, lanes = self.vectors, self.vectors.lanes
+        pitch = self._query_pitch
+        target = b.scratch(self.columns * pitch)
+        number = bind(ceil_div(span.size, self.width) * self.tile_vectors)
+        with b.serial(0, bind(ceil_div(rows, self.step * lanes))) as block:
+            first = bind(block * (self.step * lanes))
+            with b.serial(0, number) as v:
+                pairs = []
+                for i in range(lanes):
+                    parts = []
+                    for odd in range(self.step):
+                        row = first + (self.step * i + odd)
+                        exists = bind(tirx.Select(row < rows, const(lanes), const(0)))
+                        at = bind(row * self.pitch + v * lanes)
+                        parts.append(vectors.load(scores, at, exists))
+                    pairs.append(bind(rounded_to_pairs(*parts)))
+                for i, row in enumerate(vectors.transpose(pairs)):
+                    vectors.store(target, (v * lanes + i) * pitch + block * lanes, row)
+        return target
+
+    @property
+    def _query_pitch(self) -> int:
+        """The distance of the rows of transposed weights."""
+        return self.rows // self.step + self.vectors.lanes
+
+    def accumulate(
+        self,
+        total: tuple,
+        values: tuple,
+        features: int,
+        weights,
+        rows,
+        span: Span,
+        *,
+        add: bool = True,
+        shares: tirx.Buffer | None = None,
+    ) -> None:
+        (buffer, start, step), (source, origin, pitch) = total, values
+        vectors, lanes = self.vectors, self.vectors.lanes
+
+        def tile(row, column: int, wide: int) -> None:
+            number = bind(tirx.min(const(self.tile_rows), rows - row))
+            to = bind(start + row * step + column)
+            left = [None if add else features - column - v * lanes for v in range(wide)]
+
+            def finish(i, v: int, value) -> None:
+                at = bind(to + i * step + v * lanes)
+                if shares is not None:
+                    value = value * vectors.splat(shares[row + i])
+                if add:
+                    value = value + vectors.load(buffer, at)
+                vectors.store(buffer, at, value, left[v])
+
+            self._product(
+                (weights, bind(row * self.pitch), self.pitch),
+                (source, bind(origin + span.start // self.step * pitch + column), pitch),
+                bind(ceil_div(span.depth_of(row), self.step * _amx.STEPS)),
+                (number, wide),
+                finish,
+            )
+
+        self._each_tile(rows, self.tile_rows, features, tile)
+
+    def accumulate_transposed(
+        self,
+        total: tuple,
+        left: tuple,
+        features: int,
+        weights,
+        rows,
+        span: Span,
+        *,
+        add: bool = True,
+    ) -> None:
+        (target, origin, step), (buffer, start, pitch) = total, left
+        vectors, lanes = self.vectors, self.vectors.lanes
+
+        def tile(key, column: int, wide: int) -> None:
+            number = bind(tirx.min(const(self.key_rows), span.size - key))
+            block = bind(span.first_row(key) // (self.step * _amx.STEPS))
+            blocks = bind(ceil_div(rows, self.step * _amx.STEPS))
+            pair = bind(block * _amx.STEPS)
+            to = bind(origin + (span.start + key) * step + column)
+
+            def finish(i, v: int, value) -> None:
+                at = bind(to + i * step + v * lanes)
+                if add:
+                    value = value + vectors.load(target, at)
+                vectors.store(target, at, value)
+
+            self._product(
+                (weights, bind(key * self._query_pitch + pair), self._query_pitch),
+                (buffer, bind(start + pair * pitch + column), pitch),
+                bind(tirx.max(const(0), blocks - block)),
+                (number, wide),
+                finish,
+            )
+
+        self._each_tile(span.size, self.key_rows, features, tile)
+
+    def _each_tile(self, rows, height: int, features: int, tile: Callable) -> None:
+        vectors = ceil_div(features, self.vectors.lanes)
+        for column in range(0, vectors, 2):
+            with b.serial(0, bind(ceil_div(rows, height))) as strip:
+                tile(bind(strip * height), column * self.vectors.lanes, min(2, vectors - column))
