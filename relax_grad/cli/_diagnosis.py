@@ -18,11 +18,12 @@ from .. import _packages, registry
 from ..cpu import threads
 from ..cpu.codegen.cache import VARIABLE, of_environment
 from ..cpu.target import CPU, host
+from ..cpu.tiles import Permission, permission
 from ..ir import compat
 from ._text import count_of, last_line
 
 #: LLVM's names of processor features that make vectors wider or arithmetic faster.
-_FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512vl", "avx512bf16", "neon", "sve")
+_FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512vl", "avx512bf16", "amx-bf16", "neon", "sve")
 
 #: Operators with checked gradients: a convolution, a pool, a loss, a norm and a matrix product.
 _CHECKED = (
@@ -64,6 +65,7 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "TVM", os.path.dirname(tvm.__file__)
     yield "LLVM", str(codegen.llvm_version_major())
     yield "processor", _processor()
+    yield "tiles", _tiles()
     yield "threads", _threads()
     devices = [
         f"{kind} ({'a device' if tvm.runtime.Device(code, 0).exist else 'no device'})"
@@ -175,6 +177,15 @@ def _torch() -> str:
     if cuda is not None:
         devices = f"CUDA {cuda}, {count_of(torch.cuda.device_count(), 'device')}"
     return ", ".join(filter(None, (version, devices, _packages.newer_torch(version))))
+
+
+def _tiles() -> str:
+    """Return whether products of bfloat16 use the processor's tiles."""
+    return {
+        Permission.ABSENT: "none (AMX)",
+        Permission.GRANTED: "AMX, for products of bfloat16",
+        Permission.REFUSED: "AMX, but the system refuses them; bfloat16 is multiplied as float32",
+    }[permission()]
 
 
 def _host() -> CPU:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import tvm
@@ -9,6 +10,7 @@ from tvm.target import codegen
 
 from .._validation import alternatives, check_integer
 from .threads import default_threads
+from .tiles import FEATURES, Permission, permission
 from .tuning import ROWS, Tuning, default_row
 
 #: The levels of x86-64 of its ABI, from the lowest. Each has the instructions of all before it.
@@ -112,9 +114,12 @@ def host() -> tvm.target.Target:
     >>> relax_grad.target.host().kind.name
     'llvm'
     """
-    return tvm.target.Target(
-        {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": default_threads()}
-    )
+    own = {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": default_threads()}
+    target = tvm.target.Target(own)
+    if not all(_has(target, name) for name in FEATURES) or permission() is Permission.GRANTED:
+        return target
+    # LLVM knows the processor by name, which does not tell whether a virtual machine has its tiles.
+    return tvm.target.Target({**own, "mattr": [f"-{name}" for name in FEATURES]})
 
 
 def arm(name: str, num_cores: int = 4) -> tvm.target.Target:
@@ -156,7 +161,7 @@ def arm(name: str, num_cores: int = 4) -> tvm.target.Target:
     return _named(triple, name, num_cores)
 
 
-def x86_64(level: str, num_cores: int = 8) -> tvm.target.Target:
+def x86_64(level: str, num_cores: int = 8, *, tiles: bool = False) -> tvm.target.Target:
     """Return the target of all processors with a level of x86-64, as its ABI defines them.
 
     Parameters
@@ -166,13 +171,17 @@ def x86_64(level: str, num_cores: int = 8) -> tvm.target.Target:
         the baseline.
     num_cores : int
         The number of cores that the work is divided for. Any number of threads may run the program.
+    tiles : bool
+        Whether products of bfloat16 use the tiles of Intel's servers (AMX) where a processor has
+        them. They take about as long as those of float32 on other processors, so that this is for
+        programs that mostly run on such servers. Only for ``"v4"``.
 
     Raises
     ------
     TypeError
-        If the level is not a string, or the number of cores is not an integer.
+        If the level is not a string, the number of cores is not an integer, or tiles is not a bool.
     ValueError
-        If there is no such level, or the number of cores is less than 1.
+        If there is no such level, the number of cores is less than 1, or the level has no tiles.
 
     Examples
     --------
@@ -185,7 +194,12 @@ def x86_64(level: str, num_cores: int = 8) -> tvm.target.Target:
     levels = {f"v{number}": name for number, name in enumerate(X86_64_LEVELS, start=1)}
     if level not in levels:
         raise ValueError(f"level must be one of {', '.join(levels)}, but it is {level!r}")
-    return _named("x86_64-linux-gnu", levels[level], num_cores)
+    if not isinstance(tiles, bool):
+        raise TypeError(f"tiles must be True or False, but it is {tiles!r}")
+    if tiles and level != "v4":
+        raise ValueError(f'tiles need level "v4", but the level is {level!r}; leave tiles out')
+    features = [f"+{name}" for name in FEATURES] if tiles else []
+    return _named("x86_64-linux-gnu", levels[level], num_cores, features)
 
 
 def wasm() -> tvm.target.Target:
@@ -236,7 +250,7 @@ def _fits(row: Tuning, target: tvm.target.Target) -> bool:
 
 def _has_tiles(row: Tuning, target: tvm.target.Target) -> bool:
     """Tell whether a target has tiles of bfloat16. Its programs ask Linux for them."""
-    if row.lanes != 16 or not all(_has(target, each) for each in ("amx-tile", "amx-bf16")):
+    if row.lanes != 16 or not all(_has(target, name) for name in FEATURES):
         return False
     triple = str(target.attrs.get("mtriple", "")) or codegen.llvm_get_system_triple()
     return "linux" in triple and triple.startswith("x86_64")
@@ -252,8 +266,9 @@ def _names_processor(target: tvm.target.Target) -> bool:
     return is_named and level_of(target) is None
 
 
-def _named(triple: str, name: str, num_cores: int) -> tvm.target.Target:
+def _named(
+    triple: str, name: str, num_cores: int, features: Sequence[str] = ()
+) -> tvm.target.Target:
     num_cores = check_integer("num_cores", num_cores, 1)
-    return tvm.target.Target(
-        {"kind": "llvm", "mtriple": triple, "mcpu": name, "num-cores": num_cores}
-    )
+    named = {"kind": "llvm", "mtriple": triple, "mcpu": name, "num-cores": num_cores}
+    return tvm.target.Target({**named, "mattr": [*features]} if features else named)

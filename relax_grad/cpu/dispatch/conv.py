@@ -15,7 +15,9 @@ from ..kernel.conv_few_channels import conv_few_channels, conv_few_channels_back
 from ..kernel.conv_few_channels import is_faster as few_channels_are_faster
 from ..kernel.conv_stem import conv_stem
 from ..kernel.conv_stem import is_faster as stem_is_faster
+from ..kernel.conv_tiles import takes_conv
 from ..kernel.conv_weight import conv3d_weight, conv_weight
+from ..kernel.conv_weight_tiles import takes_weight_gradient
 from ..kernel.convolution import Conv2d, Conv3d
 from ..kernel.depthwise import MOST_TAPS, depthwise, depthwise_backward_data
 from ..kernel.depthwise_weight import depthwise_weight
@@ -54,7 +56,10 @@ def convolution(site: CallSite) -> Kernel | None:
         shapes = [shapes[1], shapes[0], shapes[2]]
         return Kernel(partial(matmul, _product(conv, False), site.cpu, shapes), [weight, data])
     of_pairs = _multiplies_pairs(site, data, weight)
-    few = few_channels_are_faster(Gathering.forward(conv), site.cpu, of_pairs=of_pairs)
+    gathering = Gathering.forward(conv)
+    if _multiplies_tiles(site, data, weight) and takes_conv(gathering):
+        return Kernel(partial(conv2d, conv, site.cpu, shapes), [data, weight])
+    few = few_channels_are_faster(gathering, site.cpu, of_pairs=of_pairs)
     direct = conv_few_channels if few else conv2d
     make = _choose(site, conv, depthwise, winograd, direct, of_pairs)
     return make and Kernel(partial(make, conv, site.cpu, shapes), [data, weight])
@@ -110,7 +115,10 @@ def _data_gradient(site: CallSite, output_grad, weight, channels: str) -> Kernel
     if max(conv.strides) > largest:
         return None
     of_pairs = _multiplies_pairs(site, output_grad, weight)
-    few = few_channels_are_faster(Gathering.backward(conv), site.cpu, of_pairs=of_pairs)
+    gathering = Gathering.backward(conv)
+    if _multiplies_tiles(site, output_grad, weight) and takes_conv(gathering):
+        return Kernel(partial(conv2d_backward_data, conv, site.cpu, shapes), [output_grad, weight])
+    few = few_channels_are_faster(gathering, site.cpu, of_pairs=of_pairs)
     direct = conv_few_channels_backward_data if few else conv2d_backward_data
     by_winograd = winograd_backward_data
     make = _choose(site, conv, depthwise_backward_data, by_winograd, direct, of_pairs)
@@ -135,6 +143,8 @@ def weight_gradient(site: CallSite) -> Kernel | None:
         return None
     if isinstance(conv, Conv3d):
         return _of_volumes(conv, winograd_weight, conv3d_weight, site, shapes, [output_grad, data])
+    if _multiplies_tiles(site, output_grad, data) and takes_weight_gradient(conv):
+        return Kernel(partial(conv_weight, conv, site.cpu, shapes), [output_grad, data])
     direct = conv_stem if stem_is_faster(conv, site.cpu) else conv_weight
     of_pairs = _multiplies_pairs(site, output_grad, data)
     make = _choose(site, conv, depthwise_weight, winograd_weight, direct, of_pairs)
@@ -160,6 +170,11 @@ def _of_volumes(
 def _multiplies_pairs(site: CallSite, *factors: relax.Expr) -> bool:
     """Tell whether direct kernels multiply pairs of elements of the factors."""
     return site.cpu.bfloat16 and all(dtype_of(x.ty) == "bfloat16" for x in factors)
+
+
+def _multiplies_tiles(site: CallSite, *factors: relax.Expr) -> bool:
+    """Tell whether kernels multiply tiles of the factors (AMX)."""
+    return site.cpu.tiles and all(dtype_of(x.ty) == "bfloat16" for x in factors)
 
 
 def _choose(
