@@ -41,6 +41,8 @@ class CPU:
         Whether kernels multiply pairs of bfloat16 (AVX512-BF16).
     tiles : bool
         Whether kernels multiply tiles of bfloat16 (AMX), for which Linux gives permission.
+    rounds : bool
+        Whether the processor rounds to bfloat16 in one instruction (AVX512-BF16).
     tuning : Tuning
         The sizes and limits that kernels are generated with: by default, the values for
         processors with such vectors of any maker.
@@ -56,6 +58,7 @@ class CPU:
     cores: int
     bfloat16: bool = field(default=False, repr=False)
     tiles: bool = field(default=False, repr=False)
+    rounds: bool = field(default=False, repr=False)
     # None stands for the row of these lanes and registers, which __post_init__ sets.
     tuning: Tuning = field(default=None, repr=False)  # type: ignore[assignment]
 
@@ -98,8 +101,9 @@ class CPU:
         if cores < 0:
             raise ValueError(f"num-cores of the target must be positive, but it is {cores}")
         row = next(row for row in ROWS if _fits(row, target))
-        has_pairs = row.multiplies_pairs and _has(target, "avx512bf16")
-        return CPU(row.lanes, row.registers, cores, has_pairs, _has_tiles(row, target), row)
+        has_pairs = row.lanes == 16 and _has(target, "avx512bf16")
+        multiplies, has_tiles = has_pairs and row.multiplies_pairs, _has_tiles(row, target)
+        return CPU(row.lanes, row.registers, cores, multiplies, has_tiles, has_pairs, row)
 
 
 def host() -> tvm.target.Target:

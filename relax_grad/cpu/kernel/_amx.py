@@ -68,8 +68,8 @@ def begin(rows: Extent = ROWS) -> None:
 def clear(sums: tirx.Buffer, rows: Extent = ROWS, start: Extent = 0) -> None:
     """Emit the sums of nothing.
 
-    ``sums`` is a buffer of float32 that has them, ``[row][32]``, from ``start`` on. Between this
-    function and :func:`store`, they are in tiles or in the buffer.
+    ``sums`` is a buffer of float32 that has them, ``[row][32]`` for 32 rows, from ``start`` on.
+    Between this function and :func:`store`, they are in tiles or in the buffer.
     """
     _call("clear", _at(sums, start), _long(rows))
 
@@ -169,25 +169,36 @@ def _real_product(rows: int, columns: int) -> str:
     return "\n".join(lines)
 
 
-def _emulated_product(rows: int, columns: int) -> str:
-    """Return a function that adds the product of some rows to sums, with vectors."""
-    name = f"relax_grad_tiles_rows{rows}{columns}"
-    cells = [(i, j) for i in range(rows) for j in range(columns)]
+#: The rows that are emulated at once: their sums fit in the registers of AVX-512.
+_EMULATED_ROWS = 4
+
+
+def _emulated_product() -> str:
+    """Return the function that adds the product of four rows to sums, with vectors.
+
+    TVM inlines all functions of this text, so that there is one, for all shapes: rows that do not
+    exist repeat the last one, and so does a second vector of columns. Their sums are not read.
+    """
+    cells = [(i, j) for i in range(_EMULATED_ROWS) for j in range(2)]
     both = [(i, j, odd) for i, j in cells for odd in (0, 1)]
     lines = [
-        f"define linkonce_odr hidden void @{name}(ptr %sums, ptr %a, i64 %pitch, ptr %b, "
-        "i64 %width, i64 %steps) alwaysinline nounwind {",
+        "define linkonce_odr hidden void @relax_grad_tiles_rows(ptr %sums, ptr %a, i64 %pitch, "
+        "i64 %last, ptr %b, i64 %width, i64 %second, i64 %steps) alwaysinline nounwind {",
         "entry:",
     ]
+    for i in range(_EMULATED_ROWS):
+        lines += [
+            f"  %own{i} = call i64 @llvm.umin.i64(i64 {i}, i64 %last)",
+            f"  %skip{i} = mul i64 %pitch, %own{i}",
+            f"  %line{i} = getelementptr i8, ptr %a, i64 %skip{i}",
+        ]
     for i, j in cells:
         lines.append(f"  %at{i}{j} = getelementptr float, ptr %sums, i64 {i * COLUMNS + j * LANES}")
         lines.append(f"  %old{i}{j} = load <16 x float>, ptr %at{i}{j}, align 4")
     lines += ["  br label %outer", "outer:"]
     lines.append("  %i = phi i64 [0, %entry], [%i.next, %sum]")
     for i, j in cells:
-        lines.append(
-            f"  %c{i}{j} = phi <16 x float> [%old{i}{j}, %entry], [%new{i}{j}, %sum]"
-        )
+        lines.append(f"  %c{i}{j} = phi <16 x float> [%old{i}{j}, %entry], [%new{i}{j}, %sum]")
     lines += ["  %first = mul i64 %i, 16", "  br label %inner", "inner:"]
     lines.append("  %k = phi i64 [0, %outer], [%k.next, %inner]")
     for i, j, odd in both:
@@ -198,21 +209,19 @@ def _emulated_product(rows: int, columns: int) -> str:
     lines += [
         "  %pair = add i64 %first, %k",
         "  %row = mul i64 %pair, %width",
-        "  %from = getelementptr i8, ptr %b, i64 %row",
+        "  %b0 = getelementptr i8, ptr %b, i64 %row",
+        "  %b1 = getelementptr i8, ptr %b0, i64 %second",
     ]
-    for j in range(columns):
+    for j in range(2):
         lines += [
-            f"  %b{j} = getelementptr i8, ptr %from, i64 {64 * j}",
             f"  %bits{j} = load <16 x i32>, ptr %b{j}, align 4",
             f"  %even{j} = shl <16 x i32> %bits{j}, splat (i32 16)",
             f"  %odd{j} = and <16 x i32> %bits{j}, splat (i32 -65536)",
             f"  %f{j}0 = bitcast <16 x i32> %even{j} to <16 x float>",
             f"  %f{j}1 = bitcast <16 x i32> %odd{j} to <16 x float>",
         ]
-    for i in range(rows):
+    for i in range(_EMULATED_ROWS):
         lines += [
-            f"  %skip{i} = mul i64 %pitch, {i}",
-            f"  %line{i} = getelementptr i8, ptr %a, i64 %skip{i}",
             f"  %place{i} = getelementptr i32, ptr %line{i}, i64 %pair",
             f"  %a{i} = load i32, ptr %place{i}, align 2",
             f"  %low{i} = shl i32 %a{i}, 16",
@@ -228,7 +237,7 @@ def _emulated_product(rows: int, columns: int) -> str:
         lines += [
             f"  %u{i}{j}{odd} = call <16 x float> @llvm.fma.v16f32(<16 x float> %s{i}{odd}, "
             f"<16 x float> %f{j}{odd}, <16 x float> %t{i}{j}{odd})"
-            for j in range(columns)
+            for j in range(2)
             for odd in (0, 1)
         ]
     lines += [
@@ -250,34 +259,23 @@ def _emulated_product(rows: int, columns: int) -> str:
     return "\n".join([*lines, "  ret void", "}"])
 
 
-#: The rows that are emulated at once: their sums fit in the registers of AVX-512.
-_EMULATED_ROWS = 4
-
-
-def _emulated_loop(columns: int) -> str:
-    """Return the blocks that emulate all rows of a product."""
-    parts, rest = f"rows{columns}", f"rest{columns}"
-
-    def loop(name: str, rows: int, entry: str, start: str, end: str, after: str) -> list[str]:
-        return [
-            f"{name}:",
-            f"  %{name}.i = phi i64 [{start}, %{entry}], [%{name}.next, %{name}.do]",
-            f"  %{name}.next = add nuw i64 %{name}.i, {rows}",
-            f"  %{name}.more = icmp ule i64 %{name}.next, {end}",
-            f"  br i1 %{name}.more, label %{name}.do, label %{after}",
-            f"{name}.do:",
-            f"  %{name}.skip = mul i64 %{name}.i, %pitch",
-            f"  %{name}.a = getelementptr i8, ptr %a, i64 %{name}.skip",
-            f"  %{name}.sum = mul i64 %{name}.i, {4 * COLUMNS}",
-            f"  %{name}.c = getelementptr i8, ptr %sums, i64 %{name}.sum",
-            f"  call void @relax_grad_tiles_rows{rows}{columns}(ptr %{name}.c, ptr %{name}.a, "
-            "i64 %pitch, ptr %b, i64 %width, i64 %steps)",
-            f"  br label %{name}",
-        ]
-
-    lines = loop(parts, _EMULATED_ROWS, "emulated", "0", "%rows", rest)
-    lines += loop(rest, 1, parts, f"%{parts}.i", "%rows", "end")
-    return "\n".join(lines)
+_EMULATED_LOOP = f"""
+  %offset = sub i64 %columns, 1
+  %second = mul i64 %offset, 64
+  br label %each
+each:
+  %r = phi i64 [0, %emulated], [%r.next, %each]
+  %r.left = sub i64 %rows, %r
+  %r.last = sub i64 %r.left, 1
+  %r.skip = mul i64 %r, %pitch
+  %r.a = getelementptr i8, ptr %a, i64 %r.skip
+  %r.sum = mul i64 %r, {4 * COLUMNS}
+  %r.c = getelementptr i8, ptr %sums, i64 %r.sum
+  call void @relax_grad_tiles_rows(ptr %r.c, ptr %r.a, i64 %pitch, i64 %r.last, ptr %b, i64 %width,
+                                   i64 %second, i64 %steps)
+  %r.next = add nuw i64 %r, {_EMULATED_ROWS}
+  %r.more = icmp ult i64 %r.next, %rows
+  br i1 %r.more, label %each, label %end"""
 
 
 def _configuration() -> str:
@@ -334,7 +332,7 @@ declare i64 @llvm.usub.sat.i64(i64, i64)
 declare i64 @llvm.umax.i64(i64, i64)
 
 ; 0: not asked yet, 1: the process may use the tiles, 2: it may not, or there are none.
-@relax_grad_tiles_state = linkonce_odr hidden global i32 0, align 4
+@relax_grad_tiles_state = internal global i32 0, align 4
 
 define linkonce_odr hidden i32 @relax_grad_tiles_ask() alwaysinline nounwind {{
 entry:
@@ -437,10 +435,7 @@ end:
   ret i32 0
 }}
 
-{_emulated_product(_EMULATED_ROWS, 2)}
-{_emulated_product(_EMULATED_ROWS, 1)}
-{_emulated_product(1, 2)}
-{_emulated_product(1, 1)}
+{_emulated_product()}
 
 define linkonce_odr hidden i32 @relax_grad_tiles_add(ptr %sums, ptr %a, i64 %pitch, ptr %b,
     i64 %width, i64 %steps, i64 %rows, i64 %columns) alwaysinline nounwind {{
@@ -462,15 +457,7 @@ real:
 {_real_product(2, 1)}
 {_real_product(1, 2)}
 {_real_product(1, 1)}
-emulated:
-  %single = icmp eq i64 %columns, 1
-  br i1 %single, label %rows1.entry, label %rows2.entry
-rows1.entry:
-  br label %rows1
-rows2.entry:
-  br label %rows2
-{_emulated_loop(1).replace("%emulated]", "%rows1.entry]")}
-{_emulated_loop(2).replace("%emulated]", "%rows2.entry]")}
+emulated:{_EMULATED_LOOP}
 end:
   ret i32 0
 }}

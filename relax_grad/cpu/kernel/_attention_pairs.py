@@ -21,6 +21,7 @@ from ._attention_spans import Span
 from ._pairs import (
     add_products,
     imported,
+    imported_rounding,
     pairs_across,
     pairs_along,
     rounded_in_order,
@@ -36,7 +37,7 @@ def blocks_for(of: Attention, cpu: CPU, *factors) -> Iterator[Blocks]:
     """Return a frame of statements, and the blocks for them: of tiles or of pairs, if all factors
     are bfloat16 and the CPU multiplies them, or else of elements."""
     if _amx.takes_tiles(cpu, *factors):
-        with _amx.imported(), imported():
+        with _amx.imported(), imported_rounding(cpu):
             yield BlocksOfTiles(of, cpu)
     elif takes_pairs(cpu, *factors):
         with imported():

@@ -59,6 +59,42 @@ define linkonce_odr hidden <16 x float> @relax_grad_round_to_pairs(
 """.replace("LANES", ", ".join(f"i32 {i // 2 + i % 2 * _LANES}" for i in range(2 * _LANES)))
 
 
+#: The same functions for processors without AVX512-BF16, which do not flush denormal numbers.
+_ROUNDED = """
+define linkonce_odr hidden <16 x i32> @relax_grad_rounded(<16 x float> %x) alwaysinline nounwind {
+  %bits = bitcast <16 x float> %x to <16 x i32>
+  %high = lshr <16 x i32> %bits, splat (i32 16)
+  %odd = and <16 x i32> %high, splat (i32 1)
+  %half = add <16 x i32> %odd, splat (i32 32767)
+  %sum = add <16 x i32> %bits, %half
+  %rounded = lshr <16 x i32> %sum, splat (i32 16)
+  %is_nan = fcmp uno <16 x float> %x, zeroinitializer
+  %quiet = or <16 x i32> %high, splat (i32 64)
+  %result = select <16 x i1> %is_nan, <16 x i32> %quiet, <16 x i32> %rounded
+  ret <16 x i32> %result
+}
+define linkonce_odr hidden <16 x float> @relax_grad_round_in_order(
+    <16 x float> %low, <16 x float> %high) alwaysinline nounwind {
+  %first = call <16 x i32> @relax_grad_rounded(<16 x float> %low)
+  %second = call <16 x i32> @relax_grad_rounded(<16 x float> %high)
+  %short = trunc <16 x i32> %first to <16 x i16>
+  %others = trunc <16 x i32> %second to <16 x i16>
+  %both = shufflevector <16 x i16> %short, <16 x i16> %others, <32 x i32> <IN ORDER>
+  %result = bitcast <32 x i16> %both to <16 x float>
+  ret <16 x float> %result
+}
+define linkonce_odr hidden <16 x float> @relax_grad_round_to_pairs(
+    <16 x float> %low, <16 x float> %high) alwaysinline nounwind {
+  %first = call <16 x i32> @relax_grad_rounded(<16 x float> %low)
+  %second = call <16 x i32> @relax_grad_rounded(<16 x float> %high)
+  %shifted = shl <16 x i32> %second, splat (i32 16)
+  %both = or <16 x i32> %first, %shifted
+  %result = bitcast <16 x i32> %both to <16 x float>
+  ret <16 x float> %result
+}
+""".replace("IN ORDER", ", ".join(f"i32 {i}" for i in range(2 * _LANES)))
+
+
 def takes_pairs(cpu: CPU, *factors) -> bool:
     """Tell whether the factors of a product are bfloat16, and the CPU multiplies them."""
     return cpu.bfloat16 and all(isinstance(x, Half) and x.dtype == "bfloat16" for x in factors)
@@ -67,6 +103,12 @@ def takes_pairs(cpu: CPU, *factors) -> bool:
 def imported():
     """Return the frame of statements that may call :func:`add_products`."""
     return T.attr(0, "pragma_import_llvm", _LLVM)
+
+
+def imported_rounding(cpu: CPU):
+    """Return the frame of statements that may call :func:`rounded_in_order` and
+    :func:`rounded_to_pairs`."""
+    return imported() if cpu.rounds else T.attr(0, "pragma_import_llvm", _ROUNDED)
 
 
 def add_products(total, pairs, others):
