@@ -34,6 +34,13 @@ TARGETS = {
 #: A target that multiplies pairs of bfloat16.
 PAIRS = {"avx512bf16": {"kind": "llvm", "mcpu": "znver4", "num-cores": 2}}
 
+#: A target that multiplies tiles of bfloat16: with the unit of processors that have it, on others
+#: with vectors, in the same order.
+TILES = {"amx": {**_AVX512, "mattr": ["+amx-tile", "+amx-bf16"]}}
+
+#: The names of the targets that multiply bfloat16, as parameters of tests.
+HALVES = [*PAIRS, *TILES]
+
 
 def runs_here(name: str) -> bool:
     """Tell whether this machine can execute code compiled for a target."""
@@ -46,8 +53,16 @@ def runs_here(name: str) -> bool:
         "avx512-skylake": ["avx512f", "avx512vl"],
         "avx512": ["avx512f", "avx512vl"],
         "avx512bf16": ["avx512f", "avx512vl", "avx512vnni", "avx512bf16"],
+        "amx": ["avx512f", "avx512vl"],
     }[name]
     return bool(codegen.target_has_features(features, tvm.target.Target(host)))
+
+
+def of_halves(name: str):
+    """Return the target of one of :data:`HALVES`; skip the test if this machine cannot run it."""
+    if not runs_here(name):
+        pytest.skip(f"this machine has no {name if name in PAIRS else 'AVX-512'}")
+    return tvm.target.Target((PAIRS | TILES)[name])
 
 
 #: The target with the widest vectors of this machine; None for another kind of processor.

@@ -26,6 +26,7 @@ from . import builder as b
 from ._amx_lines import Lines, elements_of
 from ._chunks import share, unless_empty, whole_or_rest
 from ._pack import channels_of_taps
+from ._pairs import only_first
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from .convolution import Conv2d
 from .gathering import Axis
@@ -98,8 +99,7 @@ class ConvWeightTiles:
         self.row = (ceil_div(self.images * self.depth, _ELEMENTS) | 1) * _ELEMENTS
         self.reads = self.lines + self.rows.span - 1
         self.line = ceil_div(self.pitch, _ELEMENTS) * _ELEMENTS + self.columns.span + 1
-        # Tiles of the last row read a tile beyond it.
-        self.plane = self.reads * (self.pitch // 2) + _amx.STEPS
+        self.plane = self.reads * (self.pitch // 2)
         self.image = len(self.rows.remainders) * self.plane * _INS
 
     def emit(self, dy, x, dw) -> None:
@@ -109,19 +109,18 @@ class ConvWeightTiles:
 
     def _divided(self, dy, x, dw) -> None:
         """Emit the loop over threads, each with a range of input and of output channels."""
-        by_in, by_out = self._parts()
+        conv, (by_in, by_out) = self.conv, self._parts()
         each_in, each_out = ceil_div(self.in_blocks, by_in), ceil_div(self.out_blocks, by_out)
-        with b.parallel(0, self.conv.groups * by_in * by_out) as part:
-            group = bind(part // (by_in * by_out)) if self.conv.groups > 1 else const(0)
+        with b.parallel(0, conv.groups * by_in * by_out) as part:
+            group = bind(part // (by_in * by_out)) if conv.groups > 1 else const(0)
             ins = share(bind(part // by_out % by_in), by_in, self.in_blocks)
             outs = share(bind(part % by_out), by_out, self.out_blocks)
             sums = b.scratch(each_in * each_out * self.taps * _amx.SIZE)
             grads = b.scratch(each_out * _OUTS * self.row + _ELEMENTS, "uint16")
             rows = len(self.rows.remainders) * self.reads * len(self.columns.remainders)
             lines = b.scratch(self.images * rows * _INS * self.line, "uint16")
-            packed = b.scratch(self.images * self.image)
-            # What tiles read beyond the rows of a plane is multiplied by 0.
-            b.clear(packed, const(0), self.images * self.image)
+            tails = self.images * conv.kernel[0] * (_amx.STEPS * _INS)
+            packed = b.scratch(self.images * self.image + tails)
             buffers = (grads, lines, packed, sums)
             with _amx.tiles():
                 self._each_chunk(
@@ -164,6 +163,7 @@ class ConvWeightTiles:
             self._copy_lines(chunk, x, lines, group, i)
             with b.serial(0, self.conv.kernel[1]) as column:
                 self._pack(chunk, lines, packed, column)
+                self._copy_tails(chunk, packed)
                 with b.serial(*outs) as o, b.serial(0, self.conv.kernel[0]) as row:
                     block = bind((i - ins[0]) * number + o - outs[0])
                     tap = row * self.conv.kernel[1] + column
@@ -285,26 +285,65 @@ class ConvWeightTiles:
                         square(bind(k * lanes), lanes)
                 if pairs % lanes:
                     square(const(pairs // lanes * lanes), pairs % lanes)
+                if self.width % 2:
+                    # A window beyond the last one would read the other element.
+                    last = bind(target + (pairs - 1) * _INS + half * lanes)
+                    vectors.store(packed, last, only_first(vectors.load(packed, last)))
+
+    @property
+    def _has_tails(self) -> bool:
+        """Whether the pixels of a chunk may be other than whole tiles."""
+        chunks = {self.lines, self.height % self.lines or self.lines}
+        return any(lines * self.pitch % _ELEMENTS for lines in chunks)
+
+    def _tail(self, m, row):
+        """Return the place of the copy of a tail."""
+        number = m * self.conv.kernel[0] + row
+        return bind(self.images * self.image + number * (_amx.STEPS * _INS))
+
+    def _place(self, m, row):
+        """Return the place of the pairs that the first row of an image reads at a row of the
+        kernel."""
+        j, y = self.rows.place(self.rows.axis.phases[0], row)
+        return bind(m * self.image + (j * self.plane + y * (self.pitch // 2)) * _INS)
+
+    def _copy_tails(self, chunk: _Chunk, packed) -> None:
+        """Emit the copies of the pairs after the last whole tile, with zeros after them: what
+        follows in memory are elements that other rows of the kernel read, which 0 may not be
+        multiplied by."""
+        if not self._has_tails:
+            return
+        size, vectors = bind(chunk.lines * self.pitch), self.vectors
+        whole = bind(size // _ELEMENTS * _amx.STEPS)
+        left = bind(size // 2 - whole)
+        with b.serial(0, chunk.images) as m, b.serial(0, self.conv.kernel[0]) as row:
+            source, target = self._place(m, row), self._tail(m, row)
+            with b.serial(0, _amx.STEPS) as p, b.serial(0, _INS // vectors.lanes) as v:
+                at = bind(p * _INS + v * vectors.lanes)
+                exists = bind(tirx.Select(p < left, const(vectors.lanes), const(0)))
+                vector = vectors.load(packed, bind(source + whole * _INS + at), exists)
+                vectors.store(packed, target + at, vector)
 
     def _add(self, chunk: _Chunk, grads: tuple, packed, sums: tuple, row) -> None:
         """Emit the product of a tap for a block of output and of input channels."""
         (total, at), (buffer, start) = sums, grads
-        j, y = self.rows.place(self.rows.axis.phases[0], row)
-        steps = bind(ceil_div(chunk.lines * self.pitch, _ELEMENTS))
+        size = bind(chunk.lines * self.pitch)
+        whole = bind(size // _ELEMENTS)
+        tail = bind(ceil_div(size, _ELEMENTS) - whole)
         b.either(
             chunk.is_first,
             lambda: _amx.clear(total, start=at),
             lambda: _amx.load(total, start=at),
         )
-        with b.serial(0, chunk.images) as m:
-            place = bind(m * self.image + (j * self.plane + y * (self.pitch // 2)) * _INS)
-            _amx.add(
-                total,
-                (buffer, bind(start + m * self.depth), 2 * self.row),
-                (packed, place, 4 * _INS),
-                steps,
-                start=at,
-            )
+        with b.serial(0, chunk.images) as m, b.serial(0, 2 if self._has_tails else 1) as part:
+            place, steps, first = self._place(m, row), whole, bind(start + m * self.depth)
+            if self._has_tails:
+                is_tail = tirx.EQ(part, const(1))
+                place = bind(tirx.Select(is_tail, self._tail(m, row), place))
+                steps = bind(tirx.Select(is_tail, tail, whole))
+                first = bind(first + part * whole * _ELEMENTS)
+            grad = buffer, first, 2 * self.row
+            _amx.add(total, grad, (packed, place, 4 * _INS), steps, start=at)
         _amx.store(total, start=at)
 
     def _finish(self, sums, block, dw, group, blocks: tuple) -> None:

@@ -23,7 +23,7 @@ from attentions import (
     with_generator,
 )
 from hypothesis import given
-from machines import PAIRS, at, compile_kernels, largest_error, runs_here
+from machines import HALVES, PAIRS, at, compile_kernels, largest_error, of_halves
 from sweep import at_length, batches
 
 from relax_grad.cpu.kernel.attention import attention
@@ -33,13 +33,18 @@ from relax_grad.cpu.target import CPU
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
 
-pytestmark = pytest.mark.skipif(
-    not runs_here("avx512bf16"), reason="this machine has no avx512bf16"
-)
+pytestmark = pytest.mark.usefixtures("halves")
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TARGET = tvm.target.Target(PAIRS["avx512bf16"])
 RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(params=HALVES)
+def halves(request, monkeypatch):
+    """Compile for a target that multiplies pairs, or tiles."""
+    monkeypatch.setitem(globals(), "TARGET", of_halves(request.param))
+
 
 #: Sizes, symbolic extents, axes of the bias, attributes, tensors with the heads first, and those
 #: with the features before the positions.
@@ -63,6 +68,11 @@ MORE_CASES = [
     *HEADS_FIRST[:2],
     *TURNED,
 ]
+
+
+def product_of(cpu: CPU) -> str:
+    """Return the name of the function that adds products of pairs, or of tiles."""
+    return "relax_grad_tiles_add" if cpu.tiles else "add_pairs"
 
 
 def drawn_arrays(shapes: Sequence, names: dict) -> list[np.ndarray]:
@@ -142,7 +152,7 @@ def run(functions: Sequence, arguments: Sequence, shapes: Sequence) -> list[list
     library = compile_kernels({f"f{i}": function for i, function in enumerate(functions)}, TARGET)
     results = []
     for i, (arrays, extents) in enumerate(zip(arguments, shapes, strict=True)):
-        assert "add_pairs" in functions[i].script() or "relax_grad_tiles_add" in functions[i].script()
+        assert product_of(CPU.of(TARGET)) in functions[i].script()
         outputs = [tvm.runtime.tensor(np.full(shape, np.nan, "float32")) for shape in extents]
         library[f"f{i}"](*map(tvm.runtime.tensor, arrays), *outputs)
         results.append([output.numpy() for output in outputs])
@@ -305,7 +315,8 @@ def test_only_operands_of_bfloat16_are_pairs():
     def script(dtypes: Sequence[str], cpu: CPU = cpu) -> str:
         return stored_as([*dtypes, "float32"], 1, lambda: attention(of, shapes[:-1], cpu)).script()
 
-    assert "add_pairs" in script(["bfloat16"] * 3)
-    assert "add_pairs" not in script(["bfloat16"] * 3, replace(cpu, bfloat16=False))
-    assert "add_pairs" not in script(["float16"] * 3)
+    name = product_of(cpu)
+    assert name in script(["bfloat16"] * 3)
+    assert name not in script(["bfloat16"] * 3, replace(cpu, bfloat16=False, tiles=False))
+    assert name not in script(["float16"] * 3)
     assert "add_pairs" not in script(["bfloat16", "bfloat16", "float32"])

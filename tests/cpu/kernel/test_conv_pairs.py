@@ -14,7 +14,7 @@ import tvm
 from convolutions import expected
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from machines import PAIRS, at, compile_kernels, largest_error, runs_here
+from machines import HALVES, PAIRS, at, compile_kernels, largest_error, of_halves
 from tvm import tirx
 
 from relax_grad.cpu.kernel.conv import conv2d, conv2d_backward_data, conv3d, conv3d_backward_data
@@ -24,13 +24,18 @@ from relax_grad.cpu.kernel.convolution import Conv2d, Conv3d, Windows
 from relax_grad.cpu.kernel.halves import stored_as
 from relax_grad.cpu.target import CPU
 
-pytestmark = pytest.mark.skipif(
-    not runs_here("avx512bf16"), reason="this machine has no avx512bf16"
-)
+pytestmark = pytest.mark.usefixtures("halves")
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TARGET = tvm.target.Target(PAIRS["avx512bf16"])
 RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(params=HALVES)
+def halves(request, monkeypatch):
+    """Compile for a target that multiplies pairs, or tiles."""
+    monkeypatch.setitem(globals(), "TARGET", of_halves(request.param))
+
 
 #: The operands and the result of a kernel.
 FORWARD = ("data", "weight", "out")
@@ -151,12 +156,17 @@ def test_results_do_not_depend_on_the_threads(make, names):
 
 
 @pytest.mark.parametrize("make", [conv_weight, conv_stem])
-def test_infinite_numbers_reach_only_their_taps(make):
-    """Elements beside a row, and those that the next window alone reads, are not multiplied
-    by 0."""
-    conv = Conv2d(1, 3, 5, (3, 7), (3, 3), (1, 1), (1, 1, 1, 1))
+@pytest.mark.parametrize("channels", [(3, 5), (17, 18)])
+@pytest.mark.parametrize("size", [(3, 7), (4, 32), (5, 31)])
+def test_infinite_numbers_reach_only_their_taps(make, channels, size):
+    """Elements beside a row, those that the next window alone reads, and those of the next rows are
+    not multiplied by 0."""
+    if make is conv_stem and channels[0] > 3:
+        pytest.skip("this kernel is for few channels")
+    conv = Conv2d(1, *channels, size, (3, 3), (1, 1), (1, 1, 1, 1))
     data, out = (np.ones(shape, BFLOAT16) for shape in (conv.data_shape, conv.out_shape))
     data[0, 0, 0, -1] = out[0, 0, 2, 0] = np.inf
+    data[0, 1, -1, 0] = np.nan
     function = compile_kernels({"f": kernel(make, conv)}, TARGET)["f"]
     result = run(function, [out, data], conv.weight_shape)
     wide = {"out": out.astype("float32"), "data": data.astype("float32")}
@@ -165,10 +175,11 @@ def test_infinite_numbers_reach_only_their_taps(make):
 
 @pytest.mark.parametrize(("make", "_"), IMAGES)
 def test_other_dtypes(make, _):
-    """Kernels of other operands than two of bfloat16 do not multiply pairs."""
-    conv, cpu = Conv2d(1, 4, 4, (5, 5), (3, 3)), CPU.of(TARGET)
+    """Kernels of other operands than two of bfloat16 multiply neither pairs nor tiles."""
+    conv, cpu = Conv2d(1, 16, 16, (5, 5), (3, 3)), CPU.of(TARGET)
+    name = "relax_grad_tiles_add" if cpu.tiles else "add_pairs"
     for dtypes in (("float16", "float16"), ("bfloat16", "float32")):
         mixed = stored_as((*dtypes, "float32"), 1, lambda: make(conv, cpu))
-        assert "add_pairs" not in mixed.script()
-    assert "add_pairs" in kernel(make, conv).script()
-    assert "add_pairs" not in kernel(make, conv, bfloat16=False).script()
+        assert name not in mixed.script()
+    assert name in kernel(make, conv).script()
+    assert name not in kernel(make, conv, bfloat16=False, tiles=False).script()
