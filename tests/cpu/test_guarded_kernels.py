@@ -10,7 +10,8 @@ import tvm
 import tvm.tirx.script.builder as T
 from denormals import CAN_TELL, computes_with_denormals
 from guard_kernels import run_guarded_kernels
-from machines import PAIRS, TARGETS, WIDEST, runs_here
+from machines import HALVES as TARGETS_OF_HALVES
+from machines import TARGETS, WIDEST, runs_here
 from sweep import share_of_each
 from tvm import tirx
 
@@ -111,7 +112,7 @@ def test_some_kernels_in_half_precision(dtype):
     assert run_guarded_kernels(WIDEST, IN_HALVES[dtype][first :: 2 * SOME], dtype) == []
 
 
-@pytest.mark.parametrize("target", PAIRS)
+@pytest.mark.parametrize("target", TARGETS_OF_HALVES)
 def test_products_of_pairs(target):
     if not runs_here(target):
         pytest.skip(f"this machine has no {target}")
@@ -120,21 +121,21 @@ def test_products_of_pairs(target):
     assert run_guarded_kernels(target, numbers, "bfloat16") == []
 
 
-@pytest.mark.parametrize("target", PAIRS)
+@pytest.mark.parametrize("target", TARGETS_OF_HALVES)
 def test_some_convolutions_of_pairs(target):
     if not runs_here(target):
         pytest.skip(f"this machine has no {target}")
     assert run_guarded_kernels(target, CONVOLUTIONS[:: SOME // 2], "bfloat16") == []
 
 
-@pytest.mark.parametrize("target", PAIRS)
+@pytest.mark.parametrize("target", TARGETS_OF_HALVES)
 def test_recurrent_layers_of_pairs(target):
     if not runs_here(target):
         pytest.skip(f"this machine has no {target}")
     assert run_guarded_kernels(target, RECURRENCES[::3], "bfloat16") == []
 
 
-@pytest.mark.parametrize("target", PAIRS)
+@pytest.mark.parametrize("target", TARGETS_OF_HALVES)
 def test_some_attention_of_pairs(target):
     if not runs_here(target):
         pytest.skip(f"this machine has no {target}")
@@ -142,7 +143,7 @@ def test_some_attention_of_pairs(target):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", PAIRS)
+@pytest.mark.parametrize("target", TARGETS_OF_HALVES)
 @pytest.mark.parametrize("numbers", [CONVOLUTIONS, ATTENTIONS], ids=["convolutions", "attention"])
 def test_all_convolutions_and_attention_of_pairs(target, numbers):
     if not runs_here(target):

@@ -26,7 +26,7 @@ from denormals import computes_with_denormals
 from guard_memory import Place, Workspaces, repeated
 from kernel_case import KernelCall, KernelCase, kernel_of
 from kernel_cases import cases
-from machines import PAIRS, TARGETS, compile_kernels
+from machines import PAIRS, TARGETS, TILES, compile_kernels
 from processes import run_guard
 
 #: The fill byte around the tensors, and initially in outputs and workspaces.
@@ -223,7 +223,7 @@ def _check(runner: _Runner) -> int:
 
 def main(name: str, numbers: Sequence[int], dtype: str) -> None:
     """Check the cases of these numbers for the named target, with floats of a dtype."""
-    target = tvm.target.Target((TARGETS | PAIRS)[name])
+    target = tvm.target.Target((TARGETS | PAIRS | TILES)[name])
     known: list[KernelCase] = cases()
     chosen = [known[number] for number in numbers]
     calls = [kernel_of(case, target, batch, dtype) for case in chosen for batch in (_STATIC, None)]

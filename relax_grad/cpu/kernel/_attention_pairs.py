@@ -227,10 +227,10 @@ class BlocksOfTiles(BlocksOfPairs):
         the vectors of a row.
         """
         (rows, wide), sums = size, _amx.scratch()
-        places = [(buffer, at, as_expr(4 * pitch)) for buffer, at, pitch in (a, panel)]
+        left, right = ((buffer, at, as_expr(4 * pitch)) for buffer, at, pitch in (a, panel))
         with _amx.tiles():
             _amx.clear(sums, rows)
-            _amx.add(sums, *places, steps, rows, wide)
+            _amx.add(sums, left, right, steps, rows, wide)
             _amx.store(sums, rows)
         lanes = self.vectors.lanes
         with b.serial(0, rows) as i:

@@ -13,7 +13,6 @@ target elements read are neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -25,7 +24,7 @@ from ._amx_lines import Lines, elements_of
 from ._pairs import bits_of, joined
 from ._stealing import shared
 from ._vectors import interleaved
-from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
+from .builder import Vectors, bind, ceil_div, const
 from .epilogue import biases_from
 from .gathering import Gathering, Taps
 
@@ -263,9 +262,7 @@ class ConvTiles:
                     plane = (image * g.targets + v) * (g.rows.target * g.columns.target)
                     to = _Target(target, bind(plane), first, lines, phase)
                     at = bind((image % g.groups * self.blocks + block) * self._weights)
-                    tall = bind(
-                        tirx.Select(channels > _amx.ROWS // 2, const(_amx.ROWS), const(16))
-                    )
+                    tall = bind(tirx.Select(channels > _amx.ROWS // 2, const(_amx.ROWS), const(16)))
                     shape = (tall if self.height > 16 else const(16)), wide
                     self._columns(planes, (tiles, at), sums, pixel, down, shape, channels, to)
 
@@ -279,7 +276,9 @@ class ConvTiles:
         """Emit the sums of a tile for each phase of the columns."""
         with b.serial(0, len(self.g.columns.phases)) as phase:
             start = bind(phase * _amx.SIZE) if self._kept > 1 else const(0)
-            self._sum(planes, weights, (sums, start), pixel, down, self.g.columns.taps(phase), shape)
+            self._sum(
+                planes, weights, (sums, start), pixel, down, self.g.columns.taps(phase), shape
+            )
             if self._kept == 1:
                 self._store(sums, pixel, channels, to, phase)
         if self._kept > 1:
@@ -318,7 +317,9 @@ class ConvTiles:
             row = bind((to.row + line) * rows + to.phase)
             begin = bind(tirx.max(pixel - line * distance, const(0)))
             most = tirx.min(const(self.count), pixel + _amx.COLUMNS - line * distance)
-            number = bind(tirx.max(tirx.Select(row < g.rows.target, most, const(0)) - begin, const(0)))
+            number = bind(
+                tirx.max(tirx.Select(row < g.rows.target, most, const(0)) - begin, const(0))
+            )
             source = bind(line * distance + begin - pixel)
             with b.serial(0, channels) as c:
                 here = bind(source + c * _amx.COLUMNS)
@@ -353,7 +354,7 @@ class ConvTiles:
             parts = [
                 bind(self.vectors.load(sums, here + k + phase * _amx.SIZE)) for phase in (0, 1)
             ]
-            for j, vector in enumerate(interleaved(*parts, lanes)):
+            for j, vector in enumerate(interleaved(parts[0], parts[1], lanes)):
                 exists = bind(tirx.max(const(0), tirx.min(const(lanes), left - j * lanes)))
                 with b.when(exists > 0):
                     at = bind(out + column + j * lanes)

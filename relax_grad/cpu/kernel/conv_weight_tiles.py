@@ -225,19 +225,18 @@ class ConvWeightTiles:
                         to = bind((block * _INS + c) * self.line)
                         channel = bind(i * _INS + c)
                         plane = (chunk.image + m) * conv.in_channels + group * self.ins + channel
-                        here = bind(
-                            plane * stored + line * (rows.axis.apart * columns.axis.stored)
-                        )
+                        here = bind(plane * stored + line * (rows.axis.apart * columns.axis.stored))
                         inside = [line >= 0, line < rows.axis.source]
                         if self.ins % _INS:
                             inside.append(channel < self.ins)
-                        b.either(
-                            tirx.all(*inside),
-                            lambda to=to, here=here, across=across: self._copy_line(
-                                x, here, lines, to, across, length
-                            ),
-                            lambda to=to: b.clear(lines, to, length),
-                        )
+
+                        def copy(to=to, here=here, across=across) -> None:
+                            self._copy_line(x, here, lines, to, across, length)
+
+                        def clear(to=to) -> None:
+                            b.clear(lines, to, length)
+
+                        b.either(tirx.all(*inside), copy, clear)
 
     def _copy_line(self, x, here, lines, to, remainder: int, length: int) -> None:
         """Emit the copy of a row of a channel, with its padding."""
@@ -362,14 +361,13 @@ class ConvWeightTiles:
                         vector = self.vectors.load(sums, bind(at))
                         self.vectors.store(kept, tap * lanes, vector)
                     target = bind((channel + first) * taps)
-                    whole_or_rest(
-                        bind(i * (_INS // lanes) + half),
-                        self.ins,
-                        lanes,
-                        lambda channels, target=target: channels_of_taps(
-                            self.vectors, (kept, const(0)), taps, channels, (dw, target)
-                        ),
-                    )
+
+                    def write(channels: int, target=target) -> None:
+                        source = kept, const(0)
+                        channels_of_taps(self.vectors, source, taps, channels, (dw, target))
+
+                    number = bind(i * (_INS // lanes) + half)
+                    whole_or_rest(number, self.ins, lanes, write)
 
 
 def _ramp(base, own: tirx.Ramp):

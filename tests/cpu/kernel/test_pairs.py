@@ -25,7 +25,6 @@ RNG = np.random.default_rng(0)
 FORMS = list(itertools.product((False, True), repeat=2))
 
 
-
 @pytest.fixture(params=HALVES)
 def halves(request, monkeypatch):
     """Compile for a target that multiplies pairs, or tiles."""
