@@ -109,7 +109,7 @@ def add(
     steps : int or tirx.PrimExpr
         The number of tiles of k.
     rows : int or tirx.PrimExpr
-        The rows: at most those of :func:`begin`, and 16 or these.
+        The rows: at most as many as :func:`begin` was given, and 16 or exactly as many.
     vectors : int or tirx.PrimExpr
         The tiles of columns: 1 or 2.
     start : int or tirx.PrimExpr

@@ -223,8 +223,8 @@ class BlocksOfTiles(BlocksOfPairs):
         """Emit a tile: ``finish(i, v, sums)`` stores vector v of row i.
 
         ``a`` and ``panel`` are a buffer, the offset of the first row, and the distance of rows in
-        elements of float32; ``size`` are the rows, which may be fewer than those of a tile, and
-        the vectors of a row.
+        elements of float32; ``size`` has the rows, which may be fewer than a tile has, and the
+        vectors of a row.
         """
         (rows, wide), sums = size, _amx.scratch()
         left, right = ((buffer, at, as_expr(4 * pitch)) for buffer, at, pitch in (a, panel))

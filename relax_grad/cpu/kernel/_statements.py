@@ -141,7 +141,7 @@ def store(
     value: tirx.PrimExpr,
     bias: tirx.PrimExpr | None = None,
 ) -> None:
-    """Store one element. The bias is that of a buffer in half precision, if it is known."""
+    """Store one element. ``bias`` is added before rounding to half precision, if it is known."""
     if isinstance(buffer, Half):
         buffer.store(index, value, bias)
     else:

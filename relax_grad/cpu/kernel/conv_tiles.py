@@ -4,10 +4,10 @@ A target image is a sum of matrix products, one for each tap: ``target[v, pixel]
 source[r, pixel + offset]``. A task copies the rows of the source that it reads as planes of pairs
 of channels, ``[pair of channels][row][column]``, with their padding. A row of a tile of B is then a
 part of a plane, and a tap is an offset in it: the sums of 32 consecutive pixels, which may be on
-several rows, are computed at once, and those of the columns between two rows are not stored.
+several rows, are computed at once. Sums of columns between two rows are not stored.
 
 Where a target element is a step of several source elements from the next one, each remainder of
-rows and of columns by the step has planes of its own, so that the elements which consecutive
+rows and of columns by the step has separate planes, so that the elements which consecutive
 target elements read are neighbours.
 """
 
@@ -95,7 +95,7 @@ class ConvTiles:
         return ceil_div(count, ceil_div(count, rows))
 
     def _parts(self) -> int:
-        """Return the parts of the target channels, each with tasks of its own."""
+        """Return the parts of the target channels, each with separate tasks."""
         images = self.g.images if isinstance(self.g.images, int) else 8
         wanted = ceil_div(4 * self.cpu.cores, max(1, images * self.row_blocks))
         return min(self.blocks, wanted)

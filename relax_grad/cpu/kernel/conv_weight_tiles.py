@@ -4,12 +4,12 @@ over n, y of dY[n, o, y] X[n, c, y * s + tap * d - p]``.
 Each tap is a matrix product of rows of dY and of columns of X over the pixels of the images, in
 chunks whose copy of X stays in a first-level cache. For a column of the kernel, X is copied as
 ``[row][pair of columns of dY][channel]``: the elements that the columns of dY read, with their
-padding. Its rows are those of dY, so that a row of the kernel is an offset. dY is copied as
-``[channel][row][column]``, padded with zeros to whole tiles. Sums of a chunk are added in tiles to
-those of the chunks before.
+padding. Its rows correspond to the rows of dY, so that a row of the kernel is an offset. dY is
+copied as ``[channel][row][column]``, padded with zeros to whole tiles. Each chunk adds to the sums
+of the chunks before, in tiles.
 
-Each thread computes a range of output and of input channels, as in :mod:`.conv_weight`. The order
-of a sum is that of the images, whatever the number of threads.
+Each thread computes a range of output and of input channels, as in :mod:`.conv_weight`. Images are
+summed in order, whatever the number of threads.
 """
 
 from __future__ import annotations
