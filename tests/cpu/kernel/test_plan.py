@@ -95,6 +95,30 @@ def test_bfloat16_is_multiplied_in_pairs_where_the_processor_can():
     assert not plan(product, cpu_of(ZEN4, bfloat16=True), dtypes=("bfloat16", "float32")).pairs
 
 
+@pytest.mark.parametrize(
+    ("product", "tile", "depth", "reading"),
+    [
+        (Matmul(64, 256, 512), (32, 2), (256, 256), "in place"),
+        (Matmul(64, 256, 515), (32, 2), (272, 144), "copied"),  # two stretches of whole steps
+        (Matmul(64, 256, 512, True), (32, 2), (256, 256), "copied"),
+        (Matmul(16, 12, 30), (16, 1), (16, 16), "copied"),
+    ],
+)
+def test_bfloat16_is_multiplied_in_tiles_where_the_processor_has_them(
+    product, tile, depth, reading
+):
+    cpu = cpu_of(ICE_LAKE, tiles=True, bfloat16=True)
+    own = plan(product, cpu, way="packed", dtypes=("bfloat16", "bfloat16"))
+    assert own.tiles
+    assert not own.pairs
+    packed = own.packed
+    assert (packed.height, packed.vectors) == tile
+    assert (packed.product.depth, packed.stretch) == depth
+    assert packed.reading == reading
+    assert own.lines()["elements"] == "tiles of bfloat16 (AMX)"
+    assert not plan(product, cpu, dtypes=("bfloat16", "float32")).tiles
+
+
 def test_a_first_factor_in_float16_is_copied():
     cpu, product = cpu_of(ZEN4), Matmul(64, 256, 500)
     dtypes = [(name, "float32") for name in ("float32", "float16")]
