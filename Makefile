@@ -13,11 +13,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One stamp for each set of extras; it is stale when what the metadata are made of is newer.
 STAMP := $(VENV)/.installed-
-SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo bench bench-chart bench-passes bench-tir accuracy test test-profile test-slow test-mutants arm web web-tools test-newest test-oldest test-matrix dev torch lint format docs wheels test-wheel new-operator clean distclean
+.PHONY: help demo bench bench-chart bench-passes bench-tir accuracy test test-profile test-slow test-mutants arm cross cross-tools web web-tools test-newest test-oldest test-matrix dev torch lint format docs wheels test-wheel new-operator clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,12 +57,18 @@ web: $(STAMP)test,examples ## build pages in which a CNN learns digits and class
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/examples/test_web_page.py tests/training/test_web_export.py $(ARGS)
 
 web-tools: ## install the Debian packages for web pages where they are missing: clang, lld, nodejs
-	@which clang wasm-ld node > /dev/null || $(SUDO) apt-get install --yes --no-install-recommends clang lld nodejs
+	tests/support/tools.sh web
+
+cross-tools: ## install the Debian compilers and emulators for Cortex-M, AArch64 and RISC-V where they are missing
+	tests/support/tools.sh cross
+
+cross: $(STAMP)test,examples ## train steps without a runtime on Cortex-M7, Cortex-M55, AArch64 and RISC-V, under qemu (after make cross-tools)
+	$(BIN)/python -m pytest tests/static/test_devices.py $(ARGS)
 
 arm: $(STAMP)test,examples,docs ## fetch TVM's runtime for AArch64 and run the tests that need it, under qemu-user
 	$(BIN)/python -m pip install --quiet --upgrade --target build/aarch64 --no-deps --only-binary :all: --platform manylinux_2_28_aarch64 \
 		$$($(BIN)/python -c 'from importlib.metadata import version as v; print(*(f"{n}=={v(n)}" for n in ("apache-tvm", "apache-tvm-ffi")))')
-	$(BIN)/python -m pytest tests/arm $(ARGS)
+	$(BIN)/python -m pytest tests/arm tests/static/test_devices.py $(ARGS)
 
 test-oldest: $(STAMP)matrix ## run the numeric core of the tests with the oldest packages that are supported
 	$(BIN)/python -m nox --reuse-existing-virtualenvs --session oldest -- -n $(WORKERS) $(ARGS)

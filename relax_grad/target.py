@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .cpu.target import CPU, arm, host, wasm, x86_64
+from .cpu.target import CPU, arm, cortex_m, host, riscv64, wasm, x86_64
 
-__all__ = ["CPU", "arm", "host", "wasm", "x86_64"]
+__all__ = ["CPU", "arm", "cortex_m", "host", "riscv64", "wasm", "x86_64"]

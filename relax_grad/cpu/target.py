@@ -19,6 +19,16 @@ X86_64_LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")
 #: The architecture of WebAssembly with addresses of 32 bits, in triples.
 WASM32 = "wasm32"
 
+#: The instruction sets of microcontrollers with a floating-point unit, as triples name them.
+_CORTEX_M = {
+    "cortex-m4": "thumbv7em",
+    "cortex-m7": "thumbv7em",
+    "cortex-m33": "thumbv8m.main",
+    "cortex-m52": "thumbv8.1m.main",
+    "cortex-m55": "thumbv8.1m.main",
+    "cortex-m85": "thumbv8.1m.main",
+}
+
 #: Processors that LLVM compiles for, but does not list.
 _UNLISTED = ("apple-m1", "apple-m2", "apple-m3")
 
@@ -227,6 +237,84 @@ def wasm() -> tvm.target.Target:
             "vector-width": 128,
         }
     )
+
+
+def cortex_m(name: str) -> tvm.target.Target:
+    """Return the target of an ARM microcontroller with a floating-point unit, without an operating
+    system.
+
+    Numbers go to functions in floating-point registers: the C compiler of the program needs
+    ``-mfloat-abi=hard``. ``Trainer.export(folder, runtime="none", target=...)`` writes a step for
+    it.
+
+    Parameters
+    ----------
+    name : str
+        ``"cortex-m4"``, ``"cortex-m7"``, ``"cortex-m33"``, or with the vectors of Helium
+        ``"cortex-m52"``, ``"cortex-m55"`` or ``"cortex-m85"``.
+
+    Raises
+    ------
+    TypeError
+        If the name is not a string.
+    ValueError
+        If there is no such processor.
+
+    Examples
+    --------
+    >>> import relax_grad
+    >>> relax_grad.target.CPU.of(relax_grad.target.cortex_m("cortex-m55"))
+    CPU(lanes=4, registers=16, cores=1)
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, but it is {name!r}")
+    if name not in _CORTEX_M:
+        raise ValueError(f"name must be one of {', '.join(_CORTEX_M)}, but it is {name!r}")
+    return _without_system(
+        f"{_CORTEX_M[name]}-unknown-none-eabihf", name, {"mfloat-abi": "hard", "vector-width": 128}
+    )
+
+
+def riscv64() -> tvm.target.Target:
+    """Return the target of all RISC-V processors of 64 bits with the instructions of ``rv64gc``,
+    with or without an operating system.
+
+    Numbers go to functions in floating-point registers: the C compiler of the program needs
+    ``-mabi=lp64d``. ``Trainer.export(folder, runtime="none", target=...)`` writes a step for it.
+
+    Examples
+    --------
+    >>> import relax_grad
+    >>> relax_grad.target.CPU.of(relax_grad.target.riscv64())
+    CPU(lanes=4, registers=16, cores=1)
+    """
+    extensions = [f"+{extension}" for extension in "mafdc"]
+    return _without_system(
+        "riscv64-unknown-elf", "generic-rv64", {"mattr": extensions, "mabi": "lp64d"}
+    )
+
+
+def _without_system(triple: str, name: str, more: dict) -> tvm.target.Target:
+    return tvm.target.Target(
+        {"kind": "llvm", "mtriple": triple, "mcpu": name, "num-cores": 1, **more}
+    )
+
+
+def check_convention(target: tvm.target.Target) -> None:
+    """Raise an error if LLVM would call functions of the C library by another convention than the
+    C compiler of the target.
+
+    A triple of three parts, such as ``thumbv7em-none-eabihf``, has no environment for LLVM, which
+    takes ``eabihf`` for the operating system.
+    """
+    first, _, rest = str(target.attrs.get("mtriple", "")).partition("-")
+    system = rest.removeprefix("none-")
+    if first.startswith(("arm", "thumb")) and system != rest and "-" not in system:
+        raise ValueError(
+            f"mtriple must have four parts, {first}-unknown-none-{system}, but it is "
+            f"{first}-{rest}, in which LLVM finds no environment, and calls the C library by "
+            'another convention; relax_grad.target.cortex_m("cortex-m55") is a complete target'
+        )
 
 
 def level_of(target: tvm.target.Target) -> str | None:

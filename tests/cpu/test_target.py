@@ -10,7 +10,7 @@ from tvm.target import codegen
 
 import relax_grad
 from relax_grad.cpu import tuning
-from relax_grad.cpu.target import CPU
+from relax_grad.cpu.target import CPU, check_convention
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,39 @@ def test_webassembly_has_vectors_of_128_bits_and_one_core():
 
 
 @pytest.mark.parametrize(
+    ("name", "feature", "lacks"),
+    [
+        ("cortex-m4", "vfp4d16sp", "fp64"),
+        ("cortex-m7", "fp64", "mve"),
+        ("cortex-m33", "fp-armv8d16sp", "fp64"),
+        ("cortex-m52", "mve.fp", "neon"),
+        ("cortex-m55", "mve.fp", "neon"),
+        ("cortex-m85", "mve.fp", "neon"),
+    ],
+)
+def test_microcontrollers_have_floating_point_units(name, feature, lacks):
+    target = relax_grad.target.cortex_m(name)
+    assert CPU.of(target) == CPU(4, 16, 1)
+    assert codegen.target_has_features(feature, target)
+    assert not codegen.target_has_features(lacks, target)
+    check_convention(target)
+
+
+def test_triples_without_an_environment_are_refused():
+    wrong = {"kind": "llvm", "mtriple": "thumbv7em-none-eabihf", "mcpu": "cortex-m7"}
+    with pytest.raises(ValueError, match="thumbv7em-unknown-none-eabihf, but it is thumbv7em-none"):
+        check_convention(tvm.target.Target(wrong))
+    for triple in ("aarch64-linux-gnu", "arm-linux-gnueabihf", "armv7a-none-linux-gnueabihf"):
+        check_convention(tvm.target.Target({"kind": "llvm", "mtriple": triple}))
+
+
+def test_riscv_has_doubles_in_registers():
+    target = relax_grad.target.riscv64()
+    assert codegen.target_has_features("d", target)
+    assert target.attrs["mabi"] == "lp64d"
+
+
+@pytest.mark.parametrize(
     ("level", "cpu"), [("v1", (4, 16)), ("v2", (4, 16)), ("v3", (8, 16)), ("v4", (16, 32))]
 )
 def test_levels_of_x86_64(level, cpu):
@@ -119,6 +152,7 @@ def test_a_target_without_a_processor_has_no_generation(name):
         (lambda t: t.arm("haswell"), "name must be a processor of AArch64, but it is 'haswell'"),
         (lambda t: t.arm("x"), "but it is 'x'; there are "),
         (lambda t: t.arm("cortex-a76", 0), "num_cores must be a positive integer, but it is 0"),
+        (lambda t: t.cortex_m("cortex-m3"), "one of cortex-m4, .* but it is 'cortex-m3'"),
         (lambda t: t.x86_64("v5"), "level must be one of v1, v2, v3, v4, but it is 'v5'"),
         (lambda t: t.x86_64("v3", -1), "num_cores must be a positive integer, but it is -1"),
     ],

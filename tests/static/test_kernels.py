@@ -1,7 +1,6 @@
 """The workspace and the machine code of lowered kernels."""
 
 import pytest
-import tvm
 from tvm import relax, tirx
 from tvm.script import tirx as T
 
@@ -47,16 +46,12 @@ def test_object_files_for_other_processors():
     """The formats and machines, by the first bytes of the files."""
     kernels = convolution()
     assert max(workspaces(lowered_kernels(kernels, TARGET)).values()) > 0
-    for options, start in (
-        ({"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}, (b"\x7fELF\x02", 183)),
-        ({"mtriple": "thumbv8.1m.main-none-eabi", "mcpu": "cortex-m55"}, (b"\x7fELF\x01", 40)),
-        (
-            {"mtriple": "riscv64-unknown-elf", "mattr": ["+m", "+a", "+f", "+d", "+c"]},
-            (b"\x7fELF\x02", 243),
-        ),
-        ({"mtriple": "wasm32-unknown-unknown-wasm", "mattr": ["+simd128"]}, (b"\0asm", None)),
+    for target, start in (
+        (relax_grad.target.arm("cortex-a76", 1), (b"\x7fELF\x02", 183)),
+        (relax_grad.target.cortex_m("cortex-m55"), (b"\x7fELF\x01", 40)),
+        (relax_grad.target.riscv64(), (b"\x7fELF\x02", 243)),
+        (relax_grad.target.wasm(), (b"\0asm", None)),
     ):
-        target = tvm.target.Target({"kind": "llvm", "num-cores": 1, **options})
         data = object_file(lowered_kernels(kernels, target), target)
         assert data.startswith(start[0])
         if start[1] is not None:

@@ -220,6 +220,13 @@ def _of_compilation() -> Iterator[BadCall]:
                     "num_cores must be an integer",
                 )
         yield _bad(
+            "target.cortex_m",
+            f"a name, {what}",
+            lambda v=value: target.cortex_m(v),
+            TypeError,
+            "name must be a string",
+        )
+        yield _bad(
             "pipeline",
             f"symbol_prefix, {what}",
             lambda v=value: relax_grad.pipeline(symbol_prefix=v),
