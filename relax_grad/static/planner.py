@@ -9,7 +9,6 @@ import tvm
 from tvm import relax, tirx
 
 from ..cpu.pipeline import pipeline
-from ..cpu.target import check_convention
 from ..ir.compat import dtype_of, structural_equal
 from ._reader import Constants, Entry, read
 from .kernels import lowered_kernels, workspaces
@@ -42,10 +41,9 @@ def plan(
     Raises
     ------
     ValueError
-        If a function is no list of calls of kernels, or the triple of an ARM microcontroller is
-        incomplete. The message names the obstacle and the way out.
+        If a function is no list of calls of kernels. The message names the obstacle and the way
+        out.
     """
-    check_convention(target)
     places, constants = _places(state), Constants()
     kernels = _Kernels()
     functions: list[Function] = []

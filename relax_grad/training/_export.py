@@ -99,11 +99,18 @@ def _no_target(target: object, error: ValueError) -> ValueError:
     )
 
 
+#: The arguments that only exports without a runtime take, and the reasons.
+_ONLY_STATIC = {
+    "extents": "TVM's runtime takes any extents",
+    "memory": "TVM's runtime allocates memory; relax_grad.training.memory_of tells how much",
+}
+
+
 def is_without_runtime(
     runtime: object,
     target: tvm.target.Target | str | Mapping | Sequence | None,
     compiler: object,
-    extents: object,
+    sizes: Mapping[str, object],
     options: Mapping[str, object] | None,
 ) -> bool:
     """Return whether a step is exported without a runtime, or raise an error for arguments that do
@@ -111,8 +118,9 @@ def is_without_runtime(
     if runtime not in ("tvm", "none"):
         raise ValueError(f'runtime must be "tvm" or "none", but it is {runtime!r}')
     if runtime == "tvm" and not is_for_pages(target):
-        if extents:
-            raise ValueError('extents is for runtime="none": TVM\'s runtime takes any extents')
+        for name, reason in _ONLY_STATIC.items():
+            if sizes[name] is not None:
+                raise ValueError(f'{name} is for runtime="none": {reason}')
         return False
     if compiler is not None and not is_for_pages(target):
         raise ValueError(

@@ -14,6 +14,7 @@ from pathlib import Path
 import tvm
 
 from .._validation import check_integer
+from ..cpu.target import check_convention
 from ..ir.compat import dtype_of
 from ..ir.index_ranges import IndexRange
 from ..ir.signature import GROUPS, MODEL_GROUPS
@@ -37,6 +38,7 @@ def static_plan(
     step: TrainStep,
     target: tvm.target.Target | str | Mapping | None = None,
     extents: Extents = (),
+    memory: int | None = None,
 ) -> Plan:
     """Return the static plan of a step: the places of its tensors and its calls of kernels.
 
@@ -51,6 +53,8 @@ def static_plan(
     extents : Mapping[str, int] or Sequence[Mapping[str, int]]
         The values of symbolic extents by their names: ``{"batch": 32}``. Several mappings, such as
         ``[{"batch": 32}, {"batch": 5}]``, give functions for several sizes, which share one state.
+    memory : int, optional
+        The bytes that the trainer may take at most: state, arena, workspace and tables.
 
     Returns
     -------
@@ -60,10 +64,11 @@ def static_plan(
     Raises
     ------
     TypeError
-        If the step is no ``TrainStep``, or extents are no integers by names.
+        If the step is no ``TrainStep``, extents are no integers by names, or memory is no integer.
     ValueError
         If the step cannot run without a runtime: it has symbolic extents without values, a branch
-        or a loop at run time, or calls a function of TVM's library. The message names the
+        or a loop at run time, or calls a function of TVM's library. Also if the triple of an ARM
+        microcontroller is incomplete, or the trainer needs more memory. The message names the
         obstacle and the way out.
 
     Examples
@@ -82,11 +87,21 @@ def static_plan(
     """
     if not isinstance(step, TrainStep):
         raise TypeError(f"step must be a result of train_step, but it is {step!r}")
-    return planned(step, _export.target_of(target), extents)
+    return planned(step, _export.target_of(target), extents, memory)
 
 
-def planned(step: TrainStep, target: tvm.target.Target, extents: Extents, prefix: str = "") -> Plan:
-    """Return the static plan of a step, whose kernels' names begin with a prefix."""
+def planned(
+    step: TrainStep,
+    target: tvm.target.Target,
+    extents: Extents,
+    memory: int | None = None,
+    prefix: str = "",
+) -> Plan:
+    """Return the static plan of a step in some bytes of memory, whose kernels' names begin with a
+    prefix."""
+    if memory is not None:
+        memory = check_integer("memory", memory, 1, of="bytes")
+    check_convention(target)
     sizes = _sizes(extents)
     entries, module = _entries(step), donating(step)
     names = [entry.name for entry in entries]
@@ -96,7 +111,29 @@ def planned(step: TrainStep, target: tvm.target.Target, extents: Extents, prefix
     _check_known(module, names, sizes)
     modules = [bound(module, names, size) for size in sizes]
     state = {f"{group}/{name}": ty for group in GROUPS for name, ty in getattr(step, group).items()}
-    return plan(modules, entries, state, target, prefix)
+    made = plan(modules, entries, state, target, prefix)
+    if memory is not None:
+        _check_memory(made, c_source.memory_bytes(made, _facts(step, sizes)), memory)
+    return made
+
+
+def _check_memory(made: Plan, needed: int, memory: int) -> None:
+    """Raise an error if a trainer needs more bytes than there are."""
+    if needed <= memory:
+        return
+    areas = made.state_bytes, made.arena_bytes, made.workspace_bytes
+    state, arena, workspace = areas
+    fixed = needed - arena
+    least = (
+        f"the arena has at least {arena} bytes, but {memory - fixed} are left for it"
+        if fixed < memory
+        else f"the arena has at least {arena} bytes, and nothing is left for it"
+    )
+    raise ValueError(
+        f"memory is {memory} bytes, but a trainer needs {needed}: {least} besides the state "
+        f"({state}), the workspace ({workspace}) and tables ({needed - sum(areas)}); take a smaller "
+        "batch, train_step(..., remat=True), a smaller model, or an optimizer with less state"
+    )
 
 
 def _sizes(extents: object) -> list[dict[str, int]]:
@@ -183,11 +220,12 @@ def write_folder(
     folder: Path,
     target: tvm.target.Target,
     extents: Extents,
+    memory: int | None,
     write_state: Callable[[Path], None],
 ) -> None:
     """Write a step without a runtime to a folder: sources of C, kernels, the state and the
     manifest."""
-    described = _write_c(step, folder, target, extents)
+    described = _write_c(step, folder, target, extents, memory)
     kernels = (folder / KERNELS).read_bytes()
     write_state(folder / _export.STATE)
     _write_manifest(step, folder, target, kernels, described)
@@ -198,6 +236,7 @@ def write_web_folder(
     folder: Path,
     target: tvm.target.Target,
     extents: Extents,
+    memory: int | None,
     write_state: Callable[[Path], None],
     compiler: str,
 ) -> None:
@@ -205,7 +244,7 @@ def write_web_folder(
     trainer in JavaScript."""
     with tempfile.TemporaryDirectory() as directory:
         sources = Path(directory)
-        described = _write_c(step, sources, target, extents)
+        described = _write_c(step, sources, target, extents, memory)
         module = webassembly.linked(
             compiler, sorted(sources.glob("*.c")), sources, sources / KERNELS
         )
@@ -218,10 +257,14 @@ def write_web_folder(
 
 
 def _write_c(
-    step: TrainStep, folder: Path, target: tvm.target.Target, extents: Extents
+    step: TrainStep,
+    folder: Path,
+    target: tvm.target.Target,
+    extents: Extents,
+    memory: int | None,
 ) -> dict[str, object]:
     """Write the sources of C and the kernels, and return what a manifest says of them."""
-    made = planned(step, target, extents, f"rg_{step._digest[:8]}_")
+    made = planned(step, target, extents, memory, f"rg_{step._digest[:8]}_")
     if _export.is_for_pages(target):
         webassembly.check_kernels(made.kernels)
     facts = _facts(step, _sizes(extents))

@@ -521,6 +521,7 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         compiler: str | os.PathLike | None = None,
         runtime: str = "tvm",
         extents: Mapping[str, int] | Sequence[Mapping[str, int]] = (),
+        memory: int | None = None,
     ) -> None:
         """Write a folder for programs without Python, with the state of this moment.
 
@@ -546,20 +547,25 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         extents : Mapping[str, int] or Sequence[Mapping[str, int]]
             The values of symbolic extents by their names, without a runtime, as for
             :func:`static_plan`.
+        memory : int, optional
+            The bytes that a trainer without a runtime may take at most. More is an error that says
+            how many it needs, before the step is compiled.
 
         Raises
         ------
         FileNotFoundError
             If the compiler is not installed.
         ValueError
-            If the step cannot run without a runtime; the message names the obstacle.
+            If the step cannot run without a runtime, or needs more memory; the message names the
+            obstacle.
         """
         self._settled()
-        if _export.is_without_runtime(runtime, target, compiler, extents, self._compile_options):
+        sizes = {"extents": extents or None, "memory": memory}
+        if _export.is_without_runtime(runtime, target, compiler, sizes, self._compile_options):
             own = self.target if target is None else _export.target_of(target)
             write = _static.writer(own, compiler)
             with _export.new_folder(folder) as part:
-                write(self.train_step, part, own, extents, self.save)
+                write(self.train_step, part, own, extents, memory, self.save)
             return
         targets = [self.target] if target is None else _export.targets_of(target)
         compiler = _export.compiler_for(targets[0], compiler)

@@ -18,7 +18,7 @@ from tvm import relax
 from tvm.relax import op
 
 import relax_grad
-from relax_grad.training import SGD, Trainer, train_step
+from relax_grad.training import SGD, Trainer, _static, static_plan, train_step
 
 HERE = Path(__file__).parent
 TARGET = relax_grad.target.x86_64("v2", num_cores=1)
@@ -256,6 +256,24 @@ def test_memory_needs_no_alignment_and_is_not_left(exported):
     assert own.size <= described["memory"]["trainer"] <= own.size + 1024
 
 
+def test_memory_is_bounded_before_the_step_is_compiled(exported, tmp_path, monkeypatch):
+    trainer, library = exported
+    described = json.loads((library.parent / "manifest.json").read_text())["memory"]
+    needed, arena = described["trainer"], described["arena"]
+    static_plan(trainer.train_step, TARGET, memory=needed)
+    monkeypatch.setattr(_static, "object_file", lambda *_: pytest.fail("code was generated"))
+    for memory, reason in (
+        (needed - 1, f"{arena} bytes, but {arena - 1} are left for it besides the state"),
+        (100, f"{arena} bytes, and nothing is left for it besides the state"),
+    ):
+        match = f"memory is {memory} bytes, but a trainer needs {needed}: .* at least {reason}"
+        with pytest.raises(ValueError, match=match):
+            trainer.export(tmp_path / "none", runtime="none", memory=memory)
+        with pytest.raises(ValueError, match=match):
+            static_plan(trainer.train_step, TARGET, memory=memory)
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_long_history_needs_memory(own, exported, tmp_path):
     trainer, library = exported
     trainer.load(library.parent / "state.safetensors")
@@ -378,6 +396,8 @@ def test_arguments_that_do_not_go_together(exported, tmp_path):
     for match, options in (
         ('"tvm" or "none", but it is \'wasm\'', {"runtime": "wasm"}),
         ("extents is for runtime", {"extents": {"n": 3}}),
+        ("memory is for runtime", {"memory": 1 << 20}),
+        ("memory must be a positive", {"runtime": "none", "memory": 0}),
         ("compiler is for runtime", {"runtime": "none", "compiler": "gcc"}),
         ("takes one target", {"runtime": "none", "target": [TARGET]}),
         ("no symbolic extent 'n'; it has none", {"runtime": "none", "extents": {"n": 3}}),
@@ -389,4 +409,12 @@ def test_arguments_that_do_not_go_together(exported, tmp_path):
     for wrong in ("n", 3, [3], {1: 2}, {"n": "3"}):
         with pytest.raises(TypeError, match="extents"):
             trainer.export(tmp_path / "none", runtime="none", extents=wrong)
+    with pytest.raises(TypeError, match="memory must be a number of bytes"):
+        trainer.export(tmp_path / "none", runtime="none", memory="1 MB")
     assert not (tmp_path / "none").exists()
+
+
+def test_an_incomplete_triple_is_refused(exported, tmp_path):
+    target = {"kind": "llvm", "mtriple": "thumbv7em-none-eabihf", "mcpu": "cortex-m7"}
+    with pytest.raises(ValueError, match="must have four parts, thumbv7em-unknown-none-eabihf"):
+        exported[0].export(tmp_path / "none", runtime="none", target=target)
