@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo bench bench-chart bench-passes bench-tir accuracy test test-profile test-slow test-mutants arm cross cross-tools web web-tools test-newest test-oldest test-matrix dev torch lint format docs wheels test-wheel new-operator clean distclean
+.PHONY: help demo bench bench-chart bench-web bench-passes bench-tir accuracy test test-profile test-slow test-mutants arm cross cross-tools web web-tools test-newest test-oldest test-matrix dev torch lint format docs wheels test-wheel new-operator clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,11 @@ bench: $(STAMP)bench ## measure kernels and training steps against PyTorch (ARGS
 bench-chart: $(STAMP)bench ## measure training steps of all frameworks, and draw the chart of the first page (ARGS: --against, --only)
 	$(BIN)/python benchmarks/frameworks.py $(ARGS)
 	$(BIN)/python benchmarks/chart.py
+
+bench-web: $(STAMP)bench ## measure training in Node and Chromium beside TensorFlow.js and ONNX Runtime, for the page on its speed (ARGS: --only)
+	npm install --prefix build/peers --no-audit --no-fund @tensorflow/tfjs@4.22.0 @tensorflow/tfjs-backend-wasm@4.22.0 @tensorflow/tfjs-backend-webgpu@4.22.0 onnxruntime-web@1.19.2
+	-$(BIN)/python -m pip install --quiet --no-deps --target build/peers/ort onnxruntime-training-cpu==1.19.2
+	$(BIN)/python benchmarks/web.py --peers build/peers $(ARGS)
 
 bench-passes: $(STAMP)cli ## print the time of every pass for networks of 100, 200 and 400 layers (ARGS: networks, --layers)
 	$(BIN)/python benchmarks/passes.py $(ARGS)

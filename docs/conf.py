@@ -21,6 +21,7 @@ extensions += [
     "measured",
     "measured_cpu",
     "measured_scaling",
+    "measured_web",
     "architecture",
     "optional",
     "onnx_table",

@@ -171,17 +171,17 @@ class ParallelTrainer(Trainer):
                     )
                     raise WorkerError(rank, self.session.hosts[rank], cause)
 
-    def export(self, folder, *, target=None, compiler=None, runtime="tvm", extents=()) -> None:
+    def export(self, folder, *, target=None, **options) -> None:
         """Write a folder for programs without Python: the step of one worker, with the state of
         this moment.
 
         Parameters
         ----------
-        folder, target, compiler, runtime, extents
+        folder, target, **options
             As for :meth:`relax_grad.training.Trainer.export`.
         """
         target = self.target if target is None else target
-        super().export(folder, target=target, compiler=compiler, runtime=runtime, extents=extents)
+        super().export(folder, target=target, **options)
 
 
 def check_session(session: object) -> None:

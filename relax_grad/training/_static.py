@@ -131,8 +131,9 @@ def _check_memory(made: Plan, needed: int, memory: int) -> None:
     )
     raise ValueError(
         f"memory is {memory} bytes, but a trainer needs {needed}: {least} besides the state "
-        f"({state}), the workspace ({workspace}) and tables ({needed - sum(areas)}); take a smaller "
-        "batch, train_step(..., remat=True), a smaller model, or an optimizer with less state"
+        f"({state}), the workspace ({workspace}) and tables ({needed - sum(areas)}); take a "
+        "smaller batch, train_step(..., remat=True), a smaller model, or an optimizer with less "
+        "state"
     )
 
 
