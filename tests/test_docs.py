@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -215,8 +214,13 @@ def test_code_runs(page, forks, tmp_path):
     if page.name in ("README.md", "loops.md"):
         pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
     own = ("csv.md", "deployment.md", "fine_tuning.md", "lora.md", "trainer.md")
-    if page.name == "web.md" and shutil.which("wasm-ld") is None:
-        pytest.skip("wasm-ld is not installed: apt-get install clang lld")
+    if page.name == "web.md":
+        from relax_grad.static import webassembly
+
+        try:
+            webassembly.tools()
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
     if page.name in (*own, "web.md", "without_runtime.md"):
         pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
         pytest.importorskip("safetensors", reason="the page writes a file: extra train")

@@ -30,7 +30,7 @@ def reason() -> str:
     from relax_grad.static import webassembly
 
     try:
-        webassembly.clang()
+        webassembly.tools()
     except (FileNotFoundError, ValueError) as error:
         return str(error)
     return "`make web` was not run"

@@ -1,13 +1,16 @@
-"""A static plan as one WebAssembly module, linked by clang and wasm-ld."""
+"""A static plan as one WebAssembly module, made by clang and wasm-ld, or by zig."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import tvm
 import tvm_ffi
@@ -42,36 +45,82 @@ _ADDRESSES = ("relax_grad_exported", "__heap_base")
 
 _HINT = (
     "step.wasm needs clang and wasm-ld of one version, 14 or later: Debian and Ubuntu have them in "
-    "the packages clang and lld (apt-get install clang lld), conda-forge in clang and lld; "
-    "compiler= names another clang"
+    "the packages clang and lld (apt-get install clang lld), conda-forge in clang and lld, and pip "
+    "both in one package (pip install ziglang); compiler= names another clang, or zig"
 )
 
 
-def clang(compiler: str | os.PathLike | None = None) -> str:
-    """Return the path of a clang that compiles for WebAssembly and has its linker.
+class Tools(NamedTuple):
+    """The commands that make a module of WebAssembly.
+
+    Attributes
+    ----------
+    compile : tuple[str, ...]
+        Compiles sources of C.
+    link : tuple[str, ...]
+        LLVM's linker ``wasm-ld``.
+    """
+
+    compile: tuple[str, ...]
+    link: tuple[str, ...]
+
+
+def tools(compiler: str | os.PathLike | None = None) -> Tools:
+    """Return the commands of a clang with its linker, or of zig, which contains both.
 
     Parameters
     ----------
     compiler : str or os.PathLike, optional
-        Its name or path; by default ``clang``.
+        The name or path of a clang or of zig; by default ``clang``, or zig where clang or its
+        linker is missing.
 
     Raises
     ------
     FileNotFoundError
-        If clang or wasm-ld is not installed. The message says how to get them.
+        If the compiler or its linker is not installed. The message says how to get them.
     ValueError
-        If the compiler is not a clang.
+        If the compiler is another one.
     """
-    name = "clang" if compiler is None else os.fspath(compiler)
+    if compiler is None:
+        try:
+            return _clang("clang")
+        except FileNotFoundError:
+            if (zig := _zig("zig")) is None:
+                raise
+            return zig
+    name = os.fspath(compiler)
+    if Path(name).stem == "zig":
+        if (zig := _zig(name)) is None:
+            raise FileNotFoundError(f"{name} is not installed; {_HINT}")
+        return zig
+    return _clang(name)
+
+
+def _clang(name: str) -> Tools:
     path = shutil.which(name)
     if path is None:
         raise FileNotFoundError(f"{name} is not installed; {_HINT}")
     if "clang" not in _output(path, "--version"):
         raise ValueError(f"compiler must be a clang, but {path} is another compiler; {_HINT}")
-    linker = _output(path, "--target=wasm32-unknown-unknown", "-print-prog-name=wasm-ld")
-    if shutil.which(linker) is None:
+    target = "--target=wasm32-unknown-unknown"
+    linker = shutil.which(_output(path, target, "-print-prog-name=wasm-ld"))
+    if linker is None:
         raise FileNotFoundError(f"the linker wasm-ld of {path} is not installed; {_HINT}")
-    return path
+    return Tools((path, target), (linker,))
+
+
+def _zig(name: str) -> Tools | None:
+    """Return the commands of zig, from the path or from the package ziglang; None without it."""
+    path = shutil.which(name)
+    if path is not None:
+        zig: tuple[str, ...] = (path,)
+    elif name == "zig" and importlib.util.find_spec("ziglang"):
+        zig = (sys.executable, "-m", "ziglang")
+    else:
+        return None
+    # By default, zig checks undefined behaviour at run time.
+    options = ("cc", "-target", "wasm32-freestanding", "-fno-sanitize=undefined")
+    return Tools((*zig, *options), (*zig, "wasm-ld"))
 
 
 def _output(*command: str) -> str:
@@ -93,13 +142,13 @@ def check_kernels(kernels: tvm.IRModule) -> None:
             )
 
 
-def linked(compiler: str, sources: Sequence[Path], include: Path, kernels: Path) -> bytes:
+def linked(tools: Tools, sources: Sequence[Path], include: Path, kernels: Path) -> bytes:
     """Return a module of WebAssembly.
 
     Parameters
     ----------
-    compiler : str
-        The path of clang.
+    tools : Tools
+        The compiler and the linker.
     sources : Sequence[Path]
         The sources of C: the trainer and the tables of the step.
     include : Path
@@ -112,28 +161,30 @@ def linked(compiler: str, sources: Sequence[Path], include: Path, kernels: Path)
     ValueError
         If a kernel calls a function that pages do not have.
     RuntimeError
-        If the compiler fails.
+        If the compiler or the linker fails.
     """
     output = kernels.with_suffix(".wasm")
     allowed = kernels.with_suffix(".imports")
     allowed.write_text("\n".join(_IMPORTS))
     exports = [*(f"relax_grad_{name}" for name in _EXPORTS), *_ADDRESSES]
-    linking = [
-        *("--no-entry", "--gc-sections", "--strip-all", "--stack-first", "-O2"),
+    flags = [
+        *("-std=c99", "-O2", "-mbulk-memory", "-ffreestanding", "-ffp-contract=off"),
+        *(f"-I{SOURCES / 'include'}", f"-I{include}"),
+    ]
+    objects = []
+    for source in (*sources, *sorted(SOURCES.glob("*.c"))):
+        objects.append(kernels.with_name(f"{source.stem}.wasm.o"))
+        _run(*tools.compile, *flags, "-c", str(source), "-o", str(objects[-1]))
+    _run(
+        *tools.link, "--no-entry", "--gc-sections", "--strip-all", "--stack-first", "-O2",
         *("-z", f"stack-size={_STACK}", f"--allow-undefined-file={allowed}"),
         *(f"--export={name}" for name in exports),
-    ]
-    command = [
-        *(compiler, "--target=wasm32-unknown-unknown", "-std=c99", "-O2", "-mbulk-memory"),
-        *("-ffreestanding", "-ffp-contract=off", "-nostdlib", f"-I{SOURCES / 'include'}"),
-        *(f"-I{include}", *map(str, sources), *map(str, sorted(SOURCES.glob("*.c")))),
-        *(
-            str(kernels),
-            "-o",
-            str(output),
-            *(part for option in linking for part in ("-Xlinker", option)),
-        ),
-    ]
+        *map(str, (*objects, kernels)), "-o", str(output),
+    )  # fmt: skip
+    return output.read_bytes()
+
+
+def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     missing = re.findall(r"undefined symbol: (\w+)", done.stderr)
     if missing:
@@ -142,5 +193,4 @@ def linked(compiler: str, sources: Sequence[Path], include: Path, kernels: Path)
             "the operator by others, or export for another target"
         )
     if done.returncode != 0:
-        raise RuntimeError(f"{compiler} cannot link step.wasm: {done.stderr.strip()[:2000]}")
-    return output.read_bytes()
+        raise RuntimeError(f"{command[0]} cannot make step.wasm: {done.stderr.strip()[:2000]}")

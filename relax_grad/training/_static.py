@@ -210,9 +210,9 @@ _FORMAT, _WEB_FORMAT = "relax_grad.static", "relax_grad.web"
 
 def writer(target: tvm.target.Target, compiler: str | os.PathLike | None) -> Callable[..., None]:
     """Return the function that writes a step for a target to a folder: :func:`write_folder`, or
-    :func:`write_web_folder` with the compiler, which must be installed."""
+    :func:`write_web_folder` with the compiler's commands, which must be installed."""
     if _export.is_for_pages(target):
-        return partial(write_web_folder, compiler=webassembly.clang(compiler))
+        return partial(write_web_folder, tools=webassembly.tools(compiler))
     return write_folder
 
 
@@ -239,16 +239,14 @@ def write_web_folder(
     extents: Extents,
     memory: int | None,
     write_state: Callable[[Path], None],
-    compiler: str,
+    tools: webassembly.Tools,
 ) -> None:
     """Write a step for pages to a folder: one WebAssembly module, the state, the manifest, and the
     trainer in JavaScript."""
     with tempfile.TemporaryDirectory() as directory:
         sources = Path(directory)
         described = _write_c(step, sources, target, extents, memory)
-        module = webassembly.linked(
-            compiler, sorted(sources.glob("*.c")), sources, sources / KERNELS
-        )
+        module = webassembly.linked(tools, sorted(sources.glob("*.c")), sources, sources / KERNELS)
     (folder / MODULE).write_bytes(module)
     for name in SCRIPTS:
         shutil.copyfile(webassembly.SOURCES / name, folder / name)

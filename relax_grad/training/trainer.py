@@ -540,7 +540,8 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         target, compiler
             As for :meth:`TrainStep.export`; by default the target of this trainer. For another
             target, the step is compiled again. Without a runtime, no compiler runs here. For
-            WebAssembly, the compiler is a clang with its ``wasm-ld``, by default ``clang``.
+            WebAssembly, the compiler is a clang with its ``wasm-ld``, by default ``clang``, or
+            ``"zig"``.
         runtime : str
             ``"tvm"`` for a library that needs TVM's runtime, or ``"none"`` for C that needs none:
             :func:`static_plan` returns its places and calls. WebAssembly never has one.

@@ -36,7 +36,7 @@ def web_page():
     if not CHROMIUM:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     try:
-        webassembly.clang()
+        webassembly.tools()
     except FileNotFoundError as error:
         pytest.skip(str(error))
     return __import__("web_page")

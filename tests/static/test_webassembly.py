@@ -7,6 +7,7 @@ import math
 import random
 import shutil
 import subprocess
+import sys
 from decimal import Decimal, localcontext
 
 import pytest
@@ -70,19 +71,19 @@ def test_powers_of_special_numbers(power):
 
 def test_a_function_that_pages_lack_is_named(tmp_path):
     try:
-        compiler = webassembly.clang()
+        tools = webassembly.tools()
     except FileNotFoundError as error:
         pytest.skip(str(error))
     source, kernels = tmp_path / "step.c", tmp_path / "kernels.o"
-    flags = ["--target=wasm32-unknown-unknown", "-c", "-x", "c", "-", "-o", str(kernels)]
+    flags = ["-c", "-x", "c", "-", "-o", str(kernels)]
     code = b"double lgamma(double); double sin(double);"
     code += b"double __attribute__((used)) kernel(double x) { return lgamma(sin(x)); }"
-    subprocess.run([compiler, *flags], input=code, check=True)
+    subprocess.run([*tools.compile, *flags], input=code, check=True)
     names = [*(f"relax_grad_{name}" for name in webassembly._EXPORTS), "relax_grad_exported"]
     calls = "".join(f"double {name}(void) {{ return kernel(0); }}" for name in names)
     source.write_text(f"double kernel(double);{calls}")
     with pytest.raises(ValueError, match=r"kernels call lgamma, which a page does not have"):
-        webassembly.linked(compiler, [source], tmp_path, kernels)
+        webassembly.linked(tools, [source], tmp_path, kernels)
 
 
 def test_tools_that_are_missing_are_named_with_their_packages(tmp_path):
@@ -96,7 +97,32 @@ def test_tools_that_are_missing_are_named_with_their_packages(tmp_path):
         )
         script.chmod(0o755)
         with pytest.raises((FileNotFoundError, ValueError), match=match) as error:
-            webassembly.clang(script)
+            webassembly.tools(script)
         assert "apt-get install clang lld" in str(error.value)
     with pytest.raises(FileNotFoundError, match=r"clang-0 is not installed; .*install clang lld"):
-        webassembly.clang("clang-0")
+        webassembly.tools("clang-0")
+
+
+def test_zig_is_taken_where_clang_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(webassembly.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match=r"^clang is not .*\(pip install ziglang\)"):
+        webassembly.tools()
+    with pytest.raises(FileNotFoundError, match=r"^zig is not installed; "):
+        webassembly.tools("zig")
+    monkeypatch.setattr(webassembly.importlib.util, "find_spec", lambda name: name)
+    of_pip = (sys.executable, "-m", "ziglang")
+    for found in (webassembly.tools(), webassembly.tools("zig")):
+        assert found.link == (*of_pip, "wasm-ld")
+        assert found.compile[:4] == (*of_pip, "cc")
+    with pytest.raises(FileNotFoundError, match="zig is not installed; "):
+        webassembly.tools(tmp_path / "zig")
+    (tmp_path / "zig").touch(0o755)
+    assert webassembly.tools().link == (str(tmp_path / "zig"), "wasm-ld")
+    assert webassembly.tools(tmp_path / "zig") == webassembly.tools()
+
+
+def test_a_compiler_that_fails_is_an_error(tmp_path):
+    tools = webassembly.Tools(("false",), ("false",))
+    with pytest.raises(RuntimeError, match=r"false cannot make step\.wasm"):
+        webassembly.linked(tools, [tmp_path / "a.c"], tmp_path, tmp_path / "kernels.o")

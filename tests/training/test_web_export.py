@@ -27,12 +27,12 @@ TARGET = relax_grad.target.x86_64("v2", num_cores=1)
 WASM = relax_grad.target.wasm()
 
 
-def tools() -> str:
-    """Return clang; skip the test without the tools."""
+def tools() -> None:
+    """Skip the test without the tools."""
     if NODE is None:
         pytest.skip("Node is not installed: apt-get install nodejs")
     try:
-        return webassembly.clang()
+        webassembly.tools()
     except FileNotFoundError as error:
         pytest.skip(str(error))
 
@@ -297,6 +297,19 @@ def test_bfloat16_trains_and_float16_is_refused(tmp_path):
     given = [{"x": x} for x in np.random.default_rng(0).random((3, 8, 4), "float32")]
     own = node("train", tmp_path / "bfloat16", given)
     assert own["losses"] == [python.step(**batch).loss for batch in given]
+
+
+def test_zig_makes_a_module_with_the_same_bits(pair, tmp_path):
+    """Zig is what pip brings: pip install ziglang."""
+    python, folder = pair
+    try:
+        webassembly.tools("zig")
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    given = batches(3)
+    wanted = node("train", folder, given)["losses"]
+    python.export(tmp_path / "zig", target=WASM, compiler="zig")
+    assert node("train", tmp_path / "zig", given)["losses"] == wanted
 
 
 def test_arguments_and_tools_that_are_missing(exported, tmp_path):
