@@ -37,6 +37,7 @@ NODE = {"relax_grad, Node": "relax_grad", "TensorFlow.js wasm, Node": "wasm"}
 SLOW_NODE = {"TensorFlow.js cpu, Node": "cpu"}
 CHROMIUM = {
     "relax_grad, Chromium": ("relax_grad", ["--disable-gpu"]),
+    "relax_grad with relaxed SIMD, Chromium": ("relaxed", ["--disable-gpu"]),
     "TensorFlow.js wasm, Chromium": ("wasm", ["--disable-gpu"]),
     "ONNX Runtime 1.19.2, Chromium": ("onnxruntime", ["--disable-gpu"]),
     "TensorFlow.js webgl, Chromium": (
@@ -140,7 +141,10 @@ def _exported(network: Small, work: Path) -> tuple[dict, list[Callable[[], objec
     imported = from_module(network.made(), (inputs,), loss=cross_entropy, targets=(targets,))
     target = relax_grad.target.x86_64("v2", 1)
     trainer = Trainer(train_step(imported, SGD(0.05)), target=target)
+    (work / "relaxed").mkdir(exist_ok=True)
     trainer.export(work / network.name, target=relax_grad.target.wasm())
+    relaxed = relax_grad.target.wasm(relaxed_simd=True)
+    trainer.export(work / "relaxed" / network.name, target=relaxed)
     trainer.export(work / f"{network.name}.native", runtime="none", target=target)
     module = (work / network.name / "step.wasm").read_bytes()
     sizes = {"bytes": len(module), "gzip": len(gzip.compress(module, 9))}
@@ -215,7 +219,7 @@ def _in_node(kind: str, network: Small, work: Path, args: argparse.Namespace) ->
 
 
 def _in_chromium(name, kind, flags, rows, networks, work, args, measured) -> None:
-    if _browser.CHROMIUM is None or (kind != "relax_grad" and args.peers is None):
+    if _browser.CHROMIUM is None or (not name.startswith("relax_grad") and args.peers is None):
         return
     if kind == "onnxruntime" and not (work / "artifacts").is_dir():
         return

@@ -216,10 +216,22 @@ def x86_64(level: str, num_cores: int = 8, *, tiles: bool = False) -> tvm.target
     return _named("x86_64-linux-gnu", levels[level], num_cores, features)
 
 
-def wasm() -> tvm.target.Target:
+def wasm(relaxed_simd: bool = False) -> tvm.target.Target:
     """Return the target of WebAssembly with vectors of 128 bits (SIMD128), for pages and Node.
 
     Kernels run in one thread. ``Trainer.export(folder, target=wasm())`` writes a step for it.
+
+    Parameters
+    ----------
+    relaxed_simd : bool
+        Whether vectors fuse multiplications and additions, where the processor does. Results then
+        differ in their last bits between processors, and the engine must have relaxed SIMD, as
+        Chromium since version 114; Node 20 lacks it.
+
+    Raises
+    ------
+    TypeError
+        If the option is not a bool.
 
     Examples
     --------
@@ -227,12 +239,14 @@ def wasm() -> tvm.target.Target:
     >>> relax_grad.target.CPU.of(relax_grad.target.wasm())
     CPU(lanes=4, registers=16, cores=1)
     """
+    if not isinstance(relaxed_simd, bool):
+        raise TypeError(f"relaxed_simd must be True or False, but it is {relaxed_simd!r}")
     return tvm.target.Target(
         {
             "kind": "llvm",
             # The last part is the format of object files.
             "mtriple": f"{WASM32}-unknown-unknown-wasm",
-            "mattr": ["+simd128", "+bulk-memory"],
+            "mattr": ["+simd128", "+bulk-memory", *(["+relaxed-simd"] if relaxed_simd else [])],
             "num-cores": 1,
             "vector-width": 128,
         }

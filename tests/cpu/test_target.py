@@ -79,6 +79,7 @@ def test_webassembly_has_vectors_of_128_bits_and_one_core():
     assert CPU.of(target) == CPU(4, 16, 1)
     assert codegen.target_has_features("simd128", target)
     assert not codegen.target_has_features("relaxed-simd", target)
+    assert codegen.target_has_features("relaxed-simd", relax_grad.target.wasm(relaxed_simd=True))
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,13 @@ def _of_compilation() -> Iterator[BadCall]:
                     "num_cores must be an integer",
                 )
         yield _bad(
+            "target.wasm",
+            f"relaxed_simd, {what}",
+            lambda v=value: target.wasm(v),
+            TypeError,
+            "relaxed_simd must be True or False",
+        )
+        yield _bad(
             "target.cortex_m",
             f"a name, {what}",
             lambda v=value: target.cortex_m(v),

@@ -46,7 +46,6 @@ _NOTHING = {
     "relax_grad.uninstall": relax_grad.uninstall,
     "relax_grad.target.host": target.host,
     "relax_grad.target.riscv64": target.riscv64,
-    "relax_grad.target.wasm": target.wasm,
     "relax_grad.cpu.dispatch.operators_with_kernels": dispatch.operators_with_kernels,
     "relax_grad.registry.declarations": registry.declarations,
     "relax_grad.registry.install": registry.install,

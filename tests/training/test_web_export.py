@@ -37,7 +37,7 @@ def tools() -> None:
         pytest.skip(str(error))
 
 
-def node(command: str, folder: Path, file: Path | list | None = None) -> dict:
+def node(command: str, folder: Path, file: Path | list | None = None, *options: str) -> dict:
     """Run a command of web_trainer.mjs with a file, or with batches."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as written:
         if isinstance(file, list):
@@ -47,7 +47,14 @@ def node(command: str, folder: Path, file: Path | list | None = None) -> dict:
             json.dump(lists, written)
             written.flush()
             file = Path(written.name)
-        program = [NODE, HERE / "web_trainer.mjs", command, folder, *([file] if file else [])]
+        program = [
+            NODE,
+            *options,
+            HERE / "web_trainer.mjs",
+            command,
+            folder,
+            *([file] if file else []),
+        ]
         run = subprocess.run(program, capture_output=True, text=True, check=False, timeout=120)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
@@ -297,6 +304,29 @@ def test_bfloat16_trains_and_float16_is_refused(tmp_path):
     given = [{"x": x} for x in np.random.default_rng(0).random((3, 8, 4), "float32")]
     own = node("train", tmp_path / "bfloat16", given)
     assert own["losses"] == [python.step(**batch).loss for batch in given]
+
+
+#: The operator f32x4.relaxed_madd.
+MULTIPLY_ADD = bytes([0xFD, 0x85, 0x02])
+
+
+def test_relaxed_simd_trains_or_the_error_names_it(pair, tmp_path):
+    python, folder = pair
+    python.export(tmp_path / "fused", target=relax_grad.target.wasm(relaxed_simd=True))
+    assert (tmp_path / "fused/step.wasm").read_bytes().count(MULTIPLY_ADD) > 20
+    assert (folder / "step.wasm").read_bytes().count(MULTIPLY_ADD) < 5  # by chance
+    given = batches(3)
+    own = node("train_or_fail", tmp_path / "fused", given)
+    if "error" in own:
+        assert "relaxed SIMD if its target is wasm(relaxed_simd=True)" in own["error"]
+        option = "--experimental-wasm-relaxed-simd"
+        known = subprocess.run([NODE, "--v8-options"], capture_output=True, text=True, check=True)
+        if option not in known.stdout:
+            pytest.skip("this Node lacks relaxed SIMD, as the error says")
+        own = node("train", tmp_path / "fused", given, option)
+    wanted = [python.step(**batch).loss for batch in given]
+    np.testing.assert_allclose(own["losses"], wanted, 1e-5)
+    assert own["losses"] != wanted
 
 
 def test_zig_makes_a_module_with_the_same_bits(pair, tmp_path):

@@ -46,6 +46,14 @@ const COMMANDS = {
     writeFileSync(`${folder}/node.safetensors`, trainer.save());
     return own;
   },
+  /** Steps, or the error of an engine that cannot compile the module. */
+  async train_or_fail() {
+    try {
+      return await COMMANDS.train();
+    } catch (error) {
+      return { error: error.message };
+    }
+  },
   /** A state of Python goes on, by the address of the folder. */
   async resume() {
     const trainer = await open(new URL(`file://${folder}`));

@@ -39,7 +39,8 @@ export async function open(source, options = {}) {
     compiled = await WebAssembly.compile(files.module);
   } catch (error) {
     throw new TrainerError(
-      `${MODULE} cannot be compiled: ${error.message}; it needs an engine with SIMD128`,
+      `${MODULE} cannot be compiled: ${error.message}; it needs an engine with SIMD128, and with ` +
+      "relaxed SIMD if its target is wasm(relaxed_simd=True)",
       "error", { cause: error });
   }
   const imports = {};
