@@ -110,8 +110,13 @@ extern "C" {{
 extern const relax_grad_model RELAX_GRAD_MODEL;
 
 /* The bytes of memory for a trainer: state {plan.state_bytes}, arena {plan.arena_bytes},
- * workspace {plan.workspace_bytes}, and the rest for tables and texts. */
+ * workspace {plan.workspace_bytes} for each thread, and the rest for tables and texts. */
+#if defined(RELAX_GRAD_THREADS) && RELAX_GRAD_THREADS > 1
+#define RELAX_GRAD_STEP_MEMORY \\
+  ({memory_bytes(plan, facts)} + (RELAX_GRAD_THREADS - 1) * {plan.workspace_bytes})
+#else
 #define RELAX_GRAD_STEP_MEMORY {memory_bytes(plan, facts)}
+#endif
 
 #ifdef __cplusplus
 }}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -68,15 +68,15 @@ class Result(ctypes.Structure):
     _fields_ = (("loss", ctypes.c_double), ("applied", ctypes.c_int32))
 
 
-def built(folder: Path, sources: str = "*.c") -> Path:
+def built(folder: Path, sources: str = "*.c", flags: Sequence[str] = ()) -> Path:
     """Compile a folder, or some of its sources, and link a shared library; skip the test without a
     C compiler."""
     if COMPILER is None:
         pytest.skip("needs a C compiler, cc or gcc")
     library, objects = folder / "step.shared", folder / "objects"
     objects.mkdir(exist_ok=True)
-    _run(COMPILER, *FLAGS, "-fPIC", "-c", *sorted(folder.glob(sources)), cwd=objects)
-    _run(COMPILER, "-shared", *linked(folder), "-o", library)
+    _run(COMPILER, *FLAGS, *flags, "-fPIC", "-c", *sorted(folder.glob(sources)), cwd=objects)
+    _run(COMPILER, "-shared", *flags, *linked(folder), "-o", library)
     return library
 
 

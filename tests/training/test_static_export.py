@@ -374,6 +374,35 @@ def test_a_smaller_last_batch_has_a_plan_of_its_own(tmp_path):
     failing(own, "the extent 8 on axis 0, as .* but it has 5", lambda: own.step(x=rows_of[:5]))
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads as Linux does")
+def test_posix_threads_give_the_same_bits(tmp_path):
+    x = relax.Var("x", relax.TensorType((128, 256), "float32"))
+    w = relax.Var("w", relax.TensorType((256, 512), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("loss", [x, w]):
+        with bb.dataflow():
+            loss = bb.emit_output(op.mean(op.square(op.nn.gelu(op.matmul(x, w)))))
+        bb.emit_func_output(loss)
+    rng = np.random.default_rng(0)
+    values = {"w": rng.standard_normal((256, 512), "float32")}
+    target = relax_grad.target.x86_64("v2", num_cores=4)
+    trainer = Trainer(train_step(bb.get(), SGD(), wrt="w"), target=target, values=values)
+    given = [rng.random((128, 256), "float32") for _ in range(4)]
+    found, before = {}, len(list(Path("/proc/self/task").iterdir()))
+    for threads in (1, 3):
+        folder = tmp_path / f"{threads}"
+        trainer.export(folder, runtime="none")
+        flags = [f"-DRELAX_GRAD_THREADS={threads}", "-pthread"]
+        own = StaticTrainer(static_trainer.built(folder, flags=flags if threads > 1 else ()))
+        losses = [own.step(x=rows) for rows in given]
+        started = len(list(Path("/proc/self/task").iterdir())) - before
+        assert started == threads - 1
+        found[threads] = losses, tensors_in(own.save()), own.size
+    assert found[1][:2] == found[3][:2]
+    workspace = json.loads((folder / "manifest.json").read_text())["memory"]["workspace"]
+    assert found[3][2] - found[1][2] == 2 * workspace > 0
+
+
 def test_the_program_of_the_page_trains(exported, tmp_path):
     page = (Path(__file__).parents[2] / "docs/without_runtime.md").read_text()
     (program,) = re.findall(r"^```c\n(.*?)^```$", page, re.M | re.S)

@@ -1,19 +1,32 @@
-/* What kernels need of TVM's runtime: workspaces in the order of a stack, parallel loops in one
- * thread, and the text of an error. Kernels call most of these functions by pointers, which their
+/* What kernels need of TVM's runtime: workspaces in the order of a stack, parallel loops, and the
+ * text of an error. Kernels call most of these functions by pointers, which their
  * object file defines weakly. */
 #include <stdarg.h>
 
 #include "relax_grad_model.h"
 
+/* The workspaces of all threads; each thread has its own one and the bytes of it that are taken. */
+static uint8_t* workspaces;
+static uint64_t workspace_bytes;
+#if RELAX_GRAD_THREADS > 1
+static __thread uint8_t* workspace;
+static __thread uint64_t workspace_top;
+#else
 static uint8_t* workspace;
-static uint64_t workspace_bytes, workspace_top;
+static uint64_t workspace_top;
+#endif
 static char message[512];
 
 const char* relax_grad_last_error(void) { return message; }
 
-void relax_grad_use_workspace(uint8_t* begin, uint64_t size) {
-  workspace = begin;
+void relax_grad_use_workspaces(uint8_t* begin, uint64_t size) {
+  workspaces = begin;
   workspace_bytes = size;
+  relax_grad_use_workspace_of(0);
+}
+
+void relax_grad_use_workspace_of(int32_t thread) {
+  workspace = workspaces + (uint64_t)thread * workspace_bytes;
   workspace_top = 0;
 }
 
@@ -70,21 +83,18 @@ static int give_back(int device, int id, void* pointer) {
   return 0;
 }
 
-typedef struct {
-  void* handle;
-  int32_t tasks;
-} group;
-
-static int launch(int (*body)(int, group*, void*), void* data, int tasks) {
-  group one = {NULL, 1};
+#if RELAX_GRAD_THREADS == 1
+static int relax_grad_launch(relax_grad_body* body, void* data, int tasks) {
+  relax_grad_tasks one = {NULL, 1};
   (void)tasks;
   return body(0, &one, data);
 }
 
-static int barrier(int task, group* of) {
+static int relax_grad_barrier(int task, relax_grad_tasks* of) {
   (void)task, (void)of;
   return 0;
 }
+#endif
 
 RELAX_GRAD_HIDDEN void TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* text);
 RELAX_GRAD_HIDDEN void TVMFFIErrorSetRaisedFromCStrParts(const char* kind, const char** parts,
@@ -104,6 +114,6 @@ void TVMFFIErrorSetRaisedFromCStrParts(const char* kind, const char** parts, int
 
 RELAX_GRAD_HIDDEN void* (*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int) = allocate;
 RELAX_GRAD_HIDDEN int (*__TVMBackendFreeWorkspace)(int, int, void*) = give_back;
-RELAX_GRAD_HIDDEN int (*__TVMBackendParallelLaunch)(int (*)(int, group*, void*), void*,
-                                                    int) = launch;
-RELAX_GRAD_HIDDEN int (*__TVMBackendParallelBarrier)(int, group*) = barrier;
+RELAX_GRAD_HIDDEN int (*__TVMBackendParallelLaunch)(relax_grad_body*, void*,
+                                                    int) = relax_grad_launch;
+RELAX_GRAD_HIDDEN int (*__TVMBackendParallelBarrier)(int, relax_grad_tasks*) = relax_grad_barrier;

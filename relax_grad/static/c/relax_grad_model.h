@@ -21,6 +21,12 @@
 #error "the constants of a step need a compiler with __attribute__((aligned(64)))"
 #endif
 
+/* The threads that share the loops of kernels, with POSIX threads if there are several. All sources
+ * need the same number. */
+#ifndef RELAX_GRAD_THREADS
+#define RELAX_GRAD_THREADS 1
+#endif
+
 /* The alignment of tensors and workspaces, in bytes. */
 #define RELAX_GRAD_ALIGNMENT 64
 /* The room for history and properties that every trainer has, in bytes. */
@@ -159,7 +165,8 @@ typedef struct {
 struct relax_grad_trainer {
   const relax_grad_model* model;
   uint8_t* areas[2];
-  uint8_t* workspace;
+  /* One for each thread. */
+  uint8_t* workspaces;
   relax_grad_dltensor* tensors;
   relax_grad_any* arguments;
   double* hyperparameters;
@@ -209,8 +216,23 @@ RELAX_GRAD_HIDDEN int32_t relax_grad_take_inputs(relax_grad_trainer* trainer, in
 RELAX_GRAD_HIDDEN const relax_grad_function* relax_grad_function_of(const relax_grad_model* model,
                                                                     int32_t kind, int64_t size);
 
-/* Gives kernels a workspace, for the calls that follow. */
-RELAX_GRAD_HIDDEN void relax_grad_use_workspace(uint8_t* begin, uint64_t size);
+/* Gives kernels workspaces of a size, one for each thread, for the calls that follow. */
+RELAX_GRAD_HIDDEN void relax_grad_use_workspaces(uint8_t* begin, uint64_t size);
+
+/* Gives this thread its workspace. */
+RELAX_GRAD_HIDDEN void relax_grad_use_workspace_of(int32_t thread);
+
+/* The tasks of a parallel loop, as TVM's runtime describes them, and its body for one of them. */
+typedef struct {
+  void* handle;
+  int32_t tasks;
+} relax_grad_tasks;
+typedef int relax_grad_body(int task, relax_grad_tasks* of, void* data);
+
+#if RELAX_GRAD_THREADS > 1
+RELAX_GRAD_HIDDEN int relax_grad_launch(relax_grad_body* body, void* data, int tasks);
+RELAX_GRAD_HIDDEN int relax_grad_barrier(int task, relax_grad_tasks* of);
+#endif
 
 /* Checks the counters of a caller or of a file. */
 RELAX_GRAD_HIDDEN int32_t relax_grad_check_counters(const relax_grad_counters* counters);

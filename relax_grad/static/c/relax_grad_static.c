@@ -44,7 +44,7 @@ uint64_t relax_grad_memory_bytes(const relax_grad_model* model) {
          aligned(model->num_hyperparameters * sizeof(double)) +
          aligned(model->num_metrics * sizeof(double)) +
          aligned(model->num_entries * sizeof(uint64_t)) + model->state_bytes + model->arena_bytes +
-         model->workspace_bytes + RELAX_GRAD_TEXT_BYTES;
+         RELAX_GRAD_THREADS * model->workspace_bytes + RELAX_GRAD_TEXT_BYTES;
 }
 
 static uint8_t* taken(uint8_t** next, uint64_t size) {
@@ -66,7 +66,7 @@ static relax_grad_trainer* laid_out(const relax_grad_model* model, uint8_t* memo
   trainer->begins = (void*)taken(&next, model->num_entries * sizeof(uint64_t));
   trainer->areas[RELAX_GRAD_STATE] = taken(&next, model->state_bytes);
   trainer->areas[RELAX_GRAD_ARENA] = taken(&next, model->arena_bytes);
-  trainer->workspace = taken(&next, model->workspace_bytes);
+  trainer->workspaces = taken(&next, RELAX_GRAD_THREADS * model->workspace_bytes);
   trainer->texts = next;
   trainer->room = size - (uint64_t)(next - memory);
   return trainer;
@@ -211,7 +211,7 @@ static int32_t run(relax_grad_trainer* trainer, const relax_grad_function* funct
     relax_grad_any result;
     memset(&result, 0, sizeof result);
     set_arguments(trainer, call, with_averages);
-    relax_grad_use_workspace(trainer->workspace, trainer->model->workspace_bytes);
+    relax_grad_use_workspaces(trainer->workspaces, trainer->model->workspace_bytes);
     if (call->kernel(NULL, trainer->arguments, (int32_t)call->count, &result) != 0) {
       if (*relax_grad_last_error() == 0) relax_grad_fail("a kernel ran out of workspace");
       return RELAX_GRAD_ERROR;

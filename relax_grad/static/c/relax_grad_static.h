@@ -1,10 +1,11 @@
 /* Training without a runtime: a training step as tables and kernels, in C99.
  *
  * Trainer.export(folder, runtime="none") writes a folder with this file, its sources, the tables of
- * the step and the kernels. Nothing here allocates memory, starts threads, reads files or needs an
- * operating system: the caller gives the memory of a trainer and the bytes of its state. Functions
- * and types with the names of relax_grad_trainer.h, the library with TVM's runtime, do the same as
- * there, and states are the same files.
+ * the step and the kernels. Nothing here allocates memory, reads files or needs an operating
+ * system, and one thread runs it all unless RELAX_GRAD_THREADS is another number: the caller gives
+ * the memory of a trainer and the bytes of its state. Functions and types with the names of
+ * relax_grad_trainer.h, the library with TVM's runtime, do the same as there, and states are the
+ * same files.
  *
  * Rules for all functions:
  * - A function returns RELAX_GRAD_OK or another code; after another one, relax_grad_last_error()
@@ -91,7 +92,8 @@ const char* relax_grad_last_error(void);
 int32_t relax_grad_init_options(relax_grad_options* options);
 
 /* Returns the bytes of memory that a trainer needs at least, with room for 2 KiB of history and
- * properties. step.h has them as a constant. What a caller gives beyond it is room for more. */
+ * properties and a workspace for each thread. step.h has them as a constant. What a caller gives
+ * beyond it is room for more. */
 uint64_t relax_grad_memory_bytes(const relax_grad_model* model);
 
 /* Makes a trainer in the memory of the caller, of any alignment, with the state in the bytes of a
