@@ -163,7 +163,13 @@ def _native(folder: Path, arrays: dict) -> Callable[[], object]:
     own = static_trainer.StaticTrainer(static_trainer.built(folder))
     given, count = static_trainer._tensors(arrays)
     result = static_trainer.Result()
-    return lambda: own.call("step", own.handle, given, count, ctypes.byref(result))
+
+    def step() -> float:
+        assert arrays  # the memory of the pointers in given
+        own.call("step", own.handle, given, count, ctypes.byref(result))
+        return result.loss
+
+    return step
 
 
 def _torch(network: Small, inputs, targets) -> Callable[[], object]:
