@@ -81,8 +81,8 @@ class Tuning:
 
 
 #: Without fused multiply-adds, a product takes a register before it is added, and V8 reserves one
-#: of 16: tiles of (6, 2) spill there. Three convolutions of 32 x 32 took 34.8 ms with them, and 26.8
-#: with (4, 2).
+#: of 16: tiles of (6, 2) spill there. Three convolutions of 32 x 32 took 34.8 ms with them, and
+#: 26.8 ms with (4, 2).
 GENERIC = Tuning(
     "128-bit vectors (SSE, SIMD128)",
     "Zen 5: tiles of convolutions, natively and in Node; others are values of AVX2",
