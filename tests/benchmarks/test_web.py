@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import _browser
@@ -35,6 +36,19 @@ def test_networks_have_a_loss_of_their_classes(network):
         loss = cross_entropy(network.made()(inputs), targets).item()
     assert 0.5 < loss < 6
     assert inputs.shape == network.shape
+
+
+def test_tables_have_a_cell_in_each_column():
+    pytest.importorskip("sphinx", reason="builds the documentation: extra docs")
+    sys.path.append(str(ROOT / "docs/_ext"))
+    import measured_web as pages
+
+    for directive, measured in (
+        *((kind, MEASURED) for kind in (pages.Steps, pages.Peers, pages.Sizes)),
+        (pages.StaticSizes, SIZES),
+    ):
+        lines = [line for line in directive.lines(None, measured) if line.startswith("|")]
+        assert len({line.count("|") for line in lines}) == 1, lines
 
 
 def test_networks_of_tensorflow_have_the_names():
