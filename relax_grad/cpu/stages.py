@@ -17,6 +17,7 @@ from ..ir.bindings import bindings_of, renamed, used
 from ..ir.compat import constant_value, dtype_of
 from ..ir.dataflow import with_changed_bindings
 from ..ir.divisions import has_checked_divisions
+from ..ir.floats import guard_floats
 from ..ir.module import NO_ALIASES, normalized
 from . import passes as own
 from .codegen.callees import PrefixSymbols
@@ -82,6 +83,7 @@ def passes(
         yield own.ScheduleLoops(target)
     else:
         yield DeclareSchedules(target, declarations.scheduled)
+    yield _guard_floats
     yield own.ShareStorage()
     for step in stages.finalize_passes(target):
         yield step
@@ -171,6 +173,12 @@ def _complete_on_constants(declarations: Declarations) -> tvm.transform.Pass:
         return declarations.completed_on_constants(mod)
 
     return run
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.GuardFloats")
+def _guard_floats(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Keep TVM's passes after the pipeline from simplifying floating-point numbers as real ones."""
+    return guard_floats(mod)
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.CloseDataflowBlocks")

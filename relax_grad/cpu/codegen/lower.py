@@ -16,6 +16,7 @@ from tvm.ir import GlobalVar
 from tvm.target import codegen
 
 from ...ir.compat import constant_bits, installed_version, script_of, structural_hash
+from ...ir.floats import guard_floats
 from ...ir.loops import canonicalize_loops
 from ...ir.module import IS_KERNEL, is_buffer
 from .arguments import without_checks
@@ -24,7 +25,7 @@ from .generic import from_tables
 
 #: The revision of the compilation. It changes with each change of the compiled code, also within a
 #: release.
-_REVISION = 11
+_REVISION = 12
 
 #: LLVM's name for the preference of half of the vectors of AVX-512.
 _SHORT = "prefer-256-bit"
@@ -199,7 +200,7 @@ def _lowered(
     context = tvm.transform.PassContext.current()
     if not generated or set(context.config) - {_NO_ASSERTIONS}:  # options change the list of passes
         pipeline, finalize, _ = tirx.get_tir_pipeline("default")
-        mod = finalize()(pipeline(mod))
+        mod = finalize()(pipeline(guard_floats(mod)))
     else:
         mod = tvm.transform.Sequential(_passes(any(map(_takes_booleans, mod.functions.values()))))(
             mod

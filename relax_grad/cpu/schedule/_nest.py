@@ -21,6 +21,7 @@ from ...ir.compat import (
     structural_walk,
 )
 from ...ir.expressions import loads, substitute, variables
+from ...ir.floats import with_guarded_floats, without_guards
 from ...ir.int64 import int64_index, with_int64_indices
 from ...ir.module import is_buffer
 from ._dependence import are_disjoint, is_pure
@@ -408,12 +409,13 @@ def simplified(nest: Nest) -> Nest:
 
 
 def simplify(expr: tirx.PrimExpr, known: Analyzer) -> tirx.PrimExpr | None:
-    """Return an expression simplified by TVM, or None if TVM fails.
+    """Return an expression simplified by TVM, except its floating-point operations, or None if TVM
+    fails.
 
     TVM fails on a division by 0, even one that is never executed, on a comparison of integers of
     two dtypes, and on the cast of a constant to an integer dtype that cannot represent it.
     """
     try:
-        return known.simplify(expr)
+        return without_guards(known.simplify(with_guarded_floats(expr)))
     except (tvm.error.InternalError, TypeError, ValueError):
         return None
