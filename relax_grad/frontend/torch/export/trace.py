@@ -79,6 +79,7 @@ def export(
         except Exception as error:  # torch.export raises every kind
             raise_problems(tracer.problems)
             raise translated(error, inputs.leaves) from error
+    _remove_repeated(exported)
     roles = names, result.names, result.has_loss
     try:
         program = decomposed(exported, *roles, kept, _key, tracer.training, has_memory=True)
@@ -90,6 +91,24 @@ def export(
     program.form, program.reads = result.form, result.reads
     program.symbols = extents.symbols(program.exported, list(program.inputs.values()))
     return program
+
+
+def _remove_repeated(exported: torch.export.ExportedProgram) -> None:
+    """Remove the unused inputs for the further names of a tensor, such as those of a layer that is
+    registered twice. PyTorch does not decompose a graph that writes to one of two such inputs."""
+    signature, nodes = exported.graph_signature, {node.name: node for node in exported.graph.nodes}
+    values = {**exported.constants, **exported.state_dict}
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER)
+    specs = [spec for spec in signature.input_specs if spec.kind in kinds]
+    used = {id(values.get(spec.target)) for spec in specs if nodes[spec.arg.name].users}
+    for spec in specs:
+        node = nodes[spec.arg.name]
+        if not node.users and id(values.get(spec.target)) in used:
+            exported.graph.erase_node(node)
+            signature.input_specs.remove(spec)
+            exported.state_dict.pop(spec.target, None)
+            exported.constants.pop(spec.target, None)
+    exported.graph_module.recompile()
 
 
 def _refuse_shared_buffers(module: nn.Module, error: Exception) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..tracing.state import frozen
+from ..tracing.state import frozen, identity
 
 #: It stands for an attribute that a module does not have.
 _MISSING = object()
@@ -35,11 +35,12 @@ class Guards:
     modules : Sequence[nn.Module]
         The module and its submodules in their order.
     reads : Collection[tuple[int, str]]
-        The identities of modules with the names of attributes that were read.
+        The :func:`~..tracing.state.identity` of modules with the names of attributes that were
+        read.
     """
 
     def __init__(self, modules: Sequence[nn.Module], reads: Collection[tuple[int, str]]):
-        places = {id(module): i for i, module in enumerate(modules)}
+        places = {identity(module): i for i, module in enumerate(modules)}
         self._plain: list[tuple[int, str, Any, object]] = []
         self._deep: list[tuple[int, str, object]] = []
         # Their identities are compared, which others could have later.

@@ -14,9 +14,11 @@ from .guards import BoundGuards, Guards
 
 
 class Traced(Protocol):
-    """Compiled functions with the attributes that their trace has read: a ``Program``."""
+    """Compiled functions with the keys of their tensors and the attributes that their trace has
+    read: a ``Program``."""
 
     guards: Guards
+    keys: Sequence[str]
 
 
 class Layout:
@@ -35,7 +37,7 @@ class Layout:
         ]
         _, aliases = values_of({"": module})
         self._places = {}
-        self._read: dict[tuple[bool, ...], list] = {}
+        self._read: dict[object, list] = {}
         for prefix, submodule in module.named_modules(remove_duplicate=False):
             for tensors in (submodule._parameters, submodule._buffers):
                 for name in tensors:
@@ -74,9 +76,9 @@ class Layout:
             bound = self._guards[program] = program.guards.of(self.modules)
         return bound
 
-    def tensors(self, flags: tuple[bool, ...], keys: Sequence[str]) -> list[torch.Tensor]:
-        """Return the tensors of some keys, which depend on the modes only."""
-        places = self._read.get(flags)
+    def tensors(self, program: Traced) -> list[torch.Tensor]:
+        """Return the tensors that a ``Program`` takes."""
+        places = self._read.get(program)
         if places is None:
-            places = self._read[flags] = [self._places[key] for key in keys]
+            places = self._read[program] = [self._places[key] for key in program.keys]
         return [tensors[name] for tensors, name in places]

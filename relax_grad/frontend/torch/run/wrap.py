@@ -221,7 +221,7 @@ class Wrapped(nn.Module):
                     program = _traced(original, self._examples, self._options)
                     self._functions.add(flags, program, layout)
         program.check(inputs)
-        return program.run(inputs, layout.tensors(flags, program.keys))
+        return program.run(inputs, layout.tensors(program))
 
 
 class _Functions:

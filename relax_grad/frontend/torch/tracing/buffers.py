@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -28,10 +29,13 @@ def assigned_buffers(module: nn.Module) -> Iterator[None]:
         If a buffer gets a tensor of another shape or dtype, begins as None, or shares the memory of
         a parameter or of a buffer that is written in place: the graph has no shared memory.
     """
-    before = [(submodule, dict(submodule._buffers)) for submodule in module.modules()]
+    # The modules of a trace are proxies, two of a module that is registered twice.
+    owners = {id(submodule._buffers): submodule for submodule in module.modules()}
+    before = [(submodule, dict(submodule._buffers)) for submodule in owners.values()]
     olds = [old for _, buffers in before for old in buffers.values() if old is not None]
     versions = {id(old): old._version for old in olds}
     yield
+    names = Counter(map(id, olds))
     assigned: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
     for submodule, buffers in before:
         for name, new in list(submodule._buffers.items()):
@@ -42,6 +46,12 @@ def assigned_buffers(module: nn.Module) -> Iterator[None]:
                 _forget(submodule, name, new, name in buffers)
                 continue
             _check_type(submodule, name, old, new)
+            if names[id(old)] > 1:
+                raise ValueError(
+                    f"the buffer {name} of {type(submodule).__name__} is a buffer of another name, "
+                    "too, and a call assigns only one of them; write to it in place: "
+                    f"self.{name}.copy_(...)"
+                )
             assigned.append((submodule, name, old, new))
     written = [old for old in olds if old._version != versions[id(old)]]
     _check_memory(module, assigned, written)

@@ -108,7 +108,8 @@ def _is_tensor(value) -> bool:
 
 def _state(module: nn.Module, tensors: Sequence[torch.Tensor]) -> tuple:
     """Return the numbers of the writes to tensors, and the attributes of a module."""
-    groups = (vars(module), module._parameters, module._buffers, module._modules)
+    members = vars(module)  # a proxy of a module has other submodules at each read
+    groups = (members, *(members[name] for name in ("_parameters", "_buffers", "_modules")))
     attributes = [(name, id(value)) for group in groups for name, value in group.items()]
     return [tensor._version for tensor in tensors], attributes
 

@@ -44,15 +44,16 @@ def watching_state(
     recurrent network, are no state, and neither are private flags, such as flags of hooks that a
     library installs once.
 
-    The context is the set of the previous reads: identities of submodules and names of attributes.
+    The context is the set of the previous reads: :func:`identity` of submodules and names of
+    attributes.
     """
     modules = [submodule for submodule in module.modules() if submodule is not module]
     before = {
-        (id(submodule), name): value
+        (identity(submodule), name): value
         for submodule in modules
         for name, value in _attributes(submodule)
     }
-    own, written = set(map(id, modules)), set()
+    own, written = set(map(identity, modules)), set()
     read: set[tuple[int, str]] = set()
 
     # The line that writes an attribute, or else the first one that reads it, where a container is
@@ -60,17 +61,20 @@ def watching_state(
     lines: dict[tuple[int, str], traceback.FrameSummary] = {}
 
     def get(self, name):
-        if name not in _OWN and id(self) in own and (id(self), name) not in written:
-            read.add((id(self), name))
-            if (id(self), name) not in lines:
-                lines[id(self), name] = _caller()
+        if name not in _OWN:
+            key = id(_GET(self, "__dict__"))
+            if key in own and (key, name) not in written:
+                read.add((key, name))
+                if (key, name) not in lines:
+                    lines[key, name] = _caller()
         return _GET(self, name)
 
     def set_(self, name, value):
-        if (id(self), name) not in read:
-            written.add((id(self), name))
-        elif id(self) in own:
-            lines[id(self), name] = _caller()
+        key = id(_GET(self, "__dict__"))
+        if (key, name) not in read:
+            written.add((key, name))
+        elif key in own:
+            lines[key, name] = _caller()
         _SET(self, name, value)
 
     generators = random.getstate(), _numpy_state()
@@ -93,17 +97,24 @@ def watching_state(
     for submodule in modules:
         kind = type(submodule).__name__
         for name, value in _attributes(submodule):
-            old = before.get((id(submodule), name))
+            key = identity(submodule), name
+            old = before.get(key)
             new = vars(submodule)[name]
             is_mark = name.startswith("_") and isinstance(new, bool)  # that something is done
-            if (id(submodule), name) not in read or old == value or is_mark or is_cache(new):
+            if key not in read or old == value or is_mark or is_cache(new):
                 continue
             note(
                 f"a write to the attribute {name} of {kind}",
                 "the graph has the value of the first call; make it a buffer, or a variable of "
                 "the function",
-                user_line([lines[id(submodule), name]]) or f"the forward function of {kind}",
+                user_line([lines[key]]) or f"the forward function of {kind}",
             )
+
+
+def identity(module: nn.Module) -> int:
+    """Return the identity of a module's attributes, which a trace of a module that is registered
+    twice reads through proxies of all modules."""
+    return id(_GET(module, "__dict__"))
 
 
 def _caller() -> traceback.FrameSummary:

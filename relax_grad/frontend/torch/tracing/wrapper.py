@@ -35,7 +35,8 @@ class Result:
     form : tuple
         As for :class:`Program`.
     reads : set[tuple[int, str]]
-        The identities of submodules with the names of the attributes that the call has read.
+        The :func:`~.state.identity` of submodules with the names of the attributes that the call
+        has read.
     """
 
     names: list[str]

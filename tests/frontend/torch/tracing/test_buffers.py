@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
+from torch_models import check  # noqa: E402
+
 from relax_grad.frontend.torch import from_module, wrap  # noqa: E402
 from relax_grad.training import SGD, Trainer, train_step  # noqa: E402
 
@@ -109,6 +111,12 @@ class Attribute(Tied):
         self.b = self.a
 
 
+class TiedAssigned(Tied):
+    def forward(self, data):
+        self.a = self.a + 1
+        return (data * self.w).sum() + self.b.sum()
+
+
 class FromNone(Base):
     def prepare(self):
         self.register_buffer("mean", None)
@@ -144,7 +152,7 @@ class WrittenInPlace(Base):
     ("kind", "message"),
     [
         (Overlapping, "tensors a and b of the module have the same memory, and a call writes"),
-        (Tied, "tensors a and b of the module have the same memory, and a call writes"),
+        (TiedAssigned, r"the buffer a of TiedAssigned is a buffer of another name.*a\.copy_\("),
         (Attribute, "tensors a and b of the module have the same memory, and a call writes"),
         (FromNone, r"the buffer mean of FromNone is None, .*register_buffer\('mean'"),
         (Registered, r"the buffer late of Registered is None, and a call gives it"),
@@ -168,3 +176,35 @@ def test_a_buffer_in_the_memory_of_a_parameter():
         torch.testing.assert_close(wrapped(data), module(data))
         with torch.no_grad():
             module.w.mul_(2)
+
+
+class Counting(Base):
+    """A layer that is registered twice, with a buffer that is written or assigned."""
+
+    def prepare(self):
+        self.add("a", "b")
+        self.is_assigned = False
+
+    def forward(self, data):
+        if self.is_assigned:
+            self.a = self.a * 0.5 + data.detach().mean(0)
+        else:
+            self.a.mul_(0.5).add_(data.detach().mean(0))
+        self.b += self.a
+        return data * self.w + self.a - self.b
+
+
+@pytest.mark.parametrize("is_assigned", [False, True])
+def test_layers_that_are_registered_twice(is_assigned):
+    layer, norm = Counting(), nn.BatchNorm1d(4)
+    layer.is_assigned = is_assigned
+    module = nn.Sequential(layer, norm, nn.Linear(4, 4), layer, norm).double()
+    data = torch.randn(6, 4).double()
+    imported = check(module, (data,), loss=lambda y: y.cos().sum(), steps=2, tolerance=1e-6)
+    assert list(imported.states)[:2] == ["0.a", "0.b"]
+    assert imported.aliases["3.a"] == "0.a"
+    assert imported.aliases["4.running_mean"] == "1.running_mean"
+
+
+def test_a_buffer_of_two_names_that_is_written_in_place():
+    check(Tied(), (torch.randn(3, 4),), steps=2, forward=False)
