@@ -77,12 +77,9 @@ def grad_and_value(
 def vjp(
     function: Callable,
     *primals: object,
-    argnums: int | tuple[int, ...] | None = None,
     has_aux: bool = False,
 ) -> tuple:
     """Trace ``torch.func.vjp(function, *primals, has_aux=has_aux)``."""
-    if argnums is not None:
-        raise NotImplementedError("torch.func.jacrev is not imported; use torch.func.jacfwd")
     primals = tuple(map(_fresh, primals))
     with torch.enable_grad():
         result = function(*primals)

@@ -1,5 +1,5 @@
-"""Transforms of functions that a model computes with: ``torch.func.vmap``, ``jvp``, ``jacfwd`` and
-``hessian``.
+"""Transforms of functions that a model computes with: ``torch.func.vmap``, ``jvp``, ``jacfwd``,
+``jacrev`` and ``hessian``.
 
 torch.export would record a batched tensor as if it had no batch. A transform is therefore traced on
 its own, below PyTorch's transforms, into the operators that it runs; the graph of the model takes
@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import fx
+from torch._functorch import eager_transforms
+from torch._guards import detect_fake_mode
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.utils import _pytree as pytree
@@ -66,6 +68,31 @@ class Transforms:
 
         return owner, name, run
 
+    def vjp(self, replacement: Callable) -> tuple[object, str, Callable]:
+        """Return the owner and the name of the function behind ``torch.func.vjp`` and ``jacrev``,
+        and a function that is the replacement for ``vjp``, and traces ``jacrev``."""
+        original = eager_transforms._vjp_with_argnums
+
+        def run(function, *primals, argnums=None, has_aux=False):
+            if self.are_traced:
+                return original(function, *primals, argnums=argnums, has_aux=has_aux)
+            if argnums is None:
+                return replacement(function, *primals, has_aux=has_aux)
+
+            def pulled(cotangents):
+                """Compute the function again, in the trace of the transform of its gradient."""
+                return original(function, *primals, argnums=argnums, has_aux=has_aux)[1](cotangents)
+
+            def traced(cotangents):
+                if self.are_traced:
+                    return pulled(cotangents)
+                return self._traced(lambda args, _: pulled(*args), ((cotangents,), {}))
+
+            output, *aux = function(*primals) if has_aux else (function(*primals),)
+            return output, traced, *aux
+
+        return eager_transforms, "_vjp_with_argnums", run
+
     def call(self, function: Callable, args: tuple, kwargs: dict) -> object:
         """Run a function of PyTorch within a transform."""
         if function is torch._C._set_grad_enabled and self._has_gradients and not args[0]:
@@ -95,20 +122,21 @@ class Transforms:
         leaves, spec = pytree.tree_flatten(operands)
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         tensors, forms = [leaves[i] for i in places], []
+        extents = _with_all_extents(tensors)
 
         def flat(*values):
             new = list(leaves)
-            for i, value in zip(places, values, strict=True):
+            for i, value in zip(places, values, strict=False):
                 new[i] = value
             results, form = pytree.tree_flatten(function(*pytree.tree_unflatten(new, spec)))
             forms.append(form)
             return results
 
         with self._tracing():
-            graph = make_fx(flat)(*tensors)
+            graph = make_fx(flat)(*tensors, *extents)
         graph.graph.eliminate_dead_code()
         _with_detached(graph.graph)
-        return pytree.tree_unflatten(fx.Interpreter(graph).run(*tensors), forms[0])
+        return pytree.tree_unflatten(fx.Interpreter(graph).run(*tensors, *extents), forms[0])
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
@@ -118,6 +146,22 @@ class Transforms:
                 yield
         finally:
             self.are_traced = False
+
+
+def _with_all_extents(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return a tensor with all symbolic extents, if there are some: a trace knows only the extents
+    of its inputs, and a function may read other tensors."""
+    mode = detect_fake_mode(tensors)
+    environment = None if mode is None else mode.shape_env
+    if environment is None:
+        return []
+    known = "backed_var_to_val"  # its name since PyTorch 2.12
+    symbols = getattr(environment, known if hasattr(environment, known) else "var_to_val").items()
+    if not symbols:
+        return []
+    with disable_proxy_modes_tracing(), mode:
+        sizes = [environment.create_symintnode(symbol, hint=int(n)) for symbol, n in symbols]
+        return [torch.empty(sizes)]
 
 
 def _with_detached(graph: fx.Graph) -> None:

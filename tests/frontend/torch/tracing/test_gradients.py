@@ -180,14 +180,13 @@ def outside(m, x):
     [
         (unused_second, "allow_unused is imported for first derivatives only"),
         (outside, "gradient.default: the differentiated tensor depends on others"),
-        (lambda m, x: torch.func.jacrev(m.dense)(x).sum(), "jacrev is not imported"),
         (lambda m, x: torch.func.functionalize(m.dense)(x).sum(), "call the function"),
         (
             lambda m, x: grad(m.dense(x), [m.scale], torch.ones(2, 3, 4), is_grads_batched=True),
             "is_grads_batched is not imported",
         ),
     ],
-    ids=["unused", "outside", "jacrev", "functionalize", "batched"],
+    ids=["unused", "outside", "functionalize", "batched"],
 )
 def test_gradients_that_are_refused_name_the_line(function, message):
     with pytest.raises(UnsupportedOperatorError, match=message) as caught:

@@ -1,4 +1,4 @@
-"""Models that compute with torch.func.vmap, jvp, jacfwd and hessian, against PyTorch."""
+"""Models that compute with torch.func.vmap, jvp, jacfwd, jacrev and hessian, against PyTorch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="the package torch is not installed:
 
 from torch_models import check, set_seeds  # noqa: E402
 
-from relax_grad.frontend.torch import UnsupportedOperatorError, from_module  # noqa: E402
+from relax_grad.frontend.torch import UnsupportedOperatorError, from_module, wrap  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 func = torch.func
@@ -68,6 +68,35 @@ def jacobian(w, x):
     return func.jacfwd(lambda data: (data * w).sin().sum(1))(x)
 
 
+def reverse(w, x):
+    """With several operands, and further results."""
+    both = func.jacrev(lambda a, b: (a * b).sin(), argnums=(0, 1))(x[0], w)
+    rows, rest = func.jacrev(lambda v: ((x * v).tanh().sum(0), v.cos()), has_aux=True)(w)
+    return sum(part.sum(0) for part in both) * rest + rows.sum(0)
+
+
+def in_chunks(w, x):
+    parts = (func.jacrev(lambda v: (x[0] * v).exp(), chunk_size=size)(w) for size in (1, 2))
+    return sum(parts) @ x.T
+
+
+def nested_jacobians(w, x):
+    def function(v):
+        return (x[0] * v).exp().sum()
+
+    return (
+        func.jacrev(func.jacrev(function))(w)
+        + func.jacrev(func.jacfwd(function))(w)
+        + func.grad(lambda v: func.jacrev(function)(v).pow(2).sum())(w)
+    )
+
+
+def of_parameters(w, x):
+    states = {"weight": w.expand(2, 3), "bias": w[:2]}
+    jacobian = func.jacrev(lambda s: func.functional_call(LAYER, s, (x,)).tanh().sum(0))(states)
+    return sum(part.pow(2).sum() for part in jacobian.values()) * w
+
+
 def second(w, x):
     return func.hessian(lambda data: (data * w).tanh().sum())(x[0])
 
@@ -92,6 +121,7 @@ def of_autograd(w, x):
 FUNCTIONS = (
     *(per_sample_gradients, keyword_and_places, nested, softmax, detached, without_gradient),
     *(tangent, jacobian, second, models, whole_numbers, of_autograd),
+    *(reverse, in_chunks, nested_jacobians, of_parameters),
 )
 
 
@@ -111,6 +141,19 @@ class Sum(nn.Module):
 def test_values_and_gradients():
     set_seeds()
     check(Sum(FUNCTIONS), (torch.randn(2, 3).double(),), forward=False)
+
+
+def test_symbolic_rows():
+    """Also of a tensor that the function reads without taking it as an argument."""
+    set_seeds()
+    functions = reverse, second, in_chunks, per_sample_gradients
+    module, data = Sum(functions), torch.randn(3, 3).double()
+    wrapped = wrap(module, (data,), dynamic_shapes={"x": {0: "rows"}})
+    for rows in (3, 2, 5):
+        data = torch.randn(rows, 3).double()
+        torch.testing.assert_close(wrapped(data), module(data))
+        gradients = (torch.autograd.grad(m(data), [*module.parameters()]) for m in (wrapped, module))
+        torch.testing.assert_close(*gradients)
 
 
 class Scaled(torch.autograd.Function):
@@ -141,10 +184,9 @@ def _within_no_grad(w, x):
     [
         (lambda w, x: func.vmap(lambda row: _within_no_grad(w, row) * w)(x), r"detach\(\) there"),
         (lambda w, x: func.vmap(lambda row: Scaled.apply(row * w))(x), "call it outside"),
-        (lambda w, x: func.jacrev(lambda data: data * w)(x), "use torch.func.jacfwd"),
         (lambda w, x: func.linearize(lambda data: data * w, x)[0], "use torch.func.jvp"),
     ],
-    ids=["no_grad", "Function", "jacrev", "linearize"],
+    ids=["no_grad", "Function", "linearize"],
 )
 def test_refused(function, message):
     with pytest.raises(UnsupportedOperatorError, match=message):
