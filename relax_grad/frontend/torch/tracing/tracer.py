@@ -23,6 +23,7 @@ from . import gradients
 from .checks import gaussian_nll_loss, is_validation, multi_margin_loss, without_checks
 from .ctc import ctc_loss
 from .functions import FunctionCalls
+from .indices import at_numbers, has_numbers
 from .packed import PackedSequences
 from .recurrent import decomposed_under_autocast
 from .transforms import Transforms
@@ -56,6 +57,10 @@ _CHECKPOINTED = [
 _OWN_FUNCTIONS = ("torch._higher_order_ops.", "torch._library.", "torch._functorch.")
 #: A class method of Python, and from PyTorch 2.14 on one of C, which has no ``__func__``.
 _ORIGINAL_APPLY = torch.autograd.Function.__dict__["apply"]
+
+
+#: The functions of ``tensor[index]`` and of assignments to it.
+_INDEXED = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
 class Tracer(TorchFunctionMode):
@@ -105,6 +110,8 @@ class Tracer(TorchFunctionMode):
         function = _REPLACED.get(getattr(function, "__name__", ""), function)
         if self._transforms.are_traced:
             return self._transforms.call(function, args, kwargs)
+        if function in _INDEXED and has_numbers(args[1]):
+            return self._at_numbers(function, *args)
         accessor = getattr(function, "__self__", None)
         if function is torch._C._set_grad_enabled and self._inferences and args[0]:
             self._note(
@@ -138,6 +145,21 @@ class Tracer(TorchFunctionMode):
                 "register it as one",
             )
         return function(*args, **kwargs)
+
+    def _at_numbers(self, function: Callable, data: torch.Tensor, index: object, *value: object):
+        """Read or write a tensor where an index has an integer in a tensor."""
+        found = at_numbers(data, index)
+        if found is None:
+            return function(data, index, *value)
+        view, index = found
+        if value:
+            return function(view, index, *value)
+        self._note(
+            "Tensor.__getitem__",
+            "an index is a tensor without axes, whose value PyTorch reads to return a view; use "
+            "tensor[index.reshape(1)].squeeze(0), a copy",
+        )
+        return view[index].squeeze(0)
 
     def _check_flag(self, tensor: torch.Tensor, requires_grad: bool | None = None) -> None:
         """Note a change of the flag of a parameter, which the graph does not have."""
@@ -180,7 +202,7 @@ class Tracer(TorchFunctionMode):
             # A derivative within the model becomes a node of the graph.
             outside(torch.autograd, "grad", gradients.grad),
             outside(eager_transforms, "grad_and_value_impl", gradients.grad_and_value),
-            outside(eager_transforms, "_vjp_with_argnums", gradients.vjp),
+            self._transforms.vjp(gradients.vjp),
             outside(torch.autograd.functional, "_grad_preprocess", gradients.leaves_of),
             # torch.export records batched tensors without their batch.
             within(apis, "vmap_impl"),
