@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import GlobalVar, Op
+from tvm.ir import GlobalVar, Op, PrimType
 from tvm_ffi import structural_hash
 
 from ..errors import GradientError
@@ -395,10 +395,10 @@ class _Division:
 
 
 def _operands(value: relax.Expr) -> list[relax.Var]:
-    """Return the variables that a value reads, also in branches."""
+    """Return the variables that a value reads, also in branches, besides symbolic extents."""
     if isinstance(value, (relax.If, relax.SeqExpr, relax.Function)):
         return list(relax.analysis.free_vars(value))
-    return used(value)
+    return [variable for variable in used(value) if not isinstance(variable.ty, PrimType)]
 
 
 def _extents(binding: relax.Binding) -> list[tirx.Var]:
@@ -408,6 +408,8 @@ def _extents(binding: relax.Binding) -> list[tirx.Var]:
         for argument in binding.value.args[:]:
             if isinstance(argument, relax.ShapeExpr):
                 extents += relax.analysis.tir_vars_in_type(argument.ty)
+            elif isinstance(argument, relax.Tuple):  # such as the bounds of a slice
+                extents += relax.analysis.free_symbolic_vars(argument)
     return extents
 
 
