@@ -61,6 +61,7 @@ ROWS = {
     ),
     "`torch.func.vmap`, `jvp`": (
         "tracing/test_transforms.py::test_values_and_gradients",
+        "tracing/test_transforms.py::test_symbolic_rows",
         "tracing/test_transforms.py::test_refused",
     ),
     "ties of `fmax`, `fmin` and `clamp`": ("test_exactness.py::test_nan_and_infinities",),
@@ -71,8 +72,14 @@ ROWS = {
         "tracing/test_buffers.py::test_buffers_without_a_meaning_in_a_graph_are_refused",
         "tracing/test_buffers.py::test_a_buffer_in_the_memory_of_a_parameter",
     ),
+    "assignments at an integer": (
+        "tracing/test_indices.py::test_writes",
+        "tracing/test_indices.py::test_refused",
+    ),
+    "parameters without influence": ("run/test_wrap.py::test_parameters_without_influence",),
     "tied weights": (
         "test_model.py::test_tied_parameters_are_one",
+        "tracing/test_buffers.py::test_layers_that_are_registered_twice",
         "test_features.py::test_three_steps",
     ),
     "dropout of all kinds": (
