@@ -1,4 +1,7 @@
-"""Converters of activation functions; their gradients at kinks are PyTorch's."""
+"""Converters of activation functions; their gradients at kinks are PyTorch's.
+
+At NaN, PyTorch's vector and scalar loops differ; the gradients are those of the vector loops.
+"""
 
 from __future__ import annotations
 
@@ -65,11 +68,11 @@ def _softplus_of(call, data):
 def _elu(call, data, alpha, scale, input_scale):
     kind = dtype(data)
     zero = scalar(0, kind)
-    negative = call.emit(_op.less_equal(data, zero))
-    exponent = call.emit(_op.where(negative, data, zero))
+    positive = call.emit(_op.greater(data, zero))
+    exponent = call.emit(_op.where(positive, zero, data))
     exponent = call.emit(_op.multiply(exponent, scalar(input_scale, kind)))
     curve = _op.multiply(expm1(call, exponent), scalar(alpha * scale, kind))
-    return _op.where(negative, curve, _op.multiply(data, scalar(scale, kind)))
+    return _op.where(positive, _op.multiply(data, scalar(scale, kind)), curve)
 
 
 @_activation("celu.default")
@@ -91,23 +94,19 @@ def _leaky_relu(call, data, negative_slope):
 
 @_activation("hardtanh.default")
 def _hardtanh(call, data, min_val, max_val):
-    """The bounds do not belong to the range in which the operand has its gradient."""
-    return _between(call, data, min_val, max_val, data)
+    """The bounds do not belong to the range in which the operand has its gradient, nor does NaN."""
+    kind = dtype(data)
+    low, high = scalar(min_val, kind), scalar(max_val, kind)
+    inside = call.emit(_op.logical_and(_op.greater(data, low), _op.less(data, high)))
+    fixed = call.emit(stop_gradient(data))
+    above = call.emit(_op.where(_op.greater_equal(fixed, high), high, fixed))
+    outside = call.emit(_op.where(_op.less_equal(fixed, low), low, above))
+    return _op.where(inside, data, outside)
 
 
 @_activation("relu6.default")
 def _relu6(call, data):
-    return _between(call, data, 0, 6, data)
-
-
-def _between(call, data, low: float, high: float, value, below=None, above=None):
-    """Return a value where the data lies between two bounds, and other values at them and
-    beyond."""
-    kind = dtype(data)
-    below = scalar(low, kind) if below is None else below
-    above = scalar(high, kind) if above is None else above
-    inner = call.emit(_op.where(_op.greater_equal(data, scalar(high, kind)), above, value))
-    return call.emit(_op.where(_op.less_equal(data, scalar(low, kind)), below, inner))
+    return _hardtanh(call, data, 0, 6)
 
 
 @_activation("hardsigmoid.default")
@@ -124,17 +123,17 @@ def _hardsigmoid(call, data):
 
 @_activation("hardswish.default")
 def _hardswish(call, data):
-    """NaN has the gradient 1; a negative infinity becomes NaN, and has none."""
+    """NaN has the gradient NaN; a negative infinity becomes NaN, and has none."""
     kind = dtype(data)
     zero, three = scalar(0, kind), scalar(3, kind)
-    inside = call.emit(_op.less(_op.abs(data), three))
-    inner = call.emit(_op.where(inside, data, zero))
+    outer = call.emit(_op.greater_equal(_op.abs(data), three))
+    inner = call.emit(_op.where(outer, zero, data))
     curve = call.emit(_op.divide(_op.multiply(inner, _op.add(inner, three)), scalar(6, kind)))
     fixed = call.emit(stop_gradient(data))
     low = call.emit(_op.less_equal(data, scalar(-3, kind)))
     lost = call.emit(_op.where(_op.isinf(fixed), scalar(math.nan, kind), zero))
     outside = call.emit(_op.where(low, lost, data))
-    return _op.where(inside, curve, outside)
+    return _op.where(outer, outside, curve)
 
 
 @_activation("softplus.default")

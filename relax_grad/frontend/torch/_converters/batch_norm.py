@@ -11,6 +11,7 @@ from torch import fx
 from tvm import relax, tirx
 
 from ....ir.compat import dtype_of
+from ....op import stop_gradient
 from ....op.norm_statistics import batch_norm_statistics
 from ._call import plain_extent, wide_dtype
 
@@ -33,12 +34,20 @@ def _updating(importer, node: fx.Node) -> tuple:
     result, batch_mean, batch_variance = _normalized(
         importer, data, weight, bias, mean, variance, epsilon, True
     )
-    return (
-        result,
-        *_statistics(importer, node, data, epsilon),
+    moved = [
         _moved(importer, mean, batch_mean, momentum),
         _moved(importer, variance, _unbiased(importer, data, batch_variance), momentum),
-    )
+    ]
+    for i, position in enumerate((3, 4)):
+        if _is_read(node, position):  # a buffer has no gradient
+            moved[i] = importer.emit(stop_gradient(moved[i]))
+    return result, *_statistics(importer, node, data, epsilon), *moved
+
+
+def _is_read(node: fx.Node, position: int) -> bool:
+    """Tell whether the graph computes with a result, and does not only return it."""
+    results = (user for user in node.users if user.args[1] == position)
+    return any(user.op != "output" for result in results for user in result.users)
 
 
 def _evaluating(importer, node: fx.Node) -> tuple:

@@ -166,7 +166,9 @@ def _max_unpool(call, data, indices, output_size, stride=None, padding=None):
     axis = len(flat) - 1
     fixed = call.emit(stop_gradient(data))
     value = call.emit(_op.scatter_elements(none, indices, fixed, axis, "update"))
-    total = call.emit(_op.scatter_elements(none, indices, data, axis, "add"))
+    # The difference below would make an infinity NaN.
+    finite = call.emit(_op.where(_op.isfinite(fixed), data, scalar(0, dtype(data))))
+    total = call.emit(_op.scatter_elements(none, indices, finite, axis, "add"))
     change = call.emit(_op.subtract(total, call.emit(stop_gradient(total))))
     return call.reshape(call.emit(_op.add(value, change)), shape)
 

@@ -113,6 +113,7 @@ def _average(norm: _BatchNorm, data: torch.Tensor) -> torch.Tensor:
     )
     # With momentum 1, the running statistics are the batch's.
     with torch.no_grad():
+        share = 1.0 / norm.num_batches_tracked.to(norm.running_mean.dtype)
         for running, before in zip((norm.running_mean, norm.running_var), old, strict=True):
-            running.copy_(before + (running - before) / norm.num_batches_tracked)
+            running.copy_(running * share + before * (1.0 - share))
     return result
