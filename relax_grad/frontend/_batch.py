@@ -102,7 +102,10 @@ def _brief(error: Exception, rows: int | None) -> str:
     """Return the reason of an error in one line."""
     text = " ".join(str(error).split())
     if "specialized it to be a constant" in text:
-        return f"its code has the number itself, as reshape({rows}, -1) has"
+        return (
+            f"its code has the number itself, as reshape({rows}, -1) and len(x) have; "
+            "x.shape[0] is symbolic"
+        )
     guard = re.search(r"the generated guard (.*?)\.? (?:- |Suggested|A write)", text)
     if guard:
         return f"its code needs {re.sub(_SIZE, BATCH, guard[1])}"

@@ -56,7 +56,8 @@ def translated(error: Exception, inputs: Mapping[str, object] | None = None) -> 
         return ValueError(
             "dynamic_shapes does not fit the module or the examples (Dim is torch.export.Dim):\n  "
             + "\n  ".join(line for line in reasons if not line.startswith("Constraints violated"))
-            + "\n  A write to a parameter or a buffer fixes extents, too."
+            + "\n  A write to a parameter or a buffer fixes extents, too; so do len(tensor), for "
+            "which tensor.shape[0] is the remedy, and torch.func.jvp."
         )
     reason = next(iter(str(error).strip().splitlines()), "")
     line = user_line(traceback.extract_tb(error.__traceback__))

@@ -117,8 +117,11 @@ def _refuse_shared_buffers(module: nn.Module, error: Exception) -> None:
     tensors = dict(module.named_buffers(remove_duplicate=False))
     for prefix, submodule in module.named_modules():
         for name, value in vars(submodule).items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{prefix}.{name}" if prefix else name] = value
+            parts = value if isinstance(value, (list, tuple)) else [value]
+            for i, part in enumerate(parts):
+                if isinstance(part, torch.Tensor):
+                    whole = f"{name}[{i}]" if parts is value else name
+                    tensors[f"{prefix}.{whole}" if prefix else whole] = part
     for key, other in shared_memory({k: v for k, v in tensors.items() if not v.is_meta}):
         raise ValueError(
             f"the tensors {key} and {other} of the module have the same memory, and a call writes "

@@ -87,6 +87,11 @@ def _check_type(module: nn.Module, name: str, old: torch.Tensor, new: torch.Tens
             + _SYMBOLIC_STATE
             * is_symbolic
         )
+    if any(not step and n > 1 for step, n in zip(old.stride(), old.shape, strict=True)):
+        raise ValueError(
+            f"the elements of the buffer {name} of {type(module).__name__} share memory, and a "
+            "call gives it another tensor; register tensor.contiguous()"
+        )
 
 
 def _check_memory(module: nn.Module, assigned: list, written: list[torch.Tensor]) -> None:

@@ -510,6 +510,38 @@ def test_attributes_that_change_take_effect():
     assert set(programs) == set(before)
 
 
+def test_attributes_of_a_module_with_a_layer_twice():
+    """The trace sees such modules through proxies."""
+    layer = Annealed()
+    module = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(6, 4), layer)
+    other, x = copy.deepcopy(module), torch.randn(5, 4)
+    wrapped = wrap(module, (x,))
+    for temperature in (1.0, 3.0):
+        module[1].temperature = other[1].temperature = temperature
+        torch.testing.assert_close(wrapped(x), other(x), rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_without_influence():
+    module = Annealed()
+    module.unused = nn.Parameter(torch.ones(2))
+    wrapped = wrap(module, (torch.randn(5, 4),))
+    wrapped(torch.randn(5, 4)).sum().backward()
+    assert not module.unused.grad.any()
+
+
+def test_embedding_bags_of_symbolic_rows():
+    """The backward function slices by a symbolic extent."""
+    module = nn.EmbeddingBag(5, 4)
+    places = torch.randint(0, 5, (3, 6))
+    wrapped = wrap(module, (places,), dynamic_shapes={"input": {0: "batch"}})
+    for rows in (3, 1, 7):
+        places = torch.randint(0, 5, (rows, 6))
+        gradients = (
+            torch.autograd.grad(m(places).exp().sum(), m.weight) for m in (wrapped, module)
+        )
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
 def test_many_values_of_an_attribute_warn(monkeypatch):
     wrapped = wrap(nn.Dropout(0.5), (X,))
     wrapped.eval()

@@ -152,7 +152,9 @@ def test_symbolic_rows():
     for rows in (3, 2, 5):
         data = torch.randn(rows, 3).double()
         torch.testing.assert_close(wrapped(data), module(data))
-        gradients = (torch.autograd.grad(m(data), [*module.parameters()]) for m in (wrapped, module))
+        gradients = (
+            torch.autograd.grad(m(data), [*module.parameters()]) for m in (wrapped, module)
+        )
         torch.testing.assert_close(*gradients)
 
 

@@ -1,0 +1,35 @@
+"""Drawn modules with state, attributes, ties, NaN, views and custom gradients train and run as in
+PyTorch, in batches of drawn sizes, while a loop changes them."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
+
+from sweep import share  # noqa: E402
+from torch_drawn_modules import check_training, check_wrapped  # noqa: E402
+
+#: Seeds of the suite that runs always.
+FEW = 4
+
+#: Seeds of each check in the sweeps, and the number that a test takes.
+MORE, TOGETHER = 240, 10
+
+
+@pytest.mark.parametrize("seed", range(FEW))
+@pytest.mark.parametrize("check", [check_training, check_wrapped])
+def test_some_modules(check, seed):
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", share(range(FEW, MORE, TOGETHER)))
+@pytest.mark.parametrize("check", [check_training, check_wrapped])
+def test_more_modules(check, first):
+    for seed in range(first, first + TOGETHER):
+        try:
+            check(seed)
+        except Exception as error:
+            error.add_note(f"{check.__name__}({seed})")
+            raise
