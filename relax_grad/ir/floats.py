@@ -1,8 +1,8 @@
 """Floating-point operations that TVM's simplifier leaves as they are.
 
 It takes floating-point numbers for real ones: ``x == x`` becomes true, ``not x < y`` becomes
-``y <= x``, ``x < y or x >= y`` becomes true, ``(x + c) - c`` becomes ``x``, and ``0 * x`` becomes 0.
-NaN, infinities and rounding have other results.
+``y <= x``, ``x < y or x >= y`` becomes true, ``(x + c) - c`` becomes ``x``, and ``0 * x`` becomes
+0. NaN, infinities and rounding have other results.
 """
 
 from __future__ import annotations

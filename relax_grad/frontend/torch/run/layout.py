@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -18,7 +17,7 @@ class Traced(Protocol):
     read: a ``Program``."""
 
     guards: Guards
-    keys: Sequence[str]
+    keys: list[str]
 
 
 class Layout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import EllipsisType
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ def at_numbers(data: torch.Tensor, index: object) -> tuple[torch.Tensor, tuple] 
 
     The view has the axes that the numbers select first.
     """
-    items = list(index) if isinstance(index, tuple) else [index]
+    items: list[Any] = list(index) if isinstance(index, tuple) else [index]
     places = [i for i, item in enumerate(items) if _is_number(item)]
     if places != list(range(places[0], places[-1] + 1)):
         return None
