@@ -1,6 +1,6 @@
 """Converters of activation functions; their gradients at kinks are PyTorch's.
 
-At NaN, PyTorch's vector and scalar loops differ; the gradients are those of the vector loops.
+At NaN, the gradients are as in PyTorch's vector loops, from which its scalar loops differ.
 """
 
 from __future__ import annotations

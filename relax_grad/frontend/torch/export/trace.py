@@ -94,8 +94,8 @@ def export(
 
 
 def _remove_repeated(exported: torch.export.ExportedProgram) -> None:
-    """Remove the unused inputs for the further names of a tensor, such as those of a layer that is
-    registered twice. PyTorch does not decompose a graph that writes to one of two such inputs."""
+    """Remove the unused inputs for further names of a tensor, as of a layer that is registered
+    twice. PyTorch does not decompose a graph that writes to one of two such inputs."""
     signature, nodes = exported.graph_signature, {node.name: node for node in exported.graph.nodes}
     values = {**exported.constants, **exported.state_dict}
     kinds = (InputKind.PARAMETER, InputKind.BUFFER)
