@@ -60,7 +60,15 @@ ABOVE = {
     "cli": Part(
         "the command line",
         (
-            *("", "coverage", "cpu.codegen", "cpu.kernel", "cpu.target", "cpu.threads"),
+            *(
+                "",
+                "coverage",
+                "cpu.codegen",
+                "cpu.kernel",
+                "cpu.target",
+                "cpu.threads",
+                "cpu.tiles",
+            ),
             *("distributed", "functional", "registry", "testing"),
         ),
         (0, 84),
@@ -162,6 +170,7 @@ CPU = Wing(
     },
     {
         "cpu.target": "the processor of the target",
+        "cpu.tiles": "permission for the processor's tiles of bfloat16",
         "cpu.tuning": "the sizes and limits of kernels: a row for each family of processors",
         "cpu.limits": "the fields of these rows, their units and benchmarks",
         "cpu.threads": "the number of threads of kernels",

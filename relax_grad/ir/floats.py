@@ -23,7 +23,7 @@ _FLOATS = ("float32", "float64")
 _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 
 
-def with_guarded_floats(node):
+def with_guarded_floats(node: tirx.Stmt | tirx.PrimExpr) -> tirx.Stmt | tirx.PrimExpr:
     """Return an expression or a statement in which an operand of each operation that the simplifier
     would change is a reinterpretation of itself."""
     rules = [

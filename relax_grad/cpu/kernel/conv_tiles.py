@@ -27,6 +27,7 @@ from ._vectors import interleaved
 from .builder import Vectors, bind, ceil_div, const
 from .epilogue import biases_from
 from .gathering import Gathering, Taps
+from .halves import Half
 
 #: The channels of the source in a step of a tile, and the fewest of a group for which its empty
 #: pairs take less time than multiply-adds of float32.
@@ -100,7 +101,7 @@ class ConvTiles:
         wanted = ceil_div(4 * self.cpu.cores, max(1, images * self.row_blocks))
         return min(self.blocks, wanted)
 
-    def emit(self, source, weight, target) -> None:
+    def emit(self, source: Half, weight: Half, target: tirx.Buffer | Half) -> None:
         """Emit the copy of the weight, and the tasks."""
         g = self.g
         tiles = b.scratch(g.groups * self.blocks * self._weights, "uint16")

@@ -30,6 +30,7 @@ from ._pairs import only_first
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from .convolution import Conv2d
 from .gathering import Axis
+from .halves import Half
 
 #: The elements of k in a step of tiles, and the fewest channels of a group for tiles.
 _ELEMENTS = 2 * _amx.STEPS
@@ -102,7 +103,7 @@ class ConvWeightTiles:
         self.plane = self.reads * (self.pitch // 2)
         self.image = len(self.rows.remainders) * self.plane * _INS
 
-    def emit(self, dy, x, dw) -> None:
+    def emit(self, dy: Half, x: Half, dw: tirx.Buffer | Half) -> None:
         """Emit the kernel."""
         size = b.count(self.conv.weight_shape)
         unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._divided(dy, x, dw))
