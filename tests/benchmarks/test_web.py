@@ -10,11 +10,13 @@ from pathlib import Path
 
 import _browser
 import pytest
-import static_sizes
-import torch
-import web
-from _small_models import PAGES, cross_entropy
 from static_trainer import COMPILER
+
+torch = pytest.importorskip("torch")
+
+import static_sizes  # noqa: E402
+import web  # noqa: E402
+from _small_models import PAGES, cross_entropy  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 MEASURED = json.loads((ROOT / "docs/_measured/web.json").read_text())
