@@ -49,13 +49,13 @@ class CPU:
         do not depend on the number of threads at run time.
     bfloat16 : bool
         Whether kernels multiply pairs of bfloat16 (AVX512-BF16).
+    tuning : Tuning
+        The sizes and limits that kernels are generated with: by default, the values for
+        processors with such vectors of any maker.
     tiles : bool
         Whether kernels multiply tiles of bfloat16 (AMX), for which Linux gives permission.
     rounds : bool
         Whether the processor rounds to bfloat16 in one instruction (AVX512-BF16).
-    tuning : Tuning
-        The sizes and limits that kernels are generated with: by default, the values for
-        processors with such vectors of any maker.
 
     Raises
     ------
@@ -67,10 +67,10 @@ class CPU:
     registers: int
     cores: int
     bfloat16: bool = field(default=False, repr=False)
-    tiles: bool = field(default=False, repr=False)
-    rounds: bool = field(default=False, repr=False)
     # None stands for the row of these lanes and registers, which __post_init__ sets.
     tuning: Tuning = field(default=None, repr=False)  # type: ignore[assignment]
+    tiles: bool = field(default=False, repr=False)
+    rounds: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.tuning is None:
@@ -113,7 +113,7 @@ class CPU:
         row = next(row for row in ROWS if _fits(row, target))
         has_pairs = row.lanes == 16 and _has(target, "avx512bf16")
         multiplies, has_tiles = has_pairs and row.multiplies_pairs, _has_tiles(row, target)
-        return CPU(row.lanes, row.registers, cores, multiplies, has_tiles, has_pairs, row)
+        return CPU(row.lanes, row.registers, cores, multiplies, row, has_tiles, has_pairs)
 
 
 def host() -> tvm.target.Target:

@@ -48,17 +48,23 @@ def guard_floats(mod: tvm.IRModule) -> tvm.IRModule:
     changed = {}
     for variable, function in mod.functions_items():
         if isinstance(function, tirx.PrimFunc) and not function.attrs.get(IS_KERNEL, False):
-            body = with_guarded_floats(function.body)
-            if not body.same_as(function.body):
-                changed[variable] = tirx.PrimFunc(
-                    function.params, body, function.ret_type, function.attrs, function.span
-                )
+            guarded = with_guards(function)
+            if not guarded.same_as(function):
+                changed[variable] = guarded
     if not changed:
         return mod
     result = mod.clone()
     for variable, function in changed.items():
         result.update_func(variable, function)
     return result
+
+
+def with_guards(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a function with guarded floating-point operations."""
+    body = with_guarded_floats(function.body)
+    if body.same_as(function.body):
+        return function
+    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs, function.span)
 
 
 def _is_float(expr: tirx.PrimExpr) -> bool:

@@ -207,7 +207,8 @@ def compiled(
     prefix : str
         The prefix of the names of tensor functions.
     """
-    known = list(inspect.signature(tvm.compile).parameters)[2:]  # without the module and target
+    # Without the module and the target.
+    known = list(inspect.signature(tvm.compile).parameters)[2:] if options else []
     for name in options or ():
         if name not in known:
             raise TypeError(

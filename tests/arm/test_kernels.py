@@ -34,10 +34,11 @@ WHOLE = "attention", "lstm", "gru", "rnn", "recurrent", "quantized"
 
 
 FOLDER = Path(relax_grad.cpu.kernel.__file__).parent
-#: The modules of kernels, without those for an instruction that only processors of x86 have, and
+#: The modules of kernels, without those for instructions that only processors of x86 have, and
 #: for products whose factors change places, which is measured on processors of x86 only.
 MODULES = {path.name for path in FOLDER.glob("*.py")} - {
-    *("__init__.py", "_conv_pairs.py", "_turned.py")
+    *("__init__.py", "_conv_pairs.py", "_turned.py"),
+    *("_amx_code.py", "_amx_lines.py", "_amx_products.py", "conv_tiles.py", "conv_weight_tiles.py"),
 }
 
 

@@ -43,10 +43,10 @@ def raises(error):
 
 #: Invalid results of a rule for a (2, 3) tensor in float64, and the message of each refusal.
 NO_PARTIALS = {
-    "None": (lambda *_: None, "the rule must return a list of 1 expressions.* returned None"),
-    "nothing": (lambda *_: [], "the rule must return a list of 1 expressions"),
-    "too many": (lambda *args: [args[2]] * 2, "the rule must return a list of 1 expressions"),
-    "an expression": (lambda *args: args[2], "the rule must return a list of 1 expressions"),
+    "None": (lambda *_: None, "the rule must return a list of 1 expression.* returned None"),
+    "nothing": (lambda *_: [], "the rule must return a list of 1 expression"),
+    "too many": (lambda *args: [args[2]] * 2, "the rule must return a list of 1 expression"),
+    "an expression": (lambda *args: args[2], "the rule must return a list of 1 expression"),
     "a number": (lambda *_: [1.0], "the rule must return expressions, but it returned 1.0"),
     "text": (lambda *_: ["x"], "the rule must return expressions, but it returned 'x'"),
     "None in a list": (lambda *_: [None], "the rule must return expressions, but it returned None"),

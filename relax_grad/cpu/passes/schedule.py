@@ -17,6 +17,7 @@ from ...ir.aliases import is_name, leaves, named_by
 from ...ir.bindings import bindings_of
 from ...ir.compat import dtype_of, replace_attrs, structural_map, structural_walk
 from ...ir.divisions import with_checked_divisions
+from ...ir.floats import with_guards
 from ...ir.loops import with_canonical_loops
 from ...ir.module import IS_SCHEDULED, NO_ALIASES, SCHEDULED_ATTRS
 from ...ir.remainders import with_truncated_remainders
@@ -125,7 +126,8 @@ def _unaligned_schedule(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.Pr
 
 def _finished(function: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
     function = with_shared_arguments(_unaligned(function))
-    return with_checked_divisions(with_truncated_remainders(function), name)
+    function = with_checked_divisions(with_truncated_remainders(function), name)
+    return with_guards(function)
 
 
 def _scheduled(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:

@@ -185,6 +185,20 @@ def test_spectral_norm():
     assert "layer.parametrizations.weight.original" in imported.params
 
 
+def test_a_compiled_module_is_the_one_that_it_was_made_of():
+    """``torch.compile`` returns a module that compiles at its first call."""
+    from relax_grad.frontend.torch import wrap
+
+    network = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+    made, x = torch.compile(network), torch.randn(5, 4)
+    imported = from_module(made, (x,), loss=F.mse_loss, targets=(torch.zeros(5, 3),))
+    assert [*imported.params] == [name for name, _ in network.named_parameters()]
+    result = wrap(made, (x,))(x)
+    torch.testing.assert_close(result, network(x))
+    result.sum().backward()
+    assert network[0].weight.grad is not None
+
+
 # Parameters
 
 

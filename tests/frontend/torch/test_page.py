@@ -76,6 +76,9 @@ ROWS = {
         "tracing/test_indices.py::test_writes",
         "tracing/test_indices.py::test_refused",
     ),
+    "modules that `torch.compile` returned": (
+        "test_model.py::test_a_compiled_module_is_the_one_that_it_was_made_of",
+    ),
     "parameters without influence": ("run/test_wrap.py::test_parameters_without_influence",),
     "tied weights": (
         "test_model.py::test_tied_parameters_are_one",
