@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-from ..ir.compat import Analyzer
 from ..ir.dtypes import accumulation_dtype
-from .util import Shape, cast, fill_where_empty, is_empty, zeros
+from .util import Shape, analyzer_of_extents, cast, fill_where_empty, is_empty, zeros
 
 
 def tile_backward_data(
@@ -163,7 +162,7 @@ def collapse_sum(data: te.Tensor, shape: Shape) -> te.Tensor:
     """
     added = len(data.shape) - len(shape)
     sources = list(data.shape[max(added, 0) :])
-    analyzer = Analyzer()
+    analyzer = analyzer_of_extents([*data.shape, *shape])
     kept = [
         analyzer.can_prove_equal(source, target)
         for source, target in zip(sources, shape, strict=False)

@@ -7,9 +7,25 @@ from collections.abc import Sequence
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import te, tirx, topi
 
+from ..ir.compat import Analyzer
+from ..ir.expressions import variables
+
 Shape = Sequence["int | tirx.PrimExpr"]
+
+
+def analyzer_of_extents(extents: Shape) -> Analyzer:
+    """Return an analyzer that knows that the variables in some extents are extents: not
+    negative. The length of a slice is a longer expression of a symbolic extent without that."""
+    analyzer = Analyzer()
+    symbolic = [extent for extent in extents if not isinstance(extent, int)]
+    for variable in {each for extent in symbolic for each in variables(extent)}:
+        dtype = str(variable.ty.dtype)
+        largest = int(tvm_ffi.dtype(dtype).itemsize * 8 - 2)
+        analyzer.bind(variable, tvm.ir.Range(tirx.const(0, dtype), tirx.const(2**largest, dtype)))
+    return analyzer
 
 
 def cast(tensor: te.Tensor, dtype: str) -> te.Tensor:

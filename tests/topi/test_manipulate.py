@@ -69,6 +69,16 @@ def test_collapse_sum_over_a_symbolic_axis_that_may_be_empty(extent):
     assert out.numpy().tolist() == [extent, extent]
 
 
+def test_collapse_sum_knows_that_extents_are_not_negative():
+    """The length of ``x[:]`` and of ``x[-n:]`` is n."""
+    n = tirx.Var("n", "int64")
+    zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
+    end = tirx.min(tirx.max(tirx.if_then_else(n < zero, n * 2 + one, n), zero), n + one)
+    length = tirx.max(n, end) - tirx.min(zero, n + one)
+    result = manipulate.collapse_sum(te.placeholder((length, 4), "float32"), (n, 1))
+    assert result.shape[0].same_as(n)
+
+
 def test_collapse_sum_refuses_shapes_that_do_not_broadcast():
     n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
     for source, target in (((2, 3), (2,)), ((3,), (1, 3)), ((n,), (m,))):
