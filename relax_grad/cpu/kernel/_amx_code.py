@@ -183,18 +183,27 @@ def _configuration() -> str:
     return "\n".join(lines)
 
 
-def _moved(function: str) -> str:
-    """Return the loads or stores of all sums."""
-    lines = []
+def _moved(name: str, instruction: str) -> str:
+    """Return the function that loads or stores all sums; vectors have them in the buffer."""
+    lines = [
+        f"define linkonce_odr hidden i32 @relax_grad_tiles_{name}(",
+        "    ptr %sums, i64 %rows) alwaysinline nounwind {",
+        f"entry:{_IS_REAL}real:",
+        "  %two = icmp ugt i64 %rows, 16",
+    ]
     for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
         offset = 4 * (i * LANES * COLUMNS + j * LANES)
         lines.append(f"  %c{i}{j} = getelementptr i8, ptr %sums, i64 {offset}")
-    stores = [
-        [f"  call void @llvm.x86.{function}(i8 {tile}, ptr %c{i}{j}, i64 128)" for j, tile in row]
+    moves = [
+        [
+            f"  call void @llvm.x86.{instruction}(i8 {tile}, ptr %c{i}{j}, i64 128)"
+            for j, tile in row
+        ]
         for i, row in enumerate(map(list, map(enumerate, _SUMS)))
     ]
-    lines += [*stores[0], "  br i1 %two, label %second, label %end", "second:", *stores[1]]
-    return "\n".join([*lines, "  br label %end"])
+    lines += [*moves[0], "  br i1 %two, label %second, label %end", "second:", *moves[1]]
+    lines += ["  br label %end", "emulated:", "  br label %end", "end:", "  ret i32 0", "}"]
+    return "\n".join(lines)
 
 
 _IS_REAL = """
@@ -301,29 +310,9 @@ end:
   ret i32 0
 }}
 
-define linkonce_odr hidden i32 @relax_grad_tiles_store(
-    ptr %sums, i64 %rows) alwaysinline nounwind {{
-entry:{_IS_REAL}
-real:
-  %two = icmp ugt i64 %rows, 16
-{_moved("tilestored64")}
-emulated:
-  br label %end
-end:
-  ret i32 0
-}}
+{_moved("store", "tilestored64")}
 
-define linkonce_odr hidden i32 @relax_grad_tiles_load(
-    ptr %sums, i64 %rows) alwaysinline nounwind {{
-entry:{_IS_REAL}
-real:
-  %two = icmp ugt i64 %rows, 16
-{_moved("tileloadd64")}
-emulated:
-  br label %end
-end:
-  ret i32 0
-}}
+{_moved("load", "tileloadd64")}
 
 {_emulated_product()}
 
