@@ -16,7 +16,7 @@ import relax_grad
 from relax_grad.ir import compat
 from relax_grad.testing._program import without_assertions
 
-pytest_plugins = ["cpu_times", "slices", "steady_draws", "time_limit"]
+pytest_plugins = ["cpu_times", "script_frames", "slices", "steady_draws", "time_limit"]
 
 #: Folders and files whose tests compile functions without the assertions on their arguments, which
 #: are half of the code. The assertions stay on for every operator in testing/test_samples.py, and

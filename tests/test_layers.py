@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import ast
+import functools
 from graphlib import TopologicalSorter
 
 import pytest
 from mirror import layers
 
-IMPORTS = list(layers.imports())
-BETWEEN = [edge for edge in IMPORTS if edge.parts[0] != edge.parts[1]]
+
+@functools.cache
+def imports() -> list[layers.Import]:
+    """Return the imports in the package. Reading them takes too long for the collection of
+    tests."""
+    return list(layers.imports())
+
+
+def between() -> list[layers.Import]:
+    """Return the imports of one part by another."""
+    return [edge for edge in imports() if edge.parts[0] != edge.parts[1]]
 
 
 def names(node: ast.AST) -> list[str]:
@@ -56,7 +66,7 @@ def test_every_module_belongs_to_a_part():
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_has_only_allowed_imports(part):
-    for edge in BETWEEN:
+    for edge in between():
         user, used = edge.parts
         if user == part:
             reason = f"{edge.module or 'relax_grad'} imports {edge.imported or 'relax_grad'}"
@@ -70,7 +80,7 @@ def test_no_file_imports_itself_through_others():
     """The test counts imports inside functions too: a cycle of files has no bottom from which to
     read it."""
     graph: dict[str, set[str]] = {}
-    for edge in IMPORTS:
+    for edge in imports():
         graph.setdefault(edge.module, set()).add(edge.imported)
     graph["cli"].discard("")  # the commands import the public names, as users do
     graph.setdefault("cli", set())
@@ -78,7 +88,7 @@ def test_no_file_imports_itself_through_others():
 
 
 def test_no_part_imports_private_modules_of_another():
-    for edge in BETWEEN:
+    for edge in between():
         room = edge.imported.removeprefix(edge.parts[1]).lstrip(".")
         private = [name for name in room.split(".") if name.startswith("_")]
         assert not private, f"{edge.module} imports {edge.imported}: give the module a public name"
@@ -86,18 +96,18 @@ def test_no_part_imports_private_modules_of_another():
 
 def test_wings_share_only_operators_and_definitions():
     """One wing uses only the named operators and the definitions in topi of the other wing."""
-    between = {
+    parts = {
         edge.parts
-        for edge in BETWEEN
+        for edge in between()
         if (user := layers.wing_of(edge.parts[0])) and (used := layers.wing_of(edge.parts[1]))
         if user is not used
     }
-    assert {used for _, used in between} == {"op", "topi"}
-    assert {layers.wing_of(user).title for user, _ in between} == {"cpu"}
+    assert {used for _, used in parts} == {"op", "topi"}
+    assert {layers.wing_of(user).title for user, _ in parts} == {"cpu"}
 
 
 def test_imports_go_down_in_the_figure():
-    for edge in BETWEEN:
+    for edge in between():
         user, used = (layers.PARTS.get(part) for part in edge.parts)
         if user and used and "" not in edge.parts:
             assert used.place[0] > user.place[0], edge
@@ -105,7 +115,7 @@ def test_imports_go_down_in_the_figure():
 
 def test_allowed_imports_are_used():
     """Every import that the lists allow is in use. Unused entries must be removed."""
-    used = {edge.parts for edge in BETWEEN}
+    used = {edge.parts for edge in between()}
     assert {(name, to) for name, part in layers.PARTS.items() for to in part.imports} <= used
 
 
@@ -115,7 +125,7 @@ ROOMS = ("run", "model", "_build", "_importer", "export", "tracing", "inputs")
 
 def test_the_rooms_of_the_import_of_pytorch_are_passed_once():
     start = "frontend.torch."
-    for edge in IMPORTS:
+    for edge in imports():
         names = [edge.module, edge.imported]
         if all(name.startswith(start) for name in names):
             user, used = (name.removeprefix(start).partition(".")[0] for name in names)
@@ -140,5 +150,5 @@ def test_the_figure_shows_every_part():
         assert any(
             f"{before}{short}{after}" in drawn for before in (">", "   ") for after in ("<", "   ")
         )
-    arrows = {edge.parts for edge in BETWEEN if set(edge.parts) <= set(layers.PARTS)}
+    arrows = {edge.parts for edge in between() if set(edge.parts) <= set(layers.PARTS)}
     assert drawn.count("marker-end") == sum("" not in arrow for arrow in arrows)

@@ -1,9 +1,10 @@
-"""The plugins of this suite: parts of sweeps, draws that do not depend on loaded modules, and
-processor times."""
+"""The plugins of this suite: parts of sweeps, draws that do not depend on loaded modules, frames
+for TVMScript, and processor times."""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import script_frames
 import sweep
 from cpu_times import report_of
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 from slices import check_lengths, is_in_part, slice_of
 from sweep import at_length, batches
+from tvm.script import from_source
 
 SUPPORT = Path(__file__).parent / "support"
 
@@ -194,3 +197,32 @@ def test_the_report_adds_up():
     assert ["3.0", "2.0", "2", "a/"] in lines
     assert ["4.0", "1.0", "1", "a/b/test_y.py"] in lines
     assert ["7.0", "3.0", "3", "all"] in lines
+
+
+def test_frames_for_tvmscript_are_those_of_inspect():
+    ours, theirs = script_frames.Inspect().stack(), inspect.stack()
+    assert [frame.frame for frame in ours] == [frame.frame for frame in theirs]
+    assert [frame.function for frame in ours] == [frame.function for frame in theirs]
+    for one, other in zip(ours[:4], theirs[:4], strict=True):
+        assert (one.filename, one.lineno) == (other.filename, other.lineno)
+        assert one.code_context == other.code_context
+    assert eval("script_frames.Inspect().stack()")[0].code_context is None
+
+
+def test_tvmscript_is_parsed_without_the_sources_of_the_stack(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("TVM reads the source of every frame again: see script_frames.py")
+
+    for name in ("stack", "getouterframes"):
+        monkeypatch.setattr(inspect, name, refuse)
+    module = from_source(
+        "@I.ir_module\n"
+        "class Module:\n"
+        "    @T.prim_func(private=True, s_tir=True)\n"
+        "    def f(a: T.Buffer((3,), 'float32')):\n"
+        "        a[0] = T.float32(1)\n"
+        "    @R.function\n"
+        "    def main(x: R.Tensor((3,), 'float32')):\n"
+        "        return x\n"
+    )
+    assert {variable.name_hint for variable in module.functions} == {"f", "main"}

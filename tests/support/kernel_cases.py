@@ -3,6 +3,7 @@ blocks."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from attention_cases import attention_cases
@@ -18,6 +19,7 @@ from relax_grad.op.index_nd import gather_nd_backward_data, index_tensor_backwar
 from relax_grad.op.quantized import quantized_matmul, quantized_matmul_backward_data
 
 
+@functools.cache
 def cases() -> list[KernelCase]:
     """Return the cases of all operators with kernels."""
     known = set(operators_with_kernels())
