@@ -3,20 +3,24 @@
 #   WORKERS  the processes that the tests run in
 #   NAME, FAMILY  the operator of new-operator, and the module of its parts
 #   CORRECTS the fault of TVM's rule, which a new rule replaces
+#   INSTALL  --no-install: test-oldest and test-newest use the environments of lanes as they are
 #   ARGS     what is passed on to pytest, to the example or to the benchmarks
 
 PYTHON ?= python3
 WORKERS ?= 2
+INSTALL ?=
 ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 # One stamp for each set of extras; it is stale when what the metadata are made of is newer.
 STAMP := $(VENV)/.installed-
+# The extras of the targets that CI calls.
+OF_CI := lint test,examples,docs docs release matrix
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo bench bench-chart bench-web bench-passes bench-tir accuracy test test-profile test-slow test-mutants arm cross cross-tools web web-tools test-newest test-oldest test-matrix dev torch lint format docs wheels test-wheel new-operator clean distclean
+.PHONY: help demo bench bench-chart bench-web bench-passes bench-tir accuracy test test-profile test-slow test-mutants arm cross cross-tools web web-tools test-newest test-oldest test-matrix lanes dev environment torch lint format docs wheels test-wheel new-operator clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,16 +79,22 @@ arm: $(STAMP)test,examples,docs ## fetch TVM's runtime for AArch64 and run the t
 		$$($(BIN)/python -c 'from importlib.metadata import version as v; print(*(f"{n}=={v(n)}" for n in ("apache-tvm", "apache-tvm-ffi")))')
 	$(BIN)/python -m pytest tests/arm tests/static/test_devices.py $(ARGS)
 
+lanes: $(STAMP)matrix ## install the environments of test-oldest and test-newest, which then take INSTALL=--no-install
+	$(BIN)/python -m nox --reuse-existing-virtualenvs --install-only --session oldest newest
+
 test-oldest: $(STAMP)matrix ## run the numeric core of the tests with the oldest packages that are supported
-	$(BIN)/python -m nox --reuse-existing-virtualenvs --session oldest -- -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m nox --reuse-existing-virtualenvs $(INSTALL) --session oldest -- -n $(WORKERS) $(ARGS)
 
 test-newest: $(STAMP)matrix ## run the imports, README and the importer of PyTorch models with the newest PyTorch and NumPy (NEWEST=any: all packages)
-	$(BIN)/python -m nox --reuse-existing-virtualenvs --session newest -- -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m nox --reuse-existing-virtualenvs $(INSTALL) --session newest -- -n $(WORKERS) $(ARGS)
 
 test-matrix: $(STAMP)matrix ## run a part of the tests on every supported TVM, PyTorch, and Python that is installed, into docs/_measured (MATRIX=all: all tests)
 	$(BIN)/python -m nox --reuse-existing-virtualenvs --no-error-on-missing-interpreters --session python frontend core -- -n $(WORKERS) $(ARGS)
 
 dev: $(STAMP)cli,test,examples,docs,lint ## install everything for development but PyTorch
+
+environment: $(STAMP)cli,test,examples,docs,lint,matrix,release ## install at once what the steps of CI need, but PyTorch
+	@touch $(addprefix $(STAMP),$(OF_CI))
 
 torch: $(BIN)/python ## install the PyTorch that the tests compare with, and the package with which it writes ONNX files
 	$(BIN)/python -m pip install --constraint tests/constraints.txt torch==2.13.0 onnxscript

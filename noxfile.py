@@ -75,7 +75,7 @@ def install_torch(session: nox.Session, requirement: str) -> None:
     """Install PyTorch with empty libraries instead of CUDA's."""
     session.install("--no-deps", requirement)
     session.install(*OF_TORCH)
-    session.run("python", "tests/support/without_cuda.py")
+    session.run_install("python", "tests/support/without_cuda.py")
 
 
 def test(session: nox.Session, part: tuple[str, ...], versions: str) -> None:
