@@ -10,6 +10,7 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import one_by_one
 
 from relax_grad.distributed import _handshake
 from relax_grad.distributed._handshake import Refused, VersionMismatch, check_secret
@@ -295,14 +296,14 @@ def test_no_stream_passes_or_stops_a_machine(first, answer, delay):
 
 
 @pytest.mark.slow
-@settings(max_examples=4000, deadline=None)
+@one_by_one(4000)
 @given(ANSWERS, DELAYS)
 def test_thousands_of_streams_to_the_controller(answer, delay):
     greet_one(answer, delay)
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None)
+@one_by_one(2000)
 @given(FIRST, ANY, DELAYS)
 def test_thousands_of_streams_to_a_machine(first, answer, delay):
     greet_controller(first, answer, delay)

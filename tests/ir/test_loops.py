@@ -12,6 +12,7 @@ from sweep import TARGET
 from tir_interpreter import run
 from tvm import relax, s_tir, tirx
 from tvm.script import tirx as T
+from tvm_ffi import structural_equal
 
 import relax_grad
 from relax_grad.cpu.codegen import lower
@@ -85,9 +86,15 @@ def test_pass_by_pass():
     starts = tvm.IRModule({f"f{k}": f.with_attr("global_symbol", f"f{k}")
                            for k, f in enumerate(original)})  # fmt: skip
 
+    checked_functions = {}
+
     def check(mod, name):
         for k, (nest, wanted) in enumerate(zip(nests, results, strict=True)):
-            got = run(mod[f"f{k}"], _VALUE, np.zeros_like(_VALUE))[1]
+            function = mod[f"f{k}"]
+            if k in checked_functions and structural_equal(checked_functions[k], function):
+                continue  # the pass leaves it as it is
+            checked_functions[k] = function
+            got = run(function, _VALUE, np.zeros_like(_VALUE))[1]
             np.testing.assert_allclose(got, wanted, err_msg=f"{name}: {nest.lines} {nest.store}")
 
     check(starts, "drawn")
