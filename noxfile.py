@@ -54,7 +54,8 @@ OF_TORCH = ("filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensi
 #: Every import, README, the private names of PyTorch, the converters' cases, thirteen networks, and
 #: the uses of NumPy.
 LANE = (
-    *("tests/test_import.py::test_every_module_is_imported", "tests/test_packages.py", "tests/ir"),
+    *("tests/test_import.py::test_every_module_is_imported", "tests/test_packages.py"),
+    *("tests/ir/test_arrays.py", "tests/ir/test_compat.py", "tests/ir/test_index_ranges.py"),
     "tests/frontend/torch/test_private_names.py",
     "tests/frontend/torch/test_converters.py",
     "tests/frontend/torch/export/test_writes.py::test_every_operator_that_writes_is_in_one_table",

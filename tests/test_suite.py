@@ -197,6 +197,14 @@ def test_the_report_adds_up():
     assert ["3.0", "2.0", "2", "a/"] in lines
     assert ["4.0", "1.0", "1", "a/b/test_y.py"] in lines
     assert ["7.0", "3.0", "3", "all"] in lines
+    assert ["0", "files", "above", "20", "processor", "seconds"] in lines
+
+
+def test_files_above_the_budget_are_named():
+    cpu = {"a/test_x.py::test_1": 11.0, "a/test_x.py::test_2": 12.0, "a/test_y.py::test_3": 19.0}
+    lines = report_of(cpu, dict.fromkeys(cpu, 1.0))
+    start = lines.index("1 files above 20 processor seconds")
+    assert lines[start + 1 : start + 3] == ["  a/test_x.py", ""]
 
 
 def test_frames_for_tvmscript_are_those_of_inspect():

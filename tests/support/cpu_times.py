@@ -17,6 +17,8 @@ import pytest
 _KEY = "processor seconds"
 #: The number of the slowest tests that are printed.
 _SLOWEST = 30
+#: The processor seconds above which a file is named.
+_BUDGET = 20
 
 
 def pytest_addoption(parser) -> None:
@@ -94,7 +96,8 @@ _START = pytest.StashKey[float]()
 
 
 def report_of(cpu: dict[str, float], wall: dict[str, float]) -> list[str]:
-    """Return the lines of the report: a table of the files and folders, and the slowest tests."""
+    """Return the lines of the report: a table of the files and folders, the files above the budget,
+    and the slowest tests."""
     groups: dict[str, list[str]] = defaultdict(list)
     for test in cpu:
         file = test.split("::")[0]
@@ -111,5 +114,8 @@ def report_of(cpu: dict[str, float], wall: dict[str, float]) -> list[str]:
         chosen = sorted(chosen, reverse=True)[: None if is_folder else _SLOWEST]
         lines += [f"{c:11.1f} {w:9.1f} {n:7}  {group}" for c, w, n, group in chosen]
         lines.append("")
+    above = [group for seconds, _, _, group in sorted(rows, reverse=True) if seconds > _BUDGET]
+    files = [f"  {group}" for group in above if group != "all" and not group.endswith("/")]
+    lines += [f"{len(files)} files above {_BUDGET} processor seconds", *files, ""]
     slowest = sorted(cpu, key=cpu.get, reverse=True)[:_SLOWEST]
     return [*lines, *(f"{cpu[test]:11.1f} {wall[test]:9.1f}          {test}" for test in slowest)]
