@@ -1,4 +1,4 @@
-"""Matrix products over an axis that is empty at run time."""
+"""Matrix products over an axis that is empty at run time, and in parts on a GPU."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def run(module, *values):
     return results
 
 
-def product(a, b, dtype="float32", out_dtype=""):
+def product(a, b, dtype="float32", out_dtype=None):
     params = [tensor("a", a, dtype), tensor("b", b, dtype)]
     return build(params, lambda a, b: op.matmul(a, b, out_dtype))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "out_dtype"), [("float32", ""), ("float64", ""), ("float16", "float32")]
+    ("dtype", "out_dtype"), [("float32", None), ("float64", None), ("float16", "float32")]
 )
 @pytest.mark.parametrize(
     ("a", "b"),
@@ -79,3 +79,15 @@ def test_gradient_over_an_empty_axis():
 def test_a_known_axis_is_left_to_tvm(a, b):
     functions = relax.transform.LegalizeOps()(product(a, b)).functions_items()
     assert sorted(variable.name_hint for variable, _ in functions) == ["main", "matmul"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_divided"), [("float32", True), ("float64", True), ("float16", False)]
+)
+def test_long_sums_are_divided_on_a_gpu(dtype, is_divided):
+    """Products of half precision are left to tensor cores."""
+    module = product((64, 4096), (4096, 64), dtype)
+    with tvm.target.Target({"kind": "cuda", "arch": "sm_80"}):
+        legalized = relax.transform.LegalizeOps()(module)
+    names = {variable.name_hint for variable in legalized.get_global_vars()}
+    assert ("matmul_parts" in names) == is_divided
