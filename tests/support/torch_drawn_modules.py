@@ -4,11 +4,17 @@ PyTorch.
 Batches have drawn sizes, also one row, with whole numbers, which have ties, with NaN and
 infinities. Everything that PyTorch has after each step is compared: losses, gradients, parameters,
 buffers and errors.
+
+Batch normalization of equal rows returns rounding errors, and their signs select the slopes of a
+``leaky_relu`` after it. A difference is allowed where PyTorch's own result changes as much when its
+inputs and state are scaled by a few units in the last place, which keeps ties.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -119,6 +125,49 @@ def _tolerance(dtype: torch.dtype) -> float:
     return 1e-7 if dtype == torch.float64 else 2e-3
 
 
+def _scaled(module: nn.Module, factor: float) -> None:
+    """Scale the floating-point parameters and buffers of a module."""
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.is_floating_point():
+                tensor.mul_(factor)
+
+
+def _spread(run: Callable[[float], dict], wanted: dict) -> dict[str, float]:
+    """Return how far PyTorch's results are from ``wanted`` when ``run`` scales inputs and state."""
+    dtype = next(t.dtype for t in wanted.values() if t.is_floating_point())
+    spread = dict.fromkeys(wanted, 0.0)
+    for count in (-4, -3, -2, -1, 1, 2, 3, 4):
+        for name, tensor in run(1 + 8 * count * torch.finfo(dtype).eps).items():
+            spread[name] = max(spread[name], _difference(tensor, wanted[name]))
+    return spread
+
+
+def _difference(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Return the largest difference of two tensors of one shape; NaN for NaN in one of them."""
+    first, second = first.detach().double(), second.detach().double()
+    is_same = (first == second) | (first.isnan() & second.isnan())
+    return float(torch.where(is_same, 0, (first - second).abs()).max())
+
+
+def _agree(where: str, own: dict, wanted: dict, tolerance: float, run: Callable) -> bool:
+    """Assert that results agree; return False where rounding decides about the difference."""
+    assert own.keys() == wanted.keys(), f"{where}: {[*own]}, but PyTorch has {[*wanted]}"
+    far = {}
+    for name, tensor in wanted.items():
+        with contextlib.suppress(AssertionError):
+            close(name, [own[name]], [tensor], tolerance)
+            continue
+        far[name] = tensor
+    spread = _spread(run, wanted) if far else {}
+    for name, tensor in far.items():
+        is_like = own[name].shape == tensor.shape and own[name].dtype == tensor.dtype
+        allowed = 4 * spread[name] if is_like and math.isfinite(spread[name]) else 0
+        if not (allowed and _difference(own[name], tensor) <= allowed):
+            close(f"{where}: {name}", [own[name]], [tensor], tolerance)
+    return not far
+
+
 class _Reference:
     """The training of a module in PyTorch, with the options of a step."""
 
@@ -175,6 +224,19 @@ class _Reference:
             for key, param in self.params.items():
                 self.averages[key].mul_(decay).add_(param.detach(), alpha=1 - decay)
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return copies of the parameters and buffers."""
+        module = self.module
+        both = (*module.named_parameters(), *module.named_buffers())
+        return {name: tensor.detach().clone() for name, tensor in both}
+
+    def results(self, x: torch.Tensor, y: torch.Tensor, factor: float = 1.0) -> dict:
+        """Take a step from a scaled state, and return the loss and the state."""
+        _scaled(self.module, factor)
+        loss = self.step(x * factor, y)
+        losses = {} if loss is None else {"loss": torch.tensor(loss, dtype=x.dtype)}
+        return losses | self.state()
+
 
 def check_training(seed: int, kinds=None, batches: int = 5) -> None:
     """Assert that a drawn module trains as in PyTorch."""
@@ -196,18 +258,27 @@ def check_training(seed: int, kinds=None, batches: int = 5) -> None:
         size = 5 if place == 0 or module.has_fixed_rows else draw.choice(SIZES)
         kind = next(kinds_of)
         x, y = batch_of(draw, size, dtype, kind)
-        where = f"batch {place} of {size} rows ({kind})"
+        where, before = f"batch {place} of {size} rows ({kind})", copy.deepcopy(reference)
+        own = {}
         try:
-            wanted = reference.step(x, y)
+            wanted = reference.results(x, y)
         except ValueError as error:
             with pytest.raises(ValueError, match=_words(error)):
                 trainer.step(x, y)
+            wanted = reference.state()
         else:
-            result = trainer.step(x, y)
-            if wanted is not None:
-                message = f"{where}: the loss is {result.loss}, but PyTorch's is {wanted}"
-                assert result.loss == pytest.approx(wanted, rel=tolerance, abs=tolerance), message
-        _compare(where, trainer.values, module, tolerance)
+            loss = trainer.step(x, y).loss
+            own = {"loss": torch.tensor(loss, dtype=dtype)} if "loss" in wanted else {}
+        own |= {key: tensor_of(value) for key, value in trainer.values.items()}
+        # A name for each tensor, of which the trainer has one.
+        wanted = {key: wanted[key] for key in own}
+
+        def beside(factor, before=before, x=x, y=y, wanted=wanted):
+            results = copy.deepcopy(before).results(x, y, factor)
+            return {key: results.get(key, wanted[key]) for key in wanted}
+
+        if not _agree(where, own, wanted, tolerance, beside):
+            return  # the next steps would begin at different values
     for key, average in reference.averages.items() if "ema" in options else ():
         own = tensor_of(trainer.optimizer_state[f"ema/{key}"])
         close(f"average of {key}", [own], [average], tolerance)
@@ -223,12 +294,6 @@ def check_training(seed: int, kinds=None, batches: int = 5) -> None:
 def _words(error: Exception) -> str:
     """Return a pattern of our message for an error of PyTorch."""
     return "more than 1 value|one value|2 rows|rows"
-
-
-def _compare(where: str, values, module: nn.Module, tolerance: float) -> None:
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    for key, value in values.items():
-        close(f"{where}: {key}", [tensor_of(value)], [state[key]], tolerance)
 
 
 def check_wrapped(seed: int, kinds=None, actions: int = 7) -> None:
@@ -262,6 +327,7 @@ def check_wrapped(seed: int, kinds=None, actions: int = 7) -> None:
         else:
             is_training = action == "train"
             has_input = draw.random() < 0.3
+            before = copy.deepcopy(other)
             wanted = _outcome(other, x, y, is_training, has_input)
             own = _outcome(wrapped, x, y, is_training, has_input)
             if isinstance(wanted, Exception):
@@ -269,9 +335,19 @@ def check_wrapped(seed: int, kinds=None, actions: int = 7) -> None:
                 continue
             if isinstance(own, Exception):
                 raise own
-            for name, tensor in wanted.items():
-                close(f"{log}: {name}", [own[name]], [tensor], tolerance)
-            assert own.keys() == wanted.keys(), log
+            own = own | dict(wrapped.named_buffers())
+            wanted = wanted | dict(other.named_buffers())
+
+            def beside(
+                factor, before=before, x=x, y=y, is_training=is_training, has_input=has_input
+            ):
+                module = copy.deepcopy(before)
+                _scaled(module, factor)
+                results = _outcome(module, x * factor, y, is_training, has_input)
+                return results | dict(module.named_buffers())
+
+            if not _agree(str(log), own, wanted, tolerance, beside):
+                wrapped.load_state_dict(other.state_dict())
         buffers = dict(wrapped.named_buffers())
         for key, buffer in other.named_buffers():
             close(f"{log}: {key}", [buffers[key]], [buffer], tolerance)
