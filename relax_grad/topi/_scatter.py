@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
-from ..ir.compat import Analyzer
 from ..ir.dtypes import accumulation_dtype
 from ._loops import Chunks, extern, loops, once, tasks
 from .position import position
-from .util import Shape, broadcast_index, cast, is_one, on_gpu
+from .util import Shape, analyzer_of_extents, broadcast_index, cast, is_one, on_gpu
 
 Reader = Callable[..., "tirx.PrimExpr"]
 
@@ -205,7 +204,7 @@ def broadcast_shape(shapes: Sequence[Shape]) -> list:
     ValueError
         If two extents are neither provably equal nor is one of them 1.
     """
-    analyzer = Analyzer()
+    analyzer = analyzer_of_extents([extent for shape in shapes for extent in shape])
     result = [tirx.const(1, "int64")] * max(map(len, shapes))
     for shape in shapes:
         for i, extent in enumerate(shape, len(result) - len(shape)):
@@ -415,7 +414,7 @@ def _beyond(
     at: Sequence[tirx.PrimExpr], extents: Sequence, limits: Sequence
 ) -> list[tirx.PrimExpr]:
     """Return the conditions that indices, which are below the extents, exceed the limits."""
-    analyzer = Analyzer()
+    analyzer = analyzer_of_extents([*extents, *limits])
     return [
         i >= limit
         for i, extent, limit in zip(at, extents, limits, strict=True)

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from tvm import te, tirx, topi
 
-from ..ir import compat
 from ..ir.dtypes import accumulation_dtype
-from .util import is_empty, zeros
+from .util import analyzer_of_extents, is_empty, zeros
 
 
 def prelu(data: te.Tensor, alpha: te.Tensor, axis: int) -> te.Tensor:
@@ -37,8 +36,9 @@ def prelu(data: te.Tensor, alpha: te.Tensor, axis: int) -> te.Tensor:
     extent = data.shape[axis]
     if len(alpha.shape) != 1:
         raise ValueError(f"prelu: alpha must have one dimension, but its shape is {alpha.shape}")
-    shared = compat.Analyzer().can_prove_equal(alpha.shape[0], 1)
-    if not shared and not compat.Analyzer().can_prove_equal(alpha.shape[0], extent):
+    analyzer = analyzer_of_extents([alpha.shape[0], extent])
+    shared = analyzer.can_prove_equal(alpha.shape[0], 1)
+    if not shared and not analyzer.can_prove_equal(alpha.shape[0], extent):
         raise ValueError(
             f"prelu: alpha must have the extent 1 or {extent}, as the data along axis "
             f"{axis}, but it has {alpha.shape[0]}"

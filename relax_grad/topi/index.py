@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from ..ir.compat import Analyzer
 from ..ir.dtypes import accumulation_dtype
 from ._loops import Chunks, add, extern, loops, once
 from ._scatter import Elements, scatter
 from .position import filling, position
-from .util import Shape, cast
+from .util import Shape, analyzer_of_extents, cast
 
 
 def take(
@@ -132,7 +131,7 @@ def gather_elements(data: te.Tensor, indices: te.Tensor, axis: int, fill: str) -
         A tensor of the shape of the indices.
     """
     axis %= len(data.shape)
-    analyzer = Analyzer()
+    analyzer = analyzer_of_extents([*data.shape, *indices.shape])
     # ONNX requires the same extent along the other axes, and PyTorch no larger one. With a larger
     # extent, this must not read out of bounds.
     too_long = [

@@ -8,7 +8,8 @@ import tvm
 from sweep import TARGET
 from tvm import te, tirx
 
-from relax_grad.topi import manipulate
+from relax_grad.topi import activation, index, manipulate
+from relax_grad.topi._scatter import broadcast_shape
 
 
 def run(build, *values, out_shape):
@@ -69,12 +70,27 @@ def test_collapse_sum_over_a_symbolic_axis_that_may_be_empty(extent):
     assert out.numpy().tolist() == [extent, extent]
 
 
-def test_collapse_sum_knows_that_extents_are_not_negative():
-    """The length of ``x[:]`` and of ``x[-n:]`` is n."""
-    n = tirx.Var("n", "int64")
+def _length(n):
+    """Return the length of ``x[:]`` and of ``x[-n:]`` for n rows, as it is inferred."""
     zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
     end = tirx.min(tirx.max(tirx.if_then_else(n < zero, n * 2 + one, n), zero), n + one)
-    length = tirx.max(n, end) - tirx.min(zero, n + one)
+    return tirx.max(n, end) - tirx.min(zero, n + one)
+
+
+def test_extents_are_known_not_to_be_negative():
+    n = tirx.Var("n", "int64")
+    length = _length(n)
+    assert len(broadcast_shape([(length, 4), (n, 1)])) == 2
+    data = te.placeholder((2, length), "float32")
+    assert activation.prelu(data, te.placeholder((n,), "float32"), 1).shape[1].same_as(length)
+    indices = te.placeholder((length, 4), "int64")
+    gathered = index.gather_elements(te.placeholder((n, 4), "float32"), indices, 1, "nan")
+    assert "< n" not in str(gathered.op.body[0])
+
+
+def test_collapse_sum_knows_that_extents_are_not_negative():
+    n = tirx.Var("n", "int64")
+    length = _length(n)
     result = manipulate.collapse_sum(te.placeholder((length, 4), "float32"), (n, 1))
     assert result.shape[0].same_as(n)
 
