@@ -255,6 +255,21 @@ def test_refused_features(function, message):
     assert "test_page.py:" in str(caught.value)
 
 
+def test_other_memory_for_a_buffer_or_from_a_storage():
+    def of_a_buffer(m, x):
+        m.b.set_(x.detach().clone())
+        return m.layer(x + m.b).sum()
+
+    def of_a_storage(m, x):
+        return x.new_empty(0).set_((x * 2).untyped_storage()).sum() + m.layer(x).sum()
+
+    for function in (of_a_buffer, of_a_storage):
+        module = Of(function)
+        module.register_buffer("b", torch.zeros(4, 4))
+        with pytest.raises(UnsupportedOperatorError, match=r"set_ .*; write .* with tensor.copy_"):
+            from_module(module, (torch.ones(4, 4),))
+
+
 def test_a_scale_factor_that_is_no_whole_number():
     data = torch.ones(2, 1, 4, 4)
     function = lambda m, x: F.interpolate(m.layer(x), scale_factor=1.5, mode="bilinear").sum()  # noqa: E731

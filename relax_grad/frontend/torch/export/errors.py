@@ -32,7 +32,13 @@ _CONTROL_FLOW = (
 
 #: PyTorch's words for a conversion to NumPy, and for an extent in ``dynamic_shapes`` that differs
 #: from the example's, with the remedies.
+_SET = (
+    "\nTensor.set_ gives a tensor other memory, which the import cannot follow; write the values "
+    "with tensor.copy_, or assign a new tensor: self.buffer = values."
+)
 _REMEDIES = {
+    "Encountered a set_ on a graph input": _SET,
+    "torch.storage.UntypedStorage": _SET,
     ".numpy() is not supported": "\nCompute with torch: .numpy() ends the trace.",
     "Static shape constraint": (
         '\nName the extent in dynamic_shapes, as {0: "batch"}, or fix it by batch=.'
@@ -62,7 +68,8 @@ def translated(error: Exception, inputs: Mapping[str, object] | None = None) -> 
     reason = next(iter(str(error).strip().splitlines()), "")
     line = user_line(traceback.extract_tb(error.__traceback__))
     if isinstance(error, NotImplementedError):
-        return UnsupportedOperatorError(reason + (f"\n  at {line}" if line else ""))
+        known = "".join(remedy for words, remedy in _REMEDIES.items() if words in reason)
+        return UnsupportedOperatorError(reason + (f"\n  at {line}" if line else "") + known)
     return UnsupportedOperatorError(
         f"torch.export cannot trace the module: {type(error).__name__}: {reason}"
         + (f"\n  at {line}" if line else "")
