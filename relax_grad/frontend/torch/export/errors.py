@@ -30,12 +30,13 @@ _CONTROL_FLOW = (
     "out float(), int() and .item() of tensors."
 )
 
-#: PyTorch's words for a conversion to NumPy, and for an extent in ``dynamic_shapes`` that differs
-#: from the example's, with the remedies.
 _SET = (
     "\nTensor.set_ gives a tensor other memory, which the import cannot follow; write the values "
     "with tensor.copy_, or assign a new tensor: self.buffer = values."
 )
+
+#: PyTorch's words for faults, with the remedies: other memory, a conversion to NumPy, and an extent
+#: in ``dynamic_shapes`` that differs from the example's.
 _REMEDIES = {
     "Encountered a set_ on a graph input": _SET,
     "torch.storage.UntypedStorage": _SET,
