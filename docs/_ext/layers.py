@@ -122,7 +122,9 @@ ABOVE = {
         (3, 420),
     ),
     "backend": Part(
-        "patterns for libraries that compute backward operators", ("op", "registry"), (3, 269)
+        "calls of a library instead of operators, and patterns for others",
+        ("op", "registry"),
+        (3, 269),
     ),
 }
 

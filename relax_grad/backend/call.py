@@ -108,14 +108,7 @@ class BackwardCall:
     def shape(self, name: str = ROOT) -> tuple[int | tirx.PrimExpr, ...] | None:
         """Return the extents of an argument (a tensor or a shape) or of the result; None if
         unknown."""
-        kind = self._type_of(name)
-        if isinstance(kind, relax.TensorType):
-            kind = None if kind.shape is None else kind.shape.ty
-        if kind is None or kind.values is None:
-            return None
-        return tuple(
-            int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in kind.values
-        )
+        return shape_of(self._type_of(name))
 
     def is_static(self) -> bool:
         """Tell whether all extents of the result and of the arguments are constants."""
@@ -134,6 +127,17 @@ class BackwardCall:
                 f"{', '.join(self.arguments)}"
             )
         return self.arguments[name].ty
+
+
+def shape_of(kind: relax.Type) -> tuple[int | tirx.PrimExpr, ...] | None:
+    """Return the extents of a tensor or of a shape of this type; None if unknown."""
+    if isinstance(kind, relax.TensorType):
+        kind = None if kind.shape is None else kind.shape.ty
+    if kind is None or kind.values is None:
+        return None
+    return tuple(
+        int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in kind.values
+    )
 
 
 def _is_backward(call: relax.Call) -> bool:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 
 import tvm
 from tvm import relax
-from tvm.ir import Op
+from tvm.ir import GlobalVar, Op
 
-from ..ir.bindings import bindings_of, with_value
-from ..ir.dataflow import with_changed_bindings
+from ..ir.aliases import Memory, writing_functions
+from ..ir.bindings import bindings_of, blocks_of, used, with_value, without_unused
+from ..ir.dataflow import with_changed_lists
 from ..ir.module import ModulePass
 from . import torch_library
 from .call import BackwardCall
-from .primitives import PRIMITIVES
+from .joins import JOINS
+from .library_call import Calls, LibraryCall
+from .primitives import PRIMITIVES, Primitive, results_of
 
 __all__ = ["DispatchLibrary"]
 
@@ -22,13 +27,14 @@ _LIBRARIES: dict[str, tuple[Callable[[], None], str]] = {
     "torch": (torch_library.register, torch_library.PREFIX)
 }
 
-_PRECISIONS = ("float32", "tf32")
+#: The precisions of products of float32; the functions take their places.
+_PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.DispatchLibrary")
 class DispatchLibrary(ModulePass):
-    """A pass that lets a library compute convolutions, matrix products and attention, forward and
-    backward.
+    """A pass that lets a library compute convolutions, matrix products, attention, normalisations,
+    softmax and losses, forward and backward.
 
     Each call of an operator that the library has a function for becomes a call of that function.
     TVM compiles the others, on any target. The libraries are:
@@ -44,9 +50,10 @@ class DispatchLibrary(ModulePass):
     library : str
         The name of the library.
     precision : str
-        For products and convolutions of float32 on a GPU: ``"float32"``, or ``"tf32"`` to round
-        their operands to 10 bits of mantissa for tensor cores. PyTorch's own defaults are float32
-        for products and tf32 for convolutions.
+        For products, convolutions and attention of float32: ``"float32"``; ``"tf32"``, which on a
+        GPU rounds operands of products and convolutions to 10 bits of mantissa for tensor cores;
+        or ``"bfloat16"``, which rounds operands and results to bfloat16, with sums in float32.
+        PyTorch's own defaults are float32 for products and tf32 for convolutions.
 
     Raises
     ------
@@ -88,15 +95,15 @@ class DispatchLibrary(ModulePass):
         _check_choice("precision", precision, _PRECISIONS)
         register, self._prefix = _LIBRARIES[library]
         register()
-        self._tf32 = int(precision == "tf32")
+        self._precision = _PRECISIONS.index(precision)
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = {
-            variable: with_changed_bindings(function, self._dispatched)
-            if isinstance(function, relax.Function)
-            else function
-            for variable, function in mod.functions_items()
-        }
+        functions = dict(mod.functions_items())
+        for variable, function, plan in _plans(mod):
+            if plan.calls:
+                functions[variable] = without_unused(
+                    with_changed_lists(function, partial(self._dispatched, plan.calls))
+                )
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
     def explain(self, mod: tvm.IRModule) -> dict[str, dict[str, int | str]]:
@@ -114,34 +121,85 @@ class DispatchLibrary(ModulePass):
             its calls that the library computes or, if it computes none, the reason.
         """
         explained: dict[str, dict[str, int | str]] = {}
-        for variable, function in mod.functions_items():
-            if not isinstance(function, relax.Function):
-                continue
+        for variable, _, plan in _plans(mod):
             found: dict[str, int | str] = {}
-            for call in _calls(function):
-                refusal = PRIMITIVES[call.op_name].refuses(call)
-                before = found.get(call.op_name, 0)
+            for op_name, refusal in plan.known:
+                before = found.get(op_name, 0)
                 count = before if isinstance(before, int) else 0
-                found[call.op_name] = count + 1 if refusal is None else count or refusal
+                found[op_name] = count + 1 if refusal is None else count or refusal
             if found:
                 explained[variable.name_hint] = found
         return explained
 
-    def _dispatched(self, binding: relax.Binding) -> relax.Binding:
-        """Return a binding with a call of the library instead of an operator."""
-        call = _known(binding)
-        if call is None:
-            return binding
-        primitive = PRIMITIVES[call.op_name]
-        if primitive.refuses(call) is not None:
-            return binding
-        tensors = [call.arguments[name] for name in primitive.operands if name in call.arguments]
-        numbers = [_number(value) for value in (*primitive.numbers(call), self._tf32)]
-        kind = call.type
-        types = list(kind.fields) if isinstance(kind, relax.TupleType) else kind
-        name = self._prefix + call.op_name.removeprefix("relax.")
-        value = relax.op.call_dps_packed(name, relax.Tuple([*tensors, *numbers]), types)
-        return with_value(binding, value)
+    def _dispatched(
+        self, planned: dict[relax.Var, LibraryCall], bindings: list[relax.Binding]
+    ) -> list[relax.Binding]:
+        """Return bindings with calls of the library instead of operators."""
+        changed: list[relax.Binding] = []
+        made: set[LibraryCall] = set()
+        for binding in bindings:
+            call = planned.get(binding.var)
+            if call is None:
+                changed.append(binding)
+                continue
+            if call.is_single:
+                changed.append(with_value(binding, self._value(call)))
+                continue
+            if call not in made:
+                made.add(call)
+                changed.append(relax.VarBinding(call.variable, self._value(call)))
+            changed.append(with_value(binding, call.value(call.values[binding.var])))
+        return changed
+
+    def _value(self, call: LibraryCall) -> relax.Expr:
+        """Return the call of the library as an expression of Relax."""
+        numbers = [_number(value) for value in (*call.numbers, self._precision)]
+        types = call.results[0] if call.is_single else call.results
+        operands = relax.Tuple([*call.operands, *numbers])
+        return relax.op.call_dps_packed(self._prefix + call.function, operands, types)
+
+
+class _Plan:
+    """The calls of a library in a function, by the variables that they replace, and the known
+    operators, each with the reason why the library does not compute it, or None.
+    """
+
+    def __init__(self, function: relax.Function, memory: Memory):
+        self.calls: dict[relax.Var, LibraryCall] = {}
+        self.known: list[tuple[str, str | None]] = []
+        uses = Counter(relax.analysis.free_vars(function.body.body))
+        for binding in bindings_of(function.body):
+            uses.update(used(binding.value))
+        for block in blocks_of(function.body):
+            self._add(Calls(block.bindings[:], memory, uses))
+
+    def _add(self, calls: Calls) -> None:
+        """Plan the calls of a block."""
+        refusals: dict[relax.Var, tuple[str, str | None]] = {}
+        for binding in calls.bindings:
+            call = _known(binding)
+            if call is None:
+                continue
+            primitive = PRIMITIVES[call.op_name]
+            reason = primitive.refuses(call)
+            made = _joined(calls, binding.var, call) if reason is None else None
+            if made is None and reason is None and binding.var not in calls.joined:
+                reason = primitive.alone
+                made = _single(primitive, binding.var, call) if reason is None else None
+            refusals[binding.var] = call.op_name, reason
+            if made is not None:
+                calls.joined.update(dict.fromkeys(made.values, made))
+        self.calls.update(calls.joined)
+        for var, (op_name, reason) in refusals.items():
+            self.known.append((op_name, None if var in calls.joined else reason))
+
+
+def _plans(mod: tvm.IRModule) -> Iterator[tuple[GlobalVar, relax.Function, _Plan]]:
+    """Yield the Relax functions of a module, each with its plan."""
+    writers = writing_functions(mod)
+    for variable, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            yield variable, function, _Plan(function, Memory(function, writers))
 
 
 def _check_choice(name: str, value: object, choices: Collection[str]) -> None:
@@ -150,6 +208,26 @@ def _check_choice(name: str, value: object, choices: Collection[str]) -> None:
         raise TypeError(f"{name} must be one of {names}, but it is {value!r}")
     if value not in choices:
         raise ValueError(f"{name} must be one of {names}, but it is {value!r}")
+
+
+def _joined(calls: Calls, var: relax.Var, call: BackwardCall) -> LibraryCall | None:
+    """Return the call of the library for this call together with others, or None."""
+    join = JOINS.get(call.op_name)
+    made = None if join is None else join(calls, var, call)
+    return None if made is None else calls.placed(made)
+
+
+def _single(primitive: Primitive, var: relax.Var, call: BackwardCall) -> LibraryCall:
+    """Return the call of the library for one call."""
+    results = results_of(call.type)
+    is_tuple = isinstance(call.type, relax.TupleType)
+    return LibraryCall(
+        call.op_name.removeprefix("relax."),
+        [call.arguments[name] for name in primitive.operands if name in call.arguments],
+        primitive.numbers(call),
+        results,
+        {var: tuple(range(len(results))) if is_tuple else 0},
+    )
 
 
 def _number(value: float) -> relax.Expr:
@@ -163,7 +241,3 @@ def _known(binding: relax.Binding) -> BackwardCall | None:
     if not isinstance(value, relax.Call) or not isinstance(value.op, Op):
         return None
     return BackwardCall.of(value) if value.op.name in PRIMITIVES else None
-
-
-def _calls(function: relax.Function) -> Iterator[BackwardCall]:
-    yield from filter(None, map(_known, bindings_of(function.body)))

@@ -1,8 +1,8 @@
 """PyTorch's operators (ATen) as functions of TVM, through DLPack.
 
-A function takes the operands, the numbers of :mod:`relax_grad.backend.primitives`, whether tf32 is
-allowed, and the results, whose memory TVM plans. Products write to this memory. The others have no
-such form, and their results are copied.
+A function takes the operands, the numbers of :mod:`relax_grad.backend.primitives`, the place of the
+precision, and the results, whose memory TVM plans. Products and softmax write to this memory. The
+others have no such form, and their results are copied.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ import tvm_ffi
 
 from .._packages import load
 from ..op.rank import RANKS
+from . import _torch_attention, _torch_losses, _torch_norms
+from ._torch_function import Function
 
 __all__ = ["PREFIX", "register"]
 
 #: The prefix of the names of the functions.
 PREFIX = "relax_grad.library.torch."
+
+#: The places of the precisions.
+_TF32, _BFLOAT16 = 1, 2
 
 
 @functools.cache
@@ -33,21 +38,48 @@ def register() -> None:
         If PyTorch is missing, cannot be imported or is too old.
     """
     torch = load("torch", 'the library "torch"')
-    for name, (function, operands) in _functions().items():
-        run = functools.partial(_run, torch, function, operands)
+    for name, function in _functions().items():
+        run = functools.partial(_run, torch, function)
         tvm_ffi.register_global_func(PREFIX + name, run, override=True)
 
 
-def _run(torch: Any, function: Callable, results: int, *arguments: Any) -> None:
+def _run(torch: Any, function: Function, *arguments: Any) -> None:
     """Call a function with tensors of PyTorch instead of TVM's."""
     views = [
         # The capsule, since PyTorch would ask the tensor for its device first, which takes longer.
         torch.utils.dlpack.from_dlpack(each.__dlpack__()) if hasattr(each, "__dlpack__") else each
         for each in arguments
     ]
-    *given, tf32 = views[:-results]
-    with torch.no_grad(), _on_device(torch, views[0].device, bool(tf32)):
-        function(torch, given, views[-results:])
+    *given, precision = views[: -function.results]
+    results = views[-function.results :]
+    with torch.no_grad(), _on_device(torch, views[0].device, precision == _TF32):
+        if precision == _BFLOAT16 and function.is_product:
+            _in_bfloat16(torch, function, given, results)
+        else:
+            function.compute(torch, given, results)
+
+
+def _in_bfloat16(torch: Any, function: Function, given: Sequence, results: Sequence) -> None:
+    """Compute with operands of float32 rounded to bfloat16."""
+
+    def lowered(tensor: Any, place: int, kept: Sequence[int]) -> bool:
+        is_float = getattr(tensor, "dtype", None) == torch.float32
+        return is_float and place not in kept
+
+    operands = [
+        each.to(torch.bfloat16) if lowered(each, place, function.kept_operands) else each
+        for place, each in enumerate(given)
+    ]
+    own = [
+        torch.empty_like(each, dtype=torch.bfloat16)
+        if lowered(each, place, function.kept_results)
+        else each
+        for place, each in enumerate(results)
+    ]
+    function.compute(torch, operands, own)
+    for result, value in zip(results, own, strict=True):
+        if value is not result:
+            result.copy_(value)
 
 
 @contextlib.contextmanager
@@ -73,80 +105,93 @@ def _on_device(torch: Any, device: Any, tf32: bool) -> Iterator[None]:
         yield
 
 
-def _functions() -> dict[str, tuple[Callable, int]]:
-    """Return the functions by the names of their operators, and the number of their results."""
-    functions: dict[str, tuple[Callable, int]] = {
-        "matmul": (_matmul, 1),
-        "nn.attention": (_attention, 1),
-        "nn.attention_bias": (_attention, 1),
-        "grad.attention_backward": (_attention_backward, 3),
+def _functions() -> dict[str, Function]:
+    """Return the functions by their names; functions of one operator have its name."""
+    functions: dict[str, Function] = {
+        "matmul": Function(_matmul, is_product=True),
+        "matmul_bias": Function(_matmul_bias, is_product=True),
+        **_torch_attention.FUNCTIONS,
+        **_torch_losses.FUNCTIONS,
+        **_torch_norms.FUNCTIONS,
     }
     for rank in RANKS:
-        functions[f"nn.conv{rank}d"] = functools.partial(_conv, False), 1
-        functions[f"nn.conv{rank}d_transpose"] = functools.partial(_conv, True), 1
-        functions[f"grad.conv{rank}d_backward_data"] = _conv_backward_data, 1
-        functions[f"grad.conv{rank}d_backward_weight"] = _conv_backward_weight, 1
+        convolutions: dict[str, Callable] = {
+            f"nn.conv{rank}d": functools.partial(_conv, False),
+            f"nn.conv{rank}d_transpose": functools.partial(_conv, True),
+            f"grad.conv{rank}d_backward_data": _conv_backward_data,
+            f"grad.conv{rank}d_backward_weight": _conv_backward_weight,
+        }
+        for name, compute in convolutions.items():
+            functions[name] = Function(compute, is_product=True)
     return functions
 
 
+# Products.
+
+
+def _factors(given: Sequence) -> list:
+    """Return the factors of a product, with the last two axes exchanged where a flag says so."""
+    *operands, first, second = given
+    flags = (first, second)
+    return [each.mT if is_turned else each for each, is_turned in zip(operands, flags, strict=True)]
+
+
 def _matmul(torch: Any, given: Sequence, results: Sequence) -> None:
-    torch.matmul(*given, out=results[0])
+    torch.matmul(*_factors(given), out=results[0])
 
 
-def _settings(numbers: Sequence[int], transposed: bool) -> tuple:
-    """Return the arguments of aten's convolution after the bias."""
-    rank = (len(numbers) - 1) // 4
+def _matmul_bias(torch: Any, given: Sequence, results: Sequence) -> None:
+    x1, x2, bias, *flags = given
+    first, second = _factors([x1, x2, *flags])
+    (result,) = results
+    rows = first.reshape(-1, first.shape[-1])
+    torch.addmm(bias, rows, second, out=result.view(-1, result.shape[-1]))
+
+
+# Convolutions.
+
+
+def _settings(numbers: Sequence[int], transposed: bool) -> tuple[tuple, list[tuple[int, ...]]]:
+    """Return the arguments of aten's convolution after the bias, and the orders of the axes of
+    data, kernel and result."""
+    rank = (len(numbers) - 7) // 7
     strides, padding, dilation, output = (numbers[i * rank : (i + 1) * rank] for i in range(4))
-    return strides, padding, dilation, transposed, output, numbers[-1]
+    groups, *orders = numbers[4 * rank :]
+    axes = rank + 2
+    data, kernel, result = (tuple(orders[i * axes : (i + 1) * axes]) for i in range(3))
+    return (strides, padding, dilation, transposed, output, groups), [data, kernel, result]
 
 
 def _conv(transposed: bool, torch: Any, given: Sequence, results: Sequence) -> None:
     data, weight, *numbers = given
-    results[0].copy_(
-        torch.ops.aten.convolution(data, weight, None, *_settings(numbers, transposed))
+    settings, orders = _settings(numbers, transposed)
+    data, weight, result = (
+        each.permute(order) for each, order in zip((data, weight, results[0]), orders, strict=True)
     )
+    result.copy_(torch.ops.aten.convolution(data, weight, None, *settings))
 
 
 def _conv_backward_data(torch: Any, given: Sequence, results: Sequence) -> None:
     output_grad, weight, *numbers = given
-    (data,) = results
+    settings, orders = _settings(numbers, False)
+    data, weight, output_grad = (
+        each.permute(order)
+        for each, order in zip((results[0], weight, output_grad), orders, strict=True)
+    )
     gradient, _, _ = torch.ops.aten.convolution_backward(
-        output_grad, data, weight, None, *_settings(numbers, False), [True, False, False]
+        output_grad, data, weight, None, *settings, [True, False, False]
     )
     data.copy_(gradient)
 
 
 def _conv_backward_weight(torch: Any, given: Sequence, results: Sequence) -> None:
     output_grad, data, *numbers = given
-    (weight,) = results
+    settings, orders = _settings(numbers, False)
+    data, weight, output_grad = (
+        each.permute(order)
+        for each, order in zip((data, results[0], output_grad), orders, strict=True)
+    )
     _, gradient, _ = torch.ops.aten.convolution_backward(
-        output_grad, data, weight, None, *_settings(numbers, False), [False, True, False]
+        output_grad, data, weight, None, *settings, [False, True, False]
     )
     weight.copy_(gradient)
-
-
-def _attend(torch: Any, operands: Sequence, scale: float, causal: int) -> Any:
-    """Return the attention of operands of shape (batch, length, heads, channels)."""
-    query, key, value, *bias = operands
-    heads_first = (each.transpose(1, 2) for each in (query, key, value))
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        *heads_first, attn_mask=bias[0] if bias else None, is_causal=bool(causal), scale=scale
-    )
-    return attended.transpose(1, 2)
-
-
-def _attention(torch: Any, given: Sequence, results: Sequence) -> None:
-    *operands, scale, causal = given
-    results[0].copy_(_attend(torch, operands, scale, causal))
-
-
-def _attention_backward(torch: Any, given: Sequence, results: Sequence) -> None:
-    """Attend again, and differentiate: the operator keeps no residual of the forward pass."""
-    output_grad, query, key, value, *rest, scale, causal = given
-    wrt = [each.detach().requires_grad_() for each in (query, key, value)]
-    with torch.enable_grad():
-        attended = _attend(torch, [*wrt, *rest], scale, causal)
-    for result, gradient in zip(
-        results, torch.autograd.grad(attended, wrt, output_grad), strict=True
-    ):
-        result.copy_(gradient)

@@ -19,6 +19,16 @@ def bindings_of(body: relax.Expr) -> Iterator[relax.Binding]:
             yield from expanded(block.bindings[:])
 
 
+def blocks_of(body: relax.Expr) -> Iterator[relax.BindingBlock]:
+    """Yield each block of a body, and before it the blocks in the branches of its conditionals."""
+    for block in body.blocks[:] if isinstance(body, relax.SeqExpr) else ():
+        for binding in block.bindings[:]:
+            if type(binding.value) is relax.If:
+                yield from blocks_of(binding.value.true_branch)
+                yield from blocks_of(binding.value.false_branch)
+        yield block
+
+
 def expanded(bindings: Iterable[relax.Binding]) -> Iterator[relax.Binding]:
     """Yield each binding in order. The bindings in the branches of a conditional come before its
     own binding."""

@@ -97,19 +97,27 @@ def with_changed_bindings(
     function: relax.Function, change: Callable[[relax.Binding], relax.Binding]
 ) -> relax.Function:
     """Return a function with each binding changed, including those in branches."""
+    return with_changed_lists(function, lambda bindings: list(map(change, bindings)))
+
+
+def with_changed_lists(
+    function: relax.Function, change: Callable[[list[relax.Binding]], list[relax.Binding]]
+) -> relax.Function:
+    """Return a function with the bindings of each block changed, including blocks in branches."""
 
     def changed(seq: relax.SeqExpr) -> relax.SeqExpr:
         blocks = [
-            type(block)([of_binding(b) for b in block.bindings[:]]) for block in seq.blocks[:]
+            type(block)(change([of_branches(b) for b in block.bindings[:]]))
+            for block in seq.blocks[:]
         ]
         return relax.SeqExpr(blocks, seq.body)
 
-    def of_binding(binding: relax.Binding) -> relax.Binding:
+    def of_branches(binding: relax.Binding) -> relax.Binding:
         value = binding.value
-        if isinstance(value, relax.If):
-            branches = map(changed, (value.true_branch, value.false_branch))
-            binding = relax.VarBinding(binding.var, relax.If(value.cond, *branches, value.span))
-        return change(binding)
+        if not isinstance(value, relax.If):
+            return binding
+        branches = map(changed, (value.true_branch, value.false_branch))
+        return relax.VarBinding(binding.var, relax.If(value.cond, *branches, value.span))
 
     return relax.Function(
         function.params,

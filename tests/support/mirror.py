@@ -82,7 +82,14 @@ TABLE: dict[str, tuple[str, ...]] = {
     "op.rank": ("op/test_conv.py", "op/test_pool.py"),
     "op.statistical": ("rules/test_statistical.py",),
     "op.stock_layout": ("op/test_layout.py", "op/test_layout_conversion.py"),
-    **dict.fromkeys(("backend.primitives", "backend.torch_library"), ("backend/test_dispatch.py",)),
+    **dict.fromkeys(
+        (
+            *("backend.joins", "backend.library_call", "backend.primitives"),
+            *("backend.torch_library", "backend._torch_function", "backend._torch_norms"),
+            *("backend._torch_losses", "backend._torch_attention"),
+        ),
+        ("backend/test_dispatch.py", "backend/test_dispatched_steps.py"),
+    ),
     "legalize._gpu": ("gpu/test_operators.py",),
     "legalize._util": ("legalize/test_stock.py",),
     "legalize.ccl": ("rules/test_ccl.py",),
