@@ -105,8 +105,8 @@ ABOVE = {
     "training": Part(
         "training steps, optimizers and their loop; `SetupTrainer` on `relax.training`",
         (
-            *("activity", "autodiff", "cpu.pipeline", "cpu.target", "cpu.threads", "static"),
-            "transform",
+            *("activity", "autodiff", "backend", "cpu.pipeline", "cpu.target", "cpu.threads"),
+            *("static", "transform"),
         ),
         (2, 478),
     ),

@@ -10,16 +10,16 @@ from tvm import relax
 
 from .._progress import shown
 from .._validation import check_call, described
-from ..cpu import programs
 from ..ir.module import with_functions
+from ._device import Place
 from ._inputs import NO_BATCH, check_loader, input_types, result_of
 
 
 class Evaluation:
     """The functions that a ``Trainer`` evaluates. That of the loss is compiled at its first use."""
 
-    def __init__(self, step, target: tvm.target.Target, options: Mapping[str, object] | None):
-        self._step, self._target, self._options = step, target, options
+    def __init__(self, step, place: Place):
+        self._step, self._place = step, place
         self._loss: Callable | None = None
 
     def means(
@@ -73,8 +73,8 @@ class Evaluation:
             module = with_functions(source.module, {name: function})
             module = relax.transform.DeadCodeElimination([name])(module)
             with shown("compiling the evaluation"):
-                executable = programs.compiled(module, self._target, self._options)
-            self._loss = relax.VirtualMachine(executable, tvm.cpu())[name]
+                executable = self._place.module(module)
+            self._loss = self._place.machine(executable)[name]
         model, seed = trainer._values_of(ema), tvm.runtime.tensor(trainer._seed())
         if source.evaluation:
             values = {**model, **tensors}

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import tvm
 from tvm import relax
 
-from ..cpu import programs
 from ..ir.index_ranges import IndexRange
+from ._device import Place
 from ._inputs import as_input, check_ranges, forward_checks_of, forward_ranges_of, input_types
 from ._slots import EMA, Slot
 from ._tensors import Tensors, leaves_of
@@ -23,18 +23,11 @@ class Prediction:
         self._ranges: Sequence[IndexRange] = forward_ranges_of(step) if check_inputs else ()
 
     @classmethod
-    def alone(
-        cls,
-        step,
-        target: tvm.target.Target,
-        options: Mapping[str, object] | None,
-        check_inputs: bool,
-    ) -> Prediction:
+    def alone(cls, step, place: Place, check_inputs: bool) -> Prediction:
         """Compile the function without those that train."""
         name = step.forward.name
         module = relax.transform.DeadCodeElimination([name])(step.module)
-        executable = programs.compiled(module, target, options)
-        return cls(step, relax.VirtualMachine(executable, tvm.cpu()), check_inputs)
+        return cls(step, place.machine(place.module(module)), check_inputs)
 
     def types_of(self, inputs: Sequence[object]) -> dict[str, relax.TensorType]:
         """Return the types of these inputs by their names; a seed may be left out."""

@@ -64,3 +64,13 @@ def restored(value: Any) -> Any:
     if items is None or kind not in _KINDS or not is_list:
         raise ValueError(f"further values have an unknown object {str(value)[:100]}")
     return _KINDS[kind]({key: restored(one) for key, one in items})
+
+
+def named(more: object) -> dict:
+    """Return the further values of a file, or raise TypeError if they have no names."""
+    if more is not None and not isinstance(more, Mapping):
+        raise TypeError(
+            f'more must be values by their names, such as {{"note": "a text"}}, but it is '
+            f"{shortened(more)}"
+        )
+    return dict(more or {})

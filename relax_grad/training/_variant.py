@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from .._progress import shown
-from . import _export
+from ._device import Place
 from ._evaluation import Evaluation
 from ._inputs import as_input, check_ranges, checks_of, ranges_of
 from ._prediction import Prediction
@@ -28,8 +28,8 @@ class Variant:
         The step.
     machine : Mapping
         Its compiled functions by their names.
-    target, options : Target, Mapping or None
-        The target and further arguments of ``tvm.compile``, for the evaluation.
+    place : Place
+        Where its functions run, for the evaluation.
     check_inputs : bool
         Whether indices and classes are examined.
     """
@@ -38,15 +38,14 @@ class Variant:
         self,
         step: TrainStep,
         machine: Mapping,
-        target: tvm.target.Target,
-        options: Mapping[str, object] | None,
+        place: Place,
         check_inputs: bool,
     ):
         self.step, self.machine = step, machine
         self.ranges = ranges_of(step) if check_inputs else ()
         self.checks = checks_of(step)
         self.prediction = Prediction(step, machine, check_inputs)
-        self.evaluation = Evaluation(step, target, options)
+        self.evaluation = Evaluation(step, place)
 
     def tensors(
         self, values: Mapping[str, object], types: Mapping
@@ -68,7 +67,7 @@ class Variants:
 
     Parameters
     ----------
-    step, machine, target, options, check_inputs
+    step, machine, place, check_inputs
         As for :class:`Variant`.
     """
 
@@ -76,11 +75,10 @@ class Variants:
         self,
         step: TrainStep,
         machine: Mapping,
-        target: tvm.target.Target,
-        options: Mapping[str, object] | None,
+        place: Place,
         check_inputs: bool,
     ):
-        self._rest = target, options, check_inputs
+        self._rest = place, check_inputs
         self.main = Variant(step, machine, *self._rest)
         self._others = step._other_rows
         self._other: Variant | None = None
@@ -96,9 +94,8 @@ class Variants:
             return self.main
         if self._other is None:
             with shown("compiling the step for other numbers of rows"):
-                step, (target, options, _) = self._others.step(), self._rest
-                executable = _export.compiled(step, target, options)
-                machine = relax.VirtualMachine(executable, tvm.cpu())
+                step, (place, _) = self._others.step(), self._rest
+                machine = place.machine(place.step(step))
                 self._other = Variant(step, machine, *self._rest)
         return self._other
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
 
 from .._validation import described
 from ..ir.signature import GROUPS, MODEL_GROUPS
 from . import _export, _static
 from ._allocator import Allocator
+from ._device import place_of
 from ._inputs import named_values, scalars_of
 from ._loop import Loop, Scheduler
 from ._moment import Call, InMoments, Moment
@@ -28,6 +28,7 @@ from ._prediction import averages_of
 from ._state import check_seed, read_state
 from ._tensors import copies_of
 from ._values import described as described_values
+from ._values import named
 from ._variant import Variant, Variants
 from .history import COUNTERS, History
 from .step import StepResult, Tensors, TrainStep
@@ -41,16 +42,6 @@ def _remedy(step: object) -> str:
     if isinstance(step, tvm.IRModule):
         return 'Trainer(train_step(module, AdamW(lr=0.01), wrt=["weight"]), values=...)'
     return "Trainer(train_step(imported, AdamW(lr=0.01)))"
-
-
-def _checked(more: object) -> dict:
-    """Return the further values of a file, or raise TypeError if they have no names."""
-    if more is not None and not isinstance(more, Mapping):
-        raise TypeError(
-            f'more must be values by their names, such as {{"note": "a text"}}, but it is '
-            f"{described(more)}"
-        )
-    return dict(more or {})
 
 
 class _TrainerType(type):
@@ -95,7 +86,12 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
     step : TrainStep
         The step.
     target : tvm.target.Target or str or Mapping, optional
-        The target, a CPU; by default :func:`relax_grad.target.host`.
+        The target, a CPU; by default :func:`relax_grad.target.host`. With a device, its target.
+    device : str, optional
+        ``"cuda"`` or ``"cuda:1"`` to train on a GPU; see :doc:`/gpu`. By default the CPU.
+    library : str, optional
+        ``"torch"`` to let PyTorch's operators compute on the device; see
+        :class:`relax_grad.backend.DispatchLibrary`.
     values : Mapping[str, array or tensor], optional
         Initial values by their names, as for :meth:`TrainStep.initial`.
     seed : int
@@ -148,6 +144,8 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         step: TrainStep,
         *,
         target: tvm.target.Target | str | Mapping | None = None,
+        device: str | None = None,
+        library: str | None = None,
         values: Mapping[str, object] | None = None,
         seed: int = 0,
         on_nan: str = "raise",
@@ -165,27 +163,26 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         seed = check_seed(seed)
         if not isinstance(check_inputs, bool):
             raise TypeError(f"check_inputs must be True or False, but it is {check_inputs!r}")
-        self.target = _export.target_of(target)
-        _export.check_runs_here(self.target)
+        self._at = place_of(device, library, target, compile_options)
+        self.target = self._at.target
         self.train_step, self.on_nan = step, on_nan
         initial = dict(zip(GROUPS, step.initial(values), strict=True))
-        self._moment = Moment(
-            {name: list(group.values()) for name, group in initial.items()}, History(), seed
-        )
+        groups = {name: list(group.values()) for name, group in initial.items()}
+        self._moment = Moment(self._at.groups(groups), History(), seed)
         self._compile_options = compile_options
         self._executable = self._compiled(step)
         #: The virtual machine has one stack of frames for all threads.
         self._lock = threading.RLock()
         self._machine = self._started()
         self._allocator = Allocator()
-        self._variants = Variants(step, self._machine, self.target, compile_options, check_inputs)
+        self._variants = Variants(step, self._machine, self._at, check_inputs)
 
     def _compiled(self, step: TrainStep) -> tvm.runtime.Executable:
-        return _export.compiled(step, self.target, self._compile_options)
+        return self._at.step(step)
 
     def _started(self) -> Mapping:
         """Return the compiled functions by their names."""
-        return relax.VirtualMachine(self._executable, tvm.cpu())
+        return self._at.machine(self._executable)
 
     # The tensors
 
@@ -508,7 +505,7 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         described = {
             "counters": {name: getattr(moment, name) for name in COUNTERS},
             "history": packed(moment.history),
-            "more": described_values(_checked(more), "more"),
+            "more": described_values(named(more), "more"),
         }
         groups = {name: self._group(name) for name in GROUPS}
         _export.write_state(path, self.train_step, groups, described)
@@ -561,6 +558,7 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
             obstacle.
         """
         self._settled()
+        target = self._at.for_export(target)
         sizes = {"extents": extents or None, "memory": memory}
         if _export.is_without_runtime(runtime, target, compiler, sizes, self._compile_options):
             own = self.target if target is None else _export.target_of(target)
@@ -597,5 +595,6 @@ class Trainer(InMoments, NamesElsewhere, metaclass=_TrainerType):
         """
         groups, counters, history, more = read_state(path, self.train_step)
         fields: dict[str, Any] = counters
+        groups = self._at.groups(groups)
         self._take(Moment(groups, history, **fields, loaded_epoch=counters["epoch"]))
         return more

@@ -9,18 +9,9 @@ from tvm import relax
 
 import relax_grad
 from relax_grad.backend import DispatchLibrary
-from relax_grad.frontend.torch import from_module
-from relax_grad.training import SGD, train_step
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: there is no library")
-from torch_dispatched import NETWORKS, WANTED  # noqa: E402
-
-
-def step_of(name):
-    torch.manual_seed(0)
-    make, x, target = NETWORKS[name]
-    imported = from_module(make(), (x,), loss=torch.nn.CrossEntropyLoss(), targets=(target,))
-    return train_step(imported, SGD(lr=1.0, momentum=0.9)), (x.numpy(), target.numpy())
+from torch_dispatched import NETWORKS, WANTED, step_of  # noqa: E402
 
 
 def results(step, module, batch):

@@ -7,6 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch_zoo_dense import unet
 
+from relax_grad.frontend.torch import from_module
+from relax_grad.training import SGD, train_step
+
 
 class Residual(nn.Module):
     """Blocks of ResNet and U-Net: batch and group normalisation, a skip, a transposed
@@ -79,3 +82,11 @@ WANTED = {
         *("nn.log_softmax", "grad.log_softmax_backward", "matmul_bias"),
     },
 }
+
+
+def step_of(name):
+    """Return the training step of a network, and its batch."""
+    torch.manual_seed(0)
+    make, x, target = NETWORKS[name]
+    imported = from_module(make(), (x,), loss=nn.CrossEntropyLoss(), targets=(target,))
+    return train_step(imported, SGD(lr=1.0, momentum=0.9)), (x.numpy(), target.numpy())
