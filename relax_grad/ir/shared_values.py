@@ -10,13 +10,15 @@ a variable at each of its uses, to simplify them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 
 import tvm
 from tvm import tirx
 from tvm.ir import Call, Op
 
+from .blocks import allocating
 from .compat import BufferLoad, SBlock, loaded_buffer, structural_map, structural_walk
+from .conditions import with_stored_conditions
 from .expressions import substitute
 from .module import IF_THEN_ELSE, is_buffer
 
@@ -74,12 +76,15 @@ def share_values(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def with_shared_arguments(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a function for a CPU that stores the arguments of nested functions that TVM copies,
-    and what :func:`share_values` stores, on the stack."""
+    """Return a function for a CPU that stores on the stack what TVM copies, or simplifies again and
+    again: the arguments of nested functions, conditions that contain selections, and what
+    :func:`share_values` stores."""
     calls: list[Call] = []
     structural_walk(function.body, (Call, calls.append))
     is_nested = sum(_copies(call) > 1 for call in calls) >= _NESTED
-    body = with_shared_values(function.body) if is_nested else function.body
+    body = with_stored_conditions(function.body)
+    if is_nested or not body.same_as(function.body):
+        body = with_shared_values(body)
     buffers: dict[tirx.Var, tirx.Var] = {}
     structural_walk(body, (SBlock, lambda block: buffers.update(map(_on_stack, _parts_of(block)))))
     if buffers:
@@ -101,27 +106,13 @@ def _on_stack(buffer: tirx.Var) -> tuple[tirx.Var, tirx.Var]:
 
 def _allocating(block: SBlock, buffers: Mapping[tirx.Var, tirx.Var]) -> SBlock:
     own = [buffers.get(buffer, buffer) for buffer in block.alloc_buffers]
-    return _with_buffers(block, own) if _parts_of(block) else block
+    return allocating(block, own) if _parts_of(block) else block
 
 
 def _with_body(function: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
     if body.same_as(function.body):
         return function
     return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs, function.span)
-
-
-def _with_buffers(block: SBlock, buffers: Sequence[tirx.Var]) -> SBlock:
-    return SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        block.body,
-        block.init,
-        list(buffers),
-        block.match_buffers,
-        block.annotations,
-    )
 
 
 def with_shared_values(body: tirx.Stmt) -> tirx.Stmt:
@@ -189,7 +180,7 @@ class _Sharing:
         if not self.made:
             return block
         made, self.made = self.made, []
-        return _with_buffers(block, [*block.alloc_buffers, *made])
+        return allocating(block, [*block.alloc_buffers, *made])
 
     def _parts(self, value: tirx.PrimExpr) -> tuple[list[tirx.BufferStore], tirx.PrimExpr]:
         """Return the stores of the repeated parts of a value, and the value with their loads."""

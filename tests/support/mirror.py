@@ -51,6 +51,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     # Helpers for modules.
     "ir.arguments": ("autodiff/test_call_extents.py", "autodiff/test_forward.py"),
     "ir.asynchronous": ("distributed/test_overlap.py",),
+    "ir.blocks": ("ir/test_conditions.py", "ir/test_shared_values.py"),
     "ir.bindings": ("autodiff/test_gradient.py", "autodiff/test_simplify.py"),
     "ir.branches": ("autodiff/test_branches.py", "cpu/passes/test_lift.py"),
     "ir.dataflow": ("autodiff/test_gradient.py", "cpu/passes/test_fusion.py"),

@@ -15,6 +15,7 @@ from ...ir.compat import dtype_of
 from ...ir.divisions import with_checked_divisions
 from ...ir.module import IS_SCHEDULED, PRODUCT, SCHEDULED_ATTRS, referred_to, with_functions
 from ...ir.shapes import known_extents
+from ...ir.shared_values import with_shared_arguments
 from ..kernel.matmul import Matmul
 from ..schedule import Part, Pointwise, merge, pointwise, schedule_consumer, schedule_merged
 from ..target import CPU
@@ -259,6 +260,7 @@ class _Merger(relax.PyExprMutator):
             return None
         if product is None or source is None:
             function = schedule_merged(merged, inputs, stored, self._cpu)
+            function = None if function is None else with_shared_arguments(function)
         else:
             function = schedule_consumer(merged, inputs, stored, source, product, self._cpu)
         if function is None:

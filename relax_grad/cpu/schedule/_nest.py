@@ -20,6 +20,7 @@ from ...ir.compat import (
     structural_map,
     structural_walk,
 )
+from ...ir.conditions import with_named_conditions
 from ...ir.expressions import loads, substitute, variables
 from ...ir.floats import with_guarded_floats, without_guards
 from ...ir.int64 import int64_index, with_int64_indices
@@ -415,7 +416,11 @@ def simplify(expr: tirx.PrimExpr, known: Analyzer) -> tirx.PrimExpr | None:
     TVM fails on a division by 0, even one that is never executed, on a comparison of integers of
     two dtypes, and on the cast of a constant to an integer dtype that cannot represent it.
     """
+    expr, named = with_named_conditions(with_guarded_floats(expr))
     try:
-        return without_guards(known.simplify(with_guarded_floats(expr)))
+        expr = known.simplify(expr)
+        for variable, condition in reversed(named):
+            expr = substitute(expr, {variable: known.simplify(condition)})
     except (tvm.error.InternalError, TypeError, ValueError):
         return None
+    return without_guards(expr)

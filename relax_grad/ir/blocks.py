@@ -1,0 +1,24 @@
+"""Blocks of tensor functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import tirx
+
+from .compat import SBlock
+
+
+def allocating(block: SBlock, buffers: Sequence[tirx.Var]) -> SBlock:
+    """Return a block that allocates these buffers instead of its own ones."""
+    return SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        block.body,
+        block.init,
+        list(buffers),
+        block.match_buffers,
+        block.annotations,
+    )
