@@ -10,7 +10,7 @@ from .compat import SBlock
 
 
 def allocating(block: SBlock, buffers: Sequence[tirx.Var]) -> SBlock:
-    """Return a block that allocates these buffers instead of its own ones."""
+    """Return a block that allocates these buffers and no others."""
     return SBlock(
         block.iter_vars,
         block.reads,

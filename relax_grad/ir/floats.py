@@ -37,6 +37,13 @@ def with_guarded_floats(node: tirx.Stmt | tirx.PrimExpr) -> tirx.Stmt | tirx.Pri
     return structural_map(node, rules, order="post")
 
 
+def guarded(expr: tirx.PrimExpr) -> Call:
+    """Return a reinterpretation of a value in its own dtype."""
+    if isinstance(expr, Call) and expr.op.same_as(_SAME):
+        return expr
+    return tirx.call_intrin(str(expr.ty.dtype), _SAME, expr)
+
+
 def without_guards(expr: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return an expression without the reinterpretations of :func:`with_guarded_floats`."""
     return structural_map(expr, (Call, _unguarded), order="post")
@@ -48,9 +55,9 @@ def guard_floats(mod: tvm.IRModule) -> tvm.IRModule:
     changed = {}
     for variable, function in mod.functions_items():
         if isinstance(function, tirx.PrimFunc) and not function.attrs.get(IS_KERNEL, False):
-            guarded = with_guards(function)
-            if not guarded.same_as(function):
-                changed[variable] = guarded
+            new = with_guards(function)
+            if not new.same_as(function):
+                changed[variable] = new
     if not changed:
         return mod
     result = mod.clone()
@@ -71,12 +78,6 @@ def _is_float(expr: tirx.PrimExpr) -> bool:
     return str(expr.ty.dtype).partition("x")[0] in _FLOATS
 
 
-def _same(expr: tirx.PrimExpr) -> Call:
-    if isinstance(expr, Call) and expr.op.same_as(_SAME):
-        return expr
-    return tirx.call_intrin(str(expr.ty.dtype), _SAME, expr)
-
-
 def _unguarded(call: Call) -> tirx.PrimExpr:
     if call.op.same_as(_SAME) and str(call.args[0].ty.dtype) == str(call.ty.dtype):
         return call.args[0]
@@ -84,24 +85,24 @@ def _unguarded(call: Call) -> tirx.PrimExpr:
 
 
 def _difference(node: tirx.Sub) -> tirx.Sub:
-    return tirx.Sub(node.a, _same(node.b)) if _is_float(node) else node
+    return tirx.Sub(node.a, guarded(node.b)) if _is_float(node) else node
 
 
 def _equality(node):
     is_same = type(node.a) is type(node.b) and _is_float(node.a)
-    return type(node)(node.a, _same(node.b)) if is_same else node
+    return type(node)(node.a, guarded(node.b)) if is_same else node
 
 
 def _negation(node: tirx.Not) -> tirx.Not:
     is_plain = isinstance(node.a, (tirx.EQ, tirx.NE)) or not _compares_floats(node.a)
-    return node if is_plain else tirx.Not(_same(node.a))
+    return node if is_plain else tirx.Not(guarded(node.a))
 
 
 def _connection(node):
     parts = node.a, node.b
     if not any(map(_compares_floats, parts)):
         return node
-    return type(node)(*(_same(part) if _compares_floats(part) else part for part in parts))
+    return type(node)(*(guarded(part) if _compares_floats(part) else part for part in parts))
 
 
 def _compares_floats(expr: tirx.PrimExpr) -> bool:
@@ -115,8 +116,8 @@ def _with_zero(node):
         return node
     a, b = node.a, node.b
     if _is_zero(a):
-        return type(node)(_same(a), b)
-    return tirx.Mul(a, _same(b)) if isinstance(node, tirx.Mul) and _is_zero(b) else node
+        return type(node)(guarded(a), b)
+    return tirx.Mul(a, guarded(b)) if isinstance(node, tirx.Mul) and _is_zero(b) else node
 
 
 def _is_zero(expr: tirx.PrimExpr) -> bool:
@@ -128,4 +129,4 @@ def _branches(node: tirx.IfThenElse) -> tirx.IfThenElse:
     """The simplifier takes the condition to be true in one branch and its reverse in the other."""
     if not _compares_floats(node.condition):
         return node
-    return tirx.IfThenElse(_same(node.condition), node.then_case, node.else_case, node.span)
+    return tirx.IfThenElse(guarded(node.condition), node.then_case, node.else_case, node.span)

@@ -3,9 +3,11 @@ missing."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm import relax
 
-from ..ir.compat import dtype_of
+from ..ir.compat import constant_value, dtype_of
 from ..ir.dtypes import HALVES
 from ..registry import LegalizeRule, register_legalize
 from ..topi import binary as topi_binary
@@ -70,3 +72,37 @@ def _log_add_exp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 @register_legalize("relax.ewise_fma")
 def _ewise_fma(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(topi_binary.ewise_fma, *call.args, primfunc_name_hint="ewise_fma")
+
+
+def _with_zero(op_name: str, places: Sequence[int]) -> LegalizeRule:
+    """Return the legalization of an operator whose argument at one of the places may be the
+    constant 0."""
+    of_tvm = stock(op_name)
+
+    def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        """Keep NaN in a product with 0, or in a quotient of 0."""
+        for place in places:
+            zero, other = _zero(call.args[place]), call.args[1 - place]
+            if zero is not None and constant_value(other) is None:
+                is_divisor = op_name == "relax.divide"
+                return bb.call_te(
+                    topi_binary.with_zero, other, zero, is_divisor, primfunc_name_hint="with_zero"
+                )
+        return of_tvm(bb, call)
+
+    return legalize
+
+
+def _zero(expr: relax.Expr) -> float | None:
+    """Return the value of the scalar 0 or -0 of float32 or float64, or None for any other
+    expression."""
+    value = constant_value(expr)
+    if value is None or value.ndim > 0 or value.dtype not in ("float32", "float64") or value:
+        return None
+    return float(value)
+
+
+_FOLDS = "is 0 where the other argument is NaN, and an argument is the constant 0"
+
+register_legalize("relax.multiply", corrects=_FOLDS)(_with_zero("relax.multiply", (0, 1)))
+register_legalize("relax.divide", corrects=_FOLDS)(_with_zero("relax.divide", (0,)))

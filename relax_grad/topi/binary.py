@@ -7,6 +7,7 @@ import math
 from tvm import te, tirx, topi
 
 from ..ir.dtypes import accumulation_dtype
+from ..ir.floats import guarded
 from .util import Shape, broadcast_index
 
 
@@ -43,6 +44,34 @@ def log_add_exp(x1: te.Tensor, x2: te.Tensor, out_shape: Shape) -> te.Tensor:
         return total.astype(x1.dtype)
 
     return te.compute(out_shape, element, name="log_add_exp", tag=topi.tag.BROADCAST)
+
+
+def with_zero(x: te.Tensor, zero: float, is_divisor: bool) -> te.Tensor:
+    """Compute ``x * 0``, which is NaN where x is NaN or infinite, or ``0 / x``, which is NaN where
+    x is NaN or 0.
+
+    TVM takes a product with the constant 0, and a quotient of it, for 0.
+
+    Parameters
+    ----------
+    x : te.Tensor
+        The argument, of dtype float32 or float64.
+    zero : float
+        0 or -0.
+    is_divisor : bool
+        Whether to divide by the argument.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the shape and dtype of the argument.
+    """
+    constant = guarded(tirx.const(zero, x.dtype))
+
+    def element(*index):
+        return tirx.Div(constant, x(*index)) if is_divisor else tirx.Mul(x(*index), constant)
+
+    return te.compute(x.shape, element, name="with_zero", tag=topi.tag.ELEMWISE)
 
 
 def ewise_fma(x1: te.Tensor, x2: te.Tensor, x3: te.Tensor) -> te.Tensor:

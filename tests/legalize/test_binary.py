@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from calls import value_of
+from programs import build, tensor
+from programs import run as run_program
 from tvm import relax
 
 from relax_grad.testing._program import numpy_dtype
+from relax_grad.transform import Gradient
 
 
 def run(function, *values):
@@ -64,3 +67,37 @@ def test_einsum_over_an_empty_axis_is_zero(dtype):
 def test_einsum_of_half_precision_accumulates_in_float32():
     ones = np.ones(4096).astype(numpy_dtype("float16"))
     assert run(lambda x: relax.op.einsum((x, x), "i,i->"), ones) == 4096
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_the_constant_0_keeps_nan(dtype, zero):
+    x = np.array([np.nan, np.inf, -np.inf, 0, -0.0, 2, -2], dtype)
+    constant = relax.const(zero, dtype)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        product, quotient = x * np.dtype(dtype).type(zero), np.dtype(dtype).type(zero) / x
+    for function, expected in (
+        (lambda x: relax.op.multiply(x, constant), product),
+        (lambda x: relax.op.multiply(constant, x), product),
+        (lambda x: relax.op.divide(constant, x), quotient),
+    ):
+        result = run(function, x)
+        np.testing.assert_array_equal(result, expected)
+        is_number = ~np.isnan(expected)
+        np.testing.assert_array_equal(
+            np.signbit(result)[is_number], np.signbit(expected)[is_number]
+        )
+
+
+@pytest.mark.parametrize("pipeline", ["default", "relax_grad"])
+def test_an_infinite_gradient_times_the_constant_0_is_nan(pipeline):
+    x = tensor("x", (3,))
+    module = build(
+        [x],
+        lambda bb, x: relax.op.sum(
+            relax.op.sqrt(relax.op.multiply(x, relax.const(0.0, "float64")))
+        ),
+    )
+    adjoint = Gradient("main")(module)
+    _, (gradient,) = run_program(adjoint, "main_adjoint", np.ones(3), pipeline=pipeline)
+    assert np.isnan(gradient).all()

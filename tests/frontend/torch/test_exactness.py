@@ -43,6 +43,7 @@ SPECIAL = [
     Case("softshrink", F.softshrink, (DATA,), False),
     Case("softshrink-infinite", F.softshrink, (DATA[1:],)),
     Case("times-zero", lambda x: x * 0 + 0.0 * x, (DATA,)),
+    Case("root-of-times-zero", lambda x: (x * 0).sqrt(), (DATA,)),
     *(
         Case(f"norm-{p}", lambda x, p=p: torch.linalg.vector_norm(x, p, -1), (DATA,), p == 1)
         for p in (0, 1, 3, 0.5)

@@ -222,18 +222,13 @@ _product_of = binary(_op.multiply, logical=_op.logical_and)
 
 @converts(ELEMENTWISE, "mul.Tensor", "mul.Scalar")
 def _mul(call, data, other):
-    """NaN and infinities times zero are NaN; TVM's simplifier makes them zero."""
+    """A product with 0 is computed in float32 at least, so that its legalization keeps NaN."""
     kind = promoted(call, "data", "other")
     if "float" not in kind or not isinstance(other, (int, float)) or other:
         return _product_of(call, data=data, other=other)
-    data = call.cast(data, wide_dtype(kind))
-    fixed = call.emit(stop_gradient(data))
-    is_finite = call.emit(_op.isfinite(fixed))
-    numbers = scalar(0, wide_dtype(kind)), scalar(math.nan, wide_dtype(kind))
-    value = call.emit(_op.where(is_finite, *numbers))
-    # The condition never holds. It passes a gradient of zero, which may become NaN further on.
-    never = call.emit(_op.logical_and(is_finite, call.emit(_op.isnan(fixed))))
-    return call.cast(call.emit(_op.where(never, data, value)), call.dtype)
+    wide = wide_dtype(kind)
+    product = call.emit(_op.multiply(call.cast(data, wide), scalar(other, wide)))
+    return call.cast(product, call.dtype)
 
 
 converts(ELEMENTWISE, "atan2.default")(binary(_op.atan2, in_float=True))
