@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.ir import Call, Op
 
 from .compat import structural_map
-from .module import IS_KERNEL
+from .module import IS_KERNEL, with_body, with_changed_functions
 
 #: A reinterpretation of a value in its own dtype, which the simplifier keeps, and which is no
 #: instruction.
@@ -52,26 +52,18 @@ def without_guards(expr: tirx.PrimExpr) -> tirx.PrimExpr:
 def guard_floats(mod: tvm.IRModule) -> tvm.IRModule:
     """Return a module whose tensor functions, without the kernels, have guarded floating-point
     operations."""
-    changed = {}
-    for variable, function in mod.functions_items():
-        if isinstance(function, tirx.PrimFunc) and not function.attrs.get(IS_KERNEL, False):
-            new = with_guards(function)
-            if not new.same_as(function):
-                changed[variable] = new
-    if not changed:
-        return mod
-    result = mod.clone()
-    for variable, function in changed.items():
-        result.update_func(variable, function)
-    return result
+    return with_changed_functions(
+        mod,
+        tirx.PrimFunc,
+        lambda function: (
+            function if function.attrs.get(IS_KERNEL, False) else with_guards(function)
+        ),
+    )
 
 
 def with_guards(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a function with guarded floating-point operations."""
-    body = with_guarded_floats(function.body)
-    if body.same_as(function.body):
-        return function
-    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs, function.span)
+    return with_body(function, with_guarded_floats(function.body))
 
 
 def _is_float(expr: tirx.PrimExpr) -> bool:

@@ -7,6 +7,7 @@ from tvm import tirx
 
 from .compat import structural_map
 from .expressions import substitute
+from .module import with_body, with_changed_functions
 
 
 def with_canonical_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -21,26 +22,12 @@ def with_canonical_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
         The function. Loops that are bound to threads, and loops whose step is not positive, stay
         as they are.
     """
-    body = structural_map(function.body, (tirx.For, _canonical), order="post")
-    if body.same_as(function.body):
-        return function
-    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs, function.span)
+    return with_body(function, structural_map(function.body, (tirx.For, _canonical), order="post"))
 
 
 def canonicalize_loops(mod: tvm.IRModule) -> tvm.IRModule:
     """Return a module whose tensor functions have canonical loops; the same module if they do."""
-    changed = {}
-    for variable, function in mod.functions_items():
-        if isinstance(function, tirx.PrimFunc):
-            new = with_canonical_loops(function)
-            if not new.same_as(function):
-                changed[variable] = new
-    if not changed:
-        return mod
-    result = mod.clone()
-    for variable, function in changed.items():
-        result.update_func(variable, function)
-    return result
+    return with_changed_functions(mod, tirx.PrimFunc, with_canonical_loops)
 
 
 def _canonical(loop: tirx.For) -> tirx.For:

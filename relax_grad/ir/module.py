@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import tvm
@@ -192,6 +192,29 @@ def unused(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name += "_"
     return name
+
+
+def with_changed_functions(
+    mod: tvm.IRModule,
+    kind: type[tvm.ir.BaseFunc],
+    change: Callable[[tvm.ir.BaseFunc], tvm.ir.BaseFunc],
+) -> tvm.IRModule:
+    """Return a module with changed functions of a kind; the same module if none changes."""
+    result = mod
+    for variable, function in mod.functions_items():
+        if isinstance(function, kind):
+            changed = change(function)
+            if not changed.same_as(function):
+                result = mod.clone() if result.same_as(mod) else result
+                result.update_func(variable, changed)
+    return result
+
+
+def with_body(function: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
+    """Return a function with another body; the same function if the body is the same."""
+    if body.same_as(function.body):
+        return function
+    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs, function.span)
 
 
 def with_functions(

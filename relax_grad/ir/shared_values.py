@@ -20,7 +20,7 @@ from .blocks import allocating
 from .compat import BufferLoad, SBlock, loaded_buffer, structural_map, structural_walk
 from .conditions import with_stored_conditions
 from .expressions import substitute
-from .module import IF_THEN_ELSE, is_buffer
+from .module import IF_THEN_ELSE, is_buffer, with_body, with_changed_functions
 
 #: Nodes of a value above which its repeated parts are stored. Schedules vectorize a single store.
 _LARGE = 250
@@ -65,14 +65,11 @@ _LEAVES = (tirx.Var, tirx.IntImm, tirx.FloatImm)
 def share_values(mod: tvm.IRModule) -> tvm.IRModule:
     """Return a module whose tensor functions store the repeated parts of large values; the same
     module if they have none."""
-    result = mod
-    for variable, function in mod.functions_items():
-        if isinstance(function, tirx.PrimFunc):
-            changed = _with_body(function, with_shared_values(function.body))
-            if not changed.same_as(function):
-                result = mod.clone() if result.same_as(mod) else result
-                result.update_func(variable, changed)
-    return result
+    return with_changed_functions(
+        mod,
+        tirx.PrimFunc,
+        lambda function: with_body(function, with_shared_values(function.body)),
+    )
 
 
 def with_shared_arguments(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -90,7 +87,7 @@ def with_shared_arguments(function: tirx.PrimFunc) -> tirx.PrimFunc:
     if buffers:
         body = structural_map(body, (SBlock, lambda block: _allocating(block, buffers)))
         body = substitute(body, buffers)
-    return _with_body(function, body)
+    return with_body(function, body)
 
 
 def _parts_of(block: SBlock) -> list[tirx.Var]:
@@ -107,12 +104,6 @@ def _on_stack(buffer: tirx.Var) -> tuple[tirx.Var, tirx.Var]:
 def _allocating(block: SBlock, buffers: Mapping[tirx.Var, tirx.Var]) -> SBlock:
     own = [buffers.get(buffer, buffer) for buffer in block.alloc_buffers]
     return allocating(block, own) if _parts_of(block) else block
-
-
-def _with_body(function: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
-    if body.same_as(function.body):
-        return function
-    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs, function.span)
 
 
 def with_shared_values(body: tirx.Stmt) -> tirx.Stmt:

@@ -21,7 +21,7 @@ from tvm.relax.transform.legalize_ops import nn as stock
 from ..ir.bindings import with_value
 from ..ir.compat import SBlockRealize, loaded_buffer
 from ..ir.expressions import loads
-from ..ir.module import is_buffer, normalized, tuple_fields
+from ..ir.module import is_buffer, normalized, tuple_fields, with_changed_functions
 from ._candidates import candidates
 from ._contraction import contraction
 
@@ -53,19 +53,7 @@ def with_operators(mod: tvm.IRModule) -> tvm.IRModule:
     }
     if not functions:
         return mod
-    rewriter = _Rewriter(functions)
-    changed = {}
-    for variable, function in mod.functions_items():
-        if isinstance(function, relax.Function):
-            new = rewriter.function(function)
-            if not new.same_as(function):
-                changed[variable] = new
-    if not changed:
-        return mod
-    result = mod.clone()
-    for variable, function in changed.items():
-        result.update_func(variable, function)
-    return result
+    return with_changed_functions(mod, relax.Function, _Rewriter(functions).function)
 
 
 class _Rewriter:
