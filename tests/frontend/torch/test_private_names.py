@@ -43,6 +43,12 @@ SPELLED = {
     "torch.export._trace",
     "torch.nn.modules.batchnorm._BatchNorm",
     "torch.ops.aten._assert_tensor_metadata.default",
+    "torch.ops.aten._efficient_attention_backward",
+    "torch.ops.aten._efficient_attention_forward",
+    "torch.ops.aten._fused_rms_norm",
+    "torch.ops.aten._fused_rms_norm_backward",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward",
     "torch.utils._pytree",
 }
 
