@@ -249,7 +249,10 @@ def test_a_page_that_fails_is_told(forks, tmp_path):
 
 @pytest.fixture(scope="module")
 def html(tmp_path_factory):
-    """Return the folder of the pages that Sphinx builds, once for all workers of a test run."""
+    """Return the folder of the pages that Sphinx builds, once for all workers of a test run, or
+    that the run of CI has built: ``BUILT_DOCS``."""
+    if "BUILT_DOCS" in os.environ:
+        return ROOT / os.environ["BUILT_DOCS"]
     missing = [
         name for name in ("sphinx", "myst_parser", "furo") if not importlib.util.find_spec(name)
     ]

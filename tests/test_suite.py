@@ -18,7 +18,7 @@ from cpu_times import report_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
-from slices import check_lengths, is_in_part, slice_of
+from slices import check_lengths, is_in_cases, is_in_part, slice_of
 from sweep import at_length, batches
 from tvm.script import from_source
 
@@ -54,6 +54,23 @@ def test_other_tests_are_in_every_part():
     items = [Item("test_a.py", is_slow=False), Item("test_a.py", obj=draws)]
     for part in range(4):
         assert is_in_part(items, part, 4) == [True, True]
+
+
+def test_no_test_is_without_a_case():
+    cases = {"a.py::test_x": 7, "a.py::test_y": 1, "b.py::test_x": 2}
+    items = [
+        Item(f"{name}[{i}]", is_slow=False) for name, count in cases.items() for i in range(count)
+    ]
+    parts = [is_in_cases(items, part, 3) for part in range(3)]
+    ids = [[item.nodeid for item, ok in zip(items, part, strict=True) if ok] for part in parts]
+    assert ids[0] == [
+        *(f"a.py::test_x[{i}]" for i in (0, 3, 6)),
+        "a.py::test_y[0]",
+        "b.py::test_x[0]",
+    ]
+    assert ids[1] == ["a.py::test_x[1]", "a.py::test_x[4]", "a.py::test_y[0]", "b.py::test_x[1]"]
+    assert ids[2] == ["a.py::test_x[2]", "a.py::test_x[5]", "a.py::test_y[0]", "b.py::test_x[0]"]
+    assert is_in_cases(items, 0, 1) == [True] * 10
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_convolutions_that_copy_their_channels_in_parts():
         if case.detail.startswith(("(40, 440,", "(480, 40,")) and "weight" not in case.op
     ]
     assert len(numbers) == 4
-    for dtype in ("float32", *HALVES):
+    for dtype in ("float32", "bfloat16"):
         assert run_guarded_kernels(WIDEST, numbers, dtype) == []
 
 
@@ -118,21 +118,21 @@ def test_products_of_pairs(target):
         pytest.skip(f"this machine has no {target}")
     known = kernel_cases.cases()
     numbers = [i for i in IN_HALVES["bfloat16"] if known[i].op == "relax.matmul"]
-    assert run_guarded_kernels(target, numbers, "bfloat16") == []
+    assert run_guarded_kernels(target, numbers[::2], "bfloat16") == []
 
 
 @pytest.mark.parametrize("target", TARGETS_OF_HALVES)
 def test_some_convolutions_of_pairs(target):
     if not runs_here(target):
         pytest.skip(f"this machine has no {target}")
-    assert run_guarded_kernels(target, CONVOLUTIONS[:: SOME // 2], "bfloat16") == []
+    assert run_guarded_kernels(target, CONVOLUTIONS[::SOME], "bfloat16") == []
 
 
 @pytest.mark.parametrize("target", TARGETS_OF_HALVES)
 def test_recurrent_layers_of_pairs(target):
     if not runs_here(target):
         pytest.skip(f"this machine has no {target}")
-    assert run_guarded_kernels(target, RECURRENCES[::3], "bfloat16") == []
+    assert run_guarded_kernels(target, RECURRENCES[::6], "bfloat16") == []
 
 
 @pytest.mark.parametrize("target", TARGETS_OF_HALVES)

@@ -63,6 +63,7 @@ def test_groups(groups):
 VOCABULARY = {**GPT_SHARDS, "tokens.weight": along(0), "head.weight": column()}
 
 
+@pytest.mark.slow
 def test_the_gpt_with_a_divided_vocabulary_on_two_groups(groups, tmp_path):
     """Losses, norms, parameters and moments are those of one worker; the groups have texts of
     different numbers.

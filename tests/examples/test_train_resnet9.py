@@ -275,7 +275,7 @@ class TestLayouts:
 @pytest.mark.parametrize(
     "optimizer",
     [
-        pytest.param(MomentumSGD(0.005, 0.9), id="sgd"),
+        pytest.param(MomentumSGD(0.005, 0.9), id="sgd", marks=pytest.mark.slow),
         pytest.param(Adam(0.001), id="adam", marks=pytest.mark.slow),
     ],
 )
@@ -403,6 +403,7 @@ class TestCommand:
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert picture.stat().st_size > 10_000
 
+    @pytest.mark.slow
     def test_trains_on_cifar10(self, command, tmp_path, capsys):
         for seed, name in enumerate(TestCifar10.FILES):
             TestCifar10.write(tmp_path / name, TestCifar10.content(8, seed))

@@ -344,6 +344,7 @@ class TestOfTorch:
             assert memory_of(step).peak < whole
             assert trained(step, [batch] * 3) == wanted
 
+    @pytest.mark.slow
     def test_convolutions(self, torch):
         torch.manual_seed(0)
         nn = torch.nn

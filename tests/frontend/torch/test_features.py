@@ -343,7 +343,9 @@ class Attentions(nn.Module):
         )
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "kind", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
+)
 def test_attention_in_half_precision_is_no_less_accurate_than_pytorch(kind):
     """Results and gradients against float64 of the same numbers."""
     shapes = [(2, 3, 48, 24)] * 3

@@ -346,7 +346,14 @@ class Written(nn.Module):
         return (y * y.cos()).sum()
 
 
-@pytest.mark.parametrize("masks", ["none", "buffer", "constant", "added", "both"])
+@pytest.mark.parametrize(
+    "masks",
+    [
+        "none",
+        "both",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("buffer", "constant", "added")),
+    ],
+)
 def test_an_attention_that_is_written_out(masks):
     from torch_models import close, compiled
 

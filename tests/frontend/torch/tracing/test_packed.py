@@ -115,6 +115,7 @@ class Autocast(nn.Module):
         return sum(result.float().square().mean() for result in results), *results
 
 
+@pytest.mark.slow
 def test_autocast():
     """The results have PyTorch's dtypes: of autocast for an LSTM of sequences of one length."""
     skip_without_half_lstm()

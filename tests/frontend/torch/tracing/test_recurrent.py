@@ -68,6 +68,7 @@ def test_symbolic_steps_and_batch():
         close("gradients", grads, torch.autograd.grad(wanted, values))
 
 
+@pytest.mark.slow
 def test_projections_of_symbolic_steps_and_batch():
     """The recurrence of a layer with a projection is that of the states before the projection."""
     torch.manual_seed(2)
@@ -131,6 +132,7 @@ class Autocast(nn.Module):
         return total, *results
 
 
+@pytest.mark.slow
 def test_autocast_of_symbolic_steps_and_batch():
     """The results have PyTorch's dtypes: an LSTM that of autocast, a GRU that of its state."""
     skip_without_half_lstm()
