@@ -65,6 +65,7 @@ def pipeline(
 
     # These imports are local because the import of kernels and schedules takes a while.
     from .codegen.declarations import Declarations
+    from .codegen.early import Early
     from .passes.dispatch import DeclareKernels, DispatchKernels, checked_tile
     from .stages import passes
 
@@ -83,14 +84,15 @@ def pipeline(
         if CPU.of(chosen) is None:
             return relax.get_default_pipeline(chosen)(mod)
         declarations = Declarations.for_run() if compile_functions else None
-        with chosen, paused():
-            if declarations is None:
-                dispatch: tvm.transform.Pass = DispatchKernels(chosen, tile)
-            else:
-                dispatch = DeclareKernels(chosen, tile, declarations.kernel)
-            stages = passes(chosen, dispatch, compile_functions, declarations, symbol_prefix)
-            mod = tvm.transform.Sequential(list(stages))(mod)
-            return mod if declarations is None else declarations.completed(mod)
+        if declarations is None:
+            with chosen, paused():
+                dispatch = DispatchKernels(chosen, tile)
+                stages = passes(chosen, dispatch, compile_functions, None, symbol_prefix)
+                return tvm.transform.Sequential(list(stages))(mod)
+        with chosen, paused(), Early(declarations) as early:
+            declare = DeclareKernels(chosen, tile, declarations.kernel)
+            stages = passes(chosen, declare, True, declarations, symbol_prefix, early)
+            return declarations.completed(tvm.transform.Sequential(list(stages))(mod))
 
     return run
 

@@ -21,8 +21,9 @@ from ..ir.floats import guard_floats
 from ..ir.module import NO_ALIASES, normalized
 from . import passes as own
 from .codegen.callees import PrefixSymbols
-from .codegen.compile import CompileFunctions
+from .codegen.compile import BeginKernels, CompileFunctions
 from .codegen.declarations import Declarations
+from .codegen.early import Early
 from .passes.casts import repeat_casts
 from .passes.declarations import keep_apart
 from .passes.donate import WriteToDonated
@@ -44,6 +45,7 @@ def passes(
     compile_functions: bool = False,
     declarations: Declarations | None = None,
     symbol_prefix: str = "",
+    early: Early | None = None,
 ) -> Iterator[tvm.transform.Pass]:
     """Yield the passes of the pipeline.
 
@@ -61,8 +63,12 @@ def passes(
         result.
     symbol_prefix : str
         A prefix for the names of the tensor functions.
+    early : Early, optional
+        The threads that compile kernels of ``declarations`` while the passes run.
     """
     yield from kernel_passes(target, dispatch)
+    if declarations is not None and early is not None:
+        yield BeginKernels(target, declarations, early, symbol_prefix)
     yield repeat_casts
     yield from _legalize_passes(target, declarations)
     yield _view_reshapes
@@ -93,7 +99,7 @@ def passes(
     if symbol_prefix:
         yield PrefixSymbols(symbol_prefix)
     if compile_functions:
-        yield CompileFunctions(target, declarations)
+        yield CompileFunctions(target, declarations, early)
         if symbol_prefix:
             yield PrefixSymbols(symbol_prefix)  # CompileFunctions may add a function
 

@@ -64,6 +64,10 @@ DONATED = "relax_grad.donated"
 #: The end of the name of a function that takes the memory of another one, with its arguments.
 MEMORY = "_memory"
 
+#: The attribute of a scheduled function: the positions of a parameter that is read and of one that
+#: is written, which may share memory.
+IN_PLACE = "relax_grad.in_place"
+
 #: The attribute of a scheduled function whose parameters share memory: these positions, before the
 #: parameters of results were removed.
 SHARED = "relax_grad.shared"

@@ -24,6 +24,7 @@ from .cache import current
 from .callees import with_callees
 from .declarations import Declarations
 from .directory import Directory
+from .early import Early
 from .entries import JUMPS, Entry, linked, machine, triple
 from .generic import shared
 from .lower import (
@@ -69,25 +70,31 @@ class CompileFunctions:
     declarations : Declarations, optional
         The declarations in the module. The threads generate a declared function if it has no cached
         object file. Declarations that are not compiled stay in the module.
+    early : Early, optional
+        The kernels of :class:`BeginKernels`.
     """
 
-    def __init__(self, target: tvm.target.Target, declarations: Declarations | None = None):
+    def __init__(
+        self,
+        target: tvm.target.Target,
+        declarations: Declarations | None = None,
+        early: Early | None = None,
+    ):
         self._target = target
         self._declarations = Declarations() if declarations is None else declarations
+        self._early = Early(self._declarations) if early is None else early
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        if not links_external_modules() or mod.get_attr("system_lib_prefix") is not None:
+        target = optimizing(self._target)
+        template = _template(target)
+        if not _may_link(mod, template):
             return mod
         functions = _compiled_alone(mod, self._target)
         if not functions or self._is_left_to_tvm(list(functions.values())):
             return mod
-        target = optimizing(self._target)
-        template = _empty_module(target)
-        if not _is_supported(template):
-            return mod
         try:
             compiler = _Compiler(target, current(), self._declarations)
-            objects, entries = compiler.compile(list(functions.values()))
+            objects, entries = compiler.compile(list(functions.values()), self._early)
         except UnsupportedObject:
             return mod
         checked = _checked(functions.values())
@@ -97,8 +104,49 @@ class CompileFunctions:
     def _is_left_to_tvm(self, functions: list) -> bool:
         """Tell whether TVM compiles the functions as fast, to the same code: a single group cannot
         be divided among threads."""
-        is_one = current() is None and len(_groups(functions)) == 1
+        is_one = current() is None and len(_groups(functions, self._early)) == 1
         return is_one and not prefers_short(self._target)
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.BeginKernels")
+class BeginKernels:
+    """Begin to compile the declared kernels of a module in threads, while later passes run.
+
+    The passes keep one core, so that a single thread only divides the kernels into groups.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        A target of LLVM, as for :class:`CompileFunctions`.
+    declarations : Declarations
+        The declarations in the module.
+    early : Early
+        The threads.
+    symbol_prefix : str
+        The prefix that functions get before they are compiled.
+    """
+
+    def __init__(
+        self,
+        target: tvm.target.Target,
+        declarations: Declarations,
+        early: Early,
+        symbol_prefix: str = "",
+    ):
+        self._target, self._declarations, self._early = target, declarations, early
+        self._prefix = symbol_prefix
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        target = optimizing(self._target)
+        if not _may_link(mod, _template(target)):
+            return mod
+        kernels = [
+            function.with_attr("global_symbol", self._prefix + variable.name_hint)
+            for variable, function in self._declarations.settled(mod).items()
+        ]
+        compiler = _Compiler(target, current(), self._declarations)
+        compiler.begin(_of_kernels(kernels), self._early)
+        return mod
 
 
 def assembled(library: tvm.runtime.Module, target: tvm.target.Target) -> tvm.runtime.Module:
@@ -133,6 +181,12 @@ def assembled(library: tvm.runtime.Module, target: tvm.target.Target) -> tvm.run
         return library
     entries = {name: Entry(label, label, ()) for name, label in labels.items()}
     return linked(template, [code], entries, {})
+
+
+def _may_link(mod: tvm.IRModule, template: str) -> bool:
+    """Tell whether the machine code of a module may be an external module."""
+    is_system = mod.get_attr("system_lib_prefix") is not None
+    return links_external_modules() and not is_system and _is_supported(template)
 
 
 def _is_supported(template: str) -> bool:
@@ -209,47 +263,62 @@ class _Compiler:
         self._target, self._directory, self._declarations = target, directory, declarations
         self._environment = [] if directory is None else environment(target)
 
+    def begin(self, groups: Sequence[Sequence[tirx.PrimFunc]], early: Early) -> None:
+        """Begin to compile groups of kernels in threads, with one core for the caller."""
+        # TVM may compile a single group.
+        threads = self._threads() - 1 if len(groups) > 1 else 0
+        early.begin(groups, self._in_context(self._group), threads)
+
     def compile(
-        self, functions: Sequence[tirx.PrimFunc]
+        self, functions: Sequence[tirx.PrimFunc], early: Early | None = None
     ) -> tuple[list[Embedded], dict[str, Entry]]:
         """Return the assembly of functions, and the entry of each function by its name."""
-        labels = {
-            str(function.attrs["global_symbol"]): f"relax_grad_{i}"
-            for i, function in enumerate(functions)
-        }
-        made = self._each(lambda group: self._group(group, labels), _groups(functions))
+        early = Early(self._declarations) if early is None else early
+        made = self._each(_groups(functions, early), early)
         if self._directory is not None:
             self._directory.trim()
         return [unit for unit, _ in made], {n: e for _, own in made for n, e in own.items()}
 
-    def _each(
-        self,
-        compile_one: Callable[[Sequence[tirx.PrimFunc]], _Unit],
-        groups: Sequence[Sequence[tirx.PrimFunc]],
-    ) -> list[_Unit]:
-        context = tvm.transform.PassContext.current()
-        threads = default_threads()
-        describe(f"compiling {sum(map(len, groups))} functions", len(groups))
+    def _each(self, groups: Mapping[int, Sequence[tirx.PrimFunc]], early: Early) -> list[_Unit]:
+        describe(f"compiling {sum(map(len, groups.values()))} functions", len(groups))
 
-        def counted(group: Sequence[tirx.PrimFunc]) -> _Unit:
-            made = compile_one(group)
+        def counted(index: int, group: Sequence[tirx.PrimFunc]) -> _Unit:
+            made = self._group(index, group)
             advance()
             return made
 
-        if threads == 1 or context.instruments:  # instruments expect one pass at a time
-            return list(map(counted, groups))
+        threads = self._threads()
+        if threads == 1:
+            return [counted(i, group) for i, group in groups.items()]
+        begun = early.taken(groups)
+        for future in begun.values():
+            future.add_done_callback(lambda _: advance())
+        others = {i: group for i, group in groups.items() if i not in begun}
+        with ThreadPoolExecutor(threads) as executor:
+            made = executor.map(self._in_context(counted), others, others.values())
+            units = dict(zip(others, made, strict=True))
+        return [begun[i].result() if i in begun else units[i] for i in groups]
+
+    def _threads(self) -> int:
+        """Return the number of threads: one with instruments, which expect one pass at a time."""
+        return 1 if tvm.transform.PassContext.current().instruments else default_threads()
+
+    def _in_context(
+        self, compile_one: Callable[[int, Sequence[tirx.PrimFunc]], _Unit]
+    ) -> Callable[[int, Sequence[tirx.PrimFunc]], _Unit]:
+        """Return a function that compiles in a thread with the options of the pass context."""
+        context = tvm.transform.PassContext.current()
         options = {"opt_level": context.opt_level, "config": dict(context.config)}
 
-        def in_thread(group: Sequence[tirx.PrimFunc]) -> _Unit:
+        def in_thread(index: int, group: Sequence[tirx.PrimFunc]) -> _Unit:
             with tvm.transform.PassContext(**options), self._target:
-                return counted(group)
+                return compile_one(index, group)
 
-        with ThreadPoolExecutor(threads) as executor:
-            return list(executor.map(in_thread, groups))
+        return in_thread
 
-    def _group(self, group: Sequence[tirx.PrimFunc], labels: Mapping[str, str]) -> _Unit:
+    def _group(self, index: int, group: Sequence[tirx.PrimFunc]) -> _Unit:
         """Return the assembly of a group of functions that are compiled together, and their
-        entries."""
+        entries. The index of the group makes their labels unique."""
         functions: dict[str, tirx.PrimFunc] = {}
         called: dict[str, str] = {}
         for function in group:
@@ -257,6 +326,7 @@ class _Compiler:
             name = unused(canonical_name(symbol), functions)
             functions[name] = function
             called[name] = symbol
+        labels = {symbol: f"relax_grad_{index}_{i}" for i, symbol in enumerate(called.values())}
         if self._directory is None:
             return _unit(self._compiled(functions), called, labels)
         contents = {
@@ -363,15 +433,16 @@ def _unit(compiled: _Compiled, called: Mapping[str, str], labels: Mapping[str, s
     return unit, entries
 
 
-def _groups(functions: Sequence[tirx.PrimFunc]) -> list[list[tirx.PrimFunc]]:
+def _groups(functions: Sequence[tirx.PrimFunc], early: Early) -> dict[int, list[tirx.PrimFunc]]:
     """Divide functions into groups that are compiled together: kernels, then the others, which are
-    short.
+    short. Each group has an index.
 
     If each were compiled alone, the setup and the end of a module would take a tenth of the time of
     a kernel, and half the time of a short function. Functions with equal names but for numbers may
     share their code, and are in one group. The groups do not depend on the number of threads, so
     that machines with different numbers of cores can share a directory.
     """
+    groups, functions = early.divided(functions)
     kernels: list[tirx.PrimFunc] = []
     families: dict[str, list[tirx.PrimFunc]] = {}
     for function in functions:
@@ -388,8 +459,12 @@ def _groups(functions: Sequence[tirx.PrimFunc]) -> list[list[tirx.PrimFunc]]:
             room = _TOGETHER
         short[-1] += family
         room -= min(len(family), _OF_FAMILY)
-    starts = range(0, len(kernels), _KERNELS)
-    return [kernels[i : i + _KERNELS] for i in starts] + short
+    return {**groups, **dict(enumerate(_of_kernels(kernels) + short, early.number))}
+
+
+def _of_kernels(kernels: list[tirx.PrimFunc]) -> list[list[tirx.PrimFunc]]:
+    """Divide kernels into groups."""
+    return [kernels[i : i + _KERNELS] for i in range(0, len(kernels), _KERNELS)]
 
 
 def _checked(functions: Iterable[tirx.PrimFunc]) -> dict[str, Sequence[Parameter]]:

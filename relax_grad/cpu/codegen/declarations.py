@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
 from ...ir.bindings import bindings_of, used
-from ...ir.module import SHARED, sharing
+from ...ir.module import IN_PLACE, SHARED, referred_to, sharing
 from .lower import content
 from .sources import sources
 
@@ -111,6 +111,20 @@ class Declarations:
         )
         return made.with_attrs(attributes)
 
+    def settled(self, mod: tvm.IRModule) -> dict[GlobalVar, tirx.PrimFunc]:
+        """Return the declarations of a module that later passes are expected to keep as they are.
+
+        They are called, not only with constants, and cannot write to their arguments.
+        """
+        functions = [f for f in mod.functions.values() if isinstance(f, relax.Function)]
+        folded = set().union(*map(_called_with_constants, functions))
+        called = set(referred_to(functions)) - folded
+        return {v: f for v, f in mod.functions_items() if v in called and _is_settled(f)}
+
+    def has(self, function: tirx.PrimFunc) -> bool:
+        """Tell whether a function is a declaration."""
+        return _is_declaration(function)
+
     def completed(
         self, mod: tvm.IRModule, only: Collection[GlobalVar] | None = None
     ) -> tvm.IRModule:
@@ -150,6 +164,10 @@ def _is_declaration(function: tvm.ir.BaseFunc) -> bool:
         and function.attrs is not None
         and _NUMBER in function.attrs
     )
+
+
+def _is_settled(function: tvm.ir.BaseFunc) -> bool:
+    return _is_declaration(function) and IN_PLACE not in function.attrs
 
 
 def _kept(function: tirx.PrimFunc) -> dict[str, object]:

@@ -13,7 +13,7 @@ from tvm.ir import GlobalVar, Op, PrimType
 from ...ir.aliases import Memory, writing_functions
 from ...ir.bindings import bindings_of, without_unused
 from ...ir.compat import remap_variable
-from ...ir.module import PRODUCT
+from ...ir.module import IN_PLACE, PRODUCT
 from ..dispatch import CallSite, Kernel
 from ..dispatch.biases import AddedBiases, with_bias
 from ..dispatch.casts import (
@@ -35,7 +35,6 @@ from ..dispatch.residuals import BlockCalls, Replacement, ResidualKernel, find_r
 from ..dispatch.unread import UnreadResults
 from ..kernel.matmul import Matmul
 from ..kernel.winograd import SQUARES
-from ..schedule import IN_PLACE
 from ..target import CPU
 from ._target import TargetPass
 

@@ -20,7 +20,7 @@ from tvm.script.ir_builder import IRBuilder
 
 from ...ir.compat import loaded_buffer
 from ...ir.expressions import loads
-from ...ir.module import is_buffer
+from ...ir.module import IN_PLACE, is_buffer
 from ..kernel.builder import block, scopes
 from ..target import CPU
 from ._blocks import over_flat_buffers, schedule_blocks
@@ -30,7 +30,7 @@ from ._functions import calls_in
 from ._fuse import Group, flat, fuse
 from ._halves import widened_sections, with_params
 from ._identities import name_of
-from ._in_place import IN_PLACE, Shareable, for_in_place, in_place, in_place_pairs
+from ._in_place import Shareable, for_in_place, in_place, in_place_pairs
 from ._indices import as_analyzable
 from ._merge import Merged, Part, Pointwise, merge, pointwise
 from ._nest import Nest, product, sections_of, stored
@@ -38,7 +38,6 @@ from ._reduce import Reduction
 from ._stream import Stream
 
 __all__ = [
-    "IN_PLACE",
     "Part",
     "Pointwise",
     "Shareable",

@@ -11,13 +11,14 @@ from tvm.ir import Call
 
 from ...ir.compat import structural_walk
 from ...ir.dtypes import HALVES
+from ...ir.module import IN_PLACE
 from ..kernel.consumed import Consumer, consumed, is_consumable
 from ..kernel.matmul import Matmul
 from ..target import CPU
 from ._access import Accesses
 from ._emitter import Emitter
 from ._fuse import Group, flat
-from ._in_place import IN_PLACE, for_in_place, in_place_pairs
+from ._in_place import for_in_place, in_place_pairs
 from ._merge import Merged
 from ._nest import is_zero
 from ._nest import product as product_of

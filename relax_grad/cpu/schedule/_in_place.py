@@ -9,15 +9,11 @@ from tvm import tirx
 from tvm_ffi import structural_equal
 
 from ...ir.compat import BufferLoad, SBlockRealize, loaded_buffer, structural_walk
-from ...ir.module import IS_SCHEDULED, SHARED, sharing
+from ...ir.module import IN_PLACE, IS_SCHEDULED, SHARED, sharing
 from ..kernel.streams import without_streams
 from ._dependence import are_disjoint, is_pure, touched
 from ._fuse import Group
 from ._nest import Nest, loops_of
-
-#: The attribute of a scheduled function: the positions of a parameter that is read and of one that
-#: is written, which may share memory.
-IN_PLACE = "relax_grad.in_place"
 
 
 def in_place(function: tirx.PrimFunc, pairs: Sequence[tuple[int, int]]) -> tirx.PrimFunc | None:
