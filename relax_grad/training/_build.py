@@ -363,9 +363,7 @@ class Build:
         is_finite = self._is_finite(emit, loss, gradients) if settings.skips else None
         if settings.clip_value is not None:
             bound = float(settings.clip_value)
-            gradients = {
-                name: emit(op.clip(gradient, -bound, bound)) for name, gradient in gradients.items()
-            }
+            gradients = {name: emit(_within(bound, one)) for name, one in gradients.items()}
         if settings.clip_norm is not None:
             gradients, metrics["grad_norm"] = self._clipped(emit, gradients, settings.clip_norm)
         count = emit(op.add(slots[STEP], relax.const(1, "int64")))
@@ -437,7 +435,7 @@ class Build:
         dtype = dtype_of(norm.ty)
         bound = relax.const(float(clip_norm), dtype)
         ratio = op.divide(bound, op.add(norm, relax.const(_NORM_EPS, dtype)))
-        factor = emit(op.minimum(ratio, relax.const(1.0, dtype)))
+        factor = emit(op.minimum(relax.const(1.0, dtype), ratio))  # in this order, NaN is kept
         clipped = {
             name: emit(op.multiply(gradient, op.astype(factor, dtype_of(gradient.ty))))
             for name, gradient in gradients.items()
@@ -471,6 +469,17 @@ def _with_called(module: tvm.IRModule, other: tvm.IRModule) -> tvm.IRModule:
         functions.update(added)
         waiting = [function for _, function in added]
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
+
+
+def _within(bound: float, gradient: relax.Expr) -> relax.Expr:
+    """Return a gradient with elements from ``-bound`` to ``bound``.
+
+    ``clip`` makes a bound of NaN, which then is an update. Extremes return their second operand
+    where it is NaN.
+    """
+    dtype = dtype_of(gradient.ty)
+    low, high = relax.const(-bound, dtype), relax.const(bound, dtype)
+    return op.maximum(low, op.minimum(high, gradient))
 
 
 def _selection(emit: Emit, condition: relax.Expr | None) -> Callable[[Mapping, Mapping], dict]:

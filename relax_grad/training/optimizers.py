@@ -455,7 +455,7 @@ class Muon(Optimizer):
         )
         is_tall = rows > columns
         x = operands.emit(op.permute_dims(change)) if is_tall else change
-        size = op.maximum(_norm(x), operands.const(self.eps))
+        size = op.maximum(operands.const(self.eps), _norm(x))
         x = operands.emit(op.divide(x, size))
         a, b, c = map(operands.const, self.ns_coefficients)
         for _ in range(self.ns_steps):
