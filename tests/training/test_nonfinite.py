@@ -163,7 +163,9 @@ def test_all_bits_are_those_of_a_run_without_the_step(compiled, on_nan):
 @pytest.mark.parametrize("clip", ["clip_value", "clip_norm"])
 def test_a_clipped_gradient_keeps_nan(clip):
     """As in PyTorch: NaN is no number to update by, and a norm that is NaN makes all NaN."""
-    step = train_step(module_of("float32", 5, 3), SGD(0.1), wrt=["w", "b"], states=["mean"], **{clip: 0.5})
+    step = train_step(
+        module_of("float32", 5, 3), SGD(0.1), wrt=["w", "b"], states=["mean"], **{clip: 0.5}
+    )
     ones = np.ones((5, 3), "float32"), np.ones(3, "float32"), np.zeros(5, "float32")
     trainer = Trainer(step, values=dict(zip(("w", "b", "mean"), ones, strict=True)))
     x = np.ones((ROWS, 5), "float32")
