@@ -3,8 +3,11 @@ functions."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import operator
 import types
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -23,8 +26,14 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 #: Values that count as themselves, whatever attributes they have.
 _OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, nn.Module)
 
-#: The depth of lists that are compared.
-_DEPTH = 3
+#: The depth of lists, mappings and objects that are compared.
+_DEPTH = 4
+
+#: The number of elements of a tensor down to which all are compared: NumPy may share its memory.
+_ELEMENTS = 256
+
+#: The dtypes that NumPy has.
+_NUMPY = frozenset({torch.float32, torch.float64, torch.int32, torch.int64, torch.bool})
 
 
 class Guards:
@@ -55,8 +64,6 @@ class Guards:
                 continue
             default = _default(type(module), name)
             value = vars(module).get(name, default)
-            if value is _MISSING and _is_method(type(module), name):
-                continue
             if value is _MISSING or _is_constant(value):
                 self._plain.append((places[owner], name, value, default))
             else:
@@ -88,8 +95,12 @@ class BoundGuards:
             for (i, name), value, old in zip(self._names, values, self._values, strict=True):
                 if value is not old and not _same(value, old):
                     return self._text(i, name)
+        seen: dict[int, object] = {}  # layers share a configuration
         for owner, name, i, described in self._deep:
-            if _described(owner.get(name, _MISSING), self._registered) != described:
+            value = owner.get(name, _MISSING)
+            if id(value) not in seen:
+                seen[id(value)] = _described(value, self._registered)
+            if seen[id(value)] != described:
                 return self._text(i, name)
         return None
 
@@ -112,11 +123,6 @@ def _same(value: object, old: object) -> bool:
     return isinstance(value, _PLAIN) and value == old
 
 
-def _is_method(kind: type, name: str) -> bool:
-    """Tell whether an attribute is a method; those that a trace has called seldom change."""
-    return name != "forward" and callable(getattr(kind, name, None))
-
-
 def _default(kind: type, name: str) -> object:
     """Return the value of a class attribute that holds data."""
     for base in kind.__mro__:
@@ -128,17 +134,48 @@ def _default(kind: type, name: str) -> object:
 
 def _described(value: object, registered: Collection[int], depth: int = _DEPTH) -> object:
     """Return a value that later changes of this one do not change; objects by their data."""
+
+    def inner(part: object) -> object:
+        return _described(part, registered, depth - 1)
+
     if isinstance(value, torch.Tensor):
         # Parameters and buffers are arguments of the functions, whose values may change.
-        return id(value), None if id(value) in registered else value._version
-    if not isinstance(value, _OPAQUE) and depth:
-        if isinstance(value, (list, tuple)):
-            return type(value), [_described(one, registered, depth - 1) for one in value]
-        members = getattr(value, "__dict__", None)
-        if isinstance(members, dict) and not isinstance(value, (Mapping, types.MethodType)):
-            data = {name: one for name, one in members.items() if isinstance(one, _PLAIN)}
-            return type(value), frozen(data, 1), list(data)
+        return id(value), None if id(value) in registered else _contents(value)
+    if isinstance(value, _OPAQUE) or not depth:
+        return type(value), frozen(value, depth)
+    if isinstance(value, (list, tuple, deque)):
+        return type(value), list(map(inner, value))
+    if isinstance(value, Mapping):
+        items = list(value.items())[:_ELEMENTS]
+        return type(value), len(value), [(id(key), inner(item)) for key, item in items]
+    if isinstance(value, functools.partial):
+        parts = value.func, value.args, value.keywords
+        return type(value), id(value.func), *map(inner, parts)
+    members = getattr(value, "__dict__", None)
+    if isinstance(members, dict) and not isinstance(value, types.MethodType):
+        names = [name for name, one in members.items() if _is_data(name, one)]
+        return type(value), [(name, inner(members[name])) for name in names]
     return type(value), frozen(value, depth)
+
+
+def _is_data(name: str, value: object) -> bool:
+    """Tell whether a member of an object is data or has data, and is not a note of how a library
+    has called the object."""
+    if isinstance(value, _PLAIN):
+        return True
+    is_table = isinstance(value, (list, tuple, dict, types.SimpleNamespace))
+    return not name.startswith("_") and (is_table or dataclasses.is_dataclass(value))
+
+
+def _contents(tensor: torch.Tensor) -> object:
+    """Return a value that changes with the elements of a tensor: all, if they are few."""
+    is_small = type(tensor) is torch.Tensor and tensor.numel() <= _ELEMENTS and _is_plain(tensor)
+    elements = tensor.detach().numpy().tobytes() if is_small else None
+    return tensor._version, tensor.data_ptr() if tensor.is_cpu else None, elements
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype in _NUMPY
 
 
 def _registered(modules: Sequence[nn.Module]) -> set[int]:

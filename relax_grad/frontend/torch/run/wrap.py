@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import NoneType
 from typing import Any
 
 import torch
@@ -221,7 +222,12 @@ class Wrapped(nn.Module):
                     program = _traced(original, self._examples, self._options)
                     self._functions.add(flags, program, layout)
         program.check(inputs)
-        return program.run(inputs, layout.tensors(program))
+        tensors = layout.tensors(program)
+        if NoneType in map(type, tensors):  # such as a bias that was removed
+            self._functions.clear()
+            self.__dict__["_layout"] = None
+            return self.forward(*args, **kwargs)
+        return program.run(inputs, tensors)
 
 
 class _Functions:

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import cast
 from unittest import mock
 
@@ -25,6 +26,9 @@ from .._problems import user_line
 
 #: The attributes that every module has.
 _OWN = frozenset(vars(nn.Module()))
+
+#: The folder of this package.
+_PACKAGE = str(Path(__file__).parents[3])
 
 #: The depth and the number of elements down to which containers and objects are compared.
 _DEPTH, _ELEMENTS = 4, 256
@@ -61,6 +65,9 @@ def watching_state(
     lines: dict[tuple[int, str], traceback.FrameSummary] = {}
 
     def get(self, name):
+        if name == "__dict__" and _is_outside(sys._getframe(1).f_code.co_filename):
+            for attribute in _GET(self, name):
+                get(self, attribute)
         if name not in _OWN:
             key = id(_GET(self, "__dict__"))
             if key in own and (key, name) not in written:
@@ -115,6 +122,12 @@ def identity(module: nn.Module) -> int:
     """Return the identity of a module's attributes, which a trace of a module that is registered
     twice reads through proxies of all modules."""
     return id(_GET(module, "__dict__"))
+
+
+@functools.cache
+def _is_outside(file: str) -> bool:
+    """Tell whether a file is the user's, and not a library's, which reads all attributes."""
+    return "site-packages" not in file and not file.startswith(_PACKAGE)
 
 
 def _caller() -> traceback.FrameSummary:

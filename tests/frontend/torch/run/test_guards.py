@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
 
 import pytest
@@ -28,8 +29,16 @@ class Reader(nn.Module):
         self.config = types.SimpleNamespace(shift=0.5)
         self.mask, self.rows = torch.ones(4), [torch.ones(4)]
         self.activation, self.unread = F.relu, 1
+        self.nested = types.SimpleNamespace(inner=types.SimpleNamespace(shifts=[0.5]))
+        self.clamped, self.pair = functools.partial(torch.clamp, min=-1.0), {"of": {"shift": 0.5}}
+        self.other, self.shared, self.drop.slope = torch.ones(4), torch.ones(4), 0.5
+
+    def doubled(self, x):
+        return x * 2
 
     def forward(self, x):
+        x = self.doubled(self.clamped(x) * self.other * self.shared) * vars(self.drop)["slope"]
+        x = x + self.nested.inner.shifts[0] + self.pair["of"]["shift"]
         y = self.drop(self.norm(x)) / self.temperature * self.scale
         y = self.activation(y) * self.weights[1] * self.mask * self.rows[0]
         y = y + self.config.shift + self.table["shift"]
@@ -52,6 +61,13 @@ CHANGES = {
     "eps of BatchNorm1d": lambda m: setattr(m.norm, "eps", 1.0),
     "p of Dropout": lambda m: setattr(m.drop, "p", 1.0),
     "offset of Reader": lambda m: setattr(m, "offset", 0.25),
+    "nested of Reader": lambda m: m.nested.inner.shifts.__setitem__(0, 2.0),
+    "pair of Reader": lambda m: m.pair["of"].__setitem__("shift", 2.0),
+    "clamped of Reader": lambda m: setattr(m, "clamped", functools.partial(torch.clamp, min=0.0)),
+    "other of Reader": lambda m: setattr(m.other, "data", torch.zeros(4)),
+    "shared of Reader": lambda m: m.shared.numpy().fill(2.0),
+    "doubled of Reader": lambda m: setattr(m, "doubled", torch.cos),
+    "slope of Dropout": lambda m: setattr(m.drop, "slope", 2.0),
     "forward of Dropout": lambda m: setattr(m.drop, "forward", lambda x: x * 2),
 }
 

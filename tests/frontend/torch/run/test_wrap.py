@@ -458,6 +458,9 @@ def test_a_changed_module_is_traced_again(pair):
         torch.manual_seed(1)
         module.set_submodule("1", nn.Tanh())
     torch.testing.assert_close(model(X), reference(X))
+    for module in (model, reference):
+        module.get_submodule("0").bias = None
+    torch.testing.assert_close(model(X), reference(X))
 
 
 def test_objects_that_cannot_be_returned():
