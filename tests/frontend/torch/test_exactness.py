@@ -36,7 +36,23 @@ def _all_distances(x):
     return F.pdist(x, p=INF)
 
 
+def _slope_of(function):
+    def slope(x):
+        with torch.enable_grad():
+            x = x if x.requires_grad else x.clone().requires_grad_()
+            (result,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        return result
+
+    return slope
+
+
 SPECIAL = [
+    *(
+        Case(f"{f.__name__}-slope", _slope_of(f), (torch.tensor([0.0, 1.0, -2.0]),))
+        for f in (F.softplus, F.mish)
+    ),
+    # Their mean is rounded.
+    Case("deviation-of-equal", lambda x: x.std(1), (torch.tensor([[0.3] * 3, [0.7] * 3]),)),
     *(Case(name, getattr(F, name), (DATA,)) for name in ("relu", "hardsigmoid", "leaky_relu")),
     *(Case(name, getattr(F, name), (DATA,)) for name in ("silu", "mish", "softplus")),
     # PyTorch's vector and scalar forms differ in the gradient at NaN.

@@ -58,10 +58,15 @@ def _mish(call, data):
 
 
 def _softplus_of(call, data):
-    """Return ``log(1 + exp(x))``, which never overflows."""
-    small = call.emit(_op.exp(_op.negative(_op.abs(data))))
-    positive = call.emit(_op.maximum(data, scalar(0, dtype(data))))
-    return call.emit(_op.add(positive, log1p(call, small)))
+    """Return ``log(1 + exp(x))``, which never overflows.
+
+    It is one of two formulas, which both have the derivatives of every order: ``abs`` and
+    ``maximum`` have no second derivative at 0.
+    """
+    positive = call.emit(_op.greater(data, scalar(0, dtype(data))))
+    small = call.emit(_op.exp(call.emit(_op.where(positive, _op.negative(data), data))))
+    linear = call.emit(_op.where(positive, data, scalar(0, dtype(data))))
+    return call.emit(_op.add(linear, log1p(call, small)))
 
 
 @_activation("elu.default")

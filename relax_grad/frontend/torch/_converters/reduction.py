@@ -138,6 +138,9 @@ def _variance(call, data, dim, correction, keepdim) -> relax.Expr:
     if not rank:
         data, rank, keepdim, dim = call.reshape(data, [1]), 1, False, None
     axes = axes_of(dim, rank)
+    # The mean of equal elements is rounded, but their variance is 0, and so is its gradient.
+    largest = call.emit(stop_gradient(call.emit(_op.max(data, axes, True))))
+    data = call.emit(_op.subtract(data, largest))
     variance = call.emit(_op.variance(data, axes, keepdim))
     if correction == 0:
         return variance
