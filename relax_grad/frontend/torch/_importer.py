@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+import tvm
 from torch import fx
 from torch.utils import _pytree as pytree
 from tvm import relax, tirx
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from ...ir.compat import Analyzer, dtype_of, shapes_may_differ
+from ...ir.compat import Analyzer, dtype_of, shapes_agree, shapes_may_differ
 from ...ir.extent_checks import ExtentCheck, condition_of, with_extent_checks
 from ...ir.module import ending_blocks, unused
 from ._converters import CONVERTERS, Refused
@@ -43,6 +45,12 @@ _LIBRARIES = {
 
 #: The end of the message on extents for which a graph does not hold.
 _RANGE = ", by dynamic_shapes or by its own comparisons; import it with other dynamic_shapes"
+
+#: A number in the text of an extent.
+_NUMBER = re.compile(r"T\.int64\((-?\d+)\)")
+
+#: More elements than an axis has.
+_MOST_ELEMENTS = tirx.IntImm("int64", 2**40)
 
 #: Functions of numbers that symbolic extents make.
 _NUMBERS = {
@@ -140,7 +148,18 @@ class Importer(ExportedProgramImporter):
             return
         parts = condition_of(condition)
         if parts is not None:
+            reason = _NUMBER.sub(r"\1", reason).replace("+ -", "- ")
             self._checks.append(ExtentCheck(parts, reason))
+
+    def _require_extent(self, extent: tirx.Expr) -> None:
+        """Require that an extent is no negative number, such as n - 2 in a batch of one row."""
+        if isinstance(extent, tirx.Var | tirx.IntImm):
+            return
+        analyzer = Analyzer()
+        for symbol in self.symbols.variables:
+            analyzer.bind(symbol, tvm.ir.Range.from_min_extent(0, _MOST_ELEMENTS))
+        if not analyzer.can_prove(extent >= 0):
+            self.require(extent >= 0, f"a tensor of the module has {extent} elements along an axis")
 
     def type_of(self, value: torch.Tensor) -> relax.TensorType:
         """Return the Relax type of a tensor or of a fake tensor."""
@@ -353,7 +372,10 @@ class Importer(ExportedProgramImporter):
         wanted = self.type_of(value)
         if not isinstance(result.ty, relax.TensorType) or shapes_may_differ(result.ty, wanted):
             raise Refused(f"its converter returns {result.ty}, but PyTorch's result is {wanted}")
-        if result.ty.shape is None:
+        for extent in wanted.shape.values:
+            self._require_extent(extent)
+        if not shapes_agree(result.ty, wanted):
+            # Operators infer no type of operands whose extents are equal but not provably so.
             result = self.block_builder.match_cast(
                 result, relax.TensorType(wanted.shape, dtype_of(result.ty))
             )

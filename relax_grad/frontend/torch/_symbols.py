@@ -29,6 +29,11 @@ class Symbols:
         self._names = names
         self._variables: dict[str, tirx.Var] = {}
 
+    @property
+    def variables(self) -> list[tirx.Var]:
+        """The symbols that have occurred so far."""
+        return [*self._variables.values()]
+
     def extents(self, shape) -> list[int | tirx.Expr]:
         """Return the extents of a shape."""
         return [self.expression(extent) for extent in shape]

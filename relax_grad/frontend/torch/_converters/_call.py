@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from tvm import relax, tirx
 
-from ....ir.compat import dtype_of
+from ....ir.compat import Analyzer, constant_value, dtype_of
 from ._support import Refused
 
 #: The names of dtypes in Relax.
@@ -167,6 +167,23 @@ class Call:
             product = product * extent
         name = self.node.target.__name__.partition(".")[0]
         self.importer.require(product != 0, f"{name} needs at least one element to reduce")
+
+    def require_slice(self, begin, end, extent) -> None:
+        """Require that elements are on an axis, if the number of elements is symbolic."""
+        if isinstance(extent, int):
+            return
+        name = self.node.target.__name__.partition(".")[0]
+        begin, end = (tirx.IntImm("int64", n) if isinstance(n, int) else n for n in (begin, end))
+        begin, end = map(Analyzer().simplify, (begin, end))
+        reason = f"{name} takes elements from {begin} to {end} of an axis of {extent}"
+        self.importer.require(begin >= 0, reason)
+        self.importer.require(extent >= end, reason)
+
+    def constant(self, value: relax.Expr) -> np.ndarray | None:
+        """Return the numbers of a tensor that is bound to a constant; None for another tensor."""
+        while isinstance(value, relax.Var):
+            value = self.importer.block_builder.lookup_binding(value)
+        return constant_value(value)
 
     def numbers(self, count, dtype: str = "int64") -> relax.Expr:
         """Return the integers from 0 on."""

@@ -14,7 +14,8 @@ from ._support import Refused
 
 
 def _detach(importer, node) -> relax.Expr:
-    return stop_gradient(importer.args(node)[0])
+    data = importer.args(node)[0]
+    return stop_gradient(data) if is_float(data) else data
 
 
 def _start(importer, node) -> relax.Expr:

@@ -51,6 +51,7 @@ def _gather(call, data, dim, index, sparse_grad):
 def _positive(call, index, extent) -> relax.Expr:
     """Return an index whose negative numbers select nothing, where operators of Relax count them
     from the end."""
+    _require_places(call, index, extent)
     index = call.cast(index, "int64")
     negative = call.emit(_op.less(index, scalar(0, "int64")))
     return call.emit(_op.where(negative, call.tensor(extent, "int64"), index))
@@ -74,7 +75,9 @@ def _front(call, data, axis: int, count) -> relax.Expr:
 def _index_select(call, data, dim, index):
     if not data.ty.ndim:
         return data
-    rows = call.emit(_rows(call, data, _vector(call, index), axis_of(dim, data.ty.ndim)))
+    axis = axis_of(dim, data.ty.ndim)
+    _require_places(call, index, extents_of(data)[axis])
+    rows = call.emit(_rows(call, data, _vector(call, index), axis))
     return _op.reshape(rows, call.shape)
 
 
@@ -91,8 +94,17 @@ def _take(call, data, index):
     return _rows(call, call.reshape(data, [size]), index, 0)
 
 
+def _require_places(call, index, extent) -> None:
+    """Require that an axis with a symbolic extent has the elements of a constant index."""
+    places = None if isinstance(extent, int) else call.constant(index)
+    if places is not None and places.size:
+        last = max(int(places.max()) + 1, -int(places.min()))
+        call.require_slice(0, last, extent)
+
+
 def _from_zero(call, index, extent) -> relax.Expr:
     """Return an index with negative numbers counted from the end."""
+    _require_places(call, index, extent)
     index = call.cast(index, "int64")
     negative = call.emit(_op.less(index, scalar(0, "int64")))
     return call.emit(_op.where(negative, _op.add(index, call.tensor(extent, "int64")), index))

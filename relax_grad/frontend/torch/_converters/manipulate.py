@@ -93,6 +93,7 @@ def sliced(call, data, axis: int, begin, count, step: int = 1) -> relax.Expr:
     if count == extents_of(data)[axis] and step == 1:
         return data
     end = begin + (count - 1) * step + 1
+    call.require_slice(begin, end, extents_of(data)[axis])
     return call.emit(_op.strided_slice(data, [axis], [begin], [end], [step]))
 
 
@@ -336,6 +337,7 @@ def _select_scatter(call, data, src, dim, index):
     axis, shape = axis_of(dim, data.ty.ndim), extents_of(data)
     src = call.cast(call.reshape(src, [*shape[:axis], 1, *shape[axis + 1 :]]), dtype(data))
     begin = begin_of(shape[axis], index)
+    call.require_slice(begin, begin + 1, shape[axis])
     return _op.slice_scatter(data, src, begin, begin + 1, 1, axis)
 
 
@@ -365,6 +367,10 @@ def _padded(call, data, pad, mode: str, value=None) -> relax.Expr:
             before[axis], after[axis] = max(low, 0), max(high, 0)
     if not any(before) and not any(after):
         return data
+    if mode in ("replicate", "circular"):
+        for axis, extent in enumerate(extents_of(data)):
+            most = max(before[axis], after[axis])
+            call.require_slice(0, min(most, 1) if mode == "replicate" else most, extent)
     widths = [width for pair in zip(before, after, strict=True) for width in pair]
     kind = dtype(data)
     if kind == "bool":

@@ -93,6 +93,7 @@ def _adaptive_avg_pool(rank: int) -> Callable:
         kind = dtype(data)
         data = call.cast(_batched(call, data, rank), wide_dtype(kind))
         sizes = call.shape[-rank:]
+        call.require_some(extents_of(data)[-rank:])
         if all(size == 1 for size in sizes):
             result = _op.mean(data, list(range(2, rank + 2)), True)
         else:

@@ -70,7 +70,7 @@ def _kth(call, data, k=None, dim=None, keepdim=False):
     if not data.ty.ndim:
         return data if whole else (data, _op.zeros([], "int64"))
     if whole:
-        data, dim = call.reshape(data, [math.prod(static(extents_of(data)))]), 0
+        data, dim = call.reshape(data, [math.prod(extents_of(data))]), 0
     axis = axis_of(dim, data.ty.ndim)
     extent = extents_of(data)[axis]
     call.require_some([extent])

@@ -35,11 +35,17 @@ _SET = (
     "with tensor.copy_, or assign a new tensor: self.buffer = values."
 )
 
-#: PyTorch's words for faults, with the remedies: other memory, a conversion to NumPy, and an extent
-#: in ``dynamic_shapes`` that differs from the example's.
+_OWN_VALUE = (
+    "\nA call writes a buffer's own value to it, by way of another buffer. Write a copy: "
+    "self.buffer.copy_(values.clone())."
+)
+
+#: PyTorch's words for faults, with the remedies: other memory, a value that does not change, a
+#: conversion to NumPy, and an extent in ``dynamic_shapes`` that differs from the example's.
 _REMEDIES = {
     "Encountered a set_ on a graph input": _SET,
     "torch.storage.UntypedStorage": _SET,
+    "is not in the correct order or is not found": _OWN_VALUE,
     ".numpy() is not supported": "\nCompute with torch: .numpy() ends the trace.",
     "Static shape constraint": (
         '\nName the extent in dynamic_shapes, as {0: "batch"}, or fix it by batch=.'

@@ -62,24 +62,34 @@ class DynamicShapes:
         self._dims: dict[str, Dim] = {}
         self._shapes: tuple | None = None
         arguments, variadic = inputs.positional, inputs.variadic
+        places = [*arguments, *([variadic] if variadic else [])]
+        if isinstance(dynamic_shapes, Sequence) and not isinstance(dynamic_shapes, str):
+            every = [*places, *inputs.target_names]
+            if len(dynamic_shapes) > len(every):
+                raise ValueError(
+                    f"dynamic_shapes: there are {len(dynamic_shapes)} entries for the inputs "
+                    f"{', '.join(every)}"
+                )
+            dynamic_shapes = dict(zip(every, dynamic_shapes, strict=False))
         if isinstance(dynamic_shapes, Mapping):
-            names = [*arguments, *inputs.kwargs, *inputs.target_names]
-            known = {*names, *([variadic] if variadic else [])}
+            names = [*places, *inputs.kwargs, *inputs.target_names]
             for name in dynamic_shapes:
-                if name not in known:
+                if name not in names:
                     raise ValueError(
                         f"dynamic_shapes: there is no input {name!r}; the inputs are "
                         f"{', '.join(names)}"
                     )
-            rest = dynamic_shapes.get(variadic, ()) if variadic else ()
+            rest = (dynamic_shapes.get(variadic) or ()) if variadic else ()
+            if not isinstance(rest, (tuple, list)):
+                raise TypeError(
+                    f"dynamic_shapes: the entry of *{variadic} must be a sequence with the shape "
+                    f"of each argument, but it is {rest!r}"
+                )
             self._shapes = (
                 [*(dynamic_shapes.get(name) for name in arguments), *rest],
                 {name: dynamic_shapes.get(name) for name in inputs.kwargs},
                 [dynamic_shapes.get(name) for name in inputs.target_names],
             )
-        elif isinstance(dynamic_shapes, Sequence) and not isinstance(dynamic_shapes, str):
-            count = len(arguments)
-            self._shapes = (list(dynamic_shapes[:count]), {}, list(dynamic_shapes[count:]))
         elif dynamic_shapes is not None:
             raise TypeError(
                 "dynamic_shapes must be a mapping of names to shapes, or a sequence, but it is "

@@ -199,7 +199,7 @@ def test_extents_without_a_value_are_refused(function, allowed, refused):
     imported = from_module(Called(), (data,), dynamic_shapes={"x": {0: "batch"}})
     names = {variable.name_hint for variable in imported.module.get_global_vars()}
     (name,) = names - {"forward"}  # loss or training
-    (check,) = extent_checks(imported.module, name)
+    check, *_ = extent_checks(imported.module, name)
     check.check({"batch": allowed})
     with pytest.raises(ValueError, match=f"batch = {refused}$"):
         check.check({"batch": refused})
@@ -252,3 +252,68 @@ def test_extents_beyond_the_graph_are_refused(function, extent, allowed, refused
     for number in refused:
         with pytest.raises(ValueError, match=f"imported for .*= {number}$"):
             call(number)
+
+
+class _Called(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.weight, self.function = nn.Parameter(torch.linspace(0.5, 1.5, 4)), function
+
+    def forward(self, x):
+        return self.function(x * self.weight)
+
+
+@pytest.mark.parametrize(
+    ("function", "allowed", "refused"),
+    [
+        (lambda x: x[0].sum(), 1, 0),
+        (lambda x: x[-1].sum(), 1, 0),
+        (lambda x: x[-2:].sum(), 2, 1),
+        (lambda x: x[1:-1].sum(), 2, 1),
+        (lambda x: (x[1:] - x[:-1]).sum(), 1, 0),
+        (lambda x: x[[0, -3]].sum(), 3, 2),
+        (lambda x: x[torch.tensor([0, 2]).detach()].sum(), 3, 2),
+        (lambda x: x.topk(2, 0).values.sum(), 2, 1),
+        (lambda x: F.pad(x.T[None], (2, 2), mode="circular").sum(), 2, 1),
+    ],
+    ids=["first", "last", "tail", "middle", "differences", "list", "tensor", "topk", "circular"],
+)
+def test_elements_that_an_axis_lacks_are_refused(function, allowed, refused):
+    axes = {"x": {0: torch.export.Dim.DYNAMIC}}
+    module = from_module(_Called(function), (torch.randn(6, 4),), dynamic_shapes=axes).module
+    (name,) = {variable.name_hint for variable in module.get_global_vars()} - {"forward"}
+    checks = extent_checks(module, name)
+
+    def call(number):
+        for check in checks:
+            check.check(dict.fromkeys(check.names, number))
+
+    call(allowed)
+    with pytest.raises(ValueError, match=f"elements .*= {refused}$"):
+        call(refused)
+
+
+def test_slices_and_medians_of_symbolic_extents():
+    """The extents of both slices are equal, but not provably so."""
+    module = _Called(lambda x: (x[2:] * x[:-2]).sum() + x.median())
+    axes = {"x": {0: torch.export.Dim.DYNAMIC}}
+    wrapped = wrap(module, (torch.randn(6, 4),), dynamic_shapes=axes)
+    for rows in (6, 3, 2):
+        x = torch.randn(rows, 4)
+        values = [called(x) for called in (wrapped, module)]
+        torch.testing.assert_close(*values)
+        torch.testing.assert_close(*(torch.autograd.grad(v, module.weight) for v in values))
+
+
+def test_shapes_of_variadic_arguments():
+    class Sum(nn.Module):
+        def forward(self, *parts):
+            return sum(part.sum() for part in parts)
+
+    parts = torch.randn(6, 4), torch.randn(6, 4)
+    for shapes in (({0: "n"},) * 2, [{0: "n"}] * 2):
+        assert wrap(Sum(), parts, dynamic_shapes=(shapes,))(parts[0][:3], parts[1][:3]).ndim == 0
+    with pytest.raises(TypeError, match=r"\*parts must be a sequence"):
+        wrap(Sum(), parts, dynamic_shapes=({0: "n"},))(*parts)
+    with pytest.raises(ValueError, match="2 entries for the inputs parts"):
+        wrap(Sum(), parts, dynamic_shapes=(None, None))(*parts)
