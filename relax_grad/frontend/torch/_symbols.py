@@ -31,7 +31,7 @@ class Symbols:
 
     @property
     def variables(self) -> list[tirx.Var]:
-        """The symbols that have occurred so far."""
+        """The symbols of the extents that were converted."""
         return [*self._variables.values()]
 
     def extents(self, shape) -> list[int | tirx.Expr]:
