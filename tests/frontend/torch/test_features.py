@@ -322,7 +322,7 @@ def test_attention_of_other_axes_is_an_operator(is_symbolic):
         return sum((result**2).mean() for result in results)
 
     module = Lossy(loss, layer=nn.Linear(6, 48))
-    axes = {"dynamic_shapes": [{0: "batch", 1: "steps"}] * 2} if is_symbolic else {}
+    axes = {"dynamic_shapes": ([{1: "steps"}] * 2,)} if is_symbolic else {}
     imported = check(
         module, (normal(2, 37, 6).float(), normal(2, 37).float()), forward=False, **axes
     )
