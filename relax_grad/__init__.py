@@ -25,6 +25,7 @@ if not _entry.deferred:
     from .cpu.threads import get_num_threads, set_num_threads
     from .errors import GradientCheckError, GradientError
     from .functional import derivatives, hvp, jvp, value_and_grad, vjp
+    from .gpu import pipeline as _for_gpus
     from .registry import install, register_gradient, register_legalize, uninstall
 
     install()

@@ -77,7 +77,7 @@ ABOVE = {
         "`import relax_grad`: public names, and registration",
         (
             *("autodiff", "functional", "legalize", "op", "registry", "rules", "tir", "transform"),
-            *("cpu.codegen", "cpu.pipeline", "cpu.target", "cpu.threads"),
+            *("cpu.codegen", "cpu.pipeline", "cpu.target", "cpu.threads", "gpu"),
         ),
         (0, 300),
     ),
@@ -120,6 +120,11 @@ ABOVE = {
         "mixed precision; the public names of the passes of both wings",
         ("autodiff", "cpu.passes"),
         (3, 420),
+    ),
+    "gpu": Part(
+        "the pipeline for GPUs: the passes for any processor between TVM's stages",
+        ("cpu.passes", "cpu.pipeline", "cpu.schedule"),
+        (3, 130),
     ),
     "backend": Part(
         "calls of a library instead of operators, and patterns for others",

@@ -1,6 +1,9 @@
-"""The compilation pipeline for CPUs: kernels, fusion, schedules."""
+"""The compilation pipeline: for CPUs, with kernels, fusion and schedules, and for the devices that
+register their passes."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 
 import tvm
 from tvm import relax
@@ -16,11 +19,13 @@ def pipeline(
     compile_functions: bool = False,
     symbol_prefix: str = "",
 ) -> tvm.transform.Pass:
-    """Return the pipeline that optimizes and compiles a module for a CPU.
+    """Return the pipeline that optimizes and compiles a module.
 
-    Kernels replace the operators that have them. The other operators are legalized, fused with
-    their neighbours, and scheduled with parallel and vectorised loops. If LLVM does not compile for
-    the target, the pipeline is TVM's own.
+    On a CPU, kernels replace the operators that have them. The other operators are legalized, fused
+    with their neighbours, and scheduled with parallel and vectorised loops. For ``"cuda"``, TVM's
+    rules schedule the functions; operators are joined, element-wise functions with common operands
+    become one kernel, and donated arguments are written in place, as on a CPU. For other targets,
+    the pipeline is TVM's own.
 
     Parameters
     ----------
@@ -29,7 +34,7 @@ def pipeline(
         width of vectors. :func:`relax_grad.target.host` returns the target of this machine.
     winograd_tile : int or None
         The computation of convolutions by Winograd's filtering: 2, 4, or 0 for direct sums. See
-        :class:`relax_grad.transform.DispatchKernels`.
+        :class:`relax_grad.transform.DispatchKernels`. It is for CPUs.
     compile_functions : bool
         Whether the last pass compiles the tensor functions to machine code. It uses as many threads
         as there are cores, and the directory of :func:`relax_grad.cache`. The pipeline that
@@ -82,7 +87,7 @@ def pipeline(
             if isinstance(function, relax.Function):
                 check_defined(mod, function, variable.name_hint)
         if CPU.of(chosen) is None:
-            return relax.get_default_pipeline(chosen)(mod)
+            return _for_device(chosen)(mod)
         declarations = Declarations.for_run() if compile_functions else None
         if declarations is None:
             with chosen, paused():
@@ -93,6 +98,39 @@ def pipeline(
             declare = DeclareKernels(chosen, tile, declarations.kernel)
             stages = passes(chosen, declare, True, declarations, symbol_prefix, early)
             return declarations.completed(tvm.transform.Sequential(list(stages))(mod))
+
+    return run
+
+
+#: The functions that return the passes for a target which is no CPU, by its kind.
+_STAGES: dict[str, Callable[[tvm.target.Target], Iterable[tvm.transform.Pass]]] = {}
+
+
+def register_stages(
+    kind: str, stages: Callable[[tvm.target.Target], Iterable[tvm.transform.Pass]]
+) -> None:
+    """Let :func:`pipeline` compile for another kind of target than CPUs.
+
+    Parameters
+    ----------
+    kind : str
+        TVM's name of the kind, such as ``"cuda"``.
+    stages : Callable
+        Returns the passes for a target.
+    """
+    _STAGES[kind] = stages
+
+
+def _for_device(target: tvm.target.Target) -> tvm.transform.Pass:
+    """Return the pipeline for a target that is no CPU."""
+    if target.kind.name not in _STAGES:
+        return relax.get_default_pipeline(target)
+    steps = list(_STAGES[target.kind.name](target))
+
+    @tvm.transform.module_pass(opt_level=0, name="relax_grad.pipeline")
+    def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        with target, paused():
+            return tvm.transform.Sequential(steps)(mod)
 
     return run
 

@@ -3,7 +3,7 @@ optimizations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import dropwhile, groupby
 
@@ -70,13 +70,13 @@ def passes(
     if declarations is not None and early is not None:
         yield BeginKernels(target, declarations, early, symbol_prefix)
     yield repeat_casts
-    yield from _legalize_passes(target, declarations)
-    yield _view_reshapes
+    yield from legalize_passes(stages.legalize_passes(target), declarations)
+    yield view_reshapes
     yield place_updates
     yield own.FuseSiblings(target)
     yield own.Rematerialize(partial(_peak, target))
     yield own.ReorderForPeakMemory()
-    yield _allocate_empty_constants
+    yield allocate_empty_constants
     for step in stages.dataflow_lower_passes(target):
         if step.info.name != "RewriteDataflowReshape":  # done above
             yield step
@@ -117,13 +117,18 @@ def kernel_passes(
     dispatch : tvm.transform.Pass, optional
         The pass that replaces calls by calls of kernels; by default ``DispatchKernels``.
     """
+    yield from joining_passes()
+    yield from stages.library_dispatch_passes(target)
+    yield dispatch or own.DispatchKernels(target)
+
+
+def joining_passes() -> Iterator[tvm.transform.Pass]:
+    """Yield the passes that join and divide operators, for any processor."""
     yield own.LiftBranches()
     yield own.InlineSingleUse()
     yield own.JoinSlices()
     yield own.JoinProducts()
     yield own.DivideSlices()
-    yield from stages.library_dispatch_passes(target)
-    yield dispatch or own.DispatchKernels(target)
 
 
 def _peak(target: tvm.target.Target, mod: tvm.IRModule, name: str) -> int:
@@ -143,11 +148,19 @@ def _peak(target: tvm.target.Target, mod: tvm.IRModule, name: str) -> int:
     return sum(storages_of(mod, name, {}))
 
 
-def _legalize_passes(
-    target: tvm.target.Target, declarations: Declarations | None
+def legalize_passes(
+    steps: Iterable[tvm.transform.Pass], declarations: Declarations | None = None
 ) -> Iterator[tvm.transform.Pass]:
-    """Yield TVM's passes from legalization to fused functions of loops."""
-    for step in stages.legalize_passes(target):
+    """Yield TVM's passes from legalization to fused functions of loops, with corrections.
+
+    Parameters
+    ----------
+    steps : Iterable[tvm.transform.Pass]
+        TVM's passes.
+    declarations : Declarations, optional
+        The declarations in the module.
+    """
+    for step in steps:
         if step.info.name == "FoldConstant":
             if declarations is not None:
                 yield _complete_on_constants(declarations)
@@ -203,7 +216,7 @@ def _close_dataflow_blocks(mod: tvm.IRModule, _context: tvm.transform.PassContex
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ViewReshapes")
-def _view_reshapes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+def view_reshapes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Replace copies by reshape by views, which take no memory, unless a call writes to the source
     or the copy."""
     changed = relax.transform.RewriteDataflowReshape()(mod)
@@ -352,7 +365,7 @@ def _parts(block: relax.BindingBlock) -> list[relax.BindingBlock]:
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.AllocateEmptyConstants")
-def _allocate_empty_constants(
+def allocate_empty_constants(
     mod: tvm.IRModule, _context: tvm.transform.PassContext
 ) -> tvm.IRModule:
     """Allocate constants without elements at run time.

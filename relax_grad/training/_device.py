@@ -12,8 +12,10 @@ from tvm import relax, tirx
 from .._progress import shown
 from .._validation import described
 from ..cpu import programs
+from ..cpu.pipeline import pipeline
 from ..transform import PlainNames
 from . import _export
+from ._donation import donating
 
 #: The kinds of devices that a trainer takes, each with TVM's name of its target.
 _KINDS = {"cuda": "cuda"}
@@ -74,13 +76,16 @@ class DevicePlace(Place):
         device: Any,
         library: str | None = None,
     ):
+        # Another pipeline may not write to the memory of arguments.
+        self._donates = "relax_pipeline" not in (options or {})
         options = {"relax_pipeline": _scheduled(target), **(options or {})}
         super().__init__(target, options)
         self.device, self._library = device, library
 
     def step(self, step: Any) -> tvm.runtime.Executable:
         with shown(f"compiling the training step for {self.device}"):
-            return self.module(step.module, roots_of(step))
+            module = donating(step) if self._donates else step.module
+            return self.module(module, roots_of(step))
 
     def module(self, module: tvm.IRModule, roots: list[str] | None = None) -> Any:
         module = prepared(module, roots, self._library)
@@ -206,8 +211,8 @@ def prepared(
 
 
 def _scheduled(target: tvm.target.Target) -> tvm.transform.Pass:
-    """Return TVM's pipeline for a target, which refuses functions that would run on the host."""
-    return tvm.transform.Sequential([relax.get_default_pipeline(target), check_scheduled])
+    """Return the pipeline for a target, which refuses functions that would run on the host."""
+    return tvm.transform.Sequential([pipeline(target), check_scheduled])
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.check_scheduled")

@@ -12,7 +12,7 @@ from denormals import CAN_TELL, computes_with_denormals
 from guard_kernels import run_guarded_kernels
 from machines import HALVES as TARGETS_OF_HALVES
 from machines import TARGETS, WIDEST, runs_here
-from sweep import share_of_each
+from sweep import share, share_of_each
 from tvm import tirx
 
 from relax_grad.cpu.dispatch import operators_with_kernels
@@ -148,7 +148,7 @@ def test_some_attention_of_pairs(target):
 def test_all_convolutions_and_attention_of_pairs(target, numbers):
     if not runs_here(target):
         pytest.skip(f"this machine has no {target}")
-    assert run_guarded_kernels(target, numbers, "bfloat16") == []
+    assert run_guarded_kernels(target, share(numbers), "bfloat16") == []
 
 
 @pytest.mark.slow
@@ -157,9 +157,7 @@ def test_all_convolutions_and_attention_of_pairs(target, numbers):
 def test_all_kernels_in_half_precision(target, dtype):
     if not runs_here(target):
         pytest.skip(f"this machine has no {target}")
-    known = kernel_cases.cases()
-    numbers = share_of_each(IN_HALVES[dtype], lambda number: known[number].op)
-    assert run_guarded_kernels(target, numbers, dtype) == []
+    assert run_guarded_kernels(target, share(IN_HALVES[dtype]), dtype) == []
 
 
 @pytest.mark.slow

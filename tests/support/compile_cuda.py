@@ -152,8 +152,8 @@ def missing(tool: str) -> str | None:
     return None if shutil.which(tool) else f"{tool} is not installed"
 
 
-def compile_for_cuda(module: tvm.IRModule) -> Compiled:
-    """Compile a module through TVM's default pipeline for GPUs."""
+def compile_for_cuda(module: tvm.IRModule, pipeline: str = "default") -> Compiled:
+    """Compile a module through a pipeline of Relax, by default TVM's own for GPUs."""
     compiled = Compiled()
     make_packed_api = tirx.transform.MakePackedAPI
 
@@ -173,7 +173,7 @@ def compile_for_cuda(module: tvm.IRModule) -> Compiled:
         compiled.source = _source(tvm.IRModule(kernels, attrs=module.attrs)) if kernels else ""
         return tvm.IRModule(rest, attrs=module.attrs)
 
-    def pipeline(**_):
+    def of_tensors(**_):
         stages, host, device = tvm.tirx.get_default_tir_pipeline(TARGET)
 
         @tvm.transform.module_pass(opt_level=0)
@@ -186,8 +186,10 @@ def compile_for_cuda(module: tvm.IRModule) -> Compiled:
 
         return run, host, device
 
-    with mock.patch.dict(compilation_pipeline.PIPELINE_MAP, {"without_kernels": pipeline}):
-        compiled.executable = tvm.compile(module, TARGET, tir_pipeline="without_kernels")
+    with mock.patch.dict(compilation_pipeline.PIPELINE_MAP, {"without_kernels": of_tensors}):
+        compiled.executable = tvm.compile(
+            module, TARGET, relax_pipeline=pipeline, tir_pipeline="without_kernels"
+        )
     return compiled
 
 

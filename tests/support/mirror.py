@@ -91,6 +91,8 @@ TABLE: dict[str, tuple[str, ...]] = {
         ),
         ("backend/test_dispatch.py", "backend/test_dispatched_steps.py"),
     ),
+    "gpu.siblings": ("gpu/test_elements.py",),
+    "gpu.stages": ("gpu/test_pipeline.py",),
     "legalize._gpu": ("gpu/test_operators.py",),
     "legalize._util": ("legalize/test_stock.py",),
     "legalize.ccl": ("rules/test_ccl.py",),

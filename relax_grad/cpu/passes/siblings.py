@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import tvm
 from tvm import relax, tirx
@@ -17,7 +17,15 @@ from ...ir.module import IS_SCHEDULED, PRODUCT, SCHEDULED_ATTRS, referred_to, wi
 from ...ir.shapes import known_extents
 from ...ir.shared_values import with_shared_arguments
 from ..kernel.matmul import Matmul
-from ..schedule import Part, Pointwise, merge, pointwise, schedule_consumer, schedule_merged
+from ..schedule import (
+    Merged,
+    Part,
+    Pointwise,
+    merge,
+    pointwise,
+    schedule_consumer,
+    schedule_merged,
+)
 from ..target import CPU
 from ._consumers import Item, is_call, with_products
 from ._target import TargetPass
@@ -70,7 +78,59 @@ class FuseSiblings(TargetPass):
     """
 
     def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
-        return _Merger(mod, cpu).module()
+        return fused_siblings(mod, _OnCPU(cpu))
+
+
+class Schedules(Protocol):
+    """The schedules of merged functions on a processor."""
+
+    def accepts(self, function: Pointwise) -> bool:
+        """Tell whether a function may be merged with others."""
+
+    def merged(
+        self, merged: Merged, inputs: Sequence[int], results: Sequence[int]
+    ) -> tirx.PrimFunc:
+        """Return a function that takes and stores some tensors of merged functions."""
+
+    def consumer(
+        self,
+        merged: Merged,
+        inputs: Sequence[int],
+        results: Sequence[int],
+        source: int,
+        product: Matmul,
+    ) -> tirx.PrimFunc | None:
+        """Return a function that also computes the tensor ``source``, a product; None if there is
+        no such function."""
+
+
+class _OnCPU(NamedTuple):
+    """The schedules for a CPU."""
+
+    cpu: CPU
+
+    def accepts(self, _function: Pointwise) -> bool:
+        return True
+
+    def merged(
+        self, merged: Merged, inputs: Sequence[int], results: Sequence[int]
+    ) -> tirx.PrimFunc:
+        return with_shared_arguments(schedule_merged(merged, inputs, results, self.cpu))
+
+    def consumer(
+        self,
+        merged: Merged,
+        inputs: Sequence[int],
+        results: Sequence[int],
+        source: int,
+        product: Matmul,
+    ) -> tirx.PrimFunc | None:
+        return schedule_consumer(merged, inputs, results, source, product, self.cpu)
+
+
+def fused_siblings(mod: tvm.IRModule, schedules: Schedules) -> tvm.IRModule:
+    """Return a module with merged element-wise functions, as :class:`FuseSiblings` does."""
+    return _Merger(mod, schedules).module()
 
 
 class _Function(NamedTuple):
@@ -84,9 +144,9 @@ class _Function(NamedTuple):
 
 @relax.expr_functor.mutator
 class _Merger(relax.PyExprMutator):
-    def __init__(self, mod: tvm.IRModule, cpu: CPU):
+    def __init__(self, mod: tvm.IRModule, schedules: Schedules):
         super().__init__(mod)
-        self._mod, self._cpu = mod, cpu
+        self._mod, self._schedules = mod, schedules
         self._writers = writing_functions(mod)
         self._pointwise: dict[GlobalVar, Pointwise | None] = {}
         self._merged: dict = {}
@@ -190,7 +250,9 @@ class _Merger(relax.PyExprMutator):
             is_free = isinstance(function, tirx.PrimFunc) and not (function.attrs or {}).get(
                 IS_SCHEDULED
             )
-            self._pointwise[name] = pointwise(function) if is_free else None
+            made = pointwise(function) if is_free else None
+            is_kept = made is not None and self._schedules.accepts(made)
+            self._pointwise[name] = made if is_kept else None
         return self._pointwise[name] is not None
 
     def _needed(self, items: Sequence[Item]) -> set[relax.Var]:
@@ -259,10 +321,9 @@ class _Merger(relax.PyExprMutator):
         if merged is None:
             return None
         if product is None or source is None:
-            function = schedule_merged(merged, inputs, stored, self._cpu)
-            function = None if function is None else with_shared_arguments(function)
+            function = self._schedules.merged(merged, inputs, stored)
         else:
-            function = schedule_consumer(merged, inputs, stored, source, product, self._cpu)
+            function = self._schedules.consumer(merged, inputs, stored, source, product)
         if function is None:
             return None
         kind = "merged" if product is None else "matmul"

@@ -12,7 +12,7 @@ loops between those of the nests, and functions with other effects are scheduled
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import tvm.tirx.script.builder as T
 from tvm import tirx
@@ -26,6 +26,7 @@ from ..target import CPU
 from ._blocks import over_flat_buffers, schedule_blocks
 from ._consumers import schedule_consumer
 from ._elements import Elements
+from ._emitter import Elementwise
 from ._functions import calls_in
 from ._fuse import Group, flat, fuse
 from ._halves import widened_sections, with_params
@@ -38,9 +39,13 @@ from ._reduce import Reduction
 from ._stream import Stream
 
 __all__ = [
+    "Elementwise",
+    "Group",
+    "Merged",
     "Part",
     "Pointwise",
     "Shareable",
+    "emit_merged",
     "in_place",
     "merge",
     "pointwise",
@@ -67,7 +72,8 @@ def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
     if wide is None:
         return as_analyzable(schedule_blocks(function, cpu))
     sections, params, allocated = wide
-    body = _emitted(params, _grouped(sections, allocated), allocated, cpu, "scheduled")
+    groups = _grouped(sections, allocated)
+    body = _emitted(params, groups, allocated, _loops_for(cpu), "scheduled")
     body = with_params(body, params, function.params)
     return as_analyzable(
         tirx.PrimFunc(function.params, body, function.ret_type, attrs=function.attrs)
@@ -118,6 +124,25 @@ def schedule_merged(
     cpu : CPU
         The target CPU.
     """
+    return emit_merged(merged, inputs, results, _loops_for(cpu))
+
+
+def emit_merged(
+    merged: Merged,
+    inputs: Sequence[Hashable],
+    results: Sequence[Hashable],
+    emit: Callable[[Group, bool], None],
+) -> tirx.PrimFunc:
+    """Return a function for several merged functions.
+
+    Parameters
+    ----------
+    merged, inputs, results : Merged, Sequence[Hashable], Sequence[Hashable]
+        As for :func:`schedule_merged`.
+    emit : Callable
+        ``emit(group, may_share)`` emits the loops of a group over flat buffers. With ``may_share``,
+        results may later be written to the memory of inputs.
+    """
     params = [merged.buffers[name] for name in (*inputs, *results)]
     dropped = [name for name in merged.buffers if name not in {*inputs, *results}]
     allocated = [*merged.allocated, *(merged.buffers[name] for name in dropped)]
@@ -127,7 +152,7 @@ def schedule_merged(
     pairs = []
     if len(groups) == 1:
         pairs = in_place_pairs(groups[0], params[: len(inputs)], params[len(inputs) :])
-    body = _emitted(params, groups, allocated, cpu, "merged", may_share=bool(pairs))
+    body = _emitted(params, groups, allocated, emit, "merged", may_share=bool(pairs))
     originals = [merged.original(name) for name in (*inputs, *results)]
     function = tirx.PrimFunc(originals, with_params(body, params, originals))
     attrs = {"tirx.noalias": True, **({IN_PLACE: pairs} if pairs else {})}
@@ -138,7 +163,7 @@ def _emitted(
     params: Sequence[tirx.Var],
     groups: Sequence[Group | tirx.Stmt],
     allocated: Sequence[tirx.Buffer],
-    cpu: CPU,
+    emit: Callable[[Group, bool], None],
     name: str,
     may_share: bool = False,
 ) -> tirx.Stmt:
@@ -170,7 +195,7 @@ def _emitted(
                     )
             for group in groups:
                 if isinstance(group, Group):
-                    _emit_group(flat(group, rows), cpu, may_share)
+                    emit(flat(group, rows), may_share)
                 else:
                     T.add_to_parent(over_flat_buffers(group, rows))
     body = builder.get().body
@@ -181,9 +206,14 @@ def _emitted(
     return body
 
 
-def _emit_group(group: Group, cpu: CPU, may_share: bool) -> None:
-    if group.nests[0].combine:
-        Reduction(group, cpu).emit()
-        return
-    stream = Stream(group, cpu, may_share)
-    (stream if stream.is_worth_it else Elements(group, cpu)).emit()
+def _loops_for(cpu: CPU) -> Callable[[Group, bool], None]:
+    """Return the function that emits the loops of a group for a CPU."""
+
+    def emit(group: Group, may_share: bool) -> None:
+        if group.nests[0].combine:
+            Reduction(group, cpu).emit()
+            return
+        stream = Stream(group, cpu, may_share)
+        (stream if stream.is_worth_it else Elements(group, cpu)).emit()
+
+    return emit

@@ -1,4 +1,4 @@
-"""The base class of the generators of loops, over elements and for reductions."""
+"""The base classes of the generators of loops, over elements and for reductions."""
 
 from __future__ import annotations
 
@@ -29,42 +29,22 @@ _VECTOR_CALLS = {
 }
 
 
-class Emitter:
-    """A generator of the loops of a group over flat buffers.
+class Elementwise:
+    """A generator of the computation of an element of each result of a group over flat buffers.
 
     Parameters
     ----------
     group : Group
         The group, as returned by :func:`._fuse.flat`.
-    cpu : CPU
-        The target CPU.
     """
 
-    def __init__(self, group: Group, cpu: CPU):
+    def __init__(self, group: Group):
         group = replace(group, nests=[with_selections(nest) for nest in group.nests])
-        self.group, self.cpu = group, cpu
+        self.group = group
         self.first: Nest = group.nests[0]
-        self.accesses = Accesses(group.nests)
         self.axes: Sequence[Axis] = self.first.axes
         self.read = [{loaded_buffer(load) for load in nest.loads} for nest in group.nests]
         self.selected = [selected_loads(nest) for nest in group.nests]
-
-    def is_vector(self, number: int) -> bool:
-        """Tell whether TVM vectorises the value of a nest of the group, without branches."""
-        nest = self.group.nests[number]
-        value = nest.value
-        if any(nest.buffer in later for later in self.read[number + 1 :]) and _casts(value, "bool"):
-            return False  # TVM fails on a variable whose value is the cast of a vector of booleans
-        return (
-            is_vectorisable(value)
-            and not any(map(is_arithmetic, calls_in(value)))
-            and len(self.selected[number]) == len(selections(value))
-        )
-
-    def lanes(self, dtype) -> int:
-        """Return the number of elements of a dtype that a vector register holds."""
-        size = max(2, tvm_ffi.dtype(str(dtype)).bits // 8)
-        return max(2, self.cpu.lanes * 4 // size)
 
     def element(
         self,
@@ -103,7 +83,7 @@ class Emitter:
             value = value if simple is None else simple
             value = value if is_sum else self.arithmetic(value)
             if is_last or any(nest.buffer in later for later in self.read[i + 1 :]):
-                values[nest.buffer] = value = _keep(value)
+                values[nest.buffer] = value = self.keep(value)
             if nest.buffer in elsewhere:
                 buffer, index = elsewhere[nest.buffer]
                 results.append((buffer, value, [index]))
@@ -114,12 +94,57 @@ class Emitter:
         _store(results)
 
     def arithmetic(self, value):
+        """Return a value as the processor computes it; statements before it compute some."""
+        return value
+
+    def keep(self, value):
+        """Emit a statement that computes a value, and return the value."""
+        return T.Bind(value)
+
+
+class Emitter(Elementwise):
+    """A generator of the loops of a group over flat buffers.
+
+    Parameters
+    ----------
+    group : Group
+        The group, as returned by :func:`._fuse.flat`.
+    cpu : CPU
+        The target CPU.
+    """
+
+    def __init__(self, group: Group, cpu: CPU):
+        super().__init__(group)
+        self.cpu = cpu
+        self.accesses = Accesses(self.group.nests)
+
+    def is_vector(self, number: int) -> bool:
+        """Tell whether TVM vectorises the value of a nest of the group, without branches."""
+        nest = self.group.nests[number]
+        value = nest.value
+        if any(nest.buffer in later for later in self.read[number + 1 :]) and _casts(value, "bool"):
+            return False  # TVM fails on a variable whose value is the cast of a vector of booleans
+        return (
+            is_vectorisable(value)
+            and not any(map(is_arithmetic, calls_in(value)))
+            and len(self.selected[number]) == len(selections(value))
+        )
+
+    def lanes(self, dtype) -> int:
+        """Return the number of elements of a dtype that a vector register holds."""
+        size = max(2, tvm_ffi.dtype(str(dtype)).bits // 8)
+        return max(2, self.cpu.lanes * 4 // size)
+
+    def arithmetic(self, value):
         """Return a value with functions and roundings as arithmetic; statements before it compute
         some."""
         if rounds(value):
             (argument,) = arguments_of(value)
-            return bits_of_rounded(_keep(as_arithmetic(argument)))
+            return bits_of_rounded(self.keep(as_arithmetic(argument)))
         return as_arithmetic(value)
+
+    def keep(self, value):
+        return (kept if has_functions(value) else T.Bind)(value)
 
     @contextlib.contextmanager
     def loops(
@@ -164,11 +189,6 @@ def _store(results: list) -> None:
     for buffer, value, indices in results:
         T.buffer_store(buffer, value, indices)
     results.clear()
-
-
-def _keep(value):
-    """Emit a statement that computes a value, and return the value."""
-    return (kept if has_functions(value) else T.Bind)(value)
 
 
 def at_place(expr, at: dict, known: dict):

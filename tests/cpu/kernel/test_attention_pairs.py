@@ -24,7 +24,7 @@ from attentions import (
 )
 from hypothesis import given
 from machines import HALVES, PAIRS, at, compile_kernels, largest_error, of_halves
-from sweep import at_length, batches
+from sweep import at_length, batches, share
 
 from relax_grad.cpu.kernel.attention import attention
 from relax_grad.cpu.kernel.attention_backward import attention_backward
@@ -209,8 +209,9 @@ def test_backward():
 
 @pytest.mark.slow
 def test_more_cases():
-    check_forward(MORE_CASES)
-    check_backward(MORE_CASES)
+    cases = share(MORE_CASES)
+    check_forward(cases)
+    check_backward(cases)
 
 
 @pytest.mark.slow

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import tvm
 from convolutions import expected
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from machines import HALVES, PAIRS, at, compile_kernels, largest_error, of_halves
+from sweep import one_by_one
 from tvm import tirx
 
 from relax_grad.cpu.kernel.conv import conv2d, conv2d_backward_data, conv3d, conv3d_backward_data
@@ -124,7 +125,7 @@ def test_symbolic_batch(batch):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@one_by_one(15, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(convolutions.convolutions(groups=(1, 1, 2, 3)), min_size=3, max_size=3))
 def test_random_images(convs):
     check(IMAGES, convs)

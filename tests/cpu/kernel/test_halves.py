@@ -17,7 +17,7 @@ import pytest
 import tvm
 from kernel_case import KernelCall, KernelCase, kernel_of
 from machines import TARGETS, WIDEST, compile_kernels, runs_here
-from sweep import share_of_each
+from sweep import share
 
 from relax_grad.ir.dtypes import HALVES
 
@@ -101,5 +101,4 @@ def test_some_kernels(dtype):
 def test_all_kernels(target, dtype):
     if not runs_here(target):
         pytest.skip(f"this machine has no {target}")
-    cases = share_of_each(CASES[dtype], lambda case: case.op)
-    assert list(differences(cases, dtype, target)) == []
+    assert list(differences(share(CASES[dtype]), dtype, target)) == []

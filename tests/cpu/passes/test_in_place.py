@@ -166,7 +166,7 @@ def test_other_reshapes_become_views():
         c = write(a, y)
         return relax.Tuple([bb.emit(op.sin(row)) for row in (*rows, c)])
 
-    module = stages._view_reshapes(relax.transform.LegalizeOps()(module_of(body)))
+    module = stages.view_reshapes(relax.transform.LegalizeOps()(module_of(body)))
     operators = {
         b.var.name: b.value.op.name for b in bindings_of(module["main"].body) if "row" in b.var.name
     }

@@ -14,7 +14,7 @@ from torch_drawn_modules import check_training, check_wrapped  # noqa: E402
 FEW = 4
 
 #: Seeds of each check in the sweeps, and the number that a test takes.
-MORE, TOGETHER = 240, 10
+MORE, TOGETHER = 240, 5
 
 
 @pytest.mark.parametrize("seed", range(FEW))

@@ -1,0 +1,166 @@
+"""Training steps by relax_grad's pipeline for GPUs. Emulated, they do what they do on a CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from compile_cuda import TARGET, missing
+from gpu_steps import emulated
+from tvm import relax, tirx
+from tvm.relax import op
+
+import relax_grad
+from relax_grad.ir.bindings import bindings_of
+from relax_grad.training import SGD, AdamW, Trainer, _device, train_step
+from relax_grad.training._donation import donating
+
+NEEDS_CXX = pytest.mark.skipif(
+    missing("g++") is not None, reason=f"{missing('g++')}: the kernels are not emulated"
+)
+RNG = np.random.default_rng(0)
+
+
+def parameter(name, shape, dtype="float32"):
+    return relax.Var(name, relax.TensorType(shape, dtype))
+
+
+def transformer():
+    """Return a module with a layer of an embedding, a normalisation and an activation, the values
+    of its parameters, and three batches."""
+    shapes = {"table": (11, 12), "g": (12,), "b": (12,), "w": (12, 9), "v": (9, 11)}
+    tokens, classes = parameter("tokens", (3, 5), "int64"), parameter("classes", (15,), "int64")
+    params = {name: parameter(name, shape) for name, shape in shapes.items()}
+    bb = relax.BlockBuilder()
+    with bb.function("loss", [tokens, classes, *params.values()]):
+        with bb.dataflow():
+            x = bb.emit(op.take(params["table"], bb.emit(op.reshape(tokens, (15,))), 0))
+            x = bb.emit(op.nn.layer_norm(x, params["g"], params["b"], [-1]))
+            x = bb.emit(op.nn.gelu(bb.emit(op.matmul(x, params["w"]))))
+            x = bb.emit(op.nn.log_softmax(bb.emit(op.matmul(x, params["v"]))))
+            loss = bb.emit_output(op.nn.nll_loss(x, classes))
+        bb.emit_func_output(loss)
+    values = {name: RNG.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    batches = [(RNG.integers(0, 11, (3, 5)), RNG.integers(0, 11, (15,))) for _ in range(3)]
+    return bb.get(), values, batches, list(shapes)
+
+
+def convolutions():
+    """Return the same of convolutions with batch normalisation and pooling."""
+    shapes = {"a": (4, 3, 3, 3), "c": (4, 4, 3, 3), "g": (4,), "b": (4,)}
+    x = parameter("x", (2, 3, 8, 8))
+    params = {name: parameter(name, shape) for name, shape in shapes.items()}
+    bb = relax.BlockBuilder()
+    with bb.function("loss", [x, *params.values()]):
+        with bb.dataflow():
+            y = bb.emit(op.nn.conv2d(x, params["a"], padding=1))
+            statistics = [relax.const(np.full(4, value, "float32")) for value in (0, 1)]
+            norm = bb.emit(
+                op.nn.batch_norm(y, params["g"], params["b"], *statistics, axis=1, training=True)
+            )
+            y = bb.emit(norm[0])
+            z = bb.emit(op.tanh(bb.emit(op.nn.conv2d(y, params["c"], padding=1))))
+            y = bb.emit(op.add(bb.emit(op.nn.relu(y)), z))
+            y = bb.emit(op.nn.max_pool2d(y, (2, 2), (2, 2)))
+            loss = bb.emit_output(op.mean(bb.emit(op.square(y))))
+        bb.emit_func_output(loss)
+    values = {name: RNG.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    batches = [(RNG.normal(size=(2, 3, 8, 8)).astype("float32"),) for _ in range(3)]
+    return bb.get(), values, batches, list(shapes)
+
+
+CASES = {
+    "AdamW": (transformer, AdamW(lr=0.05), {"clip_norm": 1.0}),
+    "SGD": (convolutions, SGD(lr=0.05, momentum=0.9, nesterov=True), {}),
+}
+
+
+def states(trainer):
+    groups = {**trainer.values, **trainer.optimizer_state}
+    return {name: tensor.numpy() for name, tensor in groups.items()}
+
+
+@NEEDS_CXX
+@pytest.mark.parametrize("case", CASES)
+def test_emulated_steps_are_those_of_the_cpu(case):
+    make, optimizer, options = CASES[case]
+    module, values, batches, names = make()
+    step = train_step(module, optimizer, wrt=names, **options)
+    wanted = Trainer(step, values=values)
+    with emulated(step, values=values) as (first, second):
+        places = [tensor.data_ptr() for tensor in first._settled().groups["params"]]
+        for batch in batches:
+            losses = [trainer.step(*batch).loss for trainer in (first, second, wanted)]
+            assert losses[0] == losses[1] == pytest.approx(losses[2], 1e-4)
+        after, expected = states(first), states(wanted)
+        for name, value in states(second).items():
+            assert after[name].tobytes() == value.tobytes(), f"{name} depends on the order"
+            np.testing.assert_allclose(after[name], expected[name], 2e-3, 2e-4)
+        assert [tensor.data_ptr() for tensor in first._settled().groups["params"]] == places
+        if case == "SGD":
+            with pytest.raises(FloatingPointError):
+                first.step(np.full((2, 3, 8, 8), np.nan, "float32"))
+            for name, value in states(first).items():
+                assert after[name].tobytes() == value.tobytes(), f"{name} of a rejected step"
+
+
+def facts(module):
+    """Return the kernels that a compiled step calls, and the bytes that it allocates."""
+    calls = [b.value for b in bindings_of(module["step"].body) if isinstance(b.value, relax.Call)]
+    kernels = [
+        call
+        for call in calls
+        if isinstance(call.op, tvm.ir.GlobalVar) and isinstance(module[call.op], tirx.PrimFunc)
+    ]
+    allocated = [
+        int(call.args[0].values[0])
+        for call in calls
+        if getattr(call.op, "name", "").endswith(".alloc_storage")
+    ]
+    return len(kernels), sum(allocated)
+
+
+def test_a_step_has_fewer_kernels_and_less_memory():
+    module, _, _, names = convolutions()
+    step = train_step(module, AdamW(), wrt=names)
+    roots = _device.roots_of(step)
+    with TARGET:
+        default = relax.get_default_pipeline(TARGET)(_device.prepared(step.module, roots))
+        own = relax_grad.pipeline(TARGET)(_device.prepared(donating(step), roots))
+    before, after = facts(default), facts(own)
+    assert after[0] <= before[0] - len(names)
+    assert after[1] < before[1]
+    assert "step_memory" in {variable.name_hint for variable in own.get_global_vars()}
+
+
+@pytest.mark.parametrize("kind", ["rocm", "opencl"])
+def test_other_devices_have_the_pipeline_of_tvm(kind):
+    """The same functions, by name, as TVM's default pipeline makes."""
+    target = tvm.target.Target({"kind": kind}, host="llvm")
+    x = parameter("x", (4, 3))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        bb.emit_func_output(bb.emit(op.exp(x)))
+    with target:
+        own = relax_grad.pipeline(target)(bb.get())
+        default = relax.get_default_pipeline(target)(bb.get())
+    tvm.ir.assert_structural_equal(own, default)
+
+
+@NEEDS_CXX
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["residual", "decoder", "vision transformer", "U-Net"])
+def test_emulated_steps_of_networks(name):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    from torch_dispatched import step_of
+
+    step, batch = step_of(name)
+    wanted = Trainer(step)
+    with emulated(step) as (first, second):
+        for _ in range(2):
+            losses = [trainer.step(*batch).loss for trainer in (first, second, wanted)]
+            assert losses[0] == losses[1] == pytest.approx(losses[2], 1e-3)
+        assert all(
+            a.tobytes() == b.tobytes()
+            for a, b in zip(states(first).values(), states(second).values(), strict=True)
+        )
