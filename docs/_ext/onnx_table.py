@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from registered import Generated
 
-from relax_grad.frontend.onnx._support import MICROSOFT_OPERATORS, STANDARD_OPERATORS
+from relax_grad.frontend.onnx.operators.support import MICROSOFT_OPERATORS, STANDARD_OPERATORS
 
 
 class OnnxOperators(Generated):

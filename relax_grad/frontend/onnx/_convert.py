@@ -10,9 +10,16 @@ import onnx
 import tvm
 
 from ._arguments import Copy
-from ._expand import expand
-from ._fold import fold
-from ._graph import (
+from ._importer import check_operators, has_converter, imported
+from .graph.expand import expand
+from .graph.fold import fold
+from .graph.inference import computes_in_training, set_inference
+from .graph.quantized import integer_weights, join_dynamic_products, join_quantization
+from .graph.tied import equal_weights, tie
+from .graph.types import types_of
+from .graph.weights import Roles, is_training, roles_of
+from .read.load import Arrays, load, put_back, value_of
+from .read.nodes import (
     attribute,
     every_graph,
     every_node,
@@ -21,14 +28,7 @@ from ._graph import (
     normalize,
     operands,
     opset_of,
-    types_of,
 )
-from ._importer import check_operators, has_converter, imported
-from ._inference import computes_in_training, set_inference
-from ._load import Arrays, load, put_back, value_of
-from ._quantized import integer_weights, join_dynamic_products, join_quantization
-from ._tied import equal_weights, tie
-from ._weights import Roles, is_training, roles_of
 
 
 @dataclass

@@ -22,34 +22,19 @@ from ...ir.compat import constant_value
 from ...ir.expressions import variables
 from ...ir.extent_checks import ExtentCheck, condition_of, with_extent_checks
 from ...ir.module import ending_blocks, with_functions
-from . import (  # noqa: F401  their converters are entered in CONVERTERS
-    _attention,
-    _contrib,
-    _gated,
-    _indices,
-    _integers,
-    _n_bits,
-    _normalize,
-    _padding,
-    _places,
-    _recent,
-    _symbolic,
-    _top_k,
-    _transforms,
-    _windows,
-)
-from ._choices import check_is_tensor, with_extents
-from ._converters import CONVERTERS, Refused, _dtype
-from ._evaluate import evaluated, known_constant
-from ._fused import DOMAIN, FUSED, in_domain
-from ._graph import STANDARD, every_node, label, opset_of
-from ._graph import operands as all_operands
-from ._recurrent import RECURRENT
-from ._resize import RESIZING
-from ._small_types import check_stored, refuse_small_operands, refuse_small_results
-from ._standard_attention import STANDARD_ATTENTION
-from ._support import STANDARD_OPERATORS, reason_of
-from ._values import Extents, Known, is_symbolic, objects, plain
+from .extents.evaluate import evaluated, known_constant
+from .extents.values import Extents, Known, is_symbolic, objects, plain
+from .operators import indices, symbolic
+from .operators.choices import check_is_tensor, with_extents
+from .operators.converters import CONVERTERS, Refused, _dtype
+from .operators.fused import DOMAIN, FUSED, in_domain
+from .operators.recurrent import RECURRENT
+from .operators.resize import RESIZING
+from .operators.small_types import check_stored, refuse_small_operands, refuse_small_results
+from .operators.standard_attention import STANDARD_ATTENTION
+from .operators.support import STANDARD_OPERATORS, reason_of
+from .read.nodes import STANDARD, every_node, label, opset_of
+from .read.nodes import operands as all_operands
 
 _CONVERTERS = {
     **CONVERTERS,
@@ -216,7 +201,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             if results is not None:
                 self._known.update(zip(node.output, results, strict=True))
                 continue
-            taken = _symbolic.TAKES_ELEMENTS.get(node.op_type, ())
+            taken = symbolic.TAKES_ELEMENTS.get(node.op_type, ())
             elements = {name for i, name in enumerate(node.input) if i in taken}
             for name in {*all_operands(node)} & self._known.keys():
                 # A converter that takes elements has them from ``known``.
@@ -273,7 +258,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
     def _tensor(self, name: str) -> relax.Expr:
         """Return the tensor of known elements."""
         if name not in self._tensors:
-            self._tensors[name] = _symbolic.tensor_of(self.bb, self._known[name])
+            self._tensors[name] = symbolic.tensor_of(self.bb, self._known[name])
         return self._tensors[name]
 
     def _multiplied(self, operands: list) -> list:
@@ -356,7 +341,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
                 tirx.EQ(wanted, extent),
                 f"operands of one node have the extents {wanted} and {extent}, which must be equal",
             )
-            yield place, _indices.with_extent(self.bb, operands[place], axis, wanted)
+            yield place, indices.with_extent(self.bb, operands[place], axis, wanted)
 
     def _require(self, condition: tirx.Expr, reason: str) -> None:
         """Note a condition on symbolic extents that callers check before a call; a branch may not

@@ -10,7 +10,7 @@ from .._arguments import Trainable
 from .._explanation import Explanation, Role
 
 if TYPE_CHECKING:
-    from ._weights import Roles
+    from .graph.weights import Roles
 
 
 def wanted(trainable: Trainable | None) -> Callable[[str], bool]:

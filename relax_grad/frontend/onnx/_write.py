@@ -18,9 +18,9 @@ from onnx import numpy_helper
 
 from ...ir.arrays import as_array
 from ...training import Trainer
-from ._graph import every_graph, every_node
-from ._inference import set_inference
-from ._load import constants_of, is_external, location_of, read, tensor_of
+from .graph.inference import set_inference
+from .read.load import constants_of, is_external, location_of, read, tensor_of
+from .read.nodes import every_graph, every_node
 
 #: Files of more bytes have their large tensors in a second file: protobuf has no messages of 2 GB.
 MOST_BYTES = 2_000_000_000

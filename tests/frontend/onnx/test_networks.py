@@ -18,8 +18,8 @@ import torch_exported as networks  # noqa: E402
 from torch_exported import IMAGE, STEPS, Network  # noqa: E402
 from tvm import relax  # noqa: E402
 
-from relax_grad.frontend.onnx import _support as support  # noqa: E402
 from relax_grad.frontend.onnx import from_model  # noqa: E402
+from relax_grad.frontend.onnx.operators import support as support  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 

@@ -1,0 +1,1 @@
+"""The arithmetic of symbolic extents that a graph computes."""

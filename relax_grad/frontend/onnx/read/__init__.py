@@ -1,0 +1,1 @@
+"""Models of ONNX as protocol buffers: their files, their validity, and their nodes."""
