@@ -119,18 +119,25 @@ def test_allowed_imports_are_used():
     assert {(name, to) for name, part in layers.PARTS.items() for to in part.imports} <= used
 
 
-#: The rooms of frontend.torch that the import of a module passes, from the top.
-ROOMS = ("run", "model", "_build", "_importer", "export", "tracing", "inputs")
+#: The rooms of packages that are passed once, from the top. A room may import only later ones.
+ROOMS = {
+    "frontend.torch": ("run", "model", "_build", "_importer", "export", "tracing", "inputs"),
+    "frontend.onnx": (
+        *("model", "_convert", "_write", "_importer"),
+        *("graph", "operators", "extents", "read"),
+    ),
+}
 
 
-def test_the_rooms_of_the_import_of_pytorch_are_passed_once():
-    start = "frontend.torch."
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_rooms_of_a_package_are_passed_once(package):
+    start, rooms = f"{package}.", ROOMS[package]
     for edge in imports():
         names = [edge.module, edge.imported]
         if all(name.startswith(start) for name in names):
             user, used = (name.removeprefix(start).partition(".")[0] for name in names)
-            if user != used and {user, used} <= {*ROOMS}:
-                assert ROOMS.index(user) < ROOMS.index(used), edge
+            if user != used and {user, used} <= {*rooms}:
+                assert rooms.index(user) < rooms.index(used), edge
 
 
 @pytest.mark.parametrize("part", ["topi", "cpu.kernel"])
