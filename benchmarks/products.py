@@ -142,7 +142,7 @@ def _candidates(width: str) -> None:
     import tvm
 
     from relax_grad.cpu.codegen import lower
-    from relax_grad.cpu.kernel.matmul import WAYS, Matmul, matmul
+    from relax_grad.cpu.kernel.matmul.matmul import WAYS, Matmul, matmul
     from relax_grad.cpu.target import CPU
 
     target = tvm.target.Target({"kind": "llvm", "mcpu": target_of(width), "num-cores": 1})

@@ -52,8 +52,8 @@ def lines_of(text: str, target: tvm.target.Target) -> dict[str, str]:
     ValueError
         If :func:`product_of` fails, or LLVM does not compile for the target.
     """
-    from ..cpu.kernel.matmul import Matmul
-    from ..cpu.kernel.plan import plan
+    from ..cpu.kernel.matmul.matmul import Matmul
+    from ..cpu.kernel.matmul.plan import plan
     from ..target import CPU
 
     product = Matmul(*product_of(text))

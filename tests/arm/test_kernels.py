@@ -36,20 +36,22 @@ WHOLE = "attention", "lstm", "gru", "rnn", "recurrent", "quantized"
 FOLDER = Path(relax_grad.cpu.kernel.__file__).parent
 #: The modules of kernels, without those for instructions that only processors of x86 have, and
 #: for products whose factors change places, which is measured on processors of x86 only.
-MODULES = {path.name for path in FOLDER.glob("*.py")} - {
-    *("__init__.py", "_conv_pairs.py", "_turned.py"),
-    *("_amx_code.py", "_amx_lines.py", "_amx_products.py", "conv_tiles.py", "conv_weight_tiles.py"),
+MODULES = {path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/*.py")} - {
+    *(path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/__init__.py")),
+    *("conv/_amx_lines.py", "conv/_pairs.py", "conv/tiles.py", "conv/weight_tiles.py"),
+    *("language/_amx_code.py", "matmul/_amx_products.py", "matmul/_turned.py"),
 }
 
 
 def modules_that_run(run: Callable[[], object]) -> set[str]:
-    """Return the names of the modules of kernels with a function that ``run`` calls."""
+    """Return the paths of the modules of kernels with a function that ``run`` calls."""
     modules: set[str] = set()
+    start = f"{FOLDER}{os.sep}"
 
     def note(frame, event, _):
-        folder, _, name = frame.f_code.co_filename.rpartition(os.sep)
-        if event == "call" and folder == str(FOLDER):
-            modules.add(name)
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith(start):
+            modules.add(path.removeprefix(start).replace(os.sep, "/"))
 
     before = sys.getprofile()
     sys.setprofile(note)

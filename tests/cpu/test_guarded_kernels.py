@@ -16,7 +16,7 @@ from sweep import share, share_of_each
 from tvm import tirx
 
 from relax_grad.cpu.dispatch import operators_with_kernels
-from relax_grad.cpu.kernel import builder as b
+from relax_grad.cpu.kernel.language import builder as b
 from relax_grad.ir.dtypes import HALVES
 
 #: The numbers of the cases in half precision.

@@ -8,8 +8,8 @@ import pytest
 
 from relax_grad.cpu import target as targets
 from relax_grad.cpu.dispatch._identity import key_of, text_of
-from relax_grad.cpu.kernel.matmul import Matmul
-from relax_grad.cpu.kernel.plan import plan
+from relax_grad.cpu.kernel.matmul.matmul import Matmul
+from relax_grad.cpu.kernel.matmul.plan import plan
 from relax_grad.cpu.target import CPU
 from relax_grad.cpu.tuning import AVX2, GENERIC, NEON, ROWS, ZEN4, Tuning
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from philox_numbers import expected_bits
 from tvm import tirx
 
-from relax_grad.cpu.kernel.attention import Attention
+from relax_grad.cpu.kernel.attention.forward import Attention
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from machines import Run, at, largest_error, run_kernels
 
-from relax_grad.cpu.kernel.convolution import Conv2d, Conv3d, Windows
+from relax_grad.cpu.kernel.conv.geometry import Conv2d, Conv3d, Windows
 from relax_grad.cpu.target import CPU
 
 RNG = np.random.default_rng(0)

@@ -19,7 +19,7 @@ import tvm
 import tvm.tirx.script.builder as T
 from tvm import tirx
 
-from relax_grad.cpu.kernel import builder as b
+from relax_grad.cpu.kernel.language import builder as b
 
 #: Float32 numbers as bytes: 1, and a denormal one, whose halves are denormal in 16 bits too.
 ONE, DENORMAL = (value.to_bytes(4, "little") for value in (0x3F800000, 0x00120023))

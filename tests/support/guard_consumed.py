@@ -13,8 +13,8 @@ import tvm.tirx.script.builder as T
 from guard_memory import Place, Workspaces
 from machines import TARGETS, compile_kernels
 
-from relax_grad.cpu.kernel.consumed import Consumer, consumed
-from relax_grad.cpu.kernel.matmul import Matmul
+from relax_grad.cpu.kernel.matmul.consumed import Consumer, consumed
+from relax_grad.cpu.kernel.matmul.matmul import Matmul
 from relax_grad.cpu.target import CPU
 
 

@@ -19,6 +19,12 @@ _spec = importlib.util.spec_from_file_location("layers", ROOT / "docs/_ext/layer
 layers = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(layers)
 
+
+def _in(folder: str, *names: str) -> tuple[str, ...]:
+    """Return the test files of a folder by their names."""
+    return tuple(f"{folder}/test_{name}.py" for name in names)
+
+
 #: The tests of modules without a test file of their name: patterns of names of modules, and test
 #: files in ``tests/``. The first pattern that matches counts.
 TABLE: dict[str, tuple[str, ...]] = {
@@ -152,53 +158,44 @@ TABLE: dict[str, tuple[str, ...]] = {
     "cpu.dispatch.norm_residuals": (
         *("cpu/dispatch/test_residuals.py", "cpu/dispatch/test_norm.py"),
     ),
-    **dict.fromkeys(
-        [
-            f"cpu.kernel._attention_{part}"
-            for part in ("blocks", "dropout", "heads", "sizes", "spans", "tiles")
-        ],
-        ("cpu/kernel/test_attention.py", "cpu/kernel/test_attention_backward.py"),
-    ),
-    **dict.fromkeys(
-        [f"cpu.kernel._{part}" for part in ("extents", "statements", "vectors")],
-        ("cpu/kernel/test_builder.py",),
-    ),
     "cpu.dispatch.unread": ("cpu/dispatch/test_recurrent.py",),
-    "cpu.kernel.epilogue": ("cpu/dispatch/test_biases.py",),
     "cpu.limits": ("cpu/test_tuning.py",),
-    "cpu.kernel._chunks": ("cpu/kernel/test_conv_weight.py", "cpu/kernel/test_depthwise_weight.py"),
-    "cpu.kernel._conv_*": ("cpu/kernel/test_conv.py", "cpu/kernel/test_conv3d.py"),
-    "cpu.kernel._amx_code": ("cpu/kernel/test_amx.py",),
-    "cpu.kernel._amx_lines": ("cpu/kernel/test_conv_pairs.py",),
-    "cpu.kernel._amx_products": ("cpu/kernel/test_pairs.py",),
-    "cpu.kernel.conv_tiles": ("cpu/kernel/test_conv_pairs.py",),
-    "cpu.kernel.conv_weight_tiles": ("cpu/kernel/test_conv_pairs.py",),
-    "cpu.tiles": ("cpu/kernel/test_amx.py",),
-    "cpu.kernel._factor": ("cpu/kernel/test_matmul.py",),
-    "cpu.kernel._generator": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_tasks.py"),
-    "cpu.kernel._few_rows": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_prefetches.py"),
-    "cpu.kernel._panels": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_prefetches.py"),
-    "cpu.kernel._plans": ("cpu/kernel/test_plan.py",),
-    "cpu.kernel._ways": (
-        "cpu/kernel/test_matmul.py",
-        "cpu/kernel/test_tasks.py",
-        "cpu/kernel/test_turned.py",
+    "cpu.tiles": ("cpu/kernel/language/test_amx.py",),
+    # Kernels.
+    "cpu.kernel.language._amx_code": _in("cpu/kernel/language", "amx"),
+    "cpu.kernel.language.activations": (
+        *_in("cpu/kernel/language", "functions"),
+        "cpu/schedule/test_identities.py",
     ),
-    "cpu.kernel._product": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_prefetches.py"),
-    "cpu.kernel._pack": (
-        *("cpu/kernel/test_conv_weight.py", "cpu/kernel/test_conv_few_channels.py"),
-        "cpu/kernel/test_depthwise.py",
+    "cpu.kernel.language.epilogue": ("cpu/dispatch/test_biases.py",),
+    "cpu.kernel.language.streams": (
+        "cpu/kernel/reduction/test_pool.py",
+        "cpu/schedule/test_schedule.py",
     ),
-    "cpu.kernel.streams": ("cpu/kernel/test_pool.py", "cpu/schedule/test_schedule.py"),
-    "cpu.kernel._sums": ("cpu/kernel/test_builder.py",),
-    "cpu.kernel._tile": ("cpu/kernel/test_matmul.py", "cpu/kernel/test_builder.py"),
-    "cpu.kernel.activations": ("cpu/kernel/test_functions.py", "cpu/schedule/test_identities.py"),
-    "cpu.kernel.convolution": ("cpu/kernel/test_conv.py", "cpu/kernel/test_conv_weight.py"),
-    "cpu.kernel.gathering": ("cpu/kernel/test_conv.py", "cpu/kernel/test_conv_few_channels.py"),
-    "cpu.kernel.norm_backward": ("cpu/kernel/test_norm.py",),
-    "cpu.kernel.pooling": ("cpu/kernel/test_pool.py",),
-    "cpu.kernel._winograd_*": ("cpu/kernel/test_winograd.py",),
-    "cpu.kernel.winograd_weight": ("cpu/kernel/test_winograd.py",),
+    "cpu.kernel.language.*": _in("cpu/kernel/language", "builder"),
+    "cpu.kernel.matmul._amx_products": _in("cpu/kernel/matmul", "pairs"),
+    "cpu.kernel.matmul._generator": _in("cpu/kernel/matmul", "matmul", "tasks"),
+    "cpu.kernel.matmul._plans": _in("cpu/kernel/matmul", "plan"),
+    "cpu.kernel.matmul._ways": _in("cpu/kernel/matmul", "matmul", "tasks", "turned"),
+    "cpu.kernel.matmul.tile": (
+        *_in("cpu/kernel/matmul", "matmul"),
+        *_in("cpu/kernel/language", "builder"),
+    ),
+    "cpu.kernel.matmul.*": _in("cpu/kernel/matmul", "matmul", "prefetches"),
+    "cpu.kernel.attention.*": _in("cpu/kernel/attention", "forward", "backward"),
+    "cpu.kernel.conv._channels_last": _in("cpu/kernel/conv", "weight", "few_channels", "depthwise"),
+    "cpu.kernel.conv._chunks": _in("cpu/kernel/conv", "weight", "depthwise_weight"),
+    "cpu.kernel.conv.gathering": _in("cpu/kernel/conv", "direct", "few_channels"),
+    "cpu.kernel.conv.geometry": _in("cpu/kernel/conv", "direct", "weight"),
+    "cpu.kernel.conv.*winograd_*": _in("cpu/kernel/conv", "winograd"),
+    **dict.fromkeys(
+        [f"cpu.kernel.conv.{name}" for name in ("_amx_lines", "tiles", "weight_tiles")],
+        _in("cpu/kernel/conv", "pairs"),
+    ),
+    "cpu.kernel.conv.*": _in("cpu/kernel/conv", "direct", "conv3d"),
+    "cpu.kernel.recurrent._parts": _in("cpu/kernel/recurrent", "recurrence"),
+    "cpu.kernel.reduction.norm_backward": _in("cpu/kernel/reduction", "norm"),
+    "cpu.kernel.reduction.pool_windows": _in("cpu/kernel/reduction", "pool"),
     "cpu.passes": ("cpu/passes/test_public_passes.py",),
     **dict.fromkeys(
         (
@@ -220,7 +217,10 @@ TABLE: dict[str, tuple[str, ...]] = {
     "cpu.passes.updates": ("training/test_memory.py", "training/test_donation.py"),
     "cpu.passes.extents": ("autodiff/test_conditional_extents.py",),
     "cpu.schedule._consumers": ("cpu/passes/test_consumers.py",),
-    "cpu.schedule._functions": ("cpu/test_functions_of_float32.py", "cpu/kernel/test_functions.py"),
+    "cpu.schedule._functions": (
+        "cpu/test_functions_of_float32.py",
+        "cpu/kernel/language/test_functions.py",
+    ),
     "cpu.schedule._in_place": ("cpu/passes/test_donate.py",),
     "cpu.schedule._merge": ("cpu/passes/test_siblings.py",),
     "cpu.schedule._nest": ("cpu/schedule/test_dependence.py", "cpu/schedule/test_schedule.py"),
@@ -274,48 +274,35 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "frontend._explanation": ("frontend/test_batch.py", "frontend/onnx/test_explain.py"),
     "frontend._arguments": ("frontend/onnx/test_model.py", "frontend/torch/test_model.py"),
-    **dict.fromkeys(
-        (
-            "frontend.onnx.operators.converters",
-            "frontend.onnx.graph.expand",
-            "frontend.onnx._importer",
-        ),
-        ("frontend/onnx/operators/test_operators.py",),
+    "frontend.onnx._arguments": _in("frontend/onnx", "shapes", "model"),
+    "frontend.onnx._importer": _in("frontend/onnx/operators", "operators"),
+    "frontend.onnx._loss": _in("frontend/onnx", "training"),
+    "frontend.onnx._selection": _in("frontend/onnx", "explain", "model"),
+    "frontend.onnx.read.load": _in("frontend/onnx", "write", "model"),
+    "frontend.onnx.extents.*": _in("frontend/onnx/extents", "extents"),
+    "frontend.onnx.graph.expand": _in("frontend/onnx/operators", "operators"),
+    "frontend.onnx.graph.fold": _in("frontend/onnx", "shapes"),
+    "frontend.onnx.graph.inference": _in("frontend/onnx", "training"),
+    "frontend.onnx.graph.types": _in("frontend/onnx/operators", "fused"),
+    "frontend.onnx.graph.unroll": _in("frontend/onnx/operators", "transforms"),
+    "frontend.onnx.graph.*": _in("frontend/onnx", "explain", "model"),
+    "frontend.onnx.operators.converters": _in("frontend/onnx/operators", "operators"),
+    "frontend.onnx.operators.interpolate": _in("frontend/onnx/operators", "resize"),
+    "frontend.onnx.operators.symbolic": _in("frontend/onnx/extents", "extents"),
+    "frontend.onnx.operators.top_k": (
+        *_in("frontend/onnx/operators", "extremes"),
+        *_in("frontend/onnx/extents", "extents"),
     ),
-    "frontend.onnx._arguments": ("frontend/onnx/test_shapes.py", "frontend/onnx/test_model.py"),
-    "frontend.onnx.graph.fold": ("frontend/onnx/test_shapes.py",),
-    "frontend.onnx.extents.evaluate": ("frontend/onnx/extents/test_extents.py",),
-    **dict.fromkeys(
-        ("frontend.onnx.operators.indices", "frontend.onnx.operators.normalize"),
-        ("frontend/onnx/operators/test_support.py",),
+    "frontend.onnx.operators.windows": (
+        *_in("frontend/onnx/operators", "operators"),
+        *_in("frontend/onnx/extents", "extents"),
     ),
     **dict.fromkeys(
         ("frontend.onnx.operators.integers", "frontend.onnx.operators.small_types"),
-        ("frontend/onnx/operators/test_nodes.py",),
+        _in("frontend/onnx/operators", "nodes"),
     ),
-    "frontend.onnx.operators.top_k": (
-        "frontend/onnx/operators/test_extremes.py",
-        "frontend/onnx/extents/test_extents.py",
-    ),
-    "frontend.onnx.operators.symbolic": ("frontend/onnx/extents/test_extents.py",),
-    "frontend.onnx.extents.values": ("frontend/onnx/extents/test_extents.py",),
-    "frontend.onnx.operators.windows": (
-        "frontend/onnx/extents/test_extents.py",
-        "frontend/onnx/operators/test_operators.py",
-    ),
-    "frontend.onnx.graph.inference": ("frontend/onnx/test_training.py",),
-    "frontend.onnx.read.load": ("frontend/onnx/test_write.py", "frontend/onnx/test_model.py"),
-    "frontend.onnx.graph.unroll": ("frontend/onnx/operators/test_transforms.py",),
-    "frontend.onnx.operators.contrib": ("frontend/onnx/operators/test_support.py",),
-    "frontend.onnx.operators.interpolate": ("frontend/onnx/operators/test_resize.py",),
-    "frontend.onnx._loss": ("frontend/onnx/test_training.py",),
-    "frontend.onnx._selection": ("frontend/onnx/test_explain.py", "frontend/onnx/test_model.py"),
-    **dict.fromkeys(
-        ("frontend.onnx.graph.uses", "frontend.onnx.graph.tables"),
-        ("frontend/onnx/test_explain.py",),
-    ),
-    "frontend.onnx.graph.weights": ("frontend/onnx/test_explain.py", "frontend/onnx/test_model.py"),
-    "frontend.onnx.*": ("frontend/onnx/test_model.py",),
+    "frontend.onnx.operators.*": _in("frontend/onnx/operators", "support"),
+    "frontend.onnx.*": _in("frontend/onnx", "model"),
     "frontend.torch": ("frontend/torch/test_model.py",),
     "frontend.torch.export.aliases": ("frontend/torch/export/test_writes.py",),
     "frontend.torch.run.*": ("frontend/torch/run/test_wrap.py",),

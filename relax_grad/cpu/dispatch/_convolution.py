@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple
 
 from ...op.rank import rank_of, spatial_axes
-from ..kernel.convolution import ONE, Conv2d, Conv3d, Windows
+from ..kernel.conv.geometry import ONE, Conv2d, Conv3d, Windows
 from .registry import CallSite, Shape
 
 

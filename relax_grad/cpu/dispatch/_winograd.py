@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from ..kernel.convolution import Conv2d, Conv3d
-from ..kernel.winograd import is_winograd, parts_of, tiles_of, transforms_of
+from ..kernel.conv.geometry import Conv2d, Conv3d
+from ..kernel.conv.winograd import is_winograd, parts_of, tiles_of, transforms_of
 
 #: The fewest channels for which Winograd's transforms of tiles cost less than the products that
 #: they save: of plain images with 3x3 taps, whose direct kernels are the fastest; of taps along one

@@ -17,8 +17,8 @@ from ...op.attention_dropout import (
     is_of_part,
     rate_of,
 )
-from ..kernel import attention as kernels
-from ..kernel.attention_backward import attention_backward
+from ..kernel.attention import forward as kernels
+from ..kernel.attention.backward import attention_backward
 from .registry import CallSite, Kernel, Shape, decompose, kernel_for
 from .residuals import BlockCalls, Description, Replacement, ResidualKernel, residuals_for
 

@@ -20,8 +20,8 @@ from ...ir.compat import dtype_of
 from ...ir.dtypes import HALVES
 from ...ir.expressions import are_equal
 from ...ir.shapes import known_extents
-from ..kernel import epilogue
-from ..kernel.matmul import matmul
+from ..kernel.language import epilogue
+from ..kernel.matmul.matmul import matmul
 from .registry import CallSite, Kernel
 
 _ADD, _MATMUL = Op.get("relax.add"), Op.get("relax.matmul")

@@ -10,7 +10,7 @@ from tvm.ir import Op
 
 from ...ir.compat import dtype_of
 from ...ir.shapes import known_extents
-from ..kernel.concat import concat, split
+from ..kernel.movement.concat import concat, split
 from .registry import CallSite, Kernel, all_known, kernel_for
 
 #: The fewest operands that have a kernel: concatenations of fewer are fused with element-wise

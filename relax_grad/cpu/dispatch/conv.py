@@ -9,22 +9,22 @@ from math import prod
 from tvm import relax
 
 from ...ir.compat import dtype_of
-from ..kernel.builder import ceil_div
-from ..kernel.conv import conv2d, conv2d_backward_data, conv3d, conv3d_backward_data
-from ..kernel.conv_few_channels import conv_few_channels, conv_few_channels_backward_data
-from ..kernel.conv_few_channels import is_faster as few_channels_are_faster
-from ..kernel.conv_stem import conv_stem
-from ..kernel.conv_stem import is_faster as stem_is_faster
-from ..kernel.conv_tiles import takes_conv
-from ..kernel.conv_weight import conv3d_weight, conv_weight
-from ..kernel.conv_weight_tiles import takes_weight_gradient
-from ..kernel.convolution import Conv2d, Conv3d
-from ..kernel.depthwise import MOST_TAPS, depthwise, depthwise_backward_data
-from ..kernel.depthwise_weight import depthwise_weight
-from ..kernel.gathering import Gathering
-from ..kernel.matmul import Matmul, matmul
-from ..kernel.winograd import winograd, winograd_backward_data
-from ..kernel.winograd_weight import winograd_weight
+from ..kernel.conv.depthwise import MOST_TAPS, depthwise, depthwise_backward_data
+from ..kernel.conv.depthwise_weight import depthwise_weight
+from ..kernel.conv.direct import conv2d, conv2d_backward_data, conv3d, conv3d_backward_data
+from ..kernel.conv.few_channels import conv_few_channels, conv_few_channels_backward_data
+from ..kernel.conv.few_channels import is_faster as few_channels_are_faster
+from ..kernel.conv.gathering import Gathering
+from ..kernel.conv.geometry import Conv2d, Conv3d
+from ..kernel.conv.stem_weight import conv_stem
+from ..kernel.conv.stem_weight import is_faster as stem_is_faster
+from ..kernel.conv.tiles import takes_conv
+from ..kernel.conv.weight import conv3d_weight, conv_weight
+from ..kernel.conv.weight_tiles import takes_weight_gradient
+from ..kernel.conv.winograd import winograd, winograd_backward_data
+from ..kernel.conv.winograd_weight import winograd_weight
+from ..kernel.language.builder import ceil_div
+from ..kernel.matmul.matmul import Matmul, matmul
 from ..target import CPU
 from ._convolution import convolution_of
 from ._winograd import winograd_square

@@ -10,7 +10,7 @@ from tvm_ffi import structural_equal
 
 from ...ir.compat import dtype_of
 from ...ir.shapes import known_extents
-from ..kernel.builder import prim_func
+from ..kernel.language.builder import prim_func
 
 #: The external function that a declaration calls. It is undefined, so that a program with a
 #: declaration does not link.

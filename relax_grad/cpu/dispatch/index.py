@@ -9,7 +9,7 @@ from tvm import relax
 
 from ...ir.compat import dtype_of
 from ...op.index import check_take_backward, take_attrs
-from ..kernel import index
+from ..kernel.movement import index
 from .registry import CallSite, Kernel, Shape, all_known, kernel_for
 
 #: The fewest rows of a tensor for which the indices are resolved once for all rows.

@@ -12,8 +12,8 @@ from tvm.ir import Op
 
 from ...ir.compat import constant_tensor, dtype_of
 from ...ir.shapes import static_extents
-from ..kernel import shared_panels as panels
-from ..kernel.matmul import Matmul, matmul
+from ..kernel.matmul import shared_panels as panels
+from ..kernel.matmul.matmul import Matmul, matmul
 from ..target import CPU
 from .registry import CallSite, Kernel, kernel_for
 from .residuals import BlockCalls, Describe, Description, ResidualKernel, residuals_for

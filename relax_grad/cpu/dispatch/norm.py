@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 from tvm import relax, tirx
 
-from ..kernel import norm, norm_backward
-from ..kernel.builder import Extent
-from ..kernel.reduce import Channels
+from ..kernel.language.builder import Extent
+from ..kernel.reduction import norm, norm_backward
+from ..kernel.reduction.reduce import Channels
 from .registry import CallSite, Kernel, Shape, kernel_for
 
 #: The operators of rows whose mean is taken to be 0.

@@ -9,8 +9,8 @@ from tvm import relax
 
 from ...op.pool import check_pool_attrs, check_pool_backward
 from ...op.rank import RANKS
-from ..kernel import pool
-from ..kernel.pooling import Pool, Windows
+from ..kernel.reduction import pool
+from ..kernel.reduction.pool_windows import Pool, Windows
 from .registry import CallSite, Kernel, Shape, kernel_for
 from .residuals import BlockCalls, Description, Replacement, ResidualKernel, residuals_for
 

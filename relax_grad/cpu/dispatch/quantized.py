@@ -9,7 +9,7 @@ from tvm import relax
 
 from ...ir.compat import dtype_of
 from ...op.quantized import NUMBERS
-from ..kernel.quantized import Quantized, quantized_matmul
+from ..kernel.matmul.quantized import Quantized, quantized_matmul
 from .registry import CallSite, Kernel, all_known, decompose, kernel_for
 
 _FORWARD = "relax.grad.quantized_matmul"

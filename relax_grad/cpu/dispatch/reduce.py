@@ -8,7 +8,7 @@ from math import prod
 from tvm import relax
 from tvm.ir import Op
 
-from ..kernel.reduce import Channels, sum_channels, sum_columns
+from ..kernel.reduction.reduce import Channels, sum_channels, sum_columns
 from .registry import CallSite, Kernel, Shape, kernel_for
 
 _CALL_TIR = Op.get("relax.call_tir")

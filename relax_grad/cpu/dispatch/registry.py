@@ -12,8 +12,8 @@ from tvm import relax, tirx
 from ...ir.compat import dtype_of
 from ...ir.dtypes import HALVES
 from ...ir.shapes import known_extents
-from ..kernel.halves import stored_as
-from ..kernel.matmul import Matmul
+from ..kernel.language.halves import stored_as
+from ..kernel.matmul.matmul import Matmul
 from ..target import CPU
 from ._identity import key_of, text_of
 from .declare import Extents

@@ -10,8 +10,8 @@ from tvm.ir import Op
 
 from ...ir.compat import dtype_of
 from ...op.loss import check_nll_loss_backward
-from ..kernel import softmax as kernels
-from ..kernel.loss import Loss, cross_entropy_backward
+from ..kernel.reduction import softmax as kernels
+from ..kernel.reduction.loss import Loss, cross_entropy_backward
 from .registry import CallSite, Kernel, Shape, all_known, kernel_for
 from .residuals import BlockCalls, ResidualKernel, residuals_for
 

@@ -16,7 +16,7 @@ from ...ir.divisions import with_checked_divisions
 from ...ir.module import IS_SCHEDULED, PRODUCT, SCHEDULED_ATTRS, referred_to, with_functions
 from ...ir.shapes import known_extents
 from ...ir.shared_values import with_shared_arguments
-from ..kernel.matmul import Matmul
+from ..kernel.matmul.matmul import Matmul
 from ..schedule import (
     Merged,
     Part,

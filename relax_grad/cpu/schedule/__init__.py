@@ -21,7 +21,7 @@ from tvm.script.ir_builder import IRBuilder
 from ...ir.compat import loaded_buffer
 from ...ir.expressions import loads
 from ...ir.module import IN_PLACE, is_buffer
-from ..kernel.builder import block, scopes
+from ..kernel.language.builder import block, scopes
 from ..target import CPU
 from ._blocks import over_flat_buffers, schedule_blocks
 from ._consumers import schedule_consumer

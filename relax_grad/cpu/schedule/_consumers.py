@@ -12,8 +12,8 @@ from tvm.ir import Call
 from ...ir.compat import structural_walk
 from ...ir.dtypes import HALVES
 from ...ir.module import IN_PLACE
-from ..kernel.consumed import Consumer, consumed, is_consumable
-from ..kernel.matmul import Matmul
+from ..kernel.matmul.consumed import Consumer, consumed, is_consumable
+from ..kernel.matmul.matmul import Matmul
 from ..target import CPU
 from ._access import Accesses
 from ._emitter import Emitter

@@ -14,7 +14,7 @@ from tvm.tirx import Ramp, Shuffle
 
 from ...ir.compat import Analyzer, detect_linear_equation, loaded_buffer, structural_walk
 from ...ir.expressions import substitute, variables
-from ..kernel.builder import Vectors, either
+from ..kernel.language.builder import Vectors, either
 from ._emitter import Emitter
 from ._functions import calls_in
 from ._nest import Axis, analyzer, simplify, size_of

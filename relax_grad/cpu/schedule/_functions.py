@@ -12,7 +12,7 @@ from tvm.ir import Call
 from ...ir.compat import BufferLoad, structural_map, structural_walk
 from ...ir.expressions import are_equal, loads
 from ...ir.module import IF_THEN_ELSE
-from ..kernel import functions
+from ..kernel.language import functions
 from ._fuse import weigh
 from ._halves import bits_of_rounded, rounds
 from ._identities import FUNCTIONS, arguments_of, name_of, with_functions

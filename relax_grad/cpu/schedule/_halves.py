@@ -19,7 +19,7 @@ from tvm.ir import Call, Op
 from ...ir.compat import BufferLoad, StringImm, loaded_buffer, structural_map
 from ...ir.dtypes import HALVES
 from ...ir.module import is_buffer
-from ..kernel.halves import narrowed, widened
+from ..kernel.language.halves import narrowed, widened
 from ._integers import REINTERPRET
 from ._nest import Nest
 

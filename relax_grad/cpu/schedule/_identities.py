@@ -18,7 +18,7 @@ from tvm.ir import Call, Op
 
 from ...ir.compat import structural_map
 from ...ir.expressions import are_equal
-from ..kernel import activations, functions
+from ..kernel.language import activations, functions
 
 #: The relative tolerance for the constants of an identity: a few float32 roundings.
 _TOLERANCE = 2.0**-22

@@ -10,7 +10,7 @@ from tvm_ffi import structural_equal
 
 from ...ir.compat import BufferLoad, SBlockRealize, loaded_buffer, structural_walk
 from ...ir.module import IN_PLACE, IS_SCHEDULED, SHARED, sharing
-from ..kernel.streams import without_streams
+from ..kernel.language.streams import without_streams
 from ._dependence import are_disjoint, is_pure, touched
 from ._fuse import Group
 from ._nest import Nest, loops_of

@@ -15,7 +15,7 @@ import tvm.tirx.script.builder as T
 from tvm import tirx
 from tvm.tirx import Ramp
 
-from ..kernel.streams import LARGE, fence, stream, streams
+from ..kernel.language.streams import LARGE, fence, stream, streams
 from ..target import CPU
 from . import _elements
 from ._elements import Emitter

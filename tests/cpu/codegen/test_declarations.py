@@ -29,7 +29,7 @@ from relax_grad.cpu.codegen.sources import digest, sources
 from relax_grad.cpu.dispatch import kernel_for, registry
 from relax_grad.cpu.dispatch._identity import key_of, text_of
 from relax_grad.cpu.dispatch.declare import UNDEFINED
-from relax_grad.cpu.kernel.matmul import Matmul, matmul
+from relax_grad.cpu.kernel.matmul.matmul import Matmul, matmul
 from relax_grad.cpu.passes.dispatch import DeclareKernels
 from relax_grad.cpu.passes.schedule import DeclareSchedules
 from relax_grad.cpu.target import CPU

@@ -11,7 +11,7 @@ from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
 from relax_grad.cpu.dispatch._winograd import winograd_square
-from relax_grad.cpu.kernel.convolution import Conv2d, Conv3d, Windows
+from relax_grad.cpu.kernel.conv.geometry import Conv2d, Conv3d, Windows
 from relax_grad.transform import DispatchKernels
 
 IMAGES = Conv2d(8, 64, 64, (28, 28), (3, 3), padding=(1, 1, 1, 1))

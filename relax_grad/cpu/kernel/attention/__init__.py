@@ -1,0 +1,1 @@
+"""Attention without a matrix of scores in memory, and its gradient."""

@@ -1,0 +1,77 @@
+"""Packing of convolutions of bfloat16 for the processor's instruction for pairs of elements.
+
+A pair holds the elements of two consecutive source channels, as the 32 bits of a float32. So a
+convolution of pairs is one of half as many source channels. An odd last channel is paired with 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tvm import tirx
+
+from ...target import CPU
+from ..language import builder as b
+from ..language.builder import as_expr, bind, ceil_div, const
+from ..matmul.pairs import bits_of, joined, joined_widened
+from ._blocks import Blocking
+from ._packing import Packer
+from .gathering import Gathering
+
+
+class BlockingOfPairs(Blocking):
+    """The block sizes of a convolution whose source channels are pairs."""
+
+    def __init__(self, gathering: Gathering, cpu: CPU):
+        super().__init__(replace(gathering, sources=ceil_div(gathering.sources, 2)), cpu)
+        self.is_packed = True
+
+
+class PackerOfPairs(Packer):
+    """A generator of the packing code of pairs.
+
+    Parameters
+    ----------
+    blocking : BlockingOfPairs
+        The partition of the convolution.
+    channels : int
+        The number of source channels of a group.
+    """
+
+    def __init__(self, blocking: BlockingOfPairs, channels: int):
+        super().__init__(blocking)
+        self.channels = channels
+
+    def _channels(self, source: tuple, stretch: tuple, target, place: Callable) -> None:
+        first, depth = stretch
+        taps, lanes = self.g.kernel[0] * self.g.taps, self.vectors.lanes
+        rows = b.scratch(2 * self.s.depth * taps * lanes)
+
+        def row(tap, r):
+            return (r * taps + tap) * lanes
+
+        number = 2 * depth
+        if self.channels % 2:
+            number = bind(tirx.min(number, self.channels - 2 * first))
+        super()._channels(source, (bind(2 * first), number), rows, row)
+        if self.channels % 2:
+            with b.when(number % 2 > 0), b.serial(0, taps) as tap:
+                self.vectors.store(rows, row(tap, number), self.vectors.splat(0))
+        with b.serial(0, depth) as r, b.serial(0, taps) as tap:
+            parts = (self.vectors.load(rows, row(tap, 2 * r + i)) for i in range(2))
+            self.vectors.store(target, place(tap, r), joined_widened(*parts))
+
+    def _reader(self, source, start, channel: int, r) -> Callable:
+        lanes = self.vectors.lanes
+
+        def read(i, number):
+            at = bind(start + (2 * r) * channel + i)
+            rest = number
+            if self.channels % 2:
+                whole = as_expr(lanes if number is None else number)
+                rest = bind(tirx.Select(2 * r + 1 < self.channels, whole, const(0)))
+            first = bits_of(source, at, lanes, number)
+            return joined(first, bits_of(source, bind(at + channel), lanes, rest))
+
+        return read

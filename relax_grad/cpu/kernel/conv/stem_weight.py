@@ -1,0 +1,279 @@
+"""The weight gradient of a convolution with few input channels, such as the first one of a network.
+
+In :mod:`.weight`, the lanes of a vector are input channels; here, they are output channels.
+For each chunk of images, dY is copied to ``[image][row][column][channel]``, and X is copied with
+its zero padding. A tile holds the sums of the taps of one row of the kernel, for all input
+channels. Each thread computes a range of output channels and of rows of the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ...target import CPU
+from ..language import builder as b
+from ..language.builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ..matmul.pairs import add_products, imported, joined_widened, only_first, takes_pairs
+from ._channels_last import Block, pack_channels, pad_rows
+from ._chunks import Chunk, Chunks, share, unless_empty, whole_or_rest
+from .geometry import Conv2d, Windows
+
+#: The maximum number of taps in a row of the kernel, over all input channels; with more, the code
+#: is too long.
+_MOST_TAPS = 64
+
+
+def is_faster(conv: Conv2d, cpu: CPU) -> bool:
+    """Tell whether this kernel needs fewer vectors than the one whose lanes are input channels."""
+    outs, lanes = conv.out_channels, cpu.lanes
+    here = conv.in_channels * ceil_div(outs, lanes)
+    there = ceil_div(conv.in_channels, lanes) * outs
+    few = conv.in_channels * conv.width.kernel <= _MOST_TAPS
+    return conv.groups == 1 and few and 1.2 * here < there
+
+
+def conv_stem(
+    conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
+) -> tirx.PrimFunc:
+    """Return the kernel: a function of dY, X and dW (float32) that sets dW to the weight gradient.
+
+    Parameters as for :func:`.weight.conv_weight`; there is one group.
+    """
+    shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
+    params = b.floats(("DY", "X", "DW"), shapes)
+
+    def emit(dy, x, dw) -> None:
+        if takes_pairs(cpu, dy, x):
+            with imported():
+                _OfPairs(conv, cpu).emit(dy, x, dw)
+        else:
+            _Generator(conv, cpu).emit(dy, x, dw)
+
+    return b.prim_func("conv_stem", params, emit)
+
+
+class _Generator:
+    def __init__(self, conv: Conv2d, cpu: CPU):
+        self.conv, self.cpu = conv, cpu
+        self.vectors = Vectors(cpu.lanes)
+        self.out_vectors = ceil_div(conv.out_channels, cpu.lanes)
+        self.tile_vectors = min(2, self.out_vectors)
+        self.blocks = ceil_div(self.out_vectors, self.tile_vectors)
+        taps = [(c, k) for c in range(conv.in_channels) for k in range(conv.width.kernel)]
+        most = (24 if cpu.registers >= 32 else 10) // self.tile_vectors
+        size = ceil_div(len(taps), ceil_div(len(taps), most))
+        self.groups = [taps[i : i + size] for i in range(0, len(taps), size)]
+        self.taps = {tap: i for i, tap in enumerate(taps)}
+        row = 4 * cpu.lanes * self.tile_vectors * conv.width.number
+        self.chunks = Chunks.of_bytes(
+            conv.batch,
+            conv.height.number,
+            lambda rows: row * rows,
+            cpu.tuning.convolutions.stem_chunk,
+        )
+        self.rows_read = self._rows_read(self.chunks.rows)
+        self.pitch = (conv.width.number - 1) * conv.strides[1] + 1
+        self.pitch += (conv.kernel[1] - 1) * conv.dilation[1]
+
+    def _rows_read(self, rows: Extent) -> Extent:
+        height = self.conv.height
+        return (rows - 1) * height.stride + (height.kernel - 1) * height.dilation + 1
+
+    def emit(self, dy, x, dw) -> None:
+        size = b.count(self.conv.weight_shape)
+        unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._divided(dy, x, dw))
+
+    def _divided(self, dy, x, dw) -> None:
+        """Emit the loop over threads, each with a range of output channels and of rows of the
+        kernel."""
+        kernel_rows, lanes = self.conv.height.kernel, self.cpu.lanes
+        by_out = min(self.blocks, self.cpu.cores)
+        by_row = min(kernel_rows, max(1, self.cpu.cores // by_out))
+        with b.parallel(0, by_out * by_row) as part:
+            outs = share(bind(part // by_row), by_out, self.blocks)
+            rows = share(bind(part % by_row), by_row, kernel_rows)
+            pixels = self.chunks.images * self.chunks.rows * self.conv.width.number
+            plane = self.rows_read * self.pitch
+            buffers = _Buffers(
+                b.scratch(pixels * self.tile_vectors * lanes),
+                b.scratch(self.chunks.images * self.conv.in_channels * plane),
+                b.scratch(self.out_vectors * kernel_rows * len(self.taps) * lanes),
+            )
+            with b.serial(0, self.out_vectors * kernel_rows * len(self.taps)) as i:
+                self.vectors.store(buffers.sums, i * lanes, self.vectors.splat(0))
+            self.chunks.each(lambda chunk: self._chunk(chunk, dy, x, buffers, outs, rows))
+            with b.serial(*outs) as block, b.serial(*rows) as row:
+                self._write(dw, buffers.sums, block, row)
+
+    def _chunk(self, chunk: Chunk, dy, x, buffers, outs, rows) -> None:
+        self._pad(chunk, x, buffers)
+        with b.serial(*outs) as block:
+            vector = bind(block * self.tile_vectors)
+
+            def work(vectors: int) -> None:
+                self._pack(chunk, dy, buffers, vector, vectors)
+                with b.serial(*rows) as row:
+                    for taps in self.groups:
+                        self._tile(chunk, buffers, vector, vectors, row, taps)
+
+            whole_or_rest(block, self.out_vectors, self.tile_vectors, work)
+
+    def _pad(self, chunk: Chunk, x, buffers) -> None:
+        """Copy the rows of X that a chunk reads."""
+        conv = self.conv
+        plane, size = self.rows_read * self.pitch, conv.size[0] * conv.size[1]
+        with b.serial(0, chunk.images) as i, b.serial(0, conv.in_channels) as c:
+            start = bind(((chunk.image + i) * conv.in_channels + c) * size)
+            target = bind((i * conv.in_channels + c) * plane)
+            rows = bind(chunk.row * conv.height.stride), bind(self._rows_read(chunk.rows))
+            pad_rows(
+                self.vectors,
+                conv.height,
+                conv.width,
+                (x, start),
+                rows,
+                (buffers.x, target, self.pitch),
+            )
+            self._finish_padding(buffers.x, target, rows[1])
+
+    def _finish_padding(self, x, start, rows) -> None:
+        """Emit nothing."""
+
+    def _pack(self, chunk: Chunk, dy, buffers, vector, vectors: int) -> None:
+        """Copy the elements of dY of a chunk and a block of output channels."""
+        conv, lanes = self.conv, self.cpu.lanes
+        height, width = (Windows(number, 1, 1, 0, 0, 1) for number in conv.out_size)
+        image = self.chunks.rows * conv.width.number * self.tile_vectors
+        with b.serial(0, chunk.images) as i, b.serial(0, vectors) as v:
+            plane = bind((chunk.image + i) * conv.out_channels)
+            channel = bind((vector + v) * lanes)
+            pack_channels(
+                self.vectors,
+                width,
+                height,
+                Block(dy, plane, channel, conv.out_channels),
+                (chunk.row, chunk.rows),
+                (buffers.dy, bind((i * image + v) * lanes), self.tile_vectors * lanes),
+            )
+            self._finish_packing(buffers.dy, bind((i * image + v) * lanes), chunk.rows)
+
+    def _finish_packing(self, dy, start, rows) -> None:
+        """Emit nothing."""
+
+    #: Adds a product of vectors to a sum.
+    multiply: Callable = staticmethod(lambda total, value, grads: total + value * grads)
+
+    def _each_column(self, step: Callable) -> None:
+        """Emit ``step(column, read)`` along a row of dY; ``read`` returns a vector of an element of
+        X as it is multiplied."""
+        with b.serial(0, self.conv.width.number) as w:
+            step(w, lambda vector: vector)
+
+    def _tile(self, chunk: Chunk, buffers, vector, vectors: int, kernel_row, taps) -> None:
+        conv, lanes = self.conv, self.cpu.lanes
+        (down, right), pixel = conv.strides, self.tile_vectors * lanes
+        plane = self.rows_read * self.pitch
+        cells = [(tap, v) for tap in taps for v in range(vectors)]
+        total = Accumulators(self.vectors, len(cells))
+        for i in range(len(cells)):
+            total[i] = self.vectors.splat(0)
+        with b.serial(0, chunk.images) as i, b.serial(0, chunk.rows) as r:
+            grad = bind((i * self.chunks.rows + r) * (conv.width.number * pixel))
+            row = r * down + kernel_row * conv.dilation[0]
+            data = bind(i * (conv.in_channels * plane) + row * self.pitch)
+
+            def step(w, read: Callable, grad=grad, data=data) -> None:
+                here, there = bind(grad + w * pixel), bind(data + w * right)
+                grads = [
+                    bind(self.vectors.load(buffers.dy, here + v * lanes)) for v in range(vectors)
+                ]
+                for index, ((c, k), v) in enumerate(cells):
+                    if v == 0:
+                        element = buffers.x[there + (c * plane + k * conv.dilation[1])]
+                        value = bind(read(self.vectors.splat(element)))
+                    total[index] = self.multiply(total[index], value, grads[v])
+
+            self._each_column(step)
+        for index, (tap, v) in enumerate(cells):
+            place = self._place(vector + v, kernel_row, self.taps[tap])
+            before = self.vectors.load(buffers.sums, place)
+            self.vectors.store(buffers.sums, place, before + total[index])
+
+    def _place(self, vector, kernel_row, tap):
+        """Return the index of the sums of a tap."""
+        row = vector * self.conv.height.kernel + kernel_row
+        return (row * len(self.taps) + tap) * self.cpu.lanes
+
+    def _write(self, dw, sums, block, kernel_row) -> None:
+        """Copy the sums of a block of output channels and a row of the kernel to dW."""
+        conv, lanes = self.conv, self.cpu.lanes
+        width = self.tile_vectors * lanes
+        first = bind(block * width)
+        with b.serial(0, bind(tirx.min(const(width), conv.out_channels - first))) as i:
+            out = bind(first + i)
+            source = bind(self._place(out // lanes, kernel_row, 0) + out % lanes)
+            with b.serial(0, conv.in_channels) as c, b.serial(0, conv.width.kernel) as k:
+                row = (out * conv.in_channels + c) * conv.height.kernel + kernel_row
+                value = sums[source + (c * conv.width.kernel + k) * lanes]
+                b.store(dw, row * conv.width.kernel + k, value)
+
+
+class _OfPairs(_Generator):
+    """A generator for pairs of bfloat16: the elements of two neighbouring windows.
+
+    Every second column of the copy of dY holds its elements and the next column's. Each element of
+    the copy of X is paired with the element that the next window reads.
+    """
+
+    multiply = staticmethod(add_products)
+
+    def _finish_padding(self, x, start, rows) -> None:
+        """Pair the elements of rows of X."""
+        stride, lanes, load = self.conv.strides[1], self.cpu.lanes, self.vectors.load
+        with b.serial(0, rows) as row:
+            here = bind(start + row * self.pitch)
+
+            def pair(i, left, here=here) -> None:
+                rest = tirx.max(const(0), tirx.min(const(lanes), self.pitch - stride - i))
+                data = bind(load(x, here + i, left))
+                following = bind(load(x, here + stride + i, bind(rest)))
+                self.vectors.store(x, here + i, joined_widened(data, following), left)
+
+            self.vectors.each(self.pitch, pair)
+
+    def _finish_packing(self, dy, start, rows) -> None:
+        """Pair the columns of rows of a vector of channels."""
+        number, pixel = self.conv.width.number, self.tile_vectors * self.cpu.lanes
+        zero = self.vectors.splat(0)
+        with b.serial(0, rows) as row:
+            here = bind(start + row * (number * pixel))
+
+            def pair(column, following, here=here) -> None:
+                at = bind(here + column * pixel)
+                data = bind(self.vectors.load(dy, at))
+                self.vectors.store(dy, at, joined_widened(data, following(at + pixel)))
+
+            with b.serial(0, number // 2) as i:
+                pair(i * 2, lambda at: bind(self.vectors.load(dy, at)))
+            if number % 2:
+                pair(const(number - 1), lambda _: zero)
+
+    def _each_column(self, step: Callable) -> None:
+        number = self.conv.width.number
+        with b.serial(0, number // 2) as i:
+            step(bind(i * 2), lambda vector: vector)
+        if number % 2:
+            step(const(number - 1), only_first)
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """Copies of dY and of X, and the sums,
+    ``[vector of output channels][row of the kernel][tap][channel]``."""
+
+    dy: tirx.Buffer
+    x: tirx.Buffer
+    sums: tirx.Buffer

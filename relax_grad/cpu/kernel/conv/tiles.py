@@ -1,0 +1,373 @@
+"""Convolutions of images of bfloat16 and their data gradients by tiles (AMX), NCHW with OIHW.
+
+A target image is a sum of matrix products, one for each tap: ``target[v, pixel] += weight[v, r]
+source[r, pixel + offset]``. A task copies the rows of the source that it reads as planes of pairs
+of channels, ``[pair of channels][row][column]``, with their padding. A row of a tile of B is then a
+part of a plane, and a tap is an offset in it: the sums of 32 consecutive pixels, which may be on
+several rows, are computed at once. Sums of columns between two rows are not stored.
+
+Where a target element is a step of several source elements from the next one, each remainder of
+rows and of columns by the step has separate planes, so that the elements which consecutive
+target elements read are neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ...target import CPU
+from ..language import amx
+from ..language import builder as b
+from ..language.builder import Vectors, bind, ceil_div, const
+from ..language.epilogue import biases_from
+from ..language.halves import Half
+from ..language.stealing import shared
+from ..language.vectors import interleaved
+from ..matmul.pairs import bits_of, joined
+from ._amx_lines import Lines, elements_of
+from .gathering import Gathering, Taps
+
+#: The channels of the source in a step of a tile, and the fewest of a group for which its empty
+#: pairs take less time than multiply-adds of float32.
+_CHANNELS = 2 * amx.STEPS
+FEWEST_CHANNELS = 16
+
+#: The elements of a cache line, of pairs.
+_LINE = 16
+
+
+def takes_conv(gathering: Gathering) -> bool:
+    """Tell whether tiles compute a convolution faster than vectors."""
+    return gathering.is_flat and gathering.sources >= FEWEST_CHANNELS
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where the sums of a block of target channels go."""
+
+    buffer: tirx.Buffer
+    start: tirx.PrimExpr
+    row: tirx.PrimExpr
+    lines: tirx.PrimExpr
+    phase: tirx.PrimExpr
+
+
+class ConvTiles:
+    """A generator of convolutions by tiles.
+
+    Parameters
+    ----------
+    gathering : Gathering
+        The convolution; :func:`takes_conv` holds for it.
+    cpu : CPU
+        The processor, which has tiles.
+    """
+
+    def __init__(self, gathering: Gathering, cpu: CPU):
+        self.g, self.cpu = gathering, cpu
+        self.vectors = Vectors(cpu.lanes)
+        self.rows, self.columns = (Lines(axis) for axis in gathering.axes)
+        self.steps = ceil_div(gathering.sources, _CHANNELS)
+        self.height = amx.ROWS if gathering.targets > amx.ROWS // 2 else amx.ROWS // 2
+        self.blocks = ceil_div(gathering.targets, self.height)
+        # Rows of weights that are apart by a power of 2 would share sets of the cache.
+        self.pitch = (self.steps | 1) * _CHANNELS
+        self.count = gathering.columns.count()
+        self.distance = self.count + self.columns.span - 1
+        self.planes = len(self.rows.remainders) * len(self.columns.remainders)
+        self.task_rows = self._task_rows()
+        self.row_blocks = ceil_div(gathering.rows.count(), self.task_rows)
+        self.plane = self._plane()
+        self.parts = self._parts()
+
+    def _plane(self) -> int:
+        """Return the elements of a plane: an odd number of cache lines, so that the rows of a tile
+        are in different sets of the cache."""
+        lines = ceil_div((self.task_rows + self.rows.span - 1) * self.distance, _LINE)
+        return (lines | 1) * _LINE
+
+    def _task_rows(self) -> int:
+        """Return the most rows of the target, of a phase, that a task computes."""
+        count, most = self.g.rows.count(), self.cpu.tuning.convolutions.source
+        line = 4 * amx.STEPS * self.steps * self.planes * self.distance
+        rows = max(1, most // line - self.rows.span + 1)
+        return ceil_div(count, ceil_div(count, rows))
+
+    def _parts(self) -> int:
+        """Return the parts of the target channels, each with separate tasks."""
+        images = self.g.images if isinstance(self.g.images, int) else 8
+        wanted = ceil_div(4 * self.cpu.cores, max(1, images * self.row_blocks))
+        return min(self.blocks, wanted)
+
+    def emit(self, source: Half, weight: Half, target: tirx.Buffer | Half) -> None:
+        """Emit the copy of the weight, and the tasks."""
+        g = self.g
+        tiles = b.scratch(g.groups * self.blocks * self._weights, "uint16")
+        self._copy_weight(weight, tiles)
+        blocks = bind(const(1) * g.images * self.row_blocks)
+        with shared(self.parts * blocks, self.cpu.cores) as task:
+            part, block = bind(task // blocks), bind(task % blocks)
+            image = bind(block // self.row_blocks)
+            first = bind(block % self.row_blocks * self.task_rows)
+            lines = bind(tirx.min(const(self.task_rows), g.rows.count() - first))
+            each = ceil_div(self.blocks, self.parts)
+            begin = bind(part * each)
+            end = bind(tirx.min(begin + each, const(self.blocks)))
+            # Tiles of the last rows read beyond the last plane.
+            size = self.planes * self.steps * amx.STEPS * self.plane
+            planes = b.scratch(size + amx.COLUMNS + self.vectors.lanes)
+            self._copy_source(source, planes, image, first, lines)
+            with amx.tiles(self.height):
+                self._image(planes, tiles, target, image, (first, lines), (begin, end))
+
+    # Copies
+
+    @property
+    def _weights(self) -> int:
+        """The elements of the weight of a block of target channels."""
+        return self.g.taps * self.height * self.pitch
+
+    def _copy_weight(self, weight, tiles) -> None:
+        """Emit the copy of the weight as ``[group][block][tap][target][source]``, read in the order
+        of its memory."""
+        g = self.g
+        with b.parallel(0, g.groups * self.blocks) as block:
+            group, first = bind(block // self.blocks), bind(block % self.blocks * self.height)
+            start = bind(block * self._weights)
+            if g.targets % self.height or g.sources % _CHANNELS:
+                b.clear(tiles, start, self._weights)
+            number = bind(tirx.min(const(self.height), g.targets - first))
+
+            def copy(v, r) -> None:
+                if g.source_major:
+                    channel = (group * g.sources + r) * g.targets + first + v
+                else:
+                    channel = (group * g.targets + first + v) * g.sources + r
+                at, to = bind(channel * g.taps), bind(start + v * self.pitch + r)
+                for tap in range(g.taps):
+                    place = g.taps - 1 - tap if g.source_major else tap
+                    each = place * (self.height * self.pitch)
+                    b.store(tiles, to + each, weight.raw[at + tap])
+
+            if g.source_major:
+                with b.serial(0, g.sources) as r, b.serial(0, number) as v:
+                    copy(v, r)
+            else:
+                with b.serial(0, number) as v, b.serial(0, g.sources) as r:
+                    copy(v, r)
+
+    def _copy_source(self, source, planes, image, first, lines) -> None:
+        """Emit the copy of the rows of an image that a task reads."""
+        g, rows, columns = self.g, self.rows, self.columns
+        stored = g.rows.stored * g.columns.stored
+        number = bind(lines + (rows.span - 1))
+        for i, down in enumerate(rows.remainders):
+            for j, across in enumerate(columns.remainders):
+                at = i * len(columns.remainders) + j
+                begin = at * (self.steps * amx.STEPS * self.plane)
+                with b.serial(0, self.steps * amx.STEPS) as pair:
+                    channel = bind(image * g.sources + 2 * pair)
+                    start = bind(begin + pair * self.plane)
+                    exists = bind(tirx.min(const(2), g.sources - 2 * pair))
+                    with b.serial(0, number) as y:
+                        line = bind((first + y + rows.floors[0]) * g.rows.step + down)
+                        to = bind(start + y * self.distance)
+                        here = bind(channel * stored + line * (g.rows.apart * g.columns.stored))
+
+                        def copy(here=here, to=to, exists=exists, across=across) -> None:
+                            self._copy_row(source, planes, (here, stored), to, exists, across)
+
+                        def clear(to=to) -> None:
+                            with b.serial(0, ceil_div(self.distance, self.vectors.lanes)) as v:
+                                self._clear(planes, to + v * self.vectors.lanes)
+
+                        inside = [line >= 0, line < g.rows.source]
+                        if g.sources % _CHANNELS:
+                            inside.append(exists > 0)
+                        elif g.rows.is_inside:
+                            copy()
+                            continue
+                        b.either(tirx.all(*inside), copy, clear)
+
+    def _clear(self, planes, at) -> None:
+        self.vectors.store(planes, at, self.vectors.splat(0))
+
+    def _copy_row(self, source, planes, place: tuple, to, exists, remainder: int) -> None:
+        """Emit the copy of a row of two channels as pairs, with its padding.
+
+        What a vector writes beyond a row is overwritten by the next one.
+        """
+        (here, stored), axis, lanes = place, self.g.columns, self.vectors.lanes
+        begin, end = self.columns.inside(remainder, self.distance)
+        for first, last in ((0, begin), (end, self.distance)):
+            for at in range(first, last, lanes):
+                self._clear(planes, to + at)
+        if begin == end:
+            return
+        step = axis.step * axis.apart
+        element = (begin + self.columns.floors[0]) * axis.step + remainder
+        start = bind(here + element * axis.apart)
+
+        def pairs(k, number, is_single: bool):
+            first = self._elements(source, start + k * step, step, number)
+            if is_single:
+                return joined(first, _zeros(lanes))
+            return joined(first, self._elements(source, start + stored + k * step, step, number))
+
+        def copy(is_single: bool) -> None:
+            self.vectors.each(
+                end - begin,
+                lambda k, number: self.vectors.store(
+                    planes, to + begin + k, pairs(k, number, is_single)
+                ),
+            )
+
+        if self.g.sources % 2:
+            b.either(exists > 1, lambda: copy(False), lambda: copy(True))
+        else:
+            copy(False)
+
+    def _elements(self, source, at, step: int, number: int | None):
+        """Return the bits of elements of a row that are a step apart: all lanes, or the first
+        ``number`` of them."""
+        lanes = self.vectors.lanes
+        at = bind(at)
+        if step == 1:
+            return bits_of(source, at, lanes, number)
+        row = b.scratch(lanes, "uint16")
+        own = tirx.Ramp(const(0), const(1), lanes)
+        if number is not None:
+            b.store(row, own, _zeros(lanes))
+        with b.serial(0, lanes if number is None else number) as i:
+            b.store(row, i, elements_of(source, at + i * step))
+        return row[own]
+
+    # Products
+
+    def _image(self, planes, tiles, target, image, rows: tuple, blocks: tuple) -> None:
+        """Emit the sums of some rows of an image, for some blocks of target channels."""
+        g, (first, lines) = self.g, rows
+        sums = amx.scratch(self._kept)
+        pixels = bind((lines - 1) * self.distance + self.count)
+        # Neighbouring pixels of all channels read the same elements of the planes.
+        with b.serial(0, len(g.rows.phases)) as phase:
+            down = g.rows.taps(phase)
+            with b.serial(0, ceil_div(pixels, amx.COLUMNS)) as tile:
+                pixel = bind(tile * amx.COLUMNS)
+                wide = bind(tirx.Select(pixels - pixel > amx.LANES, const(2), const(1)))
+                with b.serial(*blocks) as block:
+                    v = bind(block * self.height)
+                    channels = bind(tirx.min(const(self.height), g.targets - v))
+                    plane = (image * g.targets + v) * (g.rows.target * g.columns.target)
+                    to = _Target(target, bind(plane), first, lines, phase)
+                    at = bind((image % g.groups * self.blocks + block) * self._weights)
+                    tall = bind(tirx.Select(channels > amx.ROWS // 2, const(amx.ROWS), const(16)))
+                    shape = (tall if self.height > 16 else const(16)), wide
+                    self._columns(planes, (tiles, at), sums, pixel, down, shape, channels, to)
+
+    @property
+    def _kept(self) -> int:
+        """The phases of columns whose sums are stored together."""
+        phases = len(self.g.columns.phases)
+        return phases if phases == 2 else 1
+
+    def _columns(self, planes, weights, sums, pixel, down, shape, channels, to) -> None:
+        """Emit the sums of a tile for each phase of the columns."""
+        with b.serial(0, len(self.g.columns.phases)) as phase:
+            start = bind(phase * amx.SIZE) if self._kept > 1 else const(0)
+            self._sum(
+                planes, weights, (sums, start), pixel, down, self.g.columns.taps(phase), shape
+            )
+            if self._kept == 1:
+                self._store(sums, pixel, channels, to, phase)
+        if self._kept > 1:
+            self._store(sums, pixel, channels, to, None)
+
+    def _sum(self, planes, weights, sums, pixel, down: Taps, across: Taps, shape) -> None:
+        """Emit the sum over all taps of a phase."""
+        (buffer, start), (tiles, at), (rows, wide) = sums, weights, shape
+        each = self.steps * amx.STEPS * self.plane
+        amx.clear(buffer, rows, start)
+        with b.serial(0, down.number) as i, b.serial(0, across.number) as j:
+            tap = (down.first + i * down.step) * self.g.kernel[2] + across.first + j * across.step
+            (row, y), (column, x) = self.rows.place(down, i), self.columns.place(across, j)
+            number = row * len(self.columns.remainders) + column
+            place = bind(number * each + y * self.distance + x + pixel)
+            amx.add(
+                buffer,
+                (tiles, bind(at + tap * (self.height * self.pitch)), 2 * self.pitch),
+                (planes, place, 4 * self.plane),
+                self.steps,
+                rows,
+                wide,
+                start,
+            )
+        amx.store(buffer, rows, start)
+
+    def _store(self, sums, pixel, channels, to: _Target, phase) -> None:
+        """Emit the store of the pixels of a tile, which may be on several rows, of one phase of the
+        columns, or of both."""
+        g, distance, width = self.g, self.distance, self.g.columns.target
+        rows, size = len(g.rows.phases), g.rows.target * width
+        first = b.quotient(pixel, distance)
+        biases = biases_from(to.buffer, to.start)
+        last = bind(tirx.min(b.quotient(pixel + (amx.COLUMNS - 1), distance) + 1, to.lines))
+        with b.serial(first, last) as line:
+            row = bind((to.row + line) * rows + to.phase)
+            begin = bind(tirx.max(pixel - line * distance, const(0)))
+            most = tirx.min(const(self.count), pixel + amx.COLUMNS - line * distance)
+            number = bind(
+                tirx.max(tirx.Select(row < g.rows.target, most, const(0)) - begin, const(0))
+            )
+            source = bind(line * distance + begin - pixel)
+            with b.serial(0, channels) as c:
+                here = bind(source + c * amx.COLUMNS)
+                out = bind(to.start + c * size + row * width)
+                place = to.buffer, out, biases(c)
+                if phase is None:
+                    self._store_both(sums, here, place, begin, number)
+                elif len(g.columns.phases) == 1:
+                    self._store_row(sums, here, place, begin, number)
+                else:
+                    self._store_apart(sums, here, place, (begin, number), phase)
+
+    def _store_row(self, sums, here, place: tuple, begin, number) -> None:
+        """Emit the store of a row of the only phase."""
+        target, out, bias = place
+        out = bind(out + begin)
+        self.vectors.each(
+            number,
+            lambda k, left: self.vectors.store(
+                target, out + k, bind(self.vectors.load(sums, here + k)), left, bias
+            ),
+        )
+
+    def _store_both(self, sums, here, place: tuple, begin, number) -> None:
+        """Emit the store of a row of two phases, whose elements alternate."""
+        (target, out, bias), width = place, self.g.columns.target
+        lanes = self.vectors.lanes
+        with b.serial(0, ceil_div(number, lanes)) as i:
+            k = bind(i * lanes)
+            column = bind(2 * (begin + k))
+            left = bind(tirx.min(2 * (number - k), width - column))
+            parts = [bind(self.vectors.load(sums, here + k + phase * amx.SIZE)) for phase in (0, 1)]
+            for j, vector in enumerate(interleaved(parts[0], parts[1], lanes)):
+                exists = bind(tirx.max(const(0), tirx.min(const(lanes), left - j * lanes)))
+                with b.when(exists > 0):
+                    at = bind(out + column + j * lanes)
+                    self.vectors.store(target, at, vector, exists, bias)
+
+    def _store_apart(self, sums, here, place: tuple, columns: tuple, phase) -> None:
+        """Emit the store of a row of one of several phases."""
+        (target, out, bias), (begin, number) = place, columns
+        phases = len(self.g.columns.phases)
+        with b.serial(0, number) as k:
+            column = bind((begin + k) * phases + phase)
+            with b.when(column < self.g.columns.target):
+                b.store(target, bind(out + column), sums[here + k], bias)
+
+
+def _zeros(lanes: int):
+    return tirx.Broadcast(tirx.const(0, "uint16"), lanes)

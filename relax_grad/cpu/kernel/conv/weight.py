@@ -1,0 +1,450 @@
+"""The weight gradient of convolution: ``dW[o, c, k] = sum over n, y of dY[n, o, y] X[n, c, y * s +
+k * d - p]``.
+
+Vectors hold neighbouring channels of X, and are multiplied by a splat of dY. The images are
+processed in chunks. For each chunk and each block of input channels, X is copied to
+``[image][row][column][channel]``, with its zero padding and without columns that are not read; the
+copy fits in the second-level cache. Then each block of output channels and each row of the kernel
+is a tile, whose sums stay in registers over the whole chunk.
+
+Each thread computes a range of output and of input channels, and makes its own copies. So threads
+do not wait for each other, and every sum is in the order of the images, whatever the number of
+threads.
+
+The images of volumes are their slices: each slice of the weight gradient is the weight gradient of
+a convolution of images.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tvm import tirx
+
+from ...target import CPU
+from ..language import amx
+from ..language import builder as b
+from ..language.builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
+from ..matmul.pairs import (
+    add_products,
+    imported,
+    joined_widened,
+    only_first,
+    pair_at,
+    single_at,
+    takes_pairs,
+)
+from ._channels_last import Block, channels_of_taps, pack_channels
+from ._chunks import Chunks, share, unless_empty, whole_or_rest
+from .geometry import ONE, Conv2d, Conv3d, Windows
+from .weight_tiles import ConvWeightTiles, takes_weight_gradient
+
+#: The maximum number of columns of joined rows.
+_COLUMNS = 1024
+
+#: The number of columns that the body of a loop processes.
+_UNROLL = 2
+
+
+def conv_weight(
+    conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
+) -> tirx.PrimFunc:
+    """Return the kernel: a function of dY, X and dW (float32) that sets dW to the weight gradient.
+
+    Parameters
+    ----------
+    conv : Conv2d
+        The convolution.
+    cpu : CPU
+        The target CPU.
+    shapes : Sequence, optional
+        The shapes of the parameters dY, X and dW, if they differ from the convolution's.
+    """
+    shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
+    params = b.floats(("DY", "X", "DW"), shapes)
+    emit = partial(_emit, conv.with_rows_of(_COLUMNS), ONE, cpu)
+    return b.prim_func("conv_weight", params, emit)
+
+
+def conv3d_weight(
+    conv: Conv3d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
+) -> tirx.PrimFunc:
+    """Return the kernel for convolutions of volumes: a function of dY, X and dW (float32) that sets
+    dW.
+
+    Parameters as for :func:`conv_weight`.
+    """
+    shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
+    params = b.floats(("DY", "X", "DW"), shapes)
+    emit = partial(_emit, conv.slices.with_rows_of(_COLUMNS), conv.depth, cpu)
+    return b.prim_func("conv3d_weight", params, emit)
+
+
+def _emit(conv: Conv2d, depth: Windows, cpu: CPU, dy, x, dw) -> None:
+    if amx.takes_tiles(cpu, dy, x) and depth == ONE and takes_weight_gradient(conv):
+        with amx.imported():
+            ConvWeightTiles(conv, cpu).emit(dy, x, dw)
+    elif takes_pairs(cpu, dy, x):
+        with imported():
+            _OfPairs(conv, depth, cpu).emit(dy, x, dw)
+    else:
+        _Generator(conv, depth, cpu).emit(dy, x, dw)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of sums in registers: its output channels, kernel columns, and vectors of input
+    channels."""
+
+    outs: int
+    columns: int
+    vectors: int
+
+    @staticmethod
+    def of(conv: Conv2d, cpu: CPU) -> Tile:
+        """Return the largest tile that fits in the registers together with its operands."""
+        ins, outs = conv.in_channels // conv.groups, conv.out_channels // conv.groups
+        vectors = 2 if conv.width.kernel == 1 and ins > cpu.lanes else 1
+        groups = ceil_div(conv.width.kernel, 7 if cpu.registers >= 32 else 3)
+        columns = ceil_div(conv.width.kernel, groups)
+        # Other registers hold a splat and the vector that it multiplies; LLVM spills without a few
+        # more.
+        free = cpu.registers - (4 if cpu.registers >= 32 else 1)
+        most = free // (columns * vectors) - 1
+        return Tile(_even(outs, most), columns, vectors)
+
+
+def _even(count: int, most: int) -> int:
+    """Return a block size of at most ``most`` such that the last block is not much smaller."""
+    for size in range(min(most, count), most * 3 // 4, -1):
+        if count % size == 0:
+            return size
+    return ceil_div(count, ceil_div(count, most))
+
+
+class _Generator:
+    def __init__(self, conv: Conv2d, depth: Windows, cpu: CPU):
+        self.conv, self.depth, self.cpu = conv, depth, cpu
+        self.vectors = Vectors(cpu.lanes)
+        self.tile = Tile.of(conv, cpu)
+        self.taps = depth.kernel * conv.height.kernel * conv.width.kernel
+        self.ins, self.outs = conv.in_channels // conv.groups, conv.out_channels // conv.groups
+        self.in_vectors = ceil_div(self.ins, cpu.lanes)
+        self.in_blocks = ceil_div(self.in_vectors, self.tile.vectors)
+        self.out_blocks = ceil_div(self.outs, self.tile.outs)
+        self.columns = conv.width.span(conv.width.number)
+        row = 4 * cpu.lanes * self.tile.vectors * self.columns
+        self.chunks = Chunks.of_bytes(
+            conv.batch * depth.number,
+            conv.height.number,
+            lambda rows: row * conv.height.span(rows),
+            cpu.tuning.convolutions.weight_chunk,
+        )
+        self.is_at_once = self.chunks.is_one and depth.kernel == 1
+        self.span = conv.height.span(self.chunks.rows)
+
+    def emit(self, dy, x, dw) -> None:
+        size = b.count(self.conv.weight_shape) * self.depth.kernel
+        unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._divided(dy, x, dw))
+
+    def _divided(self, dy, x, dw) -> None:
+        """Emit the loop over threads, each with a range of input and of output channels."""
+        conv, tile = self.conv, self.tile
+        between = self.taps > 1 and not self.is_at_once
+        if between:
+            kept = b.scratch(conv.out_channels * self.in_vectors * self.taps * self.cpu.lanes)
+        by_in, by_out = self._parts()
+        with b.parallel(0, conv.groups * by_in * by_out) as part:
+            group = bind(part // (by_in * by_out)) if conv.groups > 1 else const(0)
+            ins = share(bind(part // by_out % by_in), by_in, self.in_blocks)
+            outs = share(bind(part % by_out), by_out, self.out_blocks)
+            pixels = self.chunks.images * self.span * self.columns
+            packed = b.scratch(pixels * tile.vectors * self.cpu.lanes)
+            if not between:
+                kept = b.scratch(tile.outs * tile.vectors * self.taps * self.cpu.lanes)
+            sums = _Sums(self, dw, kept)
+            self.chunks.each(
+                lambda chunk: self._chunk(chunk, dy, x, packed, sums, (group, ins, outs))
+            )
+
+    def _parts(self) -> tuple[int, int]:
+        """Return the number of ranges of input-channel blocks and of output-channel blocks, for the
+        threads."""
+
+        def time(parts):
+            by_in, by_out = parts
+            # Copying a block of X costs about as much as a tile of a 3x3 kernel.
+            return ceil_div(self.in_blocks, by_in) * (
+                ceil_div(self.out_blocks, by_out) + 0.5
+            ), by_out
+
+        cores = ceil_div(self.cpu.cores, self.conv.groups)
+        grids = [
+            (i, min(self.out_blocks, max(1, cores // i)))
+            for i in range(1, min(cores, self.in_blocks) + 1)
+        ]
+        return min(grids, key=time)
+
+    def _chunk(self, chunk, dy, x, packed, sums, channels) -> None:
+        tile = self.tile
+        group, ins, outs = channels
+        with b.serial(*ins) as i:
+            vector = bind(i * tile.vectors)
+
+            def work(vectors: int) -> None:
+                with b.serial(0, self.depth.kernel) as tap:
+                    self._pack(chunk, x, packed, group, vector, vectors, tap)
+                    with b.serial(*outs) as o:
+                        out = bind(group * self.outs + o * tile.outs)
+                        whole_or_rest(
+                            o,
+                            self.outs,
+                            tile.outs,
+                            lambda number: self._tiles(
+                                chunk, dy, packed, sums, _Place(out, number, vector, vectors, tap)
+                            ),
+                        )
+
+            whole_or_rest(i, self.in_vectors, tile.vectors, work)
+
+    def _pack(self, chunk, x, packed, group, vector, vectors: int, tap) -> None:
+        """Copy the elements of X that a chunk reads of a block of input channels."""
+        height, lanes, depth = self.conv.height, self.cpu.lanes, self.depth
+
+        def pack(i, volume, at) -> None:
+            plane = bind((volume * self.conv.in_channels + group * self.ins) * depth.size + at)
+            with b.serial(0, vectors) as v:
+                target = bind((i * self.span * self.columns * self.tile.vectors + v) * lanes)
+                channel = bind((vector + v) * lanes)
+                pack_channels(
+                    self.vectors,
+                    self.conv.width,
+                    height,
+                    Block(x, plane, channel, self.ins, depth.size),
+                    (bind(chunk.row * height.steps[0]), bind(height.span(chunk.rows))),
+                    (packed, target, self.tile.vectors * lanes),
+                )
+                self._finish_packing(packed, target, bind(height.span(chunk.rows)))
+
+        with b.serial(0, chunk.images) as i:
+            volume, _, at, is_inside = self._slice(chunk.image + i, tap)
+            if is_inside is None:
+                pack(i, volume, at)
+            else:
+                with b.when(is_inside):
+                    pack(i, volume, at)
+
+    def _finish_packing(self, packed, start, rows) -> None:
+        """Emit nothing."""
+
+    def _slice(self, image, tap) -> tuple:
+        """Return the volume of an image, its slice index, the slice of X that it reads, and whether
+        that is in bounds.
+
+        The last is None if all slices are in bounds.
+        """
+        depth = self.depth
+        volume, index = bind(image // depth.number), bind(image % depth.number)
+        at = bind(index * depth.stride + tap * depth.dilation - depth.before)
+        is_inside = None if depth.is_inside else tirx.all(at >= 0, at < depth.size)
+        return volume, index, at, is_inside
+
+    def _tiles(self, chunk, dy, packed, sums, place) -> None:
+        """Emit the tiles of some output channels: one for each row of the kernel."""
+        kernel = self.conv.width.kernel
+        with b.serial(0, self.conv.height.kernel) as row:
+            for first in range(0, kernel, self.tile.columns):
+                taps = range(first, min(first + self.tile.columns, kernel))
+                self._tile(chunk, dy, packed, sums, place, row, taps)
+        sums.finish(chunk, place)
+
+    def _tile(self, chunk, dy, packed, sums, place, kernel_row, taps: range) -> None:
+        conv, lanes = self.conv, self.cpu.lanes
+        width = conv.width
+        stride, dilation = width.steps
+        pixel = self.tile.vectors * lanes
+        plane = conv.height.number * width.number
+        channel = self.depth.number * plane
+        cells = [(o, k, v) for o in range(place.outs) for k in taps for v in range(place.vectors)]
+        total = Accumulators(self.vectors, len(cells))
+        for i in range(len(cells)):
+            total[i] = self.vectors.splat(0)
+
+        def line(i, r, volume, index) -> None:
+            image = (volume * conv.out_channels + place.out) * self.depth.number + index
+            grad = bind(image * plane + (chunk.row + r) * width.number)
+            row = r * conv.height.steps[0] + kernel_row * conv.height.steps[1]
+            source = bind((i * self.span + row) * (self.columns * pixel))
+
+            def step(start, columns: Sequence[int], read, grad=grad, source=source) -> None:
+                here, there = bind(grad + start), bind(source + start * (stride * pixel))
+                of_dy, of_x = read
+                for j in columns:
+                    offsets = {
+                        (k, v): (j * stride + k * dilation) * pixel + v * lanes
+                        for k in taps
+                        for v in range(place.vectors)
+                    }
+                    data = {
+                        key: bind(of_x(self.vectors.load(packed, there + offset)))
+                        for key, offset in offsets.items()
+                    }
+                    for index, (o, k, v) in enumerate(cells):
+                        if (k, v) == (taps[0], 0):
+                            splat = self.vectors.splat(of_dy(dy, here + (o * channel + j)))
+                            value = bind(splat)
+                        total[index] = self.multiply(total[index], value, data[k, v])
+
+            self._each_column(step)
+
+        with b.serial(0, chunk.images) as i:
+            volume, index, _, is_inside = self._slice(chunk.image + i, place.slice)
+            rows = chunk.rows
+            if is_inside is not None:
+                rows = bind(tirx.Select(is_inside, as_expr(rows), const(0)))
+            with b.serial(0, rows) as r:
+                line(i, r, volume, index)
+        sums.add(chunk, place, kernel_row, cells, total)
+
+    #: Adds a product of vectors to a sum.
+    multiply: Callable = staticmethod(lambda total, value, data: total + value * data)
+
+    def _each_column(self, step: Callable) -> None:
+        """Emit ``step(start, columns, read)`` along a row of the output, up to ``_UNROLL`` columns
+        at a time: the columns are offsets from the start, and ``read`` has the readers of dY and
+        of a vector of X."""
+        extent, read = self.conv.width.number, (operator.getitem, lambda data: data)
+        size = min(_UNROLL, extent)
+        if extent >= size:
+            with b.serial(0, extent // size) as i:
+                step(bind(i * size), range(size), read)
+        if extent % size:
+            step(const(extent - extent % size), range(extent % size), read)
+
+
+class _OfPairs(_Generator):
+    """A generator for pairs of bfloat16: the elements of two neighbouring windows.
+
+    A column of the copy of X holds the pairs of its elements and those that the next window reads.
+    """
+
+    multiply = staticmethod(add_products)
+
+    def _finish_packing(self, packed, start, rows) -> None:
+        """Pair the columns of rows of a vector of channels."""
+        pixel, stride = self.tile.vectors * self.cpu.lanes, self.conv.width.steps[0]
+        alone = min(stride, self.columns)
+        with b.serial(0, rows) as row:
+            here = bind(start + row * (self.columns * pixel))
+
+            def pair(column, following, here=here) -> None:
+                at = bind(here + column * pixel)
+                data = bind(self.vectors.load(packed, at))
+                self.vectors.store(packed, at, joined_widened(data, following(at)))
+
+            with b.serial(0, self.columns - alone) as column:
+                pair(column, lambda at: bind(self.vectors.load(packed, at + stride * pixel)))
+            with b.serial(self.columns - alone, self.columns) as column:
+                pair(column, lambda _: self.vectors.splat(0))
+
+    def _each_column(self, step: Callable) -> None:
+        extent = self.conv.width.number
+        size = min(2 * _UNROLL, extent - extent % 2)
+        rest = extent % size if size else extent
+        if size:
+            with b.serial(0, extent // size) as i:
+                step(bind(i * size), range(0, size, 2), (pair_at, lambda data: data))
+        if rest > 1:
+            step(const(extent - rest), range(0, rest - rest % 2, 2), (pair_at, lambda data: data))
+        if rest % 2:
+            step(const(extent - 1), [0], (single_at, only_first))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The location of a tile: output channels, vectors of input channels, and a slice of the
+    kernel."""
+
+    out: tirx.PrimExpr
+    outs: int
+    vector: tirx.PrimExpr
+    vectors: int
+    slice: tirx.PrimExpr
+
+
+class _Sums:
+    """The storage of sums between chunks, and their transfer to dW.
+
+    The sums of a 1x1 kernel are stored in dW itself. Others are vectors of channels in a buffer:
+    for all sums, or for the sums of one block if there is a single chunk.
+    """
+
+    def __init__(self, generator: _Generator, dw, buffer):
+        self._g, self._dw, self._buffer = generator, dw, buffer
+
+    def add(self, chunk, place, kernel_row, cells, total) -> None:
+        """Add the sums of a tile to the sums of the previous chunks."""
+        places = [self._kept(place, kernel_row, cell) for cell in cells]
+        vectors = self._g.vectors
+
+        def store(add: bool) -> None:
+            for i, (buffer, index, number) in enumerate(places):
+                before = vectors.load(buffer, index, number) if add else None
+                value = before + total[i] if add else total[i]
+                vectors.store(buffer, index, value, number)
+
+        if self._g.chunks.is_one:
+            store(add=False)
+        else:
+            b.either(chunk.is_first, lambda: store(add=False), lambda: store(add=True))
+
+    def _kept(self, place, kernel_row, cell):
+        """Return the buffer and index of a vector, and the number of its channels that exist (None:
+        all of them)."""
+        (o, k, v), g = cell, self._g
+        lanes, channels = g.cpu.lanes, g.ins
+        if g.taps == 1:
+            channel = (place.vector + v) * lanes
+            may_end = channels % lanes and v == place.vectors - 1
+            number = tirx.min(const(lanes), channels - channel) if may_end else None
+            return self._dw, (place.out + o) * channels + channel, number
+        row = place.slice * g.conv.height.kernel + kernel_row
+        tap = row * g.conv.width.kernel + k
+        return self._buffer, (self._block(place, o, v) * g.taps + tap) * lanes, None
+
+    def _block(self, place, o, v):
+        """Return the index of a group of vectors, one for each tap."""
+        g = self._g
+        if g.is_at_once:
+            return o * g.tile.vectors + v
+        return (place.out + o) * g.in_vectors + place.vector + v
+
+    def finish(self, chunk, place) -> None:
+        """Write the sums of all taps to dW after the last chunk."""
+        g = self._g
+        if g.taps == 1:
+            return
+
+        def write() -> None:
+            with b.serial(0, place.outs) as o, b.serial(0, place.vectors) as v:
+                source = bind(self._block(place, o, v) * (g.taps * g.cpu.lanes))
+                channel = bind((place.vector + v) * g.cpu.lanes)
+                target = bind(((place.out + o) * g.ins + channel) * g.taps)
+                whole_or_rest(
+                    place.vector + v,
+                    g.ins,
+                    g.cpu.lanes,
+                    lambda channels: channels_of_taps(
+                        g.vectors, (self._buffer, source), g.taps, channels, (self._dw, target)
+                    ),
+                )
+
+        if g.is_at_once:
+            write()
+        else:
+            is_last = tirx.EQ(place.slice, const(g.depth.kernel - 1))
+            with b.when(tirx.all(chunk.is_last, is_last)):
+                write()

@@ -1,0 +1,1 @@
+"""Matrix products: plans, tiles, panels, and kernels of them."""

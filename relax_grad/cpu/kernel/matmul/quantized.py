@@ -1,0 +1,213 @@
+"""Matrix products with weights of 8 and 4 bits.
+
+Each task widens the parts of the weight that it reads, in registers, while it packs them into
+panels. The weight in float32 never exists in memory but for a stretch of two panels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tvm import tirx
+
+from ...target import CPU
+from ..language import builder as b
+from ..language.builder import Extent, Vectors, bind, ceil_div, const
+from ..language.halves import widens_slowly
+from ._generator import Generator
+from ._plans import PackedPlan
+from ._ways import nanoseconds, stretch_of
+from .panels import Packing
+from .plan import packed_plan
+from .product import Matmul
+from .tile import Ahead
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """The layout of a weight ``[outputs][groups][size]``.
+
+    Attributes
+    ----------
+    outputs, groups, size : int
+        The rows, the groups of a row, and the numbers of a group: a multiple of the lanes of a
+        vector.
+    bits : int
+        8 for int8, or 4 for two numbers in each element of uint8.
+    zero_point : str
+        The dtype of the zero points, or an empty text if there are none.
+    """
+
+    outputs: int
+    groups: int
+    size: int
+    bits: int
+    zero_point: str = ""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the weight."""
+        return "int8" if self.bits == 8 else "uint8"
+
+    @property
+    def inputs(self) -> int:
+        """The numbers of a row."""
+        return self.groups * self.size
+
+    def params(self) -> list[tuple]:
+        """Return the parameters of a kernel: the weight, the scales, and the zero points if there
+        are any."""
+        of_groups = [self.outputs, self.groups]
+        params = [
+            ("weight", [*of_groups, self.size * self.bits // 8], self.dtype),
+            ("scale", of_groups, "float32"),
+        ]
+        return [*params, ("zero_point", of_groups, self.zero_point)] if self.zero_point else params
+
+
+def quantized_matmul(
+    weight: Quantized,
+    cpu: CPU,
+    data: Sequence[Extent],
+    result: Sequence[Extent],
+    *,
+    backward: bool = False,
+) -> tirx.PrimFunc:
+    """Return the kernel: a function of data (float32) and a weight, which sets the result to their
+    product.
+
+    The order of each sum depends on the shapes alone, not on the number of threads.
+
+    Parameters
+    ----------
+    weight : Quantized
+        The weight, of which ``data`` may have fewer inputs than the groups.
+    cpu : CPU
+        The target CPU.
+    data, result : Sequence[int or tirx.PrimExpr]
+        The shapes of the data and of the result. The last extents are integers.
+    backward : bool
+        Whether the data are multiplied by the weight, instead of by the transposed weight.
+    """
+    product = Matmul(b.count(data[:-1]), result[-1], data[-1], transpose_b=not backward)
+    is_small = nanoseconds(product, cpu.tuning) <= cpu.tuning.tasks.one_thread_ns
+    if is_small:
+        cpu = replace(cpu, cores=1)
+
+    def emit(a, *tensors) -> None:
+        *operands, c = tensors
+        with b.one_thread(is_small):
+            own = packed_plan(product, cpu, copies_a=widens_slowly(a))
+            _Generator(own, weight, cpu).emit(a, operands, c)
+
+    params = [("data", data, "float32"), *weight.params(), ("result", result, "float32")]
+    return b.prim_func("quantized_matmul", params, emit)
+
+
+class _Generator(Generator):
+    """A generator of products with a weight, whose panels each task packs."""
+
+    def __init__(self, plan: PackedPlan, weight: Quantized, cpu: CPU):
+        self.weight, self.cpu = weight, cpu
+        super().__init__(replace(plan, packs_late=True))
+
+    def packing_of(self, plan: PackedPlan) -> Packing:
+        # Transposed squares are packed as a whole.
+        multiple = plan.lanes if self.p.transpose_b else plan.tiles.round
+        stretch = stretch_of(
+            *(self.p.depth, self.cpu.tuning, plan.vectors), multiple=multiple, is_converted=True
+        )
+        return _Packing(
+            *(self.p, self.vectors, plan.vectors, self.weight), stretch=stretch, multiple=multiple
+        )
+
+
+@dataclass(frozen=True)
+class _Packing(Packing):
+    """Panels of a weight.
+
+    Elements beyond the last column repeat the last ones, and are not stored in the result.
+    """
+
+    weight: Quantized
+
+    def prefetch(self, source: tuple, start, part: tuple) -> Ahead:
+        """Return no prefetches: rows of a few bits are short."""
+        return Ahead(0, lambda i, j: None)
+
+    def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:
+        (operands, _, j), (panels, base, step), (k0, size) = source, target, depth
+        lanes, width, vectors = self.vectors.lanes, self.width, self.vectors
+        reader = _Reader(self.weight, vectors, operands)
+        if not self.p.transpose_b:
+            parts = [(i, v * lanes) for i in range(group) for v in range(self.tile_vectors)]
+            last = const(self.weight.inputs - lanes)
+            places = [reader.column(tirx.min((j + i) * width + at, last)) for i, at in parts]
+            with b.serial(0, size) as k:
+                row, to = reader.row(k0 + k), bind(base + k * width)
+                for (i, at), place in zip(parts, places, strict=True):
+                    vectors.store(panels, to + i * step + at, reader.vector(row, place))
+            return
+        last = const(self.weight.outputs - 1)
+        with b.serial(0, group) as i, b.serial(0, self.tile_vectors) as v:
+            to = bind(base + i * step + v * lanes)
+            first = bind((j + i) * width + v * lanes)
+            rows = [reader.row(tirx.min(first + lane, last)) for lane in range(lanes)]
+            with b.serial(0, ceil_div(size, lanes)) as square:
+                k = bind(square * lanes)
+                place = reader.column(k0 + k)
+                columns = vectors.transpose([bind(reader.vector(row, place)) for row in rows])
+                for at, column in enumerate(columns):
+                    vectors.store(panels, to + (k + at) * width, column)
+
+
+class _Reader:
+    """Vectors along the rows of a weight, widened to float32."""
+
+    def __init__(self, weight: Quantized, vectors: Vectors, operands: Sequence[tirx.Buffer]):
+        self.weight, self.lanes = weight, vectors.lanes
+        self.numbers, self.scale, *self.zero_point = operands
+        count = self.lanes * weight.bits // 8
+        self.bytes = Vectors(count, weight.dtype)
+
+    def row(self, number) -> tuple:
+        """Bind the offsets of a row: in the groups, and in the weight."""
+        of = self.weight
+        row = bind(number)
+        return bind(row * of.groups), bind(row * (of.inputs * of.bits // 8))
+
+    def column(self, number) -> tuple:
+        """Bind the offsets within a row of a column, a multiple of the lanes."""
+        column = bind(number)
+        return bind(column // self.weight.size), bind(column * self.weight.bits // 8)
+
+    def vector(self, row: tuple, column: tuple):
+        """Return the elements of a row from a column on."""
+        group = bind(row[0] + column[0])
+        numbers = self._numbers(self.bytes.load(self.numbers, row[1] + column[1]))
+        if self.zero_point:
+            zero = tirx.Cast("float32", self.zero_point[0][group])
+        else:
+            zero = tirx.const(0.0 if self.weight.bits == 8 else 8.0, "float32")
+        if self.zero_point or self.weight.bits == 4:
+            numbers = numbers - tirx.Broadcast(zero, self.lanes)
+        return numbers * tirx.Broadcast(self.scale[group], self.lanes)
+
+    def _numbers(self, loaded):
+        """Widen numbers; of 4 bits, each element is repeated, and shifted by 0 and 4 bits in
+        turn."""
+        wide = f"int32x{self.lanes}"
+        if self.weight.bits == 4:
+            pairs = [const(lane // 2) for lane in range(self.lanes)]
+            part = bind(loaded)
+            # TVM's shuffles return no more lanes than they take.
+            loaded = tirx.Cast(wide, tirx.Shuffle([part, part], pairs))
+            shifts = tirx.bitwise_and(tirx.Ramp(const(0), const(4), self.lanes), self._splat(4))
+            loaded = tirx.bitwise_and(tirx.shift_right(loaded, shifts), self._splat(15))
+        else:
+            loaded = tirx.Cast(wide, loaded)
+        return tirx.Cast(f"float32x{self.lanes}", loaded)
+
+    def _splat(self, value: int):
+        return tirx.Broadcast(const(value), self.lanes)

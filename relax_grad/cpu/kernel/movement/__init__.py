@@ -1,0 +1,1 @@
+"""Copies, and scatter-adds."""

@@ -1,0 +1,296 @@
+"""Scatter-adds: the gradients of taking rows (as in an embedding) and of gathering elements; also,
+taking columns.
+
+Each task owns a range of columns or rows of the result, and processes the indices in their order.
+So no two tasks add to the same element, and the order of additions does not depend on the number of
+threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from tvm import tirx
+
+from ....topi.position import position
+from ...target import CPU
+from ..language import builder as b
+from ..language.builder import Extent, Vectors, as_expr, bind, ceil_div, const
+
+#: The minimum number of vectors of a row in a task.
+_NARROWEST = 4
+
+#: Rows with fewer elements are added element by element.
+_SHORTEST = 4
+
+Shapes = Sequence[Sequence[Extent]]
+
+
+def take_backward(
+    outer: Extent,
+    extent: Extent,
+    columns: int,
+    shapes: Shapes,
+    index_dtype: str,
+    mode: str,
+    cpu: CPU,
+) -> tirx.PrimFunc:
+    """Return the kernel of the gradient of the data of take.
+
+    Parameters
+    ----------
+    outer, extent, columns : int or tirx.PrimExpr
+        The data is ``[outer, extent, columns]``, and its rows were taken by index; ``columns`` is
+        not symbolic.
+    shapes : Sequence
+        The shapes of dy, of the indices, and of dx.
+    index_dtype : str
+        The dtype of the indices.
+    mode : str
+        The meaning of an index, as for ``relax.op.take``; indices that refer to no row contribute
+        nothing.
+    cpu : CPU
+        The target CPU.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes dy, the indices, and dx.
+    """
+
+    def body(dy, indices, dx) -> None:
+        _add_rows(
+            (outer, extent, columns),
+            prod(shapes[1]),
+            lambda i: position(indices[i], extent, mode),
+            dy,
+            dx,
+            cpu,
+        )
+
+    dtypes = ("float32", index_dtype, "float32")
+    params = list(zip(("dy", "indices", "dx"), shapes, dtypes, strict=True))
+    return b.prim_func("take_backward", params, body)
+
+
+def points_backward(
+    extents: Sequence[Extent],
+    columns: int,
+    number: Extent,
+    shapes: Shapes,
+    index_dtypes: Sequence[str],
+    cpu: CPU,
+) -> tirx.PrimFunc:
+    """Return the kernel of the gradient of the data of gather_nd or index_tensor.
+
+    Parameters
+    ----------
+    extents : Sequence
+        The extents of the indexed axes, which are the first axes.
+    columns : int
+        The number of elements along all later axes.
+    number : int or tirx.PrimExpr
+        The number of points.
+    shapes : Sequence
+        The shapes of dy, of the tensors of indices, and of dx. A single tensor of indices holds all
+        indices of a point side by side; several tensors hold one index of a point each.
+    index_dtypes : Sequence[str]
+        The dtypes of the tensors of indices.
+    cpu : CPU
+        The target CPU.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes dy, the tensors of indices, and dx. Negative indices count from the end; out-of-bounds
+        indices contribute nothing.
+    """
+    together = len(index_dtypes) == 1
+
+    def body(dy, *rest) -> None:
+        *indices, dx = rest
+
+        def locate(i):
+            row, inside = tirx.const(0, "int64"), []
+            for axis, extent in enumerate(extents):
+                index = indices[0][i * len(extents) + axis] if together else indices[axis][i]
+                where, exists = position(bind(index), extent, "fast")
+                row = row * tirx.Cast("int64", as_expr(extent)) + where
+                inside.append(exists)
+            return row, tirx.all(*inside)
+
+        _add_rows((1, prod(extents), columns), number, locate, dy, dx, cpu)
+
+    names = [f"indices{i}" for i in range(len(index_dtypes))]
+    dtypes = ("float32", *index_dtypes, "float32")
+    params = list(zip(("dy", *names, "dx"), shapes, dtypes, strict=True))
+    return b.prim_func("points_backward", params, body)
+
+
+def gather_elements_backward(
+    rows: Extent,
+    extents: tuple[Extent, Extent],
+    shapes: Shapes,
+    index_dtype: str,
+    cpu: CPU,
+) -> tirx.PrimFunc:
+    """Return the kernel of the gradient of the data of gather_elements along the last axis.
+
+    Parameters
+    ----------
+    rows : int or tirx.PrimExpr
+        The number of rows of the data and of the indices.
+    extents : tuple
+        The length of a row of the data, and of the indices.
+    shapes : Sequence
+        The shapes of dy, of the indices, and of dx.
+    index_dtype : str
+        The dtype of the indices.
+    cpu : CPU
+        The target CPU.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes dy, the indices, and dx. Negative indices count from the end; out-of-bounds indices
+        contribute nothing.
+    """
+    extent, number = extents
+    vectors = Vectors(cpu.lanes)
+    shares = _shares(rows, extent, cpu)
+
+    def body(dy, indices, dx) -> None:
+        _clear(dx, rows * extent, vectors, cpu)
+        with b.parallel(0, rows * shares) as task:
+            row, share = bind(task // shares), bind(task % shares)
+            with b.serial(0, number) as i:
+                source = bind(row * number + i)
+                where, inside = position(bind(indices[source]), extent, "fast")
+                with b.when(_owned(where, inside, extent, share, shares)):
+                    target = bind(row * extent + tirx.Cast("int32", where))
+                    b.store(dx, target, dx[target] + dy[source])
+
+    dtypes = ("float32", index_dtype, "float32")
+    params = list(zip(("dy", "indices", "dx"), shapes, dtypes, strict=True))
+    return b.prim_func("gather_elements_backward", params, body)
+
+
+def take_columns(
+    rows: Extent, extent: Extent, shapes: Shapes, index_dtype: str, mode: str
+) -> tirx.PrimFunc:
+    """Return the kernel of take along the last axis.
+
+    Parameters
+    ----------
+    rows, extent : int or tirx.PrimExpr
+        The data is ``[rows, extent]``.
+    shapes : Sequence
+        The shapes of x, of the indices, and of the result.
+    index_dtype, mode
+        As for :func:`take_backward`; the result is NaN for indices that refer to no element.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes x, the indices, and the result.
+    """
+    number = prod(shapes[1])
+
+    def body(x, indices, y) -> None:
+        # Indices are resolved once for all rows.
+        places = b.scratch(number, "int32")
+        with b.parallel(0, number) as i:
+            where, inside = position(bind(indices[i]), extent, mode)
+            where = tirx.Select(inside, where, tirx.const(-1, "int64"))
+            b.store(places, i, tirx.Cast("int32", where))
+        with b.parallel(0, rows) as row, b.serial(0, number) as i:
+            place = bind(places[i])
+            value = x[row * extent + tirx.max(place, const(0))]
+            nan = tirx.const(float("nan"), "float32")
+            # The read is in bounds in both cases, except if x is empty.
+            b.store(y, row * number + i, tirx.Select(place >= 0, value, nan))
+
+    dtypes = ("float32", index_dtype, "float32")
+    params = list(zip(("x", "indices", "y"), shapes, dtypes, strict=True))
+    return b.prim_func("take", params, body)
+
+
+def _add_rows(
+    extents: tuple[Extent, Extent, int],
+    number: Extent,
+    locate: Callable,
+    dy: tirx.Buffer,
+    dx: tirx.Buffer,
+    cpu: CPU,
+) -> None:
+    """Emit the additions of the rows of ``dy``, ``[outer, number, columns]``, to rows of ``dx``.
+
+    ``locate(i)`` returns the row of ``dx`` that the i-th row is added to, and whether it exists.
+    """
+    outer, rows, columns = extents
+    vectors = Vectors(cpu.lanes)
+    parts = max(1, min(cpu.cores, columns // (_NARROWEST * cpu.lanes)))
+    width = ceil_div(ceil_div(columns, parts), cpu.lanes) * cpu.lanes
+    parts = ceil_div(columns, width)
+    rest = columns - (parts - 1) * width
+    shares = _shares(outer * parts, rows, cpu)
+
+    def add(source, target, size: int) -> None:
+        if columns < _SHORTEST:
+            for o in range(columns):
+                b.store(dx, target + o, dx[target + o] + dy[source + o])
+            return
+
+        def some(o, n) -> None:
+            total = vectors.load(dx, target + o, n) + vectors.load(dy, source + o, n)
+            vectors.store(dx, target + o, total, n)
+
+        vectors.each(size, some)
+
+    _clear(dx, outer * rows * columns, vectors, cpu)
+    with b.parallel(0, outer * (parts * shares)) as task:
+        n, share = bind(task // (parts * shares)), bind(task % shares)
+        part = bind(task // shares % parts)
+        with b.serial(0, number) as i:
+            where, inside = locate(i)
+            where = bind(where)
+            with b.when(_owned(where, inside, rows, share, shares)):
+                row = bind(tirx.Cast("int32", where))
+                source = bind((n * number + i) * columns + part * width)
+                target = bind((n * rows + row) * columns + part * width)
+                if rest == width:
+                    add(source, target, width)
+                else:
+                    b.either(
+                        part < parts - 1,
+                        lambda: add(source, target, width),
+                        lambda: add(source, target, rest),
+                    )
+
+
+def _clear(dx: tirx.Buffer, size: Extent, vectors: Vectors, cpu: CPU) -> None:
+    """Set dx to 0, in parallel."""
+    pieces = 4 * cpu.cores
+    piece = ceil_div(size, pieces)
+    with b.parallel(0, pieces) as i:
+        start = bind(i * piece)
+        left = bind(tirx.max(const(0), tirx.min(as_expr(piece), size - start)))
+        vectors.each(left, lambda o, n: vectors.store(dx, start + o, vectors.splat(0), n))
+
+
+def _shares(tasks: Extent, rows: Extent, cpu: CPU) -> int:
+    """Return the number of shares of the rows such that there is a task for each core."""
+    if not isinstance(tasks, int):
+        return 1
+    shares = ceil_div(cpu.cores, tasks)
+    return min(shares, rows) if isinstance(rows, int) else shares
+
+
+def _owned(where, inside, rows: Extent, share, shares: int):
+    """Return the condition that a row exists and lies in a share."""
+    if shares == 1:
+        return inside
+    size = ceil_div(rows, shares)
+    first = tirx.Cast("int64", share * size)
+    return tirx.all(inside, where >= first, where < first + tirx.Cast("int64", as_expr(size)))

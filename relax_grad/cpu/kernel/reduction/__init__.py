@@ -1,0 +1,1 @@
+"""Sums, normalisations, softmax, losses and pooling, and their gradients."""

@@ -1,0 +1,355 @@
+"""Sums over some axes: over rows, over columns, and over all axes except the channels.
+
+Sums along a row are kept in several vectors, so that an addition does not wait for the previous
+one. Sums down columns are kept in registers for a block of columns, or in the first-level cache for
+whole rows, over a fixed number of stretches of rows; the partial sums are added at the end. The
+order of additions does not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ...target import CPU
+from ..language import builder as b
+from ..language.builder import Accumulators, Extent, Vectors, as_float, bind, sum_of
+from ..language.row_sums import Sums
+
+#: The number of stretches that rows are divided into, if there are enough rows.
+_STRETCHES = 8
+
+#: The minimum number of rows of a stretch.
+_STRETCH = 32
+
+#: The number of vectors in a block of columns whose sums are kept in registers.
+_BLOCK = 8
+
+#: The maximum number of columns of a block whose sums are kept in the first-level cache, for rows
+#: of more columns than a block in registers has. A block in registers reads a few cache lines of
+#: each row, which takes up to twice as long as reading the rows in order.
+_CACHED = 2048
+
+#: The number of rows that are added at a time to sums in the cache, so that memory serves several
+#: requests at once. Rows of several operands that a block holds whole are added one by one: each
+#: operand is read in order from its beginning to its end, and 16 rows would displace each other
+#: where their length is a multiple of 4 KiB.
+_TOGETHER = 8
+
+
+@dataclass(frozen=True)
+class Channels:
+    """A tensor of channels, ``[outer, channels, inner]``; extents may be symbolic (int32).
+
+    Attributes
+    ----------
+    outer, channels, inner : int or tirx.PrimExpr
+        The extents. A row runs along ``inner``.
+    """
+
+    outer: Extent
+    channels: Extent
+    inner: Extent
+
+    def each_row(self, channel: tirx.PrimExpr, emit: Callable) -> None:
+        """Emit ``emit(base)`` for each row of a channel; ``base`` is the offset of the row."""
+        with b.serial(0, self.outer) as n:
+            emit(bind((n * self.channels + channel) * self.inner))
+
+    def sums(self, vectors: Vectors, channel: tirx.PrimExpr, size: int, terms: Callable) -> list:
+        """Return ``size`` sums over a channel; ``terms(index, number)`` returns a vector for
+        each."""
+        sums = Sums(vectors, size)
+        self.each_row(
+            channel,
+            lambda base: sums.add_row(self.inner, lambda o, number: terms(base + o, number)),
+        )
+        return [bind(total) for total in sums.totals()]
+
+    def moments(self, vectors: Vectors, x: tirx.Buffer, channel: tirx.PrimExpr) -> tuple:
+        """Return the mean and the biased variance of a channel."""
+        count = as_float(self.outer * self.inner)
+        (total,) = self.sums(vectors, channel, 1, lambda at, number: [vectors.load(x, at, number)])
+        mean = bind(total / count)
+        wide = bind(vectors.splat(mean))
+
+        def square(at, number):
+            distance = bind(vectors.only(vectors.load(x, at, number) - wide, number))
+            return [distance * distance]
+
+        (total,) = self.sums(vectors, channel, 1, square)
+        return mean, bind(total / count)
+
+
+def sum_channels(
+    of: Channels, shapes: Sequence[Sequence[Extent]], cpu: CPU, mean: bool = False
+) -> tirx.PrimFunc:
+    """Return the kernel of the sum of ``[outer, channels, inner]`` over all axes except the
+    channels.
+
+    Parameters
+    ----------
+    of : Channels
+        The operand.
+    shapes : Sequence
+        The shapes of x and of the result.
+    cpu : CPU
+        The target CPU.
+    mean : bool
+        Whether the sums are divided by the number of terms.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes x and the result.
+    """
+    vectors = Vectors(cpu.lanes)
+
+    def body(x, result) -> None:
+        with b.parallel(0, of.channels) as c:
+            (total,) = of.sums(vectors, c, 1, lambda at, number: [vectors.load(x, at, number)])
+            b.store(result, c, total / as_float(of.outer * of.inner) if mean else total)
+
+    return _function("sum_channels", shapes, body)
+
+
+def sum_columns(
+    outer: Extent,
+    rows: Extent,
+    columns: int,
+    shapes: Sequence[Sequence[Extent]],
+    cpu: CPU,
+    mean: bool = False,
+) -> tirx.PrimFunc:
+    """Return the kernel of the sum of ``[outer, rows, columns]`` over the rows.
+
+    Parameters
+    ----------
+    outer, rows, columns : int or tirx.PrimExpr
+        The extents; ``columns`` is not symbolic.
+    shapes, cpu, mean
+        As for :func:`sum_channels`.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes x and the result, ``[outer, columns]``.
+    """
+    vectors = Vectors(cpu.lanes)
+
+    def body(x, result) -> None:
+        def term(_row):
+            return lambda at, number: [vectors.load(x, at, number)]
+
+        count = as_float(rows) if mean else None
+        emit_column_sums(vectors, cpu, (outer, rows, columns), term, [result], divisor=count)
+
+    return _function("sum_columns", shapes, body)
+
+
+def emit_column_sums(
+    vectors: Vectors,
+    cpu: CPU,
+    extents: tuple[Extent, Extent, int],
+    term: Callable,
+    results: Sequence[tirx.Buffer],
+    operands: int = 1,
+    divisor: tirx.PrimExpr | None = None,
+) -> None:
+    """Emit sums over the rows of ``[outer, rows, columns]``.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    cpu : CPU
+        The target CPU.
+    extents : tuple
+        The extents; ``columns`` is not symbolic.
+    term : Callable
+        ``term(row)`` emits the values that a row's terms share, and returns a function of index and
+        number, which returns the vectors to sum, one for each result.
+    results : Sequence[tirx.Buffer]
+        The buffers of the sums, ``[outer, columns]``.
+    operands : int
+        The number of tensors of ``[outer, rows, columns]`` that the terms are computed from.
+    divisor : tirx.PrimExpr, optional
+        The divisor of the sums.
+    """
+    _ColumnSums(vectors, cpu, extents, term, results, operands, divisor).emit()
+
+
+class _ColumnSums:
+    """A generator of sums over rows, with its block sizes. Parameters are as for
+    :func:`emit_column_sums`.
+
+    Each task sums a stretch of rows for a block of columns. The sums have the same bits in
+    registers and in the cache.
+    """
+
+    def __init__(self, vectors: Vectors, cpu: CPU, extents, term, results, operands, divisor):
+        self._vectors, self._term, self._divisor = vectors, term, divisor
+        self._outer, self._rows, self._columns = outer, rows, columns = extents
+        stretches = _STRETCHES
+        if isinstance(rows, int):
+            stretches = max(1, min(stretches, rows // _STRETCH))
+        if isinstance(outer, int) and outer >= 2 * cpu.cores:
+            stretches = 1
+        block = b.ceil_div(columns, vectors.lanes)
+        is_short = isinstance(rows, int) and rows < _STRETCH
+        self._in_registers = block <= _BLOCK or is_short
+        if self._in_registers:
+            block = min(_BLOCK, block)
+        else:
+            block = b.ceil_div(block, b.ceil_div(columns, _CACHED))
+        while (
+            block > 1
+            and isinstance(outer, int)
+            and _tasks(outer * stretches, columns, block, vectors) < cpu.cores
+        ):
+            block = block // 2
+        self._together = 1 if operands > 1 and columns <= _CACHED else _TOGETHER
+        self._stretches, self._block, self._width = stretches, block, block * vectors.lanes
+        self._blocks = b.ceil_div(columns, self._width)
+        self._results = self._partial = results
+        if stretches > 1:
+            self._partial = [b.scratch(outer * stretches * columns) for _ in results]
+
+    def emit(self) -> None:
+        """Emit the tasks, and the sums of their partial sums."""
+        with b.parallel(0, self._outer * (self._stretches * self._blocks)) as task:
+            self._task(task)
+        if self._stretches > 1:
+            with b.parallel(0, self._outer) as n:
+                self._add_stretches(n)
+
+    def _task(self, task) -> None:
+        stretches, blocks, vectors = self._stretches, self._blocks, self._vectors
+        part, j = bind(task // blocks), bind(task % blocks)
+        n, stretch = bind(part // stretches), bind(part % stretches)
+        first = bind(stretch * self._rows // stretches)
+        last = bind((stretch + 1) * self._rows // stretches)
+        base, offset = bind(n * self._rows), bind(j * self._width)
+        target = bind(part * self._columns)
+        left = self._columns - (blocks - 1) * self._width
+
+        def sums(number_of: int, rest: int | None) -> None:
+            self._sums((first, last, base), (offset, target), number_of, rest)
+
+        def whole() -> None:
+            sums(self._block, None)
+
+        def tail() -> None:
+            sums(b.ceil_div(left, vectors.lanes), left % vectors.lanes or None)
+
+        if left == self._width:
+            whole()
+        elif blocks == 1:
+            tail()
+        else:
+            b.either(j < blocks - 1, whole, tail)
+
+    def _sums(self, rows: tuple, columns: tuple, number_of: int, rest: int | None) -> None:
+        """Emit the sums of ``number_of`` vectors of columns; the last one has ``rest`` lanes (None:
+        all).
+
+        ``rows`` is a tuple of the first row, the end of the rows, and the number of rows before row
+        0 of this outer index; ``columns`` is a tuple of the first column, and the offset of the
+        sums of all columns.
+        """
+        (first, last, base), (offset, target), vectors = rows, columns, self._vectors
+
+        def row_at(i) -> tuple[Callable, tirx.PrimExpr]:
+            """Return the terms of the i-th row, and the index of its first element."""
+            row = bind(base + first + i)
+            return self._term(row), bind(row * self._columns + offset)
+
+        def finish(at, number, sums: Sequence) -> None:
+            for total, buffer in zip(sums, self._partial, strict=True):
+                value = self._finished(total) if self._stretches == 1 else total
+                vectors.store(buffer, target + offset + at, value, number)
+
+        size = bind(last - first)
+        if self._in_registers:
+            self._sums_in_registers(size, row_at, finish, [None] * (number_of - 1) + [rest])
+        else:
+            width = number_of * vectors.lanes
+            width = width if rest is None else width - vectors.lanes + rest
+            self._sums_in_cache(size, row_at, finish, width)
+
+    def _sums_in_registers(
+        self, size, row_at: Callable, finish: Callable, numbers: Sequence[int | None]
+    ) -> None:
+        """Emit the sums of vectors of so many lanes (None: all), which are unrolled."""
+        vectors = self._vectors
+        totals = [Accumulators(vectors, len(numbers)) for _ in self._results]
+        for total in totals:
+            for v in range(len(numbers)):
+                total[v] = vectors.splat(0)
+        with b.serial(0, size) as i:
+            value, start = row_at(i)
+            for v, number in enumerate(numbers):
+                terms = value(start + v * vectors.lanes, number)
+                for total, term in zip(totals, terms, strict=True):
+                    total[v] = total[v] + term
+        for v, number in enumerate(numbers):
+            finish(v * vectors.lanes, number, [total[v] for total in totals])
+
+    def _sums_in_cache(self, size, row_at: Callable, finish: Callable, width: int) -> None:
+        """Emit the sums of so many columns."""
+        vectors, together = self._vectors, self._together
+        padded = b.ceil_div(width, vectors.lanes) * vectors.lanes
+        totals = [b.scratch(padded) for _ in self._results]
+        for total in totals:
+            b.clear(total, b.const(0), padded)
+
+        def sums_at(offset) -> list:
+            return [vectors.load(total, offset) for total in totals]
+
+        def add(rows: Sequence[tuple[Callable, tirx.PrimExpr]]) -> None:
+            def at_offset(offset, number) -> None:
+                sums = sums_at(offset)
+                for value, start in rows:
+                    terms = value(start + offset, number)
+                    sums = [total + term for total, term in zip(sums, terms, strict=True)]
+                for total, value in zip(totals, sums, strict=True):
+                    vectors.store(total, offset, value)
+
+            vectors.each(width, at_offset)
+
+        done = bind(size // together * together)
+        with b.serial(0, size // together) as i:
+            add([row_at(i * together + j) for j in range(together)])
+        if together > 1:
+            with b.serial(0, size - done) as i:
+                add([row_at(done + i)])
+        vectors.each(width, lambda at, number: finish(at, number, sums_at(at)))
+
+    def _add_stretches(self, n) -> None:
+        """Emit the sums of the partial sums of all stretches."""
+        vectors, stretches, columns = self._vectors, self._stretches, self._columns
+
+        def add(offset, number) -> None:
+            for buffer, result in zip(self._partial, self._results, strict=True):
+                parts = [
+                    vectors.load(buffer, (n * stretches + i) * columns + offset, number)
+                    for i in range(stretches)
+                ]
+                total = self._finished(sum_of(parts))
+                vectors.store(result, n * columns + offset, total, number)
+
+        vectors.each(columns, add)
+
+    def _finished(self, total):
+        """Return a sum, divided by the divisor if there is one."""
+        return total if self._divisor is None else total / self._vectors.splat(self._divisor)
+
+
+def _tasks(parts: int, columns: int, block: int, vectors: Vectors) -> int:
+    return parts * b.ceil_div(columns, block * vectors.lanes)
+
+
+def _function(name: str, shapes: Sequence, body: Callable) -> tirx.PrimFunc:
+    return b.prim_func(name, b.floats(("x", "result"), shapes), body)

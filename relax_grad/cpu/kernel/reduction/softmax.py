@@ -1,0 +1,294 @@
+"""Softmax, its logarithm and their gradients, along rows or down columns.
+
+A row, or a block of neighbouring columns, is read three times while it is in the cache: for its
+maximum, for the sum of its exponentials, and for the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ...target import CPU
+from ..language import builder as b
+from ..language import functions as math
+from ..language.builder import Accumulators, Extent, Vectors, bind
+from ..language.row_sums import Sums
+
+_LOWEST = float("-inf")
+
+#: The number of vectors in a block of neighbouring columns.
+_BLOCK = 4
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A tensor ``[outer, extent, inner]`` that is normalized along its middle axis.
+
+    Attributes
+    ----------
+    outer, extent, inner : int or tirx.PrimExpr
+        The extents. If ``inner`` is 1, the lines are rows.
+    """
+
+    outer: Extent
+    extent: Extent
+    inner: Extent
+
+    @property
+    def are_rows(self) -> bool:
+        return isinstance(self.inner, int) and self.inner == 1
+
+    def each(self, vectors: Vectors, emit: Callable[[Row | Columns], None]) -> None:
+        """Emit ``emit`` for each row, or for each block of neighbouring columns."""
+        if self.are_rows:
+            with b.parallel(0, self.outer) as row:
+                emit(Row(vectors, self.extent, row))
+            return
+        width = _BLOCK * vectors.lanes
+        blocks = b.ceil_div(self.inner, width)
+        with b.parallel(0, self.outer * blocks) as task:
+            n, start = bind(task // blocks), bind(task % blocks * width)
+
+            def whole() -> None:
+                emit(Columns(vectors, self, n, start, _BLOCK))
+
+            def rest() -> None:
+                def one(offset, number) -> None:
+                    emit(Columns(vectors, self, n, start + offset, 1, number))
+
+                left = self.inner % width if isinstance(self.inner, int) else self.inner - start
+                vectors.each(left, one)
+
+            if isinstance(self.inner, int) and self.inner % width == 0:
+                whole()
+            elif isinstance(self.inner, int) and self.inner < width:
+                rest()
+            else:
+                b.either(start + width <= self.inner, whole, rest)
+
+
+class Row:
+    """A line whose elements are contiguous.
+
+    Attributes
+    ----------
+    number : tirx.PrimExpr
+        The index of the line.
+    base : tirx.PrimExpr
+        The offset of its first element.
+    """
+
+    def __init__(self, vectors: Vectors, extent: Extent, number: tirx.PrimExpr):
+        self._vectors, self._extent = vectors, extent
+        self.number, self.base = number, bind(number * extent)
+
+    def fold(
+        self, term: Callable, start: float = 0.0, combine: Callable = lambda a, b: a + b
+    ) -> list[tirx.PrimExpr]:
+        """Return the reduction of ``term(index, number, k)`` along the lines, as a list of vectors
+        (here one).
+
+        Each lane of the k-th vector holds the result of its line; for a row, all lanes hold the
+        same.
+        """
+        vectors = self._vectors
+        sums = Sums(vectors, start=start, combine=combine)
+
+        def terms(offset, number):
+            return [vectors.only(term(self.base + offset, number, 0), number, start)]
+
+        sums.add_row(self._extent, terms)
+        return [bind(vectors.splat(sums.totals()[0]))]
+
+    def each(self, emit: Callable) -> None:
+        """Emit ``emit(index, number, k)`` for each vector of the line; k is 0."""
+        self._vectors.each(self._extent, lambda o, number: emit(self.base + o, number, 0))
+
+
+class Columns:
+    """A block of neighbouring columns: several vectors, or a part of one.
+
+    Attributes
+    ----------
+    first : tirx.PrimExpr
+        The index of the first line.
+    size : int
+        The number of vectors.
+    number : int or tirx.PrimExpr or None
+        The number of lanes of a partial vector; None for whole vectors.
+    """
+
+    def __init__(
+        self,
+        vectors: Vectors,
+        of: Lines,
+        n: tirx.PrimExpr,
+        start: tirx.PrimExpr,
+        size: int,
+        number: Extent | None = None,
+    ):
+        self._vectors, self._of, self.size, self.number = vectors, of, size, number
+        self.first = bind(n * of.inner + start)
+        self._base = bind(n * of.extent * of.inner + start)
+
+    def fold(
+        self, term: Callable, start: float = 0.0, combine: Callable = lambda a, b: a + b
+    ) -> list[tirx.PrimExpr]:
+        total = Accumulators(self._vectors, self.size)
+        for k in range(self.size):
+            total[k] = self._vectors.splat(start)
+
+        def add(at, number, k, _row) -> None:
+            total[k] = combine(total[k], term(at, number, k))
+
+        self.each_row(add)
+        return [bind(total[k]) for k in range(self.size)]
+
+    def each(self, emit: Callable) -> None:
+        self.each_row(lambda at, number, k, _row: emit(at, number, k))
+
+    def each_row(self, emit: Callable) -> None:
+        """Emit ``emit(index, number, k, row)`` for the k-th vector of each row of the lines."""
+        with b.serial(0, self._of.extent) as i:
+            base = bind(self._base + i * self._of.inner)
+            for k in range(self.size):
+                emit(base + k * self._vectors.lanes, self.number, k, i)
+
+
+def softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
+    """Return the kernel of softmax.
+
+    Parameters
+    ----------
+    lines : Lines
+        The lines to normalize.
+    shape : Sequence
+        The shape of x and of the result.
+    cpu : CPU
+        The target CPU.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes x and y.
+    """
+    vectors = Vectors(cpu.lanes)
+
+    def line(of: Row | Columns, x, y) -> None:
+        largest = _largest(vectors, of, x)
+
+        def exponential(at, number, k):
+            value = math.exp(bind(vectors.load(x, at, number) - largest[k]))
+            vectors.store(y, at, value, number)
+            return value
+
+        factors = [bind(vectors.splat(1) / total) for total in of.fold(exponential)]
+
+        def scale(at, number, k) -> None:
+            vectors.store(y, at, vectors.load(y, at, number) * factors[k], number)
+
+        of.each(scale)
+
+    return _function("softmax", ("x", "y"), lines, shape, vectors, line)
+
+
+def log_softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
+    """Return the kernel of the logarithm of softmax; parameters as for :func:`softmax`."""
+    vectors = Vectors(cpu.lanes)
+
+    def line(of: Row | Columns, x, y) -> None:
+        largest = _largest(vectors, of, x)
+
+        def exponential(at, number, k):
+            return math.exp(bind(vectors.load(x, at, number) - largest[k]))
+
+        shifts = [math.log_of_normal(total) for total in of.fold(exponential)]
+
+        def shift(at, number, k) -> None:
+            value = vectors.load(x, at, number) - largest[k] - shifts[k]
+            vectors.store(y, at, value, number)
+
+        of.each(shift)
+
+    return _function("log_softmax", ("x", "y"), lines, shape, vectors, line)
+
+
+def softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
+    """Return the kernel of the gradient of softmax.
+
+    Parameters
+    ----------
+    lines, shape, cpu
+        As for :func:`softmax`.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes dy, y, and dx, which it sets to ``(dy - sum(dy * y)) * y``.
+    """
+    vectors = Vectors(cpu.lanes)
+
+    def line(of: Row | Columns, dy, y, dx) -> None:
+        totals = of.fold(
+            lambda at, number, _: vectors.load(dy, at, number) * vectors.load(y, at, number)
+        )
+
+        def element(at, number, k) -> None:
+            grad = vectors.load(dy, at, number) - totals[k]
+            vectors.store(dx, at, grad * vectors.load(y, at, number), number)
+
+        of.each(element)
+
+    return _function("softmax_backward", ("dy", "y", "dx"), lines, shape, vectors, line)
+
+
+def log_softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
+    """Return the kernel of the gradient of the logarithm of softmax.
+
+    Parameters
+    ----------
+    lines, shape, cpu
+        As for :func:`softmax`.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes dy, y, and dx, which it sets to ``dy - sum(dy) * exp(y)``.
+    """
+    vectors = Vectors(cpu.lanes)
+
+    def line(of: Row | Columns, dy, y, dx) -> None:
+        totals = of.fold(lambda at, number, _: vectors.load(dy, at, number))
+
+        def element(at, number, k) -> None:
+            share = totals[k] * math.exp(bind(vectors.load(y, at, number)))
+            vectors.store(dx, at, vectors.load(dy, at, number) - share, number)
+
+        of.each(element)
+
+    return _function("log_softmax_backward", ("dy", "y", "dx"), lines, shape, vectors, line)
+
+
+def _largest(vectors: Vectors, of: Row | Columns, x: tirx.Buffer) -> list:
+    """Return the maxima of the lines, as vectors."""
+    return of.fold(lambda at, number, _: vectors.load(x, at, number), _LOWEST, tirx.max)
+
+
+def _function(
+    name: str,
+    names: Sequence[str],
+    lines: Lines,
+    shape: Sequence[Extent],
+    vectors: Vectors,
+    line: Callable,
+) -> tirx.PrimFunc:
+    """Return a function of tensors of one shape; ``line(of, *buffers)`` emits its body for each
+    line."""
+
+    def body(*buffers) -> None:
+        lines.each(vectors, lambda of: line(of, *buffers))
+
+    return b.prim_func(name, b.floats(names, [shape] * len(names)), body)
