@@ -21,7 +21,7 @@ def description(readme: str, files: str = FILES) -> str:
 
     Comments and the chart, a file of the repository, are left out.
     """
-    readme = re.sub(r"<!--.*?-->\n*|<picture>.*?</picture>\n*", "", readme, flags=re.DOTALL)
+    readme = re.sub(r"<!--.*?-->\n*|<img [^>]*>\n*", "", readme, flags=re.DOTALL)
     links = re.compile(r"\[([^\]]+)\]\((?!https?:)([^)]+)\)")
     return links.sub(rf"[\1]({files}/\2)" if files else r"\1", readme)
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+
+from _pages import for_both
 
 FOLDER = Path(__file__).parents[1] / "docs" / "_measured"
 
-#: The colours of the steps, the ink and the grid, by the page.
-_COLOURS = {
-    "light": (("#2166ac", "#b2182b", "#1b7837"), "#333333", "#cccccc"),
-    "dark": (("#7cb5f0", "#ff8f87", "#7fd08f"), "#d0d0d0", "#555555"),
+#: The colours of the steps, of text and of lines, and the same on a dark page.
+_COLOURS, _INK, _FAINT = ("#2166ac", "#b2182b", "#1b7837"), "#333333", "#cccccc"
+_DARK = {
+    "#2166ac": "#7cb5f0",
+    "#b2182b": "#ff8f87",
+    "#1b7837": "#7fd08f",
+    _INK: "#d0d0d0",
+    _FAINT: "#555555",
 }
 _MARKERS = ("o", "s", "^")
 
@@ -68,7 +75,7 @@ def _labels(of_step: list[tuple[float, float, str]]) -> list[tuple[float, float,
 
 
 def draw(results: dict, folder: Path = FOLDER) -> None:
-    """Draw the settings of each step, for light and for dark pages."""
+    """Draw the settings of each step."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -76,36 +83,37 @@ def draw(results: dict, folder: Path = FOLDER) -> None:
 
     # The same numbers yield the same file.
     mpl.rcParams.update({"svg.hashsalt": "memory", "svg.fonttype": "none"})
-    for page, (colours, ink, faint) in _COLOURS.items():
-        figure, axes = pyplot.subplots(figsize=(8, 4.2))
-        steps = zip(points(results).items(), colours, _MARKERS, strict=False)
-        for (step, of_step), colour, marker in steps:
-            memory, time, _ = zip(*of_step, strict=True)
-            axes.plot(memory, time, color=colour, marker=marker, ms=5, lw=1, label=step)
-            for x, y, names in _labels(of_step):
-                axes.annotate(
-                    names,
-                    (x, y),
-                    (0, 7),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=8,
-                    color=ink,
-                )
-        axes.axhline(1, color=ink, lw=0.8)
-        axes.axvline(1, color=ink, lw=0.8)
-        axes.set_xlim(0, 1.05)
-        axes.set_ylim(0.4, 1.05)
-        axes.set_xlabel("memory / PyTorch's", color=ink)
-        axes.set_ylabel("time / PyTorch's", color=ink)
-        axes.grid(color=faint, lw=0.5)
-        axes.set_axisbelow(True)
-        axes.tick_params(which="both", colors=ink, length=0)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-        legend = axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
-        for text in legend.get_texts():
-            text.set_color(ink)
-        path = folder / f"memory_{page}.svg"
-        figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
-        pyplot.close(figure)
+    figure, axes = pyplot.subplots(figsize=(8, 4.2))
+    steps = zip(points(results).items(), _COLOURS, _MARKERS, strict=False)
+    for (step, of_step), colour, marker in steps:
+        memory, time, _ = zip(*of_step, strict=True)
+        axes.plot(memory, time, color=colour, marker=marker, ms=5, lw=1, label=step)
+        for x, y, names in _labels(of_step):
+            axes.annotate(
+                names,
+                (x, y),
+                (0, 7),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                color=_INK,
+            )
+    axes.axhline(1, color=_INK, lw=0.8)
+    axes.axvline(1, color=_INK, lw=0.8)
+    axes.set_xlim(0, 1.05)
+    axes.set_ylim(0.4, 1.05)
+    axes.set_xlabel("memory / PyTorch's", color=_INK)
+    axes.set_ylabel("time / PyTorch's", color=_INK)
+    axes.grid(color=_FAINT, lw=0.5)
+    axes.set_axisbelow(True)
+    axes.tick_params(which="both", colors=_INK, length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    legend = axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
+    for text in legend.get_texts():
+        text.set_color(_INK)
+    drawn = io.StringIO()
+    options = {"transparent": True, "bbox_inches": "tight", "metadata": {"Date": None}}
+    figure.savefig(drawn, format="svg", **options)
+    pyplot.close(figure)
+    (folder / "memory.svg").write_text(for_both(drawn.getvalue(), _DARK), "utf-8")

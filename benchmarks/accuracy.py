@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import json
 import multiprocessing
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import tvm
+from _pages import for_both
 from measure import processor
 
 from relax_grad.testing import _program
@@ -41,10 +43,15 @@ EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloa
 #: Smaller errors, in epsilons, are drawn as this one.
 _LEAST = 0.01
 
-#: The colours of the dtypes, and those of text and lines, on a light and on a dark page.
-_COLOURS = {
-    "light": (("#1b7837", "#2166ac", "#b2182b", "#b8860b"), "#333333", "#cccccc"),
-    "dark": (("#7fd08f", "#7cb5f0", "#ff8f87", "#f0c35a"), "#d0d0d0", "#555555"),
+#: The colours of the dtypes, of text and of lines, and the same on a dark page.
+_COLOURS, _INK, _FAINT = ("#1b7837", "#2166ac", "#b2182b", "#b8860b"), "#333333", "#cccccc"
+_DARK = {
+    "#1b7837": "#7fd08f",
+    "#2166ac": "#7cb5f0",
+    "#b2182b": "#ff8f87",
+    "#b8860b": "#f0c35a",
+    _INK: "#d0d0d0",
+    _FAINT: "#555555",
 }
 
 
@@ -98,7 +105,24 @@ def main() -> int:
 
 def _write(results: dict) -> None:
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "accuracy.json").write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / "accuracy.json").write_text(written(results))
+
+
+def written(results: dict) -> str:
+    """Return the text of the file: a line for each operator and each case of kernels."""
+    return _lines(results, 4, {"about": 0, "errors": 1}) + "\n"
+
+
+def _lines(value: object, depth: int, depths: Mapping[str, int], margin: str = "") -> str:
+    """Return a text with a line for each value at a depth; some keys have another depth."""
+    if not depth or not isinstance(value, dict):
+        return json.dumps(value)
+    inner = f"{margin} "
+    lines = [
+        f"{inner}{json.dumps(key)}: {_lines(entry, depths.get(key, depth - 1), {}, inner)}"
+        for key, entry in value.items()
+    ]
+    return "{\n" + ",\n".join(lines) + f"\n{margin}}}"
 
 
 def _kernels() -> dict:
@@ -221,8 +245,7 @@ def about() -> dict[str, str]:
 
 
 def draw(results: dict, folder: Path = RESULTS) -> None:
-    """Draw the errors into a folder, with a row for each family of operators, for light and for
-    dark pages."""
+    """Draw the errors into a folder, with a row for each family of operators."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -231,38 +254,39 @@ def draw(results: dict, folder: Path = RESULTS) -> None:
     # The same numbers yield the same file.
     mpl.rcParams.update({"svg.hashsalt": "accuracy", "svg.fonttype": "none"})
     families = _families(results["errors"])
-    for page, (colours, ink, faint) in _COLOURS.items():
-        figure, axes = pyplot.subplots(figsize=(8, 0.27 * len(families) + 1.2))
-        for row, errors in enumerate(families.values()):
-            for offset, (dtype, colour) in enumerate(zip(DTYPES, colours, strict=True)):
-                relative = [
-                    entry[dtype]["relative"] / EPSILON[dtype] for entry in errors if dtype in entry
-                ]
-                heights = [row + 0.17 * (offset - 1.5)] * len(relative)
-                axes.scatter(np.maximum(relative, _LEAST), heights, 9, colour, lw=0, alpha=0.8)
-        for dtype, colour in zip(DTYPES, colours, strict=True):
-            axes.scatter([], [], 16, colour, label=dtype)
-        axes.axvline(1, color=ink, lw=0.8)
-        _finish(axes, list(families), ink, faint)
-        path = folder / f"accuracy_{page}.svg"
-        figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
-        pyplot.close(figure)
+    figure, axes = pyplot.subplots(figsize=(8, 0.27 * len(families) + 1.2))
+    for row, errors in enumerate(families.values()):
+        for offset, (dtype, colour) in enumerate(zip(DTYPES, _COLOURS, strict=True)):
+            relative = [
+                entry[dtype]["relative"] / EPSILON[dtype] for entry in errors if dtype in entry
+            ]
+            heights = [row + 0.17 * (offset - 1.5)] * len(relative)
+            axes.scatter(np.maximum(relative, _LEAST), heights, 9, colour, lw=0, alpha=0.8)
+    for dtype, colour in zip(DTYPES, _COLOURS, strict=True):
+        axes.scatter([], [], 16, colour, label=dtype)
+    axes.axvline(1, color=_INK, lw=0.8)
+    _finish(axes, list(families))
+    drawn = io.StringIO()
+    options = {"transparent": True, "bbox_inches": "tight", "metadata": {"Date": None}}
+    figure.savefig(drawn, format="svg", **options)
+    pyplot.close(figure)
+    (folder / "accuracy.svg").write_text(for_both(drawn.getvalue(), _DARK), "utf-8")
 
 
-def _finish(axes, families: list[str], ink: str, faint: str) -> None:
+def _finish(axes, families: list[str]) -> None:
     """Label the axes, and give everything except the dots the colours of the page."""
     axes.set_xscale("log")
-    axes.set_yticks(range(len(families)), families, color=ink)
+    axes.set_yticks(range(len(families)), families, color=_INK)
     axes.set_ylim(len(families) - 0.4, -0.6)
-    axes.set_xlabel("error / epsilon of the dtype (at the left edge: none)", color=ink)
-    axes.grid(color=faint, lw=0.5)
+    axes.set_xlabel("error / epsilon of the dtype (at the left edge: none)", color=_INK)
+    axes.grid(color=_FAINT, lw=0.5)
     axes.set_axisbelow(True)
-    axes.tick_params(which="both", colors=ink, length=0)
+    axes.tick_params(which="both", colors=_INK, length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
     legend = axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)
     for text in legend.get_texts():
-        text.set_color(ink)
+        text.set_color(_INK)
 
 
 def _families(errors: dict) -> dict[str, list[dict]]:

@@ -1,8 +1,8 @@
-"""Draw the time and the memory of training steps, as SVG for light and for dark pages.
+"""Draw the time and the memory of training steps, as one SVG for light and for dark pages.
 
 ``python benchmarks/chart.py`` reads docs/_measured/steps.json for the times of all frameworks,
 which benchmarks/frameworks.py writes, and benchmarks/results/memory.json for memory. It writes
-docs/_measured/steps_light.svg and steps_dark.svg. It needs the standard library only.
+docs/_measured/steps.svg. It needs the standard library only.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
+from _pages import for_both
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "benchmarks/results/memory.json"
 FOLDER = ROOT / "docs/_measured"
 TIMES = FOLDER / "steps.json"
 
-#: The colours of text, of others' bars and of relax_grad's bars.
-THEMES = {"light": ("#1f2328", "#b9c0c8", "#1f6feb"), "dark": ("#e6edf3", "#59636e", "#58a6ff")}
+#: The colours of text, of others' bars and of relax_grad's bars, on a light page.
+TEXT, OTHERS, OURS = "#1f2328", "#b9c0c8", "#1f6feb"
+
+#: The same on a dark page.
+DARK = {TEXT: "#e6edf3", OTHERS: "#59636e", OURS: "#58a6ff"}
 
 #: The names of the contestants in the chart.
 LABELS = {"PyTorch": "PyTorch eager", "TVM": "TVM alone"}
@@ -103,9 +108,8 @@ def _lines_of_conditions(measured: dict, times: dict) -> list[str]:
     ]
 
 
-def draw(measured: dict, times: dict, theme: str) -> str:
+def draw(measured: dict, times: dict) -> str:
     """Return the chart as SVG."""
-    text, theirs, ours = THEMES[theme]
     parts, y = [], 24
     for title, groups in panels(measured, times):
         parts.append(f'<text x="0" y="{y}" font-weight="bold">{title}</text>')
@@ -116,7 +120,7 @@ def draw(measured: dict, times: dict, theme: str) -> str:
                 f'<text x="{_LEFT - 8}" y="{middle:g}" text-anchor="end">{escape(label)}</text>'
             )
             for name, length, reason in bars:
-                color = ours if name == "relax_grad" else theirs
+                color = OURS if name == "relax_grad" else OTHERS
                 parts += _bar(y, LABELS.get(name, name), length, reason, color)
                 y += _BAR + 2
             y += 12
@@ -125,11 +129,12 @@ def draw(measured: dict, times: dict, theme: str) -> str:
         parts.append(f'<text x="0" y="{y - 8}" font-size="13">{escape(line)}</text>')
         y += 18
     body = "\n".join(parts)
-    return (
+    svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y}" width="{_WIDTH}" '
-        f'height="{y}" font-family="sans-serif" font-size="15" fill="{text}" role="img" '
+        f'height="{y}" font-family="sans-serif" font-size="15" fill="{TEXT}" role="img" '
         f'aria-label="Time and memory of training steps relative to others">\n{body}\n</svg>\n'
     )
+    return for_both(svg, DARK)
 
 
 def _bar(y: float, name: str, length: float | None, reason: str, color: str) -> list[str]:
@@ -164,8 +169,7 @@ def table(measured: dict) -> list[str]:
 
 def main() -> None:
     measured, times = json.loads(SOURCE.read_text()), json.loads(TIMES.read_text())
-    for theme in THEMES:
-        (FOLDER / f"steps_{theme}.svg").write_text(draw(measured, times, theme))
+    (FOLDER / "steps.svg").write_text(draw(measured, times))
     print("\n".join(table(measured)))
 
 

@@ -2,7 +2,7 @@
 docs/cpu.md.
 
 ``python benchmarks/cpu_chart.py`` reads the newest file of docs/_measured/cpu, and writes
-cpu_kernels_light.svg, cpu_steps_light.svg and the dark ones to docs/_measured.
+cpu_kernels.svg and cpu_steps.svg to docs/_measured.
 ``python benchmarks/cpu_chart.py benchmarks/results/page.json`` first copies the results of
 ``make bench`` to the file of their machine in that folder. It needs the standard library only.
 """
@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from xml.sax.saxutils import escape
 
-from chart import FOLDER, THEMES, conditions, file_of_machine
+from _pages import for_both
+from chart import DARK, FOLDER, OTHERS, OURS, TEXT, conditions, file_of_machine
 
 MACHINES = FOLDER / "cpu"
 
@@ -98,9 +99,8 @@ CHARTS = {
 }
 
 
-def draw(measured: dict, chart: str, theme: str) -> str:
+def draw(measured: dict, chart: str) -> str:
     """Return a chart as SVG."""
-    text, theirs, ours = THEMES[theme]
     title, bars = CHARTS[chart]
     parts, y = [f'<text x="0" y="20" font-weight="bold">{escape(title)}</text>'], 38
     top = y
@@ -111,11 +111,11 @@ def draw(measured: dict, chart: str, theme: str) -> str:
         )
         parts.append(
             f'<rect x="{_LEFT}" y="{y}" width="{_place(value) - _LEFT:.1f}" height="{_BAR}" '
-            f'fill="{ours}"/>'
+            f'fill="{OURS}"/>'
         )
         if least < largest:
             parts.append(
-                f'<path d="M{_place(least)} {middle}H{_place(largest)}" stroke="{text}" '
+                f'<path d="M{_place(least)} {middle}H{_place(largest)}" stroke="{TEXT}" '
                 'stroke-width="1.5"/>'
             )
         parts.append(
@@ -125,16 +125,17 @@ def draw(measured: dict, chart: str, theme: str) -> str:
         y += _STEP
     parts.insert(
         1,
-        f'<path d="M{_place(1.0)} {top - 4}V{y}" stroke="{theirs}" stroke-width="2" class="one"/>',
+        f'<path d="M{_place(1.0)} {top - 4}V{y}" stroke="{OTHERS}" stroke-width="2" class="one"/>',
     )
     y += 20
     parts.append(f'<text x="0" y="{y}" font-size="11">{escape(conditions(measured))}</text>')
     body = "\n".join(parts)
-    return (
+    svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y + 8}" width="{_WIDTH}" '
-        f'height="{y + 8}" font-family="sans-serif" font-size="13" fill="{text}" role="img" '
+        f'height="{y + 8}" font-family="sans-serif" font-size="13" fill="{TEXT}" role="img" '
         f'aria-label="{escape(title)}">\n{body}\n</svg>\n'
     )
+    return for_both(svg, DARK)
 
 
 def _place(ratio: float) -> float:
@@ -149,8 +150,7 @@ def main() -> None:
         (MACHINES / file_of_machine(measured, measured["target"])).write_text(text, "utf-8")
     measured = machines()[0]
     for chart in CHARTS:
-        for theme in THEMES:
-            (FOLDER / f"cpu_{chart}_{theme}.svg").write_text(draw(measured, chart, theme), "utf-8")
+        (FOLDER / f"cpu_{chart}.svg").write_text(draw(measured, chart), "utf-8")
 
 
 if __name__ == "__main__":

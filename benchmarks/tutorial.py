@@ -1,9 +1,8 @@
-"""Run the code of docs/tutorial.md, and draw its losses and its answers as SVG for light and for
-dark pages.
+"""Run the code of docs/tutorial.md, and draw its losses and its answers as SVG.
 
-``python benchmarks/tutorial.py`` writes docs/_measured/tutorial.json, tutorial_loss_light.svg,
-tutorial_digits_light.svg and the dark ones. ``--plot`` draws the pictures of the file again, and
-runs nothing. The run needs scikit-learn.
+``python benchmarks/tutorial.py`` writes docs/_measured/tutorial.json, tutorial_loss.svg and
+tutorial_digits.svg. ``--plot`` draws the pictures of the file again, and runs nothing. The run
+needs scikit-learn.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import io
 import json
 import re
 from datetime import date
-from pathlib import Path
 
-from chart import FOLDER, THEMES
+from _pages import for_both
+from chart import DARK, FOLDER, OTHERS, OURS, TEXT
 
 PAGE = FOLDER.parent / "tutorial.md"
 SOURCE = FOLDER / "tutorial.json"
@@ -67,9 +66,8 @@ def run() -> dict:
     }
 
 
-def draw_loss(measured: dict, theme: str) -> str:
+def draw_loss(measured: dict) -> str:
     """Return the chart of the loss of each batch, with the mean of each epoch."""
-    text, axis, curve = THEMES[theme]
     epochs = measured["losses"]
     losses = [loss for epoch in epochs for loss in epoch]
     largest = max(losses)
@@ -86,30 +84,29 @@ def draw_loss(measured: dict, theme: str) -> str:
     for i in range(int(largest / step) + 1):
         y = bottom - _PLOT_HEIGHT * i * step / largest
         parts.append(
-            f'<path d="M{_LEFT} {y:.1f}h{_PLOT_WIDTH}" stroke="{axis}" stroke-width="0.5"/>'
+            f'<path d="M{_LEFT} {y:.1f}h{_PLOT_WIDTH}" stroke="{OTHERS}" stroke-width="0.5"/>'
         )
         parts.append(
             f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{i * step:.1f}</text>'
         )
     points = " ".join(place(i, loss) for i, loss in enumerate(losses))
-    parts.append(f'<polyline points="{points}" fill="none" stroke="{curve}" stroke-width="1.2"/>')
+    parts.append(f'<polyline points="{points}" fill="none" stroke="{OURS}" stroke-width="1.2"/>')
     start = 0
     for i, epoch in enumerate(epochs):
         mean = sum(epoch) / len(epoch)
         left, right = place(start, mean), place(start + len(epoch), mean)
-        parts.append(f'<polyline points="{left} {right}" stroke="{text}" stroke-width="2"/>')
+        parts.append(f'<polyline points="{left} {right}" stroke="{TEXT}" stroke-width="2"/>')
         x = _LEFT + _PLOT_WIDTH * (start + len(epoch) / 2) / len(losses)
         parts.append(
             f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">epoch {i + 1}: '
             f"{mean:.3f}</text>"
         )
         start += len(epoch)
-    return _svg(parts, bottom + 28, text, "The loss of each batch of the tutorial")
+    return _svg(parts, bottom + 28, "The loss of each batch of the tutorial")
 
 
-def draw_digits(measured: dict, theme: str) -> str:
+def draw_digits(measured: dict) -> str:
     """Return the picture of the images with the answers of the network."""
-    text, axis, ink = THEMES[theme]
     titles = {
         "first": "The first images of the test set",
         "misread": f"The misread ones of {measured['misread']}",
@@ -125,14 +122,14 @@ def draw_digits(measured: dict, theme: str) -> str:
             x = i * (side + _GAP)
             parts.append(
                 f'<rect x="{x}" y="{y}" width="{side}" height="{side}" fill="none" '
-                f'stroke="{axis}"/>'
+                f'stroke="{OTHERS}"/>'
             )
             for at, value in enumerate(image["pixels"]):
                 if value:
                     row, column = divmod(at, 8)
                     parts.append(
                         f'<rect x="{x + column * _PIXEL}" y="{y + row * _PIXEL}" width="{_PIXEL}" '
-                        f'height="{_PIXEL}" fill="{ink}" fill-opacity="{value / 16:.2f}"/>'
+                        f'height="{_PIXEL}" fill="{OURS}" fill-opacity="{value / 16:.2f}"/>'
                     )
             answer = str(image["answer"])
             if image["answer"] != image["digit"]:
@@ -141,16 +138,17 @@ def draw_digits(measured: dict, theme: str) -> str:
                 f'<text x="{x + side / 2}" y="{y + side + 18}" text-anchor="middle">{answer}</text>'
             )
         y += side + 46
-    return _svg(parts, y - 16, text, "Digits of the tutorial with the answers of the network")
+    return _svg(parts, y - 16, "Digits of the tutorial with the answers of the network")
 
 
-def _svg(parts: list[str], height: int, text: str, label: str) -> str:
+def _svg(parts: list[str], height: int, label: str) -> str:
     body = "\n".join(parts)
-    return (
+    svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
-        f'height="{height}" font-family="sans-serif" font-size="12" fill="{text}" role="img" '
+        f'height="{height}" font-family="sans-serif" font-size="12" fill="{TEXT}" role="img" '
         f'aria-label="{label}">\n{body}\n</svg>\n'
     )
+    return for_both(svg, DARK)
 
 
 #: The pictures, by the name in the file.
@@ -170,8 +168,7 @@ def main() -> None:
         SOURCE.write_text(written(run()), "utf-8")
     measured = json.loads(SOURCE.read_text("utf-8"))
     for name, draw in PICTURES.items():
-        for theme in THEMES:
-            Path(FOLDER / f"tutorial_{name}_{theme}.svg").write_text(draw(measured, theme), "utf-8")
+        (FOLDER / f"tutorial_{name}.svg").write_text(draw(measured), "utf-8")
     print("\n".join(measured["printed"]))
 
 

@@ -23,6 +23,7 @@ extensions += [
     "measured_scaling",
     "measured_web",
     "architecture",
+    "charts",
     "optional",
     "onnx_table",
     "web_example",

@@ -123,7 +123,7 @@ def chromium(profile: Path, *arguments: str) -> str:
 
 def legible_width(name: str) -> float:
     """Return the pixels of a figure's width at which most of its text has a height of 9 pixels."""
-    file = ROOT / "docs/_measured" / name
+    file = ROOT / "docs/_measured" / re.sub(r"_(light|dark)\.svg$", ".svg", name)
     text = layers_figure() if name == "layers" else file.read_text()
     whole = re.search(r"<svg[^>]*font-size=\"([\d.]+)", text)
     sizes = [whole[1]] if whole else re.findall(r"font(?:-size)?: ([\d.]+)", text)

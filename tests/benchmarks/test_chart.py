@@ -25,11 +25,10 @@ def measured():
     return json.loads(chart.SOURCE.read_text())
 
 
-@pytest.mark.parametrize("theme", chart.THEMES)
-def test_the_pictures_are_of_the_measurements(measured, theme):
-    text = (ROOT / f"docs/_measured/steps_{theme}.svg").read_text()
+def test_the_picture_is_of_the_measurements(measured):
+    text = (ROOT / "docs/_measured/steps.svg").read_text()
     times = json.loads(chart.TIMES.read_text())
-    assert text == chart.draw(measured, times, theme), "run python benchmarks/chart.py"
+    assert text == chart.draw(measured, times), "run python benchmarks/chart.py"
     root = ElementTree.fromstring(text)
     svg = "{http://www.w3.org/2000/svg}"
     bars = [
@@ -52,6 +51,16 @@ def test_the_pictures_are_of_the_measurements(measured, theme):
     assert size * 360 / whole >= 10
 
 
+@pytest.mark.parametrize("path", sorted(chart.FOLDER.glob("*.svg")), ids=lambda path: path.stem)
+def test_each_colour_has_one_for_dark_pages(path):
+    pattern = r"<style>@media \(prefers-color-scheme: dark\) \{(.*?)\n\}</style>"
+    before, style, after = re.split(pattern, path.read_text("utf-8"), flags=re.DOTALL)
+    used = re.findall(r'\b(fill|stroke)(?:="|: )(#\w{6})', before + after)
+    replaced = re.findall(r'^\[.*\b(fill|stroke).*(#\w{6})"\] \{\1: #\w{6}', style, re.MULTILINE)
+    assert used
+    assert set(replaced) == set(used)
+
+
 def test_the_times_name_the_machine_and_the_contestants():
     times = json.loads(chart.TIMES.read_text())
     assert {"date", "processor", "target", "threads", "tvm", "torch", "load"} <= set(times)
@@ -66,7 +75,7 @@ def test_the_times_name_the_machine_and_the_contestants():
 def test_a_long_bar_is_cut_and_keeps_its_number(measured):
     times = json.loads(chart.TIMES.read_text())
     times["rows"] = [{"step": "MLP 1-2, 3", "ms": {"relax_grad": 2.0, "TVM": 2000.0}}]
-    root = ElementTree.fromstring(chart.draw(measured, times, "light"))
+    root = ElementTree.fromstring(chart.draw(measured, times))
     texts = [label.text for label in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "1000 TVM alone" in texts
     assert max(map(len, texts)) < 60
@@ -75,6 +84,7 @@ def test_a_long_bar_is_cut_and_keeps_its_number(measured):
 def test_the_first_page_has_the_measured_figures(measured):
     text = README.read_text()
     assert "\n".join(chart.table(measured)) in text
+    assert 'src="docs/_measured/steps.svg"' in text
     for version in (measured["tvm"], measured["torch"].partition("+")[0]):
         assert version in text
     # No other time, size or ratio stands on the first page.
