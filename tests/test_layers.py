@@ -151,7 +151,7 @@ def test_the_rooms_of_a_package_are_passed_once(package):
             assert floors[user[0]] < floors[used[0]], (user, used)
 
 
-@pytest.mark.parametrize("package", ["cpu.kernel", "frontend.onnx"])
+@pytest.mark.parametrize("package", ["cpu.kernel", "cpu.passes", "frontend.onnx"])
 def test_no_room_imports_private_modules_of_another(package):
     for user, used in between_rooms(package):
         private = [name for name in used[1:] if name.startswith("_")]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .attention import FuseAttention
+from .attention.fuse import FuseAttention
 from .divide import DivideSlices
 from .fold import FoldConstants
 from .inline import InlineSingleUse
 from .join import JoinSlices
 from .lift import LiftBranches
 from .products import JoinProducts
-from .remat import Rematerialize
+from .remat.rematerialize import Rematerialize
 from .reorder import ReorderForPeakMemory
 from .storage import ShareStorage
 

@@ -11,7 +11,7 @@ from tvm import relax
 
 from ...ir.compat import dtype_of
 from ._slices import SLICES, Slice, slice_of, static_shape
-from ._sums import Emit, Group, JoinTerms
+from ._tensor_sums import Emit, Group, JoinTerms
 
 #: The fewest slices that are joined. The sum of fewer slices is one loop that is as fast.
 _FEWEST = 4

@@ -12,7 +12,7 @@ from tvm.ir import Op
 
 from ...ir.compat import dtype_of
 from ._slices import Lookup, static_shape
-from ._sums import Emit, Group, JoinTerms
+from ._tensor_sums import Emit, Group, JoinTerms
 
 _MATMUL, _PERMUTE = Op.get("relax.matmul"), Op.get("relax.permute_dims")
 

@@ -27,7 +27,7 @@ from ..schedule import (
     schedule_merged,
 )
 from ..target import CPU
-from ._consumers import Item, is_call, with_products
+from ._consumer_order import Item, is_call, with_products
 from ._target import TargetPass
 
 #: The most calls that a call is moved across. Its operands or results stay live over this distance.

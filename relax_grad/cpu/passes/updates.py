@@ -7,7 +7,7 @@ from tvm import relax
 
 from ...ir.aliases import leaves, named_by, writing_functions
 from ...ir.module import DONATED, normalized
-from ._forward import forward_pass
+from .remat.forward import forward_pass
 from .reorder import Tensors, has_place, in_arguments
 
 

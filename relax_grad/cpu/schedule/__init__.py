@@ -5,9 +5,8 @@ contiguous memory are joined (``_access``). Then new loops are emitted: over ele
 (``_elements``), over more memory than caches hold (``_stream``), and for reductions (``_reduce``),
 with arithmetic instead of calls of the C library (``_functions``). Several element-wise functions
 can be merged into one first (``_merge``), and may consume the tiles of a matrix product
-(``_consumers``). A statement that is no nest, such as a scan, keeps its
-loops between those of the nests, and functions with other effects are scheduled block by block
-(``_blocks``).
+(``_product_consumers``). A statement that is no nest, such as a scan, keeps its loops between those
+of the nests, and functions with other effects are scheduled block by block (``_blocks``).
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from ...ir.module import IN_PLACE, is_buffer
 from ..kernel.language.builder import block, scopes
 from ..target import CPU
 from ._blocks import over_flat_buffers, schedule_blocks
-from ._consumers import schedule_consumer
 from ._elements import Elements
 from ._emitter import Elementwise
 from ._functions import calls_in
@@ -35,6 +33,7 @@ from ._in_place import Shareable, for_in_place, in_place, in_place_pairs
 from ._indices import as_analyzable
 from ._merge import Merged, Part, Pointwise, merge, pointwise
 from ._nest import Nest, product, sections_of, stored
+from ._product_consumers import schedule_consumer
 from ._reduce import Reduction
 from ._stream import Stream
 

@@ -9,8 +9,8 @@ import numpy as np
 from tvm import relax
 from tvm.ir import Op
 
-from ...ir.compat import constant_value, dtype_of
-from ...ir.shapes import static_extents
+from ....ir.compat import constant_value, dtype_of
+from ....ir.shapes import static_extents
 
 #: The most elements of a mask whose value is computed.
 _MOST_ELEMENTS = 2**24

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .reorder import Tensors
+from ..reorder import Tensors
 
 #: Tensors with at most the bytes of the forward pass divided by this number are small.
 _SMALL = 1024

@@ -9,7 +9,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from ...ir.expressions import are_equal
+from ....ir.expressions import are_equal
 from ._shapes import extents_of, is_one
 
 #: The largest number that replaces masked scores: beside a score that is not masked, its weight

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from ...ir.module import DRAWN, FIRST_ELEMENTS
+from ....ir.module import DRAWN, FIRST_ELEMENTS
 from ._shapes import are_equal_shapes, extents_of, number_of
 
 _CALL_TIR, _RESHAPE = Op.get("relax.call_tir"), Op.get("relax.reshape")

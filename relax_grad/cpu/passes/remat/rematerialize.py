@@ -7,8 +7,8 @@ from collections.abc import Callable
 import tvm
 from tvm import relax
 
-from ...ir.module import normalized, with_functions
-from ...ir.remat import AUTO, LIGHT, REMAT, from_attribute
+from ....ir.module import normalized, with_functions
+from ....ir.remat import AUTO, LIGHT, REMAT, from_attribute
 from ._plans import automatic, by_policy, light, named_policy, within
 from ._residuals import Residuals
 

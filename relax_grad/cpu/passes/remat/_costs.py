@@ -11,10 +11,10 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
-from ...ir.compat import structural_walk
-from ...ir.module import tuple_fields
-from ...ir.shapes import known_extents
-from .reorder import size_in_bytes
+from ....ir.compat import structural_walk
+from ....ir.module import tuple_fields
+from ....ir.shapes import known_extents
+from ..reorder import size_in_bytes
 
 _CALL_TIR = Op.get("relax.call_tir")
 

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from relax_grad.cpu.passes._min_cut import UNBOUNDED, Network
+from relax_grad.cpu.passes.remat._min_cut import UNBOUNDED, Network
 
 NODES = 6
 

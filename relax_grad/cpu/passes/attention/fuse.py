@@ -15,11 +15,11 @@ from tvm import relax
 from tvm.ir import GlobalVar, Op
 from tvm.relax import op
 
-from ...ir.aliases import may_write, writing_functions
-from ...ir.bindings import bindings_of, used
-from ...ir.dataflow import with_changed_blocks
-from ...ir.module import ModulePass
-from ...op.attention_dropout import attention_dropout
+from ....ir.aliases import may_write, writing_functions
+from ....ir.bindings import bindings_of, used
+from ....ir.dataflow import with_changed_blocks
+from ....ir.module import ModulePass
+from ....op.attention_dropout import attention_dropout
 from ._dropouts import dropout_of
 from ._groups import ATTENTIONS, without_repeats
 from ._masks import value_of

@@ -8,12 +8,12 @@ from collections.abc import Collection, Sequence
 import tvm
 from tvm import relax
 
-from ...ir.aliases import Memory, is_name, leaves, named_by, writing_functions
-from ...ir.bindings import renamed, substitute, used, with_value
+from ....ir.aliases import Memory, is_name, leaves, named_by, writing_functions
+from ....ir.bindings import renamed, substitute, used, with_value
+from ..reorder import Tensors, has_place, in_arguments, reordered
+from ..storage import Lifetime, storages_of
 from ._costs import Cost, cost_of
-from ._forward import forward_pass
-from .reorder import Tensors, has_place, in_arguments, reordered
-from .storage import Lifetime, storages_of
+from .forward import forward_pass
 
 
 class Residuals:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
-from ...ir.compat import constant_value, dtype_of
-from ...ir.expressions import are_equal
-from ...ir.shapes import known_extents
+from ....ir.compat import constant_value, dtype_of
+from ....ir.expressions import are_equal
+from ....ir.shapes import known_extents
 
 #: The most positions of heads whose attention may stay written out, and the positions for each
 #: feature.

@@ -1,0 +1,1 @@
+"""The replacement of an attention that is written out by one operator."""

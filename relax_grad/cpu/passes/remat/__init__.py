@@ -1,0 +1,1 @@
+"""Recomputation of results of the forward pass in the backward pass of a training step."""
