@@ -18,7 +18,7 @@ from ..ir.compat import constant_value, dtype_of
 from ..ir.dataflow import with_changed_bindings
 from ..ir.divisions import has_checked_divisions
 from ..ir.floats import guard_floats
-from ..ir.module import NO_ALIASES, normalized
+from ..ir.module import NO_ALIASES, normalized, with_only
 from . import passes as own
 from .codegen.callees import PrefixSymbols
 from .codegen.compile import BeginKernels, CompileFunctions
@@ -134,7 +134,7 @@ def joining_passes() -> Iterator[tvm.transform.Pass]:
 def _peak(target: tvm.target.Target, mod: tvm.IRModule, name: str) -> int:
     """Return the bytes that the passes after Rematerialize plan for a function without symbolic
     extents."""
-    mod = relax.transform.DeadCodeElimination([name])(mod)
+    mod = relax.transform.DeadCodeElimination()(with_only(mod, [name]))
     behind = dropwhile(
         lambda step: not isinstance(step, own.Rematerialize),
         passes(target, own.DispatchKernels(target)),

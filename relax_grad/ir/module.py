@@ -319,6 +319,29 @@ def referred_to(functions: Iterable[tvm.ir.BaseFunc]) -> set[GlobalVar]:
     return called
 
 
+def with_only(mod: tvm.IRModule, names: Iterable[str]) -> tvm.IRModule:
+    """Return a module with some functions and those that they refer to; the same module if these
+    are all.
+
+    ``DeadCodeElimination`` keeps every function that has a global symbol too.
+    """
+    left = [mod.get_global_var(name) for name in names]
+    kept = set(left)
+    while left:
+        function = mod[left.pop()]
+        if isinstance(function, tirx.PrimFunc):
+            found: set[GlobalVar] = set()
+            structural_walk(function.body, (GlobalVar, found.add))
+        else:
+            found = referred_to([function])
+        left += found - kept
+        kept |= found
+    functions = {variable: f for variable, f in mod.functions_items() if variable in kept}
+    if len(functions) == len(mod.functions):
+        return mod
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
 def sharing(function: tirx.PrimFunc, pairs: Sequence[tuple[int, int]]) -> tirx.PrimFunc:
     """Return a function with one parameter for each argument that is read and the result in its
     memory."""

@@ -10,6 +10,7 @@ from tvm import relax, tirx
 
 from ..cpu.pipeline import pipeline
 from ..ir.compat import dtype_of, structural_equal
+from ..ir.module import with_only
 from ._reader import Constants, Entry, read
 from .kernels import lowered_kernels, workspaces
 from .plan import STATE, Call, Function, Plan, Tensor, aligned
@@ -81,7 +82,7 @@ def _compiled(
     names = [entry.name for entry in entries]
     for name in names:
         _check_extents(module[name], name)
-    module = relax.transform.DeadCodeElimination(names)(module)
+    module = relax.transform.DeadCodeElimination()(with_only(module, names))
     return pipeline(target, symbol_prefix=prefix)(module)
 
 

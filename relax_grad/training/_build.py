@@ -13,7 +13,14 @@ from tvm.relax import op
 from ..autodiff.gradient import Gradient, add_adjoint
 from ..ir.compat import dtype_of
 from ..ir.inlining import write_out_adjoint, write_out_calls
-from ..ir.module import copy_with_new_vars, identifier, referred_to, unused, with_functions
+from ..ir.module import (
+    copy_with_new_vars,
+    identifier,
+    referred_to,
+    unused,
+    with_functions,
+    with_only,
+)
 from ..ir.remat import REMAT, as_attribute
 from ..ir.signature import MODEL_GROUPS
 from ._optimizer import Optimizer, Update, rates_of
@@ -200,10 +207,9 @@ class Build:
 
     def _unneeded(self) -> list[str]:
         """Return the functions of the model that neither the step calls nor prediction."""
-        reached = relax.transform.DeadCodeElimination(self._others())
-        names = {variable.name_hint for variable in self.source.module.get_global_vars()}
-        left = {variable.name_hint for variable in reached(self.source.module).get_global_vars()}
-        return sorted(names - left)
+        module = self.source.module
+        left = set(with_only(module, self._others()).get_global_vars())
+        return sorted(v.name_hint for v in module.get_global_vars() if v not in left)
 
     def _others(self) -> list[str]:
         """Return the functions that stay: that for prediction, or all but the loss of a module

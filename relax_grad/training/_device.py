@@ -13,6 +13,7 @@ from .._progress import shown
 from .._validation import described
 from ..cpu import programs
 from ..cpu.pipeline import pipeline
+from ..ir.module import with_only
 from ..transform import PlainNames
 from . import _export
 from ._donation import donating
@@ -202,7 +203,7 @@ def prepared(
     """Return a module for a device: with these functions and plain names, and with the calls of a
     library."""
     if roots is not None:
-        module = relax.transform.DeadCodeElimination(roots)(module)
+        module = with_only(module, roots)
     if library is not None:
         from ..backend import DispatchLibrary
 

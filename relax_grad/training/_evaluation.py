@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import tvm
-from tvm import relax
 
 from .._progress import shown
 from .._validation import check_call, described
-from ..ir.module import with_functions
+from ..ir.module import with_functions, with_only
 from ._device import Place
 from ._inputs import NO_BATCH, check_loader, input_types, result_of
 
@@ -71,7 +70,7 @@ class Evaluation:
         function = source.module[name]
         if self._loss is None:
             module = with_functions(source.module, {name: function})
-            module = relax.transform.DeadCodeElimination([name])(module)
+            module = with_only(module, [name])
             with shown("compiling the evaluation"):
                 executable = self._place.module(module)
             self._loss = self._place.machine(executable)[name]

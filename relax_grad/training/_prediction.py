@@ -8,6 +8,7 @@ import tvm
 from tvm import relax
 
 from ..ir.index_ranges import IndexRange
+from ..ir.module import with_only
 from ._device import Place
 from ._inputs import as_input, check_ranges, forward_checks_of, forward_ranges_of, input_types
 from ._slots import EMA, Slot
@@ -25,8 +26,7 @@ class Prediction:
     @classmethod
     def alone(cls, step, place: Place, check_inputs: bool) -> Prediction:
         """Compile the function without those that train."""
-        name = step.forward.name
-        module = relax.transform.DeadCodeElimination([name])(step.module)
+        module = with_only(step.module, [step.forward.name])
         return cls(step, place.machine(place.module(module)), check_inputs)
 
     def types_of(self, inputs: Sequence[object]) -> dict[str, relax.TensorType]:
