@@ -7,11 +7,14 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+import tvm
 from torch import fx
 from tvm import relax, tirx
 
 from ....ir.compat import Analyzer, constant_value, dtype_of
 from ._support import Refused
+
+_RESHAPE = tvm.ir.Op.get("relax.reshape")
 
 #: The names of dtypes in Relax.
 DTYPES = {
@@ -168,6 +171,12 @@ class Call:
         name = self.node.target.__name__.partition(".")[0]
         self.importer.require(product != 0, f"{name} needs at least one element to reduce")
 
+    def require_windows(self, data: relax.Expr, rank: int) -> None:
+        """Require elements along the last axes of an operand and of the result."""
+        for extent in (*extents_of(data)[-rank:], *self.shape[-rank:]):
+            if not isinstance(extent, int):
+                self.require_slice(0, 1, extent)
+
     def require_slice(self, begin, end, extent) -> None:
         """Require that elements are on an axis, if the number of elements is symbolic."""
         if isinstance(extent, int):
@@ -180,10 +189,14 @@ class Call:
         self.importer.require(extent >= end, reason)
 
     def constant(self, value: relax.Expr) -> np.ndarray | None:
-        """Return the numbers of a tensor that is bound to a constant; None for another tensor."""
-        while isinstance(value, relax.Var):
-            value = self.importer.block_builder.lookup_binding(value)
-        return constant_value(value)
+        """Return the numbers of a constant tensor, reshaped or not; None for another tensor."""
+        while True:
+            if isinstance(value, relax.Var):
+                value = self.importer.block_builder.lookup_binding(value)
+            elif isinstance(value, relax.Call) and value.op.same_as(_RESHAPE):
+                value = value.args[0]
+            else:
+                return constant_value(value)
 
     def numbers(self, count, dtype: str = "int64") -> relax.Expr:
         """Return the integers from 0 on."""

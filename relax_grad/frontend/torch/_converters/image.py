@@ -37,6 +37,7 @@ def _grid_sample(call, data, grid, interpolation_mode, padding_mode, align_corne
 def _axes(call, data, scale_factors) -> list[tuple]:
     """Return each axis of the image, its extents in the image and in the result, and its scale
     factor or None."""
+    call.require_windows(data, data.ty.ndim - 2)
     factors = scale_factors or [None] * (data.ty.ndim - 2)
     return list(
         zip(itertools.count(2), extents_of(data)[2:], call.shape[2:], factors, strict=False)

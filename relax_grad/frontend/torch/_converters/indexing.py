@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 
 from ....op import stop_gradient
 from ._call import axis_of, converts, dtype, extents_of, is_float, scalar, static
@@ -67,6 +67,7 @@ def _front(call, data, axis: int, count) -> relax.Expr:
     """Return the first elements of an axis."""
     if extents_of(data)[axis] is count or extents_of(data)[axis] == count:
         return data
+    call.require_slice(0, count, extents_of(data)[axis])
     return call.emit(_op.strided_slice(data, [axis], [0], [count], [1]))
 
 
@@ -95,9 +96,14 @@ def _take(call, data, index):
 
 
 def _require_places(call, index, extent) -> None:
-    """Require that an axis with a symbolic extent has the elements of a constant index."""
-    places = None if isinstance(extent, int) else call.constant(index)
-    if places is not None and places.size:
+    """Require that an axis with a symbolic extent has the elements of a constant index, and any
+    element for a computed index."""
+    if isinstance(extent, int):
+        return
+    places = call.constant(index)
+    if places is None:
+        call.require_slice(0, tirx.min(_product([1, *extents_of(index)]), 1), extent)
+    elif places.size:
         last = max(int(places.max()) + 1, -int(places.min()))
         call.require_slice(0, last, extent)
 
@@ -253,7 +259,9 @@ def _index_add(call, data, dim, index, source=None, alpha=1, value=None):
     rank = len(shape)
     axis = axis_of(dim, rank)
     index = _vector(call, index)
-    if not call.node.target.__name__.startswith("index_fill"):
+    if call.node.target.__name__.startswith("index_fill"):
+        _require_places(call, index, shape[axis] if rank else 1)
+    else:
         index = _positive(call, index, shape[axis] if rank else 1)
     count = extents_of(index)[0]
     if source is None:
@@ -301,8 +309,10 @@ def _scatter(call, data, dim, index, src=None, value=None, reduce=None, include_
     index = _positive(call, index, extents_of(data)[axis])
     if src is None:
         src = call.emit(_op.broadcast_to(call.tensor(value, kind), extents_of(index)))
-    for other_axis in range(data.ty.ndim):
-        src = _front(call, src, other_axis, extents_of(index)[other_axis])
+    for other_axis, count in enumerate(extents_of(index)):
+        if other_axis != axis:
+            call.require_slice(0, count, extents_of(data)[other_axis])
+        src = _front(call, src, other_axis, count)
     if call.node.target.__name__ == "scatter_add.default":
         reduce = "add"
     if reduce is None:
@@ -404,6 +414,7 @@ def _embedding(call, weight, indices, padding_idx, scale_grad_by_freq, sparse):
     """The row of the padding has no gradient."""
     if scale_grad_by_freq:
         raise Refused("scale_grad_by_freq changes the gradient only, which Relax cannot express")
+    _require_places(call, indices, extents_of(weight)[0])
     rows = call.emit(_rows(call, weight, indices, 0))
     if padding_idx < 0:
         return rows
@@ -449,6 +460,7 @@ def _embedding_bag(
     if padding_idx >= 0:
         padding = call.emit(_op.equal(indices, scalar(padding_idx, dtype(indices))))
         bag = call.emit(_op.where(padding, scalar(bags, "int64"), bag))
+    _require_places(call, indices, extents_of(weight)[0])
     # Rows of the padding fall into one more bag, which is cut off.
     rows = call.emit(_rows(call, weight, indices, 0))
     if per_sample_weights is not None:

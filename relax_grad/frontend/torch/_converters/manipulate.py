@@ -329,7 +329,9 @@ def _slice_scatter(call, data, src, dim, start, end, step):
     if count == extent and step == 1:
         return src
     begin = begin_of(extent, start, count if end is None and step == 1 else None)
-    return _op.slice_scatter(data, src, begin, begin + (count - 1) * step + 1, step, axis)
+    end = begin + (count - 1) * step + 1
+    call.require_slice(begin, end, extent)
+    return _op.slice_scatter(data, src, begin, end, step, axis)
 
 
 @converts(MANIPULATE, "select_scatter.default")

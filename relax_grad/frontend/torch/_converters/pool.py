@@ -40,6 +40,7 @@ def _avg_pool(rank: int) -> Callable:
         count_include_pad,
         divisor_override=None,
     ):
+        call.require_windows(data, rank)
         kernel, padding = repeated(kernel_size, rank), repeated(padding, rank)
         stride = repeated(stride, rank) if stride else kernel
         if divisor_override and ceil_mode:
@@ -65,6 +66,7 @@ def _avg_pool(rank: int) -> Callable:
 
 def _max_pool(rank: int) -> Callable:
     def convert(call, data, kernel_size, stride, padding, dilation, ceil_mode):
+        call.require_windows(data, rank)
         kernel = repeated(kernel_size, rank)
         padding, dilation = repeated(padding, rank), repeated(dilation, rank)
         stride = repeated(stride, rank) if stride else kernel

@@ -293,6 +293,56 @@ def test_elements_that_an_axis_lacks_are_refused(function, allowed, refused):
         call(refused)
 
 
+def _holds(check, number):
+    try:
+        check.check(dict.fromkeys(check.names, number))
+    except ValueError:
+        return False
+    return True
+
+
+INDEX = torch.tensor([[2, 0], [1, 3]])
+ROWS = torch.tensor([2, 0])
+
+
+@pytest.mark.parametrize(
+    "functions",
+    [
+        {
+            "gather": lambda x: x.quantile(0.3, 0),
+            "scatter": lambda x: x.scatter(1, INDEX, 2.0),
+            "index_fill": lambda x: x.index_fill(0, ROWS, 1.0),
+            "slice_scatter": lambda x: x.slice_scatter(torch.ones(2, 4), 0, 1, 3),
+            "embedding": lambda x: F.embedding(ROWS, x),
+            "avg_pool1d": lambda x: F.avg_pool1d(x.T[None], 2),
+            "upsample_nearest1d": lambda x: F.interpolate(x.T[None], scale_factor=2),
+        },
+        {
+            "gather": lambda x: x.gather(1, INDEX),
+            "index_fill": lambda x: x.index_fill(0, torch.tensor([-2]), torch.tensor(1.0)),
+            "_embedding_bag_forward_only": lambda x: F.embedding_bag(ROWS[None], x),
+            "max_pool2d": lambda x: F.max_pool2d(x[None, None], (2, 1)),
+            "upsample_linear1d": lambda x: F.interpolate(x.T[None], size=5, mode="linear"),
+        },
+        {"gather": lambda x: x.gather(0, x.detach().argmax(1, True) * 0)},
+    ],
+)
+def test_batches_that_pytorch_refuses_are_refused(functions):
+    module = _Called(lambda x: sum(function(x).sum() for function in functions.values()))
+    axes = {"x": {0: torch.export.Dim.DYNAMIC}}
+    imported = from_module(module, (torch.randn(6, 4),), dynamic_shapes=axes).module
+    checks = extent_checks(imported, "loss")
+    for rows in range(5):
+        wrong = {check.reason.split()[0] for check in checks if not _holds(check, rows)}
+        assert wrong <= set(functions)
+        for name, function in functions.items():
+            if name in wrong:
+                with pytest.raises((IndexError, RuntimeError)):
+                    function(torch.randn(rows, 4))
+            else:
+                function(torch.randn(rows, 4))
+
+
 def test_slices_and_medians_of_symbolic_extents():
     """The extents of both slices are equal, but not provably so."""
     module = _Called(lambda x: (x[2:] * x[:-2]).sum() + x.median())
