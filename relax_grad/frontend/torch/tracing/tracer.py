@@ -22,6 +22,7 @@ from .._problems import Problem, is_user_file, user_line
 from . import gradients
 from .checks import gaussian_nll_loss, is_validation, multi_margin_loss, without_checks
 from .ctc import ctc_loss
+from .extents import compare_extents
 from .functions import FunctionCalls
 from .indices import at_numbers, has_numbers
 from .packed import PackedSequences
@@ -124,7 +125,7 @@ class Tracer(TorchFunctionMode):
                 "Tensor.data", "a tensor is assigned; use tensor.copy_ within torch.no_grad()"
             )
         if not self.training:
-            return function(*args, **kwargs)
+            return _called(function, args, kwargs)
         if function in _HOOKS:
             self._note(f"Tensor.{function.__name__}", "hooks of gradients are not imported")
         if accessor is torch.Tensor.grad_fn and is_user_file(sys._getframe(1).f_code.co_filename):
@@ -144,7 +145,7 @@ class Tracer(TorchFunctionMode):
                 "it takes a tensor that needs a gradient and is no parameter of the module; "
                 "register it as one",
             )
-        return function(*args, **kwargs)
+        return _called(function, args, kwargs)
 
     def _at_numbers(self, function: Callable, data: torch.Tensor, index: object, *value: object):
         """Read or write a tensor where an index has an integer in a tensor."""
@@ -288,6 +289,13 @@ class Tracer(TorchFunctionMode):
         self._sections += 1
         with fx_traceback.annotate({CHECKPOINT: self._sections}):
             yield
+
+
+def _called(function: Callable, args: tuple, kwargs: dict) -> object:
+    """Return the result of a function whose operands then have one symbol for an extent."""
+    result = function(*args, **kwargs)
+    compare_extents(function, args, kwargs)
+    return result
 
 
 def _user_frames(_, stack: traceback.StackSummary) -> traceback.StackSummary:
