@@ -11,7 +11,7 @@ import tvm
 from tvm import tirx
 from tvm.ir import Call, Op
 
-from .compat import structural_map
+from .compat import structural_map, structural_walk
 from .module import IS_KERNEL, with_body, with_changed_functions
 
 #: A reinterpretation of a value in its own dtype, which the simplifier keeps, and which is no
@@ -33,6 +33,7 @@ def with_guarded_floats(node: tirx.Stmt | tirx.PrimExpr) -> tirx.Stmt | tirx.Pri
         ((tirx.And, tirx.Or), _connection),
         ((tirx.Mul, tirx.Div), _with_zero),
         (tirx.IfThenElse, _branches),
+        (tirx.Bind, _variable),
     ]
     return structural_map(node, rules, order="post")
 
@@ -115,6 +116,15 @@ def _with_zero(node):
 def _is_zero(expr: tirx.PrimExpr) -> bool:
     expr = expr.value if isinstance(expr, tirx.Broadcast) else expr
     return isinstance(expr, tirx.FloatImm) and not expr.value
+
+
+def _variable(node: tirx.Bind) -> tirx.Bind:
+    """The simplifier fails on the range of a product or a quotient of a selection."""
+    if not _is_float(node.value):
+        return node
+    found: list[object] = []
+    structural_walk(node.value, (tirx.Select, found.append))
+    return tirx.Bind(node.var, guarded(node.value)) if found else node
 
 
 def _branches(node: tirx.IfThenElse) -> tirx.IfThenElse:

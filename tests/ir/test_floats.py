@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 import relax_grad
@@ -86,3 +86,16 @@ def test_the_simplifier_keeps_guarded_operations():
     tvm.ir.assert_structural_equal(
         kept, tvm.tirx.Sub(*[tvm.tirx.BufferLoad(buffer, [i])] * 2), map_free_vars=True
     )
+
+
+def test_products_of_selections_have_no_range():
+    """TVM's analyzer fails on the range of a variable with such a value."""
+    condition = tirx.Var("condition", "bool")
+    x, y = (tirx.Var(name, "float64") for name in "xy")
+    for value in (tirx.Select(condition, x, y) * x, tirx.Select(condition, x, y) / x):
+        variable = tirx.Var("z", "float64")
+        with pytest.raises(ValueError, match="float64"):
+            Analyzer().bind(variable, value)
+        bound = with_guarded_floats(tirx.Bind(variable, value))
+        Analyzer().bind(bound.var, bound.value)
+        assert without_guards(bound.value).same_as(value)
