@@ -46,7 +46,15 @@ def _slope_of(function):
     return slope
 
 
+DIVISORS = torch.tensor([0.1, 0.1, -3.0, 3.0, INF, -0.1], dtype=torch.float64)
+DIVIDED = torch.tensor([1.5, -1.5, 7.0, 1e20, 2.0, -2.0], dtype=torch.float64)
+
 SPECIAL = [
+    *(Case(f.__name__, f, (DIVIDED, DIVISORS)) for f in (torch.fmod, torch.remainder)),
+    *(
+        Case(f"{f.__name__}-32", lambda x, f=f: f(x, 0.1), (DIVIDED[:3].float(),))
+        for f in (torch.fmod, torch.remainder)
+    ),
     *(
         Case(f"{f.__name__}-slope", _slope_of(f), (torch.tensor([0.0, 1.0, -2.0]),))
         for f in (F.softplus, F.mish)
@@ -178,6 +186,56 @@ def test_symbolic_extents_are_numbers():
         (loss, _, _), grad = run("loss_adjoint", torch.tensor(0), data, module.weight)
         close("loss", [loss], [wanted])
         close("gradient", grad, [gradient])
+
+
+CORNERS = torch.tensor([0.0, 1.0, -1.0, 3.0, -3.0, 0.5, -0.5, 6.0, 2.0], dtype=torch.float64)
+FACTORS = torch.tensor([0.5, -0.3, 0.0, 1.0, 0.0], dtype=torch.float64)
+
+
+class _Slopes(nn.Module):
+    """Derivatives of functions."""
+
+    functions = (
+        *(getattr(F, name) for name in ("elu", "celu", "selu", "hardswish", "softsign", "gelu")),
+        lambda x: F.elu(x, 2.0),
+        lambda x: F.softplus(x, 2.0, 1.0),
+        lambda x: torch.where(x > 0, x * x, x),
+        lambda x: torch.special.entr(x[:2]),
+        lambda x: torch.special.xlog1py(x[:5] * FACTORS, 2.0),
+    )
+
+    def forward(self, x, factors):
+        parts = [_slope_of(function)(x) for function in self.functions]
+        products = (
+            lambda x: torch.special.xlog1py(x, FACTORS.abs() + x),
+            lambda x: torch.special.xlog1py(FACTORS, x),
+        )
+        return parts + [_slope_of(_slope_of(function))(factors) for function in products]
+
+
+def test_derivatives_at_corners():
+    """Derivatives of the first three orders are PyTorch's."""
+    module, results = _Slopes(), []
+    for called in (module, wrap(module, (CORNERS.clone().requires_grad_(), FACTORS))):
+        x, factors = CORNERS.clone().requires_grad_(), FACTORS.clone().requires_grad_()
+        parts = called(x, factors)
+        total = sum(part.sum() * (i + 1) for i, part in enumerate(parts))
+        results.append([*parts, *torch.autograd.grad(total, (x, factors))])
+    for result, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(result, wanted)
+
+
+def test_sinc_at_zero():
+    """PyTorch's second derivative is NaN."""
+    slope = _slope_of(_slope_of(torch.sinc))
+
+    class Slope(nn.Module):
+        def forward(self, x):
+            return slope(x)
+
+    zero = torch.zeros(1, dtype=torch.float64)
+    near = slope(torch.tensor([1e-3], dtype=torch.float64))
+    torch.testing.assert_close(wrap(Slope(), (zero,))(zero), near, rtol=1e-5, atol=0)
 
 
 def _resized(data, sizes, factor):

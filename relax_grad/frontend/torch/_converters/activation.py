@@ -18,6 +18,9 @@ ACTIVATION: dict[str, Callable] = {}
 
 _op = relax.op
 
+#: The threshold above which the second derivative of softplus is below its rounding.
+_STRAIGHT = 15
+
 
 def _activation(*names: str) -> Callable:
     """Enter a function that computes half precision in float32, as PyTorch does."""
@@ -71,13 +74,16 @@ def _softplus_of(call, data):
 
 @_activation("elu.default")
 def _elu(call, data, alpha, scale, input_scale):
+    """The second derivative at zero is zero."""
     kind = dtype(data)
-    zero = scalar(0, kind)
+    zero, steep = scalar(0, kind), scale * alpha * input_scale
     positive = call.emit(_op.greater(data, zero))
-    exponent = call.emit(_op.where(positive, zero, data))
+    straight = call.emit(_op.greater_equal(data, zero))
+    exponent = call.emit(_op.where(straight, zero, data))
     exponent = call.emit(_op.multiply(exponent, scalar(input_scale, kind)))
     curve = _op.multiply(expm1(call, exponent), scalar(alpha * scale, kind))
-    return _op.where(positive, _op.multiply(data, scalar(scale, kind)), curve)
+    slope = call.emit(_op.where(positive, scalar(scale, kind), scalar(steep, kind)))
+    return _op.where(straight, _op.multiply(data, slope), call.emit(curve))
 
 
 @_activation("celu.default")
@@ -147,8 +153,15 @@ def _softplus(call, data, beta, threshold):
     scaled = call.emit(_op.multiply(data, scalar(beta, kind)))
     linear = call.emit(_op.greater(scaled, scalar(threshold, kind)))
     inner = call.emit(_op.where(linear, scalar(0, kind), scaled))
-    value = _op.divide(_softplus_of(call, inner), scalar(beta, kind))
-    return _op.where(linear, data, value)
+    value = call.emit(_op.divide(_softplus_of(call, inner), scalar(beta, kind)))
+    value = call.emit(_op.where(linear, data, value))
+    if threshold > _STRAIGHT:
+        return value
+    # At the threshold, the second derivative is zero.
+    edge = call.emit(_op.equal(scaled, scalar(threshold, kind)))
+    slope = scalar(1 / (1 + math.exp(-threshold)), kind)
+    change = _op.multiply(_op.subtract(data, stop_gradient(data)), slope)
+    return _op.where(edge, _op.add(stop_gradient(value), call.emit(change)), value)
 
 
 @_activation("log_sigmoid.default")

@@ -276,38 +276,31 @@ def _fmod(call, data, other):
 def _modulo(call, data, other, rounding: Callable, exact: Callable) -> relax.Expr:
     """Return the remainder; its gradient is the gradient of ``a - b round(a / b)``."""
     kind = promoted(call, "data", "other")
-    data, other = call.tensor(data, kind), call.tensor(other, kind)
+    is_exact = isinstance(other, (int, float)) and abs(math.frexp(other)[0]) == 0.5
     if "float" not in kind:
-        return exact(data, other)
+        return exact(call.tensor(data, kind), call.tensor(other, kind))
+    wide = wide_dtype(kind)
+    data, other = (call.cast(call.tensor(tensor, kind), wide) for tensor in (data, other))
     quotient = call.emit(stop_gradient(call.emit(rounding(_op.divide(data, other)))))
-    whole = _op.multiply(other, quotient)
     # The divisor may be infinite.
-    none = _op.equal(quotient, scalar(0, kind))
-    return _op.subtract(data, call.emit(_op.where(none, scalar(0, kind), whole)))
+    none = call.emit(_op.equal(quotient, scalar(0, wide)))
 
+    def rest(data, other) -> relax.Expr:
+        whole = _op.where(none, scalar(0, wide), _op.multiply(other, quotient))
+        return call.emit(_op.subtract(data, whole))
 
-@converts(ELEMENTWISE, "sinc.default")
-def _sinc(call, data):
-    """The value at zero is one, without a gradient."""
-    kind = dtype(data)
-    inner = call.cast(data, call.dtype if kind != call.dtype else wide_dtype(kind))
-    kind = dtype(inner)
-    origin = call.emit(_op.equal(inner, scalar(0, kind)))
-    safe = call.emit(_op.where(origin, scalar(1, kind), inner))
-    angle = call.emit(_op.multiply(safe, scalar(math.pi, kind)))
-    quotient = call.emit(_op.divide(_op.sin(angle), angle))
-    return call.cast(call.emit(_op.where(origin, scalar(1, kind), quotient)), call.dtype)
-
-
-@converts(ELEMENTWISE, "xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
-def _xlogy(call, data, other):
-    """Zero times the logarithm of zero is zero, without a gradient."""
-    kind = call.dtype
-    data, other = (call.cast(call.tensor(x, kind), wide_dtype(kind)) for x in (data, other))
-    zero = scalar(0, dtype(data))
-    lost = call.emit(_op.logical_and(_op.equal(data, zero), call.emit(_op.less_equal(other, zero))))
-    safe = call.emit(_op.where(lost, scalar(1, dtype(data)), other))
-    return call.cast(call.emit(_op.multiply(data, _op.log(safe))), kind)
+    result = rest(data, other)
+    if not is_exact:  # a power of two: the product has no rounding
+        fixed, divisor = (call.emit(stop_gradient(tensor)) for tensor in (data, other))
+        change = call.emit(_op.subtract(result, rest(fixed, divisor)))
+        value = call.emit(_op.mod(fixed, divisor))
+        if rounding is _op.floor:
+            signs = call.emit(
+                _op.less(_op.multiply(_op.sign(value), _op.sign(divisor)), scalar(0, wide))
+            )
+            value = call.emit(_op.where(signs, _op.add(value, divisor), value))
+        result = call.emit(_op.add(value, change))
+    return call.cast(result, kind)
 
 
 @converts(ELEMENTWISE, "pow.Tensor_Scalar")

@@ -1,4 +1,5 @@
-"""Converters of the logarithm of the gamma function and of its derivative."""
+"""Converters of products with logarithms, and of the logarithm of the gamma function and its
+derivative."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Callable
 
 from tvm import relax
 
-from ._call import Call, converts, scalar
+from ._call import Call, converts, dtype, scalar, wide_dtype
+from .elementwise import log1p
 
 SPECIAL: dict[str, Callable] = {}
 
@@ -100,3 +102,61 @@ def _digamma(call, data):
     origin = call.emit(_op.equal(x.data, scalar(0, _KIND)))
     pole = call.emit(_op.divide(scalar(-1, _KIND), x.chosen(origin, x.data, one)))
     return call.cast(x.chosen(origin, pole, result), call.dtype)
+
+
+@converts(SPECIAL, "sinc.default")
+def _sinc(call, data):
+    """The value at zero is one, with the derivatives of the series."""
+    kind = dtype(data)
+    inner = call.cast(data, call.dtype if kind != call.dtype else wide_dtype(kind))
+    kind = dtype(inner)
+    origin = call.emit(_op.equal(inner, scalar(0, kind)))
+    safe = call.emit(_op.where(origin, scalar(1, kind), inner))
+    angle = call.emit(_op.multiply(safe, scalar(math.pi, kind)))
+    quotient = call.emit(_op.divide(_op.sin(angle), angle))
+    square = call.emit(_op.multiply(inner, inner))
+    series = scalar(0, kind)
+    for factor in (math.pi**4 / 120, -(math.pi**2) / 6, 1):
+        series = call.emit(_op.add(_op.multiply(series, square), scalar(factor, kind)))
+    return call.cast(call.emit(_op.where(origin, series, quotient)), call.dtype)
+
+
+@converts(SPECIAL, "special_entr.default")
+def _entr(call, data):
+    """The derivatives at zero are infinite, as a root's are."""
+    kind = call.dtype
+    data = call.cast(data, wide_dtype(kind))
+    zero, one = scalar(0, dtype(data)), scalar(1, dtype(data))
+    origin = call.emit(_op.equal(data, zero))
+    root = call.emit(_op.sqrt(call.emit(_op.where(origin, data, one))))
+    safe = call.emit(_op.where(origin, one, data))
+    result = call.emit(_op.multiply(_op.negative(safe), _op.log(safe)))
+    lost = call.emit(_op.less(data, zero))
+    below = call.filled(call.shape, -math.inf, dtype(data))
+    result = call.emit(_op.where(lost, below, call.emit(_op.where(origin, root, result))))
+    return call.cast(result, kind)
+
+
+@converts(SPECIAL, "xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
+def _xlogy(call, data, other):
+    """Zero times the logarithm of zero is zero, without a gradient."""
+    kind = call.dtype
+    data, other = (call.cast(call.tensor(x, kind), wide_dtype(kind)) for x in (data, other))
+    zero = scalar(0, dtype(data))
+    lost = call.emit(_op.logical_and(_op.equal(data, zero), call.emit(_op.less_equal(other, zero))))
+    safe = call.emit(_op.where(lost, scalar(1, dtype(data)), other))
+    return call.cast(call.emit(_op.multiply(data, _op.log(safe))), kind)
+
+
+@converts(
+    SPECIAL,
+    *("special_xlog1py.default", "special_xlog1py.other_scalar", "special_xlog1py.self_scalar"),
+)
+def _xlog1py(call, data, other):
+    """Zero times the logarithm of zero is zero, without a gradient."""
+    kind = call.dtype
+    data, other = (call.cast(call.tensor(x, kind), wide_dtype(kind)) for x in (data, other))
+    zero, pole = scalar(0, dtype(data)), scalar(-1, dtype(data))
+    lost = call.emit(_op.logical_and(_op.equal(data, zero), call.emit(_op.less_equal(other, pole))))
+    safe = call.emit(_op.where(lost, zero, other))
+    return call.cast(call.emit(_op.multiply(data, log1p(call, safe))), kind)
