@@ -135,6 +135,18 @@ def _appended(m, x):
     return x * len(m.state)
 
 
+class _Counter:
+    """A counter, in an object or not."""
+
+    def __init__(self, inner=None):
+        self.inner, self.calls = inner, 0
+
+
+def _counted_within(m, x):
+    m.state.inner.calls += 1
+    return x * m.state.inner.calls
+
+
 @pytest.mark.parametrize(
     ("function", "state", "message"),
     [
@@ -143,10 +155,11 @@ def _appended(m, x):
         (_initialised, False, "a write to the attribute state of _Stateful"),
         (_counted, {"calls": 0}, "a write to the attribute state of _Stateful"),
         (_appended, [], "a write to the attribute state of _Stateful"),
+        (_counted_within, _Counter(_Counter()), "a write to the attribute state of _Stateful"),
         (lambda m, x: x * random.random(), None, "a random number of the module random"),
         (lambda m, x: x * float(np.random.rand()), None, "of numpy.random"),  # noqa: NPY002
     ],
-    ids=["tensor", "first", "flag", "dict", "list", "random", "numpy"],
+    ids=["tensor", "first", "flag", "dict", "list", "object", "random", "numpy"],
 )
 def test_state_of_python_is_an_error(function, state, message):
     """The graph has the state of the first call."""

@@ -3,34 +3,21 @@ functions."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import operator
-import types
-from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from ..tracing.state import frozen, identity
+from ..tracing.snapshots import ELEMENTS, OPAQUE, PLAIN, is_users, snapshot
+from ..tracing.state import identity
 
 #: It stands for an attribute that a module does not have.
 _MISSING = object()
 
-#: Values that do not change, of which equal ones are the same constant.
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-
-#: Values that count as themselves, whatever attributes they have.
-_OPAQUE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, nn.Module)
-
-#: The depth of lists, mappings and objects that are compared.
-_DEPTH = 4
-
-#: The number of elements of a tensor down to which all are compared: NumPy may share its memory.
-_ELEMENTS = 256
+#: Values that always stand for the same constant.
+_CONSTANT = (*PLAIN, *OPAQUE)
 
 #: The dtypes that NumPy has.
 _NUMPY = frozenset({torch.float32, torch.float64, torch.int32, torch.int64, torch.bool})
@@ -52,6 +39,7 @@ class Guards:
         places = {identity(module): i for i, module in enumerate(modules)}
         self._plain: list[tuple[int, str, Any, object]] = []
         self._deep: list[tuple[int, str, object]] = []
+        self._classes: dict[tuple[type, str], tuple[int, object]] = {}
         # Their identities are compared, which others could have later.
         self._kept: list[object] = []
         registered = _registered(modules)
@@ -62,29 +50,36 @@ class Guards:
             tables = module._parameters, module._buffers, module._modules
             if any(name in table for table in tables):  # the layout of the module has these
                 continue
-            default = _default(type(module), name)
+            base = _base(type(module), name)
+            default = _MISSING if base is None else vars(base)[name]
+            if base is not None and is_users(base.__module__) and name not in vars(module):
+                described = _described(default, registered, self._kept)
+                self._classes.setdefault((base, name), (places[owner], described))
+            default = default if isinstance(default, PLAIN) else _MISSING
             value = vars(module).get(name, default)
             if value is _MISSING or _is_constant(value):
                 self._plain.append((places[owner], name, value, default))
             else:
-                self._deep.append((places[owner], name, _described(value, registered)))
-                self._kept += [value, pytree.tree_leaves(value)]
+                described = _described(value, registered, self._kept)
+                self._deep.append((places[owner], name, described))
+                self._kept.append(value)
 
     def of(self, modules: Sequence[nn.Module]) -> BoundGuards:
         """Return the guards of modules in the same order, such as the modules of a copy."""
-        return BoundGuards(self._plain, self._deep, modules)
+        return BoundGuards(self._plain, self._deep, self._classes, modules)
 
 
 class BoundGuards:
     """The guards of the modules of one wrapped module."""
 
-    def __init__(self, plain: list, deep: list, modules: Sequence[nn.Module]):
+    def __init__(self, plain: list, deep: list, classes: dict, modules: Sequence[nn.Module]):
         self._modules = modules
         self._names = [(i, name) for i, name, *_ in plain]
         self._places = [(vars(modules[i]), name, default) for i, name, _, default in plain]
         self._values = [value for _, _, value, _ in plain]
         self._deep = [(vars(modules[i]), name, i, value) for i, name, value in deep]
-        self._registered = _registered(modules) if deep else set()
+        self._deep += [(vars(base), name, i, value) for (base, name), (i, value) in classes.items()]
+        self._registered = _registered(modules) if self._deep else set()
 
     def changed(self) -> str | None:
         """Return the attribute that has another value than in the trace; None if all have
@@ -111,8 +106,8 @@ class BoundGuards:
 def _is_constant(value: object) -> bool:
     """Tell whether an object always stands for the same constant."""
     if type(value) is tuple:
-        return all(isinstance(one, _PLAIN) for one in value)
-    return isinstance(value, (*_PLAIN, *_OPAQUE))
+        return all(isinstance(one, PLAIN) for one in value)
+    return isinstance(value, _CONSTANT)
 
 
 def _same(value: object, old: object) -> bool:
@@ -120,56 +115,31 @@ def _same(value: object, old: object) -> bool:
         return False
     if isinstance(value, tuple) and isinstance(old, tuple):
         return len(value) == len(old) and all(map(_same, value, old))
-    return isinstance(value, _PLAIN) and value == old
+    return isinstance(value, PLAIN) and value == old
 
 
-def _default(kind: type, name: str) -> object:
-    """Return the value of a class attribute that holds data."""
-    for base in kind.__mro__:
-        if name in vars(base):
-            value = vars(base)[name]
-            return value if isinstance(value, _PLAIN) else _MISSING
-    return _MISSING
+def _base(kind: type, name: str) -> type | None:
+    """Return the class that has an attribute with data; None if it is computed, or a function."""
+    base = next((base for base in kind.__mro__ if name in vars(base)), None)
+    has_data = base is not None and not hasattr(type(vars(base)[name]), "__get__")
+    return base if has_data else None
 
 
-def _described(value: object, registered: Collection[int], depth: int = _DEPTH) -> object:
+def _described(
+    value: object, registered: Collection[int], kept: list[object] | None = None
+) -> object:
     """Return a value that later changes of this one do not change; objects by their data."""
 
-    def inner(part: object) -> object:
-        return _described(part, registered, depth - 1)
-
-    if isinstance(value, torch.Tensor):
+    def tensor(one: torch.Tensor) -> object:
         # Parameters and buffers are arguments of the functions, whose values may change.
-        return id(value), None if id(value) in registered else _contents(value)
-    if isinstance(value, _OPAQUE) or not depth:
-        return type(value), frozen(value, depth)
-    if isinstance(value, (list, tuple, deque)):
-        return type(value), list(map(inner, value))
-    if isinstance(value, Mapping):
-        items = list(value.items())[:_ELEMENTS]
-        return type(value), len(value), [(id(key), inner(item)) for key, item in items]
-    if isinstance(value, functools.partial):
-        parts = value.func, value.args, value.keywords
-        return type(value), id(value.func), *map(inner, parts)
-    members = getattr(value, "__dict__", None)
-    if isinstance(members, dict) and not isinstance(value, types.MethodType):
-        names = [name for name, one in members.items() if _is_data(name, one)]
-        return type(value), [(name, inner(members[name])) for name in names]
-    return type(value), frozen(value, depth)
+        return id(one), None if id(one) in registered else _contents(one)
 
-
-def _is_data(name: str, value: object) -> bool:
-    """Tell whether a member of an object is data or has data, and is not a note of how a library
-    has called the object."""
-    if isinstance(value, _PLAIN):
-        return True
-    is_table = isinstance(value, (list, tuple, dict, types.SimpleNamespace))
-    return not name.startswith("_") and (is_table or dataclasses.is_dataclass(value))
+    return snapshot(value, tensor, kept=kept)
 
 
 def _contents(tensor: torch.Tensor) -> object:
     """Return a value that changes with the elements of a tensor: all, if they are few."""
-    is_small = type(tensor) is torch.Tensor and tensor.numel() <= _ELEMENTS and _is_plain(tensor)
+    is_small = type(tensor) is torch.Tensor and tensor.numel() <= ELEMENTS and _is_plain(tensor)
     elements = tensor.detach().numpy().tobytes() if is_small else None
     return tensor._version, tensor.data_ptr() if tensor.is_cpu else None, elements
 

@@ -10,9 +10,7 @@ import inspect
 import random
 import sys
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import cast
 from unittest import mock
 
@@ -23,15 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from .._problems import user_line
+from .snapshots import is_users_file, snapshot
 
 #: The attributes that every module has.
 _OWN = frozenset(vars(nn.Module()))
-
-#: The folder of this package.
-_PACKAGE = str(Path(__file__).parents[3])
-
-#: The depth and the number of elements down to which containers and objects are compared.
-_DEPTH, _ELEMENTS = 4, 256
 
 _GET, _SET = object.__getattribute__, nn.Module.__setattr__
 
@@ -65,7 +58,7 @@ def watching_state(
     lines: dict[tuple[int, str], traceback.FrameSummary] = {}
 
     def get(self, name):
-        if name == "__dict__" and _is_outside(sys._getframe(1).f_code.co_filename):
+        if name == "__dict__" and is_users_file(sys._getframe(1).f_code.co_filename):
             for attribute in _GET(self, name):
                 get(self, attribute)
         if name not in _OWN:
@@ -124,12 +117,6 @@ def identity(module: nn.Module) -> int:
     return id(_GET(module, "__dict__"))
 
 
-@functools.cache
-def _is_outside(file: str) -> bool:
-    """Tell whether a file is the user's, and not a library's, which reads all attributes."""
-    return "site-packages" not in file and not file.startswith(_PACKAGE)
-
-
 def _caller() -> traceback.FrameSummary:
     """Return the line that reads or writes an attribute."""
     frame = sys._getframe(2)
@@ -168,7 +155,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
     known = _OWN | _written_by_torch(type(module))  # type: ignore[arg-type]
     for name, value in list(vars(module).items()):
         if name not in known:
-            yield name, frozen(value, _DEPTH)
+            yield name, _state(value)
 
 
 @functools.cache
@@ -184,20 +171,9 @@ def _written_by_torch(kind: type[nn.Module]) -> frozenset[str]:
     )
 
 
-def frozen(value: object, depth: int) -> object:
+def _state(value: object) -> object:
     """Return a value that later changes of this one do not change."""
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return type(value), value
-    if isinstance(value, torch.Tensor):
-        return id(value), value._version
-    if isinstance(value, np.ndarray) and value.size <= _ELEMENTS and not value.dtype.hasobject:
-        return value.shape, value.tobytes()
-    if depth and isinstance(value, Mapping):
-        items = list(value.items())[:_ELEMENTS]
-        return len(value), [(id(key), frozen(item, depth - 1)) for key, item in items]
-    if depth and isinstance(value, (list, tuple, deque, set, frozenset)):
-        return len(value), [frozen(item, depth - 1) for item in list(value)[:_ELEMENTS]]
-    return id(value)  # libraries note in objects, such as a configuration, how they were called
+    return snapshot(value, lambda tensor: (id(tensor), tensor._version), sees_libraries=False)
 
 
 def is_cache(value: object) -> bool:

@@ -16,10 +16,30 @@ from relax_grad.frontend.torch.tracing.state import watching_state  # noqa: E402
 nn, F = torch.nn, torch.nn.functional
 
 
+class Settings:
+    """A class whose objects have data within data."""
+
+    shift = 0.5  # of the class
+
+    def __init__(self, inner=None):
+        self.inner, self._power = inner, 1.0
+
+    def power(self, x):
+        return x**self._power
+
+
+class Slots:
+    __slots__ = ("shift",)
+
+    def __init__(self):
+        self.shift = 0.5
+
+
 class Reader(nn.Module):
     """Reads attributes that a training loop may change."""
 
     scale = 1.0  # of the class
+    factors = (1.0, [2.0])  # of the class
 
     def __init__(self):
         super().__init__()
@@ -31,6 +51,8 @@ class Reader(nn.Module):
         self.activation, self.unread = F.relu, 1
         self.nested = types.SimpleNamespace(inner=types.SimpleNamespace(shifts=[0.5]))
         self.clamped, self.pair = functools.partial(torch.clamp, min=-1.0), {"of": {"shift": 0.5}}
+        self.settings, self.power = Settings(Settings(Slots())), Settings().power
+        self.settings_class, self.groups = type("Own", (Settings,), {}), {"of": [Settings()]}
         self.other, self.shared, self.drop.slope = torch.ones(4), torch.ones(4), 0.5
 
     def doubled(self, x):
@@ -38,6 +60,8 @@ class Reader(nn.Module):
 
     def forward(self, x):
         x = self.doubled(self.clamped(x) * self.other * self.shared) * vars(self.drop)["slope"]
+        x = self.power(x) + self.settings.inner.inner.shift + self.settings_class.shift
+        x = x * self.factors[1][0] + self.groups["of"][0].shift + self.settings.inner.shift
         x = x + self.nested.inner.shifts[0] + self.pair["of"]["shift"]
         y = self.drop(self.norm(x)) / self.temperature * self.scale
         y = self.activation(y) * self.weights[1] * self.mask * self.rows[0]
@@ -63,6 +87,12 @@ CHANGES = {
     "offset of Reader": lambda m: setattr(m, "offset", 0.25),
     "nested of Reader": lambda m: m.nested.inner.shifts.__setitem__(0, 2.0),
     "pair of Reader": lambda m: m.pair["of"].__setitem__("shift", 2.0),
+    "settings of Reader": lambda m: setattr(m.settings.inner.inner, "shift", 2.0),
+    "settings of Reader, replaced": lambda m: setattr(m.settings, "inner", Settings(Settings())),
+    "settings_class of Reader": lambda m: setattr(m.settings_class, "shift", 2.0),
+    "power of Reader": lambda m: setattr(m.power.__self__, "_power", 2.0),
+    "groups of Reader": lambda m: setattr(m.groups["of"][0], "shift", 2.0),
+    "factors of Reader": lambda m: setattr(m, "factors", (1.0, [3.0])),
     "clamped of Reader": lambda m: setattr(m, "clamped", functools.partial(torch.clamp, min=0.0)),
     "other of Reader": lambda m: setattr(m.other, "data", torch.zeros(4)),
     "shared of Reader": lambda m: m.shared.numpy().fill(2.0),
@@ -89,8 +119,23 @@ def test_changes_are_found(text):
     bound = guards.of(list(module.modules()))
     assert bound.changed() is None
     CHANGES[text](module)
+    text = text.partition(",")[0]
     assert bound.changed() == text
     assert guards.of(list(module.modules())).changed() == text
+
+
+def test_changes_of_classes_are_found(traced):
+    module, guards = traced
+    bound = guards.of(list(module.modules()))
+    for kind, name, value in ((Reader, "scale", 2.0), (Reader, "factors", (1.0, [4.0]))):
+        old = getattr(kind, name)
+        setattr(kind, name, value)
+        assert bound.changed() == f"{name} of Reader"
+        setattr(kind, name, old)
+    Settings.shift = 2.0
+    assert bound.changed() in {"settings of Reader", "power of Reader", "groups of Reader"}
+    Settings.shift = 0.5
+    assert bound.changed() is None
 
 
 def test_what_a_step_changes_is_no_attribute(traced):
