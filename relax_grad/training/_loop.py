@@ -70,6 +70,7 @@ class Loop:
                 "callbacks must be a list of functions of the trainer, such as [callback], but it "
                 f"is {self._callbacks!r}"
             )
+        _check_sequence(self._scheduler)
         if schedule is not None:
             check_call("schedule", schedule, [0], "lambda update: 0.1 * 0.99**update")
         for callback in self._callbacks:
@@ -257,6 +258,24 @@ class Loop:
         if isinstance(batch, Mapping):
             return trainer.step(**{**batch, **settings})
         return trainer.step(*(batch if isinstance(batch, list | tuple) else (batch,)), **settings)
+
+
+def _check_sequence(scheduler: object) -> None:
+    """Raise ValueError if PyTorch would end training at a milestone of a SequentialLR: it cannot
+    set a later scheduler that has schedulers itself to the first rate."""
+    inner = getattr(scheduler, "_schedulers", ())
+    names = [kind.__name__ for kind in type(scheduler).__mro__]
+    for place, part in enumerate(inner):
+        # The class that defines it first is their base, which raises the error.
+        owner = next((k.__name__ for k in type(part).__mro__ if "get_lr" in vars(k)), None)
+        if owner == "LRScheduler" and place and "SequentialLR" in names:
+            raise ValueError(
+                f"schedule: a SequentialLR has a {type(part).__name__} as scheduler {place}, which "
+                "PyTorch supports as scheduler 0 only; write one SequentialLR with all schedulers "
+                "and milestones, as SequentialLR(optimizer, [first, second, third], [3, 5]), or a "
+                "LambdaLR"
+            )
+        _check_sequence(part)
 
 
 class _Patience:

@@ -44,6 +44,17 @@ KINDS = {
         [S.ChainedScheduler([S.ExponentialLR(o, 0.9), S.StepLR(o, 2)]), S.PolynomialLR(o, 5)],
         [4],
     ),
+    "SequentialLR of sequences": lambda o: S.SequentialLR(
+        o,
+        [
+            S.SequentialLR(o, [S.ConstantLR(o, 0.5, 2), S.ExponentialLR(o, 0.9)], [2]),
+            S.LinearLR(o, 0.3),
+        ],
+        [4],
+    ),
+    "ChainedScheduler of sequences": lambda o: S.ChainedScheduler(
+        [S.SequentialLR(o, [S.StepLR(o, 2), S.ExponentialLR(o, 0.9)], [3]), S.LinearLR(o, 0.3)]
+    ),
     "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, 0.02, 4),
 }
 
@@ -114,6 +125,25 @@ def test_a_loaded_scheduler_goes_on_to_the_bit(trainers, tmp_path, kind):
         schedule.load_state_dict(again.load(path)["schedule"])
         fit(again, schedule)
         assert list(again.history.lr) == whole, stop
+
+
+@pytest.mark.parametrize("kind", ["SequentialLR", "ChainedScheduler"])
+def test_a_later_scheduler_of_schedulers_is_refused(trainers, kind):
+    """PyTorch's own error is a NotImplementedError without a message, at the milestone."""
+
+    def sequence(optimizer):
+        return S.SequentialLR(optimizer, [S.ConstantLR(optimizer), KINDS[kind](optimizer)], [2])
+
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    for make in (sequence, lambda o: S.ChainedScheduler([S.ConstantLR(o), sequence(o)])):
+        with pytest.raises(ValueError, match=rf"has a {kind} as scheduler 1.*\[3, 5\]"):
+            trainers[0].fit(batches(2), schedule=make(optimizer), progress=False)
+    schedule = sequence(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        schedule.step()
+        with pytest.raises((NotImplementedError, TypeError)):
+            schedule.step()
 
 
 def test_a_rate_in_a_tensor_is_restored(trainers):
