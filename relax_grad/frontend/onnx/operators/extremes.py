@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from tvm import relax
+import numpy as np
+from tvm import relax, tirx
 from tvm.relax import op
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -32,6 +33,9 @@ from .converters import (
     _rank,
 )
 from .integers import bools_as_integers
+
+#: The largest finite number of float32: the default bound of the first versions of Clip.
+_MOST = float(np.finfo("float32").max)
 
 
 def rectified(bb: relax.BlockBuilder, data: relax.Expr) -> relax.Expr:
@@ -66,7 +70,8 @@ def _clip(bb, inputs, attrs, opset):
     """A NaN bound has no effect."""
     data = inputs[0]
     if opset < 11:
-        bounds = [attrs.get("min"), attrs.get("max")]
+        # These versions bound infinities, too.
+        bounds = [attrs.get("min", -_MOST), attrs.get("max", _MOST)]
     else:
         bounds = [inputs[1], inputs[2]]
         for i, bound in enumerate(bounds):
@@ -123,6 +128,8 @@ def _reduction(name: str) -> Callable:
 
     def convert(bb, inputs, attrs, opset):
         data = inputs[0]
+        if name == "GlobalMaxPool":
+            _require_some(attrs, _extents(data)[2:])
         if _is_tensor(data) and _dtype(data) == "bool":
             return bools_as_integers(name)(bb, inputs, attrs, opset)
         converter = onnx_frontend._get_convert_map()[name].get_converter(opset)
@@ -163,6 +170,42 @@ def _log_sum_exp(bb, inputs, attrs, opset):
     return op.astype(result, _dtype(data)) if is_half else result
 
 
+def _require_some(attrs: dict, extents: list) -> None:
+    """Require that axes have elements."""
+    for extent in extents:
+        reason = f"it takes an extreme of an axis of {extent} elements"
+        if isinstance(extent, int):
+            if not extent:
+                raise Refused(reason)
+        elif not isinstance(extent, tirx.IntImm):
+            attrs["tvm_custom"]["require"](extent >= 1, reason)
+
+
+#: The functions of one element that reductions apply before and after the sum.
+_OF_ELEMENTS: dict[str, Callable] = {
+    "ReduceL1": op.abs,
+    "ReduceL2": op.abs,
+    "ReduceLogSum": op.log,
+    "ReduceSumSquare": op.square,
+}
+
+
+def _of_elements(function: Callable) -> Callable:
+    """Return a converter of a reduction over no axes, which TVM leaves out."""
+
+    def convert(bb, inputs, attrs, opset):
+        if opset < 18 or not attrs.get("noop_with_empty_axes", 0):
+            return None
+        axes = _constant(inputs[1] if len(inputs) > 1 else None, "axes")
+        return function(inputs[0]) if axes is None or not axes.size else None
+
+    return convert
+
+
+for _name, _function in _OF_ELEMENTS.items():
+    CONVERTERS[_name] = _of_elements(_function)
+
+
 @_converts("ArgMax")
 def _argmax(bb, inputs, attrs, opset):
     return _place(bb, inputs[0], attrs, True)
@@ -174,6 +217,7 @@ def _argmin(bb, inputs, attrs, opset):
 
 
 def _place(bb, data: relax.Expr, attrs: dict, largest: bool) -> relax.Expr | None:
+    _require_some(attrs, [_extents(data)[attrs.get("axis", 0) % _rank(data)]])
     if not _is_float(data):
         return None
     axis, is_last = attrs.get("axis", 0) % _rank(data), attrs.get("select_last_index", 0)

@@ -13,7 +13,8 @@ from onnx import TensorProto  # noqa: E402
 from onnx import helper as H  # noqa: E402
 
 import relax_grad  # noqa: E402
-from relax_grad.frontend.onnx import from_model  # noqa: E402
+from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
+from relax_grad.ir.extent_checks import extent_checks  # noqa: E402
 
 NAN, INF = np.nan, np.inf
 X = np.array(
@@ -159,3 +160,70 @@ def test_gradients_pass_within_bounds(pipeline):
     ties = 0.5 * (data == 7) * 7
     wanted = relu + inside + line + ties + np.where(data == 0, 0.5, relu)
     np.testing.assert_allclose(gradient, wanted)
+
+
+def _model(nodes, inputs, outputs, constants=None, opset=18):
+    def infos(kinds):
+        return [H.make_tensor_value_info(name, *kind) for name, kind in kinds.items()]
+
+    constants = [onnx.numpy_helper.from_array(v, name) for name, v in (constants or {}).items()]
+    graph = H.make_graph(nodes, "graph", infos(inputs), infos(outputs), constants)
+    return H.make_model(graph, opset_imports=[H.make_opsetid("", opset)], ir_version=8)
+
+
+def _results(model, data):
+    imported = from_model(model)
+    executable = tvm.compile(imported.module, "llvm")
+    results = relax.VirtualMachine(executable, tvm.cpu())["main"](
+        tvm.runtime.tensor(data), *imported.values
+    )
+    return [result.numpy() for result in results]
+
+
+def test_first_versions_of_clip_bound_infinities():
+    nodes = [
+        H.make_node("Clip", ["x"], ["low"], min=-1.0),
+        H.make_node("Clip", ["x"], ["high"], max=1.0),
+        H.make_node("Clip", ["x"], ["none"]),
+    ]
+    outputs = {name: (TensorProto.FLOAT, [6, 4]) for name in ("low", "high", "none")}
+    model = _model(nodes, {"x": (TensorProto.FLOAT, [6, 4])}, outputs, opset=6)
+    wanted = onnx.reference.ReferenceEvaluator(model).run(None, {"x": X})
+    for result, expected in zip(_results(model, X), wanted, strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_reductions_over_no_axes():
+    """Their functions of one element remain. The evaluator of old versions of onnx differs."""
+    data = np.array([[1, 2, 3], [-1, 0, 5]], "float32")
+    functions = {"L1": np.abs, "L2": np.abs, "LogSum": np.log, "SumSquare": np.square}
+    functions["Mean"] = functions["LogSumExp"] = lambda x: x
+    options = {"noop_with_empty_axes": 1}
+    nodes = [H.make_node(f"Reduce{n}", ["x", "axes"], [n], **options) for n in functions]
+    outputs = {name: (TensorProto.FLOAT, [2, 3]) for name in functions}
+    axes = {"axes": np.array([], "int64")}
+    model = _model(nodes, {"x": (TensorProto.FLOAT, [2, 3])}, outputs, axes)
+    with np.errstate(all="ignore"):
+        for result, function in zip(_results(model, data), functions.values(), strict=True):
+            np.testing.assert_allclose(result, function(data), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["ArgMax", "ArgMin", "GlobalMaxPool"])
+def test_extremes_of_nothing_are_refused(name):
+    """ArgMax returned memory that nothing had written."""
+    kind, shape = TensorProto.FLOAT, [1, 2, "rows", 3]
+    result = {"y": (kind if name == "GlobalMaxPool" else TensorProto.INT64, None)}
+    options = {} if name == "GlobalMaxPool" else {"axis": 2}
+    model = _model([H.make_node(name, ["x"], ["y"], **options)], {"x": (kind, shape)}, result)
+    (check,) = extent_checks(from_model(model).module, "main")
+    check.check({"rows": 1})
+    with pytest.raises(ValueError, match=r"extreme .* rows = 0"):
+        check.check({"rows": 0})
+    nodes = [
+        H.make_node("Slice", ["x", "zero", "zero", "axes"], ["none"]),
+        H.make_node(name, ["none"], ["y"], **options),
+    ]
+    constants = {"zero": np.array([0]), "axes": np.array([2])}
+    model = _model(nodes, {"x": (kind, [1, 2, 4, 3])}, result, constants)
+    with pytest.raises(UnsupportedOperatorError, match="an axis of 0 elements"):
+        from_model(model)
