@@ -18,6 +18,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from ...ir.compat import Analyzer, dtype_of, shapes_agree, shapes_may_differ
 from ...ir.extent_checks import ExtentCheck, condition_of, with_extent_checks
 from ...ir.module import ending_blocks, unused
+from ._clamped import Clamped
 from ._converters import CONVERTERS, Refused
 from ._operators import GRADIENT
 from ._problems import Problem, problem
@@ -44,7 +45,13 @@ _LIBRARIES = {
 
 
 #: The end of the message on extents for which a graph does not hold.
-_RANGE = ", by dynamic_shapes or by its own comparisons; import it with other dynamic_shapes"
+_RANGE = (
+    ", by dynamic_shapes, its own comparisons or slices such as x[3:] and x[-3:]; import it with "
+    "other dynamic_shapes"
+)
+
+#: The end of the message on a slice of few rows.
+_FEWER = ", which other extents or numbers of the graph do not follow; leave out such batches"
 
 #: A number in the text of an extent.
 _NUMBER = re.compile(r"T\.int64\((-?\d+)\)")
@@ -191,11 +198,16 @@ class Importer(ExportedProgramImporter):
         keeps_seed : bool
             Whether the first parameter is a seed even if nothing is drawn.
         """
-        self.symbols = Symbols(program.symbols)
+        clamped = Clamped(program.exported.graph_module)
+        self.symbols = Symbols(program.symbols, clamped.extents)
         self.problems = list(program.problems)
         self._streams, self._checks = 0, []
         for condition, text in self.symbols.conditions(program.exported):
             self.require(condition, f"the module is imported for {text}{_RANGE}")
+        for symbol, number in clamped.refused:
+            extent = self.symbols.expression(symbol)
+            reason = f"a slice of the module has no elements for {extent} = {number}"
+            self.require(extent != number, f"{reason}{_FEWER}")
         nodes = {node.name: node for node in program.exported.graph.nodes}
         self.seed = relax.Var("seed", relax.TensorType((), "int64"))
         taken = {"seed", *values}

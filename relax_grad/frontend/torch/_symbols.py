@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import sympy
 import torch
@@ -23,10 +23,12 @@ class Symbols:
     ----------
     names : Mapping[str, str]
         The names of symbols, where they differ from those that torch.export gives them.
+    clamped : Collection[sympy.Expr]
+        The extents of tensors that are 0 where they would be negative.
     """
 
-    def __init__(self, names: Mapping[str, str]):
-        self._names = names
+    def __init__(self, names: Mapping[str, str], clamped: Collection[sympy.Expr] = ()):
+        self._names, self._clamped = names, clamped
         self._variables: dict[str, tirx.Var] = {}
 
     @property
@@ -36,7 +38,12 @@ class Symbols:
 
     def extents(self, shape) -> list[int | tirx.Expr]:
         """Return the extents of a shape."""
-        return [self.expression(extent) for extent in shape]
+        return [self._extent(extent) for extent in shape]
+
+    def _extent(self, value) -> int | tirx.Expr:
+        extent = self.expression(value)
+        is_clamped = isinstance(value, torch.SymInt) and value.node.expr in self._clamped
+        return tirx.max(extent, tirx.IntImm("int64", 0)) if is_clamped else extent
 
     def expression(self, value) -> int | tirx.Expr:
         """Return an integer of torch.export as a number or as an expression of int64."""

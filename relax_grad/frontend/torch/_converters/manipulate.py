@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 
 from ._call import axes_of, axis_of, converts, dtype, extents_of, scalar, static
 from ._support import Refused
@@ -92,9 +92,15 @@ def sliced(call, data, axis: int, begin, count, step: int = 1) -> relax.Expr:
     """Return every ``step``-th element of an axis, ``count`` of them."""
     if count == extents_of(data)[axis] and step == 1:
         return data
+    extent = extents_of(data)[axis]
+    is_clamped = isinstance(count, tirx.Max)  # 0 for few rows, and then the begin is beyond them
+    if is_clamped and begin != 0:
+        begin = tirx.min(begin, extent)
     end = begin + (count - 1) * step + 1
-    call.require_slice(begin, end, extents_of(data)[axis])
-    return call.emit(_op.strided_slice(data, [axis], [begin], [end], [step]))
+    if not is_clamped:
+        call.require_slice(begin, end, extent)
+    result = _op.strided_slice(data, [axis], [begin], [end], [step], assume_inbound=is_clamped)
+    return call.emit(result)
 
 
 def begin_of(extent, start, count=None):
@@ -329,8 +335,12 @@ def _slice_scatter(call, data, src, dim, start, end, step):
     if count == extent and step == 1:
         return src
     begin = begin_of(extent, start, count if end is None and step == 1 else None)
+    is_clamped = isinstance(count, tirx.Max)  # as in sliced
+    if is_clamped:
+        begin = tirx.min(begin, extent)
     end = begin + (count - 1) * step + 1
-    call.require_slice(begin, end, extent)
+    if not is_clamped:
+        call.require_slice(begin, end, extent)
     return _op.slice_scatter(data, src, begin, end, step, axis)
 
 

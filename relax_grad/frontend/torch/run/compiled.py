@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -269,6 +270,9 @@ _differentiated_once = once_differentiable(_gradients)
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor in the form that compiled functions take: dense, in order, and aligned."""
+    if not tensor.numel():  # PyTorch ignores the strides, which TVM compares
+        strides = [math.prod(tensor.shape[i + 1 :]) for i in range(tensor.ndim)]
+        return tensor.new_empty(0).as_strided(tensor.shape, strides)
     if tensor.is_contiguous():
         return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.detach().clone()
     return tensor.detach().contiguous()
