@@ -17,7 +17,7 @@ def fuse_siblings(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
     """Fuse element-wise functions that share inputs into one kernel with several results, as
     :class:`relax_grad.transform.FuseSiblings` does on CPUs.
 
-    A kernel has no launch of its own for each result, and reads a shared tensor once.
+    One launch computes all results, and reads a shared tensor once.
     """
     return fused_siblings(mod, _OnGPU())
 

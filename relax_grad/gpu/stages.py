@@ -38,7 +38,7 @@ def passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
     yield from stages.library_dispatch_passes(target)
     steps = stages.legalize_passes(target)
     yield from legalize_passes(step for step in steps if step.info.name != _SCHEDULES)
-    # Before the schedules: TVM recognises no copy, and no element-wise function, behind them.
+    # Before the schedules: TVM recognises no copy, and no element-wise function, after them.
     yield view_reshapes
     yield place_updates
     yield fuse_siblings
