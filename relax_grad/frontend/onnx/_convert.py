@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx
 import tvm
 
-from ._arguments import Copy
+from ._arguments import Copy, DynamicShapes, Shapes
 from ._importer import check_operators, has_converter, imported
 from .graph.expand import expand
 from .graph.fold import fold
@@ -70,7 +70,9 @@ class Prepared:
         set_inference(model)
         return Prepared(model, self.roles, self.outputs, self.arrays, self.copies)
 
-    def lift(self, names: Sequence[str], states: Mapping[str, str], kinds=None) -> None:
+    def lift(
+        self, names: Sequence[str], states: Mapping[str, str], kinds: dict | None = None
+    ) -> None:
         """Turn initializers into inputs of the graph, in this order, and states into outputs.
 
         ``kinds`` has the element types and extents of the initializers, if the graph may lack some
@@ -137,10 +139,10 @@ class Prepared:
 
 
 def prepare(
-    model,
-    shapes,
-    dynamic_shapes,
-    fixed,
+    model: onnx.ModelProto,
+    shapes: Shapes | None,
+    dynamic_shapes: DynamicShapes | None,
+    fixed: Mapping | None,
     dropout: bool,
     tied: bool | Mapping[str, str],
     is_wanted: Callable[[str], bool],

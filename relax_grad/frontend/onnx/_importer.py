@@ -9,7 +9,7 @@ import itertools
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 
 import onnx
@@ -189,10 +189,10 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
         self.draws = True
         return self._nodes[self._seed], next(self._streams)
 
-    def _check_for_unsupported_ops(self, graph):
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         """Do nothing: :func:`check_operators` checks all graphs."""
 
-    def _construct_nodes(self, graph):
+    def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         """Convert the nodes, apart from those whose results are known before the run."""
         for node in graph.node:
             operands = [self._elements(name) for name in node.input]
@@ -229,7 +229,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             raise UnsupportedOperatorError(f"If {label(node)!r}: {error}") from error
         self._branches -= 1
 
-    def _parse_array(self, tensor_proto):
+    def _parse_array(self, tensor_proto: onnx.TensorProto) -> object:
         check_stored(tensor_proto)
         return super()._parse_array(tensor_proto)
 
@@ -313,7 +313,9 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             if symbol != symbols[0] and not self._branches:
                 raise _Equal(symbols[0], symbol)
 
-    def _aligned(self, operands: list, extents: list, places, axes):
+    def _aligned(
+        self, operands: list, extents: list, places: range | Sequence[int], axes: tuple[int, ...]
+    ) -> Iterator[relax.Expr]:
         """Yield the operands whose extent of an axis must equal the extent of others, and is not
         known to, with that extent; ``axes`` has the axis of each place.
 
@@ -361,7 +363,9 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
                 for extent in field.shape.values:
                     self._extents.learn(extent, least)
 
-    def _convert_operator(self, op_name, inputs, attrs, opset):
+    def _convert_operator(
+        self, op_name: str, inputs: list, attrs: dict, opset: int
+    ) -> relax.Expr | None:
         name = attrs["tvm_custom"]["name"]
         attrs["tvm_custom"].update(
             draw=self._draw,

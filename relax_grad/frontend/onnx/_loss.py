@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tvm import relax, tirx
 
@@ -128,7 +129,7 @@ def _of_dtype(kind: object) -> str:
     return f' and {described(kind[1])}: write the dtype as text, such as "int64"'
 
 
-def _type(name: str, kind, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:
+def _type(name: str, kind: Any, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:
     """Return the type of a target."""
     if isinstance(kind, relax.TensorType):
         return kind

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -125,7 +125,9 @@ def given_values(values: object, ema: object) -> dict[str, object]:
     return {**written, **averages}
 
 
-def array_of(name: str, value: object, old: tvm.runtime.Tensor | None, places) -> np.ndarray:
+def array_of(
+    name: str, value: object, old: tvm.runtime.Tensor | None, places: Iterable[str]
+) -> np.ndarray:
     """Return a value with the dtype of the tensor that it replaces."""
     if old is None:
         shown = ", ".join(list(places)[:5])

@@ -32,6 +32,7 @@ from ._arguments import (
     check_shapes,
     check_tied,
 )
+from ._convert import Prepared
 from ._loss import Targets, loss_of, results_of
 from ._selection import chosen, explained, wanted
 
@@ -248,7 +249,9 @@ class Imported:
         loss = self._loss("main", loss_fn, targets)
         return with_functions(self.module, {"loss": loss})
 
-    def _with_losses(self, loss_fn, targets) -> tvm.IRModule:
+    def _with_losses(
+        self, loss_fn: Callable[..., relax.Expr], targets: Targets | None
+    ) -> tvm.IRModule:
         """Return the module with ``loss``, which returns the loss, the outputs and the new states.
 
         If the module has ``inference``, it gets ``inference_loss``, which returns the loss in
@@ -259,7 +262,9 @@ class Imported:
             functions["inference_loss"] = self._loss("inference", loss_fn, targets)
         return with_functions(self.module, functions)
 
-    def _loss(self, name: str, loss_fn, targets, returns_outputs: bool = False) -> relax.Function:
+    def _loss(
+        self, name: str, loss_fn: Callable, targets: Targets | None, returns_outputs: bool = False
+    ) -> relax.Function:
         """Return the function that runs a function of the module and then a loss."""
         return loss_of(self.module[name], list(self.outputs), loss_fn, targets, returns_outputs)
 
@@ -399,7 +404,9 @@ def _batch_of(imported: Imported, batch: int | None, again: Callable[[], Importe
     return Batch(rows, imported, again, how)
 
 
-def _imported(prepared, model: object, trainable: Trainable | None, simplify) -> Imported:
+def _imported(
+    prepared: Prepared, model: object, trainable: Trainable | None, simplify: bool | str
+) -> Imported:
     """Return the import of a model that is prepared."""
     roles = prepared.roles
     params = chosen(trainable, roles)
@@ -454,7 +461,7 @@ def _with_inference(module: tvm.IRModule, other: tvm.IRModule, num_values: int) 
         taken.add(name)
         called[global_var] = GlobalVar(name)
 
-    def renamed(variable):
+    def renamed(variable: object) -> object:
         return called.get(variable, variable)
 
     main = tvm_ffi.structural_map(main, ((GlobalVar,), renamed), order="pre") if called else main

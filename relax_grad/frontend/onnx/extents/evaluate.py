@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ import onnx
 from ..read.nodes import STANDARD, attribute
 from .values import (
     LARGEST_DENOMINATOR,
+    Element,
     Extents,
     Known,
     Ratio,
@@ -118,7 +120,7 @@ def known_constant(value: np.ndarray) -> Known | None:
 
 
 def _elementwise(name: str) -> Callable:
-    def apply(extents, node, *operands):
+    def apply(extents: Extents, node: onnx.NodeProto, *operands: np.ndarray) -> np.ndarray:
         function = getattr(extents, name)
         arrays = np.broadcast_arrays(*operands)
         result = arrays[0]
@@ -130,37 +132,37 @@ def _elementwise(name: str) -> Callable:
 
 
 def _relation(kind: str) -> Callable:
-    def apply(extents, node, a, b):
+    def apply(extents: Extents, node: onnx.NodeProto, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return _mapped(extents.compare(kind), *np.broadcast_arrays(a, b))
 
     return apply
 
 
-def _mapped(function: Callable, *arrays) -> np.ndarray:
+def _mapped(function: Callable, *arrays: np.ndarray) -> np.ndarray:
     values = [
         function(*elements) for elements in zip(*(array.flat for array in arrays), strict=True)
     ]
     return objects(values, arrays[0].shape)
 
 
-def _integers(array) -> list[int]:
+def _integers(array: Any) -> list[int]:
     if any(is_symbolic(element) or isinstance(element, Ratio) for element in array.flat):
         raise Unknown
     return [int(element) for element in array.flat]
 
 
-def _array(value) -> np.ndarray:
+def _array(value: Any) -> np.ndarray:
     return value if isinstance(value, np.ndarray) else objects([value], ())
 
 
-def _axes(node, operand) -> tuple[int, ...] | None:
+def _axes(node: onnx.NodeProto, operand: np.ndarray | None) -> tuple[int, ...] | None:
     if operand is not None:
         return tuple(_integers(operand))
     axes = attribute(node, "axes")
     return None if axes is None else tuple(axes)
 
 
-def _cast(extents, node, data):
+def _cast(extents: Extents, node: onnx.NodeProto, data: np.ndarray) -> np.ndarray:
     kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(attribute(node, "to"))).kind
     if kind == "f":
         return _mapped(lambda x: x if isinstance(x, Ratio) else Ratio(x, 1), data)
@@ -169,7 +171,7 @@ def _cast(extents, node, data):
     if kind not in "iu":
         raise Unknown
 
-    def truncated(x):
+    def truncated(x: Element) -> Element:
         if isinstance(x, Ratio) and not extents.proves(x.numerator >= 0):
             raise Unknown
         return extents.rounded(x)
@@ -177,12 +179,14 @@ def _cast(extents, node, data):
     return _mapped(truncated, data)
 
 
-def _gather(extents, node, data, indices):
+def _gather(
+    extents: Extents, node: onnx.NodeProto, data: np.ndarray, indices: np.ndarray
+) -> np.ndarray:
     places = np.array(_integers(indices), int).reshape(indices.shape)
     return _array(np.take(data, places, attribute(node, "axis", 0)))
 
 
-def _slice(extents, node, data, *bounds):
+def _slice(extents: Extents, node: onnx.NodeProto, data: np.ndarray, *bounds: Any) -> np.ndarray:
     if bounds:
         starts, ends, axes, steps = [*bounds, None, None][:4]
         starts, ends = _integers(starts), _integers(ends)
@@ -198,7 +202,9 @@ def _slice(extents, node, data, *bounds):
     return data[tuple(index)]
 
 
-def _split(extents, node, data, sizes=None):
+def _split(
+    extents: Extents, node: onnx.NodeProto, data: np.ndarray, sizes: Any = None
+) -> list[np.ndarray]:
     axis, count = attribute(node, "axis", 0), len(node.output)
     if sizes is None:
         sections = attribute(node, "split")
@@ -210,28 +216,38 @@ def _split(extents, node, data, sizes=None):
     return list(np.split(data, places, axis))
 
 
-def _reshape(extents, node, data, shape):
+def _reshape(
+    extents: Extents, node: onnx.NodeProto, data: np.ndarray, shape: np.ndarray
+) -> np.ndarray:
     return data.reshape(_integers(shape))
 
 
-def _expand(extents, node, data, shape):
+def _expand(
+    extents: Extents, node: onnx.NodeProto, data: np.ndarray, shape: np.ndarray
+) -> np.ndarray:
     return np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(_integers(shape)))).copy()
 
 
-def _unsqueeze(extents, node, data, axes=None):
+def _unsqueeze(
+    extents: Extents, node: onnx.NodeProto, data: np.ndarray, axes: Any = None
+) -> np.ndarray:
     return np.expand_dims(data, _axes(node, axes))
 
 
-def _squeeze(extents, node, data, axes=None):
+def _squeeze(
+    extents: Extents, node: onnx.NodeProto, data: np.ndarray, axes: Any = None
+) -> np.ndarray:
     return _array(np.squeeze(data, _axes(node, axes)))
 
 
-def _where(extents, node, condition, a, b):
+def _where(
+    extents: Extents, node: onnx.NodeProto, condition: np.ndarray, a: np.ndarray, b: np.ndarray
+) -> np.ndarray:
     return _mapped(lambda c, x, y: x if c else y, *np.broadcast_arrays(condition, a, b))
 
 
 def _reduced(name: str) -> Callable:
-    def apply(extents, node, data, axes=None):
+    def apply(extents: Extents, node: onnx.NodeProto, data: Any, axes: Any = None) -> np.ndarray:
         axes = _axes(node, axes)
         if data.ndim != 1 or axes not in (None, (0,), (-1,)):
             raise Unknown
@@ -243,17 +259,17 @@ def _reduced(name: str) -> Callable:
     return apply
 
 
-def _transpose(extents, node, data):
+def _transpose(extents: Extents, node: onnx.NodeProto, data: np.ndarray) -> np.ndarray:
     order = attribute(node, "perm")
     return data.transpose(order) if order else data.transpose()
 
 
-def _concat(extents, node, *parts):
+def _concat(extents: Extents, node: onnx.NodeProto, *parts: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, axis=attribute(node, "axis", 0))
 
 
 def _logical(function: Callable) -> Callable:
-    def apply(extents, node, *operands):
+    def apply(extents: Extents, node: onnx.NodeProto, *operands: np.ndarray) -> np.ndarray:
         return _mapped(
             lambda *values: function(*map(bool, values)), *np.broadcast_arrays(*operands)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tvm
@@ -104,7 +104,7 @@ class Extents:
         """The smallest values of symbols by their names, where they are larger than 1."""
         return {variable.name: value for variable, value in self._least.items() if value > 1}
 
-    def _bind(self, *values) -> None:
+    def _bind(self, *values: tirx.Expr) -> None:
         for value in values:
             if not is_symbolic(value):
                 continue
@@ -303,7 +303,15 @@ class Extents:
     def largest(self, a: Element, b: Element) -> Element:
         return self._choice(tirx.max, max, a, b, b, a)
 
-    def _choice(self, function, plainly, a, b, less, more):
+    def _choice(
+        self,
+        function: Callable,
+        plainly: Callable,
+        a: Element,
+        b: Element,
+        less: Any,
+        more: Any,
+    ) -> Element:
         if isinstance(a, Ratio) or isinstance(b, Ratio):
             raise Unknown
         if not is_symbolic(a) and not is_symbolic(b):
@@ -319,7 +327,7 @@ class Extents:
         not, for all extents."""
         relation, opposite = _RELATIONS[kind]
 
-        def holds(a, b):
+        def holds(a: Element, b: Element) -> bool:
             if isinstance(a, Ratio) or isinstance(b, Ratio):
                 (x, p), (y, q) = _ratio(a), _ratio(b)
                 a, b = self.product([x, q]), self.product([y, p])
@@ -336,22 +344,22 @@ class Extents:
         return holds
 
 
-def _has_bounds(value) -> bool:
+def _has_bounds(value: tirx.Expr) -> bool:
     """Tell whether an expression has a minimum or a maximum."""
     bounds: list[tirx.Expr] = []
     tvm_ffi.structural_walk(value, ((tirx.Min, tirx.Max), bounds.append))
     return bool(bounds)
 
 
-def _ratio(value) -> tuple:
+def _ratio(value: Element) -> tuple:
     return value if isinstance(value, Ratio) else (value, 1)
 
 
-def _expression(value) -> tirx.Expr:
+def _expression(value: Any) -> tirx.Expr:
     return value if is_symbolic(value) else tirx.IntImm("int64", int(value))
 
 
-def _product(number: int, factors: list):
+def _product(number: int, factors: list) -> Element:
     result = None
     for factor in factors:
         result = factor if result is None else result * factor

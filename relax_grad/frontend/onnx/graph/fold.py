@@ -4,8 +4,8 @@ the inputs."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from typing import TypeGuard
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import onnx
@@ -98,7 +98,7 @@ def fold(
 class _Folding:
     """One pass over the nodes of a graph."""
 
-    def __init__(self, model, types, weights, arrays: Arrays):
+    def __init__(self, model: onnx.ModelProto, types: dict, weights: set, arrays: Arrays):
         self.model, self.graph, self.types = model, model.graph, types
         self.opset = opset_of(model)
         self.folded: set[str] = set()
@@ -237,7 +237,9 @@ class _Folding:
             return self._from_inputs(node, position, shape)
         return [node]
 
-    def _from_inputs(self, node, position, shape) -> list[onnx.NodeProto]:
+    def _from_inputs(
+        self, node: onnx.NodeProto, position: int, shape: list[int | str | None]
+    ) -> list[onnx.NodeProto]:
         """Return a node, after the nodes that compute its shape operand from the shapes of the
         graph's inputs."""
         made, parts = [], []
@@ -332,43 +334,43 @@ def _partly(node: onnx.NodeProto, folding: _Folding) -> np.ndarray | None:
         return None
 
 
-def _objects(values) -> np.ndarray:
+def _objects(values: Sequence[int | str | None]) -> np.ndarray:
     array: np.ndarray = np.empty(len(values), object)
     array[:] = values
     return array
 
 
-def _integers(values) -> list[int]:
+def _integers(values: Any) -> list[int]:
     """Return the elements of an operand, or raise TypeError if one is unknown."""
     if not all(map(_is_integer, values.flat)):
         raise TypeError("an element is unknown")
     return [int(element) for element in values.flat]
 
 
-def _is_integer(element) -> bool:
+def _is_integer(element: object) -> bool:
     """Tell whether an element is known: not a symbol, and not None."""
     return isinstance(element, (int, np.integer))
 
 
-def _cast(node, data):
+def _cast(node: onnx.NodeProto, data: np.ndarray) -> np.ndarray | None:
     to = attribute(node, "to")
     return None if is_float_type(to) or to == onnx.TensorProto.BOOL else data
 
 
-def _gather(node, data, indices):
+def _gather(node: onnx.NodeProto, data: np.ndarray, indices: np.ndarray) -> np.ndarray:
     taken = np.take(
         data, np.array(_integers(indices)).reshape(indices.shape), attribute(node, "axis", 0)
     )
     return taken if isinstance(taken, np.ndarray) else _scalar(taken)
 
 
-def _scalar(value) -> np.ndarray:
+def _scalar(value: object) -> np.ndarray:
     array: np.ndarray = np.empty((), object)
     array[()] = value
     return array
 
 
-def _slice(node, data, *bounds):
+def _slice(node: onnx.NodeProto, data: np.ndarray, *bounds: Any) -> np.ndarray:
     if bounds:
         starts, ends, *rest = bounds
         axes, steps = [*rest, None, None][:2]
@@ -383,30 +385,30 @@ def _slice(node, data, *bounds):
     return data[slice(starts[0], ends[0], steps[0])]
 
 
-def _concat(node, *parts):
+def _concat(node: onnx.NodeProto, *parts: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, axis=attribute(node, "axis", 0))
 
 
-def _unsqueeze(node, data, axes=None):
+def _unsqueeze(node: onnx.NodeProto, data: np.ndarray, axes: Any = None) -> np.ndarray:
     axes = attribute(node, "axes") if axes is None else _integers(axes)
     return np.expand_dims(data, tuple(axes))
 
 
-def _squeeze(node, data, axes=None):
+def _squeeze(node: onnx.NodeProto, data: np.ndarray, axes: Any = None) -> np.ndarray:
     axes = attribute(node, "axes") if axes is None else _integers(axes)
     squeezed = np.squeeze(data, None if axes is None else tuple(axes))
     return squeezed if isinstance(squeezed, np.ndarray) else _scalar(squeezed)
 
 
-def _reshape(node, data, shape):
+def _reshape(node: onnx.NodeProto, data: np.ndarray, shape: np.ndarray) -> np.ndarray:
     return data.reshape(_integers(shape))
 
 
-def _arithmetic(function):
+def _arithmetic(function: Callable) -> Callable:
     """Return the element-wise function of an operator; it returns None for each element that is not
     an integer."""
 
-    def apply(node, a, b):
+    def apply(node: onnx.NodeProto, a: Any, b: Any) -> np.ndarray:
         a, b = np.broadcast_arrays(a, b)
         values = [
             function(int(x), int(y)) if _is_integer(x) and _is_integer(y) else None
@@ -424,7 +426,7 @@ def _truncated(x: int, y: int) -> int:
 
 
 #: The functions of operators on arrays of integers, symbols and None.
-_ON_ELEMENTS = {
+_ON_ELEMENTS: dict[str, Callable] = {
     "Add": _arithmetic(lambda x, y: x + y),
     "Cast": _cast,
     "Concat": _concat,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -117,7 +118,7 @@ def join_dynamic_products(model: onnx.ModelProto) -> None:
                     graph.node.remove(old)
 
 
-def _dynamic_product(node: onnx.NodeProto, makers, users):
+def _dynamic_product(node: onnx.NodeProto, makers: dict, users: Mapping[str, list]) -> tuple | None:
     """Return the quantisation of a product's operand, the name of the weight's scale and the last
     node; None if the nodes are others."""
     source = makers.get(node.input[0])
@@ -164,7 +165,7 @@ def _is(node: onnx.NodeProto, kind: str) -> bool:
     return node.op_type == kind and node.domain in _DOMAINS
 
 
-def _range(node: onnx.NodeProto, tensors) -> tuple[int, int] | None:
+def _range(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> tuple[int, int] | None:
     """Return the range of the integers of a quantisation, or None for other types and for
     blocks."""
     if attribute(node, "block_size", 0):
@@ -175,7 +176,12 @@ def _range(node: onnx.NodeProto, tensors) -> tuple[int, int] | None:
     return _RANGES.get(attribute(node, "output_dtype", 0) or _PROTO.UINT8)
 
 
-def _fits(first: onnx.NodeProto, second: onnx.NodeProto, tensors, arrays: Arrays) -> bool:
+def _fits(
+    first: onnx.NodeProto,
+    second: onnx.NodeProto,
+    tensors: Mapping[str, onnx.TensorProto],
+    arrays: Arrays,
+) -> bool:
     """Tell whether two nodes have the same scale, zero and axis."""
     if attribute(first, "axis", 1) != attribute(second, "axis", 1):
         return False

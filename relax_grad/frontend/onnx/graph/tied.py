@@ -56,7 +56,7 @@ def tie(model: onnx.ModelProto, arrays: Arrays, tied: bool | Mapping[str, str]) 
     return copies
 
 
-def _named_by_the_exporter(model: onnx.ModelProto, tensors) -> dict[str, str]:
+def _named_by_the_exporter(model: onnx.ModelProto, tensors: dict) -> dict[str, str]:
     """Return the originals of tensors by their names, as the metadata of their users have them."""
     mangled = {f"p_{re.sub(r'[^0-9a-zA-Z_]', '_', name)}": name for name in tensors}
     named: dict[str, set[str]] = defaultdict(set)

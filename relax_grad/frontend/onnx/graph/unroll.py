@@ -59,7 +59,7 @@ class _Writer:
         self.unrolled.constants[name] = value
         return name
 
-    def node(self, kind: str, inputs: list[str], result: str, **attributes) -> str:
+    def node(self, kind: str, inputs: list[str], result: str, **attributes: object) -> str:
         self.unrolled.nodes.append(
             onnx.helper.make_node(kind, inputs, [result], name=result, **attributes)
         )
@@ -181,7 +181,13 @@ def _goes_on(body: onnx.GraphProto, known: dict[str, np.ndarray]) -> bool:
     return value is not None and bool(value.all())
 
 
-def _ended(writer: _Writer, node: onnx.NodeProto, states, rows, setting) -> Unrolled:
+def _ended(
+    writer: _Writer,
+    node: onnx.NodeProto,
+    states: list[str],
+    rows: list[list[str]],
+    setting: Callable,
+) -> Unrolled:
     """Write the results of the loop: the last states, and the stacked results of all trips."""
     for name, result in zip(states, node.output, strict=False):
         if result:

@@ -285,7 +285,7 @@ class _Uses:
         The constants whose products with data go to a sine and a cosine only.
     """
 
-    def __init__(self, graph: onnx.GraphProto, types, names: set[str], numbers: set[str]):
+    def __init__(self, graph: onnx.GraphProto, types: Mapping, names: set[str], numbers: set[str]):
         self.layers: dict[str, str] = {}
         self.first: dict[str, str] = {}
         self.affine: set[str] = set()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from ..extents.values import Extents
-from .converters import Refused, _dtype, _extents, _rank
+from .converters import Attrs, Builder, Inputs, Refused, Result, _dtype, _extents, _rank
 from .fused import FUSED, _converts, _split
 
 _CACHE = "export the model without caches of keys and values (use_cache=False)"
@@ -27,7 +28,9 @@ class _Heads(NamedTuple):
     value: relax.Expr
 
 
-def _without(inputs, attrs, places: dict[int, str], flags: tuple[str, ...] = ()) -> None:
+def _without(
+    inputs: Inputs, attrs: Attrs, places: dict[int, str], flags: tuple[str, ...] = ()
+) -> None:
     """Refuse operands and attributes that have no meaning in training."""
     for place, name in places.items():
         if inputs[place] is not None:
@@ -39,12 +42,12 @@ def _without(inputs, attrs, places: dict[int, str], flags: tuple[str, ...] = ())
             )
 
 
-def _only_output(attrs) -> None:
+def _only_output(attrs: Attrs) -> None:
     if attrs["tvm_custom"]["num_outputs"] > 1:
         raise Refused(f"its keys and values are outputs of the model; {_CACHE}")
 
 
-def _in_heads(bb, data, heads: int) -> relax.Expr:
+def _in_heads(bb: Builder, data: relax.Expr, heads: int) -> relax.Expr:
     """Return (batch, steps, heads * size) as (batch, heads, steps, size)."""
     if _rank(data) == 4:
         return data
@@ -53,11 +56,13 @@ def _in_heads(bb, data, heads: int) -> relax.Expr:
     return bb.emit(op.permute_dims(data, [0, 2, 1, 3]))
 
 
-def _steps(bb, extent, dtype: str = "int64") -> relax.Expr:
+def _steps(bb: Builder, extent: tirx.Expr | int, dtype: str = "int64") -> relax.Expr:
     return bb.emit(op.arange(0, extent, 1, dtype))
 
 
-def _unseen(bb, queries, keys, window: int = 0) -> relax.Expr:
+def _unseen(
+    bb: Builder, queries: tirx.Expr | int, keys: tirx.Expr | int, window: int = 0
+) -> relax.Expr:
     """Return which keys come after a query, or before its window, in the layout (queries, keys)."""
     offset = bb.emit(op.expand_dims(_steps(bb, queries), 1))
     places = bb.emit(op.expand_dims(_steps(bb, keys), 0))
@@ -70,7 +75,13 @@ def _unseen(bb, queries, keys, window: int = 0) -> relax.Expr:
     return bb.emit(op.logical_or(later, early))
 
 
-def _attended(bb, heads: _Heads, attrs, biases=(), excluded=()) -> relax.Expr:
+def _attended(
+    bb: Builder,
+    heads: _Heads,
+    attrs: Attrs,
+    biases: Sequence[relax.Expr] = (),
+    excluded: Sequence[relax.Expr] = (),
+) -> relax.Expr:
     """Return ``softmax(scale * Q K^T + biases) V`` as (batch, steps, heads * size); excluded scores
     count as minus infinity."""
     query, key, value = heads
@@ -93,7 +104,9 @@ def _attended(bb, heads: _Heads, attrs, biases=(), excluded=()) -> relax.Expr:
     return op.reshape(result, [batch, steps, count * width])
 
 
-def _mask_bias(bb, mask, data, steps, attrs) -> relax.Expr:
+def _mask_bias(
+    bb: Builder, mask: relax.Expr, data: relax.Expr, steps: tirx.Expr | int, attrs: Attrs
+) -> relax.Expr:
     """Return the scores that a mask of the keys adds: ``mask_filter_value`` where it is 0.
 
     The mask is (batch, keys), (batch, queries, keys), or has the number of the keys of each
@@ -120,7 +133,7 @@ def _mask_bias(bb, mask, data, steps, attrs) -> relax.Expr:
 
 
 @_converts("Attention")
-def _attention(bb, inputs, attrs, opset):
+def _attention(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Attention with the products of queries, keys and values in one weight."""
     data, weights, bias, mask, _, extra = (inputs[i] for i in range(6))
     _without(inputs, attrs, {4: "past", 6: "past_sequence_length"}, ("do_rotary",))
@@ -140,7 +153,7 @@ def _attention(bb, inputs, attrs, opset):
 
 
 @_converts("MultiHeadAttention")
-def _multi_head_attention(bb, inputs, attrs, opset):
+def _multi_head_attention(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Attention of queries, keys and values, which may be packed in one tensor, with a bias of all
     three."""
     query, key, value, bias, mask, extra = (inputs[i] for i in range(6))
@@ -186,7 +199,7 @@ def _multi_head_attention(bb, inputs, attrs, opset):
     return _attended(bb, projected, attrs, biases, excluded)
 
 
-def _with_bias(bb, data, bias) -> relax.Expr:
+def _with_bias(bb: Builder, data: relax.Expr, bias: relax.Expr | None) -> relax.Expr:
     if _rank(data) == 4:
         _, heads, _, size = _extents(data)
         bias = bb.emit(op.reshape(bias, [heads, 1, size]))
@@ -194,7 +207,7 @@ def _with_bias(bb, data, bias) -> relax.Expr:
 
 
 @_converts("GroupQueryAttention")
-def _group_query_attention(bb, inputs, attrs, opset):
+def _group_query_attention(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Causal attention in which several heads of queries share one of keys and values."""
     query, key, value = inputs[:3]
     _without(
@@ -235,7 +248,9 @@ def _group_query_attention(bb, inputs, attrs, opset):
     return _attended(bb, _Heads(query, key, value), attrs, biases, excluded)
 
 
-def _turned(bb, data, inputs, attrs, heads: int, opset: int) -> relax.Expr:
+def _turned(
+    bb: Builder, data: relax.Expr, inputs: Inputs, attrs: Attrs, heads: int, opset: int
+) -> relax.Expr:
     """Return queries or keys with the rotary embedding of their places."""
     batch, steps, _ = _extents(data)
     places = inputs[9]
@@ -254,7 +269,7 @@ def _turned(bb, data, inputs, attrs, heads: int, opset: int) -> relax.Expr:
 
 
 @_converts("EmbedLayerNormalization")
-def _embed_layer_norm(bb, inputs, attrs, opset):
+def _embed_layer_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return the normalised sum of rows of words, places and segments; the number of words; and the
     sum."""
     words, segments, table, places, kinds, gamma, beta, mask, position = (
@@ -280,7 +295,7 @@ def _embed_layer_norm(bb, inputs, attrs, opset):
 
 
 @_converts("BiasSoftmax")
-def _bias_softmax(bb, inputs, attrs, opset):
+def _bias_softmax(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return the softmax of the sum of the data and a bias over the axes from ``axis`` on."""
     data, bias = inputs[:2]
     axis = attrs.get("axis", 1) % _rank(data)
@@ -298,7 +313,7 @@ def _bias_softmax(bb, inputs, attrs, opset):
 
 
 @_converts("GemmFastGelu")
-def _gemm_fast_gelu(bb, inputs, attrs, opset):
+def _gemm_fast_gelu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     product = bb.emit(op.matmul(inputs[0], inputs[1]))
     if inputs[2] is not None:
         product = bb.emit(op.add(product, inputs[2]))
@@ -306,17 +321,17 @@ def _gemm_fast_gelu(bb, inputs, attrs, opset):
 
 
 @_converts("BiasAdd")
-def _bias_add(bb, inputs, attrs, opset):
+def _bias_add(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     return op.add(bb.emit(op.add(inputs[0], inputs[1])), inputs[2])
 
 
 @_converts("BiasSplitGelu")
-def _bias_split_gelu(bb, inputs, attrs, opset):
+def _bias_split_gelu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return one half of the biased data times the GELU of the other."""
     scaled, gate = _split(bb, bb.emit(op.add(inputs[0], inputs[1])), 2, _rank(inputs[0]) - 1)
     return op.multiply(scaled, bb.emit(op.nn.gelu(gate)))
 
 
 @_converts("TransposeMatMul")
-def _transpose_matmul(bb, inputs, attrs, opset):
+def _transpose_matmul(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     return FUSED["FusedMatMul"](bb, inputs, attrs, opset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax, tirx
 
 from ....ir.compat import dtype_of
-from .converters import Refused
+from .converters import Builder, Refused
 
 
 def check_is_tensor(result: object) -> None:
@@ -17,7 +17,7 @@ def check_is_tensor(result: object) -> None:
         )
 
 
-def with_extents(bb: relax.BlockBuilder, name: str, value: relax.Var) -> relax.Var:
+def with_extents(bb: Builder, name: str, value: relax.Var) -> relax.Var:
     """Return a result with symbols instead of the extents that differ between the branches.
 
     Parameters
@@ -47,7 +47,7 @@ def with_extents(bb: relax.BlockBuilder, name: str, value: relax.Var) -> relax.V
     return bb.match_cast(value, relax.TensorType(extents, dtype_of(first)))
 
 
-def _kinds_of_branches(bb: relax.BlockBuilder, value: relax.Var) -> list[relax.Type]:
+def _kinds_of_branches(bb: Builder, value: relax.Var) -> list[relax.Type]:
     bound, index = bb.lookup_binding(value), None
     if isinstance(bound, relax.TupleGetItem):
         bound, index = bb.lookup_binding(bound.tuple_value), bound.index

@@ -5,19 +5,19 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax import op
 
-from .converters import CONVERTERS, Refused, _dtype, _rank
+from .converters import CONVERTERS, Attrs, Builder, Inputs, Refused, Result, _dtype, _rank
 from .fused import _converts, _sum_of
 
 
 @_converts("GroupNorm")
-def _group_norm(bb, inputs, attrs, opset):
+def _group_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Normalise groups of channels, which stand last unless ``channels_last`` is 0; SiLU may
     follow."""
-    return _normalized(bb, *inputs[:3], attrs)
+    return _normalized(bb, inputs[0], inputs[1], inputs[2], attrs)
 
 
 @_converts("SkipGroupNorm")
-def _skip_group_norm(bb, inputs, attrs, opset):
+def _skip_group_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return the normalised sum of the data, the skipped data and a bias, and the sum."""
     data, gamma, beta, skip, bias = (inputs[i] for i in range(5))
     if _rank(skip) == 2:  # one number of each channel
@@ -31,7 +31,9 @@ def _skip_group_norm(bb, inputs, attrs, opset):
     return result if attrs["tvm_custom"]["num_outputs"] < 2 else relax.Tuple([result, total])
 
 
-def _normalized(bb, data, gamma, beta, attrs) -> relax.Expr:
+def _normalized(
+    bb: Builder, data: relax.Expr, gamma: relax.Expr, beta: relax.Expr, attrs: Attrs
+) -> relax.Expr:
     is_last, dtype = attrs.get("channels_last", 1), _dtype(data)
     if _rank(data) != 4:
         raise Refused(f"its operand has {_rank(data)} axes; pictures of 4 axes are supported")
@@ -51,7 +53,7 @@ def _normalized(bb, data, gamma, beta, attrs) -> relax.Expr:
 
 
 @_converts("BiasDropout")
-def _bias_dropout(bb, inputs, attrs, opset):
+def _bias_dropout(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return the sum of the data and a bias with dropped elements, plus a residual; and the
     mask."""
     data, bias, residual, ratio, training = (inputs[i] for i in range(5))

@@ -9,7 +9,8 @@ returns the result; or None, for TVM's converter to continue, with the attribute
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -24,11 +25,24 @@ class Refused(Exception):
     """A node cannot be imported as ONNX defines it; the message says why, and how to go on."""
 
 
-CONVERTERS: dict[str, Callable] = {}
+Builder: TypeAlias = "relax.BlockBuilder"
+
+#: The operands of a node: expressions, and None for an operand that is left out.
+Inputs: TypeAlias = "list[Any]"
+
+#: The attributes of a node by their names, and what the importer tells converters.
+Attrs: TypeAlias = "dict[str, Any]"
+
+#: The result of a converter; None: TVM's converter continues.
+Result: TypeAlias = "relax.Expr | None"
+
+Converter: TypeAlias = "Callable[[Builder, Inputs, Attrs, int], Result]"
+
+CONVERTERS: dict[str, Converter] = {}
 
 
-def _converts(*names: str) -> Callable:
-    def enter(function):
+def _converts(*names: str) -> Callable[[Converter], Converter]:
+    def enter(function: Converter) -> Converter:
         CONVERTERS.update(dict.fromkeys(names, function))
         return function
 
@@ -39,7 +53,7 @@ def _dtype(value: relax.Expr) -> str:
     return dtype_of(value.ty)
 
 
-def _like(value, data: relax.Expr) -> relax.Expr:
+def _like(value: float, data: relax.Expr) -> relax.Expr:
     """Return a scalar of the dtype of a tensor."""
     return relax.const(value, _dtype(data))
 
@@ -48,7 +62,7 @@ def _is_float(value: relax.Expr) -> bool:
     return "float" in _dtype(value)
 
 
-def _is_tensor(value) -> bool:
+def _is_tensor(value: object) -> bool:
     return isinstance(getattr(value, "ty", None), relax.TensorType)
 
 
@@ -71,12 +85,12 @@ def _extents(data: relax.Expr) -> list:
     ]
 
 
-def _text(attrs: dict, name: str, default: str) -> str:
+def _text(attrs: Attrs, name: str, default: str) -> str:
     value = attrs.get(name, default)
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _constant(value, what: str) -> np.ndarray | None:
+def _constant(value: object, what: str) -> Any:
     """Return the value of an operand that must be a constant; None if it is left out."""
     if value is None:
         return None
@@ -93,7 +107,7 @@ def _constant(value, what: str) -> np.ndarray | None:
     return array
 
 
-def _folds(inputs: Sequence) -> bool:
+def _folds(inputs: Inputs) -> bool:
     """Tell whether TVM's converter can fold the call: all operands are constants, or one is no
     tensor."""
     operands = [operand for operand in inputs if operand is not None]
@@ -103,12 +117,12 @@ def _folds(inputs: Sequence) -> bool:
 
 
 @_converts("Einsum")
-def _einsum(bb, inputs, attrs, opset):
+def _einsum(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     return relax.op.einsum(relax.Tuple(list(inputs)), _text(attrs, "equation", "").replace(" ", ""))
 
 
 @_converts("CumSum")
-def _cumsum(bb, inputs, attrs, opset):
+def _cumsum(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     if not attrs.get("reverse", 0):
         return None
     axis = int(_constant(inputs[1], "axis").item())
@@ -118,17 +132,17 @@ def _cumsum(bb, inputs, attrs, opset):
 
 
 @_converts("Elu")
-def _elu(bb, inputs, attrs, opset):
+def _elu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     return _exponential_unit(bb, inputs[0], attrs.get("alpha", 1.0), 1.0)
 
 
 @_converts("Selu")
-def _selu(bb, inputs, attrs, opset):
+def _selu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     alpha = attrs.get("alpha", 1.67326319217681884765625)
     return _exponential_unit(bb, inputs[0], alpha, attrs.get("gamma", 1.05070102214813232421875))
 
 
-def _exponential_unit(bb, data, alpha: float, gamma: float) -> relax.Expr:
+def _exponential_unit(bb: Builder, data: relax.Expr, alpha: float, gamma: float) -> relax.Expr:
     """Return ``gamma * (x if x > 0 else alpha * (exp(x) - 1))``, whose gradient does not
     overflow."""
     zero = _like(0, data)
@@ -142,7 +156,7 @@ def _exponential_unit(bb, data, alpha: float, gamma: float) -> relax.Expr:
 
 
 @_converts("Celu")
-def _celu(bb, inputs, attrs, opset):
+def _celu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return ``x if x > 0 else alpha * (exp(x / alpha) - 1)``, whose gradient does not overflow."""
     data, alpha = inputs[0], attrs.get("alpha", 1.0)
     zero = _like(0, data)
@@ -154,7 +168,7 @@ def _celu(bb, inputs, attrs, opset):
 
 
 @_converts("SoftmaxCrossEntropyLoss")
-def _cross_entropy(bb, inputs, attrs, opset):
+def _cross_entropy(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     scores, custom = inputs[0], attrs["tvm_custom"]
     logarithms = bb.emit(relax.op.nn.log_softmax(scores, 1))
     loss = _negative_likelihood(logarithms, inputs[1], inputs[2], attrs)
@@ -162,46 +176,51 @@ def _cross_entropy(bb, inputs, attrs, opset):
 
 
 @_converts("NegativeLogLikelihoodLoss")
-def _nll_loss(bb, inputs, attrs, opset):
+def _nll_loss(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     return _negative_likelihood(inputs[0], inputs[1], inputs[2], attrs)
 
 
-def _negative_likelihood(logarithms, targets, weights, attrs) -> relax.Expr:
+def _negative_likelihood(
+    logarithms: relax.Expr, targets: relax.Expr, weights: relax.Expr | None, attrs: Attrs
+) -> relax.Expr:
     reduction = _text(attrs, "reduction", "mean")
     return relax.op.nn.nll_loss(
         logarithms, targets, weights, reduction, int(attrs.get("ignore_index", -100))
     )
 
 
-def _float_dtype(attrs: dict, default: str) -> str:
+def _float_dtype(attrs: Attrs, default: str) -> str:
     kind = attrs.get("dtype", 0)
     return str(onnx.helper.tensor_dtype_to_np_dtype(kind)) if kind else default
 
 
 @_converts("Bernoulli")
-def _bernoulli(bb, inputs, attrs, opset):
+def _bernoulli(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Draw 1 with the probabilities of the operand, which get no gradient, and else 0."""
     data = inputs[0]
-    hit = random.bernoulli(bb, *attrs["tvm_custom"]["draw"](), _extents(data), data)
+    seed, stream = attrs["tvm_custom"]["draw"]()
+    hit = random.bernoulli(bb, seed, stream, _extents(data), data)
     return relax.op.astype(hit, _float_dtype(attrs, _dtype(data)))
 
 
 @_converts("RandomNormal", "RandomNormalLike")
-def _random_normal(bb, inputs, attrs, opset):
+def _random_normal(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     shape, dtype = _drawn(inputs, attrs)
-    drawn = random.normal(bb, *attrs["tvm_custom"]["draw"](), shape, dtype)
+    seed, stream = attrs["tvm_custom"]["draw"]()
+    drawn = random.normal(bb, seed, stream, shape, dtype)
     drawn = bb.emit(relax.op.multiply(drawn, relax.const(attrs.get("scale", 1.0), dtype)))
     return relax.op.add(drawn, relax.const(attrs.get("mean", 0.0), dtype))
 
 
 @_converts("RandomUniform", "RandomUniformLike")
-def _random_uniform(bb, inputs, attrs, opset):
+def _random_uniform(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     shape, dtype = _drawn(inputs, attrs)
-    bounds = attrs.get("low", 0.0), attrs.get("high", 1.0)
-    return random.uniform(bb, *attrs["tvm_custom"]["draw"](), shape, dtype, *bounds)
+    low, high = attrs.get("low", 0.0), attrs.get("high", 1.0)
+    seed, stream = attrs["tvm_custom"]["draw"]()
+    return random.uniform(bb, seed, stream, shape, dtype, low, high)
 
 
-def _drawn(inputs, attrs) -> tuple[list, str]:
+def _drawn(inputs: Inputs, attrs: Attrs) -> tuple[list, str]:
     """Return the shape and the dtype of random numbers."""
     if len(inputs) and inputs[0] is not None:
         return _extents(inputs[0]), _float_dtype(attrs, _dtype(inputs[0]))
@@ -209,7 +228,7 @@ def _drawn(inputs, attrs) -> tuple[list, str]:
 
 
 @_converts("Mish")
-def _mish(bb, inputs, attrs, opset):
+def _mish(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return ``x tanh(softplus(x))`` with the stable form of softplus."""
     data = inputs[0]
     small = relax.op.log(
@@ -220,17 +239,17 @@ def _mish(bb, inputs, attrs, opset):
 
 
 @_converts("ThresholdedRelu")
-def _thresholded_relu(bb, inputs, attrs, opset):
+def _thresholded_relu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     data = inputs[0]
     above = relax.op.greater(data, _like(attrs.get("alpha", 1.0), data))
     return relax.op.where(above, data, _like(0, data))
 
 
-def _pairwise(function: Callable) -> Callable:
+def _pairwise(function: Callable) -> Converter:
     """Return the converter of a function of two operands, of which an operator takes any number;
     ``function`` takes the builder too."""
 
-    def convert(bb, inputs, attrs, opset):
+    def convert(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
         if len(inputs) < 2 or _folds(inputs):
             return inputs[0] if len(inputs) == 1 else None
         result = inputs[0]
@@ -245,13 +264,13 @@ CONVERTERS["Sum"] = _pairwise(lambda _, first, second: relax.op.add(first, secon
 
 
 @_converts("Mean")
-def _mean(bb, inputs, attrs, opset):
+def _mean(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     total = CONVERTERS["Sum"](bb, inputs, attrs, opset)
     return None if total is None else relax.op.divide(total, _like(len(inputs), inputs[0]))
 
 
 @_converts("Pow")
-def _pow(bb, inputs, attrs, opset):
+def _pow(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """The exponent may have another dtype than the base."""
     base, exponent = inputs[:2]
     if _folds([base, exponent]):
@@ -272,7 +291,7 @@ def _pow(bb, inputs, attrs, opset):
 
 
 @_converts("Softmax", "LogSoftmax")
-def _softmax(bb, inputs, attrs, opset):
+def _softmax(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Before version 13, the result is normalised over all axes from ``axis`` on."""
     data = inputs[0]
     rank = _rank(data)
@@ -287,7 +306,7 @@ def _softmax(bb, inputs, attrs, opset):
 
 
 @_converts("Dropout")
-def _dropout(bb, inputs, attrs, opset):
+def _dropout(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """In training mode, random elements are 0. In inference, the identity and a mask of ones.
 
     The attribute ``seed`` of a node is ignored: all nodes draw with the seed of the function.
@@ -303,7 +322,8 @@ def _dropout(bb, inputs, attrs, opset):
             if not 0 < rate < 1:
                 raise Refused(f"its ratio must be from 0 to less than 1, but it is {rate:g}")
             _extents(data)  # refuses an unknown shape
-            result, mask = random.dropout(bb, *custom["draw"](), data, rate)
+            seed, stream = custom["draw"]()
+            result, mask = random.dropout(bb, seed, stream, data, rate)
             return result if custom["num_outputs"] < 2 else relax.Tuple([result, mask])
     elif opset < 7 and not attrs.get("is_test", 0):
         raise Refused(
@@ -317,13 +337,13 @@ def _dropout(bb, inputs, attrs, opset):
 
 
 @_converts("OptionalHasElement")
-def _has_element(bb, inputs, attrs, opset):
+def _has_element(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Without an operand, there is no element."""
     return None if len(inputs) else relax.const(False, "bool")
 
 
 @_converts("IsInf")
-def _is_inf(bb, inputs, attrs, opset):
+def _is_inf(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     data = inputs[0]
     if attrs.get("detect_negative", 1) and attrs.get("detect_positive", 1):
         return None
@@ -334,17 +354,18 @@ def _is_inf(bb, inputs, attrs, opset):
 
 
 @_converts("RoiAlign")
-def _roi_align(bb, inputs, attrs, opset):
+def _roi_align(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     mode = _text(attrs, "mode", "avg")
     if mode != "avg":
         raise Refused(
             f"its attribute mode is {mode!r}; TVM's maximum differs from ONNX's: export it with "
             "mode='avg'"
         )
+    return None
 
 
 @_converts("SpaceToDepth")
-def _space_to_depth(bb, inputs, attrs, opset):
+def _space_to_depth(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """The order CRD of the channels, which version 28 has: the data's come first."""
     mode = _text(attrs, "mode", "DCR")
     if mode not in ("DCR", "CRD"):
@@ -361,7 +382,7 @@ def _space_to_depth(bb, inputs, attrs, opset):
 
 
 @_converts("DynamicQuantizeLinear")
-def _dynamic_quantize(bb, inputs, attrs, opset):
+def _dynamic_quantize(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return the integers of data, their scale and zero; neither has a gradient."""
     data = bb.emit(stop_gradient(inputs[0]))
     zero, most = _like(0, data), _like(255, data)

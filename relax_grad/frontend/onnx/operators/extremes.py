@@ -21,7 +21,12 @@ from ....op import stop_gradient
 from ...extremes import exact_extreme, is_nan, log_sum_exp, place_of_extreme
 from .converters import (
     CONVERTERS,
+    Attrs,
+    Builder,
+    Converter,
+    Inputs,
     Refused,
+    Result,
     _constant,
     _converts,
     _dtype,
@@ -38,7 +43,7 @@ from .integers import bools_as_integers
 _MOST = float(np.finfo("float32").max)
 
 
-def rectified(bb: relax.BlockBuilder, data: relax.Expr) -> relax.Expr:
+def rectified(bb: Builder, data: relax.Expr) -> relax.Expr:
     """Return ``max(x, 0)``, in the form that the kernels of the pipeline compute too."""
     zero = _like(0, data)
     if not _is_float(data):
@@ -47,7 +52,7 @@ def rectified(bb: relax.BlockBuilder, data: relax.Expr) -> relax.Expr:
 
 
 def clipped(
-    bb: relax.BlockBuilder, data: relax.Expr, low: relax.Expr | None, high: relax.Expr | None = None
+    bb: Builder, data: relax.Expr, low: relax.Expr | None, high: relax.Expr | None = None
 ) -> relax.Expr:
     """Return ``min(max(x, low), high)``; the bounds pass the gradient."""
     for bound, is_beyond, limit in ((low, op.less, op.maximum), (high, op.greater, op.minimum)):
@@ -61,12 +66,12 @@ def clipped(
 
 
 @_converts("Relu")
-def _relu(bb, inputs, attrs, opset):
+def _relu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     return rectified(bb, inputs[0]) if _is_tensor(inputs[0]) else None
 
 
 @_converts("Clip")
-def _clip(bb, inputs, attrs, opset):
+def _clip(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """A NaN bound has no effect."""
     data = inputs[0]
     if opset < 11:
@@ -86,7 +91,7 @@ def _clip(bb, inputs, attrs, opset):
 
 
 @_converts("HardSigmoid")
-def _hard_sigmoid(bb, inputs, attrs, opset):
+def _hard_sigmoid(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     data = inputs[0]
     line = op.multiply(_like(float(attrs.get("alpha", 0.2)), data), data)
     line = bb.emit(op.add(line, _like(float(attrs.get("beta", 0.5)), data)))
@@ -94,7 +99,7 @@ def _hard_sigmoid(bb, inputs, attrs, opset):
 
 
 @_converts("Sign")
-def _sign(bb, inputs, attrs, opset):
+def _sign(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     data = inputs[0]
     if not _is_float(data):
         return None
@@ -104,7 +109,7 @@ def _sign(bb, inputs, attrs, opset):
     return op.where(bb.emit(op.greater(data, zero)), one, rest)
 
 
-def _of_two(function: Callable, bb, first: relax.Expr, second: relax.Expr) -> relax.Expr:
+def _of_two(function: Callable, bb: Builder, first: relax.Expr, second: relax.Expr) -> relax.Expr:
     """Return the extreme of two operands; Relax's is the second of two that have no order."""
     if not _is_float(first):
         return function(first, second)
@@ -123,10 +128,10 @@ CONVERTERS["Max"] = _pairwise(partial(_of_two, op.maximum))
 CONVERTERS["Min"] = _pairwise(partial(_of_two, op.minimum))
 
 
-def _reduction(name: str) -> Callable:
+def _reduction(name: str) -> Converter:
     largest = name != "ReduceMin"
 
-    def convert(bb, inputs, attrs, opset):
+    def convert(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
         data = inputs[0]
         if name == "GlobalMaxPool":
             _require_some(attrs, _extents(data)[2:])
@@ -149,7 +154,7 @@ for _name in ("ReduceMax", "ReduceMin", "GlobalMaxPool"):
 
 
 @_converts("ReduceLogSumExp")
-def _log_sum_exp(bb, inputs, attrs, opset):
+def _log_sum_exp(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """An axis of equal infinities has its own value; half precision is computed in float32."""
     data = inputs[0]
     if not _is_tensor(data) or not _is_float(data):
@@ -170,7 +175,7 @@ def _log_sum_exp(bb, inputs, attrs, opset):
     return op.astype(result, _dtype(data)) if is_half else result
 
 
-def _require_some(attrs: dict, extents: list) -> None:
+def _require_some(attrs: Attrs, extents: list) -> None:
     """Require that axes have elements."""
     for extent in extents:
         reason = f"it takes an extreme of an axis of {extent} elements"
@@ -190,10 +195,10 @@ _OF_ELEMENTS: dict[str, Callable] = {
 }
 
 
-def _of_elements(function: Callable) -> Callable:
+def _of_elements(function: Callable) -> Converter:
     """Return a converter of a reduction over no axes, which TVM leaves out."""
 
-    def convert(bb, inputs, attrs, opset):
+    def convert(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
         if opset < 18 or not attrs.get("noop_with_empty_axes", 0):
             return None
         axes = _constant(inputs[1] if len(inputs) > 1 else None, "axes")
@@ -207,16 +212,16 @@ for _name, _function in _OF_ELEMENTS.items():
 
 
 @_converts("ArgMax")
-def _argmax(bb, inputs, attrs, opset):
+def _argmax(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     return _place(bb, inputs[0], attrs, True)
 
 
 @_converts("ArgMin")
-def _argmin(bb, inputs, attrs, opset):
+def _argmin(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     return _place(bb, inputs[0], attrs, False)
 
 
-def _place(bb, data: relax.Expr, attrs: dict, largest: bool) -> relax.Expr | None:
+def _place(bb: Builder, data: relax.Expr, attrs: Attrs, largest: bool) -> relax.Expr | None:
     _require_some(attrs, [_extents(data)[attrs.get("axis", 0) % _rank(data)]])
     if not _is_float(data):
         return None
@@ -237,7 +242,7 @@ def _place(bb, data: relax.Expr, attrs: dict, largest: bool) -> relax.Expr | Non
 
 
 @_converts("Hardmax")
-def _hardmax(bb, inputs, attrs, opset):
+def _hardmax(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """The first of several maxima is 1."""
     data = inputs[0]
     rank, shape = _rank(data), _extents(data)

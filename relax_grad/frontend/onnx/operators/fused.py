@@ -6,7 +6,7 @@ a domain that ONNX does not define.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx
 from tvm import relax
@@ -14,13 +14,26 @@ from tvm.relax import op
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from ....op import stop_gradient
-from .converters import CONVERTERS, Refused, _dtype, _extents, _like, _rank, _text
+from .converters import (
+    CONVERTERS,
+    Attrs,
+    Builder,
+    Converter,
+    Inputs,
+    Refused,
+    Result,
+    _dtype,
+    _extents,
+    _like,
+    _rank,
+    _text,
+)
 from .extremes import clipped, rectified
 
 #: The domains of ONNX Runtime's operators, and of this package's.
 DOMAIN, OWN_DOMAIN = "com.microsoft", "relax_grad"
 
-FUSED: dict[str, Callable] = {}
+FUSED: dict[str, Converter] = {}
 
 
 def in_domain(node: onnx.NodeProto) -> bool:
@@ -28,15 +41,15 @@ def in_domain(node: onnx.NodeProto) -> bool:
     return node.domain in (DOMAIN, OWN_DOMAIN) or node.op_type == "SimplifiedLayerNormalization"
 
 
-def _converts(*names: str) -> Callable:
-    def enter(function):
+def _converts(*names: str) -> Callable[[Converter], Converter]:
+    def enter(function: Converter) -> Converter:
         FUSED.update(dict.fromkeys(names, function))
         return function
 
     return enter
 
 
-def _converted(kind: str, bb, inputs, attrs, opset) -> relax.Expr:
+def _converted(kind: str, bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> relax.Expr:
     """Return the result of one of ONNX's operators."""
     operands = onnx_frontend.onnx_input(inputs)
     result = None
@@ -48,7 +61,7 @@ def _converted(kind: str, bb, inputs, attrs, opset) -> relax.Expr:
     return bb.normalize(result)
 
 
-def _activated(bb, data: relax.Expr, name: str, values) -> relax.Expr:
+def _activated(bb: Builder, data: relax.Expr, name: str, values: Sequence[float]) -> relax.Expr:
     """Return an activation of data; ``values`` are its parameters, which may be left out at the
     end."""
     slope = values[0] if values else None
@@ -87,7 +100,7 @@ def _batches_first(data: relax.Expr) -> relax.Expr:
 
 
 @_converts("FusedMatMul")
-def _fused_matmul(bb, inputs, attrs, opset):
+def _fused_matmul(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return ``alpha * A B``, of which each operand may be transposed; the first axis may stand
     after the batches."""
     a, b = inputs[:2]
@@ -100,7 +113,7 @@ def _fused_matmul(bb, inputs, attrs, opset):
 
 
 @_converts("FusedMatMulActivation")
-def _fused_matmul_activation(bb, inputs, attrs, opset):
+def _fused_matmul_activation(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     product = bb.normalize(_fused_matmul(bb, inputs, attrs, opset))
     names = ("activation_alpha", "activation_beta", "activation_gamma")
     values = [attrs[name] for name in names if name in attrs]
@@ -108,7 +121,7 @@ def _fused_matmul_activation(bb, inputs, attrs, opset):
 
 
 @_converts("FusedGemm")
-def _fused_gemm(bb, inputs, attrs, opset):
+def _fused_gemm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     result = _converted("Gemm", bb, inputs, attrs, opset)
     names = ("activation_alpha", "activation_beta", "activation_gamma")
     values = [attrs[name] for name in names if name in attrs]
@@ -116,7 +129,7 @@ def _fused_gemm(bb, inputs, attrs, opset):
 
 
 @_converts("FusedConv")
-def _fused_conv(bb, inputs, attrs, opset):
+def _fused_conv(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return the activation of ``conv(X, W) + B + Z``."""
     result = _converted("Conv", bb, inputs[:3], attrs, opset)
     if inputs[3] is not None:
@@ -128,7 +141,7 @@ def _fused_conv(bb, inputs, attrs, opset):
 
 
 @_converts("QuickGelu")
-def _quick_gelu(bb, inputs, attrs, opset):
+def _quick_gelu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return ``x sigmoid(alpha x)``."""
     data = inputs[0]
     scaled = op.multiply(data, _like(attrs.get("alpha", 1.702), data))
@@ -136,24 +149,24 @@ def _quick_gelu(bb, inputs, attrs, opset):
 
 
 @_converts("Gelu")
-def _gelu(bb, inputs, attrs, opset):
+def _gelu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     return op.nn.gelu(inputs[0])
 
 
 @_converts("BiasGelu")
-def _bias_gelu(bb, inputs, attrs, opset):
+def _bias_gelu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     return op.nn.gelu(bb.normalize(op.add(inputs[0], inputs[1])))
 
 
 @_converts("FastGelu")
-def _fast_gelu(bb, inputs, attrs, opset):
+def _fast_gelu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     data = inputs[0]
     if inputs[1] is not None:
         data = bb.normalize(op.add(data, inputs[1]))
     return op.nn.gelu_tanh(data)
 
 
-def _sum_of(bb, *operands) -> relax.Expr:
+def _sum_of(bb: Builder, *operands: relax.Expr | None) -> relax.Expr:
     total = None
     for operand in operands:
         if operand is not None:
@@ -162,7 +175,7 @@ def _sum_of(bb, *operands) -> relax.Expr:
 
 
 @_converts("SkipLayerNormalization")
-def _skip_layer_norm(bb, inputs, attrs, opset):
+def _skip_layer_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return the normalised sum of the data, the skipped data and a bias; its mean and root; and
     the sum."""
     data, skip, gamma, beta, bias = (inputs[i] for i in range(5))
@@ -173,7 +186,9 @@ def _skip_layer_norm(bb, inputs, attrs, opset):
     return fields[0] if len(fields) == 1 else relax.Tuple([*fields, total])
 
 
-def _rms(bb, data, scale, axis: int, epsilon: float, num_outputs: int) -> list[relax.Expr]:
+def _rms(
+    bb: Builder, data: relax.Expr, scale: relax.Expr, axis: int, epsilon: float, num_outputs: int
+) -> list[relax.Expr]:
     """Return the data divided by its root mean square, times the scale; and the inverse root where
     it is asked for."""
     rank = _rank(data)
@@ -189,7 +204,7 @@ def _rms(bb, data, scale, axis: int, epsilon: float, num_outputs: int) -> list[r
 
 
 @_converts("SimplifiedLayerNormalization")
-def _simplified_layer_norm(bb, inputs, attrs, opset):
+def _simplified_layer_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     count = attrs["tvm_custom"]["num_outputs"]
     epsilon = attrs.get("epsilon", 1e-5)
     results = _rms(bb, inputs[0], inputs[1], attrs.get("axis", -1), epsilon, count)
@@ -197,7 +212,7 @@ def _simplified_layer_norm(bb, inputs, attrs, opset):
 
 
 @_converts("SkipSimplifiedLayerNormalization")
-def _skip_simplified_layer_norm(bb, inputs, attrs, opset):
+def _skip_simplified_layer_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     data, skip, gamma, bias = (inputs[i] for i in range(4))
     total, count = _sum_of(bb, data, skip, bias), attrs["tvm_custom"]["num_outputs"]
     results = _rms(bb, total, gamma, -1, attrs.get("epsilon", 1e-12), count)
@@ -208,7 +223,7 @@ def _skip_simplified_layer_norm(bb, inputs, attrs, opset):
 
 
 @_converts("RotaryEmbedding")
-def _rotary_embedding(bb, inputs, attrs, opset):
+def _rotary_embedding(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Turn pairs of elements by angles, whose cosines and sines stand in tables by positions."""
     data, positions, cosines, sines = inputs[:4]
     for name, usual in (("is_packed_batching", 0), ("scale", 1.0)):
@@ -238,7 +253,7 @@ def _rotary_embedding(bb, inputs, attrs, opset):
         offsets = bb.emit(op.arange(0, steps, 1, "int64"))
         positions = bb.emit(op.expand_dims(op.add(positions, offsets), 0))
 
-    def factors(table):
+    def factors(table: relax.Expr) -> relax.Expr:
         rows = bb.emit(op.take(table, positions, 0, "nan"))
         return bb.emit(op.expand_dims(rows, 2))
 
@@ -265,13 +280,13 @@ def _rotary_embedding(bb, inputs, attrs, opset):
 
 
 @_converts("FakeQuantize")
-def _fake_quantize(bb, inputs, attrs, opset):
+def _fake_quantize(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Round to multiples of a scale within a range; the gradient is as in
     ``torch.fake_quantize_per_tensor_affine``."""
     data, scale, zero = inputs[:3]
     low, high = (_like(attrs[name], data) for name in ("low", "high"))
 
-    def along_axis(value):
+    def along_axis(value: relax.Expr) -> relax.Expr:
         value = value if _dtype(value) == _dtype(data) else op.astype(value, _dtype(data))
         value = bb.normalize(value)
         if _rank(value) == 0 or _extents(value) == [1]:
@@ -290,6 +305,8 @@ def _fake_quantize(bb, inputs, attrs, opset):
     return op.add(straight, stop_gradient(bb.normalize(op.subtract(result, straight))))
 
 
-def _split(bb, data, indices_or_count, axis: int) -> list[relax.Expr]:
+def _split(
+    bb: Builder, data: relax.Expr, indices_or_count: int | list[int], axis: int
+) -> list[relax.Expr]:
     parts = bb.emit(op.split(data, indices_or_count, axis))
     return [bb.emit(relax.TupleGetItem(parts, i)) for i in range(len(parts.ty.fields))]

@@ -6,7 +6,18 @@ from tvm import relax
 from tvm.relax import op
 
 from ..extents.values import is_symbolic
-from .converters import Refused, _dtype, _extents, _like, _rank, _text
+from .converters import (
+    Attrs,
+    Builder,
+    Inputs,
+    Refused,
+    Result,
+    _dtype,
+    _extents,
+    _like,
+    _rank,
+    _text,
+)
 from .fused import _converts, _split
 from .linear_attention import _linear_attention
 from .recent import causal_convolution, swish_of
@@ -26,7 +37,7 @@ _STATE_SETTINGS = {
 
 
 @_converts("CausalConvWithState")
-def _causal_conv(bb, inputs, attrs, opset):
+def _causal_conv(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """That of ONNX with a dilation; the channels may stand last."""
     for name, usual in _STATE_SETTINGS.items():
         if attrs.get(name, usual) != usual:
@@ -50,7 +61,7 @@ def _causal_conv(bb, inputs, attrs, opset):
 
 
 @_converts("SwiGLU")
-def _swiglu(bb, inputs, attrs, opset):
+def _swiglu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return ``g sigmoid(alpha g) (l + beta)`` of bounded halves, which one operand may hold."""
     gate, line = inputs[0], inputs[1]
     if line is None:
@@ -67,7 +78,7 @@ def _swiglu(bb, inputs, attrs, opset):
 
 
 @_converts("GatedRMSNorm")
-def _gated_norm(bb, inputs, attrs, opset):
+def _gated_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Normalise rows of the size of the scale by the root of their mean square, and multiply by a
     gate; half precision is computed in float32."""
     data, scale, gate = inputs[:3]
@@ -93,7 +104,7 @@ def _gated_norm(bb, inputs, attrs, opset):
 
 
 @_converts("LinearAttentionGate")
-def _linear_attention_gate(bb, inputs, attrs, opset):
+def _linear_attention_gate(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return the decay and the rate of linear attention: ``s softplus(a + b)``, and a sigmoid."""
     data, bias, scale, rate = (inputs[i] for i in range(4))
     dtype, wide = _dtype(data), _dtype(bias)
@@ -109,7 +120,7 @@ def _linear_attention_gate(bb, inputs, attrs, opset):
 
 
 @_converts("ScaledSiLU")
-def _scaled_silu(bb, inputs, attrs, opset):
+def _scaled_silu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return the SiLU of a scaled operand."""
     data, scale = inputs[0], inputs[1]
     if scale is None:
@@ -120,7 +131,7 @@ def _scaled_silu(bb, inputs, attrs, opset):
 
 
 @_converts("GatedAdd")
-def _gated_add(bb, inputs, attrs, opset):
+def _gated_add(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return ``x + y g``; with a weight, the gate is the sigmoid of a product."""
     data, other, gate, weight = (inputs[i] for i in range(4))
     if weight is not None:
@@ -129,7 +140,7 @@ def _gated_add(bb, inputs, attrs, opset):
 
 
 @_converts("GatedRelativePositionBias")
-def _gated_bias(bb, inputs, attrs, opset):
+def _gated_bias(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return biases of scores by distances, which gates of the queries multiply."""
     query, query_bias, distances, weight, bias, factor, offsets = (inputs[i] for i in range(7))
     if offsets is not None or _rank(query) != 3:

@@ -8,12 +8,23 @@ from tvm.relax import op
 
 from ....ir.compat import constant_value
 from ..extents.values import Known, objects
-from .converters import _constant, _converts, _dtype, _extents, _is_tensor, _rank
+from .converters import (
+    Attrs,
+    Builder,
+    Inputs,
+    Result,
+    _constant,
+    _converts,
+    _dtype,
+    _extents,
+    _is_tensor,
+    _rank,
+)
 from .symbolic import elements_of, tensor_of
 
 
 @_converts("Gather")
-def _gather(bb, inputs, attrs, opset):
+def _gather(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Negative places count from the end. Rows after the end of a table are NaN: the places may
     come from symbolic steps."""
     data, places = inputs[:2]
@@ -32,7 +43,7 @@ def _gather(bb, inputs, attrs, opset):
 
 
 @_converts("Compress")
-def _compress(bb, inputs, attrs, opset):
+def _compress(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """A constant condition selects elements at known places. TVM finds the places of others at run
     time."""
     data, condition = inputs[:2]
@@ -47,7 +58,7 @@ def _compress(bb, inputs, attrs, opset):
 
 
 @_converts("ReverseSequence")
-def _reverse_sequence(bb, inputs, attrs, opset):
+def _reverse_sequence(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Reverse the first elements of each sequence, by its length, and keep the rest."""
     data, lengths = inputs[:2]
     time, batch = attrs.get("time_axis", 0), attrs.get("batch_axis", 1)
@@ -66,9 +77,7 @@ def _reverse_sequence(bb, inputs, attrs, opset):
     return op.gather_elements(data, sources, time)
 
 
-def with_extent(
-    bb: relax.BlockBuilder, data: relax.Expr, axis: int, extent: tirx.Expr | int
-) -> relax.Expr:
+def with_extent(bb: Builder, data: relax.Expr, axis: int, extent: tirx.Expr | int) -> relax.Expr:
     """Return floating-point data whose extent of an axis is another one, and NaN if it is not.
 
     TVM cannot compile a ``match_cast`` of extents of the same symbol.
@@ -85,20 +94,25 @@ def with_extent(
 
 
 @_converts("Unsqueeze")
-def _unsqueeze(bb, inputs, attrs, opset):
+def _unsqueeze(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """TVM's converter takes axes in a list only; the definitions of operators have a number."""
     axes = constant_value(inputs[1]) if opset >= 13 and _is_tensor(inputs[1]) else None
     if axes is not None and axes.ndim == 0:
         inputs[1] = relax.const(axes.reshape(1), "int64")
+    return None
 
 
 @_converts("OneHot")
-def _one_hot(bb, inputs, attrs, opset):
+def _one_hot(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Places beyond the axis have no element; the values have a gradient."""
     places, values = inputs[0], inputs[2]
     known = elements_of(inputs, attrs, 1)
     is_extent = known is not None and known.is_symbolic
-    depth = known.elements.item() if is_extent else int(_constant(inputs[1], "depth").item())
+    depth = (
+        known.elements.item()
+        if known is not None and is_extent
+        else int(_constant(inputs[1], "depth").item())
+    )
     rank = _rank(places) + 1
     axis = attrs.get("axis", -1) % rank
     places = bb.emit(op.expand_dims(bb.emit(op.astype(places, "int64")), axis))

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from tvm import relax
 from tvm.relax import op
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from .converters import Refused, _converts, _dtype, _folds, _is_float, _like, _text
+from .converters import (
+    Attrs,
+    Builder,
+    Converter,
+    Inputs,
+    Refused,
+    Result,
+    _converts,
+    _dtype,
+    _folds,
+    _is_float,
+    _like,
+    _text,
+)
 
 
 @_converts("BitShift")
-def _bit_shift(bb, inputs, attrs, opset):
+def _bit_shift(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """A shift by a negative number, or by the width or more, leaves the sign only."""
     data, count = inputs[0], inputs[1]
     if _folds([data, count]):
@@ -35,7 +46,7 @@ def _bit_shift(bb, inputs, attrs, opset):
 
 
 @_converts("Mod")
-def _remainder(bb, inputs, attrs, opset):
+def _remainder(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Of floating-point numbers without ``fmod``, an infinite divisor leaves a number of its sign,
     and zero has the sign of the divisor."""
     data, divisor = inputs[0], inputs[1]
@@ -56,15 +67,15 @@ def _remainder(bb, inputs, attrs, opset):
     return op.where(is_zero, bb.emit(op.where(is_negative, _like(-0.0, data), zero)), rest)
 
 
-def _is_infinite(bb, data: relax.Expr) -> relax.Var:
+def _is_infinite(bb: Builder, data: relax.Expr) -> relax.Var:
     return bb.emit(op.equal(bb.emit(op.abs(data)), _like(np.inf, data)))
 
 
-def bools_as_integers(name: str) -> Callable:
+def bools_as_integers(name: str) -> Converter:
     """Return the converter of a reduction to the largest or smallest of booleans, which TVM has for
     numbers only."""
 
-    def convert(bb, inputs, attrs, opset):
+    def convert(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
         data = bb.emit(op.astype(inputs[0], "uint8"))
         convert = onnx_frontend._get_convert_map()[name].get_converter(opset)
         operands = onnx_frontend.onnx_input([data, *list(inputs)[1:]])

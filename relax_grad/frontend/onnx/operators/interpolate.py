@@ -4,13 +4,14 @@ not have."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tvm import relax, tirx
 from tvm.relax import op
 
 from ..extents.values import Known, is_symbolic, objects
-from .converters import Refused, _dtype, _extents, _rank
+from .converters import Builder, Refused, _dtype, _extents, _rank
 from .symbolic import tensor_of
 
 #: The most elements of which one result of an antialiasing filter is made.
@@ -57,7 +58,7 @@ class Region(NamedTuple):
 
 
 def interpolated(
-    bb: relax.BlockBuilder,
+    bb: Builder,
     data: relax.Expr,
     axis: int,
     size: tirx.Expr | int,
@@ -109,19 +110,27 @@ def interpolated(
     return bb.emit(op.where(outside, relax.const(settings.extrapolated, _dtype(data)), result))
 
 
-def _number(bb, value, dtype: str) -> relax.Expr:
+def _number(bb: Builder, value: tirx.Expr | int, dtype: str) -> relax.Expr:
     """Return an extent as a tensor of one element."""
     number = tensor_of(bb, Known(objects([value], (1,)), "int64"))
     return bb.emit(op.astype(number, dtype))
 
 
-def _places(bb, extent, size, scale, coordinates: str, region: Region, dtype: str) -> relax.Expr:
+def _places(
+    bb: Builder,
+    extent: tirx.Expr | int,
+    size: tirx.Expr | int,
+    scale: float | None,
+    coordinates: str,
+    region: Region,
+    dtype: str,
+) -> relax.Expr:
     """Return the place in the data of each element of the result."""
 
-    def number(value) -> relax.Expr:
+    def number(value: float) -> relax.Expr:
         return relax.const(value, dtype)
 
-    def calculate(function, *operands):
+    def calculate(function: Callable, *operands: relax.Expr) -> relax.Expr:
         return bb.emit(function(*operands))
 
     steps = bb.emit(op.astype(bb.emit(op.arange(0, size, 1, "int64")), dtype))
@@ -164,7 +173,7 @@ def _places(bb, extent, size, scale, coordinates: str, region: Region, dtype: st
     raise Refused(f"its coordinates {coordinates} differ from ONNX")
 
 
-def _rounded(bb, place, rounding: str) -> relax.Expr:
+def _rounded(bb: Builder, place: relax.Expr, rounding: str) -> relax.Expr:
     if rounding == "floor":
         return bb.emit(op.floor(place))
     if rounding == "ceil":
@@ -175,7 +184,17 @@ def _rounded(bb, place, rounding: str) -> relax.Expr:
     return bb.emit(op.ceil(bb.emit(op.subtract(place, half))))
 
 
-def _filtered(bb, data, axis, place, count, extent, size, scale, settings: Settings) -> relax.Expr:
+def _filtered(
+    bb: Builder,
+    data: relax.Expr,
+    axis: int,
+    place: relax.Expr,
+    count: relax.Expr,
+    extent: tirx.Expr | int,
+    size: tirx.Expr | int,
+    scale: float | None,
+    settings: Settings,
+) -> relax.Expr:
     """Return the sums of neighbours with the weights of a filter."""
     support, stretch = 1 if settings.mode == "linear" else 2, 1.0
     if settings.smooth:
@@ -193,7 +212,7 @@ def _filtered(bb, data, axis, place, count, extent, size, scale, settings: Setti
         )
     dtype, kind, rank = _dtype(place), _dtype(data), _rank(data)
 
-    def number(value):
+    def number(value: float) -> relax.Expr:
         return relax.const(value, dtype)
 
     base = bb.emit(op.floor(place))
@@ -226,14 +245,14 @@ def _filtered(bb, data, axis, place, count, extent, size, scale, settings: Setti
     return result
 
 
-def _curve(bb, distance, settings: Settings) -> relax.Expr:
+def _curve(bb: Builder, distance: relax.Expr, settings: Settings) -> relax.Expr:
     """Return the weight of an element at a distance."""
     dtype = _dtype(distance)
 
-    def number(value):
+    def number(value: float) -> relax.Expr:
         return relax.const(value, dtype)
 
-    def polynomial(*coefficients):
+    def polynomial(*coefficients: float) -> relax.Expr:
         total = number(coefficients[0])
         for coefficient in coefficients[1:]:
             total = bb.emit(op.add(bb.emit(op.multiply(total, distance)), number(coefficient)))

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import math
 
-from tvm import relax
+from tvm import relax, te
 from tvm.relax import op
 
 from ....ir.dtypes import accumulation_dtype
 from ....topi.linear_attention import linear_attention
-from .converters import Refused, _converts, _dtype, _extents, _like, _rank, _text
+from .converters import (
+    Attrs,
+    Builder,
+    Inputs,
+    Refused,
+    Result,
+    _converts,
+    _dtype,
+    _extents,
+    _like,
+    _rank,
+    _text,
+)
 
 #: The update rules: whether the state decays, and whether the values are corrected.
 _RULES = {
@@ -21,7 +33,7 @@ _RULES = {
 
 
 @_converts("LinearAttention")
-def _linear_attention(bb, inputs, attrs, opset):
+def _linear_attention(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Half precision is computed in float32, as ONNX defines."""
     query, key, value, state, decay, rate = (inputs[i] for i in range(6))
     rule = _text(attrs, "update_rule", "gated_delta")
@@ -51,10 +63,10 @@ def _linear_attention(bb, inputs, attrs, opset):
     dtype = _dtype(query)
     wide = accumulation_dtype(dtype)
 
-    def widened(tensor):
+    def widened(tensor: relax.Expr) -> relax.Expr:
         return tensor if _dtype(tensor) == wide else bb.emit(op.astype(tensor, wide))
 
-    def in_heads(tensor, count: int):
+    def in_heads(tensor: relax.Expr, count: int) -> relax.Expr:
         if _rank(tensor) != 3:
             raise Refused(f"its operand has {_rank(tensor)} axes; 3 are needed")
         batch, steps, width = _extents(tensor)
@@ -78,7 +90,9 @@ def _linear_attention(bb, inputs, attrs, opset):
     if rate is not None:
         operands.append(bb.emit(op.broadcast_to(widened(rate), [batch, steps, groups])))
 
-    def function(q, k, v, s, *others):
+    def function(
+        q: te.Tensor, k: te.Tensor, v: te.Tensor, s: te.Tensor, *others: te.Tensor
+    ) -> list:
         factors = others[0] if decay is not None else None
         return linear_attention(q, k, v, s, factors, others[-1] if rate is not None else None)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from tvm import relax
 from tvm.relax import op
 
 from ....ir.compat import constant_value
 from ....op.quantized import quantized_matmul
-from .converters import Refused, _dtype, _rank
+from .converters import Attrs, Builder, Inputs, Refused, Result, _dtype, _rank
 from .fused import _converts
 
 #: What is added to numbers and zero points of each number of bits, so that the zero point of
@@ -18,7 +20,7 @@ _OFFSETS = {2: 6, 4: 0, 8: -128}
 
 
 @_converts("MatMulNBits")
-def _matmul_n_bits(bb, inputs, attrs, opset):
+def _matmul_n_bits(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Multiply with a frozen weight of 2, 4 or 8 bits: ``(q - zero) * scale``, by blocks of its
     rows."""
     data, packed, scale, zeros, order, bias = (inputs[i] for i in range(6))
@@ -57,7 +59,9 @@ def _constant(value: relax.Expr, name: str) -> np.ndarray:
     return array
 
 
-def _floats(bb, zeros: relax.Expr, shape, offset: int, dtype: str) -> relax.Expr:
+def _floats(
+    bb: Builder, zeros: relax.Expr, shape: Sequence[int], offset: int, dtype: str
+) -> relax.Expr:
     zeros = bb.emit(op.reshape(zeros, shape))
     zeros = zeros if _dtype(zeros) == dtype else bb.emit(op.astype(zeros, dtype))
     return bb.emit(op.add(zeros, relax.const(offset, dtype))) if offset else zeros
@@ -100,7 +104,9 @@ def _order(order: np.ndarray, width: int, blocks: int, block: int) -> tuple[np.n
     return np.concatenate([np.flatnonzero(order == group) for group in groups]), groups
 
 
-def _chosen(bb, data: relax.Expr, places, extent: int, axis: int) -> relax.Expr:
+def _chosen(
+    bb: Builder, data: relax.Expr, places: np.ndarray | Sequence[int], extent: int, axis: int
+) -> relax.Expr:
     """Return elements along an axis of an extent, unless they are all elements in order."""
     if list(places) == list(range(extent)):
         return data

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from tvm import relax
 
-from .converters import Refused, _converts, _dtype, _extents, _like, _rank
+from .converters import (
+    Attrs,
+    Builder,
+    Inputs,
+    Refused,
+    Result,
+    _converts,
+    _dtype,
+    _extents,
+    _like,
+    _rank,
+)
 
 
 @_converts("BatchNormalization")
-def _batch_norm(bb, inputs, attrs, opset):
+def _batch_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """ONNX's momentum is the share of the old statistics, TVM's the share of the new ones."""
     if not attrs.get("spatial", 1):
         raise Refused(
@@ -19,7 +30,7 @@ def _batch_norm(bb, inputs, attrs, opset):
 
 
 @_converts("LayerNormalization")
-def _layer_norm(bb, inputs, attrs, opset):
+def _layer_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     data, scale, bias = inputs[0], inputs[1], inputs[2]
     rank = _rank(data)
     axis = attrs.get("axis", -1) % rank
@@ -45,7 +56,7 @@ def _layer_norm(bb, inputs, attrs, opset):
 
 
 @_converts("LpNormalization")
-def _lp_norm(bb, inputs, attrs, opset):
+def _lp_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return ``x / |x|`` by the 1-norm or the 2-norm along an axis, and 0 where the norm is 0."""
     data, axis, order = inputs[0], attrs.get("axis", -1), attrs.get("p", 2)
     if order not in (1, 2):
@@ -58,7 +69,7 @@ def _lp_norm(bb, inputs, attrs, opset):
 
 
 @_converts("LRN")
-def _lrn(bb, inputs, attrs, opset):
+def _lrn(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Divide by a power of ``bias + alpha / size`` times the sum of the squares in a window of
     channels."""
     data, size = inputs[0], attrs["size"]
@@ -77,7 +88,7 @@ def _lrn(bb, inputs, attrs, opset):
 
 
 @_converts("MeanVarianceNormalization")
-def _mean_variance(bb, inputs, attrs, opset):
+def _mean_variance(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return ``(x - mean) / (sqrt(variance) + 1e-9)``, as ONNX defines it."""
     data = inputs[0]
     axes = [axis % _rank(data) for axis in attrs.get("axes", (0, 2, 3))]
@@ -88,7 +99,7 @@ def _mean_variance(bb, inputs, attrs, opset):
 
 
 @_converts("GroupNormalization")
-def _group_norm(bb, inputs, attrs, opset):
+def _group_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Before version 21, the scale and the bias have an element for each group. Half precision is
     computed in float32."""
     data, dtype = inputs[0], _dtype(inputs[0])
@@ -110,7 +121,7 @@ def _group_norm(bb, inputs, attrs, opset):
 
 
 @_converts("RMSNormalization")
-def _rms_norm(bb, inputs, attrs, opset):
+def _rms_norm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Half precision is computed in float32, which Relax's operator does; float64 stays float64."""
     data, scale = inputs[:2]
     axes = list(range(attrs.get("axis", -1) % _rank(data), _rank(data)))

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from tvm import relax
+from typing import Any
+
+from tvm import relax, tirx
 from tvm.relax import op
 
 from ..extents.values import Extents, Known, is_symbolic, objects
-from .converters import Refused, _constant, _converts, _dtype, _extents, _rank, _text
+from .converters import (
+    Attrs,
+    Builder,
+    Inputs,
+    Refused,
+    Result,
+    _constant,
+    _converts,
+    _dtype,
+    _extents,
+    _rank,
+    _text,
+)
 from .symbolic import arithmetic, elements_of, tensor_of
 
 #: The modes of Relax's operator.
@@ -14,13 +28,14 @@ _MODES = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wr
 
 
 @_converts("Pad")
-def _pad(bb, inputs, attrs, opset):
+def _pad(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Relax's operator takes numbers as widths. Other axes are padded by blocks of a value, or by
     the places of the elements."""
     data = inputs[0]
     rank = _rank(data)
     axes = range(rank)
     if opset < 11:
+        widths: Any
         widths, value = attrs.get("pads", attrs.get("paddings")), attrs.get("value", 0.0)
     else:
         known = elements_of(inputs, attrs, 1)
@@ -41,7 +56,9 @@ def _pad(bb, inputs, attrs, opset):
     return data
 
 
-def _by_numbers(bb, data, before: list[int], after: list[int], mode: str, value) -> relax.Expr:
+def _by_numbers(
+    bb: Builder, data: relax.Expr, before: list[int], after: list[int], mode: str, value: float
+) -> relax.Expr:
     """Negative widths remove elements."""
     cut = [i for i in range(len(before)) if min(before[i], after[i]) < 0]
     if cut:
@@ -57,7 +74,14 @@ def _by_numbers(bb, data, before: list[int], after: list[int], mode: str, value)
 
 
 def _by_extents(
-    bb, data, extents: Extents, axis: int, before, after, mode: str, value
+    bb: Builder,
+    data: relax.Expr,
+    extents: Extents,
+    axis: int,
+    before: tirx.Expr | int,
+    after: tirx.Expr | int,
+    mode: str,
+    value: float,
 ) -> relax.Expr:
     """Pad an axis by computed extents."""
     extent, dtype = _extents(data)[axis], _dtype(data)
@@ -99,6 +123,6 @@ def _by_extents(
     return bb.emit(op.take(data, places, axis, "clip"))
 
 
-def _number(bb, value) -> relax.Expr:
+def _number(bb: Builder, value: tirx.Expr | int) -> relax.Expr:
     """Return an extent as a tensor of one element."""
     return tensor_of(bb, Known(objects([value], (1,)), "int64"))

@@ -7,13 +7,17 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from ..extents.values import is_symbolic
 from .converters import (
+    Attrs,
+    Builder,
+    Inputs,
     Refused,
+    Result,
     _constant,
     _converts,
     _dtype,
@@ -28,7 +32,7 @@ _MOST_ELEMENTS = 256
 
 
 def places_of_largest(
-    bb: relax.BlockBuilder, data: relax.Expr, values: relax.Expr, attrs: dict
+    bb: Builder, data: relax.Expr, values: relax.Expr, attrs: Attrs
 ) -> relax.Expr:
     """Return the places of the largest elements of windows in the data without axes, as ``MaxPool``
     does: of equal elements, that of the first.
@@ -101,9 +105,9 @@ def _factors(extents: Sequence[int], storage_order: int) -> list[int]:
     return [math.prod(extents[i + 1 :]) for i in range(len(extents))]
 
 
-def _along(bb, extent, axis: int, rank: int, factor: int) -> relax.Expr:
+def _along(bb: Builder, extent: tirx.Expr | int, axis: int, rank: int, factor: int) -> relax.Expr:
     """Return the multiples of a factor along an axis."""
-    shape = [1] * rank
+    shape: list[tirx.Expr | int] = [1] * rank
     shape[axis] = extent
     numbers = bb.emit(op.arange(0, extent, 1, "int64"))
     numbers = bb.emit(op.reshape(numbers, relax.ShapeExpr(shape)))
@@ -111,7 +115,7 @@ def _along(bb, extent, axis: int, rank: int, factor: int) -> relax.Expr:
 
 
 @_converts("MaxUnpool")
-def _max_unpool(bb, inputs, attrs, opset):
+def _max_unpool(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return elements to their places in zeros, whose extents are those that the windows cover."""
     data, places = inputs[:2]
     extents, kernel = _extents(data), list(attrs["kernel_shape"])
@@ -141,7 +145,7 @@ def _max_unpool(bb, inputs, attrs, opset):
 
 
 @_converts("NonMaxSuppression")
-def _suppressed(bb, inputs, attrs, opset):
+def _suppressed(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """TVM's converter takes other defaults for bounds that are left out, or computed at run
     time, and TVM's operator takes positive scores and a positive bound of the overlap only."""
     operands = [inputs[i] if i < len(inputs) else None for i in range(5)]
@@ -168,7 +172,7 @@ def _suppressed(bb, inputs, attrs, opset):
 
 
 @_converts("EyeLike")
-def _eye_like(bb, inputs, attrs, opset):
+def _eye_like(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Ones on a diagonal, of another dtype than the operand's too."""
     kind = _float_dtype(attrs, _dtype(inputs[0]))
     # The legalization of eye_like ignores the dtype.

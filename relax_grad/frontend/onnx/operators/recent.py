@@ -6,23 +6,36 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 from ..extents.values import is_symbolic
-from .converters import Refused, _constant, _converts, _dtype, _extents, _like, _rank, _text
+from .converters import (
+    Attrs,
+    Builder,
+    Inputs,
+    Refused,
+    Result,
+    _constant,
+    _converts,
+    _dtype,
+    _extents,
+    _like,
+    _rank,
+    _text,
+)
 
 
 @_converts("Swish")
-def _swish(bb, inputs, attrs, opset):
+def _swish(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return ``x sigmoid(alpha x)``."""
     return swish_of(bb, inputs[0], attrs.get("alpha", 1.0))
 
 
 @_converts("SwiGLU")
-def _swiglu(bb, inputs, attrs, opset):
+def _swiglu(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return ``swish(a) b``."""
     gate = bb.emit(swish_of(bb, inputs[0], attrs.get("alpha", 1.0)))
     return op.multiply(gate, inputs[1])
 
 
-def swish_of(bb: relax.BlockBuilder, data: relax.Expr, alpha: float) -> relax.Expr:
+def swish_of(bb: Builder, data: relax.Expr, alpha: float) -> relax.Expr:
     """Return ``x sigmoid(alpha x)``."""
     if alpha == 1.0:
         return op.nn.silu(data)
@@ -31,7 +44,7 @@ def swish_of(bb: relax.BlockBuilder, data: relax.Expr, alpha: float) -> relax.Ex
 
 
 @_converts("CumProd")
-def _cumprod(bb, inputs, attrs, opset):
+def _cumprod(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     axis = int(_constant(inputs[1], "axis").item())
     data, backwards = inputs[0], attrs.get("reverse", 0)
     if backwards:
@@ -41,7 +54,7 @@ def _cumprod(bb, inputs, attrs, opset):
 
 
 @_converts("TensorScatter")
-def _tensor_scatter(bb, inputs, attrs, opset):
+def _tensor_scatter(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return a cache whose positions from the index of a sequence on come from the update."""
     cache, update, starts = inputs[0], inputs[1], inputs[2]
     rank, mode = _rank(cache), _text(attrs, "mode", "linear")
@@ -76,7 +89,7 @@ def _tensor_scatter(bb, inputs, attrs, opset):
     return op.where(is_new, bb.emit(op.gather_elements(update, places, axis)), cache)
 
 
-def number_of(bb: relax.BlockBuilder, extent: tirx.Expr | int) -> relax.Expr:
+def number_of(bb: Builder, extent: tirx.Expr | int) -> relax.Expr:
     """Return an extent as a tensor without axes."""
     if not is_symbolic(extent):
         return relax.const(int(extent), "int64")
@@ -84,20 +97,20 @@ def number_of(bb: relax.BlockBuilder, extent: tirx.Expr | int) -> relax.Expr:
 
 
 @_converts("CausalConvWithState")
-def _causal_conv(bb, inputs, attrs, opset):
+def _causal_conv(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Return the convolution of each channel with the elements before, and the last elements, which
     are the state of the next call."""
-    results = causal_convolution(bb, *(inputs[i] for i in range(4)), attrs)
+    results = causal_convolution(bb, inputs[0], inputs[1], inputs[2], inputs[3], attrs)
     return results[0] if len(results) == 1 else relax.Tuple(results)
 
 
 def causal_convolution(
-    bb: relax.BlockBuilder,
+    bb: Builder,
     data: relax.Expr,
     weight: relax.Expr,
     bias: relax.Expr | None,
     state: relax.Expr | None,
-    attrs: dict,
+    attrs: Attrs,
     dilation: int = 1,
 ) -> list:
     """Return the convolution of each channel, and the state if it is a result."""

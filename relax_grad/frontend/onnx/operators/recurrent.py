@@ -7,20 +7,32 @@ differentiated by its statements. Both take any number of steps.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax import op
 
 from ....ir.compat import constant_value
 from ....ir.dtypes import accumulation_dtype
 from ....op import recurrent
 from ....topi import recurrent_cells as cells
-from .converters import Refused, _dtype, _extents, _like, _text
+from .converters import (
+    Attrs,
+    Builder,
+    Converter,
+    Inputs,
+    Refused,
+    Result,
+    _dtype,
+    _extents,
+    _like,
+    _text,
+)
 
 
-def _lstm(bb, inputs, attrs, opset):
+def _lstm(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """``i, o, f = sigmoid(...)``, ``c = f * c + i * tanh(...)``, ``h = o * tanh(c)``; the gates are
     in the order i, o, f, c."""
     coupled = attrs.get("input_forget", 0)
@@ -32,15 +44,17 @@ def _lstm(bb, inputs, attrs, opset):
     cell = _Cell.of(attrs, ["Sigmoid", "Tanh", "Tanh"])
     is_usual = cell.is_usual and inputs[7] is None and not coupled
 
-    def usual(gates, state, weights):
-        return _elements(bb, recurrent.lstm(gates, *state, weights.recurrent), 2)
+    def usual(gates: relax.Expr, state: list[relax.Expr], weights: _Weights) -> list[relax.Expr]:
+        return _elements(bb, recurrent.lstm(gates, state[0], state[1], weights.recurrent), 2)
 
-    def other(gates, state, weights):
+    def other(gates: relax.Expr, state: list[relax.Expr], weights: _Weights) -> list[relax.Expr]:
         operands = [gates, *state, weights.recurrent]
         if inputs[7] is not None:
             operands.append(_of_direction(bb, inputs[7], weights.number))
 
-        def function(x, h, c, w, *peepholes):
+        def function(
+            x: te.Tensor, h: te.Tensor, c: te.Tensor, w: te.Tensor, *peepholes: te.Tensor
+        ) -> list:
             peephole = peepholes[0] if peepholes else None
             own = cell.activations[weights.number]
             return cells.lstm_cells(x, h, c, w, peephole, own, cell.bound, bool(coupled))
@@ -51,24 +65,24 @@ def _lstm(bb, inputs, attrs, opset):
     return _layer(bb, inputs, attrs, 4, [inputs[5], inputs[6]], lambda _: whole)
 
 
-def _gru(bb, inputs, attrs, opset):
+def _gru(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """``z, r = sigmoid(...)``, ``h = (1 - z) * tanh(...) + z * h``; the gates are in the order z,
     r, h."""
     after = bool(attrs.get("linear_before_reset", 0))
     cell = _Cell.of(attrs, ["Sigmoid", "Tanh"])
 
-    def usual(gates, state, weights):
+    def usual(gates: relax.Expr, state: list[relax.Expr], weights: _Weights) -> list[relax.Expr]:
         # The layer adds the other biases to the data: all, if the state is reset before the
         # product.
-        result = recurrent.gru(gates, *state, weights.recurrent, weights.own_bias)
+        result = recurrent.gru(gates, state[0], weights.recurrent, weights.own_bias)
         return _elements(bb, result, 1)
 
-    def other(gates, state, weights):
+    def other(gates: relax.Expr, state: list[relax.Expr], weights: _Weights) -> list[relax.Expr]:
         operands = [gates, *state, weights.recurrent]
         if after:
             operands.append(weights.own_bias)
 
-        def function(x, h, w, *biases):
+        def function(x: te.Tensor, h: te.Tensor, w: te.Tensor, *biases: te.Tensor) -> list:
             bias = biases[0] if biases else None
             return cells.gru_cells(x, h, w, bias, cell.activations[weights.number], cell.bound)
 
@@ -82,15 +96,17 @@ def _gru(bb, inputs, attrs, opset):
 _RECURRENCES = {"Relu": recurrent.rnn_relu, "Tanh": recurrent.rnn_tanh}
 
 
-def _rnn(bb, inputs, attrs, opset):
+def _rnn(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """``h = tanh(...)``, or another activation, which may differ between the directions."""
     cell = _Cell.of(attrs, ["Tanh"])
 
-    def whole(number):
+    def whole(number: int) -> tuple[Callable, list[int] | None]:
         own = cell.activations[number]
         usual = None if cell.bound is not None else _RECURRENCES.get(own[0].name)
 
-        def operator(gates, state, weights):
+        def operator(
+            gates: relax.Expr, state: list[relax.Expr], weights: _Weights
+        ) -> list[relax.Expr]:
             operands = [gates, *state, weights.recurrent]
             if usual is not None:
                 return [bb.emit(usual(*operands))]
@@ -111,7 +127,7 @@ class _Cell(NamedTuple):
     is_usual: bool
 
     @classmethod
-    def of(cls, attrs: dict, default: list[str]) -> _Cell:
+    def of(cls, attrs: Attrs, default: list[str]) -> _Cell:
         """Return the activations of a node.
 
         The values of ``activation_alpha`` and ``activation_beta`` belong to the activations that
@@ -150,7 +166,7 @@ def _known(name: str) -> str:
     return spelled
 
 
-def _parameters(attrs, which: str, names: list[str]) -> list[float]:
+def _parameters(attrs: Attrs, which: str, names: list[str]) -> list[float]:
     """Return a parameter of all activations, 0 for those that do not have it."""
     values = list(attrs.get(f"activation_{which}", []))
     defaults = [getattr(cells.ACTIVATIONS[name], which) for name in names]
@@ -174,7 +190,7 @@ def _parameters(attrs, which: str, names: list[str]) -> list[float]:
     return result
 
 
-def _directions(attrs) -> list[bool]:
+def _directions(attrs: Attrs) -> list[bool]:
     """Return for each direction whether it is backwards."""
     known = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
     kind = _text(attrs, "direction", "forward")
@@ -183,12 +199,14 @@ def _directions(attrs) -> list[bool]:
     return known[kind]
 
 
-def _elements(bb, result, count: int) -> list[relax.Expr]:
+def _elements(bb: Builder, result: relax.Expr, count: int) -> list[relax.Expr]:
     result = bb.emit(result)
     return [bb.emit(relax.TupleGetItem(result, i)) for i in range(count)]
 
 
-def _computed(bb, function, operands, count: int) -> list[relax.Expr]:
+def _computed(
+    bb: Builder, function: Callable, operands: list[relax.Expr], count: int
+) -> list[relax.Expr]:
     """Return the first results of a tensor function; half precision is computed in float32."""
     dtype = _dtype(operands[0])
     wide = accumulation_dtype(dtype)
@@ -199,12 +217,14 @@ def _computed(bb, function, operands, count: int) -> list[relax.Expr]:
     return [bb.emit(op.astype(x, dtype)) for x in results] if wide != dtype else results
 
 
-def _split(bb, data, indices_or_count, axis: int) -> list[relax.Expr]:
+def _split(
+    bb: Builder, data: relax.Expr, indices_or_count: int | list[int], axis: int
+) -> list[relax.Expr]:
     parts = bb.emit(op.split(data, indices_or_count, axis))
     return [bb.emit(relax.TupleGetItem(parts, i)) for i in range(len(parts.ty.fields))]
 
 
-def _of_direction(bb, value, number: int) -> relax.Expr:
+def _of_direction(bb: Builder, value: relax.Expr, number: int) -> relax.Expr:
     """Return the part of a tensor that belongs to a direction."""
     if _extents(value)[0] > 1:
         value = bb.emit(op.strided_slice(value, [0], [number], [number + 1], [1]))
@@ -222,8 +242,16 @@ class _Weights:
         Whether the bias of the product of the last gate with the state stays apart from the others.
     """
 
-    def __init__(self, bb, inputs, direction: int, gates: int, order: list[int] | None, apart):
-        def ordered(value):
+    def __init__(
+        self,
+        bb: Builder,
+        inputs: Inputs,
+        direction: int,
+        gates: int,
+        order: list[int] | None,
+        apart: bool,
+    ):
+        def ordered(value: relax.Expr) -> relax.Expr:
             value = _of_direction(bb, value, direction)
             if order is None:
                 return value
@@ -253,7 +281,16 @@ class _Weights:
         self.bias = bb.emit(op.add(first, second))
 
 
-def _layer(bb, inputs, attrs, gates, initial, whole, *, apart=False):
+def _layer(
+    bb: Builder,
+    inputs: Inputs,
+    attrs: Attrs,
+    gates: int,
+    initial: list[relax.Expr | None],
+    whole: Callable,
+    *,
+    apart: bool = False,
+) -> relax.Expr:
     """Return the hidden states of all steps, and the last states.
 
     ``whole(direction)`` returns the recurrence of all steps, and the order of its gates, None for
@@ -303,7 +340,9 @@ class _Order:
     """The order in which a direction reads the steps of sequences, which may end before the last
     step."""
 
-    def __init__(self, bb, products, lengths, backwards: bool):
+    def __init__(
+        self, bb: Builder, products: relax.Expr, lengths: relax.Expr | None, backwards: bool
+    ):
         self._bb, self._lengths, self._backwards = bb, lengths, backwards
         self._steps = products.ty.shape.values[0]
         if lengths is None:
@@ -317,13 +356,13 @@ class _Order:
         turned = bb.emit(op.subtract(ends, places))
         self._turned = bb.emit(op.where(self._inside, turned, places))
 
-    def masked(self, data):
+    def masked(self, data: relax.Expr) -> relax.Expr:
         """Return 0 instead of values after the end of their sequence."""
         if self._lengths is None:
             return data
         return self._bb.emit(op.where(self._inside, data, _like(0, data)))
 
-    def turned(self, data):
+    def turned(self, data: relax.Expr) -> relax.Expr:
         """Return the steps of each sequence in the order of the direction, without those after its
         end."""
         bb = self._bb
@@ -335,7 +374,7 @@ class _Order:
         places = bb.emit(op.broadcast_to(places, data.ty.shape))
         return self.masked(bb.emit(op.gather_elements(data, places, 0)))
 
-    def last(self, states, initial):
+    def last(self, states: relax.Expr, initial: relax.Expr) -> relax.Expr:
         """Return the states after the last step of each sequence; the initial ones for a sequence
         without steps."""
         bb = self._bb
@@ -350,7 +389,9 @@ class _Order:
         return bb.emit(op.where(is_empty, initial, bb.emit(op.sum(masked, [0]))))
 
 
-def _lengths(bb, lengths, steps: int | tirx.PrimExpr):
+def _lengths(
+    bb: Builder, lengths: relax.Expr | None, steps: int | tirx.PrimExpr
+) -> relax.Expr | None:
     """Return the lengths of the sequences as a column; None if no sequence ends before the last
     step."""
     known = None if lengths is None else constant_value(lengths)
@@ -362,4 +403,4 @@ def _lengths(bb, lengths, steps: int | tirx.PrimExpr):
 
 
 #: The converters of recurrent layers.
-RECURRENT = {"GRU": _gru, "LSTM": _lstm, "RNN": _rnn}
+RECURRENT: dict[str, Converter] = {"GRU": _gru, "LSTM": _lstm, "RNN": _rnn}

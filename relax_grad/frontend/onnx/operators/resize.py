@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import relax
 
 from ..extents.values import Extents, is_symbolic
-from .converters import Refused, _constant, _extents, _rank, _text
+from .converters import (
+    Attrs,
+    Builder,
+    Converter,
+    Inputs,
+    Refused,
+    _constant,
+    _extents,
+    _rank,
+    _text,
+)
 from .interpolate import Region, Settings, interpolated
 from .symbolic import elements_of
 
@@ -31,7 +41,7 @@ class _Axis(NamedTuple):
     is_quotient: bool
 
 
-def resize(bb: relax.BlockBuilder, inputs: Sequence, attrs: dict, opset: int) -> relax.Expr | None:
+def resize(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> relax.Expr | None:
     """Resize by Relax's operator where it has the settings, and else axis by axis by the places of
     the elements."""
     data = inputs[0]
@@ -54,7 +64,7 @@ def resize(bb: relax.BlockBuilder, inputs: Sequence, attrs: dict, opset: int) ->
     return data
 
 
-def _by_operator(bb, data, sizes: Sequence, settings: Settings) -> relax.Expr:
+def _by_operator(bb: Builder, data: relax.Expr, sizes: Sequence, settings: Settings) -> relax.Expr:
     options = {
         "method": "nearest_neighbor" if settings.mode == "nearest" else settings.mode,
         "coordinate_transformation_mode": settings.coordinates,
@@ -74,7 +84,7 @@ def _by_operator(bb, data, sizes: Sequence, settings: Settings) -> relax.Expr:
     return function(data, relax.ShapeExpr(sizes), [0.0] * (2 * (rank - 2)), layout, **options)
 
 
-def _settings(inputs, attrs: dict, opset: int, shape: list):
+def _settings(inputs: Inputs, attrs: Attrs, opset: int, shape: list) -> tuple:
     """Return the settings, the new axes, and the regions of axes that are cropped."""
     mode, rank = _text(attrs, "mode", "nearest"), len(shape)
     if opset < 11:  # Upsample, and the first Resize
@@ -109,7 +119,7 @@ def _settings(inputs, attrs: dict, opset: int, shape: list):
     return settings, _sized(shape, axes, _sizes(inputs, attrs), policy), regions
 
 
-def _scaled(shape: list, axes, scales) -> list[_Axis]:
+def _scaled(shape: list, axes: Sequence[int], scales: Any) -> list[_Axis]:
     """Return the extents times scales, rounded down."""
     result, extents = [_Axis(length, None, True) for length in shape], Extents()
     for axis, scale in zip(axes, scales, strict=True):
@@ -128,7 +138,7 @@ def _scaled(shape: list, axes, scales) -> list[_Axis]:
     return result
 
 
-def _sized(shape: list, axes, sizes: list, policy: str) -> list[_Axis]:
+def _sized(shape: list, axes: Sequence[int], sizes: list, policy: str) -> list[_Axis]:
     result = [_Axis(extent, None, True) for extent in shape]
     pairs = list(zip(axes, sizes, strict=True))
     if policy == "stretch":
@@ -149,7 +159,7 @@ def _sized(shape: list, axes, sizes: list, policy: str) -> list[_Axis]:
     return result
 
 
-def _sizes(inputs, attrs: dict) -> list:
+def _sizes(inputs: Inputs, attrs: Attrs) -> list:
     known = elements_of(inputs, attrs, 3)
     if known is not None:
         return list(known.elements.flat)
@@ -158,4 +168,4 @@ def _sizes(inputs, attrs: dict) -> list:
 
 
 #: The converters of resizing operators.
-RESIZING = {"Resize": resize, "Upsample": resize}
+RESIZING: dict[str, Converter] = {"Resize": resize, "Upsample": resize}

@@ -51,6 +51,6 @@ def refuse_small_operands(op_name: str, name: str, operands: Iterable, error: Ex
             ) from error
 
 
-def _is_computed(value) -> bool:
+def _is_computed(value: object) -> bool:
     is_tensor = isinstance(getattr(value, "ty", None), relax.TensorType)
     return is_tensor and constant_value(value) is None

@@ -8,11 +8,22 @@ import math
 from typing import NamedTuple
 
 import onnx
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from ..extents.values import Extents
-from .converters import Refused, _dtype, _extents, _like, _rank
+from .converters import (
+    Attrs,
+    Builder,
+    Converter,
+    Inputs,
+    Refused,
+    Result,
+    _dtype,
+    _extents,
+    _like,
+    _rank,
+)
 from .recent import number_of
 
 #: The version from which on a mask may have fewer keys.
@@ -30,7 +41,7 @@ _PRECISIONS = {
 _WITH_SCORES = 4
 
 
-def _attention(bb, inputs, attrs, opset):
+def _attention(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """A query that may see no key has the result zero. The keys and values of the past stand before
     the others.
 
@@ -105,7 +116,7 @@ class _Settings(NamedTuple):
     mode: int
 
     @classmethod
-    def of(cls, attrs: dict, width) -> _Settings:
+    def of(cls, attrs: Attrs, width: int) -> _Settings:
         windows = []
         for side in ("left", "right"):
             name = f"{side}_window_size"
@@ -147,7 +158,13 @@ class _Settings(NamedTuple):
         return not self.bound and self.precision != "float64"
 
 
-def _causal_mask(settings: _Settings, query, key, past, lengths) -> str | None:
+def _causal_mask(
+    settings: _Settings,
+    query: relax.Expr,
+    key: relax.Expr,
+    past: tirx.Expr | int,
+    lengths: relax.Expr | None,
+) -> str | None:
     """Return the causal mask of the operator; None if it has no such mask."""
     if not settings.is_causal or settings.is_bounded or lengths is not None:
         return None
@@ -157,7 +174,14 @@ def _causal_mask(settings: _Settings, query, key, past, lengths) -> str | None:
     return "BottomRight" if is_last else None
 
 
-def _seen(bb, settings: _Settings, query, key, past, lengths):
+def _seen(
+    bb: Builder,
+    settings: _Settings,
+    query: relax.Expr,
+    key: relax.Expr,
+    past: tirx.Expr | int,
+    lengths: relax.Expr | None,
+) -> relax.Expr | None:
     """Return which keys a query sees, with four axes; None if it sees all.
 
     The position of a query is its number after the keys of the past, or among the last ones of
@@ -197,7 +221,14 @@ def _seen(bb, settings: _Settings, query, key, past, lengths):
     return functools.reduce(lambda a, b: bb.emit(op.logical_and(a, b)), conditions)
 
 
-def _written_out(bb, settings: _Settings, query, key, value, bias):
+def _written_out(
+    bb: Builder,
+    settings: _Settings,
+    query: relax.Expr,
+    key: relax.Expr,
+    value: relax.Expr,
+    bias: relax.Expr | None,
+) -> tuple[relax.Expr, relax.Expr]:
     """Return the result by positions, and the scores of the mode."""
     dtype, heads, groups = _dtype(query), _extents(query)[2], _extents(key)[2]
     query, key, value = (
@@ -238,7 +269,7 @@ def _written_out(bb, settings: _Settings, query, key, value, bias):
     return bb.emit(op.permute_dims(result, [0, 2, 1, 3])), scores
 
 
-def _by_positions(bb, data, heads: int) -> relax.Expr:
+def _by_positions(bb: Builder, data: relax.Expr, heads: int) -> relax.Expr:
     """Return data as (batch, positions, heads, features)."""
     if _rank(data) == 4:
         return bb.emit(op.permute_dims(data, [0, 2, 1, 3]))
@@ -246,7 +277,9 @@ def _by_positions(bb, data, heads: int) -> relax.Expr:
     return bb.emit(op.reshape(data, [batch, steps, heads, width // heads]))
 
 
-def _bias(bb, mask, dtype: str, keys, opset: int) -> relax.Expr:
+def _bias(
+    bb: Builder, mask: relax.Expr, dtype: str, keys: tirx.Expr | int, opset: int
+) -> relax.Expr:
     """Return what a mask adds to the scores, with four axes and a number for each key.
 
     Keys after the end of the mask are hidden. Before version 24, a mask of one key is one of all.
@@ -269,4 +302,4 @@ def _bias(bb, mask, dtype: str, keys, opset: int) -> relax.Expr:
 
 
 #: The converter of ONNX's own attention.
-STANDARD_ATTENTION = {"Attention": _attention}
+STANDARD_ATTENTION: dict[str, Converter] = {"Attention": _attention}

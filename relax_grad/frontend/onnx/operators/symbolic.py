@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +13,11 @@ from ....ir.compat import constant_value
 from ..extents.evaluate import known_constant
 from ..extents.values import Extents, Known, Ratio, is_symbolic, objects, plain
 from .converters import (
+    Attrs,
+    Builder,
+    Inputs,
     Refused,
+    Result,
     _converts,
     _dtype,
     _extents,
@@ -43,7 +47,7 @@ _BEYOND = 10**9
 _NO_INDEX = {"int32": -(2**31), "int64": -(2**63)}
 
 
-def elements_of(inputs: Sequence, attrs: dict, i: int) -> Known | None:
+def elements_of(inputs: Inputs, attrs: Attrs, i: int) -> Known | None:
     """Return the elements of an operand, or None if they are known only at run time, or it is left
     out."""
     known = attrs["tvm_custom"].get("known")
@@ -60,12 +64,12 @@ def elements_of(inputs: Sequence, attrs: dict, i: int) -> Known | None:
     return None if constant is None else known_constant(constant)
 
 
-def arithmetic(attrs: dict) -> Extents:
+def arithmetic(attrs: Attrs) -> Extents:
     """Return the arithmetic of the extents of a model."""
     return attrs.get("tvm_custom", {}).get("extents") or Extents()
 
 
-def tensor_of(bb: relax.BlockBuilder, known: Known) -> relax.Expr:
+def tensor_of(bb: Builder, known: Known) -> relax.Expr:
     """Return the tensor of known elements."""
     if not known.is_symbolic:
         numbers = [
@@ -83,7 +87,7 @@ def tensor_of(bb: relax.BlockBuilder, known: Known) -> relax.Expr:
     return bb.emit(op.reshape(whole, known.elements.shape))
 
 
-def _scalar(bb, value, dtype: str) -> relax.Expr:
+def _scalar(bb: Builder, value: tirx.Expr | int, dtype: str) -> relax.Expr:
     """Return a tensor of one element."""
     number, divisor = value if isinstance(value, Ratio) else (value, 1)
     if not is_symbolic(number):
@@ -107,13 +111,13 @@ def _unknown(what: str) -> Refused:
     )
 
 
-def _is_computed(value) -> bool:
+def _is_computed(value: object) -> bool:
     """Tell whether an operand is a tensor that is computed at run time."""
     return _is_tensor(value) and constant_value(value) is None
 
 
 @_converts("Reshape")
-def _reshape(bb, inputs, attrs, opset):
+def _reshape(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     data, known = inputs[0], elements_of(inputs, attrs, 1)
     wanted = _numbers(known) if known is not None else attrs.get("shape")
     if wanted is None or not _is_tensor(data) or not isinstance(data.ty.shape, relax.ShapeExpr):
@@ -138,7 +142,7 @@ def _reshape(bb, inputs, attrs, opset):
 
 
 @_converts("Expand")
-def _expand(bb, inputs, attrs, opset):
+def _expand(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Broadcast in both directions: an extent of 1 of the operand or of the shape becomes the
     other's."""
     data, wanted = inputs[0], _numbers(elements_of(inputs, attrs, 1))
@@ -166,7 +170,7 @@ def _expand(bb, inputs, attrs, opset):
 
 
 @_converts("ConstantOfShape")
-def _constant_of_shape(bb, inputs, attrs, opset):
+def _constant_of_shape(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     shape = _numbers(elements_of(inputs, attrs, 0))
     if shape is None and _is_computed(inputs[0]):
         raise _unknown("its shape")
@@ -180,12 +184,14 @@ def _constant_of_shape(bb, inputs, attrs, opset):
 
 
 @_converts("Range")
-def _range(bb, inputs, attrs, opset):
-    known = [elements_of(inputs, attrs, i) for i in range(3)]
-    if any(bound is None for bound in known) or not any(bound.is_symbolic for bound in known):
+def _range(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
+    bounds = [elements_of(inputs, attrs, i) for i in range(3)]
+    known = [bound for bound in bounds if bound is not None]
+    if len(known) < 3 or not any(bound.is_symbolic for bound in known):
         return None
     extents, dtype = arithmetic(attrs), known[0].dtype
-    start, limit, step = (bound.elements.item() for bound in known)
+    limits: list[Any] = [bound.elements.item() for bound in known]
+    start, limit, step = limits
     if is_symbolic(step):
         raise _unknown(f"its step {step}")
     number, divisor = step if isinstance(step, Ratio) else (step, 1)
@@ -205,7 +211,7 @@ def _range(bb, inputs, attrs, opset):
 
 
 @_converts("Slice")
-def _slice(bb, inputs, attrs, opset):
+def _slice(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     data = inputs[0]
     if not _is_tensor(data):
         return None
@@ -216,7 +222,8 @@ def _slice(bb, inputs, attrs, opset):
         known = [elements_of(inputs, attrs, i) for i in range(1, 5)]
         if any(operand is None and inputs[i] is not None for i, operand in enumerate(known, 1)):
             return None
-        starts, ends, axes, steps = map(_numbers, known)
+        numbers: list[Any] = [_numbers(operand) for operand in known]
+        starts, ends, axes, steps = numbers
     axes = range(len(starts)) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     shape = _extents(data)
@@ -235,7 +242,15 @@ def _slice(bb, inputs, attrs, opset):
     return op.strided_slice(data, *map(list, zip(*taken, strict=True))) if taken else data
 
 
-def _sliced(bb, data, attrs: dict, axis: int, start, end, step) -> relax.Expr:
+def _sliced(
+    bb: Builder,
+    data: relax.Expr,
+    attrs: Attrs,
+    axis: int,
+    start: tirx.Expr | int,
+    end: tirx.Expr | int,
+    step: tirx.Expr | int,
+) -> relax.Expr:
     """Return a slice of an axis, whose bounds or whose extent are computed extents."""
     extents = arithmetic(attrs)
     extent = _extents(data)[axis]
@@ -264,7 +279,15 @@ def _sliced(bb, data, attrs: dict, axis: int, start, end, step) -> relax.Expr:
     return op.strided_slice(data, [axis], [start], [end], [step], assume_inbound=True)
 
 
-def _backwards(bb, data, extents: Extents, axis: int, start, end, step: int) -> relax.Expr:
+def _backwards(
+    bb: Builder,
+    data: relax.Expr,
+    extents: Extents,
+    axis: int,
+    start: tirx.Expr | int,
+    end: tirx.Expr | int,
+    step: int,
+) -> relax.Expr:
     """Return a slice with a negative step."""
     extent = _extents(data)[axis]
     last = extents.add(extent, -1)
@@ -282,7 +305,9 @@ def _backwards(bb, data, extents: Extents, axis: int, start, end, step: int) -> 
     return op.take(data, places, axis, "clip")
 
 
-def _from_front(extents: Extents, bound, extent, lowest: int = 0):
+def _from_front(
+    extents: Extents, bound: tirx.Expr | int, extent: tirx.Expr | int, lowest: int = 0
+) -> tirx.Expr | int:
     """Return a bound of a slice without negative numbers, which count from the end of the axis."""
     if extents.proves(bound >= 0):
         return bound
@@ -295,7 +320,15 @@ def _from_front(extents: Extents, bound, extent, lowest: int = 0):
     )
 
 
-def _front(bb, data, axis: int, extents: Extents, start, end, step) -> relax.Expr:
+def _front(
+    bb: Builder,
+    data: relax.Expr,
+    axis: int,
+    extents: Extents,
+    start: tirx.Expr | int,
+    end: tirx.Expr | int,
+    step: tirx.Expr | int,
+) -> relax.Expr:
     """Return the elements of a table up to a symbolic end; elements after the end are NaN, and
     integers no index."""
     count = extents.quotient([extents.add(extents.subtract(end, start), step - 1)], [step])
@@ -318,7 +351,7 @@ def _front(bb, data, axis: int, extents: Extents, start, end, step) -> relax.Exp
 
 
 @_converts("Tile")
-def _tile(bb, inputs, attrs, opset):
+def _tile(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Repeat by a new axis before each."""
     repeats = _numbers(elements_of(inputs, attrs, 1)) if opset >= 6 else None
     if repeats is None or not _is_tensor(inputs[0]):
@@ -333,7 +366,7 @@ def _tile(bb, inputs, attrs, opset):
 
 
 @_converts("Split")
-def _split(bb, inputs, attrs, opset):
+def _split(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Relax splits axes of known extents; parts of others are slices."""
     data, sizes = inputs[0], attrs.get("split")
     if not _is_tensor(data) or not isinstance(data.ty.shape, relax.ShapeExpr):
@@ -359,7 +392,8 @@ def _split(bb, inputs, attrs, opset):
             raise Refused(
                 f"the extent {extent} may be too small for {count} parts; give it: shapes={{...}}"
             )
-    parts, start = [], 0
+    parts: list[relax.Expr] = []
+    start: tirx.Expr | int = 0
     for i, size in enumerate(sizes):
         end = extent if i == len(sizes) - 1 else extents.add(start, size)
         part = op.strided_slice(data, [axis], [start], [end], [1], assume_inbound=True)
@@ -369,7 +403,7 @@ def _split(bb, inputs, attrs, opset):
 
 
 @_converts("Squeeze")
-def _squeeze(bb, inputs, attrs, opset):
+def _squeeze(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """An axis of a symbolic extent is not known to be 1."""
     data = inputs[0]
     if not _is_tensor(data) or not isinstance(data.ty.shape, relax.ShapeExpr):

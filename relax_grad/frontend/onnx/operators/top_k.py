@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from ....op import stop_gradient
 from ...extremes import sort_key
 from ..extents.values import is_symbolic
-from .converters import _constant, _converts, _dtype, _extents, _is_float, _rank
+from .converters import (
+    Attrs,
+    Builder,
+    Inputs,
+    Result,
+    _constant,
+    _converts,
+    _dtype,
+    _extents,
+    _is_float,
+    _rank,
+)
 from .symbolic import arithmetic, elements_of
 
 
 @_converts("TopK")
-def _top_k(bb, inputs, attrs, opset):
+def _top_k(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """NaN is larger than all numbers; ``k`` may be computed from extents."""
     data = inputs[0]
     axis, largest = attrs.get("axis", -1) % _rank(data), bool(attrs.get("largest", 1))
@@ -28,14 +39,14 @@ def _top_k(bb, inputs, attrs, opset):
     return relax.Tuple([bb.emit(op.gather_elements(data, places, axis)), places])
 
 
-def _count(inputs, attrs):
+def _count(inputs: Inputs, attrs: Attrs) -> tirx.Expr | int:
     """Return the number of elements that an operator returns, which may be computed from
     extents."""
     known = elements_of(inputs, attrs, 1)
     return int(_constant(inputs[1], "K").item()) if known is None else known.elements.item()
 
 
-def _sort_key(bb, data: relax.Expr) -> relax.Expr:
+def _sort_key(bb: Builder, data: relax.Expr) -> relax.Expr:
     """Return data in an order that TVM's sort takes."""
     if _is_float(data):
         return sort_key(bb.emit, bb.emit(stop_gradient(data)))
@@ -46,7 +57,9 @@ def _sort_key(bb, data: relax.Expr) -> relax.Expr:
     return bb.emit(op.bitwise_xor(signed, relax.const(-(2**63), "int64")))
 
 
-def _first_places(bb, key, attrs, axis: int, k, largest: bool) -> relax.Var:
+def _first_places(
+    bb: Builder, key: relax.Expr, attrs: Attrs, axis: int, k: tirx.Expr | int, largest: bool
+) -> relax.Var:
     """Return the places of a symbolic number of the first elements in an order."""
     extent, extents = _extents(key)[axis], arithmetic(attrs)
     if not extents.proves(k <= extent):

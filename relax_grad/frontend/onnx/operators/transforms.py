@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from ..extents.values import Known, is_symbolic, objects
-from .converters import Refused, _constant, _converts, _dtype, _extents, _like, _rank
+from .converters import (
+    Attrs,
+    Builder,
+    Inputs,
+    Refused,
+    Result,
+    _constant,
+    _converts,
+    _dtype,
+    _extents,
+    _like,
+    _rank,
+)
 from .symbolic import arithmetic, tensor_of
 
 #: The longest Fourier transform, whose matrix has the square of elements.
@@ -19,7 +32,7 @@ _LONGEST = 4096
 _MOST_ROWS = 64
 
 
-def _known(extent, what: str) -> int:
+def _known(extent: tirx.Expr | int, what: str) -> int:
     if is_symbolic(extent):
         raise Refused(f"{what} is {extent}; give the extents of the inputs: shapes={{...}}")
     return int(extent)
@@ -32,7 +45,7 @@ def _basis(length: int, count: int, dtype: str) -> tuple[relax.Expr, relax.Expr]
     return relax.const(np.cos(angles), dtype), relax.const(np.sin(angles), dtype)
 
 
-def _transformed(bb, parts: list, length: int, count: int, inverse: bool) -> list:
+def _transformed(bb: Builder, parts: list, length: int, count: int, inverse: bool) -> list:
     """Return the real and the imaginary part of the transform along the last axis; a real operand
     has one part."""
     cosines, sines = _basis(length, count, _dtype(parts[0]))
@@ -48,7 +61,7 @@ def _transformed(bb, parts: list, length: int, count: int, inverse: bool) -> lis
     return [real, imaginary]
 
 
-def _real_signal(bb, parts: list, length: int) -> relax.Expr:
+def _real_signal(bb: Builder, parts: list, length: int) -> relax.Expr:
     """Return the real signal of a half of its spectrum along the last axis.
 
     The other half are the conjugate numbers, so that all frequencies count twice but the first, and
@@ -70,7 +83,7 @@ def _real_signal(bb, parts: list, length: int) -> relax.Expr:
 
 
 @_converts("DFT")
-def _dft(bb, inputs, attrs, opset):
+def _dft(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """The discrete Fourier transform along an axis, as a product with a matrix; the last axis holds
     the parts of a number."""
     data, rank = inputs[0], _rank(inputs[0])
@@ -117,7 +130,7 @@ def _dft(bb, inputs, attrs, opset):
 
 
 @_converts("STFT")
-def _stft(bb, inputs, attrs, opset):
+def _stft(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """The Fourier transforms of windows of a signal, of shape (batch, frames, frequencies, 2)."""
     signal, step, window, length = (inputs[i] for i in range(4))
     step = int(_constant(step, "frame_step").item())
@@ -157,7 +170,7 @@ def _stft(bb, inputs, attrs, opset):
 
 
 @_converts("Det")
-def _determinant(bb, inputs, attrs, opset):
+def _determinant(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """The determinant: by its definition up to 3 rows, and else by elimination with the largest
     pivots."""
     data, rank = inputs[0], _rank(inputs[0])
@@ -166,21 +179,21 @@ def _determinant(bb, inputs, attrs, opset):
         raise Refused(f"its matrices have {rows} rows; at most {_MOST_ROWS} are supported")
     axes = [rank - 2, rank - 1]
 
-    def part(matrix, first, last):
+    def part(matrix: relax.Expr, first: tuple[int, int], last: tuple[int, int]) -> relax.Expr:
         starts, ends = zip(first, last, strict=True)
         return bb.emit(op.strided_slice(matrix, axes, list(starts), list(ends), [1, 1]))
 
-    def element(i, j):
+    def element(i: int, j: int) -> relax.Expr:
         return bb.emit(op.squeeze(part(data, (i, i + 1), (j, j + 1)), axes))
 
-    def product(*factors):
+    def product(*factors: relax.Expr) -> relax.Expr:
         result = factors[0]
         for factor in factors[1:]:
             result = bb.emit(op.multiply(result, factor))
         return result
 
     if rows <= 3:
-        result = None
+        result: relax.Expr | None = None
         for order, sign in _PERMUTATIONS[rows]:
             term = product(*(element(i, j) for i, j in enumerate(order)))
             if result is None:
@@ -191,7 +204,7 @@ def _determinant(bb, inputs, attrs, opset):
     return _eliminated(bb, data, rows, part)
 
 
-_PERMUTATIONS = {
+_PERMUTATIONS: dict[int, list[tuple[tuple[int, ...], int]]] = {
     1: [((0,), 1)],
     2: [((0, 1), 1), ((1, 0), -1)],
     3: [
@@ -205,7 +218,7 @@ _PERMUTATIONS = {
 }
 
 
-def _eliminated(bb, data, rows: int, part) -> relax.Expr:
+def _eliminated(bb: Builder, data: relax.Expr, rows: int, part: Callable) -> relax.Expr:
     """Return the determinant as the product of the pivots, of which each is the largest element of
     its column."""
     rank, result = _rank(data), None
@@ -240,7 +253,7 @@ def _eliminated(bb, data, rows: int, part) -> relax.Expr:
 
 
 @_converts("Col2Im")
-def _col2im(bb, inputs, attrs, opset):
+def _col2im(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Add patches to an image: a transposed convolution with one kernel element per row."""
     data = inputs[0]
     image = [int(extent) for extent in _constant(inputs[1], "image_shape")]
@@ -270,7 +283,7 @@ def _col2im(bb, inputs, attrs, opset):
 
 
 @_converts("DeformConv")
-def _deform_conv(bb, inputs, attrs, opset):
+def _deform_conv(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """Sample the data at the shifted places of each kernel element, and multiply with the weight.
 
     A place outside of the data counts as 0, and one between elements is interpolated.

@@ -10,12 +10,26 @@ from tvm.relax import op
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from ..extents.values import Element, is_symbolic
-from .converters import Refused, _converts, _dtype, _extents, _like, _rank, _text
+from .converters import (
+    Attrs,
+    Builder,
+    Inputs,
+    Refused,
+    Result,
+    _converts,
+    _dtype,
+    _extents,
+    _like,
+    _rank,
+    _text,
+)
 from .places import places_of_largest
 from .symbolic import arithmetic
 
 
-def _padded(bb, data, kernel: Sequence[int], attrs: dict, value: float = 0.0) -> relax.Expr:
+def _padded(
+    bb: Builder, data: relax.Expr, kernel: Sequence[int], attrs: Attrs, value: float = 0.0
+) -> relax.Expr:
     """Replace ``auto_pad`` by widths, as TVM pads the data by a separate function, or wrongly.
 
     Returns the data, which is padded itself where a width depends on a symbolic extent.
@@ -58,16 +72,17 @@ def _padded(bb, data, kernel: Sequence[int], attrs: dict, value: float = 0.0) ->
 
 
 @_converts("Conv")
-def _conv(bb, inputs, attrs, opset):
+def _conv(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     kernel = attrs.get("kernel_shape") or _extents(inputs[1])[2:]
     inputs[0] = _padded(bb, inputs[0], kernel, attrs)
+    return None
 
 
 @_converts("ConvTranspose")
-def _conv_transpose(bb, inputs, attrs, opset):
+def _conv_transpose(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     wanted = attrs.pop("output_shape", None)
     if not wanted:
-        return
+        return None
     extents = _extents(inputs[0])[2:]
     count = len(extents)
     if not all(isinstance(extent, int) for extent in extents):
@@ -89,10 +104,11 @@ def _conv_transpose(bb, inputs, attrs, opset):
         starts.append(less if upper else more)
         ends.append(more if upper else less)
     attrs["pads"], attrs["output_padding"] = [*starts, *ends], added
+    return None
 
 
 @_converts("MaxPool")
-def _max_pool(bb, inputs, attrs, opset):
+def _max_pool(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """The largest elements of windows, and their places."""
     data = inputs[0]
     dtype = _dtype(data)
@@ -106,12 +122,13 @@ def _max_pool(bb, inputs, attrs, opset):
 
 
 @_converts("LpPool")
-def _lp_pool(bb, inputs, attrs, opset):
+def _lp_pool(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     inputs[0] = _padded(bb, inputs[0], attrs["kernel_shape"], attrs)
+    return None
 
 
 @_converts("AveragePool")
-def _average_pool(bb, inputs, attrs, opset):
+def _average_pool(bb: Builder, inputs: Inputs, attrs: Attrs, opset: int) -> Result:
     """The mean of a window has the number of its elements that are not padding."""
     data, mode = inputs[0], attrs.get("auto_pad", b"")
     padded = _padded(bb, data, attrs["kernel_shape"], attrs)

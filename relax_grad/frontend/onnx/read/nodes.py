@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -299,7 +299,7 @@ def _set_rows(graph: onnx.GraphProto, rows: int | str) -> None:
             dim.dim_value = rows
 
 
-def _positive(extent, name: str) -> int:
+def _positive(extent: int, name: str) -> int:
     if not is_integer(extent) or extent < 1:
         raise ValueError(
             f"shapes: the extents of {name} must be positive integers or names, but one is "
@@ -308,7 +308,7 @@ def _positive(extent, name: str) -> int:
     return int(extent)
 
 
-def _identifier(name: str, taken) -> str:
+def _identifier(name: str, taken: Collection[str]) -> str:
     """Return a name that is a valid symbol in TVMScript."""
     symbol = re.sub(r"\W", "_", name)
     if not symbol or not (symbol[0].isalpha() or symbol[0] == "_"):

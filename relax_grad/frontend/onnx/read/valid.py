@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Iterator, Set
 
 import onnx
 
@@ -29,7 +29,7 @@ def check_functions(model: onnx.ModelProto) -> None:
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     sizes: dict[tuple, int] = {}
 
-    def called(nodes) -> list[tuple]:
+    def called(nodes: Iterable[onnx.NodeProto]) -> list[tuple]:
         inner = [node for top in nodes for node in (top, *_within(top))]
         return [(node.domain, node.op_type, node.overload) for node in inner]
 
@@ -53,7 +53,7 @@ def check_functions(model: onnx.ModelProto) -> None:
         )
 
 
-def _within(node: onnx.NodeProto):
+def _within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     for inner in subgraphs(node):
         yield from every_node(inner)
 
@@ -95,7 +95,7 @@ def check_graph(graph: onnx.GraphProto, outer: Set[str] = frozenset()) -> None:
             check_graph(inner, known)
 
 
-def _enter(made: dict[str, str], names, maker: str) -> None:
+def _enter(made: dict[str, str], names: Iterable[str], maker: str) -> None:
     for name in names:
         if name in made:
             raise ValueError(
