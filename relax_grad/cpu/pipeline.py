@@ -4,6 +4,7 @@ register their passes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -141,7 +142,7 @@ def _register(name: str) -> None:
         relax.register_pipeline(name)(_compiling)
 
 
-def _compiling(**options) -> tvm.transform.Pass:
+def _compiling(**options: Any) -> tvm.transform.Pass:
     """Return the pipeline that also compiles tensor functions."""
     return pipeline(**{"compile_functions": True, **options})
 

@@ -10,7 +10,7 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import tvm
@@ -184,7 +184,7 @@ def _bytes_of(bytecode: tvm.runtime.Module) -> bytes:
 
 
 @contextlib.contextmanager
-def _without_notes(folder: str):
+def _without_notes(folder: str) -> Iterator[None]:
     """Drop the lines that TVM writes to standard error for each constant of an executable.
 
     Lines of other threads in the meantime are written afterwards.

@@ -62,7 +62,7 @@ def attention_with_sums(site: CallSite, var: relax.Var, calls: BlockCalls) -> Re
 
     backward = ATTENTION_DROPOUT_BACKWARD if of.rate is not None else _BACKWARD
 
-    def gradient(call: relax.Call, saved) -> Kernel:
+    def gradient(call: relax.Call, saved: Sequence[relax.Expr]) -> Kernel:
         taken = [shapes[-1], shapes[-1], *shapes[:-1]]
         generator = partial(attention_backward, of, taken, site.cpu, takes_sums=True)
         operands = [operand for operand in call.args if isinstance(operand.ty, relax.TensorType)]

@@ -93,7 +93,9 @@ def transposed_convolution(site: CallSite) -> Kernel | None:
     return _data_gradient(site, data, weight, "IO")
 
 
-def _data_gradient(site: CallSite, output_grad, weight, channels: str) -> Kernel | None:
+def _data_gradient(
+    site: CallSite, output_grad: relax.Expr, weight: relax.Expr, channels: str
+) -> Kernel | None:
     """Return the kernel whose result is the data gradient of a convolution; ``channels`` is the
     start of the layout."""
     shapes = site.shapes(output_grad, weight, site.call)
@@ -156,7 +158,7 @@ def _of_volumes(
     by_winograd: Callable,
     direct: Callable,
     site: CallSite,
-    shapes,
+    shapes: list,
     arguments: list[relax.Expr],
 ) -> Kernel | None:
     """Return the kernel of a convolution over three axes."""

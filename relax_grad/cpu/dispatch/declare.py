@@ -61,7 +61,7 @@ def declaration(
         shape = known if shapes is None else shapes[i]
         params.append((f"p{i}", shape, dtype_of(kind)))
 
-    def body(*_):
+    def body(*_: tirx.Buffer) -> None:
         T.evaluate(tirx.call_extern("int32", UNDEFINED))
 
     return prim_func("declaration", params, body).without_attr("global_symbol")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tvm import relax, tirx
 
@@ -351,7 +351,7 @@ def _of_any_number(
     return replace(of, channels=channels, outer=images if has_several else of.outer), changed
 
 
-def _instances(shape: Shape, attrs) -> tuple[Extent, Extent, Extent] | None:
+def _instances(shape: Shape, attrs: Any) -> tuple[Extent, Extent, Extent] | None:
     """Return (outer, channels, inner) if the axes are exactly those after the channel axis, else
     None.
 
@@ -367,13 +367,13 @@ def _instances(shape: Shape, attrs) -> tuple[Extent, Extent, Extent] | None:
     return prod(shape[:channel]), shape[channel], inner
 
 
-def _each_channel(shape: Shape, attrs) -> _Groups | None:
+def _each_channel(shape: Shape, attrs: Any) -> _Groups | None:
     """Return (outer, channels, 1, inner) as :func:`_groups` does: each channel is a group."""
     split = _instances(shape, attrs)
     return split and (split[0], split[1], 1, split[2])
 
 
-def _groups(shape: Shape, attrs) -> _Groups | None:
+def _groups(shape: Shape, attrs: Any) -> _Groups | None:
     """Return (outer, groups, channels of a group, inner) as :func:`_instances` does.
 
     The result is also None if the groups do not divide the channels.
@@ -388,7 +388,7 @@ def _groups(shape: Shape, attrs) -> _Groups | None:
     return outer, groups, channels // groups, inner
 
 
-def _rows(shape: Shape, axes) -> tuple[Extent, Extent] | None:
+def _rows(shape: Shape, axes: Sequence) -> tuple[Extent, Extent] | None:
     """Return (rows, columns) if the axes are the last ones in ascending order, else None."""
     first = len(shape) - len(axes)
     if [int(axis) % len(shape) for axis in axes] != list(range(first, len(shape))) or not axes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 
@@ -52,7 +53,7 @@ def max_pool_with_winners(
     if shapes is None or forward is None or (of := _pool(attrs, *shapes)) is None:
         return None
 
-    def gradient(call: relax.Call, saved) -> Kernel:
+    def gradient(call: relax.Call, saved: Sequence[relax.Expr]) -> Kernel:
         check_pool_backward(call, relax.BlockBuilder())
         taken = [shapes[1], shapes[0], shapes[0]]
         generator = partial(pool.max_pool_backward, of, taken, site.cpu, winners=True)

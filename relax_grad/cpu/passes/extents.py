@@ -65,7 +65,7 @@ def _copy(variable: relax.Var | GlobalVar, copies: dict[relax.Expr, relax.Expr])
     return copies[variable]
 
 
-def _selection(call: Call):
+def _selection(call: Call) -> tirx.PrimExpr:
     """Return a ``Select`` for a condition, or the condition itself if one branch is unsafe to
     evaluate."""
     if not call.op.same_as(IF_THEN_ELSE) or "int" not in str(call.ty.dtype) or _is_guard(call):

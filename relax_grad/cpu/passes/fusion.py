@@ -12,6 +12,7 @@ may be removed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import tvm
@@ -74,7 +75,7 @@ def fuse_ops(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRMo
     while mixed := _mixed_tuples(fused, mod):
 
         def chosen(
-            block: relax.DataflowBlock, _outside: set[relax.Var], mixed=mixed
+            block: relax.DataflowBlock, _outside: set[relax.Var], mixed: set[relax.Var] = mixed
         ) -> set[relax.Var]:
             return {
                 binding.var
@@ -127,7 +128,7 @@ def _is_opaque(call: relax.Call, mod: tvm.IRModule) -> bool:
     return attributes is not None and int(attributes.get("op_pattern", 0)) == OPAQUE
 
 
-def _with_variables(mod: tvm.IRModule, chosen, kind: type[relax.Var]) -> tvm.IRModule:
+def _with_variables(mod: tvm.IRModule, chosen: Callable, kind: type[relax.Var]) -> tvm.IRModule:
     """Return a module in which the chosen variables of each dataflow block are replaced by
     variables of a kind.
 

@@ -173,7 +173,7 @@ class Tensors:
                 for tensor in leaves(_element(named[variable], path)):
                     self.sizes[tensor] = 0
 
-    def _new(self, kind: relax.Type):
+    def _new(self, kind: relax.Type) -> int | list:
         """Return new tensors for a type: a number, or a list for a tuple."""
         if isinstance(kind, relax.TupleType):
             return [self._new(field) for field in kind.fields[:]]

@@ -226,7 +226,7 @@ class _Merger(relax.PyExprMutator):
         bindings = [*item.bindings, *other.bindings]
         return self._merge(_Call(bindings)) is not None
 
-    def _merge(self, call: _Call):
+    def _merge(self, call: _Call) -> Merged | None:
         if call.key not in self._merged:
             parts = [
                 # Each call of a group is pointwise.

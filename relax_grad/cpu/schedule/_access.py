@@ -90,7 +90,7 @@ class Access:
             return int(stride)
         return stride if isinstance(stride, int) else None
 
-    def place(self, at: Mapping[tirx.Var, tirx.PrimExpr]):
+    def place(self, at: Mapping[tirx.Var, tirx.PrimExpr]) -> tirx.PrimExpr:
         """Return the index of an element; axes in the base are not yet substituted."""
         index = self.base
         for var, stride in self.strides.items():
@@ -166,7 +166,9 @@ class Accesses:
                 access.strides[both.var] = access.strides.pop(inner.var)
         return both
 
-    def rewrite(self, expr, at: Mapping, buffers: Mapping, values: Mapping):
+    def rewrite(
+        self, expr: tirx.PrimExpr, at: Mapping, buffers: Mapping, values: Mapping
+    ) -> tirx.PrimExpr:
         """Return an expression for one element.
 
         Parameters
@@ -182,7 +184,7 @@ class Accesses:
         """
         at = {**self.zeros, **at}
 
-        def load(old):
+        def load(old: tirx.PrimExpr) -> tirx.PrimExpr:
             buffer = loaded_buffer(old)
             if buffer in values:
                 return values[buffer]
@@ -196,17 +198,17 @@ class Accesses:
         rules = [(BufferLoad, load), (tirx.Var, variable_rule(at))]
         return structural_map(expr, rules, order="pre")
 
-    def place(self, access: Access, at: Mapping):
+    def place(self, access: Access, at: Mapping) -> tirx.PrimExpr:
         """Return the index of an element, with all axes substituted."""
         at = {**self.zeros, **at}
         return substitute(access.place(at), at)
 
 
-def _tested(expr) -> set[tirx.Var]:
+def _tested(expr: tirx.PrimExpr) -> set[tirx.Var]:
     """Return the variables that occur in an expression outside of the indices of loads."""
     tested: set[tirx.Var] = set()
 
-    def enter(_load):
+    def enter(_load: tirx.PrimExpr) -> tvm_ffi.WalkResult:
         return tvm_ffi.WalkResult.SKIP
 
     structural_walk(expr, [(BufferLoad, enter), (tirx.Var, tested.add)], order="pre")

@@ -61,11 +61,11 @@ def over_flat_buffers(statement: tirx.Stmt, rows: Mapping[tirx.Buffer, tirx.Buff
         work = math.prod(axis.size or _SYMBOLIC for axis in axes) * _iterations(block.body)
         is_parallel = work >= _SMALL and _is_independent(block, axes)
 
-    def load(node):
+    def load(node: tirx.PrimExpr) -> tirx.PrimExpr:
         buffer = loaded_buffer(node)
         return rows[buffer][_place(buffer, node.indices)]
 
-    def store(node):
+    def store(node: tirx.Stmt) -> tirx.Stmt:
         return tirx.BufferStore(rows[node.buffer], node.value, [_place(node.buffer, node.indices)])
 
     rules = [(BufferLoad, load), (tirx.BufferStore, store), (SBlockRealize, _without_block)]
@@ -81,7 +81,7 @@ def _place(buffer: tirx.Buffer, indices: Sequence[tirx.PrimExpr]) -> tirx.PrimEx
     return place
 
 
-def _without_block(realize) -> tirx.Stmt:
+def _without_block(realize: SBlockRealize) -> tirx.Stmt:
     """Return the statements of a block with the values of its variables."""
     block, body = realize.block, realize.block.body
     if block.init is not None:
@@ -149,7 +149,13 @@ def _is_independent(block: tirx.Stmt, axes: Sequence[Axis]) -> bool:
     return all(are_disjoint(touched(block, buffer), axes, inner) for buffer in written)
 
 
-def _schedule_block(schedule, block, loops, kinds, cpu: CPU) -> None:
+def _schedule_block(
+    schedule: s_tir.Schedule,
+    block: s_tir.schedule.SBlockRV,
+    loops: Sequence,
+    kinds: Sequence,
+    cpu: CPU,
+) -> None:
     """Order the loops of one block: parallel loops, reduction loops, and the vector loop."""
     spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _SPATIAL]
     reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCED]
@@ -171,7 +177,7 @@ def _schedule_block(schedule, block, loops, kinds, cpu: CPU) -> None:
         schedule.decompose_reduction(block, reduced[0])
 
 
-def _extent(schedule, loop) -> int:
+def _extent(schedule: s_tir.Schedule, loop: s_tir.schedule.LoopRV) -> int:
     return _size(schedule.get(loop).extent)
 
 

@@ -74,7 +74,7 @@ def _carried(loop: tirx.For, body: Sequence[tirx.Stmt], buffer: tirx.Buffer) -> 
     carry = tirx.decl_buffer([1], dtype, "carry", layout=None)
     zero = tirx.IntImm("int32", 0)
 
-    def change(node):
+    def change(node: tirx.PrimExpr) -> tirx.PrimExpr:
         return carry[zero] if _is_same(node, load) else node
 
     changed: list[tirx.Stmt] = []
@@ -106,15 +106,15 @@ def _is_store(statement: tirx.Stmt, buffer: tirx.Buffer) -> bool:
     return isinstance(statement, tirx.BufferStore) and statement.buffer.same_as(buffer)
 
 
-def _is_same(node, load) -> bool:
+def _is_same(node: tirx.PrimExpr, load: tirx.PrimExpr) -> bool:
     return loaded_buffer(node).same_as(loaded_buffer(load)) and tvm_ffi.structural_equal(
         list(node.indices), list(load.indices)
     )
 
 
-def _reads(statement: tirx.Stmt, load) -> bool:
+def _reads(statement: tirx.Stmt, load: tirx.PrimExpr) -> bool:
     return any(_is_same(other, load) for other in loads(statement.value))
 
 
-def _has_branches(value) -> bool:
+def _has_branches(value: tirx.PrimExpr) -> bool:
     return any(call.op.same_as(IF_THEN_ELSE) for call in calls_in(value))

@@ -38,7 +38,7 @@ class Axis(Protocol):
         """The extent, or None if it is symbolic."""
 
 
-def is_pure(code) -> bool:
+def is_pure(code: tirx.PrimExpr | tirx.Stmt) -> bool:
     """Tell whether the loads and stores of an expression or a statement are its only effects.
 
     Such an expression may be computed several times, in any order, and in vectors.
@@ -95,7 +95,7 @@ def are_disjoint(
 
 
 def _determined(
-    index, unknown: dict[tirx.Var, Axis], axes: Sequence[Axis], inner: Sequence[Axis]
+    index: tirx.PrimExpr, unknown: dict[tirx.Var, Axis], axes: Sequence[Axis], inner: Sequence[Axis]
 ) -> set[tirx.Var]:
     """Return the unknown axes whose values follow from an index and the other axes' values."""
     names = variables(index)
@@ -121,7 +121,7 @@ def _determined(
     return {axis.var for axis in own}
 
 
-def touched(code, buffer: tirx.Buffer) -> list[Sequence[tirx.PrimExpr]]:
+def touched(code: tirx.PrimExpr | tirx.Stmt, buffer: tirx.Buffer) -> list[Sequence[tirx.PrimExpr]]:
     """Return the indices of all reads and writes of a tensor in a statement."""
     accesses = [load.indices for load in loads(code) if loaded_buffer(load).same_as(buffer)]
     stores: list[tirx.BufferStore] = []

@@ -79,7 +79,7 @@ class Elements(Emitter):
         """
         periods = set()
 
-        def visit(node) -> None:
+        def visit(node: tirx.PrimExpr) -> None:
             if inner.var not in variables(node.a) or not isinstance(node.b, tirx.IntImm):
                 return
             parts = detect_linear_equation(node.a, [inner.var])
@@ -106,7 +106,7 @@ class Elements(Emitter):
             return
         periods = inner.extent // period
 
-        def element(at: dict, start, k: int) -> None:
+        def element(at: dict, start: tirx.PrimExpr, k: int) -> None:
             place = start * period + k
             self.element({**at, inner.var: place}, known=analyzer(self.axes[:-1]))
 
@@ -157,15 +157,15 @@ class Elements(Emitter):
             load for load, access in self.accesses.loads.items() if access.stride(inner) == 1
         ]
 
-        def rows_of(dtype, number: int) -> list[tirx.Buffer]:
+        def rows_of(dtype: str, number: int) -> list[tirx.Buffer]:
             return [T.alloc_buffer([number], str(dtype), layout=None) for _ in range(factor)]
 
-        def line(index, place: dict, number: int) -> Ramp:
+        def line(index: tirx.PrimExpr, place: dict, number: int) -> Ramp:
             """Return the indices of the elements of some groups."""
             first = substitute(index, place)
             return Ramp(first, tirx.IntImm(str(first.ty.dtype), 1), factor * number)
 
-        def groups(start, number: int) -> None:
+        def groups(start: tirx.PrimExpr, number: int) -> None:
             begin, vector = {**at, inner.var: start * factor}, Ramp(zero, one, number)
             loaded = {}
             for load in aligned:
@@ -226,7 +226,7 @@ class Elements(Emitter):
             return ends
         turns = set()
 
-        def visit(node) -> None:
+        def visit(node: tirx.PrimExpr) -> None:
             difference = node.a - node.b
             if {inner.var} != variables(difference):
                 return
@@ -339,7 +339,9 @@ class Elements(Emitter):
         )
         return list(accesses) if can_be and len(accesses) <= _TURNED else []
 
-    def _transposed(self, load, at: dict, axes: tuple[Axis, Axis]) -> list[tirx.Buffer]:
+    def _transposed(
+        self, load: tirx.PrimExpr, at: dict, axes: tuple[Axis, Axis]
+    ) -> list[tirx.Buffer]:
         """Emit the transposition of a square; return its rows along the last axis."""
         vectors = Vectors(self.cpu.lanes)
         buffer = loaded_buffer(load)

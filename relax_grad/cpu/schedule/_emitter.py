@@ -49,7 +49,7 @@ class Elementwise:
     def element(
         self,
         at: dict,
-        result=None,
+        result: tirx.PrimExpr | None = None,
         loaded: dict | None = None,
         known: Analyzer | None = None,
         stored: dict | None = None,
@@ -93,11 +93,11 @@ class Elementwise:
                 _store(results)
         _store(results)
 
-    def arithmetic(self, value):
+    def arithmetic(self, value: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return a value as the processor computes it; statements before it compute some."""
         return value
 
-    def keep(self, value):
+    def keep(self, value: tirx.PrimExpr) -> tirx.PrimExpr:
         """Emit a statement that computes a value, and return the value."""
         return T.Bind(value)
 
@@ -130,12 +130,12 @@ class Emitter(Elementwise):
             and len(self.selected[number]) == len(selections(value))
         )
 
-    def lanes(self, dtype) -> int:
+    def lanes(self, dtype: str) -> int:
         """Return the number of elements of a dtype that a vector register holds."""
         size = max(2, tvm_ffi.dtype(str(dtype)).bits // 8)
         return max(2, self.cpu.lanes * 4 // size)
 
-    def arithmetic(self, value):
+    def arithmetic(self, value: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return a value with functions and roundings as arithmetic; statements before it compute
         some."""
         if rounds(value):
@@ -143,7 +143,7 @@ class Emitter(Elementwise):
             return bits_of_rounded(self.keep(as_arithmetic(argument)))
         return as_arithmetic(value)
 
-    def keep(self, value):
+    def keep(self, value: tirx.PrimExpr) -> tirx.PrimExpr:
         return (kept if has_functions(value) else T.Bind)(value)
 
     @contextlib.contextmanager
@@ -191,24 +191,24 @@ def _store(results: list) -> None:
     results.clear()
 
 
-def at_place(expr, at: dict, known: dict):
+def at_place(expr: tirx.PrimExpr, at: dict, known: dict) -> tirx.PrimExpr:
     """Return an expression at given values of the axes, with known values in place of loads."""
 
-    def load(old):
+    def load(old: tirx.PrimExpr) -> tirx.PrimExpr:
         return known.get(old, known.get(loaded_buffer(old), old))
 
     rules = [(BufferLoad, load), (tirx.Var, variable_rule(at))]
     return structural_map(expr, rules, order="pre")
 
 
-def _casts(expr, dtype: str) -> bool:
+def _casts(expr: tirx.PrimExpr, dtype: str) -> bool:
     """Tell whether an expression casts a value of a dtype."""
     casts: list[tirx.Cast] = []
     structural_walk(expr, (tirx.Cast, casts.append))
     return any(str(node.value.ty.dtype) == dtype for node in casts)
 
 
-def is_vectorisable(expr) -> bool:
+def is_vectorisable(expr: tirx.PrimExpr) -> bool:
     """Tell whether TVM vectorises an expression: all calls are arithmetic functions or have vector
     forms."""
     return all(

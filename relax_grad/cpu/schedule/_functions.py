@@ -3,7 +3,7 @@ scalars."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tvm.tirx.script.builder as T
 from tvm import tirx
@@ -33,7 +33,7 @@ _LONG: dict[str, Callable] = {"tirx.log": functions.log, "tirx.pow": functions.p
 _PRODUCTS: dict[float, Callable] = {2.0: lambda x, _: x * x, 3.0: lambda x, _: x * x * x}
 
 
-def as_arithmetic(expr):
+def as_arithmetic(expr: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return an expression with float32 functions and roundings to bfloat16 replaced by arithmetic;
     some are computed by statements before it.
 
@@ -46,20 +46,20 @@ def as_arithmetic(expr):
     has_names, (_, _, conditions) = bool(_names_in(expr)), weigh(expr)
     safe = _unguarded(expr) if conditions else []
 
-    def keep(value):
+    def keep(value: tirx.PrimExpr) -> tirx.PrimExpr:
         load = kept(value)
         safe.append(load)
         return load
 
-    def has_statements(arguments) -> bool:
+    def has_statements(arguments: Sequence) -> bool:
         return not has_names and not (
             conditions and any(_is_guarded(argument, safe) for argument in arguments)
         )
 
-    def can_be(x) -> bool:
+    def can_be(x: tirx.PrimExpr) -> bool:
         return has_statements([x]) or not any(map(is_arithmetic, calls_in(x)))
 
-    def call(node: Call):
+    def call(node: Call) -> tirx.PrimExpr:
         if _is_one_of(node, _LONG) and _is_small_power(node):
             return functions.expression(_PRODUCTS[node.args[1].value], node.args[0])
         arguments = arguments_of(node)
@@ -85,7 +85,7 @@ def as_arithmetic(expr):
     return structural_map(with_functions(expr, can_be), (Call, call))
 
 
-def _is_guarded(expr, safe: list) -> bool:
+def _is_guarded(expr: tirx.PrimExpr, safe: list) -> bool:
     """Tell whether an expression may be unsafe to compute where its condition does not hold.
 
     This is so if it reads memory (except by the loads in ``safe``), divides integers, or contains
@@ -93,7 +93,7 @@ def _is_guarded(expr, safe: list) -> bool:
     """
     unsafe = []
 
-    def visit(node) -> None:
+    def visit(node: tirx.PrimExpr) -> None:
         if isinstance(node, BufferLoad):
             unsafe.append(not any(are_equal(node, load) for load in safe))
         elif isinstance(node, Call):
@@ -106,10 +106,10 @@ def _is_guarded(expr, safe: list) -> bool:
     return any(unsafe)
 
 
-def _unguarded(expr) -> list:
+def _unguarded(expr: tirx.PrimExpr) -> list:
     """Return the loads of an expression that are executed regardless of its conditions."""
 
-    def without_branches(node):
+    def without_branches(node: tirx.PrimExpr) -> tirx.PrimExpr:
         if isinstance(node, tirx.Select):
             zero = tirx.const(0, str(node.ty.dtype))
             return tirx.Select(node.condition, zero, zero)
@@ -122,25 +122,25 @@ def _unguarded(expr) -> list:
     return loads(rest)
 
 
-def calls_in(expr) -> list[Call]:
+def calls_in(expr: tirx.PrimExpr) -> list[Call]:
     """Return the calls in an expression."""
     calls: list[Call] = []
     structural_walk(expr, (Call, calls.append))
     return calls
 
 
-def has_functions(value) -> bool:
+def has_functions(value: tirx.PrimExpr) -> bool:
     """Tell whether an expression contains functions as arithmetic (``Let`` expressions)."""
     return bool(_names_in(value))
 
 
-def _names_in(expr) -> list[tirx.Let]:
+def _names_in(expr: tirx.PrimExpr) -> list[tirx.Let]:
     names: list[tirx.Let] = []
     structural_walk(expr, (tirx.Let, names.append))
     return names
 
 
-def kept(value):
+def kept(value: tirx.PrimExpr) -> tirx.PrimExpr:
     """Emit a statement that stores a value, and return a load of it: TVM does not inline values
     through memory."""
     buffer = T.alloc_buffer([1], str(value.ty.dtype), layout=None)

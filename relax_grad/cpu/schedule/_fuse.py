@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import tvm_ffi
@@ -183,11 +183,11 @@ def _is_as_large(nest: Nest, user: Nest) -> bool:
     return Analyzer().can_prove_equal(*sizes)
 
 
-def weigh(expr) -> tuple[int, int, int]:
+def weigh(expr: tirx.PrimExpr) -> tuple[int, int, int]:
     """Return the number of nodes of an expression, of function calls, and of conditions."""
     counts = [0, 0, 0]
 
-    def visit(node):
+    def visit(node: tirx.PrimExpr) -> None:
         counts[0] += 1
         if isinstance(node, Call) and not any(map(node.op.same_as, _INSTRUCTIONS)):
             counts[2 if node.op.same_as(IF_THEN_ELSE) else 1] += 1
@@ -208,7 +208,7 @@ _OPERATIONS = (
 def _with_inlined(user: Nest, nest: Nest, names: list) -> Nest:
     zeros = {axis.var: tirx.IntImm(str(axis.var.ty.dtype), 0) for axis in nest.axes}
 
-    def load(old):
+    def load(old: tirx.PrimExpr) -> tirx.PrimExpr:
         if not loaded_buffer(old).same_as(nest.buffer):
             return old
         values = {name: i for name, i in zip(names, old.indices, strict=True) if name is not None}
@@ -220,7 +220,7 @@ def _with_inlined(user: Nest, nest: Nest, names: list) -> Nest:
 # Grouping
 
 
-def _joinable(nest: Nest, groups: list[list[Nest]]):
+def _joinable(nest: Nest, groups: list[list[Nest]]) -> Iterator[list[Nest]]:
     """Yield the groups that a nest can join, the latest first, up to the first one with a
     dependence."""
     if nest.combine:

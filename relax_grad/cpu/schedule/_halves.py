@@ -157,16 +157,16 @@ class _Reader:
     raw: dict[tirx.Buffer, tirx.Buffer] = field(default_factory=dict)
     wide: dict[tirx.Buffer, tirx.Buffer] = field(default_factory=dict)
 
-    def init(self, nest: Nest):
+    def init(self, nest: Nest) -> tirx.PrimExpr | None:
         """Return the initial value of a reduction."""
         return None if nest.init is None else self.read(nest.init)
 
-    def stored(self, load):
+    def stored(self, load: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return an element of a tensor as it is stored."""
         buffer = loaded_buffer(load)
         return self.raw.get(buffer, buffer)[tuple(map(self.read, load.indices))]
 
-    def read(self, expr):
+    def read(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return an expression of float32 in place of one in half precision; others keep their
         dtype."""
         is_half = str(expr.ty.dtype) in HALVES
@@ -189,7 +189,7 @@ class _Reader:
             return self._call(expr, is_half)
         raise _UnsupportedError
 
-    def _element(self, load):
+    def _element(self, load: tirx.PrimExpr) -> tirx.PrimExpr:
         dtype = str(load.ty.dtype)
         if dtype not in HALVES:
             return self.stored(load)
@@ -198,7 +198,7 @@ class _Reader:
             return self.wide[buffer][tuple(map(self.read, load.indices))]
         return widened(self.stored(load), dtype)
 
-    def _cast(self, cast: tirx.Cast):
+    def _cast(self, cast: tirx.Cast) -> tirx.PrimExpr:
         source, target = str(cast.value.ty.dtype), str(cast.ty.dtype)
         value = self.read(cast.value)
         if source == target:
@@ -210,7 +210,7 @@ class _Reader:
             return widened(_stored_as(value, target), target)
         return value if target == str(value.ty.dtype) else tirx.Cast(target, value)
 
-    def _call(self, call: Call, is_half: bool):
+    def _call(self, call: Call, is_half: bool) -> tirx.PrimExpr:
         has_halves = any(str(arg.ty.dtype) in HALVES for arg in call.args)
         if (is_half or has_halves) and call.op.same_as(REINTERPRET):
             raise _UnsupportedError  # of the bits
@@ -221,19 +221,19 @@ class _Reader:
         return tirx.call_intrin(dtype, call.op, *args)
 
 
-def _stored_as(value, dtype: str):
+def _stored_as(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
     """Return a float32 as it is stored in a dtype."""
     if dtype == "float16":
         return tirx.Cast(dtype, value)
     return tirx.call_pure_extern("uint16", _BITS, value)
 
 
-def bits_of_rounded(value, bind: Callable = T.Bind):
+def bits_of_rounded(value: tirx.PrimExpr, bind: Callable = T.Bind) -> tirx.PrimExpr:
     """Return the bits of a float32 that is rounded to bfloat16, as arithmetic."""
     return narrowed(value, "bfloat16", 1, bind)
 
 
-def rounds(value) -> bool:
+def rounds(value: tirx.PrimExpr) -> bool:
     """Tell whether a value is a rounding to bfloat16."""
     return (
         isinstance(value, Call)

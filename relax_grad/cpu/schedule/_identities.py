@@ -9,9 +9,10 @@ occurrences of x in an expression are equal.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import mul
+from typing import TypeAlias
 
 from tvm import tirx
 from tvm.ir import Call, Op
@@ -19,6 +20,9 @@ from tvm.ir import Call, Op
 from ...ir.compat import structural_map
 from ...ir.expressions import are_equal
 from ..kernel.language import activations, functions
+
+#: The name of the function, its argument, and the constant and the other factors of the product.
+_Match: TypeAlias = "tuple[str, tirx.PrimExpr, float, list]"
 
 #: The relative tolerance for the constants of an identity: a few float32 roundings.
 _TOLERANCE = 2.0**-22
@@ -58,7 +62,7 @@ def arguments_of(call: Call) -> list[tirx.PrimExpr]:
     return list(call.args[1:] if call.op.same_as(_EXTERN) else call.args)
 
 
-def with_functions(expr: tirx.PrimExpr, can_be) -> tirx.PrimExpr:
+def with_functions(expr: tirx.PrimExpr, can_be: Callable) -> tirx.PrimExpr:
     """Return an expression with calls of :data:`FUNCTIONS` in place of equivalent expressions.
 
     Parameters
@@ -69,7 +73,7 @@ def with_functions(expr: tirx.PrimExpr, can_be) -> tirx.PrimExpr:
         Tells whether a call with a given argument is possible.
     """
 
-    def found(node):
+    def found(node: tirx.PrimExpr) -> tirx.PrimExpr:
         if str(node.ty.dtype) != "float32":
             return node
         for identity in _IDENTITIES[type(node)]:
@@ -87,7 +91,7 @@ def with_functions(expr: tirx.PrimExpr, can_be) -> tirx.PrimExpr:
 # the product).
 
 
-def _products(node: tirx.Mul):
+def _products(node: tirx.Mul) -> _Match | None:
     """``x * (1 + erf(x / sqrt(2)))``, ``x * (1 + tanh(...))`` and ``x * sigmoid(x)``."""
     constant, factors = _factors(node)
     candidates = []
@@ -106,7 +110,7 @@ def _products(node: tirx.Mul):
     return min(candidates, key=lambda candidate: len(candidate[3]), default=None)
 
 
-def _sums(node: tirx.Add):
+def _sums(node: tirx.Add) -> _Match | None:
     """Match the derivatives of both forms of gelu and of silu, the normal CDF, and
     ``exp(x) + (-1)``."""
     first, second = node.a, node.b
@@ -128,14 +132,14 @@ def _sums(node: tirx.Add):
     return None
 
 
-def _differences(node: tirx.Sub):
+def _differences(node: tirx.Sub) -> _Match | None:
     """``exp(x) - 1``."""
     if _is(node.b, 1.0) and _is_call(node.a, "tirx.exp"):
         return "expm1", node.a.args[0], 1.0, []
     return None
 
 
-def _logarithms(node: Call):
+def _logarithms(node: Call) -> _Match | None:
     """``log(1 + exp(x))``."""
     if not _is_call(node, "tirx.log"):
         return None
@@ -153,18 +157,20 @@ _IDENTITIES = {
 }
 
 
-def _cdf(expr):
+def _cdf(expr: tirx.PrimExpr) -> tuple[float, tirx.PrimExpr] | None:
     """Return (scale, x) if this is ``scale / 2 * (1 + erf(x / sqrt(2)))``, which is
     ``scale * P(x)``; else None."""
     return _one_and(expr, "tirx.erf", _over_root)
 
 
-def _tanh_cdf(expr):
+def _tanh_cdf(expr: tirx.PrimExpr) -> tuple[float, tirx.PrimExpr] | None:
     """Return (scale, x) if this is ``scale / 2 * (1 + tanh(k * (x + c * x**3)))``, else None."""
     return _one_and(expr, "tirx.tanh", _cubic)
 
 
-def _one_and(expr, name: str, argument):
+def _one_and(
+    expr: tirx.PrimExpr, name: str, argument: Callable
+) -> tuple[float, tirx.PrimExpr] | None:
     """Return ``2 * scale`` and x if this is ``scale + scale * function(a)`` and ``argument(a)`` is
     an x; else None."""
     for constant, other in _either_order(expr):
@@ -178,11 +184,11 @@ def _one_and(expr, name: str, argument):
     return None
 
 
-def _sigmoid(expr):
+def _sigmoid(expr: tirx.PrimExpr) -> tuple[float, tirx.PrimExpr] | None:
     return (1.0, expr.args[0]) if _is_call(expr, "tirx.sigmoid") else None
 
 
-def _over_root(expr):
+def _over_root(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
     """Return x if this is ``x / sqrt(2)``, else None."""
     if isinstance(expr, tirx.Mul):
         for factor, other in ((expr.a, expr.b), (expr.b, expr.a)):
@@ -193,7 +199,7 @@ def _over_root(expr):
     return None
 
 
-def _cubic(expr):
+def _cubic(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
     """Return x if this is ``k * (x + c * x**3)`` with the constants of gelu_tanh, else None."""
     constant, factors = _factors(expr)
     for i, factor in enumerate(factors):
@@ -213,7 +219,7 @@ def _cubic(expr):
     return None
 
 
-def _is_slope_of_cdf(expr, scale: float, x) -> bool:
+def _is_slope_of_cdf(expr: tirx.PrimExpr, scale: float, x: tirx.PrimExpr) -> bool:
     """Tell whether this is ``scale * x * phi(x)`` with the normal density."""
     constant, factors = _factors(expr)
     size, wanted = _factors(x)
@@ -230,7 +236,7 @@ def _is_slope_of_cdf(expr, scale: float, x) -> bool:
     return False
 
 
-def _is_slope_of_tanh(expr, scale: float, x) -> bool:
+def _is_slope_of_tanh(expr: tirx.PrimExpr, scale: float, x: tirx.PrimExpr) -> bool:
     """Tell whether this is ``scale * x * d/dx tanh(k * (x + c * x**3)) / 2`` in the form of
     gelu_tanh's rule."""
     constant, factors = _factors(expr)
@@ -249,7 +255,7 @@ def _is_slope_of_tanh(expr, scale: float, x) -> bool:
     return False
 
 
-def _silu_slope(first, second):
+def _silu_slope(first: tirx.PrimExpr, second: tirx.PrimExpr) -> _Match | None:
     """Match ``sigmoid(x) + x * sigmoid(x) * (1 - sigmoid(x))``, also times common factors."""
     scale, factors = _factors(first)
     for i, factor in enumerate(factors):
@@ -257,8 +263,8 @@ def _silu_slope(first, second):
             continue
         x, others = factor.args[0], [*factors[:i], *factors[i + 1 :]]
         size, wanted = _factors(x)
-        constant, rest = _factors(second)
-        rest = _without(rest, [*others, factor, *wanted])
+        constant, own = _factors(second)
+        rest = _without(own, [*others, factor, *wanted])
         if rest is not None and len(rest) == 1 and _is_near(constant, scale * size):
             (last,) = rest
             if isinstance(last, tirx.Sub) and _is(last.a, 1.0) and are_equal(last.b, factor):
@@ -266,7 +272,7 @@ def _silu_slope(first, second):
     return None
 
 
-def _is_one_minus_square(factor, other, x) -> bool:
+def _is_one_minus_square(factor: tirx.PrimExpr, other: tirx.PrimExpr, x: tirx.PrimExpr) -> bool:
     """Tell whether two factors are ``1 - tanh(...)`` and ``1 + tanh(...)`` of gelu_tanh's
     argument."""
     for minus, plus in ((factor, other), (other, factor)):
@@ -282,7 +288,7 @@ def _is_one_minus_square(factor, other, x) -> bool:
 # Parts of expressions
 
 
-def _factors(expr) -> tuple[float, list]:
+def _factors(expr: tirx.PrimExpr) -> tuple[float, list]:
     """Return the constant and the other factors of a product."""
     if isinstance(expr, tirx.FloatImm):
         return expr.value, []
@@ -313,21 +319,21 @@ def _without(factors: Sequence, wanted: Sequence) -> list | None:
     return rest
 
 
-def _multiplied(constant: float, factors: Sequence):
+def _multiplied(constant: float, factors: Sequence) -> tirx.PrimExpr:
     product = reduce(mul, factors)
     return product if constant == 1.0 else product * tirx.const(constant, "float32")
 
 
-def _either_order(expr):
+def _either_order(expr: tirx.PrimExpr) -> tuple:
     """Return the two terms of a sum in both orders; an empty tuple if this is not a sum."""
     return ((expr.a, expr.b), (expr.b, expr.a)) if isinstance(expr, tirx.Add) else ()
 
 
-def _is_call(expr, name: str) -> bool:
+def _is_call(expr: tirx.PrimExpr, name: str) -> bool:
     return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.name == name
 
 
-def _is(expr, value: float) -> bool:
+def _is(expr: tirx.PrimExpr, value: float) -> bool:
     return isinstance(expr, tirx.FloatImm) and _is_near(expr.value, value)
 
 

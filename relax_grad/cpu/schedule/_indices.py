@@ -22,7 +22,7 @@ def as_analyzable(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return structural_map(function, [(_DIVISIONS, _ascending), (COMPARISONS, folding_comparison)])
 
 
-def _ascending(node):
+def _ascending(node: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return an equivalent division or remainder of an ascending iterator.
 
     For a positive m and any integer e, ``e // m == -((m - 1 - e) // m)`` and
@@ -38,13 +38,13 @@ def _ascending(node):
     return size - one - reflected
 
 
-def _is_wrong(node) -> bool:
+def _is_wrong(node: tirx.PrimExpr) -> bool:
     is_signed = str(node.ty.dtype) in ("int32", "int64")
     is_positive = isinstance(node.b, tirx.IntImm) and int(node.b) > 0
     return is_signed and is_positive and _direction(node.a) == -1
 
 
-def _direction(expr) -> int | None:
+def _direction(expr: tirx.PrimExpr) -> int | None:
     """Return 1 if an expression only adds iterators, -1 if it only subtracts them, 0 for a number,
     else None.
 

@@ -70,7 +70,7 @@ def _folding_operation(node: tirx.PrimExpr) -> tirx.PrimExpr:
     return _reinterpreted("uint64", a - b)
 
 
-def _wide(node) -> list[tirx.PrimExpr]:
+def _wide(node: tirx.PrimExpr) -> list[tirx.PrimExpr]:
     """Return two unsigned operands in a signed dtype that holds them."""
     dtype = f"int{_width(tvm_ffi.dtype(str(node.a.ty.dtype)).bits)}"
     return [tirx.Cast(dtype, operand) for operand in (node.a, node.b)]
@@ -113,32 +113,32 @@ def _folding(cast: tirx.Cast) -> tirx.PrimExpr:
     return _to_signed(value, source, dtype.bits) if loads(value) else cast
 
 
-def _is_signed(dtype) -> bool:
+def _is_signed(dtype: tvm_ffi.dtype) -> bool:
     return str(dtype).startswith("int")
 
 
-def _is_unsigned(dtype) -> bool:
+def _is_unsigned(dtype: tvm_ffi.dtype) -> bool:
     return str(dtype).startswith("uint")
 
 
-def _is_integer(dtype) -> bool:
+def _is_integer(dtype: tvm_ffi.dtype) -> bool:
     return _is_signed(dtype) or _is_unsigned(dtype)
 
 
-def _holds(dtype, source) -> bool:
+def _holds(dtype: tvm_ffi.dtype, source: tvm_ffi.dtype) -> bool:
     """Tell whether an integer dtype can represent all numbers of another."""
     if _is_signed(dtype) == _is_signed(source):
         return dtype.bits >= source.bits
     return _is_signed(dtype) and dtype.bits > source.bits
 
 
-def _to_unsigned(value, source, bits: int) -> tirx.PrimExpr:
+def _to_unsigned(value: tirx.PrimExpr, source: tvm_ffi.dtype, bits: int) -> tirx.PrimExpr:
     if bits == 64:
         return _reinterpreted("uint64", _widened(value, source, bits))
     return tirx.Cast(f"uint{bits}", _remainder(value, source, bits))
 
 
-def _to_signed(value, source, bits: int) -> tirx.PrimExpr:
+def _to_signed(value: tirx.PrimExpr, source: tvm_ffi.dtype, bits: int) -> tirx.PrimExpr:
     if bits == 64:
         return _reinterpreted("int64", value)
     rest = _remainder(value, source, bits)
@@ -146,7 +146,7 @@ def _to_signed(value, source, bits: int) -> tirx.PrimExpr:
     return tirx.Cast(f"int{bits}", tirx.FloorMod(rest + half, size) - half)
 
 
-def _remainder(value, source, bits: int) -> tirx.PrimExpr:
+def _remainder(value: tirx.PrimExpr, source: tvm_ffi.dtype, bits: int) -> tirx.PrimExpr:
     """Return a value modulo ``2**bits``, in a signed dtype of more than ``bits`` bits."""
     width = _width(bits)
     if _is_signed(source):
@@ -157,5 +157,5 @@ def _remainder(value, source, bits: int) -> tirx.PrimExpr:
     return tirx.Cast(f"int{width}", value)
 
 
-def _widened(value, source, bits: int) -> tirx.PrimExpr:
+def _widened(value: tirx.PrimExpr, source: tvm_ffi.dtype, bits: int) -> tirx.PrimExpr:
     return value if source.bits >= bits else tirx.Cast(f"int{bits}", value)

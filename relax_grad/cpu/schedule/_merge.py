@@ -252,7 +252,7 @@ def _over(nest: Nest, buffers: dict, extents: dict) -> Nest:
     at = dict(extents)
     at.update({old.var: new.var for old, new in zip(nest.axes, axes, strict=True)})
 
-    def load(old):
+    def load(old: tirx.PrimExpr) -> tirx.PrimExpr:
         return buffers[loaded_buffer(old)][tuple(substitute(index, at) for index in old.indices)]
 
     value = structural_map(nest.value, (BufferLoad, load))

@@ -316,7 +316,13 @@ def _wide(nest: Nest | None) -> Nest | None:
     )
 
 
-def _reduction(axes, reduced, store, value, init) -> Nest | None:
+def _reduction(
+    axes: list[Axis],
+    reduced: list[Axis],
+    store: tirx.BufferStore,
+    value: tirx.PrimExpr,
+    init: tirx.Stmt | None,
+) -> Nest | None:
     """Return the nest of a reduction, or None if it has another form."""
     if not isinstance(init, tirx.BufferStore) or not isinstance(value, _COMBINERS):
         return None
@@ -345,7 +351,7 @@ def _without_names(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
     """
     values = {}
 
-    def body(let: tirx.Let):
+    def body(let: tirx.Let) -> tirx.PrimExpr:
         values[let.var] = let.value
         return let.body
 
@@ -364,7 +370,7 @@ def _size(expr: tirx.PrimExpr) -> int:
     return len(nodes)
 
 
-def _is_load_of(value, store) -> bool:
+def _is_load_of(value: tirx.PrimExpr, store: tirx.BufferStore) -> bool:
     return (
         isinstance(value, BufferLoad)
         and loaded_buffer(value).same_as(store.buffer)
@@ -372,12 +378,12 @@ def _is_load_of(value, store) -> bool:
     )
 
 
-def is_zero(value) -> bool:
+def is_zero(value: tirx.PrimExpr) -> bool:
     """Tell whether an expression is the integer constant 0."""
     return isinstance(value, tirx.IntImm) and int(value) == 0
 
 
-def is_one(value) -> bool:
+def is_one(value: tirx.PrimExpr) -> bool:
     """Tell whether an expression is the integer constant 1."""
     return isinstance(value, tirx.IntImm) and int(value) == 1
 
@@ -385,7 +391,7 @@ def is_one(value) -> bool:
 # Expressions
 
 
-def product(extents: Sequence[tirx.PrimExpr]):
+def product(extents: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
     """Return the product of extents; the empty product is 1."""
     return reduce(lambda a, b: a * b, extents, tirx.IntImm("int64", 1))
 

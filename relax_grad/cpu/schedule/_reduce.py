@@ -81,13 +81,15 @@ class Reduction(Emitter):
         else:
             self._summed(along, is_large)
 
-    def combine(self, a, b):
-        return self.first.combine(a, b)
+    def combine(self, a: tirx.PrimExpr, b: tirx.PrimExpr) -> tirx.PrimExpr:
+        combine = self.first.combine
+        assert combine is not None  # the first nest is a reduction
+        return combine(a, b)
 
-    def term(self, at: dict):
+    def term(self, at: dict) -> tirx.PrimExpr:
         return self.arithmetic(at_place(self.first.value, at, {}))
 
-    def start(self):
+    def start(self) -> tirx.PrimExpr:
         return self.arithmetic(self.first.init)
 
     def _is_short(self) -> bool:
@@ -187,7 +189,7 @@ class Reduction(Emitter):
             return None
         return self._parts(axis, pieces, piece)
 
-    def _parts(self, axis: Axis, pieces: int, piece) -> list[Group]:
+    def _parts(self, axis: Axis, pieces: int, piece: tirx.IntImm) -> list[Group]:
         first = self.first
         part = Axis(tirx.Var("part", "int64"), tirx.IntImm("int64", pieces))
         is_exact = axis.size is not None and axis.size % int(piece) == 0
@@ -243,7 +245,15 @@ class Reduction(Emitter):
             with self.loops(others, is_large and bool(others)) as at:
                 self._row(along, at, T.Bind(along.extent - left), left, width, False)
 
-    def _row(self, along: Axis, at: dict, start, number, width: int, is_vector: bool) -> None:
+    def _row(
+        self,
+        along: Axis,
+        at: dict,
+        start: tirx.PrimExpr,
+        number: int | tirx.PrimExpr,
+        width: int,
+        is_vector: bool,
+    ) -> None:
         """Emit ``number`` neighbouring reductions, at most ``width``."""
         total = self._scratch(width)
         loop = self.vectorized if is_vector else T.serial
@@ -269,7 +279,7 @@ class Reduction(Emitter):
                 T.buffer_store(total, self.start(), [i])
             T.buffer_store(rest, self.start(), [0])
 
-            def add(to, i, at) -> None:
+            def add(to: tirx.Buffer, i: tirx.PrimExpr, at: dict) -> None:
                 T.buffer_store(to, self.combine(to[i], self.term(at)), [i])
 
             extent = substitute(along.extent, at)
@@ -286,5 +296,5 @@ class Reduction(Emitter):
             self.element(at, self.combine(total[0], rest[0]))
 
 
-def _is_number(expr, value: int) -> bool:
+def _is_number(expr: tirx.PrimExpr, value: int) -> bool:
     return isinstance(expr, (tirx.IntImm, tirx.FloatImm)) and expr.value == value

@@ -36,7 +36,7 @@ def with_selections(nest: Nest) -> Nest:
     known = analyzer([*nest.axes, *nest.reduced])
     within = {load for load in nest.loads if _is_within(load, nest, known)}
 
-    def change(call):
+    def change(call: tirx.PrimExpr) -> tirx.PrimExpr:
         if not call.op.same_as(IF_THEN_ELSE):
             return call
         condition, *branches = call.args
@@ -49,7 +49,7 @@ def with_selections(nest: Nest) -> Nest:
     return replace(nest, value=structural_map(nest.value, (Call, change), order="post"))
 
 
-def _may_fail(expr) -> bool:
+def _may_fail(expr: tirx.PrimExpr) -> bool:
     """Tell whether an expression divides integers by a number that may be 0."""
     nodes: list[tirx.PrimExpr] = []
     divisions = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
@@ -60,11 +60,11 @@ def _may_fail(expr) -> bool:
     )
 
 
-def selections(expr) -> list:
+def selections(expr: tirx.PrimExpr) -> list:
     """Return the loads in the branches of an expression's selections."""
     branch_loads: dict = {}
 
-    def visit(select) -> None:
+    def visit(select: tirx.PrimExpr) -> None:
         for branch in (select.true_value, select.false_value):
             branch_loads.update(dict.fromkeys(loads(branch)))
 
@@ -72,7 +72,7 @@ def selections(expr) -> list:
     return list(branch_loads)
 
 
-def _is_within(load, nest: Nest, known: Analyzer) -> bool:
+def _is_within(load: tirx.PrimExpr, nest: Nest, known: Analyzer) -> bool:
     """Tell whether a load is proved in bounds, regardless of conditions."""
     (index,), (extent,) = load.indices, loaded_buffer(load).shape
     if loads(index):

@@ -93,7 +93,7 @@ class Stream(Emitter):
             if is_large:
                 fence(lanes)
 
-    def _vector(self, start) -> None:
+    def _vector(self, start: tirx.PrimExpr) -> None:
         lanes, (axis,) = self.cpu.lanes, self.axes
         is_large, in_place = self._is_large, self._in_place
         rows = {

@@ -74,7 +74,9 @@ def _before_repeat(
     return None
 
 
-def _before_joined(call: relax.Call, axis: int, values) -> tuple[relax.Expr, int] | None:
+def _before_joined(
+    call: relax.Call, axis: int, values: Mapping[relax.Var, relax.Expr]
+) -> tuple[relax.Expr, int] | None:
     """Return a tensor before a broadcast of an axis that a reshape joins with the axis before."""
     source = values.get(call.args[0]) if isinstance(call.args[0], relax.Var) else call.args[0]
     if not isinstance(source, relax.Call) or source.op != _BROADCAST:

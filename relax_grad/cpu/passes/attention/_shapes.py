@@ -38,7 +38,7 @@ def batch_of(expr: relax.Expr) -> list | None:
     return None if extents is None else extents[:-2]
 
 
-def is_one(extent) -> bool:
+def is_one(extent: tirx.PrimExpr) -> bool:
     return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
@@ -49,7 +49,13 @@ def are_equal_shapes(extents: Sequence | None, others: Sequence | None) -> bool:
     return all(map(are_equal, extents, others))
 
 
-def fit(query, turned, weights, value, product) -> bool:
+def fit(
+    query: relax.Expr,
+    turned: relax.Expr,
+    weights: relax.Expr,
+    value: relax.Expr,
+    product: relax.Expr,
+) -> bool:
     """Tell whether the operator supports queries, keys with the features before the positions, and
     values."""
     tensors = query, turned, weights, value, product

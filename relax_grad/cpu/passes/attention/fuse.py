@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import tvm
@@ -113,7 +113,7 @@ def _has_attention(function: relax.Function, writers: Collection[GlobalVar]) -> 
     return not any(may_write(value, writers) for value in values)
 
 
-def _fused_in(function: relax.Function, mod: tvm.IRModule):
+def _fused_in(function: relax.Function, mod: tvm.IRModule) -> Callable:
     counts = Counter(
         variable for binding in bindings_of(function.body) for variable in used(binding.value)
     )
@@ -284,7 +284,9 @@ class _Matcher:
             and all(map(self._are_same, value.args, others.args))
         )
 
-    def _operands(self, scores, weights, product) -> tuple | None:
+    def _operands(
+        self, scores: relax.Call, weights: relax.Expr, product: relax.Call
+    ) -> tuple | None:
         """Return queries, keys with the features before the positions, and values, with the axes of
         the weights; None if the operator does not support them."""
         operands = *scores.args, product.args[1]
@@ -326,7 +328,15 @@ class _Matcher:
             key = with_extents(key, wanted[1], self._values)
         return made[0], key, made[1]
 
-    def _attention(self, operands, rank, scale, factors, terms, dropout) -> relax.Expr | None:
+    def _attention(
+        self,
+        operands: tuple,
+        rank: int,
+        scale: float,
+        factors: list,
+        terms: list,
+        dropout: tuple | None,
+    ) -> relax.Expr | None:
         """Return an attention as an operator, or None if its masks have a meaning that the operator
         has not."""
         query, turned, value = operands
@@ -353,7 +363,7 @@ class _Matcher:
         if bias is not None:
             bias = with_four_axes(bias, terms, rank)
             query = guarded(query, bias, terms)
-        attrs = {"scale": scale, "causal_mask": causal}
+        attrs: dict[str, Any] = {"scale": scale, "causal_mask": causal}
         if dropout is not None:
             attrs["bias"] = bias
             result = attention_dropout(query, key, value, *dropout[1:], **attrs)

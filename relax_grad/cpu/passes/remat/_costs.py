@@ -113,7 +113,7 @@ def _nests(statement: tirx.Stmt) -> list[float]:
     """Return the number of iterations of each nest of loops in a statement."""
     loops: list[tirx.For] = []
 
-    def visit(loop: tirx.For):
+    def visit(loop: tirx.For) -> tvm_ffi.WalkResult:
         loops.append(loop)
         return tvm_ffi.WalkResult.SKIP
 

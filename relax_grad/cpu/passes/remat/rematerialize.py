@@ -98,7 +98,9 @@ def _changed(
     return repeating(_chosen(residuals, from_attribute(function.attrs[REMAT]), peak))
 
 
-def _chosen(residuals: Residuals, setting, peak: Callable[[frozenset[int]], int]) -> frozenset[int]:
+def _chosen(
+    residuals: Residuals, setting: int | str | Callable, peak: Callable[[frozenset[int]], int]
+) -> frozenset[int]:
     """Return the calls to repeat for a setting; ``peak`` returns the bytes that the pipeline
     plans."""
     if isinstance(setting, int):
